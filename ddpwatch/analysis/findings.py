@@ -1,0 +1,122 @@
+"""Findings: what a report says in words. Thresholds are kept where a finding is worth waking somebody for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LATE_MS = 2.0
+LATE_SHARE = 0.05
+EXPOSED_SHARE = 0.10
+INPUT_SHARE = 0.10
+
+Finding = dict[str, Any]
+
+
+def findings(report: dict[str, Any]) -> list[Finding]:
+    """What stands out in a report (see `ReportBuilder.report`), worst first.
+
+    Each has ``kind``, ``severity`` (error, warning, info), ``rank``, ``bucket``, ``message``, ``evidence``.
+    """
+    found = [
+        *_ends(report),
+        *_recording(report),
+        *_drops(report),
+        *_straggler(report),
+        *_exposed(report),
+        *_input(report),
+    ]
+    return sorted(found, key=lambda finding: ("error", "warning", "info").index(finding["severity"]))
+
+
+def _finding(
+    kind: str, severity: str, message: str, rank: int | None = None, bucket: int | None = None, **evidence: Any
+) -> Finding:
+    return {
+        "kind": kind, "severity": severity, "rank": rank, "bucket": bucket, "message": message, "evidence": evidence,
+    }  # fmt: skip
+
+
+def describe_death(end: dict[str, Any]) -> str:
+    """How a rank ended, in words: reason, where it was, what it waited for."""
+    words = {"killed": f"was killed ({end['detail']})", "exception": f"raised {end['detail']}"}
+    text = words.get(end["reason"], f"was lost: {end['detail']}")
+    if end["step"] is not None:
+        text += f" at step {end['step']}"
+    if end["phase"]:
+        text += f" in {end['phase']}"
+    if end["in_flight"]:
+        text += f", bucket {', '.join(map(str, end['in_flight']))} in flight"
+    return text
+
+
+def _ends(report: dict[str, Any]) -> list[Finding]:
+    return [
+        _finding(
+            "rank_ended", "error", f"rank {row['rank']} {describe_death(row['end'])}", rank=row["rank"], **row["end"]
+        )
+        for row in report["ranks"]
+        if row["end"] is not None and row["end"]["reason"] != "finished"
+    ]
+
+
+def _recording(report: dict[str, Any]) -> list[Finding]:
+    recording = report.get("recording") or {}
+    if not recording.get("cut_tail"):
+        return []
+    return [_finding("cut_tail", "info", "the recording was cut off; everything before the cut is here")]
+
+
+def _drops(report: dict[str, Any]) -> list[Finding]:
+    return [
+        _finding(
+            "drops",
+            "warning",
+            f"rank {row['rank']} lost {row['dropped']} frames",
+            rank=row["rank"],
+            dropped=row["dropped"],
+        )
+        for row in report["ranks"]
+        if row["dropped"]
+    ]
+
+
+def _straggler(report: dict[str, Any]) -> list[Finding]:
+    step_ms = report["steps"]["step_ms_p50"]
+    rows = [row for row in report["ranks"] if row["late_ms_p50"] is not None]
+    if not rows or not step_ms:
+        return []
+    worst = max(rows, key=lambda row: row["late_ms_p50"])
+    late = worst["late_ms_p50"]
+    if late < max(LATE_MS, LATE_SHARE * step_ms):
+        return []
+    text = f"rank {worst['rank']} is late: {late:.1f} ms behind the first rank at its worst bucket"
+    return [_finding("straggler", "warning", text, rank=worst["rank"], late_ms_p50=late, step_ms_p50=step_ms)]
+
+
+def _exposed(report: dict[str, Any]) -> list[Finding]:
+    step_ms, exposed = report["steps"]["step_ms_p50"], report["overlap"]["exposed_ms_p50"]
+    if not step_ms or exposed is None or exposed < EXPOSED_SHARE * step_ms:
+        return []
+    text = f"{exposed:.1f} ms of communication are exposed ({exposed / step_ms:.0%} of the step)"
+    rows = [row for row in report["buckets"] if row["exposed_ms_p50"]]
+    worst = max(rows, key=lambda row: row["exposed_ms_p50"], default=None)
+    if worst is not None:
+        text += f", most at bucket {worst['index']} ({worst['exposed_ms_p50']:.1f} ms)"
+    return [
+        _finding(
+            "exposed_comm",
+            "warning",
+            text,
+            bucket=worst and worst["index"],
+            exposed_ms_p50=exposed,
+            step_ms_p50=step_ms,
+        )
+    ]
+
+
+def _input(report: dict[str, Any]) -> list[Finding]:
+    step_ms, waited = report["steps"]["step_ms_p50"], report["phases_ms"]["input"]
+    if not step_ms or waited is None or waited < INPUT_SHARE * step_ms:
+        return []
+    text = f"{waited:.1f} ms of each step go by before the forward starts ({waited / step_ms:.0%}): slow input?"
+    return [_finding("slow_input", "warning", text, input_ms=waited, step_ms_p50=step_ms)]

@@ -1,0 +1,60 @@
+"""Arithmetic on sets of half-open integer intervals, kept as sorted, disjoint, non-empty ``(start, end)`` pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Interval = tuple[int, int]
+Intervals = list[Interval]
+
+
+def union(intervals: Iterable[Interval]) -> Intervals:
+    """The points that lie in any of the intervals. Takes them in any order, empty and overlapping ones too."""
+    merged: Intervals = []
+    for start, end in sorted(intervals):
+        if end <= start:
+            continue
+        if merged and start <= merged[-1][1]:
+            if end > merged[-1][1]:
+                merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def intersect(a: Intervals, b: Intervals) -> Intervals:
+    """The points that lie in both."""
+    common: Intervals = []
+    i = j = 0
+    while i < len(a) and j < len(b):
+        start, end = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
+        if start < end:
+            common.append((start, end))
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
+
+
+def subtract(a: Intervals, b: Intervals) -> Intervals:
+    """The points of ``a`` that do not lie in ``b``."""
+    rest: Intervals = []
+    j = 0
+    for start, end in a:
+        while j < len(b) and b[j][1] <= start:
+            j += 1
+        k = j
+        while k < len(b) and b[k][0] < end:
+            if b[k][0] > start:
+                rest.append((start, b[k][0]))
+            start = max(start, b[k][1])
+            k += 1
+        if start < end:
+            rest.append((start, end))
+    return rest
+
+
+def total(intervals: Intervals) -> int:
+    """How long they are together."""
+    return sum(end - start for start, end in intervals)

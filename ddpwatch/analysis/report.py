@@ -1,0 +1,316 @@
+"""The report of a run: figures over all its steps. One pass over the frames, memory bounded by ranks and buckets.
+
+Feed it every message with `ReportBuilder.apply`, then take `ReportBuilder.report()`. The keys are a contract
+(``docs/metrics.md``): times in ms, sizes in bytes, None for what was not measured.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from ddpwatch.analysis.intervals import subtract, total
+from ddpwatch.analysis.ranks import BucketKey, bucket_figures, lateness, same_clock, waiting
+from ddpwatch.analysis.steps import NS_PER_MS, PARTS, StepFigures, figures
+from ddpwatch.messages import Bye, Hello, Layout, Message, Step
+
+OPEN_STEPS = 1024  # steps that wait for their last ranks; older ones are counted with the ranks they have
+
+
+class Samples:
+    """A growing sample of a figure (8 bytes each), with its quantiles. None is not a sample."""
+
+    __slots__ = ("values",)
+
+    def __init__(self) -> None:
+        self.values = array("d")
+
+    def add(self, value: float | None) -> None:
+        """Takes one value."""
+        if value is not None:
+            self.values.append(value)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def p50(self, scale: float = 1.0) -> float | None:
+        """The median divided by ``scale``; None without samples."""
+        return median(self.values) / scale if self.values else None
+
+    def quantile(self, q: float, scale: float = 1.0) -> float | None:
+        """The ``q`` quantile (nearest rank) divided by ``scale``; None without samples."""
+        if not self.values:
+            return None
+        return sorted(self.values)[min(len(self.values) - 1, int(q * len(self.values)))] / scale
+
+
+@dataclass(slots=True)
+class RankSamples:
+    """What is collected per rank."""
+
+    steps: int = 0
+    step: Samples = field(default_factory=Samples)
+    late: Samples = field(default_factory=Samples)
+    wait: Samples = field(default_factory=Samples)
+    overlap: Samples = field(default_factory=Samples)
+    exposed: Samples = field(default_factory=Samples)
+    cost: Samples = field(default_factory=Samples)
+    dropped: int = 0
+    hello: Hello | None = None
+    bye: Bye | None = None
+
+
+@dataclass(slots=True)
+class BucketSamples:
+    """What is collected per bucket (of one layout)."""
+
+    nbytes: int = 0
+    ready: Samples = field(default_factory=Samples)
+    launch: Samples = field(default_factory=Samples)
+    done: Samples = field(default_factory=Samples)
+    transfer: Samples = field(default_factory=Samples)
+    exposed: Samples = field(default_factory=Samples)
+    busbw: Samples = field(default_factory=Samples)
+    last: Counter[int] = field(default_factory=Counter)
+
+
+class ReportBuilder:
+    """Collects the figures of a run."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, RankSamples] = {}
+        self.end: Bye | None = None
+        self._layouts: dict[tuple[int, int], Layout] = {}
+        self._open: OrderedDict[int, dict[int, Step]] = OrderedDict()
+        self._statuses: Counter[str] = Counter()
+        self._step_ns = Samples()
+        self._comm = Samples()
+        self._exposed = Samples()
+        self._overlap = Samples()
+        self._parts = {part: Samples() for part in PARTS}
+        self._buckets: dict[tuple[int, int, int], BucketSamples] = {}
+        self._epoch = 0
+
+    def apply(self, message: Message) -> None:
+        """Takes one message."""
+        if isinstance(message, Step):
+            self._step(message)
+        elif isinstance(message, Hello):
+            self._rank(message.rank).hello = message
+        elif isinstance(message, Bye):
+            if message.rank is None:
+                self.end = message
+            else:
+                self._rank(message.rank).bye = message
+        elif isinstance(message, Layout):
+            self._layouts[message.module, message.epoch] = message
+
+    def report(self) -> dict[str, Any]:
+        """The report. Further frames may follow; it is then taken anew."""
+        while self._open:
+            self._close(*self._open.popitem(last=False))
+        warmup, aborted = self._statuses["warmup"], self._statuses["aborted"]
+        return {
+            "run": self._run(),
+            "steps": {
+                "count": max((rank.steps for rank in self.ranks.values()), default=0),
+                "warmup": warmup,
+                "aborted": aborted,
+                "step_ms_p50": self._step_ns.p50(NS_PER_MS),
+                "step_ms_p90": self._step_ns.quantile(0.9, NS_PER_MS),
+            },
+            "phases_ms": self._phases(),
+            "overlap": {
+                "ratio_p50": self._overlap.p50(),
+                "comm_ms_p50": self._comm.p50(NS_PER_MS),
+                "exposed_ms_p50": self._exposed.p50(NS_PER_MS),
+            },
+            "ranks": [self._rank_row(rank, samples) for rank, samples in sorted(self.ranks.items())],
+            "buckets": [self._bucket_row(key, samples) for key, samples in self._current_buckets()],
+        }
+
+    # -- collecting ------------------------------------------------------------------------------------------
+
+    def _rank(self, rank: int) -> RankSamples:
+        return self.ranks.setdefault(rank, RankSamples())
+
+    def _step(self, step: Step) -> None:
+        rank = self._rank(step.rank)
+        rank.steps += 1
+        rank.dropped = max(rank.dropped, step.dropped)
+        ranks = self._open.setdefault(step.step, {})
+        ranks[step.rank] = step
+        if len(ranks) >= self._world():
+            self._close(step.step, self._open.pop(step.step))
+        elif len(self._open) > OPEN_STEPS:
+            self._close(*self._open.popitem(last=False))
+
+    def _world(self) -> int:
+        return max((rank.hello.world_size for rank in self.ranks.values() if rank.hello is not None), default=1)
+
+    def _close(self, number: int, ranks: Mapping[int, Step]) -> None:
+        """Counts one step, with all the ranks that have sent it."""
+        statuses = {step.status for step in ranks.values()}
+        for status in ("warmup", "aborted"):
+            if status in statuses:
+                self._statuses[status] += 1
+        if statuses & {"warmup", "aborted"}:
+            return
+        all_figures = {rank: figures(step) for rank, step in ranks.items()}
+        for rank, figure in all_figures.items():
+            self._count_rank(rank, ranks[rank], figure)
+        self._count_buckets(ranks, all_figures)
+
+    def _count_rank(self, rank: int, step: Step, figure: StepFigures) -> None:
+        samples = self._rank(rank)
+        for collected in (samples.step, self._step_ns):
+            collected.add(figure.step_ns)
+        for collected in (samples.overlap, self._overlap):
+            collected.add(figure.overlap)
+        for collected in (samples.exposed, self._exposed):
+            collected.add(figure.exposed_ns if figure.comm_ns else None)
+        self._comm.add(figure.comm_ns or None)
+        for part, ns in figure.parts_ns.items():
+            self._parts[part].add(ns)
+        if figure.step_ns:
+            samples.cost.add(step.own_ns / figure.step_ns)
+
+    def _count_buckets(self, ranks: Mapping[int, Step], all_figures: Mapping[int, StepFigures]) -> None:
+        hellos = [self._rank(rank).hello for rank in ranks]
+        comparable = same_clock(hello for hello in hellos if hello is not None)
+        compared = bucket_figures(ranks) if comparable and len(ranks) > 1 else []
+        if compared:
+            for rank in ranks:
+                self._rank(rank).late.add(lateness(compared, rank))
+                self._rank(rank).wait.add(waiting(compared, rank))
+        for rank, step in ranks.items():
+            self._count_own_buckets(step, all_figures[rank])
+        epoch = max(step.epoch for step in ranks.values())
+        for bucket in compared:
+            samples = self._bucket(bucket.key, epoch)
+            samples.transfer.add(bucket.transfer)
+            samples.busbw.add(bucket.busbw)
+            samples.last[bucket.last_rank] += 1
+
+    def _bucket(self, key: BucketKey | tuple[int, int], epoch: int) -> BucketSamples:
+        self._epoch = max(self._epoch, epoch)
+        return self._buckets.setdefault((epoch, key[0], key[1]), BucketSamples())
+
+    def _count_own_buckets(self, step: Step, figure: StepFigures) -> None:
+        """Stamps relative to the start of the step's first backward."""
+        origin = next((span.start for span in step.spans if span.phase == "backward"), 0)
+        rows = zip(
+            step.bucket_module, step.bucket_index, step.bucket_bytes, step.bucket_ready, step.bucket_launch,
+            step.bucket_done, strict=True,
+        )  # fmt: skip
+        for module, index, nbytes, ready, launch, done in rows:
+            samples = self._bucket((module, index), step.epoch)
+            samples.nbytes = nbytes
+            samples.ready.add(None if ready is None else ready - origin)
+            samples.launch.add(launch - origin)
+            if done is not None:
+                samples.done.add(done - origin)
+                samples.exposed.add(total(figure.exposed) - total(subtract(figure.exposed, [(launch, done)])))
+
+    # -- rows ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> dict[str, Any]:
+        hellos = [rank.hello for _, rank in sorted(self.ranks.items()) if rank.hello is not None]
+        first = hellos[0] if hellos else None
+        return {
+            "id": first.run_id if first else None,
+            "world_size": first.world_size if first else None,
+            "backend": first.backend if first else None,
+            "hosts": sorted({hello.host for hello in hellos}),
+            "model": first.module if first else None,
+            "torch": first.torch if first else None,
+            "timing_source": first.timing_source if first else None,
+        }
+
+    def _phases(self) -> dict[str, float | None]:
+        """The split of the median step: shares over the tenth of all rank-steps around it, times the median.
+
+        Medians of the parts would not add up to any step; this split adds up to ``step_ms_p50``.
+        """
+        order = sorted(range(len(self._step_ns)), key=self._step_ns.values.__getitem__)
+        if not order:
+            return dict.fromkeys(PARTS)
+        half = max(1, len(order) // 20)
+        middle = len(order) // 2
+        central = order[max(0, middle - half) : middle + half]
+        step_ms = self._step_ns.p50(NS_PER_MS) or 0.0
+        whole = sum(self._step_ns.values[i] for i in central)
+        if not whole:
+            return dict.fromkeys(PARTS)
+        return {
+            part: sum(samples.values[i] for i in central) / whole * step_ms for part, samples in self._parts.items()
+        }
+
+    def _rank_row(self, rank: int, samples: RankSamples) -> dict[str, Any]:
+        hello, bye = samples.hello, samples.bye
+        return {
+            "rank": rank,
+            "host": hello.host if hello else None,
+            "steps": samples.steps,
+            "step_ms_p50": samples.step.p50(NS_PER_MS),
+            "late_ms_p50": samples.late.p50(NS_PER_MS),
+            "wait_ms_p50": samples.wait.p50(NS_PER_MS),
+            "overlap_p50": samples.overlap.p50(),
+            "exposed_ms_p50": samples.exposed.p50(NS_PER_MS),
+            "dropped": samples.dropped,
+            "own_cost_ratio": samples.cost.p50(),
+            "end": describe_end(bye) if bye else None,
+        }
+
+    def _current_buckets(self) -> list[tuple[tuple[int, int], BucketSamples]]:
+        """The buckets of the newest layout of each module."""
+        newest: dict[int, int] = {}
+        for epoch, module, _ in self._buckets:
+            newest[module] = max(newest.get(module, 0), epoch)
+        rows = {(m, i): samples for (e, m, i), samples in self._buckets.items() if newest[m] == e}
+        return sorted(rows.items())
+
+    def _bucket_row(self, key: tuple[int, int], samples: BucketSamples) -> dict[str, Any]:
+        module, index = key
+        last = samples.last.most_common(1)
+        busbw = samples.busbw.p50()
+        return {
+            "module": module,
+            "index": index,
+            "nbytes": samples.nbytes,
+            "params": self._params(module, index),
+            "ready_ms_p50": samples.ready.p50(NS_PER_MS),
+            "launch_ms_p50": samples.launch.p50(NS_PER_MS),
+            "done_ms_p50": samples.done.p50(NS_PER_MS),
+            "transfer_ms_p50": samples.transfer.p50(NS_PER_MS),
+            "exposed_ms_p50": samples.exposed.p50(NS_PER_MS),
+            "busbw_gbps_p50": None if busbw is None else busbw / 1e9,
+            "last_rank": last[0][0] if last else None,
+            "last_share": last[0][1] / samples.last.total() if last else None,
+        }
+
+    def _params(self, module: int, index: int) -> list[str]:
+        epochs = [epoch for m, epoch in self._layouts if m == module]
+        if not epochs:
+            return []
+        layout = self._layouts[module, max(epochs)]
+        for bucket in layout.buckets:
+            if bucket.index == index:
+                return [layout.params[p] for p in bucket.params if p < len(layout.params)]
+        return []
+
+
+def describe_end(bye: Bye) -> dict[str, Any]:
+    """A rank's end as the report gives it."""
+    return {
+        "reason": bye.reason,
+        "detail": bye.detail,
+        "signal": bye.signal,
+        "step": bye.step,
+        "phase": bye.phase,
+        "in_flight": bye.in_flight,
+    }

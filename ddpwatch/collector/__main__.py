@@ -1,0 +1,24 @@
+"""``python -m ddpwatch.collector``: started by rank 0, not by hand."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+from ddpwatch.collector.service import Collector, Options
+
+
+def main() -> None:
+    """Parses what rank 0 gave and serves."""
+    parser = argparse.ArgumentParser(prog="ddpwatch.collector", description=__doc__)
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--world-size", type=int, required=True)
+    parser.add_argument("--watch-pid", type=int, required=True)
+    parser.add_argument("--script", default="")
+    parser.add_argument("--record", default="")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    Collector(Options(**vars(parser.parse_args()))).run()
+
+
+if __name__ == "__main__":
+    main()

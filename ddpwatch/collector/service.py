@@ -1,0 +1,295 @@
+"""The collector process: sockets, timers and the orderly end around a Hub.
+
+One thread does everything but sampling devices (NVML can take its time). It never waits for a rank, a viewer or a
+disk longer than a write takes, and it ends by itself once the job has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+import zmq
+
+from ddpwatch import clock, rundir, transport
+from ddpwatch.collector.devices import DeviceSampler
+from ddpwatch.collector.hub import Hub
+from ddpwatch.collector.liveness import Liveness
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.messages import Beat, Bye, Device, EndReason, Hello, Message, Status, decode, encode, type_name
+from ddpwatch.recording.writer import RecordingWriter
+from ddpwatch.transport import LIVE, SNAPSHOT, Envelope
+
+POLL_MS = 100
+TICK_S = 0.5
+SAMPLE_S = 1.0
+GOODBYE_GRACE_S = 0.5  # between a process's end and the arrival of the goodbye it may have sent
+STRAGGLER_GRACE_S = 5.0  # for ranks that never said hello, once all others have ended
+LINGER_S = 3.0  # after the end, for viewers that come late
+NOBODY_S = 120.0
+DRAIN = 2000
+_SAMPLES = "inproc://devices"
+_log = logging.getLogger("ddpwatch.collector")
+_SEVERITY: tuple[EndReason, ...] = ("finished", "lost", "killed", "exception")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the collector is started with. ``watch_pid`` is the process that started it."""
+
+    run_id: str
+    world_size: int
+    watch_pid: int
+    script: str = ""
+    record: str = ""
+
+
+class Collector:
+    """One run's collector. `run` returns when the job is over."""
+
+    def __init__(self, options: Options, sampler: DeviceSampler | None = None) -> None:
+        self._options = options
+        self._hub = Hub()
+        self._liveness = Liveness()
+        self._sampler = sampler
+        self._context = transport.Context()
+        ingest, publish = rundir.endpoints(options.run_id)
+        rundir.remove(options.run_id)
+        self._pull = transport.collector_pull(self._context, ingest)
+        self._publish = transport.collector_publish(self._context, publish)
+        self._samples = self._context.socket(zmq.PULL)
+        self._samples.bind(_SAMPLES)
+        self._poller = zmq.Poller()
+        for socket in (self._pull, self._publish, self._samples):
+            self._poller.register(socket, zmq.POLLIN)
+        self._recorder: RecordingWriter | None = None
+        self._recording_bytes: int | None = None
+        self._recording_error = ""
+        self._departed: dict[int, tuple[float, EndReason, str, int | None]] = {}
+        self._ended: dict[int, EndReason] = {}
+        self._started = time.monotonic()
+        self._last_end = self._started
+        self._next_tick = self._started
+        self._stop_sampling = threading.Event()
+        rundir.write(
+            rundir.RunInfo(
+                run_id=options.run_id,
+                ingest=ingest,
+                publish=publish,
+                pid=os.getpid(),
+                world_size=options.world_size,
+                started=time.time(),
+                script=options.script,
+                recording=options.record,
+            )
+        )
+
+    def run(self) -> None:
+        """Serves until the job has ended and late viewers had their chance."""
+        sampling = threading.Thread(target=self._sample_devices, name="ddpwatch-devices", daemon=True)
+        sampling.start()
+        try:
+            self._open_recording()
+            while not self._over():
+                self._turn()
+            self._end_run()
+            self._serve_until(time.monotonic() + LINGER_S)
+        finally:
+            self._stop_sampling.set()
+            sampling.join(SAMPLE_S)
+            self._close()
+
+    # -- one turn of the loop --------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        ready = {socket for socket, _ in self._poller.poll(POLL_MS)}
+        self._ingest()
+        if self._samples in ready:
+            self._take_samples()
+        self._answer_viewers()
+        if ready & self._liveness.fds.keys() or time.monotonic() >= self._next_tick:
+            self._notice_departures()
+        if time.monotonic() >= self._next_tick:
+            self._next_tick = time.monotonic() + TICK_S
+            self._tick()
+
+    def _ingest(self) -> None:
+        for _ in range(DRAIN):
+            try:
+                parts = self._pull.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            accepted = self._hub.accept(parts, time.time_ns())
+            if accepted is not None:
+                self._spread(*accepted)
+
+    def _spread(self, message: Message, envelope: Envelope) -> None:
+        """Publishes and records a frame, and notes what it says about a rank's life."""
+        self._publish.send_multipart(envelope.parts(LIVE))
+        self._record(message, envelope)
+        if isinstance(message, Hello):
+            self._meet(message)
+        elif isinstance(message, Bye) and message.rank is not None:
+            self._ended[message.rank] = message.reason
+            self._last_end = time.monotonic()
+            self._departed.pop(message.rank, None)
+            self._unfollow(message.rank)
+
+    def _tell(self, message: Device | Bye | Status) -> None:
+        self._spread(message, self._hub.tell(message, time.time_ns()))
+
+    def _answer_viewers(self) -> None:
+        while True:
+            try:
+                request = self._publish.recv(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            if request[:1] == b"\x01" and request[1:].startswith(SNAPSHOT):
+                self._send_snapshot(request[1:])
+
+    def _send_snapshot(self, topic: bytes) -> None:
+        for envelope in self._hub.snapshot():
+            self._publish.send_multipart(envelope.parts(topic))
+        self._publish.send_multipart(Envelope(self._hub.newest, time.time_ns(), b"").parts(topic))
+
+    def _tick(self) -> None:
+        if self._recorder is not None:
+            try:
+                self._recording_bytes = self._recorder.flush()
+            except OSError as error:
+                self._lose_recording(error)
+        self._tell(
+            Status(
+                at_ns=time.monotonic_ns(),
+                frames=self._hub.frames,
+                bytes=self._hub.bytes,
+                refused=dict(self._hub.refused),
+                recording=self._options.record,
+                recording_bytes=self._recording_bytes,
+                recording_error=self._recording_error,
+            )
+        )
+
+    # -- ranks that come and go ------------------------------------------------------------------------------
+
+    def _meet(self, hello: Hello) -> None:
+        if hello.boot_id != clock.boot_id():
+            return
+        fd = self._liveness.follow(hello.rank, hello.pid)
+        if fd is not None:
+            self._poller.register(fd, zmq.POLLIN)
+
+    def _unfollow(self, rank: int) -> None:
+        for fd in [fd for fd, owner in self._liveness.fds.items() if owner == rank]:
+            self._poller.unregister(fd)
+        self._liveness.forget(rank)
+
+    def _notice_departures(self) -> None:
+        """Finds processes that have ended; those that do not say goodbye within the grace get it said for them."""
+        fds = dict(self._liveness.fds)
+        for rank, end in self._liveness.gone().items():
+            for fd in [fd for fd, owner in fds.items() if owner == rank]:
+                self._poller.unregister(fd)
+            self._departed[rank] = (time.monotonic(), *end)
+        for rank, (since, reason, detail, signal) in list(self._departed.items()):
+            if time.monotonic() - since > GOODBYE_GRACE_S:
+                self._tell(self._obituary(rank, reason, detail, signal))
+
+    def _obituary(self, rank: int, reason: EndReason, detail: str, signal: int | None) -> Bye:
+        beat: Beat | None = self._hub.ranks[rank].last_beat
+        return Bye(
+            rank=rank,
+            by="collector",
+            reason=reason,
+            detail=detail,
+            signal=signal,
+            at_ns=time.monotonic_ns(),
+            step=None if beat is None else beat.step,
+            phase="" if beat is None else beat.phase,
+            in_flight=[] if beat is None else beat.in_flight,
+        )
+
+    def _over(self) -> bool:
+        now = time.monotonic()
+        met = self._hub.ranks.keys()
+        if not met:
+            alone = not clock.pid_alive(self._options.watch_pid) and now - self._started > STRAGGLER_GRACE_S
+            return alone or now - self._started > NOBODY_S
+        if not all(rank in self._ended for rank in met):
+            return False
+        return len(met) >= self._options.world_size or now - self._last_end > STRAGGLER_GRACE_S
+
+    def _end_run(self) -> None:
+        self._ingest()
+        worst: EndReason = max(self._ended.values(), key=_SEVERITY.index, default="lost")
+        self._tell(Bye(rank=None, by="collector", reason=worst, at_ns=time.monotonic_ns()))
+        self._tick()
+        if self._recorder is not None:
+            try:
+                self._recorder.close()
+            except OSError as error:
+                self._lose_recording(error)
+            self._recorder = None
+
+    def _serve_until(self, deadline: float) -> None:
+        """Only answers viewers from here on: the recording is closed, nothing new is told."""
+        while (left := deadline - time.monotonic()) > 0:
+            self._publish.poll(int(left * 1000) + 1)
+            self._answer_viewers()
+
+    def _close(self) -> None:
+        rundir.remove(self._options.run_id)
+        self._liveness.close()
+        for socket in (self._pull, self._publish, self._samples):
+            socket.close()
+        self._context.term()
+
+    # -- recording -------------------------------------------------------------------------------------------
+
+    def _open_recording(self) -> None:
+        if not self._options.record:
+            return
+        about = {"run_id": self._options.run_id, "script": self._options.script}
+        try:
+            self._recorder = RecordingWriter(self._options.record, about)
+        except DdpwatchError as error:
+            self._recording_error = str(error)
+            _log.error("not recording: %s", error)
+
+    def _record(self, message: Message, envelope: Envelope) -> None:
+        if self._recorder is None:
+            return
+        try:
+            self._recorder.write(envelope, type_name(message))
+        except OSError as error:
+            self._lose_recording(error)
+
+    def _lose_recording(self, error: OSError) -> None:
+        """The disk is full or gone: the run goes on without a recording, and says so."""
+        _log.error("recording stopped: %s", error)
+        self._recording_error = str(error.strerror or error)
+        self._recorder = None
+
+    # -- devices ---------------------------------------------------------------------------------------------
+
+    def _sample_devices(self) -> None:
+        sampler = self._sampler or DeviceSampler()
+        socket = self._context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(_SAMPLES)
+        while not self._stop_sampling.wait(SAMPLE_S):
+            with contextlib.suppress(zmq.Again):
+                for device in sampler.sample():
+                    socket.send(encode(device), zmq.DONTWAIT)
+        socket.close()
+
+    def _take_samples(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                message = decode(self._samples.recv(zmq.DONTWAIT))
+                if isinstance(message, Device):
+                    self._tell(message)

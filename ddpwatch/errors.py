@@ -1,0 +1,29 @@
+"""The one error family of ddpwatch: a message, a hint and an exit code."""
+
+from __future__ import annotations
+
+
+class DdpwatchError(Exception):
+    """Something the user can act on.
+
+    Attributes:
+        message: What went wrong, one line.
+        hint: What to do about it, one line; empty when there is nothing to add.
+        exit_code: 1 when the thing asked about failed, 2 for bad usage or bad input.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class UsageError(DdpwatchError):
+    """Bad usage or bad input: a wrong flag, a cut file, a missing run."""
+
+    exit_code = 2

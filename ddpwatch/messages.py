@@ -1,0 +1,249 @@
+"""What travels between ranks, collector, viewers and files: structs and their codec.
+
+Every frame is one msgpack map with a ``type`` field. Evolution is additive: a reader ignores fields it does
+not know, and a field added later has a default. ``SCHEMA_VERSION`` grows only when an old reader would
+misread a new frame.
+
+Times are integer nanoseconds of ``time.monotonic_ns()`` on the sender's host. Inside a :class:`Step` they are
+offsets from ``start_ns``, which keeps frames small and makes clock alignment one addition.
+
+What was not measured is ``None``, never 0.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ddpwatch.errors import DdpwatchError
+
+SCHEMA_VERSION: Final = 1
+MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
+
+Rank = Annotated[int, Meta(ge=0, lt=1 << 20)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Ns = Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]
+Name = Annotated[str, Meta(max_length=1024)]
+Column = Annotated[list[Ns], Meta(max_length=65536)]
+SparseColumn = Annotated[list[Ns | None], Meta(max_length=65536)]
+
+PhaseName = Literal["forward", "backward", "sync", "optimizer"]
+StepStatus = Literal["ok", "warmup", "aborted", "shadow"]
+EndReason = Literal["finished", "exception", "killed", "lost"]
+
+
+class FrameError(DdpwatchError):
+    """A frame that is not one of ours. ``reason`` is a short, countable word."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"frame refused: {reason}", detail)
+        self.reason = reason
+
+
+class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True):
+    """Who a rank is. Sent once after attaching, before its first step.
+
+    ``boot_id`` and ``time_ns`` (the Linux time namespace) together name the clock the rank stamps with.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: Name
+    attempt: Count = 0
+    rank: Rank
+    local_rank: Rank = 0
+    world_size: Annotated[int, Meta(ge=1, le=1 << 20)]
+    host: Name
+    pid: Count
+    boot_id: Name = ""
+    time_ns: Name = ""
+    device_kind: Name = "cpu"
+    device_name: Name = ""
+    device_uuid: Name = ""
+    backend: Name = ""
+    torch: Name = ""
+    module: Name = ""
+    parameters: Count = 0
+    timing_source: Name = "host"
+    script: Name = ""
+    ddp: dict[Name, bool | int | float | Name | None] = {}
+
+
+class BucketLayout(msgspec.Struct, array_like=True):
+    """One gradient bucket: index, size on the wire in bytes, and which parameters (positions in ``params``)."""
+
+    index: Count
+    nbytes: Count
+    params: Annotated[list[Count], Meta(max_length=65536)]
+
+
+class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True):
+    """How one module's parameters are grouped into buckets.
+
+    ``epoch`` counts layouts of a module: 1 is the warm-up bucket, a rebuild makes 2. Parameter ids in a
+    :class:`Step` are ``param_base`` + position in ``params``, so that several modules share one numbering.
+    """
+
+    rank: Rank
+    module: Count = 0
+    module_name: Name = ""
+    epoch: Count = 1
+    param_base: Count = 0
+    params: Annotated[list[Name], Meta(max_length=65536)]
+    buckets: Annotated[list[BucketLayout], Meta(max_length=65536)]
+
+
+class Span(msgspec.Struct, array_like=True):
+    """One phase of a step: [start, end) in ns from the step's start."""
+
+    phase: PhaseName
+    start: Ns
+    end: Ns
+
+
+class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
+    """One optimizer step of one rank, sent after the step.
+
+    ``spans`` are what hooks saw: ``forward``, ``backward`` (first gradient to the end of the graph), ``sync``
+    (from there until DDP has waited for the buckets), ``optimizer``. The hook columns say when each
+    parameter's gradient was accumulated, in order; the bucket columns are in launch order. A bucket index
+    occurs once per synced backward.
+    """
+
+    rank: Rank
+    step: Count
+    status: StepStatus = "ok"
+    synced: bool = True
+    micro_steps: Count = 1
+    epoch: Count = 1
+    start_ns: Ns
+    duration_ns: Annotated[int, Meta(ge=0, lt=1 << 62)]
+    spans: Annotated[list[Span], Meta(max_length=65536)] = []
+    hook_param: Column = []
+    hook_ns: Column = []
+    bucket_module: Column = []
+    bucket_index: Column = []
+    bucket_bytes: Column = []
+    bucket_ready: SparseColumn = []
+    bucket_launch: Column = []
+    bucket_done: SparseColumn = []
+    own_ns: Count = 0
+    dropped: Count = 0
+
+    def __post_init__(self) -> None:
+        if len(self.hook_param) != len(self.hook_ns):
+            raise ValueError("hook columns differ in length")
+        columns = (self.bucket_module, self.bucket_bytes, self.bucket_ready, self.bucket_launch, self.bucket_done)
+        if any(len(column) != len(self.bucket_index) for column in columns):
+            raise ValueError("bucket columns differ in length")
+
+
+class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
+    """A rank's sign of life, twice a second: where it is now, and which buckets it waits for."""
+
+    rank: Rank
+    at_ns: Ns
+    step: Count
+    phase: Name
+    since_ns: Ns
+    last_hook: Count | None = None
+    in_flight: Annotated[list[Count], Meta(max_length=65536)] = []
+    dropped: Count = 0
+
+
+class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True):
+    """A named moment (``end_ns`` None) or stretch on a rank's clock: a user's mark, a garbage collection."""
+
+    rank: Rank
+    kind: Literal["user", "gc"] = "user"
+    name: Name
+    start_ns: Ns
+    end_ns: Ns | None = None
+
+
+class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True):
+    """One sample of a GPU (NVML) or of a host (psutil). Utilisation is in percent, memory in bytes."""
+
+    host: Name
+    kind: Literal["cpu", "cuda"]
+    at_ns: Ns
+    index: Count = 0
+    uuid: Name = ""
+    name: Name = ""
+    utilization: float | None = None
+    memory_used: Count | None = None
+    memory_total: Count | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    pcie_tx_bytes_s: float | None = None
+    pcie_rx_bytes_s: float | None = None
+    nvlink_tx_bytes_s: float | None = None
+    nvlink_rx_bytes_s: float | None = None
+    net_tx_bytes_s: float | None = None
+    net_rx_bytes_s: float | None = None
+
+
+class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True):
+    """The end of a rank (``rank`` set) or of the whole run (``rank`` None, sent by the collector).
+
+    ``phase``, ``step`` and ``in_flight`` say what was going on, as far as anyone knew.
+    """
+
+    rank: Rank | None
+    by: Literal["rank", "collector"]
+    reason: EndReason
+    detail: Name = ""
+    signal: Count | None = None
+    at_ns: Ns
+    step: Count | None = None
+    phase: Name = ""
+    in_flight: Annotated[list[Count], Meta(max_length=65536)] = []
+
+
+class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
+    """The collector about itself, once a second. ``refused`` counts frames by reason."""
+
+    at_ns: Ns
+    frames: Count
+    bytes: Count
+    refused: dict[Name, Count] = {}
+    recording: Name = ""
+    recording_bytes: Count | None = None
+    recording_error: Name = ""
+
+
+Message = Hello | Layout | Step | Beat | Mark | Device | Bye | Status
+RANK_MESSAGES: Final = (Hello, Layout, Step, Beat, Mark, Bye)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """Serialises one message to a frame."""
+    return _encoder.encode(message)
+
+
+def decode(frame: bytes | memoryview) -> Message:
+    """Parses and validates one frame.
+
+    Raises:
+        FrameError: Too large, not msgpack, of an unknown type, or not of that type's form.
+    """
+    if len(frame) > MAX_FRAME_BYTES:
+        raise FrameError("oversize", f"{len(frame)} bytes, at most {MAX_FRAME_BYTES}")
+    try:
+        return _decoder.decode(frame)
+    except msgspec.ValidationError as error:
+        raise FrameError("unknown type" if "Invalid value" in str(error) else "invalid", str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError("not msgpack", str(error)) from None
+
+
+def type_name(message: Message) -> str:
+    """The ``type`` a message carries on the wire."""
+    return str(type(message).__struct_config__.tag)

@@ -1,0 +1,274 @@
+"""StepRecorder: turns stamps from hooks into one record per step. Knows no torch, no socket, no thread.
+
+The training thread calls it at every hook, so each method only takes a stamp and stores it. ``BucketRecord.done``
+is the one field another thread writes (a collective's completion callback); a single attribute store needs no lock.
+
+A step runs from the end of the previous step's optimizer to the end of its own. Since several optimizers may
+step one after the other, a step is closed by the *next* forward, and ends where the last optimizer ended. In a
+process that never calls an optimizer (or frees it into the backward), a synced backward ends the step instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from ddpwatch.messages import Span, Step, StepStatus
+
+Clock = Callable[[], int]
+Phase = Literal["input", "forward", "between", "backward", "sync", "optimizer"]
+
+
+class BucketRecord:
+    """One bucket of one backward. All stamps are absolute ns; None is not measured.
+
+    ``called`` is when it was handed over for reduction: its last gradient arrived no later.
+    """
+
+    __slots__ = ("called", "done", "index", "launch", "module", "nbytes", "ready")
+
+    def __init__(self, module: int, index: int, nbytes: int, launch: int, called: int) -> None:
+        self.called = called
+        self.module = module
+        self.index = index
+        self.nbytes = nbytes
+        self.launch = launch
+        self.ready: int | None = None
+        self.done: int | None = None
+
+
+class StepRecord:
+    """A step being recorded. Stamps are absolute ns; `message` makes them offsets."""
+
+    __slots__ = (
+        "backwards", "buckets", "end", "epoch", "hooks", "later", "own_ns", "spans", "start", "status", "step", "untimed",
+    )  # fmt: skip
+
+    def __init__(self, step: int, start: int) -> None:
+        self.step = step
+        self.start = start
+        self.end = start
+        self.status: StepStatus = "ok"
+        self.epoch = 0
+        self.backwards = 0
+        self.spans: list[tuple[str, int, int]] = []
+        self.buckets: list[BucketRecord] = []
+        self.hooks: list[tuple[int, int]] = []
+        self.later: list[Callable[[StepRecord], None]] = []  # work put off to the sender thread
+        self.own_ns = 0
+        self.untimed = False  # completions of this backend cannot be stamped by the host
+
+    def settled(self) -> bool:
+        """Whether every launched bucket has its completion stamp (or never gets one)."""
+        return self.untimed or all(bucket.done is not None for bucket in self.buckets)
+
+    def message(self, rank: int, dropped: int) -> Step:
+        """The record as the frame that travels. Called off the training thread."""
+        for work in self.later:
+            work(self)
+        start, buckets = self.start, sorted(self.buckets, key=lambda bucket: bucket.launch)
+        hooks = sorted(self.hooks, key=lambda hook: hook[1])
+        return Step(
+            rank=rank,
+            step=self.step,
+            status=self.status,
+            synced=bool(buckets),
+            micro_steps=self.backwards,
+            epoch=self.epoch,
+            start_ns=start,
+            duration_ns=max(0, self.end - start),
+            spans=[Span(phase, begin - start, end - start) for phase, begin, end in self.spans],  # type: ignore[arg-type]
+            hook_param=[param for param, _ in hooks],
+            hook_ns=[at - start for _, at in hooks],
+            bucket_module=[bucket.module for bucket in buckets],
+            bucket_index=[bucket.index for bucket in buckets],
+            bucket_bytes=[bucket.nbytes for bucket in buckets],
+            bucket_ready=[None if bucket.ready is None else bucket.ready - start for bucket in buckets],
+            bucket_launch=[bucket.launch - start for bucket in buckets],
+            bucket_done=[None if bucket.done is None else bucket.done - start for bucket in buckets],
+            own_ns=self.own_ns,
+            dropped=dropped,
+        )
+
+
+class StepRecorder:
+    """Follows one process through its steps.
+
+    Args:
+        emit: Takes each closed record, in order. Called on the training thread: it must not block.
+        clock: Nanoseconds, monotonic. Injected by tests.
+
+    Attributes:
+        phase, since: Where training is now and since when; read by the heartbeat thread.
+        last_hook: Id of the newest parameter whose gradient is known to have arrived, or None.
+        current: The open record, or None before the first forward.
+        epoch: Number of the bucket layout in force; whoever learns a new layout raises it.
+    """
+
+    def __init__(self, emit: Callable[[StepRecord], None], clock: Clock = time.monotonic_ns) -> None:
+        self._emit = emit
+        self.clock = clock
+        self.current: StepRecord | None = None
+        self.phase: Phase = "input"
+        self.since = clock()
+        self.last_hook: int | None = None
+        self.steps = 0
+        self.epoch = 0
+        self._begin = 0  # start of the phase that is open
+        self._optimizer_end: int | None = None
+        self._optimizer_seen = False
+        self._optimizer_depth = 0
+        self._synced_end: int | None = None
+
+    # -- forward ---------------------------------------------------------------------------------------------
+
+    def forward_begin(self) -> None:
+        """A forward of a watched module starts: closes the previous step if it is complete."""
+        now = self.clock()
+        if self.phase in ("forward", "backward", "sync"):
+            self.abort(now)
+        end = self._step_end()
+        if end is not None:
+            self._close(end)
+        if self.current is None:
+            self.current = StepRecord(self.steps, now if end is None else end)
+        self._enter("forward", now)
+
+    def forward_end(self) -> None:
+        """The forward that began last has returned."""
+        if self.phase == "forward":
+            self._leave("forward", "between")
+
+    # -- backward --------------------------------------------------------------------------------------------
+
+    def backward_begin(self) -> bool:
+        """The first gradient of a watched output arrived. False if this backward is already open."""
+        if self.current is None or self.phase in ("backward", "sync"):
+            return False
+        self.current.backwards += 1
+        self._enter("backward", self.clock())
+        return True
+
+    def backward_compute_end(self) -> None:
+        """The autograd graph is done; what follows is waiting for buckets."""
+        if self.phase == "backward":
+            self._leave("backward", "sync")
+
+    def backward_end(self) -> None:
+        """The backward call is about to return: gradients are reduced."""
+        if self.phase != "sync":
+            return
+        self._leave("sync", "between")
+        if self.current is not None and self.current.buckets:
+            self._synced_end = self.since
+
+    # -- buckets and parameters ------------------------------------------------------------------------------
+
+    def bucket_launch(
+        self,
+        module: int,
+        index: int,
+        nbytes: int,
+        ready_ns: int | None = None,
+        *,
+        launch: int | None = None,
+        called: int | None = None,
+    ) -> BucketRecord | None:
+        """A bucket's collective is issued. None outside a backward that is being recorded.
+
+        Args:
+            module: Number of the watched module.
+            index: Bucket index.
+            nbytes: Bytes of gradients in the bucket.
+            ready_ns: When its last gradient was accumulated (absolute ns), where that is known already.
+            launch: When it was issued (absolute ns); now, if not given.
+            called: When the bucket was handed over for reduction; ``launch``, if not given.
+        """
+        if self.current is None or self.phase not in ("backward", "sync"):
+            return None
+        at = self.clock() if launch is None else launch
+        bucket = BucketRecord(module, index, nbytes, at, at if called is None else called)
+        bucket.ready = ready_ns
+        self.current.buckets.append(bucket)
+        return bucket
+
+    def bucket_done(self, bucket: BucketRecord) -> None:
+        """The bucket's result is there. May be called from any thread."""
+        bucket.done = self.clock()
+
+    def hook_fired(self, param: int, at_ns: int | None = None) -> None:
+        """Parameter ``param``'s gradient was accumulated, now or at ``at_ns`` (absolute)."""
+        if self.current is not None:
+            self.current.hooks.append((param, self.clock() if at_ns is None else at_ns))
+            self.last_hook = param
+
+    def charge(self, ns: int) -> None:
+        """Adds to the step's own cost: time of ours spent on the training thread."""
+        if self.current is not None:
+            self.current.own_ns += ns
+
+    # -- optimizer and step ----------------------------------------------------------------------------------
+
+    def optimizer_begin(self) -> None:
+        """An optimizer step starts. Nested ones (a wrapper around another) count as one."""
+        self._optimizer_depth += 1
+        if self._optimizer_depth == 1 and self.current is not None and self.phase in ("between", "input"):
+            self._enter("optimizer", self.clock())
+
+    def optimizer_end(self) -> None:
+        """The optimizer step that began last has returned."""
+        self._optimizer_depth = max(0, self._optimizer_depth - 1)
+        if self._optimizer_depth or self.current is None:
+            return
+        if self.phase == "optimizer":
+            self._leave("optimizer", "input")
+        elif self.phase == "between":  # a closure ran forward and backward inside the optimizer's step
+            self.phase, self.since = "input", self.clock()
+        else:
+            return
+        self._optimizer_seen = True
+        self._optimizer_end = self.since
+
+    def abort(self, now: int | None = None) -> None:
+        """The open step was left by an exception: closes it as aborted, so that the next one starts clean."""
+        if self.current is not None:
+            self.current.status = "aborted"
+            self._close(self.clock() if now is None else now)
+        self._optimizer_depth = 0
+        self.phase = "input"
+
+    def finish(self) -> None:
+        """The process stops being watched: closes the open step if it is complete, forgets it otherwise."""
+        end = self._step_end()
+        if end is not None:
+            self._close(end)
+        self.current = None
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _enter(self, phase: Phase, now: int) -> None:
+        self.phase = phase
+        self.since = self._begin = now
+
+    def _leave(self, phase: Phase, following: Phase) -> None:
+        now = self.clock()
+        if self.current is not None:
+            self.current.spans.append((phase, self._begin, now))
+        self.phase = following
+        self.since = self._begin = now
+
+    def _step_end(self) -> int | None:
+        if self._optimizer_end is not None:
+            return self._optimizer_end
+        return None if self._optimizer_seen else self._synced_end
+
+    def _close(self, end: int) -> None:
+        record, self.current = self.current, None
+        self._optimizer_end = self._synced_end = None
+        if record is None:
+            return
+        record.end = max(record.start, end)
+        record.epoch = self.epoch
+        self.steps += 1
+        self._emit(record)

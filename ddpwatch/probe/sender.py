@@ -1,0 +1,149 @@
+"""The sender thread: everything that encodes, sends or waits happens here, never on the training thread.
+
+The training thread appends finished records to a deque (atomic, no lock) and goes on. This thread looks 20 times
+a second, sends what is settled, and twice a second a heartbeat, so that a hang is visible while it lasts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from ddpwatch import transport
+from ddpwatch.messages import Beat, Bye, Hello, Layout, Mark, Message, Step, encode
+from ddpwatch.probe.recorder import StepRecord, StepRecorder
+
+TICK_S = 0.05
+BEAT_S = 0.5
+SETTLE_NS = 500_000_000
+BACKLOG = 4096
+
+
+class Sender(threading.Thread):
+    """Sends one rank's frames to the collector.
+
+    Args:
+        rank: Put into every frame.
+        find_endpoint: Asked every tick until it returns the collector's endpoint; may raise to give up.
+        on_error: Told once, if watching has to end.
+
+    Attributes:
+        recorder: Where the heartbeat looks; set before the thread starts.
+        dropped: Frames lost since the start, because the collector was slow, dead or never came.
+    """
+
+    def __init__(
+        self, rank: int, find_endpoint: Callable[[], str | None], on_error: Callable[[Exception], None]
+    ) -> None:
+        super().__init__(name="ddpwatch-sender", daemon=True)
+        self._rank = rank
+        self._find_endpoint = find_endpoint
+        self._on_error = on_error
+        self._records: deque[StepRecord] = deque(maxlen=BACKLOG)
+        self._outbox: deque[Message] = deque(maxlen=BACKLOG)
+        self._stopping = threading.Event()
+        self._context = transport.Context()
+        self._socket: transport.Socket | None = None
+        self._farewell: Bye | None = None
+        self._last_beat = 0.0
+        self._cpu_ns = 0
+        self.recorder = StepRecorder(self.take)
+        self.dropped = 0
+
+    # -- called by the training thread -----------------------------------------------------------------------
+
+    def take(self, record: StepRecord) -> None:
+        """Accepts a closed step. Never blocks; over a full backlog the oldest goes, counted."""
+        self.dropped += len(self._records) == BACKLOG
+        self._records.append(record)
+
+    def post(self, message: Hello | Layout | Mark) -> None:
+        """Accepts any other message, to go out before the steps that follow it."""
+        self.dropped += len(self._outbox) == BACKLOG
+        self._outbox.append(message)
+
+    def stop(self, farewell: Bye, timeout_s: float = 0.5) -> None:
+        """Sends what is left and a farewell, and waits for that at most ``timeout_s``."""
+        self._farewell = farewell
+        self._stopping.set()
+        self.join(timeout_s)
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Ticks until stopped."""
+        try:
+            self._connect()
+            while not self._stopping.wait(TICK_S):
+                self._tick()
+            self._flush_all()
+        except Exception as error:
+            self._on_error(error)
+        finally:
+            if self._socket is not None:
+                self._socket.close()
+            self._context.term()
+
+    def _connect(self) -> None:
+        while self._socket is None:
+            endpoint = self._find_endpoint()
+            if endpoint is not None:
+                self._socket = transport.rank_push(self._context, endpoint)
+            elif self._stopping.wait(TICK_S):
+                return
+
+    def _tick(self) -> None:
+        self._send_outbox()
+        now = time.monotonic_ns()
+        while self._records and (self._records[0].settled() or now - self._records[0].end > SETTLE_NS):
+            self._send(self._step(self._records.popleft()))
+        if time.monotonic() - self._last_beat >= BEAT_S:
+            self._last_beat = time.monotonic()
+            self._send(self._beat(now))
+
+    def _flush_all(self) -> None:
+        self._send_outbox()
+        while self._records:
+            self._send(self._step(self._records.popleft()))
+        if self._farewell is not None:
+            self._send(self._farewell)
+
+    def _send_outbox(self) -> None:
+        while self._outbox:
+            message = self._outbox.popleft()
+            if isinstance(message, Layout):
+                message.rank = self._rank
+            self._send(message)
+
+    def _send(self, message: Message) -> None:
+        if self._socket is None:
+            return
+        try:
+            self._socket.send(encode(message), zmq.DONTWAIT)
+        except zmq.Again:
+            self.dropped += not isinstance(message, Beat)
+
+    def _step(self, record: StepRecord) -> Step:
+        """The frame of a record. Its cost includes this thread's own CPU time since the last one."""
+        cpu, self._cpu_ns = self._cpu_ns, time.thread_time_ns()
+        record.own_ns += self._cpu_ns - cpu
+        return record.message(self._rank, self.dropped)
+
+    def _beat(self, now: int) -> Beat:
+        recorder = self.recorder
+        record = recorder.current
+        waiting = [] if record is None or record.untimed else [b.index for b in list(record.buckets) if b.done is None]
+        return Beat(
+            rank=self._rank,
+            at_ns=now,
+            step=recorder.steps,
+            phase=recorder.phase,
+            since_ns=recorder.since,
+            last_hook=recorder.last_hook,
+            in_flight=waiting,
+            dropped=self.dropped,
+        )

@@ -1,0 +1,309 @@
+"""One session per process: what is watched, the sender thread, and on rank 0 the collector process.
+
+Fails open: whatever goes wrong in here after ``watch()`` has returned ends the watching with one warning, and
+training goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ddpwatch import clock, rundir
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.messages import Bye, EndReason, Hello, Layout, Mark
+from ddpwatch.probe.ddp import DdpProbe, check_watchable
+from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.probe.sender import Sender
+
+FIND_TIMEOUT_S = 60.0
+_log = logging.getLogger("ddpwatch")
+_sessions = 0
+
+
+class Address(msgspec.Struct):
+    """What rank 0 tells the other ranks through the job's own store."""
+
+    run_id: str
+    endpoint: str
+    boot_id: str
+
+
+class Session:
+    """Everything ddpwatch does in this process.
+
+    Args:
+        record: Where the collector writes a recording, or None. Only rank 0's counts.
+    """
+
+    def __init__(self, record: str | os.PathLike[str] | None = None) -> None:
+        global _sessions
+        _sessions += 1
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.run_id = ""
+        self._pid = os.getpid()
+        self._store = dist.distributed_c10d._get_default_store()
+        self._key = f"ddpwatch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_sessions}"
+        self._deadline = time.monotonic() + FIND_TIMEOUT_S
+        self._address = self._start_collector(record) if self.rank == 0 else None
+        self._probes: list[DdpProbe] = []
+        self.sender = Sender(self.rank, self._find_endpoint, self._give_up)
+        self.recorder: StepRecorder = self.sender.recorder
+        self._optimizer_hooks = [
+            register_optimizer_step_pre_hook(lambda *_: self._stamp(self.recorder.optimizer_begin)),
+            register_optimizer_step_post_hook(lambda *_: self._stamp(self.recorder.optimizer_end)),
+        ]
+        self.active = True
+        self._started = False
+        os.register_at_fork(after_in_child=self._silence)
+        atexit.register(self.close)
+
+    # -- what is watched -------------------------------------------------------------------------------------
+
+    def add(self, ddp: DistributedDataParallel) -> DdpProbe:
+        """Attaches to one more module.
+
+        Raises:
+            UsageError: The module has a comm hook already.
+        """
+        base = sum(probe.parameters for probe in self._probes)
+        probe = DdpProbe(ddp, len(self._probes), base, self.recorder, self._publish_layout, self._give_up)
+        self._probes.append(probe)
+        if not self._started:
+            self._hello = hello_of(ddp, self)
+            self.start(self._hello)
+        return probe
+
+    def start(self, hello: Hello) -> None:
+        """Introduces this rank and begins to send."""
+        self._started = True
+        self.sender.post(hello)
+        self.sender.start()
+
+    def _publish_layout(self, layout: Layout) -> None:
+        self.sender.post(layout)
+
+    def mark(self, name: str) -> None:
+        """Puts a named moment into this rank's timeline."""
+        self.sender.post(Mark(rank=self.rank, name=name[:1024], start_ns=self.recorder.clock()))
+
+    def _stamp(self, stamp: Any) -> None:
+        if self.active:
+            stamp()
+
+    # -- the collector and how to find it --------------------------------------------------------------------
+
+    def _start_collector(self, record: str | os.PathLike[str] | None) -> Address:
+        self.run_id = rundir.new_run_id(sys.argv[0])
+        ingest, _ = rundir.endpoints(self.run_id)
+        spawn_collector(self.run_id, self.world_size, record)
+        address = Address(self.run_id, ingest, clock.boot_id())
+        self._store.set(self._key, msgspec.json.encode(address).decode())
+        return address
+
+    def _find_endpoint(self) -> str | None:
+        """The collector's endpoint, or None while rank 0 has not told it. Runs on the sender thread.
+
+        Asks with ``check``, which returns at once: a waiting call would hold the store's lock and with it
+        whatever the training thread wants from the store.
+        """
+        if self._address is None:
+            if not self._store.check([self._key]):
+                if time.monotonic() > self._deadline:
+                    raise DdpwatchError(f"rank 0 has not called watch() within {FIND_TIMEOUT_S:.0f} s")
+                return None
+            self._address = msgspec.json.decode(self._store.get(self._key), type=Address)
+            self.run_id = self._hello.run_id = self._address.run_id
+        if self._address.boot_id != clock.boot_id():
+            raise DdpwatchError(f"rank {self.rank} is on another host than rank 0", "only rank 0's host is watched")
+        return self._address.endpoint
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Says goodbye and takes every hook off. Safe to call more than once, and takes at most half a second."""
+        global _session
+        if os.getpid() != self._pid:
+            return
+        if _session is self:
+            _session = None
+        was_active, self.active = self.active, False
+        for probe in self._probes:
+            probe.close()
+        for handle in self._optimizer_hooks:
+            handle.remove()
+        if was_active and self._started:
+            self.recorder.finish()
+            self.sender.stop(self._farewell())
+        atexit.unregister(self.close)
+
+    def _farewell(self) -> Bye:
+        """Finished, or the exception that ends this process (the interpreter has noted it by the time of exit)."""
+        error = getattr(sys, "last_value", None)
+        reason: EndReason = "finished" if error is None else "exception"
+        detail = "" if error is None else f"{type(error).__name__}: {error}".splitlines()[0][:500]
+        recorder = self.recorder
+        return Bye(
+            rank=self.rank,
+            by="rank",
+            reason=reason,
+            detail=detail,
+            at_ns=recorder.clock(),
+            step=recorder.steps,
+            phase=recorder.phase,
+        )
+
+    def _give_up(self, error: Exception) -> None:
+        """Ends the watching after an error of our own. On any thread, so the hooks only fall silent."""
+        if self.active:
+            self._silence()
+            _log.warning("ddpwatch stops watching, training goes on: %s", error)
+
+    def _silence(self) -> None:
+        """Also what a forked child (a DataLoader worker) needs: it inherits hooks and sockets that are not its own."""
+        self.active = False
+        for probe in self._probes:
+            probe.active = False
+
+
+class Watch:
+    """What ``watch()`` returns: closes the watching of its module; usable as a context manager."""
+
+    def __init__(self, session: Session | None, probe: DdpProbe | None) -> None:
+        self._session = session
+        self._probe = probe
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run; empty while a rank other than 0 has not heard it, and when ddpwatch is off."""
+        return "" if self._session is None else self._session.run_id
+
+    def mark(self, name: str) -> None:
+        """Puts a named moment into this rank's timeline."""
+        if self._session is not None and self._session.active:
+            self._session.mark(name)
+
+    def close(self) -> None:
+        """Stops watching the module; with the last one the session ends. Training is not affected."""
+        if self._probe is not None:
+            self._probe.close()
+        if self._session is not None and not any(probe.active for probe in self._session._probes):
+            self._session.close()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()  # otherwise the exit handler closes, and can say which exception it was
+
+
+_session: Session | None = None
+_watches: weakref.WeakKeyDictionary[DistributedDataParallel, Watch] = weakref.WeakKeyDictionary()
+
+
+def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = None) -> Watch:
+    """Watches a DistributedDataParallel module from now on.
+
+    Call it on every rank, after wrapping the model and before registering a comm hook of your own. It never
+    blocks, adds no collective and changes no result. ``DDPWATCH=0`` in the environment turns it off.
+
+    Args:
+        model: The DDP module.
+        record: File that the collector records the run to (on rank 0; other ranks' values are ignored).
+
+    Returns:
+        A handle with ``close()``, also a context manager. A second call for the same module returns the first's.
+
+    Raises:
+        UsageError: ``model`` is not a DDP module, or has a comm hook already.
+    """
+    global _session
+    if os.environ.get("DDPWATCH") == "0":
+        return Watch(None, None)
+    ddp = check_watchable(model)
+    if (known := _watches.get(ddp)) is not None and known._probe is not None and known._probe.active:
+        return known
+    try:
+        _session = _session or Session(record)
+    except (DdpwatchError, OSError) as error:
+        _log.warning("ddpwatch does not watch, training goes on: %s", error)
+        return Watch(None, None)
+    session = _session
+    if not session.active:
+        return Watch(None, None)
+    handle = Watch(session, session.add(ddp))
+    _watches[ddp] = handle
+    return handle
+
+
+def mark(name: str) -> None:
+    """Puts a named moment into this rank's timeline, e.g. ``ddpwatch.mark("checkpoint")``. Free when unwatched."""
+    if _session is not None and _session.active:
+        _session.mark(name)
+
+
+def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str] | None) -> None:
+    """Starts the collector process: detached, so that a signal to the job's process group spares it."""
+    command = [sys.executable, "-m", "ddpwatch.collector", "--run-id", run_id, "--world-size", str(world_size)]
+    command += ["--watch-pid", str(os.getpid()), "--script", Path(sys.argv[0]).name]
+    if record is not None:
+        command += ["--record", os.fspath(Path(record).absolute())]
+    with open(rundir.directory() / f"{run_id}.log", "wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
+        )
+    process.returncode = 0  # it outlives us on purpose: no warning about that when the handle is collected
+
+
+def hello_of(ddp: DistributedDataParallel, session: Session) -> Hello:
+    """Who this rank is."""
+    kind = str(ddp.device_type)
+    device = next(ddp.module.parameters()).device
+    properties = torch.cuda.get_device_properties(device) if kind == "cuda" else None
+    flags = {
+        "find_unused_parameters": ddp.find_unused_parameters,
+        "static_graph": ddp.static_graph,
+        "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
+        "broadcast_buffers": ddp.broadcast_buffers,
+        "bucket_cap_mb": ddp.bucket_bytes_cap / (1 << 20),
+    }
+    return Hello(
+        run_id=session.run_id,
+        attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        rank=session.rank,
+        local_rank=int(os.environ.get("LOCAL_RANK", session.rank)),
+        world_size=session.world_size,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        boot_id=clock.boot_id(),
+        time_ns=clock.time_namespace(),
+        device_kind=kind,
+        device_name="" if properties is None else properties.name,
+        device_uuid="" if properties is None else f"GPU-{properties.uuid}",
+        backend=str(dist.get_backend(ddp.process_group)),
+        torch=str(torch.__version__),
+        module=type(ddp.module).__name__,
+        parameters=sum(p.numel() for p in ddp.module.parameters()),
+        timing_source="host" if kind == "cpu" else "host (launch only)",
+        script=Path(sys.argv[0]).name,
+        ddp=flags,
+    )

@@ -1,0 +1,1 @@
+"""Recordings: raw frames with their receive time, in MCAP files."""

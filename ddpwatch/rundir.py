@@ -1,0 +1,137 @@
+"""Rendezvous by file: one small JSON file per running job, in a directory only its owner can read.
+
+The directory is ``$DDPWATCH_DIR``, else ``$XDG_RUNTIME_DIR/ddpwatch``, else ``/tmp/ddpwatch-<uid>``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+import time
+from pathlib import Path
+
+import msgspec
+
+from ddpwatch import clock
+from ddpwatch.errors import DdpwatchError, UsageError
+
+_SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes, and ZeroMQ needs a few
+
+
+class RunInfo(msgspec.Struct, kw_only=True):
+    """Where a run can be reached. ``pid`` is the collector's, ``started`` seconds since the Unix epoch."""
+
+    run_id: str
+    ingest: str
+    publish: str
+    pid: int
+    world_size: int
+    started: float
+    script: str = ""
+    recording: str = ""
+
+
+def directory() -> Path:
+    """The rendezvous directory, created with mode 0700 where it is missing.
+
+    Raises:
+        DdpwatchError: It cannot be made, or is somebody else's, or open to others.
+    """
+    path = _configured()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise DdpwatchError(f"{path}: {error.strerror}", "set DDPWATCH_DIR to a directory of your own") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise DdpwatchError(f"{path} is not a private directory of yours", "set DDPWATCH_DIR, or chmod 700 it")
+    return path
+
+
+def _configured() -> Path:
+    if configured := os.environ.get("DDPWATCH_DIR"):
+        return Path(configured)
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "ddpwatch"
+    return Path(f"/tmp/ddpwatch-{os.getuid()}")
+
+
+def new_run_id(script: str) -> str:
+    """A short name that sorts by time within a day: script, clock time, four random hex digits."""
+    stem = re.sub(r"[^A-Za-z0-9_]+", "-", Path(script).stem).strip("-")[:24] or "run"
+    return f"{stem}-{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def endpoints(run_id: str) -> tuple[str, str]:
+    """The Unix socket endpoints (ingest, publish) of a run.
+
+    Raises:
+        DdpwatchError: The directory's path is too long for a Unix socket.
+    """
+    base = directory() / run_id
+    if len(str(base)) + 4 > _SOCKET_PATH_LIMIT:
+        raise DdpwatchError(f"{base}: too long for a Unix socket", "set DDPWATCH_DIR to a short path")
+    return f"ipc://{base}.in", f"ipc://{base}.pub"
+
+
+def write(info: RunInfo) -> Path:
+    """Publishes a run: mode 0600, and whole from the first moment that it can be seen."""
+    path = directory() / f"{info.run_id}.json"
+    draft = path.with_suffix(".tmp")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(info))
+    draft.replace(path)
+    return path
+
+
+def remove(run_id: str) -> None:
+    """Takes a run's rendezvous file and sockets away. The log stays."""
+    for suffix in (".json", ".in", ".pub"):
+        with contextlib.suppress(OSError):
+            (directory() / f"{run_id}{suffix}").unlink()
+
+
+def live_runs() -> list[RunInfo]:
+    """The runs whose collector is alive, newest first. Files of dead ones are cleaned up on the way."""
+    runs = []
+    for path in directory().glob("*.json"):
+        info = _read(path)
+        if info is None:
+            continue
+        if clock.pid_alive(info.pid):
+            runs.append(info)
+        else:
+            remove(info.run_id)
+    _forget_old_logs()
+    return sorted(runs, key=lambda info: info.started, reverse=True)
+
+
+def find(name: str) -> RunInfo:
+    """The live run of that id, or whose id begins so.
+
+    Raises:
+        UsageError: There is none, or more than one.
+    """
+    runs = [info for info in live_runs() if info.run_id.startswith(name)]
+    if len(runs) == 1 or any(info.run_id == name for info in runs):
+        return next((info for info in runs if info.run_id == name), runs[0])
+    if not runs:
+        raise UsageError(f"no live run called {name!r}", "`ddpwatch ls` lists them")
+    raise UsageError(f"{name!r} fits {len(runs)} runs", "give more of the id: " + ", ".join(r.run_id for r in runs))
+
+
+def _read(path: Path) -> RunInfo | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunInfo)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _forget_old_logs(keep_s: float = 7 * 86400) -> None:
+    for path in directory().glob("*.log"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > keep_s:
+                path.unlink()
