@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpwatch import __version__
 from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.version import __version__
 
 if TYPE_CHECKING:
     from ddpwatch.rundir import RunInfo
@@ -103,7 +103,7 @@ def record(
     steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N more steps.")] = None,
 ) -> None:
     """Record a running job as a viewer, until it ends (or Ctrl-C)."""
-    from ddpwatch.recording.capture import capture
+    from ddpwatch.capture import capture
     from ddpwatch.sources import LiveSource
 
     info, endpoint = _resolve(run)
@@ -135,7 +135,7 @@ def replay(
 @app.command()
 def report(file: File, as_json: Json = False) -> None:
     """Print the figures of a recording."""
-    from ddpwatch.recording.reporting import report_of
+    from ddpwatch.reporting import report_of
 
     result = report_of(file)
     if as_json:

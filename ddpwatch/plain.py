@@ -7,14 +7,101 @@ import time
 from collections.abc import Iterable, Sequence
 
 from ddpwatch import rundir
-from ddpwatch.analysis.render import number, percent, table
+from ddpwatch.analysis.recent import summarise
+from ddpwatch.analysis.render import UNKNOWN, number, percent, table
+from ddpwatch.analysis.steps import NS_PER_MS
 from ddpwatch.analysis.text import clean
-from ddpwatch.messages import Bye, Message
+from ddpwatch.analysis.verdict import verdict
+from ddpwatch.messages import Message
 from ddpwatch.rundir import RunInfo
 from ddpwatch.sources import SILENCE_S, LiveSource, newest_run
 from ddpwatch.state import RunState
 from ddpwatch.transport import Envelope
-from ddpwatch.analysis.verdict import verdict
 
 EVERY_S = 2.0
-_HEADER = f"{'step':>8}  {'it/s':>7}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'late':>16}  verdict"
+HEADER = f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'drops':>5}  what stands out"
+
+
+def run_table(runs: Sequence[RunInfo]) -> list[str]:
+    """The runs as aligned lines."""
+    rows = [
+        [info.run_id, str(info.world_size), time.strftime("%H:%M:%S", time.localtime(info.started)), info.recording]
+        for info in runs
+    ]
+    return table(["run", "ranks", "started", "recording"], [[clean(cell) for cell in row] for row in rows])
+
+
+def line(state: RunState) -> str:
+    """What there is to say about a run now, in one line."""
+    summary = summarise(state.recent())
+    newest = state.newest_step()
+    drops = sum(rank.dropped for rank in state.ranks.values())
+    found = verdict(summary, state.presence(), state.end, len(state.ranks) >= state.world_size)
+    return (
+        f"{UNKNOWN if newest is None else newest.step:>8}  {number(summary.rate, 2):>6}  "
+        f"{_ms(summary.step_ns):>8}  {percent(summary.overlap):>7}  {_ms(summary.exposed_ns):>10}  {drops:>5}  "
+        f"{clean(found.text)}"
+    )
+
+
+def follow(info: RunInfo | None, endpoint: str | None) -> None:
+    """Prints lines about a live run until it ends; waits for one if there is none."""
+    if endpoint is None:
+        info = info or _wait_for_run()
+        _narrate(f"attached to {info.run_id}, {info.world_size} ranks")
+    source = LiveSource(endpoint if endpoint is not None else info.publish)  # type: ignore[union-attr]
+    try:
+        _follow(source)
+    finally:
+        source.close()
+
+
+def print_recording(frames: Iterable[tuple[Message, Envelope]]) -> None:
+    """Prints the lines that a live view would have printed."""
+    state, due = RunState(), 0
+    print(HEADER)
+    for message, envelope in frames:
+        state.apply(message, envelope.received_ns)
+        due = due or envelope.received_ns + int(EVERY_S * 1e9)
+        if envelope.received_ns >= due:
+            print(line(state))
+            due += int(EVERY_S * 1e9)
+    print(line(state))
+
+
+def _wait_for_run() -> RunInfo:
+    info = newest_run()
+    if info is None:
+        _narrate(f"waiting for a run (looking in {rundir.directory()}); start one with --watch")
+    while info is None:
+        time.sleep(0.5)
+        info = newest_run()
+    return info
+
+
+def _follow(source: LiveSource) -> None:
+    state = RunState()
+    print(HEADER, flush=True)
+    heard = time.monotonic()
+    due = heard + EVERY_S
+    while state.end is None:
+        frames = source.read(min(0.2, EVERY_S))
+        for message, envelope in frames:
+            state.apply(message, envelope.received_ns)
+        now = time.monotonic()
+        heard = now if frames else heard
+        if now - heard > SILENCE_S:
+            _narrate(f"no word from the collector for {SILENCE_S:.0f} s: it is gone")
+            return
+        if now >= due:
+            print(line(state), flush=True)
+            due = now + EVERY_S
+    print(line(state), flush=True)
+
+
+def _narrate(text: str) -> None:
+    print(f"ddpwatch: {text}", file=sys.stderr, flush=True)
+
+
+def _ms(ns: float | None) -> str:
+    return number(ns, 1) if ns is None else number(ns / NS_PER_MS, 1)

@@ -88,10 +88,17 @@ def write(info: RunInfo) -> Path:
 
 
 def remove(run_id: str) -> None:
-    """Takes a run's rendezvous file and sockets away. The log stays."""
-    for suffix in (".json", ".in", ".pub"):
+    """Takes a run's rendezvous file, sockets and black boxes away. The log stays."""
+    base = directory()
+    leftovers = [base / f"{run_id}{suffix}" for suffix in (".json", ".in", ".pub")]
+    for path in [*leftovers, *base.glob(f"{run_id}.box*")]:
         with contextlib.suppress(OSError):
-            (directory() / f"{run_id}{suffix}").unlink()
+            path.unlink()
+
+
+def blackbox(run_id: str, rank: int) -> Path:
+    """Where a rank keeps its black box."""
+    return directory() / f"{run_id}.box{rank}"
 
 
 def live_runs() -> list[RunInfo]:

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from ddpwatch.analysis.ranks import BucketFigures, bucket_figures, lateness, same_clock, waiting
 from ddpwatch.analysis.steps import StepFigures, figures
+from ddpwatch.analysis.verdict import Presence
 from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Status, Step
 
 KEEP_STEPS = 512
@@ -182,6 +183,18 @@ class RunState:
         if beat is not None and beat.phase == "sync" and beat.at_ns - beat.since_ns > WAITING_NS:
             return RankStatus.WAITING
         return RankStatus.RUNNING
+
+    def presence(self) -> dict[int, Presence]:
+        """How every rank stands, as the verdict wants it."""
+        return {
+            rank: Presence(
+                beat=state.beat,
+                bye=state.bye,
+                silent_ns=self.now_ns - state.seen_ns,
+                finished_steps=0 if state.last_step is None else state.last_step.step + 1,
+            )
+            for rank, state in self.ranks.items()
+        }
 
     def newest_step(self) -> StepView | None:
         """The newest step that every rank still running has sent; the newest at all if there is none."""

@@ -165,8 +165,11 @@ def _bucket_exposed(steps: Sequence[StepOfRanks]) -> dict[int, float]:
 
 
 def _slowest(steps: Sequence[StepOfRanks], ranks: Mapping[int, RankSummary]) -> Slowest | None:
-    """The latest rank, if its lateness stands clear of what is usual: its lower quartile above the upper one of a
-    typical rank, by more than `NOISE_NS` and `NOISE_SHARE` of a step."""
+    """The latest rank, if its lateness stands clear of what is usual.
+
+    That is: its lower quartile lies above the upper one of a typical rank, by more than `NOISE_NS` and by more than
+    `NOISE_SHARE` of a step.
+    """
     late = {rank: summary.late_ns for rank, summary in ranks.items() if summary.late_ns is not None}
     if len(late) < 2 or len(steps) < ENOUGH_STEPS:
         return None

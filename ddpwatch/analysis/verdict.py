@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -55,12 +56,17 @@ def _death(ranks: Mapping[int, Presence]) -> Verdict | None:
     dead = {rank: p.bye for rank, p in ranks.items() if p.bye is not None and p.bye.reason != "finished"}
     if not dead:
         return None
-    first = min(dead, key=lambda rank: dead[rank].at_ns)
+    first = min(dead, key=lambda rank: (_by_launcher(dead[rank]), dead[rank].at_ns))
     text = f"rank {first} {_how(dead[first])}{_where(dead[first])}"
     others = sorted(dead.keys() - {first})
     if others:
         text += f"; then {_names(others)} ended too"
     return Verdict("death", "bad", text + _who_waits(ranks, dead.keys()), rank=first)
+
+
+def _by_launcher(bye: Bye) -> bool:
+    """Whether it looks like torchrun's doing: once a rank has failed, it terminates the others."""
+    return bye.signal == signal.SIGTERM
 
 
 def _how(bye: Bye) -> str:
@@ -128,7 +134,7 @@ def _silent_words(rank: int, presence: Presence) -> str:
 
 
 def _performance(summary: Summary, ranks: Mapping[int, Presence], complete: bool) -> Verdict:
-    if not ranks or not complete and not summary.count:
+    if not ranks or (not complete and not summary.count):
         return Verdict("starting", "none", "waiting for every rank's first step")
     if summary.count < ENOUGH_STEPS:
         return Verdict("collecting", "none", f"collecting: {summary.count} of {ENOUGH_STEPS} steps for a first verdict")
@@ -170,16 +176,13 @@ def _exposed(summary: Summary) -> Verdict:
 
 
 def _prefixed(found: Verdict, ranks: Mapping[int, Presence], end: Bye | None) -> Verdict:
-    """A run that is over says so first."""
-    if end is None:
+    """A run that is over in another way than its ranks say, or that was too short to judge, says so."""
+    if end is None or (end.reason == "finished" and found.severity != "none"):
         return found
     steps = max((presence.finished_steps for presence in ranks.values()), default=0)
-    how = "finished" if end.reason == "finished" else _how(end)
-    text = f"{how} after {steps} steps"
-    if found.severity != "none":
-        text += f"; {found.text}"
-    severity: Severity = found.severity if end.reason == "finished" else "bad"
-    return Verdict(found.kind, severity, text, found.rank, found.bucket)
+    how = "finished" if end.reason == "finished" else f"the run {_how(end)}"
+    text = f"{how} after {steps} steps" + (f"; {found.text}" if found.severity != "none" else "")
+    return Verdict("ended", "ok" if end.reason == "finished" else "bad", text, found.rank, found.bucket)
 
 
 def _ms(ns: float) -> str:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import zmq
 
-from ddpwatch import clock, rundir, transport
+from ddpwatch import blackbox, clock, rundir, transport
 from ddpwatch.collector.devices import DeviceSampler
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.liveness import Liveness
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Beat, Bye, Device, EndReason, Hello, Message, Status, decode, encode, type_name
+from ddpwatch.messages import Bye, Device, EndReason, Hello, Message, Status, decode, encode, type_name
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.transport import LIVE, SNAPSHOT, Envelope
 
@@ -200,7 +200,11 @@ class Collector:
                 self._tell(self._obituary(rank, reason, detail, signal))
 
     def _obituary(self, rank: int, reason: EndReason, detail: str, signal: int | None) -> Bye:
-        beat: Beat | None = self._hub.ranks[rank].last_beat
+        """A goodbye for a rank that can say none: its black box tells where it was, or else its last heartbeat."""
+        beat = self._hub.ranks[rank].last_beat
+        last = blackbox.read(rundir.blackbox(self._options.run_id, rank))
+        if last is None and beat is not None:
+            last = blackbox.LastWords(beat.step, beat.phase, beat.in_flight)
         return Bye(
             rank=rank,
             by="collector",
@@ -208,9 +212,9 @@ class Collector:
             detail=detail,
             signal=signal,
             at_ns=time.monotonic_ns(),
-            step=None if beat is None else beat.step,
-            phase="" if beat is None else beat.phase,
-            in_flight=[] if beat is None else beat.in_flight,
+            step=None if last is None else last.step,
+            phase="" if last is None else last.phase,
+            in_flight=[] if last is None else last.in_flight,
         )
 
     def _over(self) -> bool:

@@ -181,7 +181,7 @@ def _teach_registration() -> None:
         if (ours := _watched.get(self)) is not None:
             ours.adopt(self, state, hook)
         else:
-            _original_register(self, state, hook)  # type: ignore[no-untyped-call]
+            _original_register(self, state, hook)
 
     def _register_builtin_comm_hook(self: DistributedDataParallel, comm_hook_type: Any) -> None:
         if (ours := _watched.get(self)) is not None:

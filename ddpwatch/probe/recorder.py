@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from ddpwatch.blackbox import BlackBox
 from ddpwatch.messages import Span, Step, StepStatus
 
 Clock = Callable[[], int]
@@ -42,7 +43,8 @@ class StepRecord:
     """A step being recorded. Stamps are absolute ns; `message` makes them offsets."""
 
     __slots__ = (
-        "backwards", "buckets", "end", "epoch", "hooks", "later", "own_ns", "spans", "start", "status", "step", "untimed",
+        "backwards", "buckets", "end", "epoch", "hooks", "later",
+        "own_ns", "spans", "start", "status", "step", "untimed",
     )  # fmt: skip
 
     def __init__(self, step: int, start: int) -> None:
@@ -103,6 +105,7 @@ class StepRecorder:
         phase, since: Where training is now and since when; read by the heartbeat thread.
         last_hook: Id of the newest parameter whose gradient is known to have arrived, or None.
         current: The open record, or None before the first forward.
+        box: The black box, kept up to date.
         epoch: Number of the bucket layout in force; whoever learns a new layout raises it.
     """
 
@@ -110,6 +113,7 @@ class StepRecorder:
         self._emit = emit
         self.clock = clock
         self.current: StepRecord | None = None
+        self.box = BlackBox()
         self.phase: Phase = "input"
         self.since = clock()
         self.last_hook: int | None = None
@@ -191,11 +195,13 @@ class StepRecorder:
         bucket = BucketRecord(module, index, nbytes, at, at if called is None else called)
         bucket.ready = ready_ns
         self.current.buckets.append(bucket)
+        self.box.launch(index)
         return bucket
 
     def bucket_done(self, bucket: BucketRecord) -> None:
         """The bucket's result is there. May be called from any thread."""
         bucket.done = self.clock()
+        self.box.done(bucket.index)
 
     def hook_fired(self, param: int, at_ns: int | None = None) -> None:
         """Parameter ``param``'s gradient was accumulated, now or at ``at_ns`` (absolute)."""
@@ -224,7 +230,7 @@ class StepRecorder:
         if self.phase == "optimizer":
             self._leave("optimizer", "input")
         elif self.phase == "between":  # a closure ran forward and backward inside the optimizer's step
-            self.phase, self.since = "input", self.clock()
+            self._enter("input", self.clock())
         else:
             return
         self._optimizer_seen = True
@@ -236,7 +242,7 @@ class StepRecorder:
             self.current.status = "aborted"
             self._close(self.clock() if now is None else now)
         self._optimizer_depth = 0
-        self.phase = "input"
+        self._enter("input", self.clock())
 
     def finish(self) -> None:
         """The process stops being watched: closes the open step if it is complete, forgets it otherwise."""
@@ -250,13 +256,13 @@ class StepRecorder:
     def _enter(self, phase: Phase, now: int) -> None:
         self.phase = phase
         self.since = self._begin = now
+        self.box.enter(self.steps, phase)
 
     def _leave(self, phase: Phase, following: Phase) -> None:
         now = self.clock()
         if self.current is not None:
             self.current.spans.append((phase, self._begin, now))
-        self.phase = following
-        self.since = self._begin = now
+        self._enter(following, now)
 
     def _step_end(self) -> int | None:
         if self._optimizer_end is not None:

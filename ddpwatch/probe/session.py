@@ -7,6 +7,7 @@ training goes on.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import socket
@@ -132,6 +133,8 @@ class Session:
             self.run_id = self._hello.run_id = self._address.run_id
         if self._address.boot_id != clock.boot_id():
             raise DdpwatchError(f"rank {self.rank} is on another host than rank 0", "only rank 0's host is watched")
+        with contextlib.suppress(OSError):  # no room: then the heartbeat has to do
+            self.recorder.box.open(rundir.blackbox(self._address.run_id, self.rank))
         return self._address.endpoint
 
     # -- the end ---------------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 from mcap.writer import CompressionType, Writer
 
-from ddpwatch import __version__
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import SCHEMA_VERSION, Beat, Bye, Device, Hello, Layout, Mark, Status, Step
 from ddpwatch.transport import Envelope
+from ddpwatch.version import __version__
 
 PROFILE = "ddpwatch"
 _TYPES: dict[str, type[msgspec.Struct]] = {

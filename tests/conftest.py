@@ -1,0 +1,19 @@
+"""Fixtures for all tests: a private rendezvous directory, and nothing left behind."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def run_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A rendezvous directory of the test's own, with a path short enough for Unix sockets."""
+    path = Path(tempfile.mkdtemp(prefix="dw-"))
+    monkeypatch.setenv("DDPWATCH_DIR", str(path))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,169 @@
+"""The collector process against ranks that the test plays itself, well-behaved and hostile."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from ddpwatch import rundir, transport
+from ddpwatch.clock import boot_id
+from ddpwatch.messages import MAX_FRAME_BYTES, Bye, Device, Hello, Mark, Message, Status, Step, encode
+from ddpwatch.recording.reader import Recording
+from tests.integration.jobs import PATIENCE_S, live, messages, read_until
+
+
+class Stage:
+    """A collector, and a socket that plays the ranks."""
+
+    def __init__(self, record: Path, world_size: int = 1) -> None:
+        self.run_id = rundir.new_run_id("stage")
+        self.ingest, self.publish = rundir.endpoints(self.run_id)
+        command = [sys.executable, "-m", "ddpwatch.collector", "--run-id", self.run_id, "--record", str(record)]
+        command += ["--world-size", str(world_size), "--watch-pid", str(os.getpid())]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        self.context = transport.Context()
+        self.socket = transport.rank_push(self.context, self.ingest)
+        self.info = rundir.RunInfo(
+            run_id=self.run_id, ingest=self.ingest, publish=self.publish, pid=0, world_size=1, started=0
+        )
+
+    def send(self, *sent: Message | bytes) -> None:
+        for message in sent:
+            self.socket.send(message if isinstance(message, bytes) else encode(message))
+
+    def hello(self, rank: int = 0) -> Hello:
+        return Hello(run_id=self.run_id, rank=rank, world_size=1, host="here", pid=os.getpid(), boot_id=boot_id())
+
+    def finish(self) -> None:
+        self.send(Bye(rank=0, by="rank", reason="finished", at_ns=1))
+        assert self.process.wait(PATIENCE_S) == 0
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+        self.context.term()
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def stage(run_directory: Path, tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path / "stage.mcap")
+    yield stage
+    stage.close()
+
+
+def step(number: int, rank: int = 0) -> Step:
+    return Step(rank=rank, step=number, start_ns=number * 100, duration_ns=100)
+
+
+def test_hostile_frames_are_counted_and_refused(stage: Stage, tmp_path: Path) -> None:
+    hostile = [
+        os.urandom(200),
+        pickle.dumps({"rank": 0, "step": 1}),
+        b"",
+        b"\x00" * (MAX_FRAME_BYTES + 1),
+        encode(step(1))[:-3],
+        msgspec.msgpack.encode({"type": "step", "rank": -1}),
+        msgspec.msgpack.encode({"type": "launch missiles"}),
+        encode(Device(host="here", kind="cpu", at_ns=1, utilization=100.0)),
+        encode(Bye(rank=0, by="collector", reason="killed", at_ns=1)),
+    ]
+    stage.send(stage.hello(), *hostile)
+    stage.socket.send_multipart([b"two", b"parts"])
+    stage.send(step(7))
+    with live(stage.info) as source:
+        expected = len(hostile) + 1
+        frames = read_until(
+            source, lambda seen: any(sum(s.refused.values()) == expected for s in messages(seen, Status)), "the count"
+        )
+        stage.finish()
+    refused = messages(frames, Status)[-1].refused
+    assert refused["oversize"] == 1
+    assert refused["multipart"] == 1
+    assert refused["unknown type"] == 1
+    assert refused["not a rank's to send"] == 2
+    assert refused["not msgpack"] + refused["invalid"] == 5
+    assert [m.step for m in messages(frames, Step)] == [7]
+    recorded = [m for m, _ in Recording(tmp_path / "stage.mcap")]
+    assert [m.step for m in recorded if isinstance(m, Step)] == [7]
+    assert not [m for m in recorded if isinstance(m, Bye) and m.by == "collector" and m.rank is not None]
+
+
+def test_a_frame_beyond_the_transport_limit_costs_its_sender_the_connection(stage: Stage) -> None:
+    context = transport.Context()
+    vandal = context.socket(zmq.PUSH)
+    vandal.connect(stage.ingest)
+    vandal.send(bytes(transport.TRANSPORT_LIMIT + 1))
+    stage.send(stage.hello(), step(1))
+    with live(stage.info) as source:
+        frames = read_until(source, lambda seen: messages(seen, Step), "the honest rank")
+        stage.finish()
+    assert [m.step for m in messages(frames, Step)] == [1]
+    vandal.close(linger=0)
+    context.term()
+
+
+def test_two_viewers_and_a_late_one_see_the_same(stage: Stage) -> None:
+    stage.send(stage.hello(), *[step(n) for n in range(50)])
+    with live(stage.info) as first, live(stage.info) as second:
+        read_until(first, lambda seen: len(messages(seen, Step)) == 50, "fifty steps")
+        stage.send(Mark(rank=0, name="checkpoint", start_ns=5))
+        with live(stage.info) as late:
+            stage.send(*[step(n) for n in range(50, 400)])
+            seen = [
+                read_until(viewer, lambda frames: any(m.step == 399 for m in messages(frames, Step)), "the last step")
+                for viewer in (second, late)
+            ]
+        stage.finish()
+    for frames in seen:
+        assert [m.step for m in messages(frames, Step)] == list(range(400))
+        assert [m.name for m in messages(frames, Mark)] == ["checkpoint"]
+
+
+def test_retention_is_bounded_and_keeps_the_newest(stage: Stage) -> None:
+    stage.send(stage.hello(), *[step(n) for n in range(900)])
+    with live(stage.info) as first:
+        read_until(first, lambda seen: any(m.step == 899 for m in messages(seen, Step)), "all steps")
+    with live(stage.info) as late:
+        frames = read_until(late, lambda seen: any(m.step == 899 for m in messages(seen, Step)), "the newest step")
+        stage.finish()
+    assert [m.step for m in messages(frames, Step)] == list(range(900 - 512, 900))
+
+
+def test_a_rank_whose_process_is_gone_gets_its_goodbye_said(stage: Stage) -> None:
+    rank = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    hello = stage.hello(0)
+    hello.pid = rank.pid
+    stage.send(hello, step(1))
+    with live(stage.info) as source:
+        read_until(source, lambda seen: messages(seen, Step), "the step")
+        rank.kill()
+        frames = read_until(source, lambda seen: len(messages(seen, Bye)) == 2, "both goodbyes")
+    rank.communicate()
+    assert [(m.rank, m.reason, m.detail) for m in messages(frames, Bye)] == [
+        (0, "killed", "SIGKILL"),
+        (None, "killed", ""),
+    ]
+    assert stage.process.wait(PATIENCE_S) == 0
+
+
+def test_a_recording_that_cannot_be_written_is_said(run_directory: Path, tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "missing" / "file.mcap")
+    try:
+        stage.send(stage.hello(), step(1))
+        with live(stage.info) as source:
+            frames = read_until(
+                source, lambda seen: any(s.recording_error for s in messages(seen, Status)), "the recording's error"
+            )
+            stage.finish()
+        assert "No such file or directory" in messages(frames, Status)[-1].recording_error
+    finally:
+        stage.close()

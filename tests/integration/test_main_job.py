@@ -1,0 +1,124 @@
+"""The main job end to end: train, watch, record, attach late, report; and with a broken or absent collector."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from ddpwatch.analysis.steps import PARTS
+from ddpwatch.messages import Bye, Device, Hello, Layout, Status, Step
+from ddpwatch.recording.reader import Recording
+from ddpwatch.state import RunState
+from tests.integration.jobs import ROOT, Job, collector_pids, live, messages, read_until, the_run, wait_for
+
+TRAIN = ROOT / "demo" / "train.py"
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from ddpwatch.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_watched_recorded_and_attached_to(run_directory: Path, tmp_path: Path) -> None:
+    """A late viewer sees everything from the first frame on, once and in order; the recording holds the same."""
+    file = tmp_path / "out.mcap"
+    with Job(TRAIN, "--watch", "--steps", "24", "--record", str(file), log=tmp_path / "log") as job:
+        info = the_run(job)
+        with live(info) as first:
+            read_until(first, lambda frames: any(m.step >= 8 for m in messages(frames, Step)), "step 8")
+        with live(info) as late:
+            frames = read_until(late, lambda seen: any(m.rank is None for m in messages(seen, Bye)), "the end")
+        assert job.wait() == 0, job.output()
+    sequence = [envelope.seq for _, envelope in frames]
+    steps = {rank: [m.step for m in messages(frames, Step) if m.rank == rank] for rank in (0, 1)}
+    assert sequence == sorted(set(sequence))
+    assert steps == {0: list(range(24)), 1: list(range(24))}
+    assert [m.epoch for m in messages(frames, Layout) if m.rank == 1] == [1, 2]
+    assert {m.rank for m in messages(frames, Hello)} == {0, 1}
+    assert messages(frames, Device)
+    wait_for(lambda: not collector_pids(info.run_id), "the collector ends")
+    assert not list(run_directory.glob("*.json"))
+    recorded = [(m, e.received_ns) for m, e in Recording(file)]
+    shown = [(m, e.received_ns) for m, e in frames]
+    kept = (Step, Hello, Layout, Bye, Device)  # of heartbeats and status a late viewer gets the newest
+    assert [row for row in recorded if isinstance(row[0], kept)] == [row for row in shown if isinstance(row[0], kept)]
+    check_report(file, steps=24)
+    assert "loss" in job.output()
+
+
+def check_report(file: Path, steps: int) -> None:
+    done = cli("report", str(file), "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert [row["rank"] for row in report["ranks"]] == [0, 1]
+    assert [row["steps"] for row in report["ranks"]] == [steps, steps]
+    assert [row["dropped"] for row in report["ranks"]] == [0, 0]
+    assert [row["end"]["reason"] for row in report["ranks"]] == ["finished", "finished"]
+    assert len(report["buckets"]) >= 3
+    assert sum(bucket["nbytes"] for bucket in report["buckets"]) == 4 * messages_of(file, Hello)[0].parameters
+    assert all(bucket["params"] for bucket in report["buckets"])
+    assert list(report["phases_ms"]) == list(PARTS)
+    assert sum(report["phases_ms"].values()) == pytest.approx(report["steps"]["step_ms_p50"], rel=0.01)
+    assert 0 <= report["overlap"]["ratio_p50"] <= 1
+    assert report["steps"]["warmup"] == 1
+    assert not report["recording"]["cut_tail"]
+
+
+def messages_of(file: Path, kind: type) -> list:
+    return [message for message, _ in Recording(file) if isinstance(message, kind)]
+
+
+@pytest.mark.usefixtures("run_directory")
+def test_same_bits_with_and_without_watching(tmp_path: Path) -> None:
+    parameters = []
+    for options in ([], ["--watch"]):
+        saved = tmp_path / f"params{len(options)}.pt"
+        with Job(TRAIN, "--steps", "6", "--save-params", str(saved), *options, log=tmp_path / "log") as job:
+            assert job.wait() == 0, job.output()
+        parameters.append(torch.load(saved))
+    plain, watched = parameters
+    assert plain.keys() == watched.keys()
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+
+
+@pytest.mark.usefixtures("run_directory")
+def test_training_outlives_its_collector(tmp_path: Path) -> None:
+    """Frames that nobody takes any more are dropped; the job ends as if nothing had been."""
+    with Job(TRAIN, "--watch", "--steps", "20", log=tmp_path / "log") as job:
+        info = the_run(job)
+        with live(info) as source:
+            read_until(source, lambda frames: messages(frames, Step), "the first step")
+            psutil.Process(info.pid).kill()
+        assert job.wait() == 0, job.output()
+    assert "step 20/20" in job.output()
+
+
+@pytest.mark.usefixtures("run_directory")
+def test_one_process_alone(tmp_path: Path) -> None:
+    """One process has nobody to talk to, and a suspended collector does not keep it from ending."""
+    file = tmp_path / "alone.mcap"
+    with Job(TRAIN, "--steps", "12", "--record", str(file), ranks=1, log=tmp_path / "log") as job:
+        info = the_run(job)
+        with live(info) as source:
+            read_until(source, lambda frames: len(messages(frames, Step)) >= 3, "three steps")
+        os.kill(info.pid, signal.SIGSTOP)
+        try:
+            assert job.wait() == 0, job.output()
+        finally:
+            os.kill(info.pid, signal.SIGCONT)
+        wait_for(lambda: not collector_pids(info.run_id), "the collector ends once it runs again")
+    state = RunState()
+    for message, envelope in Recording(file):
+        state.apply(message, envelope.received_ns)
+    assert len(state.steps) == 12
+    assert state.end is not None
+    assert state.end.reason == "finished"
+    assert messages_of(file, Status)[-1].refused == {}
