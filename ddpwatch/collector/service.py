@@ -58,7 +58,6 @@ class Collector:
         self._sampler = sampler
         self._context = transport.Context()
         ingest, publish = rundir.endpoints(options.run_id)
-        rundir.remove(options.run_id)
         self._pull = transport.collector_pull(self._context, ingest)
         self._publish = transport.collector_publish(self._context, publish)
         self._samples = self._context.socket(zmq.PULL)
@@ -276,7 +275,9 @@ class Collector:
         """The disk is full or gone: the run goes on without a recording, and says so."""
         _log.error("recording stopped: %s", error)
         self._recording_error = str(error.strerror or error)
-        self._recorder = None
+        if self._recorder is not None:
+            self._recorder.abandon()
+            self._recorder = None
 
     # -- devices ---------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ One channel per message type, frames as msgpack, zstd chunks. A chunk is closed 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -74,6 +75,11 @@ class RecordingWriter:
         try:
             self._writer.finish()  # type: ignore[no-untyped-call]
         finally:
+            self._file.close()
+
+    def abandon(self) -> None:
+        """Lets go of the file without an end: what was flushed stays readable."""
+        with contextlib.suppress(OSError):  # the last buffer may be what the disk refused
             self._file.close()
 
     def _open_channel(self, kind: str) -> int:

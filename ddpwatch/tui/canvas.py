@@ -1,0 +1,81 @@
+"""A grid of cells to paint on; its rows are runs of equally styled text, as `Strip` wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.cells import cell_len
+
+Run = tuple[str, str]  # text, style name (see palette.py)
+Row = list[Run]
+
+
+class Canvas:
+    """``width`` x ``height`` cells, each one character and one style. What falls outside is cut off."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width = max(width, 0)
+        self.height = max(height, 0)
+        self._chars = [[" "] * self.width for _ in range(self.height)]
+        self._styles = [["text"] * self.width for _ in range(self.height)]
+
+    def put(self, x: int, y: int, text: str, style: str | None = "text") -> int:
+        """Writes text from cell ``x`` on; style None keeps the cells' own. Returns the cell after it."""
+        for char in text:
+            size = cell_len(char)
+            if 0 <= y < self.height and x >= 0 and x + size <= self.width:
+                self._set(x, y, char, size, style)
+            x += size
+        return x
+
+    def put_runs(self, x: int, y: int, runs: Iterable[Run]) -> int:
+        """Writes styled texts one after the other. Returns the cell after them."""
+        for text, style in runs:
+            x = self.put(x, y, text, style)
+        return x
+
+    def fill(self, start: int, end: int, y: int, glyph: str, style: str) -> None:
+        """Fills the cells [start, end) of a row."""
+        if not 0 <= y < self.height:
+            return
+        for x in range(max(start, 0), min(end, self.width)):
+            self._set(x, y, glyph, 1, style)
+
+    def style_at(self, x: int, y: int) -> str:
+        """The style of a cell; empty outside."""
+        return self._styles[y][x] if 0 <= y < self.height and 0 <= x < self.width else ""
+
+    def char_at(self, x: int, y: int) -> str:
+        """The character of a cell; empty outside."""
+        return self._chars[y][x] if 0 <= y < self.height and 0 <= x < self.width else ""
+
+    def rows(self) -> list[Row]:
+        """The rows, each of exactly ``width`` cells."""
+        return [_runs(chars, styles) for chars, styles in zip(self._chars, self._styles, strict=True)]
+
+    def _set(self, x: int, y: int, char: str, size: int, style: str | None) -> None:
+        chars = self._chars[y]
+        if not chars[x] and x:
+            chars[x - 1] = " "  # the second half of a wide character loses its first
+        if x + size < self.width and not chars[x + size]:
+            chars[x + size] = " "
+        chars[x] = char
+        for extra in range(x + 1, x + size):
+            chars[extra] = ""
+        if style is not None:
+            self._styles[y][x : x + size] = [style] * size
+
+
+def _runs(chars: list[str], styles: list[str]) -> Row:
+    runs: Row = []
+    begin = 0
+    for x in range(1, len(chars) + 1):
+        if x == len(chars) or styles[x] != styles[begin]:
+            runs.append(("".join(chars[begin:x]), styles[begin]))
+            begin = x
+    return runs
+
+
+def plain(rows: Iterable[Row]) -> list[str]:
+    """The rows as plain text, trailing blanks cut."""
+    return ["".join(text for text, _ in row).rstrip() for row in rows]

@@ -1,0 +1,167 @@
+"""The header's two lines, the verdict, and the footer."""
+
+from __future__ import annotations
+
+from ddpwatch.analysis.verdict import Severity
+from ddpwatch.tui.canvas import Canvas, Row
+from ddpwatch.tui.model import Link, Overview
+from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, ms, number, percent, shorten, size, with_unit, wrap
+
+_SIGNS: dict[Severity, tuple[str, str]] = {
+    "none": ("·", "dim"),
+    "ok": ("✓", "good"),
+    "warn": ("!", "warn"),
+    "bad": ("✗", "bad"),
+}
+KEYS = (
+    ("q", "quit"), ("?", "help"), ("space", "pause"), ("←→", "step"), ("end", "newest"), ("j k", "scroll"),
+    ("a", "runs"),
+)  # fmt: skip
+_ROOMY = 100
+REPLAY_KEYS = (("+ -", "speed"), (".", "to the end"))
+
+
+def paint_header(model: Overview, width: int, height: int = 2) -> list[Row]:
+    """Who and how it stands on the first line, the figures that matter on the second."""
+    canvas = Canvas(width, height)
+    for y in range(canvas.height):
+        canvas.fill(0, width, y, " ", "heading")
+    badge, style = badge_of(model)
+    x = canvas.put(0, 0, shorten(f" {badge} ", width), style) + 1
+    step = step_text(model) if width >= _ROOMY else _crowded(model, width)
+    canvas.put_runs(x, 0, _headed(fit(_identity(model), max(width - x - len(step) - 2, 0))))
+    if width - len(step) - 1 > x:
+        canvas.put(width - len(step) - 1, 0, step, "heading-strong")
+    canvas.put_runs(1, 1, _headed(fit(_figures(model, width), max(width - 2, 0))))
+    return canvas.rows()
+
+
+def _headed(runs: Row) -> Row:
+    """The same texts on the header's background."""
+    return [(text, "heading" if style == "text" else f"heading-{style}") for text, style in runs]
+
+
+def badge_of(model: Overview) -> tuple[str, str]:
+    """The state of the view in a word or two, and its style."""
+    link = model.link
+    if link.link is Link.REPLAY:
+        speed = f"{link.speed:g}×"
+        return (f"REPLAY {speed} PAUSED", "badge-paused") if link.paused else (f"REPLAY {speed}", "badge-replay")
+    if link.link is Link.ENDED:
+        return _ended_badge(model)
+    if link.paused:
+        return "PAUSED", "badge-paused"
+    return {
+        Link.WAITING: ("WAITING", "badge-wait"),
+        Link.ATTACHING: ("ATTACHING", "badge-wait"),
+        Link.LIVE: ("LIVE", "badge-live"),
+        Link.GONE: ("COLLECTOR GONE", "badge-bad"),
+    }[link.link]
+
+
+def _ended_badge(model: Overview) -> tuple[str, str]:
+    what = "REPLAY ENDED" if model.link.replay else "ENDED"
+    if model.end is None:
+        return what, "badge-ended"
+    bad = model.end.reason != "finished"
+    return f"{what}: {model.end.reason}", "badge-bad" if bad else "badge-ended"
+
+
+def step_text(model: Overview) -> str:
+    """Which step is shown, and of how many if it is not the newest."""
+    if model.newest_step is None:
+        return ""
+    shown = model.timeline.step if model.timeline else model.newest_step
+    paused = " (paused)" if model.link.paused else ""
+    return f"step {shown} of {model.newest_step}{paused}" if paused or shown != model.newest_step else f"step {shown}"
+
+
+def _crowded(model: Overview, width: int) -> str:
+    """The first line's right end where the second has no room for all figures."""
+    extra = fit(_health(model), max(width - len(step_text(model)) - 48, 0))
+    return "".join(text for text, _ in extra) + "  " + step_text(model)
+
+
+def _identity(model: Overview) -> list[Field]:
+    hello, world = model.hello, model.world_size
+    fields = [_name(clean(model.run_id, 40))]
+    if hello is None:
+        return fields
+    ranks = f"{world} rank{'s' if world != 1 else ''}"
+    fields += [_plain(clean(hello.script, 32), 3), _plain(ranks, 1), _plain(clean(hello.backend, 12), 2)]
+    fields += [
+        Field(f"{clean(hello.timing_source, 12)} timing", clean(hello.timing_source, 12), 4),
+        Field(f"{clean(hello.module, 24)}, {number(hello.parameters / 1e6)} M parameters", "", 6),
+        Field(f"torch {clean(hello.torch, 16)}" if hello.torch else "", "", 7),
+        Field(f"recording {size(_recording_bytes(model))}" if _recording_bytes(model) is not None else "", "rec", 5),
+    ]
+    return fields
+
+
+def _recording_bytes(model: Overview) -> int | None:
+    return model.status.recording_bytes if model.status and model.status.recording else None
+
+
+def _name(text: str) -> Field:
+    return Field(text, shorten(text, 24), 0, "strong")
+
+
+def _plain(text: str, priority: int) -> Field:
+    return Field(text, text, priority)
+
+
+def _figures(model: Overview, width: int) -> list[Field]:
+    summary = model.summary
+    share = summary.exposed_ns / summary.step_ns if summary.exposed_ns is not None and summary.step_ns else None
+    in_share = f" ({percent(share)} of step)" if share is not None else ""
+    exposed = with_unit(ms(summary.exposed_ns), "ms")
+    style = "text" if share is None or share < 0.1 else "warn"
+    return [
+        Field(f"step {with_unit(ms(summary.step_ns), 'ms')}", f"{with_unit(ms(summary.step_ns), 'ms')}", 0, "strong"),
+        Field(f"{with_unit(number(summary.rate), 'it/s')}", f"{with_unit(number(summary.rate), 'it/s')}", 3, "strong"),
+        Field(f"overlap {percent(summary.overlap)}", f"overlap {percent(summary.overlap)}", 1, "strong"),
+        Field(
+            f"exposed {exposed}{in_share}", f"exposed {exposed} {percent(share) if in_share else ''}".rstrip(), 1, style
+        ),
+        _slowest(model),
+        *(_health(model) if width >= _ROOMY else ()),
+    ]
+
+
+def _health(model: Overview) -> list[Field]:
+    """What watching itself costs and loses."""
+    drops = f"drops {model.dropped}" if model.ranks else f"drops {UNKNOWN}"
+    cost = model.summary.cost
+    return [
+        Field(drops, drops, 4, "bad" if model.dropped else "text"),
+        Field(f"own cost {percent(cost, 2)}", f"own {percent(cost, 1)}", 5),
+    ]
+
+
+def _slowest(model: Overview) -> Field:
+    slowest = model.summary.slowest
+    if slowest is None:
+        return Field(f"slowest rank {UNKNOWN}", f"slowest {UNKNOWN}", 2)
+    late = f"+{ms(slowest.late_ns)} ms"
+    return Field(f"slowest rank {slowest.rank} {late}", f"slowest r{slowest.rank} {late}", 2, "bad")
+
+
+def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:
+    """What is going on, in words, wrapped to the height."""
+    canvas = Canvas(width, height)
+    sign, style = _SIGNS[model.verdict.severity]
+    canvas.put(1, 0, sign, style)
+    for y, line in enumerate(wrap(clean(model.verdict.text, 400), width - 4, height)):
+        canvas.put(3, y, line, style if model.verdict.severity in ("warn", "bad") else "text")
+    return canvas.rows()
+
+
+def paint_footer(model: Overview, width: int, height: int = 1) -> list[Row]:
+    """The keys."""
+    canvas = Canvas(width, height)
+    x = 0
+    for key, what in (*KEYS, *(REPLAY_KEYS if model.link.replay else ())):
+        if x + len(key) + len(what) + 3 > width and x:
+            break
+        x = canvas.put(canvas.put(x, 0, f" {key} ", "key"), 0, f" {what}  ", "dim")
+    return canvas.rows()

@@ -1,0 +1,106 @@
+"""The rank table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+
+from ddpwatch.tui.canvas import Canvas, Row
+from ddpwatch.tui.model import RankRow
+from ddpwatch.tui.text import UNKNOWN, clean, ms, percent
+
+SLOWEST = "◀"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: heading, width, how its cell reads, and its importance (0 goes last). Status takes what is left."""
+
+    heading: str
+    width: int
+    cell: Callable[[RankRow], str]
+    priority: int = 0
+
+
+def _number(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+COLUMNS = (
+    Column("step", 7, lambda row: _number(row.step), 2),
+    Column("step ms", 8, lambda row: ms(row.summary.step_ns), 2),
+    Column("late ms", 8, lambda row: ms(row.summary.late_ns), 1),
+    Column("wait ms", 8, lambda row: ms(row.summary.wait_ns), 3),
+    Column("overlap", 8, lambda row: percent(row.summary.overlap), 4),
+    Column("exposed ms", 11, lambda row: ms(row.summary.exposed_ns), 1),
+    Column("drops", 6, lambda row: str(row.dropped), 5),
+)
+_HOST = 22
+_STATUS_LEAST = 14
+_STATUS_MOST = 52
+
+
+def columns_for(width: int) -> list[Column]:
+    """The columns that leave enough for rank and status; the least important go first."""
+    columns = list(COLUMNS)
+    while columns and sum(column.width for column in columns) + 7 + _STATUS_LEAST > width:
+        columns.remove(max(columns, key=lambda column: column.priority))
+    return columns
+
+
+def paint_table(ranks: Sequence[RankRow], width: int, height: int, first: int = 0) -> list[Row]:
+    """A heading and one line per rank, from the ``first`` on."""
+    canvas = Canvas(width, height)
+    columns = columns_for(width)
+    figures = sum(column.width for column in columns)
+    host = _HOST if width - figures - 7 - _HOST >= 34 else 0
+    _paint_heading(canvas, columns, host)
+    room = max(canvas.height - 1, 0)
+    first = min(max(first, 0), max(len(ranks) - room, 0))
+    for y, row in enumerate(ranks[first : first + room], start=1):
+        _paint_row(canvas, row, columns, host, y)
+    return canvas.rows()
+
+
+def _paint_heading(canvas: Canvas, columns: Sequence[Column], host: int) -> None:
+    canvas.fill(0, canvas.width, 0, " ", "heading")
+    canvas.put(1, 0, "rank", "heading")
+    if host:
+        canvas.put(7, 0, "host / pid", "heading")
+    canvas.put(7 + host, 0, "status", "heading")
+    x = _figures_at(canvas, columns, host)
+    for column in columns:
+        canvas.put(x, 0, f"{column.heading:>{column.width - 1}}", "heading")
+        x += column.width
+
+
+def _figures_at(canvas: Canvas, columns: Sequence[Column], host: int) -> int:
+    """Where the figures begin: at the right, but not out of sight of the status."""
+    return min(canvas.width - sum(column.width for column in columns), 7 + host + _STATUS_MOST)
+
+
+def _paint_row(canvas: Canvas, row: RankRow, columns: Sequence[Column], host: int, y: int) -> None:
+    canvas.put(1, y, f"{row.rank:>4}", "bad" if row.slowest else "strong")
+    if host:
+        canvas.put(7, y, clean(f"{clean(row.host, host - 10)} / {_number(row.pid)}", host - 1), "dim")
+    if row.slowest:
+        canvas.put(5, y, SLOWEST, "bad")
+    x = _figures_at(canvas, columns, host)
+    canvas.put(7 + host, y, clean(row.status, x - host - 8), row.severity)
+    if row.severity == "bad" and cell_len(row.status) > x - host - 8:
+        canvas.put(7 + host, y, clean(row.status, canvas.width - host - 8), row.severity)
+        return  # how a rank died matters more than its figures
+    for column in columns:
+        text = column.cell(row)
+        canvas.put(x, y, f"{text:>{column.width - 1}}", _cell_style(column, row, text))
+        x += column.width
+
+
+def _cell_style(column: Column, row: RankRow, text: str) -> str:
+    if text == UNKNOWN:
+        return "dim"
+    if (column.heading == "drops" and row.dropped) or (column.heading == "late ms" and row.slowest):
+        return "bad"
+    return "text"

@@ -1,0 +1,32 @@
+"""What is shown before the first frame."""
+
+from __future__ import annotations
+
+from ddpwatch.tui.canvas import Canvas, Row
+from ddpwatch.tui.model import Link, LinkState
+from ddpwatch.tui.text import clean
+
+
+def paint_waiting(link: LinkState, width: int, height: int) -> list[Row]:
+    """What the dashboard waits for, in the middle."""
+    canvas = Canvas(width, height)
+    lines = _lines(link, width)
+    top = max((canvas.height - len(lines)) // 2, 0)
+    for y, (text, style) in enumerate(lines, start=top):
+        shown = clean(text, width)
+        canvas.put(max((width - len(text)) // 2, 0), y, shown, style)
+    return canvas.rows()
+
+
+def _lines(link: LinkState, width: int) -> Row:
+    if link.link is not Link.WAITING:
+        hint = "no rank has reported yet" if link.link is not Link.ENDED else "it ended before any rank reported"
+        return [(f"attached to {clean(link.name, max(width - 12, 8))}", "strong"), (hint, "dim")]
+    return [
+        ("waiting for a run – start one with", "strong"),
+        ("", "text"),
+        ("torchrun --nproc-per-node=2 demo/train.py --watch", "good"),
+        ("", "text"),
+        ("or put ddpwatch.watch(model) into your own script", "dim"),
+        (f"looking in {link.directory}", "dim"),
+    ]

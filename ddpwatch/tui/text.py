@@ -1,0 +1,118 @@
+"""Text for a terminal: names made harmless and of known width, figures with their unit, "–" for what is unknown."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+
+from ddpwatch.analysis.render import UNKNOWN, percent, size
+from ddpwatch.analysis.text import clean as harmless_text
+
+__all__ = ["UNKNOWN", "Field", "clean", "fit", "ms", "number", "percent", "shorten", "size", "with_unit", "wrap"]
+
+_NS_PER_MS = 1e6
+_COMBINING = ("Mn", "Me")
+
+
+def clean(name: str, width: int) -> str:
+    """A name from a frame as it may be drawn, at most ``width`` cells wide.
+
+    Without control, bidi, zero-width and combining characters; what is cut off is marked by "…".
+    """
+    harmless = harmless_text(name[: 8 * max(width, 0) + 64])
+    if not harmless.isascii():
+        harmless = "".join(c for c in harmless if unicodedata.category(c) not in _COMBINING and cell_len(c) > 0)
+    return shorten(harmless, width)
+
+
+def shorten(text: str, width: int) -> str:
+    """The text if it fits into ``width`` cells, else its beginning and "…"."""
+    if cell_len(text) <= width:
+        return text
+    if width <= 0:
+        return ""
+    kept, used = [], 0
+    for char in text:
+        used += cell_len(char)
+        if used > width - 1:
+            break
+        kept.append(char)
+    return "".join(kept) + "…"
+
+
+def wrap(text: str, width: int, lines: int) -> list[str]:
+    """The text broken between words into at most ``lines`` lines of ``width`` cells."""
+    if width <= 0 or lines <= 0:
+        return []
+    out = [""]
+    for word in text.split():
+        joined = f"{out[-1]} {word}".lstrip()
+        if cell_len(joined) <= width or len(out) == lines or not out[-1]:
+            out[-1] = joined
+        else:
+            out.append(word)
+    return [shorten(line, width) for line in out]
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, never an exponent; "–" for None."""
+    if value is None:
+        return UNKNOWN
+    if abs(value) >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 9.995 or value == 0 else f"{value:.2f}"
+
+
+def ms(ns: float | None) -> str:
+    """Nanoseconds as a number of milliseconds, without the unit."""
+    if ns is None:
+        return UNKNOWN
+    value = ns / _NS_PER_MS
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}"
+
+
+def with_unit(text: str, unit: str) -> str:
+    """A formatted figure and its unit; no unit on "–"."""
+    return text if text == UNKNOWN else f"{text} {unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One figure of a line: in full, in short, and how much it matters (0 goes last)."""
+
+    full: str
+    short: str
+    priority: int = 0
+    style: str = "text"
+
+
+def fit(fields: Sequence[Field], width: int) -> list[tuple[str, str]]:
+    """The fields as ``(text, style)`` on one line: in full if that fits, else in short, else without the least ones."""
+    chosen = [field for field in fields if field.full]
+    for gap in (3, 2):
+        line = [(field.full, field.style) for field in chosen]
+        if _length(line, gap) <= width:
+            return _spaced(line, gap)
+    while chosen:
+        line = [(field.short, field.style) for field in chosen]
+        if _length(line, 2) <= width:
+            return _spaced(line, 2)
+        if len(chosen) == 1:
+            return [(shorten(chosen[0].short, width), chosen[0].style)]
+        chosen.remove(max(chosen, key=lambda field: field.priority))
+    return []
+
+
+def _length(line: list[tuple[str, str]], gap: int) -> int:
+    return sum(cell_len(text) for text, _ in line) + gap * max(len(line) - 1, 0)
+
+
+def _spaced(line: list[tuple[str, str]], gap: int) -> list[tuple[str, str]]:
+    spaced: list[tuple[str, str]] = []
+    for text, style in line:
+        spaced += [(" " * gap, "text")] if spaced else []
+        spaced.append((text, style))
+    return spaced

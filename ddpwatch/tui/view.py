@@ -1,0 +1,55 @@
+"""The widget behind every view: it turns painted rows into strips, and repaints the rows that changed."""
+
+from __future__ import annotations
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from ddpwatch.tui import palette
+from ddpwatch.tui.canvas import Row
+
+
+class PaintedView(Widget):
+    """Draws what `paint` gives, one `Segment` per run of equal cells."""
+
+    ALLOW_SELECT = False
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._styles: dict[bool, dict[str, Style]] = {stale: palette.styles(stale) for stale in (False, True)}
+        self._rows: list[Row] = []
+        self._painted: tuple[int, int] = (0, 0)
+        self._was_stale = False
+
+    def paint(self, width: int, height: int) -> list[Row]:
+        """The rows to draw."""
+        raise NotImplementedError
+
+    @property
+    def stale(self) -> bool:
+        """Whether what is drawn is no longer fed."""
+        return False
+
+    def repaint(self) -> None:
+        """Paints again, and has those rows drawn that differ."""
+        width, height = self.size
+        before, size_before, stale_before = self._rows, self._painted, self._was_stale
+        self._rows, self._painted, self._was_stale = self.paint(width, height), (width, height), self.stale
+        if self._painted != size_before or self._was_stale != stale_before:
+            self.refresh()
+            return
+        changed = [y for y, row in enumerate(self._rows) if y >= len(before) or row != before[y]]
+        if changed:
+            self.refresh(*(Region(0, y, width, 1) for y in changed))
+
+    def render_line(self, y: int) -> Strip:
+        """One row of the screen."""
+        if self._painted != tuple(self.size):
+            self.repaint()
+        if y >= len(self._rows):
+            return Strip.blank(self.size.width)
+        styles = self._styles[self._was_stale]
+        return Strip([Segment(text, styles[name]) for text, name in self._rows[y]], self.size.width)

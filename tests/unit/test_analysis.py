@@ -1,0 +1,205 @@
+"""Figures of steps, ranks and runs against schedules worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpwatch.analysis.findings import findings
+from ddpwatch.analysis.ranks import bucket_figures, lateness, same_clock, waiting
+from ddpwatch.analysis.render import percent, render_report, size
+from ddpwatch.analysis.report import ReportBuilder
+from ddpwatch.analysis.steps import PARTS, figures
+from ddpwatch.analysis.text import clean
+from ddpwatch.messages import BucketLayout, Bye, Hello, Layout, Span, Step
+
+MS = 1_000_000
+
+
+def make_step(
+    rank: int = 0,
+    number: int = 1,
+    buckets: list[tuple[float, float | None]] | None = None,
+    late_ms: float = 0,
+    status: str = "ok",
+) -> Step:
+    """100 ms: 5 input, 20 forward, 50 backward (from 25), optimizer from 90 to 100. Buckets are (launch, done) in ms."""
+    rows = [(40.0, 60.0), (70.0, 85.0)] if buckets is None else buckets
+    return Step(
+        rank=rank,
+        step=number,
+        status=status,
+        start_ns=number * 100 * MS + int(late_ms * MS),
+        duration_ns=100 * MS,
+        spans=[
+            Span("forward", 5 * MS, 25 * MS),
+            Span("backward", 25 * MS, 75 * MS),
+            Span("sync", 75 * MS, 86 * MS),
+            Span("optimizer", 90 * MS, 100 * MS),
+        ],
+        bucket_module=[0] * len(rows),
+        bucket_index=list(range(len(rows))),
+        bucket_bytes=[1000] * len(rows),
+        bucket_ready=[int(launch * MS) for launch, _ in rows],
+        bucket_launch=[int(launch * MS) for launch, _ in rows],
+        bucket_done=[None if done is None else int(done * MS) for _, done in rows],
+        own_ns=MS // 10,
+    )
+
+
+@pytest.mark.parametrize(
+    ("buckets", "comm", "exposed", "overlap"),
+    [
+        ([(40, 60)], 20, 0, 1.0),  # hidden
+        ([(75, 85)], 10, 10, 0.0),  # exposed
+        ([(65, 85)], 20, 10, 0.5),  # half
+        ([(40, 60), (70, 85)], 35, 10, 25 / 35),
+        ([(40, 80), (50, 60)], 40, 5, 35 / 40),  # overlapping, done out of order
+        ([(70, 85), (72, 83)], 15, 10, 5 / 15),
+    ],
+)
+def test_overlap_in_closed_form(
+    buckets: list[tuple[float, float]], comm: float, exposed: float, overlap: float
+) -> None:
+    result = figures(make_step(buckets=buckets))
+    assert result.comm_ns == comm * MS
+    assert result.exposed_ns == exposed * MS
+    assert result.overlap == pytest.approx(overlap)
+
+
+def test_no_communication_has_no_overlap() -> None:
+    result = figures(make_step(buckets=[]))
+    assert (result.comm_ns, result.exposed_ns, result.overlap) == (0, 0, None)
+
+
+def test_the_parts_of_a_step() -> None:
+    parts = {name: ns / MS for name, ns in figures(make_step()).parts_ns.items()}
+    assert parts == {"input": 5, "forward": 20, "backward": 50, "exposed_comm": 10, "optimizer": 10, "other": 5}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["forward", "backward", "sync", "optimizer"]), st.integers(0, 90), st.integers(0, 90)
+        ),
+        max_size=8,
+    ),
+    st.lists(st.tuples(st.integers(0, 120), st.integers(0, 120)), max_size=6),
+)
+def test_parts_add_up_whatever_the_spans(spans: list[tuple[str, int, int]], buckets: list[tuple[int, int]]) -> None:
+    step = make_step(buckets=[(a / MS, b / MS) for a, b in buckets])
+    step.duration_ns = 100
+    step.spans = [Span(phase, a, b) for phase, a, b in spans]  # type: ignore[arg-type]
+    result = figures(step)
+    assert sum(result.parts_ns.values()) == 100
+    assert all(ns >= 0 for ns in result.parts_ns.values())
+    assert result.parts_ns["exposed_comm"] == result.exposed_ns
+
+
+def test_lateness_waiting_and_transfer() -> None:
+    """Rank 1 runs 30 ms behind; both finish together, 5 ms after its launch."""
+    early = make_step(0, buckets=[(40, 75), (70, 105)])
+    late = make_step(1, buckets=[(40, 45), (70, 75)], late_ms=30)
+    buckets = bucket_figures({0: early, 1: late})
+    assert [bucket.transfer for bucket in buckets] == [5 * MS, 5 * MS]
+    assert [bucket.last_rank for bucket in buckets] == [1, 1]
+    assert (lateness(buckets, 0), lateness(buckets, 1)) == (0, 30 * MS)
+    assert (waiting(buckets, 0), waiting(buckets, 1)) == (30 * MS, 0)
+    assert buckets[0].busbw == pytest.approx(1000 / 0.005 * 2 * (2 - 1) / 2)
+
+
+def test_a_bucket_reduced_twice_in_a_step_is_compared_turn_by_turn() -> None:
+    twice = make_step(0, buckets=[(40, 45), (60, 65)])
+    twice.bucket_index = [0, 0]
+    other = make_step(1, buckets=[(41, 45), (63, 65)])
+    other.bucket_index = [0, 0]
+    assert [(b.key, b.late[1] / MS) for b in bucket_figures({0: twice, 1: other})] == [((0, 0, 0), 1), ((0, 0, 1), 3)]
+
+
+def test_clocks_are_compared_by_boot_and_time_namespace() -> None:
+    def hello(rank: int, boot: str, namespace: str) -> Hello:
+        return Hello(run_id="r", rank=rank, world_size=2, host="h", pid=1, boot_id=boot, time_ns=namespace)
+
+    assert same_clock([hello(0, "a", "n"), hello(1, "a", "n")])
+    assert not same_clock([hello(0, "a", "n"), hello(1, "b", "n")])
+    assert not same_clock([hello(0, "a", "n"), hello(1, "a", "m")])
+
+
+def run(late_ms: float = 0, steps: int = 20) -> ReportBuilder:
+    builder = ReportBuilder()
+    for rank in (0, 1):
+        builder.apply(Hello(run_id="run", rank=rank, world_size=2, host="node", pid=1, module="GPT", backend="gloo"))
+    builder.apply(
+        Layout(rank=0, params=["w", "b", "v"], buckets=[BucketLayout(0, 1000, [2]), BucketLayout(1, 1000, [0, 1])])
+    )
+    for number in range(steps):
+        builder.apply(make_step(0, number, status="warmup" if number == 0 else "ok"))
+        builder.apply(make_step(1, number, late_ms=late_ms, status="warmup" if number == 0 else "ok"))
+    return builder
+
+
+def test_the_report_of_a_run() -> None:
+    report = run(late_ms=30).report()
+    report["findings"] = findings(report)
+    assert report["steps"] == {"count": 20, "warmup": 1, "aborted": 0, "step_ms_p50": 100, "step_ms_p90": 100}
+    assert report["phases_ms"] == pytest.approx(
+        {"input": 5, "forward": 20, "backward": 50, "exposed_comm": 10, "optimizer": 10, "other": 5}
+    )
+    assert report["overlap"] == {"ratio_p50": pytest.approx(25 / 35), "comm_ms_p50": 35, "exposed_ms_p50": 10}
+    assert [(row["late_ms_p50"], row["wait_ms_p50"]) for row in report["ranks"]] == [(0, 30), (30, 0)]
+    assert [row["params"] for row in report["buckets"]] == [["v"], ["w", "b"]]
+    assert [row["ready_ms_p50"] for row in report["buckets"]] == [15, 45]
+    assert [row["exposed_ms_p50"] for row in report["buckets"]] == [0, 10]
+    assert [(row["last_rank"], row["last_share"]) for row in report["buckets"]] == [(1, 1.0), (1, 1.0)]
+    assert [finding["kind"] for finding in report["findings"]] == ["straggler", "exposed_comm"]
+    assert "rank 1 is late: 30.0 ms" in render_report(report)
+
+
+def test_an_even_run_has_no_straggler() -> None:
+    report = run().report()
+    assert [finding["kind"] for finding in findings(report)] == ["exposed_comm"]
+
+
+def test_a_run_without_a_second_rank_has_dashes_not_zeros() -> None:
+    builder = ReportBuilder()
+    builder.apply(make_step(0, buckets=[]))
+    report = builder.report()
+    row = report["ranks"][0]
+    assert (row["late_ms_p50"], row["overlap_p50"], row["exposed_ms_p50"]) == (None, None, None)
+    assert report["overlap"]["ratio_p50"] is None
+    report["findings"] = findings(report)
+    assert " –" in render_report(report)
+
+
+def test_an_empty_run_has_a_report() -> None:
+    report = ReportBuilder().report()
+    report["findings"] = findings(report)
+    assert report["phases_ms"] == dict.fromkeys(PARTS)
+    assert "nothing stands out" in render_report(report)
+
+
+def test_ranks_missing_from_a_step_do_not_stop_the_report() -> None:
+    builder = run()
+    for number in range(100, 103):
+        builder.apply(make_step(0, number))  # rank 1 is gone
+    builder.apply(
+        Bye(rank=1, by="collector", reason="killed", detail="SIGKILL", signal=9, at_ns=1, step=100, phase="sync")
+    )
+    report = builder.report()
+    assert [row["steps"] for row in report["ranks"]] == [23, 20]
+    assert findings(report)[0]["message"] == "rank 1 was killed (SIGKILL) at step 100 in sync"
+
+
+@pytest.mark.parametrize(
+    "hostile", ["\x1b[31mred", "bell\a", "over\rwrite", "\u202eevil", "zero\u200bwidth", "a\u2028b"]
+)
+def test_names_cannot_control_the_terminal(hostile: str) -> None:
+    shown = clean(hostile)
+    assert shown.isprintable()
+    assert not set(shown) & set("\x1b\a\r\u202e\u200b\u2028")
+
+
+def test_figures_have_units() -> None:
+    assert (size(None), size(512), size(26_214_400)) == ("–", "512 B", "25.0 MiB")
+    assert (percent(None), percent(0.125, 1)) == ("–", "12.5 %")

@@ -1,0 +1,186 @@
+"""The recorder on an injected clock: what hooks say becomes steps."""
+
+from __future__ import annotations
+
+from ddpwatch.analysis.steps import figures
+from ddpwatch.messages import Step
+from ddpwatch.probe.recorder import StepRecord, StepRecorder
+
+
+class Script:
+    """A recorder whose clock is told how much time passes between two calls."""
+
+    def __init__(self) -> None:
+        self.now = 1000
+        self.records: list[StepRecord] = []
+        self.recorder = StepRecorder(self.records.append, clock=lambda: self.now)
+
+    def after(self, ns: int) -> StepRecorder:
+        self.now += ns
+        return self.recorder
+
+    def forward(self, ns: int = 10) -> None:
+        self.after(1).forward_begin()
+        self.after(ns).forward_end()
+
+    def backward(self, *, synced: bool = True) -> None:
+        """100 ns of compute; two buckets, the second done 30 ns after the compute ends."""
+        self.after(1).backward_begin()
+        first = self.after(40).bucket_launch(0, 0, 64) if synced else None
+        second = self.after(50).bucket_launch(0, 1, 32) if synced else None
+        if first and second:
+            self.recorder.bucket_done(first)
+        self.after(10).backward_compute_end()
+        self.now += 30
+        if second:
+            self.recorder.bucket_done(second)
+        self.after(2).backward_end()
+
+    def optimize(self, ns: int = 20) -> None:
+        self.after(3).optimizer_begin()
+        self.after(ns).optimizer_end()
+
+    def messages(self) -> list[Step]:
+        return [record.message(0, 0) for record in self.records]
+
+
+def test_a_step_has_phases_and_buckets() -> None:
+    script = Script()
+    for _ in range(2):
+        script.forward()
+        script.backward()
+        script.optimize()
+    script.recorder.finish()
+    first, second = script.messages()
+    assert [(span.phase, span.end - span.start) for span in second.spans] == [
+        ("forward", 10),
+        ("backward", 100),
+        ("sync", 32),
+        ("optimizer", 20),
+    ]
+    assert first.start_ns + first.duration_ns == second.start_ns
+    assert (second.bucket_index, second.bucket_launch, second.bucket_done) == ([0, 1], [52, 102], [102, 142])
+    parts = figures(second)
+    assert parts.exposed_ns == 30
+    assert parts.comm_ns == 90
+    assert parts.overlap == 60 / 90
+    assert sum(parts.parts_ns.values()) == second.duration_ns
+
+
+def test_accumulation_is_one_step_and_its_gaps_are_input() -> None:
+    script = Script()
+    script.forward()
+    script.backward(synced=False)
+    script.now += 500
+    script.forward()
+    script.backward()
+    script.optimize()
+    script.recorder.finish()
+    (step,) = script.messages()
+    assert step.micro_steps == 2
+    assert [span.phase for span in step.spans].count("backward") == 2
+    assert figures(step).parts_ns["input"] == 501
+    assert step.bucket_index == [0, 1]
+
+
+def test_two_optimizers_end_one_step() -> None:
+    script = Script()
+    script.forward()
+    script.backward()
+    script.optimize()
+    script.optimize()
+    assert script.records == []
+    script.forward()
+    (step,) = script.messages()
+    assert [span.phase for span in step.spans].count("optimizer") == 2
+
+
+def test_a_nested_optimizer_counts_once() -> None:
+    script = Script()
+    script.forward()
+    script.backward()
+    script.after(1).optimizer_begin()
+    script.after(1).optimizer_begin()
+    script.after(5).optimizer_end()
+    script.after(1).optimizer_end()
+    script.recorder.finish()
+    assert [span.phase for span in script.messages()[0].spans].count("optimizer") == 1
+
+
+def test_a_closure_may_run_the_step_inside_the_optimizer() -> None:
+    script = Script()
+    for _ in range(2):
+        script.after(1).optimizer_begin()
+        script.forward()
+        script.backward()
+        script.after(1).optimizer_end()
+    script.recorder.finish()
+    assert [step.status for step in script.messages()] == ["ok", "ok"]
+
+
+def test_an_exception_in_the_backward_aborts_the_step() -> None:
+    script = Script()
+    script.forward()
+    script.after(1).backward_begin()
+    script.after(5).bucket_launch(0, 0, 64)
+    script.now += 100  # the exception leaves the backward here, and the script goes on to its next batch
+    script.forward()
+    script.backward()
+    script.optimize()
+    script.recorder.finish()
+    assert [step.status for step in script.messages()] == ["aborted", "ok"]
+    assert script.messages()[0].bucket_done == [None]
+
+
+def test_an_exception_in_the_forward_aborts_the_step() -> None:
+    script = Script()
+    script.after(1).forward_begin()
+    script.forward()
+    script.backward()
+    script.optimize()
+    script.recorder.finish()
+    assert [step.status for step in script.messages()] == ["aborted", "ok"]
+
+
+def test_without_an_optimizer_a_synced_backward_ends_the_step() -> None:
+    script = Script()
+    for _ in range(3):
+        script.forward()
+        script.backward()
+    script.recorder.finish()
+    assert len(script.records) == 3
+
+
+def test_a_forward_without_a_backward_stays_in_the_step() -> None:
+    script = Script()
+    script.forward()
+    script.forward()
+    script.backward()
+    script.optimize()
+    script.recorder.finish()
+    assert [step.micro_steps for step in script.messages()] == [1]
+
+
+def test_hooks_outside_a_step_are_no_error() -> None:
+    script = Script()
+    assert script.recorder.bucket_launch(0, 0, 1) is None  # Join's shadow steps reduce without a forward
+    script.recorder.backward_end()
+    script.recorder.optimizer_end()
+    script.recorder.hook_fired(3)
+    script.recorder.finish()
+    assert script.records == []
+
+
+def test_an_unmeasured_completion_is_none_not_zero() -> None:
+    script = Script()
+    script.forward()
+    script.after(1).backward_begin()
+    script.after(1).bucket_launch(0, 0, 64)
+    script.after(1).backward_compute_end()
+    script.after(1).backward_end()
+    script.optimize()
+    script.recorder.finish()
+    step = script.messages()[0]
+    assert step.bucket_done == [None]
+    measured = figures(step)
+    assert (measured.comm_ns, measured.exposed_ns, measured.overlap) == (None, None, None)

@@ -1,0 +1,133 @@
+"""Recordings: what was written is read, and a cut anywhere costs no more than what lies behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ddpwatch.errors import UsageError
+from ddpwatch.messages import Beat, Step, encode
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.writer import RecordingWriter
+from ddpwatch.reporting import report_of
+from ddpwatch.transport import Envelope
+
+
+def beat(number: int) -> Beat:
+    return Beat(rank=0, at_ns=number, step=number, phase="input", since_ns=0)
+
+
+def write(path: Path, count: int, flush_every: int = 5, close: bool = True) -> None:
+    writer = RecordingWriter(path, {"run_id": "r"})
+    for number in range(count):
+        writer.write(Envelope(number + 1, 1_000 + number, encode(beat(number))), "beat")
+        if number % flush_every == flush_every - 1:
+            writer.flush()
+    if close:
+        writer.close()
+    else:
+        writer.flush()
+        writer.abandon()
+
+
+def numbers(recording: Recording) -> list[int]:
+    return [message.step for message, _ in recording if isinstance(message, Beat)]
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "a.mcap", 23)
+    recording = Recording(tmp_path / "a.mcap")
+    assert [(m, e.received_ns) for m, e in recording] == [(beat(n), 1_000 + n) for n in range(23)]
+    assert (recording.frames, recording.cut_tail, recording.skipped) == (23, False, 0)
+    assert recording.metadata["run_id"] == "r"
+    assert numbers(recording) == list(range(23))  # a second pass
+
+
+def test_a_file_without_its_end_is_read_up_to_its_last_flush(tmp_path: Path) -> None:
+    write(tmp_path / "a.mcap", 20, close=False)
+    recording = Recording(tmp_path / "a.mcap")
+    assert numbers(recording) == list(range(20))
+    assert recording.cut_tail
+
+
+def test_cut_at_every_byte(tmp_path: Path) -> None:
+    """Never a traceback, always a prefix, and never less than with an earlier cut."""
+    write(tmp_path / "a.mcap", 20)
+    whole = (tmp_path / "a.mcap").read_bytes()
+    cut, longest = tmp_path / "cut.mcap", 0
+    for length in range(0, len(whole), 1 if len(whole) < 6000 else 7):
+        cut.write_bytes(whole[:length])
+        try:
+            found = numbers(Recording(cut))
+        except UsageError:
+            found = []
+        assert found == list(range(len(found)))
+        assert len(found) >= longest
+        longest = len(found)
+    assert longest == 20
+
+
+def test_damage_in_the_middle_ends_the_reading_there(tmp_path: Path) -> None:
+    write(tmp_path / "a.mcap", 20)
+    data = bytearray((tmp_path / "a.mcap").read_bytes())
+    place = len(data) // 4  # inside the chunks; the index comes after them
+    data[place : place + 8] = bytes(8)
+    (tmp_path / "a.mcap").write_bytes(data)
+    recording = Recording(tmp_path / "a.mcap")
+    found = numbers(recording)
+    assert found == list(range(len(found)))
+    assert len(found) < 20
+    assert recording.cut_tail
+
+
+def test_frames_of_unknown_type_are_skipped_and_counted(tmp_path: Path) -> None:
+    writer = RecordingWriter(tmp_path / "a.mcap")
+    for number, frame in enumerate([encode(beat(0)), msgspec.msgpack.encode({"type": "new"}), encode(beat(1))]):
+        writer.write(Envelope(number, number + 1, frame), "beat")
+    writer.close()
+    recording = Recording(tmp_path / "a.mcap")
+    assert numbers(recording) == [0, 1]
+    assert recording.skipped == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x89MCAP0\r\n", b"\x89MCAP0\r\n" + bytes(100)])
+def test_what_is_not_a_recording_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.mcap").write_bytes(content)
+    with pytest.raises(UsageError) as error:
+        report_of(tmp_path / "a.mcap")
+    assert error.value.exit_code == 2
+    assert "\n" not in error.value.message
+    assert error.value.hint
+
+
+def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpwatch.recording.writer.SCHEMA_VERSION", 2)
+    write(tmp_path / "a.mcap", 1)
+    with pytest.raises(UsageError, match="recorded in format '2'"):
+        Recording(tmp_path / "a.mcap")
+
+
+def test_a_file_that_cannot_be_created_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file or directory"):
+        RecordingWriter(tmp_path / "missing" / "a.mcap")
+
+
+def test_a_recorded_step_is_small(tmp_path: Path) -> None:
+    """60 events a step (50 hooks, 10 bucket stamps) with jitter, in chunks of a second at 10 steps/s."""
+    writer = RecordingWriter(tmp_path / "a.mcap")
+    for number in range(100):
+        jitter = [(number * 7919 + i * 104729) % 50_000 for i in range(60)]
+        step = Step(
+            rank=0, step=number, start_ns=10**15 + number * 10**8, duration_ns=10**8 + jitter[0],
+            hook_param=list(range(50)), hook_ns=[10**6 * i + jitter[i] for i in range(50)],
+            bucket_module=[0] * 5, bucket_index=list(range(5)), bucket_bytes=[1 << 20] * 5,
+            bucket_ready=[10**7 * i for i in range(5)], bucket_launch=[10**7 * i + jitter[50 + i] for i in range(5)],
+            bucket_done=[10**7 * i + 5 * 10**6 + jitter[55 + i] for i in range(5)],
+        )  # fmt: skip
+        writer.write(Envelope(number + 1, 10**18 + number * 10**8, encode(step)), "step")
+        if number % 10 == 9:
+            writer.flush()
+    writer.close()
+    assert (tmp_path / "a.mcap").stat().st_size / 100 <= 600
