@@ -24,7 +24,7 @@ def make_step(
     late_ms: float = 0,
     status: str = "ok",
 ) -> Step:
-    """100 ms: 5 input, 20 forward, 50 backward (from 25), optimizer from 90 to 100. Buckets are (launch, done) in ms."""
+    """100 ms: 5 input, 20 forward, 50 backward from 25, optimizer from 90. Buckets are (launch, done) in ms."""
     rows = [(40.0, 60.0), (70.0, 85.0)] if buckets is None else buckets
     return Step(
         rank=rank,

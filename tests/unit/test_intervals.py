@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,9 +18,7 @@ def raster(intervals: list[Interval]) -> set[int]:
 
 def is_normal(intervals: Intervals) -> bool:
     """Sorted, not empty, with a gap between neighbours."""
-    return all(start < end for start, end in intervals) and all(
-        a[1] < b[0] for a, b in zip(intervals, intervals[1:], strict=False)
-    )
+    return all(start < end for start, end in intervals) and all(a[1] < b[0] for a, b in pairwise(intervals))
 
 
 @given(SPANS)
