@@ -173,7 +173,7 @@ class DdpProbe:
         if record is None or not launched:
             return
         if self._synced_backwards == 0:
-            record.status = "warmup"
+            self._recorder.warm_up()
         self._synced_backwards += 1
         if self._layout_changed:
             self._settle_layout({bucket.index for bucket in launched})

@@ -214,6 +214,11 @@ class StepRecorder:
         if self.current is not None:
             self.current.own_ns += ns
 
+    def warm_up(self) -> None:
+        """The open step learns how to group gradients into buckets: it stays out of every statistic."""
+        if self.current is not None:
+            self.current.status = "warmup"
+
     # -- optimizer and step ----------------------------------------------------------------------------------
 
     def optimizer_begin(self) -> None:

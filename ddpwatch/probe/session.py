@@ -10,14 +10,14 @@ import atexit
 import contextlib
 import logging
 import os
-import socket
 import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -26,11 +26,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddpwatch import clock, rundir
-from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Bye, EndReason, Hello, Layout, Mark
+from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.messages import BucketLayout, Bye, EndReason, Layout, Mark
 from ddpwatch.probe.ddp import DdpProbe, check_watchable
+from ddpwatch.probe.identity import Flags, ddp_flags, hello_of
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.sender import Sender
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 FIND_TIMEOUT_S = 60.0
 _log = logging.getLogger("ddpwatch")
@@ -55,11 +59,12 @@ class Session:
     def __init__(self, record: str | os.PathLike[str] | None = None) -> None:
         global _sessions
         _sessions += 1
-        self.rank = dist.get_rank()
-        self.world_size = dist.get_world_size()
+        grouped = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if grouped else 0
+        self.world_size = dist.get_world_size() if grouped else 1
         self.run_id = ""
         self._pid = os.getpid()
-        self._store = dist.distributed_c10d._get_default_store()
+        self._store = dist.distributed_c10d._get_default_store() if grouped else None
         self._key = f"ddpwatch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_sessions}"
         self._deadline = time.monotonic() + FIND_TIMEOUT_S
         self._address = self._start_collector(record) if self.rank == 0 else None
@@ -86,16 +91,28 @@ class Session:
         base = sum(probe.parameters for probe in self._probes)
         probe = DdpProbe(ddp, len(self._probes), base, self.recorder, self._publish_layout, self._give_up)
         self._probes.append(probe)
-        if not self._started:
-            self._hello = hello_of(ddp, self)
-            self.start(self._hello)
+        self.start(ddp.module, str(dist.get_backend(ddp.process_group)), ddp_flags(ddp))
         return probe
 
-    def start(self, hello: Hello) -> None:
-        """Introduces this rank and begins to send."""
-        self._started = True
-        self.sender.post(hello)
-        self.sender.start()
+    @property
+    def watches_anything(self) -> bool:
+        """Whether a module is being watched."""
+        return any(probe.active for probe in self._probes)
+
+    def start(self, module: torch.nn.Module, backend: str, flags: Flags) -> None:
+        """Introduces this rank and begins to send, the first time it is called."""
+        if not self._started:
+            self._started = True
+            self._hello = hello_of(module, backend, flags, self.run_id, self.rank, self.world_size)
+            self.sender.post(self._hello)
+            self.sender.start()
+
+    def publish_layout(self, name: str, params: list[str], buckets: list[BucketLayout]) -> None:
+        """Tells the bucket layout of a job without DDP modules."""
+        self.recorder.epoch += 1
+        self._publish_layout(
+            Layout(rank=0, module_name=name, epoch=self.recorder.epoch, params=params, buckets=buckets)
+        )
 
     def _publish_layout(self, layout: Layout) -> None:
         self.sender.post(layout)
@@ -115,7 +132,8 @@ class Session:
         ingest, _ = rundir.endpoints(self.run_id)
         spawn_collector(self.run_id, self.world_size, record)
         address = Address(self.run_id, ingest, clock.boot_id())
-        self._store.set(self._key, msgspec.json.encode(address).decode())
+        if self._store is not None:
+            self._store.set(self._key, msgspec.json.encode(address).decode())
         return address
 
     def _find_endpoint(self) -> str | None:
@@ -124,13 +142,15 @@ class Session:
         Asks with ``check``, which returns at once: a waiting call would hold the store's lock and with it
         whatever the training thread wants from the store.
         """
-        if self._address is None:
+        if self._address is None and self._store is not None:
             if not self._store.check([self._key]):
                 if time.monotonic() > self._deadline:
                     raise DdpwatchError(f"rank 0 has not called watch() within {FIND_TIMEOUT_S:.0f} s")
                 return None
             self._address = msgspec.json.decode(self._store.get(self._key), type=Address)
             self.run_id = self._hello.run_id = self._address.run_id
+        if self._address is None:
+            return None
         if self._address.boot_id != clock.boot_id():
             raise DdpwatchError(f"rank {self.rank} is on another host than rank 0", "only rank 0's host is watched")
         with contextlib.suppress(OSError):  # no room: then the heartbeat has to do
@@ -185,6 +205,28 @@ class Session:
             probe.active = False
 
 
+def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str] | None) -> None:
+    """Starts the collector process: detached, so that a signal to the job's process group spares it."""
+    command = [sys.executable, "-m", "ddpwatch.collector", "--run-id", run_id, "--world-size", str(world_size)]
+    command += ["--watch-pid", str(os.getpid()), "--script", Path(sys.argv[0]).name]
+    if record is not None:
+        command += ["--record", str(recording_path(record))]
+    with open(rundir.directory() / f"{run_id}.log", "wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
+        )
+    process.returncode = 0  # it outlives us on purpose: no warning about that when the handle is collected
+
+
+def recording_path(record: str | os.PathLike[str]) -> Path:
+    """Where to record to. A job that torchrun has restarted does not overwrite what led to the restart."""
+    path = Path(record).absolute()
+    if not os.access(path.parent, os.W_OK):
+        _log.warning("ddpwatch cannot record to %s: its directory is missing or not writable", path)
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    return path.with_suffix(f".{attempt}{path.suffix}") if attempt else path
+
+
 class Watch:
     """What ``watch()`` returns: closes the watching of its module; usable as a context manager."""
 
@@ -206,10 +248,10 @@ class Watch:
         """Stops watching the module; with the last one the session ends. Training is not affected."""
         if self._probe is not None:
             self._probe.close()
-        if self._session is not None and not any(probe.active for probe in self._session._probes):
+        if self._session is not None and not self._session.watches_anything:
             self._session.close()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -247,66 +289,68 @@ def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = Non
         return known
     try:
         _session = _session or Session(record)
-    except (DdpwatchError, OSError) as error:
+        if not _session.active:
+            return Watch(None, None)
+        handle = Watch(_session, _session.add(ddp))
+    except UsageError:
+        if _session is not None and not _session.watches_anything:
+            _session.close()
+        raise
+    except Exception as error:  # whatever it is, it is ours and not the job's
         _log.warning("ddpwatch does not watch, training goes on: %s", error)
         return Watch(None, None)
-    session = _session
-    if not session.active:
-        return Watch(None, None)
-    handle = Watch(session, session.add(ddp))
     _watches[ddp] = handle
     return handle
+
+
+class RecorderWatch(Watch):
+    """What ``watch_recorder()`` returns: the recorder to stamp with, and `layout`.
+
+    Attributes:
+        recorder: Call its methods at the moments they name; never raises, never blocks.
+    """
+
+    def __init__(self, session: Session | None, name: str) -> None:
+        super().__init__(session, None)
+        self._name = name
+        self.recorder = StepRecorder(lambda record: None) if session is None else session.recorder
+
+    def layout(self, params: Sequence[str], buckets: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Buckets have been formed (anew).
+
+        Args:
+            params: Names of all parameters; a parameter's id is its position here.
+            buckets: Per bucket, in index order: its size in bytes, and the ids of its parameters.
+        """
+        if self._session is not None and self._session.active:
+            rows = [BucketLayout(index, nbytes, list(ids)) for index, (nbytes, ids) in enumerate(buckets)]
+            self._session.publish_layout(self._name, list(params), rows)
+
+
+def watch_recorder(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = None) -> RecorderWatch:
+    """Watches a training that synchronises gradients by itself, without DDP: it calls the recorder's methods.
+
+    Optimizer steps are found by torch's global hooks, as with ``watch()``. Works with and without a process group.
+
+    Args:
+        model: What is trained; for the introduction only, no hook is attached.
+        record: As for ``watch()``.
+    """
+    global _session
+    name = type(model).__name__
+    if os.environ.get("DDPWATCH") == "0":
+        return RecorderWatch(None, name)
+    try:
+        _session = _session or Session(record)
+        backend = str(dist.get_backend()) if dist.is_available() and dist.is_initialized() else ""
+        _session.start(model, backend, {})
+        return RecorderWatch(_session, name)
+    except Exception as error:  # whatever it is, it is ours and not the job's
+        _log.warning("ddpwatch does not watch, training goes on: %s", error)
+        return RecorderWatch(None, name)
 
 
 def mark(name: str) -> None:
     """Puts a named moment into this rank's timeline, e.g. ``ddpwatch.mark("checkpoint")``. Free when unwatched."""
     if _session is not None and _session.active:
         _session.mark(name)
-
-
-def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str] | None) -> None:
-    """Starts the collector process: detached, so that a signal to the job's process group spares it."""
-    command = [sys.executable, "-m", "ddpwatch.collector", "--run-id", run_id, "--world-size", str(world_size)]
-    command += ["--watch-pid", str(os.getpid()), "--script", Path(sys.argv[0]).name]
-    if record is not None:
-        command += ["--record", os.fspath(Path(record).absolute())]
-    with open(rundir.directory() / f"{run_id}.log", "wb") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
-        )
-    process.returncode = 0  # it outlives us on purpose: no warning about that when the handle is collected
-
-
-def hello_of(ddp: DistributedDataParallel, session: Session) -> Hello:
-    """Who this rank is."""
-    kind = str(ddp.device_type)
-    device = next(ddp.module.parameters()).device
-    properties = torch.cuda.get_device_properties(device) if kind == "cuda" else None
-    flags = {
-        "find_unused_parameters": ddp.find_unused_parameters,
-        "static_graph": ddp.static_graph,
-        "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
-        "broadcast_buffers": ddp.broadcast_buffers,
-        "bucket_cap_mb": ddp.bucket_bytes_cap / (1 << 20),
-    }
-    return Hello(
-        run_id=session.run_id,
-        attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
-        rank=session.rank,
-        local_rank=int(os.environ.get("LOCAL_RANK", session.rank)),
-        world_size=session.world_size,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        boot_id=clock.boot_id(),
-        time_ns=clock.time_namespace(),
-        device_kind=kind,
-        device_name="" if properties is None else properties.name,
-        device_uuid="" if properties is None else f"GPU-{properties.uuid}",
-        backend=str(dist.get_backend(ddp.process_group)),
-        torch=str(torch.__version__),
-        module=type(ddp.module).__name__,
-        parameters=sum(p.numel() for p in ddp.module.parameters()),
-        timing_source="host" if kind == "cpu" else "host (launch only)",
-        script=Path(sys.argv[0]).name,
-        ddp=flags,
-    )

@@ -1,0 +1,55 @@
+# Everything sets itself up: on a machine with Python >= 3.10, `make demo` and `make test` need nothing before them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help install demo test check format snapshots screenshots bench clean
+
+help:
+	@echo "make install      .venv with ddpwatch, torchrun and the development tools"
+	@echo "make demo         train on two Gloo ranks and watch it here (without a terminal: record and report)"
+	@echo "make test         run the tests"
+	@echo "make check        lint, formatting, types, import contracts"
+	@echo "make format       rewrite the code as the formatter wants it"
+	@echo "make snapshots    accept the dashboard's new look into the tests"
+	@echo "make screenshots  make the README's screenshots anew, from a real run"
+	@echo "make bench        run the benchmarks"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("ddpwatch needs Python 3.10 or newer: make PYTHON=python3.11 …")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "hint: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]' --group dev
+	@touch $@
+
+demo: install
+	$(BIN)/python demo/main_job.py
+
+test: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+snapshots: install
+	$(BIN)/python -m pytest tests/tui --snapshot-update
+
+screenshots: install
+	$(BIN)/python docs/make_screenshots.py
+
+bench: install
+	$(BIN)/python benchmarks/viewers.py
+	$(BIN)/python benchmarks/strategies.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

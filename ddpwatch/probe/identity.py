@@ -1,0 +1,52 @@
+"""Who this rank is, as it introduces itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpwatch import clock
+from ddpwatch.messages import Hello
+
+Flags = dict[str, bool | int | float | str | None]
+
+
+def hello_of(module: torch.nn.Module, backend: str, flags: Flags, run_id: str, rank: int, world_size: int) -> Hello:
+    """The introduction of the rank that trains ``module``."""
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return Hello(
+        run_id=run_id,
+        attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        rank=rank,
+        local_rank=int(os.environ.get("LOCAL_RANK", rank)),
+        world_size=world_size,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        boot_id=clock.boot_id(),
+        time_ns=clock.time_namespace(),
+        device_kind=device.type,
+        device_name="" if properties is None else properties.name,
+        device_uuid="" if properties is None else f"GPU-{properties.uuid}",
+        backend=backend,
+        torch=str(torch.__version__),
+        module=type(module).__name__,
+        parameters=sum(p.numel() for p in module.parameters()),
+        timing_source="host" if device.type == "cpu" else "host (launch only)",
+        script=Path(sys.argv[0]).name,
+        ddp=flags,
+    )
+
+
+def ddp_flags(ddp: DistributedDataParallel) -> Flags:
+    """The options of a DDP module that change its timeline."""
+    names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers")
+    flags: Flags = {name: getattr(ddp, name, None) for name in names}
+    cap = getattr(ddp, "bucket_bytes_cap", None)
+    flags["bucket_cap_mb"] = None if cap is None else cap / (1 << 20)
+    return flags
