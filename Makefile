@@ -45,7 +45,8 @@ snapshots: install
 	$(BIN)/python -m pytest tests/tui --snapshot-update
 
 screenshots: install
-	$(BIN)/python docs/make_screenshots.py
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 demo/train.py --steps 120 --record $(VENV)/screens.mcap
+	$(BIN)/python docs/make_screenshots.py $(VENV)/screens.mcap
 
 bench: install
 	$(BIN)/python benchmarks/viewers.py

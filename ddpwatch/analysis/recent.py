@@ -23,6 +23,8 @@ ENOUGH_STEPS = 8
 class StepOfRanks(Protocol):
     """One step over its ranks, with the figures worked out (`ddpwatch.state.StepView`)."""
 
+    step: int
+
     @property
     def ranks(self) -> Mapping[int, Step]:
         """The ranks' frames."""
@@ -87,25 +89,91 @@ class Summary:
     slowest: Slowest | None = None
 
 
-def summarise(steps: Sequence[StepOfRanks]) -> Summary:
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What one step contributes, worked out once.
+
+    Attributes:
+        steps: The ranks' frames.
+        figures: Figures per rank.
+        buckets: Buckets compared over the ranks; empty where they are not comparable.
+        late: Lateness per rank, its largest over the buckets; empty likewise.
+        wait: Likewise how long each rank waited.
+        exposed: Per bucket index, how much of its [launch, done] was exposed, one value per rank.
+    """
+
+    steps: Mapping[int, Step]
+    figures: Mapping[int, StepFigures]
+    buckets: Sequence[BucketFigures]
+    late: dict[int, int]
+    wait: dict[int, int]
+    exposed: dict[int, list[int]]
+
+
+def step_facts(view: StepOfRanks) -> StepFacts:
+    """Works out one step."""
+    ranks = view.ranks if view.buckets else ()
+    return StepFacts(
+        steps=view.ranks,
+        figures=view.figures,
+        buckets=view.buckets,
+        late={rank: max(bucket.late[rank] for bucket in view.buckets) for rank in ranks},
+        wait={rank: max(bucket.wait[rank] for bucket in view.buckets) for rank in ranks},
+        exposed=_bucket_exposed(view),
+    )
+
+
+def _bucket_exposed(view: StepOfRanks) -> dict[int, list[int]]:
+    samples: dict[int, list[int]] = {}
+    for rank, step in view.ranks.items():
+        exposed = view.figures[rank].exposed
+        for index, launch, done in zip(step.bucket_index, step.bucket_launch, step.bucket_done, strict=True):
+            if done is not None:
+                samples.setdefault(index, []).append(total(intersect(exposed, [(launch, done)])))
+    return samples
+
+
+class Summariser:
+    """Sums up a window that moves on: a step is worked out when it comes in, and kept until it leaves."""
+
+    def __init__(self) -> None:
+        self._facts: dict[int, StepFacts] = {}
+
+    def summarise(self, views: Sequence[StepOfRanks]) -> Summary:
+        """Sums up the given steps (oldest first)."""
+        known = self._facts
+        self._facts = {}
+        for view in views:
+            facts = known.get(view.step)
+            if facts is None or len(facts.figures) != len(view.ranks):
+                facts = step_facts(view)
+            self._facts[view.step] = facts
+        return _summary(list(self._facts.values()))
+
+
+def summarise(views: Sequence[StepOfRanks]) -> Summary:
     """Sums up the given steps (oldest first)."""
-    if not steps:
+    return Summariser().summarise(views)
+
+
+def _summary(facts: Sequence[StepFacts]) -> Summary:
+    if not facts:
         return Summary()
-    rows = [figures for view in steps for figures in view.figures.values()]
-    ranks = {rank: _rank_summary(rank, steps) for rank in sorted(steps[-1].ranks)}
+    rows = [figures for fact in facts for figures in fact.figures.values()]
+    ranks = {rank: _rank_summary(rank, facts) for rank in sorted(facts[-1].steps)}
     return Summary(
-        count=len(steps),
-        rate=_rate(steps),
+        count=len(facts),
+        rate=_rate(facts),
         step_ns=_p50(row.step_ns for row in rows),
         comm_ns=_p50(row.comm_ns for row in rows),
         overlap=_p50(row.overlap for row in rows),
         exposed_ns=_p50(row.exposed_ns for row in rows if row.comm_ns),
         measured=any(row.comm_ns is not None for row in rows),
-        communicates=any(step.bucket_index for view in steps for step in view.ranks.values()),
+        communicates=any(step.bucket_index for fact in facts for step in fact.steps.values()),
         cost=_p50(summary.cost for summary in ranks.values()),
         ranks=ranks,
-        bucket_exposed_ns=_bucket_exposed(steps),
-        slowest=_slowest(steps, ranks),
+        bucket_exposed_ns=_exposed_p50(facts),
+        slowest=_slowest(facts, ranks),
     )
 
 
@@ -120,78 +188,64 @@ def _quartile(values: Sequence[float], which: int) -> float | None:
     return quantiles(values, n=4, method="inclusive")[which - 1]
 
 
-def _rate(steps: Sequence[StepOfRanks]) -> float | None:
+def _rate(facts: Sequence[StepFacts]) -> float | None:
     """Steps per second of the lowest rank; the durations leave no gap, so their sum is the time that passed."""
-    rank = min(steps[-1].ranks, default=None)
-    durations = [view.ranks[rank].duration_ns for view in steps if rank in view.ranks] if rank is not None else []
+    rank = min(facts[-1].steps, default=None)
+    durations = [fact.steps[rank].duration_ns for fact in facts if rank in fact.steps] if rank is not None else []
     return len(durations) / sum(durations) * 1e9 if sum(durations) else None
 
 
-def _rank_summary(rank: int, steps: Sequence[StepOfRanks]) -> RankSummary:
-    views = [view for view in steps if rank in view.ranks]
-    rows = [view.figures[rank] for view in views]
-    late = _lateness(rank, views)
+def _rank_summary(rank: int, facts: Sequence[StepFacts]) -> RankSummary:
+    rows = [fact.figures[rank] for fact in facts if rank in fact.figures]
+    late = [fact.late[rank] for fact in facts if rank in fact.late]
     return RankSummary(
         rank=rank,
         step_ns=_p50(row.step_ns for row in rows),
         late_ns=_p50(late),
         late_low_ns=_quartile(late, 1),
-        wait_ns=_p50(max(b.wait[rank] for b in view.buckets) if view.buckets else None for view in views),
+        wait_ns=_p50(fact.wait.get(rank) for fact in facts),
         overlap=_p50(row.overlap for row in rows),
         exposed_ns=_p50(row.exposed_ns if row.comm_ns else None for row in rows),
-        cost=_p50(_cost(view.ranks[rank]) for view in views),
+        cost=_p50(_cost(fact.steps[rank]) for fact in facts if rank in fact.steps),
         parts_ns={part: median(row.parts_ns[part] for row in rows) for part in PARTS},
     )
-
-
-def _lateness(rank: int, views: Iterable[StepOfRanks]) -> list[float]:
-    return [max(bucket.late[rank] for bucket in view.buckets) for view in views if view.buckets]
 
 
 def _cost(step: Step) -> float | None:
     return step.own_ns / step.duration_ns if step.duration_ns else None
 
 
-def _bucket_exposed(steps: Sequence[StepOfRanks]) -> dict[int, float]:
-    """Median exposed time per bucket index, counting what of its [launch, done] was exposed."""
-    samples: dict[int, list[int]] = {}
-    for view in steps:
-        for rank, step in view.ranks.items():
-            exposed = view.figures[rank].exposed
-            for index, launch, done in zip(step.bucket_index, step.bucket_launch, step.bucket_done, strict=True):
-                if done is not None:
-                    samples.setdefault(index, []).append(total(intersect(exposed, [(launch, done)])))
-    return {index: median(values) for index, values in sorted(samples.items())}
+def _exposed_p50(facts: Sequence[StepFacts]) -> dict[int, float]:
+    """Median exposed time per bucket index, over steps and ranks."""
+    indices = sorted({index for fact in facts for index in fact.exposed})
+    return {index: median(value for fact in facts for value in fact.exposed.get(index, ())) for index in indices}
 
 
-def _slowest(steps: Sequence[StepOfRanks], ranks: Mapping[int, RankSummary]) -> Slowest | None:
+def _slowest(facts: Sequence[StepFacts], ranks: Mapping[int, RankSummary]) -> Slowest | None:
     """The latest rank, if its lateness stands clear of what is usual.
 
     That is: its lower quartile lies above the upper one of a typical rank, by more than `NOISE_NS` and by more than
     `NOISE_SHARE` of a step.
     """
     late = {rank: summary.late_ns for rank, summary in ranks.items() if summary.late_ns is not None}
-    if len(late) < 2 or len(steps) < ENOUGH_STEPS:
+    if len(late) < 2 or len(facts) < ENOUGH_STEPS:
         return None
     rank = max(late, key=late.__getitem__)
-    usual = [float(median_low(_late_of_all(view))) for view in steps if view.buckets]
+    usual = [float(median_low(fact.late.values())) for fact in facts if fact.late]
     low, high, step_ns = ranks[rank].late_low_ns, _quartile(usual, 3), ranks[rank].step_ns
     if low is None or high is None or step_ns is None or low - high < max(NOISE_NS, NOISE_SHARE * step_ns):
         return None
     part, excess = _cause(rank, ranks)
-    return Slowest(rank, late[rank], _first_late_bucket(rank, late[rank], steps), part, excess)
+    return Slowest(rank, late[rank], _first_late_bucket(rank, late[rank], facts), part, excess)
 
 
-def _late_of_all(view: StepOfRanks) -> list[int]:
-    return [max(bucket.late[rank] for bucket in view.buckets) for rank in view.ranks]
-
-
-def _first_late_bucket(rank: int, late_ns: float, steps: Sequence[StepOfRanks]) -> int | None:
+def _first_late_bucket(rank: int, late_ns: float, facts: Sequence[StepFacts]) -> int | None:
     """The first bucket, in launch order, that the rank launches at least half of its lateness late."""
     samples: dict[int, list[int]] = {}
-    for view in steps:
-        for bucket in view.buckets:
-            samples.setdefault(bucket.key[1], []).append(bucket.late[rank])
+    for fact in facts:
+        for bucket in fact.buckets:
+            if rank in bucket.late:
+                samples.setdefault(bucket.key[1], []).append(bucket.late[rank])
     return next((index for index, values in samples.items() if 2 * median(values) >= late_ns), None)
 
 

@@ -78,6 +78,7 @@ class DashboardApp(App[int]):
         self.spec = spec
         self.session = Session(replay=not isinstance(spec, AttachFeed))
         self.feed: LiveFeed | FileFeed = open_feed(spec, self._post)
+        self.view = OverviewView(self.session, id="overview")
         self.failure: Exception | None = None
         self._clock = clock
         self._ticking = ticking
@@ -88,7 +89,7 @@ class DashboardApp(App[int]):
 
     def compose(self) -> ComposeResult:
         """The one view there is."""
-        yield OverviewView(self.session, id="overview")
+        yield self.view
 
     def on_mount(self) -> None:
         """Starts to read and to draw."""
@@ -107,7 +108,7 @@ class DashboardApp(App[int]):
         if isinstance(self.feed, FileFeed):
             live = self.session.replay_link(self.feed.speed, self.feed.paused)
         if self.session.refresh(live):
-            self.query_one(OverviewView).repaint()
+            self.view.repaint()
 
     # -- what the feed says ----------------------------------------------------------------------------------
 
@@ -129,7 +130,7 @@ class DashboardApp(App[int]):
             self.session.over = True
         else:
             self.failure = event.error
-            self.exit(1)
+            self.exit(1, return_code=1)
 
     # -- keys ------------------------------------------------------------------------------------------------
 
@@ -178,7 +179,7 @@ class DashboardApp(App[int]):
 
     def action_scroll(self, by: int) -> None:
         """Other ranks."""
-        self.query_one(OverviewView).scroll_ranks(by)
+        self.view.scroll_ranks(by)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """The wheel."""
@@ -217,7 +218,7 @@ def run_dashboard(spec: FeedSpec) -> int:
     if isinstance(spec, AttachFeed) and spec.endpoint is None:
         rundir.directory()
     app = DashboardApp(spec)
-    code = app.run()
+    app.run()
     if app.failure is not None:
         raise app.failure
-    return code or app.return_code or 0
+    return app.return_code or 0

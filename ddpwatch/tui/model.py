@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from ddpwatch.analysis.recent import RankSummary, Summary, summarise
+from ddpwatch.analysis.recent import ENOUGH_STEPS, RankSummary, Summariser, Summary
 from ddpwatch.analysis.verdict import Verdict, verdict
 from ddpwatch.messages import Bye, Device, Hello, Status
 from ddpwatch.state import RankState, RankStatus, RunState, StepView
@@ -17,6 +17,7 @@ from ddpwatch.tui.lanes import Timeline, timeline_of
 
 HISTORY_S = 120
 HISTORY_STEPS = 400
+SUMMARY_NS = 500_000_000
 
 
 class Link(str, Enum):
@@ -109,12 +110,14 @@ class OverviewBuilder:
         self._comm_rows = 1
         self._key: tuple[int, ...] = ()
         self._summary = Summary()
+        self._summariser = Summariser()
+        self._at_ns = 0
 
     def build(self, state: RunState, link: LinkState) -> Overview:
         """The overview as of now, with the newest step in its timeline."""
         hellos = [rank.hello for rank in state.ranks.values() if rank.hello is not None]
         newest = state.newest_step()
-        summary = self.summary(state)
+        summary = self.summary(state, at_rest=link.stale or (link.replay and link.link is Link.ENDED))
         return Overview(
             link=link,
             run_id=state.run_id or link.name,
@@ -138,12 +141,14 @@ class OverviewBuilder:
         self._comm_rows = timeline.comm_rows
         return timeline
 
-    def summary(self, state: RunState) -> Summary:
-        """Figures over the newest steps."""
+    def summary(self, state: RunState, at_rest: bool = False) -> Summary:
+        """Figures over the newest steps; anew twice a second by the state's clock, or at once where it stands still."""
         recent = state.recent()
         key = (recent[-1].step, len(recent), len(state.ranks)) if recent else ()
-        if key != self._key:
-            self._key, self._summary = key, summarise(recent)
+        due = at_rest or not 0 <= state.now_ns - self._at_ns < SUMMARY_NS or len(recent) < ENOUGH_STEPS
+        if key != self._key and due:
+            self._key, self._at_ns = key, state.now_ns
+            self._summary = self._summariser.summarise(recent)
         return self._summary
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
@@ -16,29 +16,21 @@ from ddpwatch.tui.text import clean
 
 HELP = """\
 [b]Keys[/b]
-  q, Ctrl-C      quit
-  space          pause or resume (a live run goes on meanwhile)
-  ← →  h l  [ ]  one step back, one step forward (pauses)
-  Home           oldest step kept
-  End            newest step, and follow again
-  j k  ↓ ↑       scroll ranks (or the mouse wheel)
-  a              choose another run
-  + -            replay faster, slower      .  replay to the end
-  ?              this help
-
-[b]What the figures mean[/b]
-  overlap   share of communication time during which the rank also computed
-            (forward or backward); – without communication
-  exposed   communication time during which it did not: what training waits for
-  late      how long after the first rank a rank launched a bucket (its worst)
-  wait      how long a rank's bucket waited for the last rank to launch it
+  q  Ctrl-C       quit                  space     pause, resume
+  ← →  h l  \\[ ]   step back, forward    Home End  oldest step, newest step
+  j k  ↓ ↑        scroll ranks          a         choose another run
+  + -             replay faster, slower .         replay to the end
+[b]Figures[/b], medians of the newest 50 steps; "–" is not known
+  overlap   share of communication time in which the rank also computed
+            (forward or backward)
+  exposed   communication time in which it did not: training waits for it
+  late      how long after the first rank it launched a bucket, at most
+  wait      how long its bucket waited for the last rank, at most
+  slowest   the latest rank, where that stands clear of the noise
   own cost  time that the probe itself takes, as a share of the step
-  Figures are medians of the newest 50 steps. "–" means not known.
-  Slowest is named only where its lateness stands clear of the noise.
-
 [b]Timeline[/b]
-  ╱╱ exposed communication; numbers are buckets; dots are idle; ▾ ▸ a launch.
-"""
+  Numbers are buckets, dots are idle time, ▾ ▸ a launch, ⡇ a gradient.
+  ╱╱ is exposed communication. A pause freezes the view, not a live run."""
 
 
 class HelpScreen(ModalScreen[None]):
@@ -63,7 +55,7 @@ class RunPicker(ModalScreen[RunInfo | None]):
 
     def compose(self) -> ComposeResult:
         """A list, newest first."""
-        with VerticalScroll(id="picker"):
+        with Vertical(id="picker"):
             yield Static("Choose a run (Enter), or Escape to stay" if self._runs else "No run is live (Escape)")
             yield OptionList(*(Option(_label(run)) for run in self._runs))
 

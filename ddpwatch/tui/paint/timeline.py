@@ -187,7 +187,8 @@ def _paint_lane(canvas: Canvas, lane: Lane, axis: Axis, rows: LaneRows, y: int) 
     if rows.hooks:
         _paint_hooks(canvas, lane, axis, y)
     for row in range(rows.compute):
-        _paint_compute(canvas, lane, axis, y + rows.hooks + row, labelled=row == (rows.compute - 1) // 2)
+        labelled = bool(rows.comm) and row == (rows.compute - 1) // 2
+        _paint_compute(canvas, lane, axis, y + rows.hooks + row, labelled)
     below = y + rows.hooks + rows.compute
     if rows.comm:
         _paint_comm(canvas, lane, axis, below, rows)

@@ -215,7 +215,7 @@ def stories() -> Answers:
 
 def story_of_a_step(strategy: Strategy, trainer: Trainer) -> list[str]:
     notebook: Any = Notebook()
-    strategy.watch_with(notebook)
+    strategy.watch_with(notebook, notebook.layout)
     trainer.train_step(iter(trainer.stream))
     return [event[0] for event in notebook.events]
 

@@ -1,0 +1,213 @@
+"""Run the strategies one after the other on the same work, watched, and put them side by side.
+
+Run it as ``torchrun --nproc-per-node=4 demo/compare.py``. The recordings are kept; open one with ``ddpwatch replay``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import plotext
+import torch
+import torch.distributed as dist
+
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.messages import Bye, Step
+from ddpwatch.recording.reader import Recording
+from ddpwatch.reporting import report_of
+from trainer import TrainConfig, Trainer, TrainerError, build_task
+from trainer.cli import fail
+from trainer.comm_hooks import HookOptions
+from trainer.distributed import World, process_group
+from trainer.strategies import DDP, ONE_PROCESS
+from trainer.watching import watched
+
+WAYS = (
+    "single", "manual", "param-hooks-sync", "param-hooks", "bucketed-hooks", "ddp", "ddp:fp16", "ddp:powersgd",
+)  # fmt: skip
+PATIENCE_S = 20.0
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; None is not measured."""
+
+    way: str
+    step_ms: float
+    overlap: float | None
+    exposed_ms: float
+    wire_mib: float
+    reverse: float | None
+    loss: float
+
+    def cells(self) -> list[str]:
+        """Give the line as text."""
+        return [
+            self.way,
+            f"{self.step_ms:.0f} ms",
+            "–" if self.overlap is None else f"{self.overlap:.0%}",
+            f"{self.exposed_ms:.0f} ms",
+            f"{self.wire_mib:.1f} MiB",
+            "–" if self.reverse is None else f"{self.reverse:.0%} reverse",
+            f"{self.loss:.4f}",
+        ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare, and give the exit code."""
+    args = build_parser().parse_args(argv)
+    world = World.from_environment()
+    try:
+        configs = {way: config_for(way, args, world) for way in args.ways}
+        for config in configs.values():
+            build_task(config, place_for(config, world))
+    except TrainerError as error:
+        return fail(error)
+    args.out.mkdir(parents=True, exist_ok=True)
+    with process_group(world):
+        results = {way: run(config, world, recording(args.out, way)) for way, config in configs.items()}
+    if world.rank == 0:
+        rows = [row(way, recording(args.out, way), *result) for way, result in results.items()]
+        print(f"\n{world.size} ranks, {args.steps} steps each, {args.model} on {args.data}\n")
+        print("\n".join(table(rows)), end="\n\n")
+        chart(rows)
+        print(f"\nrecordings: {args.out}/  (ddpwatch replay FILE)")
+    return 0
+
+
+# -- running -----------------------------------------------------------------------------------------------------
+
+
+def config_for(way: str, args: argparse.Namespace, world: World) -> TrainConfig:
+    """Give every way the same samples: ``single`` sees those of all ranks at once."""
+    strategy, _, hook = way.partition(":")
+    return TrainConfig(
+        model=args.model,
+        data=args.data,
+        strategy=strategy,
+        comm_hook=hook or None,
+        hook_options=HookOptions(powersgd_start=2, powersgd_rank=4),
+        steps=args.steps,
+        batch_sizes=(args.batch_size * (world.size if strategy in ONE_PROCESS else 1),),
+        log_every=args.steps,
+    )
+
+
+def place_for(config: TrainConfig, world: World) -> World:
+    """Let ``single`` be alone on its rank."""
+    return replace(world, rank=0, size=1) if config.strategy in ONE_PROCESS else world
+
+
+def run(config: TrainConfig, world: World, file: Path) -> tuple[float, float]:
+    """Train one way, watched and recorded.
+
+    Returns:
+        The mean loss of the last step, and the bytes on the wire relative to those of the gradients.
+    """
+    place = place_for(config, world)
+    idle = place.size == 1 and world.rank > 0
+    trainer = Trainer(config, place)
+    with watched(trainer.strategy, file):
+        loss = torch.tensor(0.0 if idle else trainer.fit().loss, device=world.device)
+        dist.all_reduce(loss)
+    hook = trainer.strategy.comm_hook if isinstance(trainer.strategy, DDP) else None
+    return loss.item() / place.size, 1.0 if hook is None else hook.wire_ratio()
+
+
+def recording(directory: Path, way: str) -> Path:
+    """Name the recording of a way."""
+    return directory / f"{way.replace(':', '-')}.mcap"
+
+
+# -- reading what was recorded -----------------------------------------------------------------------------------
+
+
+def row(way: str, file: Path, loss: float, wire_ratio: float) -> Row:
+    """Read a recording into a line of the table."""
+    wait_until_complete(file)
+    report = report_of(file)
+    steps = list(counted_steps(file))
+    return Row(
+        way=way,
+        step_ms=report["steps"]["step_ms_p50"],
+        overlap=report["overlap"]["ratio_p50"],
+        exposed_ms=report["overlap"]["exposed_ms_p50"] or 0.0,
+        wire_mib=sum(steps[-1].bucket_bytes) * wire_ratio / MIB,
+        reverse=reverse_share(steps[-1].hook_param),
+        loss=loss,
+    )
+
+
+def wait_until_complete(file: Path) -> None:
+    """Wait for the collector, which writes on for a moment after the ranks have said goodbye."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and not is_complete(file):
+        time.sleep(0.1)
+
+
+def is_complete(file: Path) -> bool:
+    """Tell whether the recording ends with the end of its run."""
+    try:
+        return any(isinstance(message, Bye) and message.rank is None for message, _ in Recording(file))
+    except DdpwatchError:
+        return False
+
+
+def counted_steps(file: Path) -> Iterator[Step]:
+    """Give rank 0's steps."""
+    for message, _ in Recording(file):
+        if isinstance(message, Step) and message.rank == 0 and message.status == "ok":
+            yield message
+
+
+def reverse_share(fired: Sequence[int]) -> float | None:
+    """Give the share of hooks that fired for an earlier parameter of the model than the hook before."""
+    pairs = list(pairwise(fired))
+    return sum(later < earlier for earlier, later in pairs) / len(pairs) if pairs else None
+
+
+# -- showing -----------------------------------------------------------------------------------------------------
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Lay the rows out as a Markdown table."""
+    header = ["strategy", "step", "overlap", "exposed", "on the wire", "hook order", "loss"]
+    lines = [header, *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    text = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    rule = "-|-".join("-" * width for width in widths)
+    return [f"| {line} |" for line in (text[0], rule, *text[1:])]
+
+
+def chart(rows: Sequence[Row]) -> None:
+    """Draw each step as what would remain without exposed communication, and what it adds."""
+    names = [row.way for row in rows]
+    hidden = [row.step_ms - row.exposed_ms for row in rows]
+    exposed = [row.exposed_ms for row in rows]
+    plotext.simple_stacked_bar(names, [hidden, exposed], labels=["rest of the step", "exposed (ms)"], width=90)
+    plotext.show()
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parser = argparse.ArgumentParser(description="Compare ways of synchronising gradients on the same work.")
+    parser.add_argument("ways", nargs="*", default=WAYS, metavar="WAY", help="strategies, with a comm hook as ddp:fp16")
+    parser.add_argument("--model", default="gpt")
+    parser.add_argument("--data", default="text")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=2, help="samples per rank")
+    parser.add_argument("--out", type=Path, default=Path("recordings"), metavar="DIR", help="where recordings go")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

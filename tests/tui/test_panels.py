@@ -1,0 +1,220 @@
+import pytest
+
+from ddpwatch.tui.canvas import plain
+from ddpwatch.tui.layout import layout
+from ddpwatch.tui.model import HistoryPoint, Link, LinkState, OverviewBuilder, device_rows
+from ddpwatch.tui.paint.chart import chart
+from ddpwatch.tui.paint.devices import mean_history, meter, paint_devices
+from ddpwatch.tui.paint.header import badge_of, paint_footer, paint_header, paint_verdict
+from ddpwatch.tui.paint.history import GUTTER, paint_history
+from ddpwatch.tui.paint.overview import paint_overview
+from ddpwatch.tui.paint.split import paint_split
+from ddpwatch.tui.paint.table import paint_table
+from tests.tui.frames import beat, bye, device, enveloped, hello, killed, run, state_of, status, step
+
+LIVE = LinkState(Link.LIVE)
+
+
+def overview(messages, link=LIVE):
+    return OverviewBuilder().build(state_of(list(messages)), link)
+
+
+def text(rows):
+    return "\n".join(plain(rows))
+
+
+class TestHeader:
+    def test_figures_with_their_units(self):
+        shown = text(paint_header(overview(run()), 120))
+        for figure in ("step 100 ms", "10.0 it/s", "overlap 67 %", "exposed 10.0 ms (10 % of step)", "drops 0"):
+            assert figure in shown
+        assert "own cost 0.20 %" in shown
+        assert "slowest rank –" in shown
+
+    def test_at_80_columns_nothing_of_it_is_missing(self):
+        shown = text(paint_header(overview(run(late_rank=1)), 80))
+        for figure in ("140 ms", "it/s", "overlap", "exposed", "slowest r1 +40.0 ms", "drops 0", "own", "step 39"):
+            assert figure in shown
+
+    def test_unknown_figures_are_dashes(self):
+        shown = text(paint_header(overview([]), 120))
+        assert "0" not in shown
+        assert "step –" in shown
+
+    @pytest.mark.parametrize(
+        ("link", "badge"),
+        [
+            (LIVE, "LIVE"),
+            (LinkState(Link.LIVE, paused=True), "PAUSED"),
+            (LinkState(Link.REPLAY, speed=0.5, replay=True), "REPLAY 0.5×"),
+            (LinkState(Link.REPLAY, paused=True, replay=True), "REPLAY 1× PAUSED"),
+            (LinkState(Link.ENDED, replay=True), "REPLAY ENDED"),
+            (LinkState(Link.WAITING), "WAITING"),
+            (LinkState(Link.GONE), "COLLECTOR GONE"),
+        ],
+    )
+    def test_badge(self, link, badge):
+        assert badge_of(overview(run(2), link))[0] == badge
+
+    def test_an_ended_run_says_why(self):
+        assert badge_of(overview([*run(2), bye(None, "killed")], LinkState(Link.ENDED)))[0] == "ENDED: killed"
+
+    def test_recording_is_mentioned(self):
+        recording = status()
+        recording.recording, recording.recording_bytes = "x.mcap", 3 << 20
+        assert "recording 3.0 MiB" in text(paint_header(overview([*run(2), recording]), 200))
+
+    def test_verdict_wraps(self):
+        rows = plain(paint_verdict(overview(run(late_rank=1)), 60, 2))
+        assert rows[0].startswith(" ✗ rank 1 is late: launches bucket 1 40 ms after")
+        assert rows[1].startswith("   ")
+
+    def test_replay_has_keys_of_its_own(self):
+        assert "speed" not in text(paint_footer(overview([]), 120))
+        assert "speed" in text(paint_footer(overview([], LinkState(replay=True)), 120))
+
+
+class TestTable:
+    def rows(self, messages, width=100, height=5, first=0):
+        return plain(paint_table(overview(messages).ranks, width, height, first))
+
+    def test_one_line_per_rank_with_medians(self):
+        rows = self.rows(run())
+        assert rows[0].split()[:2] == ["rank", "status"]
+        assert rows[1].split() == ["0", "running", "39", "100", "0.0", "0.0", "67", "%", "10.0", "0"]
+
+    def test_the_slowest_is_marked(self):
+        rows = self.rows(run(late_rank=1))
+        assert "1◀" in rows[2]
+        assert "40.0" in rows[2]
+        assert "◀" not in rows[1]
+
+    def test_ranks_that_wait_are_silent_or_ended(self):
+        waiting = self.rows([*run(10), beat(0, 10, "sync", 12, in_flight=[1])])
+        assert "waiting 12 s for bucket 1" in waiting[1]
+        quiet = state_of([*run(10), *(beat(0, 10) for _ in range(100))])
+        assert "silent 5 s" in text(paint_table(OverviewBuilder().build(quiet, LIVE).ranks, 100, 5))
+        assert "ended: killed SIGKILL in backward, bucket 1" in self.rows([*run(10), killed()])[2]
+        assert "ended: finished" in self.rows([*run(10), bye(0)])[1]
+
+    def test_how_a_rank_died_is_readable_at_80_columns(self):
+        assert "ended: killed SIGKILL in backward, bucket 1" in self.rows([*run(10), killed()], width=80)[2]
+
+    def test_host_and_pid_where_there_is_room(self):
+        assert "node1 / 4000" in self.rows(run(), width=140)[1]
+
+    def test_unknown_is_a_dash(self):
+        assert self.rows([hello(0, 1)])[1].split() == ["0", "running", "–", "–", "–", "–", "–", "–", "0"]
+
+    def test_scrolls(self):
+        rows = self.rows(run(3, world=20), height=5, first=999)
+        assert [row.split()[0] for row in rows[1:]] == ["16", "17", "18", "19"]
+
+
+class TestDevices:
+    def test_a_gpu_comes_before_the_host_and_is_charted(self):
+        rows = device_rows(state_of([device(0), device(0, 90.0, "cuda"), device(1, 90.0, "cuda")]))
+        assert [row.device.kind for row in rows] == ["cuda", "cpu"]
+        shown = text(paint_devices(rows, 60, 20))
+        for figure in ("GPU0", "NVIDIA H200", "90 %", "power 312 of 700 W", "temp 61.0 °C", "GPU busy %", "CPU"):
+            assert figure in shown
+
+    def test_what_a_device_does_not_say_is_a_dash(self):
+        shown = text(paint_devices(device_rows(state_of([device(0, None)])), 60, 8))
+        assert "power –" in shown
+        assert "temp –" in shown
+        assert "0 %" not in shown
+
+    def test_history_is_by_whole_seconds_so_that_a_chart_lasts_one(self):
+        half_seconds = []
+        for index in range(9):
+            sample = device(0, 10.0 * index)
+            sample.at_ns += index * 500_000_000
+            half_seconds.append(sample)
+        (row,) = device_rows(state_of(half_seconds))
+        assert row.history == ((4, 5.0), (3, 25.0), (2, 45.0), (1, 65.0))
+
+    def test_several_gpus_share_a_chart(self):
+        rows = device_rows(state_of([device(s, 20.0 + 60 * i, "cuda", i) for s in range(3) for i in range(2)]))
+        assert mean_history(rows) == ((-2, 50.0), (-1, 50.0))
+
+    def test_chart_has_axes_in_percent_and_seconds(self):
+        lines = chart(((-20, 10.0), (-10, 90.0), (0, 50.0)), 40, 8)
+        assert len(lines) == 8
+        assert max(map(len, lines)) <= 40
+        assert "100" in lines[0]
+        assert {"-30 s", "now"} <= {lines[-1].strip()[:5], lines[-1].split()[-1]}
+        assert chart(((-20, 10.0), (-10, 90.0), (0, 50.0)), 40, 8) is lines
+
+    def test_meter(self):
+        assert meter(25.0, 8) == [("━━", "chart"), ("━━━━━━", "faint")]
+        assert meter(None, 3) == [("┄┄┄", "faint")]
+
+    def test_nothing_sampled_yet(self):
+        assert "no sample" in text(paint_devices((), 40, 5))
+
+
+class TestHistoryAndSplit:
+    def test_columns_grow_with_the_step_and_exposure_is_hatched(self):
+        rows = paint_history([HistoryPoint(0, 100, 50), HistoryPoint(1, 50, 0)], GUTTER + 11, 5, shown=0)
+        assert [row[-3] for row in (line.ljust(GUTTER + 11) for line in plain(rows)[1:])] == ["▾", "█", "╱", "╱"]
+        assert [row[-2] for row in (line.ljust(GUTTER + 11) for line in plain(rows)[1:])] == [" ", " ", "█", "█"]
+
+    def test_split_adds_up_to_the_step(self):
+        rows = plain(paint_split(overview(run()).ranks, 60, 6))
+        assert rows[2].split() == ["0", "2.0", "28.0", "49.0", "10.0", "4.0", "7.0"]
+
+
+class TestLayout:
+    @pytest.mark.parametrize("width", [0, 1, 5, 40, 80, 109, 110, 120, 200, 300])
+    @pytest.mark.parametrize("height", [0, 1, 3, 6, 10, 24, 36, 50, 100])
+    @pytest.mark.parametrize("ranks", [0, 1, 2, 64, 1024])
+    def test_boxes_stay_on_screen_and_apart(self, width, height, ranks):
+        boxes = layout(width, height, ranks, (2 + 4 * ranks, 2 + 8 * ranks), 2 + 2 * ranks)
+        taken = set()
+        for name in boxes.__dataclass_fields__:
+            box = getattr(boxes, name)
+            cells = {(x, y) for x in range(box.x, box.x + box.width) for y in range(box.y, box.y + box.height)}
+            assert all(x < width and y < height for x, y in cells), name
+            assert not cells & taken, name
+            taken |= cells
+
+    def test_at_80x24_two_ranks_have_everything(self):
+        boxes = layout(80, 24, 2, (8, 12), 6)
+        assert boxes.timeline.height >= 8
+        assert boxes.table.height == 3
+        assert boxes.devices.height >= 6
+
+
+@pytest.mark.parametrize("size", [(0, 0), (1, 1), (5, 3), (10, 5), (20, 8), (40, 12), (80, 24), (110, 9), (200, 50)])
+@pytest.mark.parametrize("world", [1, 2, 64])
+def test_every_size_is_painted_to_the_cell(size, world):
+    model = overview([*run(6, world=world), device(0), device(1, 80.0, "cuda")])
+    for first in (0, 3, 999):
+        rows = paint_overview(model, *size, first)
+        assert [sum(len(run_text) for run_text, _ in row) for row in rows] == [size[0]] * size[1]
+
+
+@pytest.mark.parametrize("size", [(5, 3), (80, 24), (200, 50)])
+def test_hostile_names_reach_no_cell(size):
+    evil = "\x1b[2J\x07\r\n\u202ex\u200b\x9b" * 20
+    names = dict.fromkeys(("run_id", "host", "backend", "torch", "module", "script", "timing_source"), evil)
+    sample = device(0)
+    sample.name = sample.host = evil
+    death = bye(1, "exception", detail=evil, phase=evil)
+    model = overview([hello(0, 2, **names), hello(1, 2, **names), step(0), step(1), sample, beat(0, 1, evil), death])
+    for row in plain(paint_overview(model, *size)):
+        assert row.isprintable()
+
+
+def test_states_before_the_first_step():
+    for link in (LinkState(Link.WAITING, directory="/run/x"), LinkState(Link.ATTACHING, name="run-1"), LIVE):
+        for size in ((5, 3), (80, 24)):
+            assert len(paint_overview(overview([], link), *size)) == size[1]
+    waiting = overview([], LinkState(Link.WAITING, directory="/run/x"))
+    assert "looking in /run/x" in text(paint_overview(waiting, 80, 24))
+    assert "waiting for every rank's first step" in text(paint_overview(overview([hello(0)]), 80, 24))
+
+
+def test_frames_are_enveloped_in_order():
+    assert [envelope.seq for _, envelope in enveloped([hello(0), step(0)])] == [1, 2]

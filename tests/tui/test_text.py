@@ -1,0 +1,85 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from ddpwatch.tui.canvas import Canvas, plain
+from ddpwatch.tui.text import Field, clean, fit, ms, number, shorten, wrap
+
+HOSTILE = [
+    "\x1b[31mred\x1b[0m", "a\rb", "bell\x07", "\x9b2J", "\u202eevil", "zero\u200bwidth", "tab\there", "line\nbreak",
+    "\x1b]0;title\x07", "e\u0301" * 20, "\U000e0041tag", "\ud800", "\ufeffbom", "\u2066iso\u2069", "\x7f",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_lose_what_moves_the_cursor(name):
+    cleaned = clean(name, 12)
+    assert cleaned.isprintable()
+    assert cell_len(cleaned) == sum(max(cell_len(c), 1) for c in cleaned) <= 12
+
+
+@given(st.text(max_size=200), st.integers(0, 40))
+def test_a_clean_name_is_never_wider_than_asked(name, width):
+    assert cell_len(clean(name, width)) <= width
+
+
+def test_wide_characters_count_as_two_cells():
+    assert clean("模型模型", 5) == "模型…"
+    assert clean("模型", 4) == "模型"
+
+
+@given(st.text(max_size=40), st.integers(1, 20), st.integers(-3, 20))
+def test_a_canvas_row_is_always_as_wide_as_the_canvas(text, width, x):
+    canvas = Canvas(width, 1)
+    canvas.put(x, 0, clean(text, 40), "a")
+    canvas.put(2, 0, "界", "b")
+    canvas.put(3, 0, "x", "c")
+    (row,) = canvas.rows()
+    assert cell_len("".join(run for run, _ in row)) == width
+
+
+def test_runs_join_equal_cells():
+    canvas = Canvas(6, 1)
+    canvas.fill(1, 3, 0, "=", "a")
+    canvas.fill(3, 5, 0, "-", "a")
+    assert canvas.rows() == [[(" ", "text"), ("==--", "a"), (" ", "text")]]
+    assert plain(canvas.rows()) == [" ==--"]
+
+
+def test_drawing_outside_is_cut_off():
+    canvas = Canvas(3, 1)
+    canvas.put(-1, 0, "abcdef")
+    canvas.put(0, 5, "x")
+    canvas.fill(-5, 50, -1, "x", "a")
+    assert plain(canvas.rows()) == ["bcd"]
+
+
+def test_unknown_is_a_dash_never_zero():
+    assert ms(None) == number(None) == "–"
+    assert ms(0) == "0.0"
+
+
+@pytest.mark.parametrize(("value", "text"), [(123.4, "123"), (12.34, "12.3"), (1.234, "1.23"), (0, "0.0")])
+def test_numbers_have_three_digits(value, text):
+    assert number(value) == text
+
+
+def test_fit_prefers_full_then_short_then_drops_the_least():
+    fields = [Field("alpha one", "a1", 0), Field("beta two", "b2", 1), Field("gamma", "g", 2)]
+    assert "".join(text for text, _ in fit(fields, 40)) == "alpha one   beta two   gamma"
+    assert "".join(text for text, _ in fit(fields, 10)) == "a1  b2  g"
+    assert "".join(text for text, _ in fit(fields, 6)) == "a1  b2"
+    assert "".join(text for text, _ in fit(fields, 1)) == "…"
+    assert fit([], 10) == []
+
+
+def test_wrap_breaks_between_words_and_cuts_the_last_line():
+    assert wrap("one two three four", 9, 2) == ["one two", "three fo…"]
+    assert wrap("", 9, 2) == [""]
+    assert wrap("x", 0, 2) == []
+
+
+def test_shorten_to_nothing():
+    assert shorten("abc", 0) == ""
+    assert shorten("abc", 1) == "…"

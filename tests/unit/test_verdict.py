@@ -1,0 +1,128 @@
+import pytest
+
+from ddpwatch.analysis.recent import ENOUGH_STEPS, summarise
+from ddpwatch.analysis.verdict import verdict
+from tests.tui.frames import MS, beat, bye, hello, killed, run, state_of, step
+
+
+def judged(messages):
+    state = state_of(list(messages))
+    return verdict(summarise(state.recent()), state.presence(), state.end, len(state.ranks) >= state.world_size)
+
+
+class TestSummary:
+    def test_medians(self):
+        summary = summarise(state_of(run(20)).recent())
+        assert summary.count == 19  # without warm-up
+        assert summary.rate == pytest.approx(10)
+        assert (summary.step_ns, summary.exposed_ns) == (100 * MS, 10 * MS)
+        assert summary.overlap == pytest.approx(20 / 30)
+        assert summary.cost == pytest.approx(0.002)
+        assert summary.bucket_exposed_ns == {0: 0, 1: 10 * MS}
+        assert sum(summary.ranks[0].parts_ns.values()) == 100 * MS
+
+    def test_no_step_no_figure(self):
+        summary = summarise([])
+        assert (summary.count, summary.step_ns, summary.overlap, summary.slowest) == (0, None, None, None)
+
+    def test_a_late_rank_its_bucket_and_its_cause(self):
+        slowest = summarise(state_of(run(20, late_rank=1)).recent()).slowest
+        assert slowest is not None
+        assert (slowest.rank, slowest.late_ns, slowest.bucket) == (1, 40 * MS, 1)
+        assert (slowest.part, slowest.excess_ns) == ("backward", 40 * MS)
+
+    def test_noise_has_no_slowest_rank(self):
+        def noisy():
+            for number in range(50):
+                for rank in range(2):
+                    yield step(rank, number, late_ms=(number * 7 + rank * 5) % 11)
+
+        assert summarise(state_of([hello(0), hello(1), *noisy()]).recent()).slowest is None
+
+    def test_one_late_step_in_four_is_not_a_late_rank(self):
+        steps = [step(rank, n, 40 if rank and not n % 4 else 0) for n in range(40) for rank in range(2)]
+        assert summarise(state_of([hello(0), hello(1), *steps]).recent()).slowest is None
+
+    def test_a_late_rank_among_many(self):
+        slowest = summarise(state_of(run(20, world=8, late_rank=5)).recent()).slowest
+        assert slowest is not None
+        assert slowest.rank == 5
+
+    def test_ranks_that_cannot_be_compared_have_none(self):
+        steps = [step(rank, n, 40 * rank) for n in range(20) for rank in range(2)]
+        summary = summarise(state_of([hello(0), hello(1, boot_id="other"), *steps]).recent())
+        assert summary.slowest is None
+        assert summary.ranks[1].late_ns is None
+
+
+class TestVerdict:
+    def test_hidden(self):
+        found = judged(step(0, n, bucket_done=[60 * MS, 82 * MS]) for n in range(20))
+        assert (found.kind, found.severity) == ("hidden", "ok")
+        assert "exposed only 2.0 ms of 100 ms (2 %)" in found.text
+
+    def test_exposed_names_the_worst_bucket(self):
+        found = judged(run())
+        assert (found.kind, found.severity, found.bucket) == ("exposed", "warn", 1)
+        assert found.text == "exposed communication 10 ms of 100 ms (10 %): last bucket 1 alone 10 ms"
+
+    def test_late_rank_goes_before_exposed(self):
+        found = judged(run(late_rank=1))
+        assert (found.kind, found.rank, found.bucket) == ("late-rank", 1, 1)
+        assert found.text.startswith("rank 1 is late: launches bucket 1 40 ms after the first rank (p50 of 39 steps)")
+        assert found.text.endswith("its backward takes 40 ms longer")
+
+    def test_a_killed_rank_and_who_waits_for_it(self):
+        found = judged([*run(), killed(), beat(0, 40, "sync", 2, in_flight=[1])])
+        assert found.text == (
+            "rank 1 was killed (SIGKILL) at step 39 in backward, bucket 1 in flight; rank 0 waits for bucket 1"
+        )
+        assert (found.kind, found.severity, found.rank) == ("death", "bad", 1)
+
+    def test_the_launcher_s_victims_are_not_to_blame(self):
+        early = bye(0, "killed", detail="SIGTERM", signal=15)
+        lost = bye(1, "lost", detail="its process is gone, how is not known")
+        lost.at_ns = early.at_ns + 1
+        found = judged([*run(), early, lost])
+        assert found.rank == 1
+        assert found.text == "rank 1 is lost (its process is gone, how is not known); then rank 0 ended too"
+
+    def test_an_exception(self):
+        found = judged([*run(), bye(0, "exception", detail="ValueError: no", step=7, phase="forward")])
+        assert found.text == "rank 0 died of an exception (ValueError: no) at step 7 in forward"
+
+    def test_a_hang_blames_the_rank_that_is_not_waiting(self):
+        found = judged([*run(), beat(0, 40, "sync", 12, in_flight=[0, 1]), beat(1, 40, "backward", 14)])
+        assert (found.kind, found.rank) == ("hang", 1)
+        assert found.text == "rank 1 in backward of step 40 for 14 s; rank 0 waits for buckets 0, 1"
+
+    def test_a_hang_in_which_all_wait(self):
+        found = judged([*run(), beat(0, 40, "sync", 12, in_flight=[1]), beat(1, 40, "sync", 12, in_flight=[1])])
+        assert found.text == "ranks 0, 1 waiting for bucket 1 for 12 s in step 40"
+
+    def test_a_silent_rank(self):
+        beats = [beat(0, 40, "sync", 1, in_flight=[1]) for _ in range(100)]
+        found = judged([*run(), beat(1, 40, "forward"), *beats])
+        assert found.text == "rank 1 silent for 5 s, last seen in forward of step 40; rank 0 waits for bucket 1"
+
+    def test_one_rank_alone(self):
+        empty = {f"bucket_{name}": [] for name in ("module", "index", "bytes", "ready", "launch", "done")}
+        found = judged([hello(0, 1), *(step(0, n, **empty) for n in range(20))])
+        assert found.text == "no communication: one rank has nobody to talk to"
+
+    def test_completion_not_measured(self):
+        found = judged(step(0, n, bucket_done=[None, None]) for n in range(20))
+        assert found.kind == "unmeasured"
+
+    def test_too_early_to_say(self):
+        assert judged([]).kind == "starting"
+        assert judged([hello(0)]).kind == "starting"
+        found = judged(run(4))
+        assert found.text == f"collecting: 3 of {ENOUGH_STEPS} steps for a first verdict"
+
+    def test_a_short_run_that_is_over(self):
+        found = judged([*run(4), bye(0), bye(1), bye()])
+        assert (found.kind, found.severity, found.text) == ("ended", "ok", "finished after 4 steps")
+
+    def test_a_finished_run_keeps_its_finding(self):
+        assert judged([*run(late_rank=1), bye(0), bye(1), bye()]).kind == "late-rank"

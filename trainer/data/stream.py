@@ -1,0 +1,64 @@
+"""One rank's endless, resumable stream of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from trainer.data.source import Sample
+from trainer.distributed import World
+
+Batch = tuple[Tensor, Tensor]
+
+
+class BatchStream:
+    """Epoch after epoch of this rank's share, each epoch in an order of its own.
+
+    ``DistributedSampler`` deals the shuffled samples out in turn, so batch k of all ranks together is batch k of
+    one process with a batch as large as all of theirs. That is what makes strategies comparable with ``single``.
+    """
+
+    def __init__(self, data: Dataset[Sample], batch_size: int, world: World, seed: int) -> None:
+        """Begin before the first batch of epoch 0."""
+        self.sampler = _ResumableSampler(data, world, seed)
+        self.loader = DataLoader(data, batch_size, sampler=self.sampler, drop_last=True)
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches for as long as the caller wants them."""
+        while True:
+            for batch in self.loader:
+                self.sampler.consumed += self.batch_size
+                yield batch
+            self.sampler.set_epoch(self.sampler.epoch + 1)
+
+    def state_dict(self) -> dict[str, int]:
+        """Give the position after the last batch that was yielded."""
+        return {"epoch": self.sampler.epoch, "consumed": self.sampler.consumed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a position; call before iterating."""
+        self.sampler.set_epoch(state["epoch"])
+        self.sampler.consumed = state["consumed"]
+
+
+class _ResumableSampler(DistributedSampler[int]):
+    """A ``DistributedSampler`` that can leave out what an interrupted epoch has already given."""
+
+    def __init__(self, data: Dataset[Sample], world: World, seed: int) -> None:
+        super().__init__(data, world.size, world.rank, seed=seed, drop_last=True)
+        self.consumed = 0
+
+    def __iter__(self) -> Iterator[int]:
+        indices = list(super().__iter__())
+        yield from indices[self.consumed :]
+
+    def __len__(self) -> int:
+        return super().__len__() - self.consumed
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.consumed = 0

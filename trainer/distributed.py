@@ -1,0 +1,75 @@
+"""Where this process stands in the job, and the process group around it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+DROP_CALLBACKS_S = 0.1
+"""Time for Gloo's threads to drop the last step's Python callbacks.
+
+They need the GIL for that, and a thread that asks for the GIL while the interpreter shuts down ends in C++'s
+``std::terminate``: a training that ended well would exit with SIGABRT. Nothing tells when they are done.
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """One process's place among all ranks."""
+
+    rank: int
+    local_rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def backend(self) -> str:
+        """Name the collective backend that fits the device."""
+        return "nccl" if self.device.type == "cuda" else "gloo"
+
+    @classmethod
+    def from_environment(cls) -> World:
+        """Read what torchrun sets; without torchrun this is a world of one."""
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        return cls(rank, local_rank, size, device)
+
+
+@contextmanager
+def process_group(world: World, timeout: timedelta = timedelta(minutes=10)) -> Iterator[Store]:
+    """Join the job's process group and leave it again, also after an error; gives the job's store."""
+    _claim_compute(world)
+    store = _meet(world)
+    dist.init_process_group(world.backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
+    try:
+        yield store
+    finally:
+        if world.device.type == "cpu":
+            time.sleep(DROP_CALLBACKS_S)
+        dist.destroy_process_group()
+
+
+def _meet(world: World) -> Store:
+    """Reach the store that torchrun provides; without torchrun, a world of one needs nobody else's."""
+    if "RANK" not in os.environ:
+        return HashStore()
+    store: Store = next(rendezvous("env://", world.rank, world.size))[0]
+    return store
+
+
+def _claim_compute(world: World) -> None:
+    """Give each rank its own GPU, or one thread, so that ranks do not fight over the same cores."""
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)

@@ -1,0 +1,29 @@
+"""Publishing a strategy's steps to ddpwatch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer.instrument import Unwatched
+from trainer.strategies import DDP, Strategy
+
+
+@contextmanager
+def watched(strategy: Strategy, record: Path | None = None) -> Iterator[None]:
+    """Publish for as long as the block lasts, and write to ``record`` if given; call it on every rank."""
+    from ddpwatch import watch
+    from ddpwatch.probe import watch_recorder
+
+    if strategy.channel.world.rank == 0:
+        print("watched: run `ddpwatch` in another terminal to attach", file=sys.stderr, flush=True)
+    if isinstance(strategy, DDP):
+        with watch(strategy.ddp, record=record):
+            yield
+    else:
+        with watch_recorder(strategy.model, record=record) as handle:
+            strategy.watch_with(handle.recorder, handle.layout)
+            yield
+            strategy.watch_with(Unwatched(), lambda names, buckets: None)
