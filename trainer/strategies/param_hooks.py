@@ -27,16 +27,22 @@ class ParamHooks(Strategy):
         self.pending.clear()
 
     def gradient_ready(self, index: int) -> None:
-        """Issue the all-reduce now; waiting here is what keeps backward from going on meanwhile."""
-        gradient = gradient_of(self.parameters[index]).div_(self.world_size)
-        self.pending[index] = self.channel.all_reduce(gradient, index)
+        """Issue the all-reduce now. Waiting for it here keeps backward from going on meanwhile."""
+        self._issue(index)
         if self.wait_in_hook:
+            self.instrument.backward_compute_end()
             self.pending[index].wait()
+            self.instrument.backward_end()
+            self.instrument.backward_begin()
 
     def finish(self) -> None:
         """Reduce what no hook has fired for, then wait for everything."""
         for index in range(len(self.parameters)):
             if index not in self.pending:
-                self.gradient_ready(index)
+                self._issue(index)
         for future in self.pending.values():
             future.wait()
+
+    def _issue(self, index: int) -> None:
+        gradient = gradient_of(self.parameters[index]).div_(self.world_size)
+        self.pending[index] = self.channel.all_reduce(gradient, index)
