@@ -18,6 +18,7 @@ import msgspec
 from ddpwatch import clock
 from ddpwatch.errors import DdpwatchError, UsageError
 
+KEEP_LAST_VIEWS = 5
 _SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes, and ZeroMQ needs a few
 
 
@@ -114,6 +115,20 @@ def live_runs() -> list[RunInfo]:
             remove(info.run_id)
     _forget_old_logs()
     return sorted(runs, key=lambda info: info.started, reverse=True)
+
+
+def last_view(run_id: str) -> Path:
+    """Where a run that has ended leaves what its collector retained, as a recording, for viewers that come late."""
+    return directory() / f"{run_id}.mcap"
+
+
+def last_views() -> list[Path]:
+    """What ended runs have left, newest first. All but the newest few are cleaned up on the way."""
+    found = sorted(directory().glob("*.mcap"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in found[KEEP_LAST_VIEWS:]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return found[:KEEP_LAST_VIEWS]
 
 
 def find(name: str) -> RunInfo:

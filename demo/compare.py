@@ -194,7 +194,7 @@ def chart(rows: Sequence[Row]) -> None:
     hidden = [row.step_ms - row.exposed_ms for row in rows]
     exposed = [row.exposed_ms for row in rows]
     plotext.simple_stacked_bar(names, [hidden, exposed], labels=["rest of the step", "exposed (ms)"], width=90)
-    picture = plotext.active().build() if False else plotext.build()
+    picture = plotext.build()
     print(picture if sys.stdout.isatty() else plotext.uncolorize(picture))
 
 

@@ -237,6 +237,21 @@ class Collector:
             except OSError as error:
                 self._lose_recording(error)
             self._recorder = None
+        self._leave_last_view()
+
+    def _leave_last_view(self) -> None:
+        """Keeps what is retained as a small recording, for a viewer that comes after the collector has gone."""
+        try:
+            writer = RecordingWriter(rundir.last_view(self._options.run_id), self._about())
+            for envelope in self._hub.snapshot():
+                writer.write(envelope, type_name(decode(envelope.frame)))
+            writer.close()
+            rundir.last_views()
+        except (DdpwatchError, OSError) as error:
+            _log.warning("no last view: %s", error)
+
+    def _about(self) -> dict[str, str]:
+        return {"run_id": self._options.run_id, "script": self._options.script}
 
     def _serve_until(self, deadline: float) -> None:
         """Only answers viewers from here on: the recording is closed, nothing new is told."""
@@ -256,9 +271,8 @@ class Collector:
     def _open_recording(self) -> None:
         if not self._options.record:
             return
-        about = {"run_id": self._options.run_id, "script": self._options.script}
         try:
-            self._recorder = RecordingWriter(self._options.record, about)
+            self._recorder = RecordingWriter(self._options.record, self._about())
         except DdpwatchError as error:
             self._recording_error = str(error)
             _log.error("not recording: %s", error)

@@ -13,11 +13,12 @@ import psutil
 import pytest
 import torch
 
+from ddpwatch import rundir
 from ddpwatch.analysis.steps import PARTS
 from ddpwatch.messages import Bye, Device, Hello, Layout, Status, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.state import RunState
-from tests.integration.jobs import ROOT, Job, collector_pids, live, messages, read_until, the_run, wait_for
+from tests.integration.jobs import ROOT, Frames, Job, collector_pids, live, messages, read_until, the_run, wait_for
 
 TRAIN = ROOT / "demo" / "train.py"
 
@@ -46,12 +47,20 @@ def test_watched_recorded_and_attached_to(run_directory: Path, tmp_path: Path) -
     assert messages(frames, Device)
     wait_for(lambda: not collector_pids(info.run_id), "the collector ends")
     assert not list(run_directory.glob("*.json"))
+    check_last_view(frames)
     recorded = [(m, e.received_ns) for m, e in Recording(file)]
     shown = [(m, e.received_ns) for m, e in frames]
     kept = (Step, Hello, Layout, Bye, Device)  # of heartbeats and status a late viewer gets the newest
     assert [row for row in recorded if isinstance(row[0], kept)] == [row for row in shown if isinstance(row[0], kept)]
     check_report(file, steps=24)
     assert "loss" in job.output()
+
+
+def check_last_view(seen: Frames) -> None:
+    """What is left for viewers that come after the end: all steps, and how it ended."""
+    (path,) = rundir.last_views()
+    left = [message for message, _ in Recording(path)]
+    assert [m for m in left if isinstance(m, (Step, Bye))] == [m for m, _ in seen if isinstance(m, (Step, Bye))]
 
 
 def check_report(file: Path, steps: int) -> None:
