@@ -95,6 +95,20 @@ def ls(as_json: Json = False) -> None:
         typer.echo(f"no run is being watched (looked in {rundir.directory()})", err=True)
 
 
+@app.command(context_settings={"ignore_unknown_options": False})
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="The job, e.g. torchrun … train.py")],
+    record_to: Annotated[Path | None, typer.Option("--record", metavar="FILE", help="Record to FILE.")] = None,
+    headless: Annotated[bool, typer.Option("--headless", help="No dashboard: a line every few seconds.")] = False,
+) -> None:
+    """Run a job and watch it, without a change to its script. The exit code is the job's."""
+    from ddpwatch.launch import Launch, run_headless, run_with_dashboard
+
+    launch = Launch(command, record_to)
+    show = run_headless if _is_plain(headless) else run_with_dashboard
+    raise typer.Exit(show(launch))
+
+
 @app.command()
 def record(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write.")],

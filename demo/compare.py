@@ -15,7 +15,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import plotext
 import torch
 import torch.distributed as dist
 
@@ -34,6 +33,7 @@ WAYS = (
     "single", "manual", "param-hooks-sync", "param-hooks", "bucketed-hooks", "ddp", "ddp:fp16", "ddp:powersgd",
 )  # fmt: skip
 PATIENCE_S = 20.0
+CHART_WIDTH = 60
 MIB = 1 << 20
 
 
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [row(way, recording(args.out, way), *result) for way, result in results.items()]
         print(f"\n{world.size} ranks, {args.steps} steps each, {args.model} on {args.data}\n")
         print("\n".join(table(rows)), end="\n\n")
-        chart(rows)
+        print("\n".join(chart(rows)))
         print(f"\nrecordings: {args.out}/  (ddpwatch replay FILE)")
     return 0
 
@@ -188,14 +188,15 @@ def table(rows: Sequence[Row]) -> list[str]:
     return [f"| {line} |" for line in (text[0], rule, *text[1:])]
 
 
-def chart(rows: Sequence[Row]) -> None:
-    """Draw each step as what would remain without exposed communication, and what it adds."""
-    names = [row.way for row in rows]
-    hidden = [row.step_ms - row.exposed_ms for row in rows]
-    exposed = [row.exposed_ms for row in rows]
-    plotext.simple_stacked_bar(names, [hidden, exposed], labels=["rest of the step", "exposed (ms)"], width=90)
-    picture = plotext.build()
-    print(picture if sys.stdout.isatty() else plotext.uncolorize(picture))
+def chart(rows: Sequence[Row]) -> list[str]:
+    """Draw each step as a bar: what would remain without exposed communication, and what that adds."""
+    scale = CHART_WIDTH / max(row.step_ms for row in rows)
+    name_width = max(len(row.way) for row in rows)
+    lines = [f"{'':{name_width}} █ rest of the step   ░ exposed communication"]
+    for row in rows:
+        whole, exposed = round(row.step_ms * scale), round(row.exposed_ms * scale)
+        lines.append(f"{row.way:{name_width}} {'█' * (whole - exposed)}{'░' * exposed} {row.step_ms:.0f} ms")
+    return lines
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -204,7 +205,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("ways", nargs="*", default=WAYS, metavar="WAY", help="strategies, with a comm hook as ddp:fp16")
     parser.add_argument("--model", default="gpt")
     parser.add_argument("--data", default="text")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--batch-size", type=int, default=2, help="samples per rank")
     parser.add_argument("--out", type=Path, default=Path("recordings"), metavar="DIR", help="where recordings go")
     return parser

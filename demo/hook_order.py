@@ -145,7 +145,7 @@ def observe(model: nn.Module) -> Observation:
         if next(layer.parameters(recurse=False), None) is not None:
             layer.register_forward_hook(partial(_note_call, forward, name))
             for parameter in layer.parameters(recurse=False):
-                parameter.register_post_accumulate_grad_hook(partial(_note_fire, fired, name))  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(partial(_note_fire, fired, name))
     model(torch.ones(2, 4)).sum().backward()
     return Observation(forward, fired)
 

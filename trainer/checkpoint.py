@@ -8,7 +8,9 @@ directory must be shared. Everything in it loads with ``weights_only=True``: no 
 
 from __future__ import annotations
 
+import pickle
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,8 +70,11 @@ def _complete(directory: Path) -> list[Path]:
 
 
 def _load(path: Path, world: World) -> State:
+    # A file that was cut short has lost the index at its end, and what torch raises about it varies.
+    if not zipfile.is_zipfile(path):
+        raise TrainerError(f"cannot read checkpoint {path}: it is missing, cut short or something else")
     try:
         state: State = torch.load(path, map_location=world.device, weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
-        raise TrainerError(f"cannot read checkpoint {path}: {error}") from error
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise TrainerError(f"cannot read checkpoint {path}: {str(error).splitlines()[0]}") from error
     return state

@@ -106,7 +106,7 @@ def _add_hook_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--weights",
-        type=_weights,
+        type=weights,
         metavar="W,W,...|samples",
         help="weighted: one per rank, or by local samples (default)",
     )
@@ -122,7 +122,7 @@ def _add_loop(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("loop")
     group.add_argument("--steps", type=int, default=DEFAULTS.steps, help="optimizer steps")
     group.add_argument(
-        "--batch-size", type=_whole_numbers, default=DEFAULTS.batch_sizes, dest="batch_sizes", metavar="N[,N...]",
+        "--batch-size", type=whole_numbers, default=DEFAULTS.batch_sizes, dest="batch_sizes", metavar="N[,N...]",
         help="samples per micro-batch, the same for all ranks or one number per rank",
     )  # fmt: skip
     group.add_argument(
@@ -162,9 +162,9 @@ def _add_watching(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--record", type=Path, metavar="FILE", help="also write it to FILE (implies --watch)")
 
 
-def _weights(text: str) -> tuple[float, ...] | None:
+def weights(text: str) -> tuple[float, ...] | None:
     return None if text == "samples" else tuple(float(weight) for weight in text.split(","))
 
 
-def _whole_numbers(text: str) -> tuple[int, ...]:
+def whole_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))

@@ -74,7 +74,7 @@ class CommHook:
         except RuntimeError as error:  # a built-in hook leaves no trace in Python
             raise UsageError("the model has a built-in comm hook already", FIX) from error
         ddp._comm_hooks.clear()  # as in an unwatched module: nothing here is the user's
-        _watched[ddp] = self
+        _watched[ddp] = weakref.ref(self)
 
     def adopt(self, ddp: DistributedDataParallel, state: Any, hook: Hook) -> None:
         """Takes the user's hook in, with DDP's own checks and its own error for a second one."""
@@ -159,7 +159,8 @@ class Average:
                 gradient.mul_(1.0 / self._world)
 
 
-_watched: "weakref.WeakKeyDictionary[DistributedDataParallel, CommHook]" = weakref.WeakKeyDictionary()
+# Weak on both sides: the reducer owns the hook, the user owns the module.
+_watched: "weakref.WeakKeyDictionary[DistributedDataParallel, weakref.ref[CommHook]]" = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 _original_register = DistributedDataParallel.register_comm_hook
 _original_builtin = DistributedDataParallel._register_builtin_comm_hook
@@ -174,17 +175,23 @@ def _plain_function(comm_hook: CommHook) -> Hook:
     return ddpwatch_timing
 
 
+def _hook_of(ddp: DistributedDataParallel) -> Optional[CommHook]:
+    """Our hook on a module, None if it is not watched."""
+    found = _watched.get(ddp)
+    return None if found is None else found()
+
+
 def _teach_registration() -> None:
     """Lets ``register_comm_hook`` on watched modules hand over to ours. On the class, so that instances pickle."""
 
     def register_comm_hook(self: DistributedDataParallel, state: object, hook: Hook) -> None:
-        if (ours := _watched.get(self)) is not None:
+        if (ours := _hook_of(self)) is not None:
             ours.adopt(self, state, hook)
         else:
             _original_register(self, state, hook)
 
     def _register_builtin_comm_hook(self: DistributedDataParallel, comm_hook_type: Any) -> None:
-        if (ours := _watched.get(self)) is not None:
+        if (ours := _hook_of(self)) is not None:
             ours.adopt_builtin(self, comm_hook_type)
         else:
             _original_builtin(self, comm_hook_type)  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,10 @@ class DdpProbe:
         named = [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad]
         self._param_names = [name for name, _ in named]
         self._param_ids = {id(p): position for position, (_, p) in enumerate(named)}
-        self._stats: Callable[[], list[int]] | None = getattr(ddp.reducer, "get_backward_stats", None)
+        # Only weak references to the module and what it owns: a watched model, its reducer and its process group die
+        # exactly when an unwatched one's would.
+        self._ddp = weakref.ref(ddp)
+        self._has_stats = hasattr(ddp.reducer, "get_backward_stats")
         self._previous_stats: list[int] = []
         self._forward_end_ns = 0
         self._buckets: dict[int, BucketLayout] = {}
@@ -92,7 +96,8 @@ class DdpProbe:
         self._begin_hook = self._guarded(self._backward_begin)
         self._compute_end_callback = self._guarded(self._compute_end)
         self._end_callback = self._guarded(self._backward_end)
-        self.comm_hook = CommHook(ddp, self._on_launch, self._recorder.bucket_done, self._host_timed)
+        comm_hook = CommHook(ddp, self._on_launch, self._recorder.bucket_done, self._host_timed)
+        self._comm_hook = weakref.ref(comm_hook)  # the reducer owns it
         self._handles = list(self._attach(ddp, [p for _, p in named]))
 
     @property
@@ -110,7 +115,7 @@ class DdpProbe:
     def _attach(self, ddp: DistributedDataParallel, params: list[torch.nn.Parameter]) -> Iterator[RemovableHandle]:
         yield ddp.register_forward_pre_hook(_ModuleHook(self._guarded(self._forward_begin)))
         yield ddp.register_forward_hook(_ModuleHook(self._guarded(self._forward_end)))
-        if self._stats is None:
+        if not self._has_stats:
             for position, param in enumerate(params):
                 hook = _ModuleHook(self._param_hook(position))
                 yield param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -147,7 +152,9 @@ class DdpProbe:
         self._recorder.forward_end()
         # DDP's reducer counts its ready times from prepare_for_backward, the last thing its forward does.
         self._forward_end_ns = self._recorder.since
-        self.comm_hook.note_gradients()
+        comm_hook = self._comm_hook()
+        if comm_hook is not None:
+            comm_hook.note_gradients()
         for tensor in _tensors(output):
             if tensor.requires_grad:
                 tensor.register_hook(self._begin_hook)  # type: ignore[no-untyped-call]
@@ -177,8 +184,10 @@ class DdpProbe:
         self._synced_backwards += 1
         if self._layout_changed:
             self._settle_layout({bucket.index for bucket in launched})
-        if self._stats is not None:
-            record.later.append(partial(self._read_stats, self._stats(), self._forward_end_ns, launched, self._buckets))
+        ddp = self._ddp()
+        if self._has_stats and ddp is not None:
+            stats = ddp.reducer.get_backward_stats()
+            record.later.append(partial(self._read_stats, stats, self._forward_end_ns, launched, self._buckets))
         record.untimed = not self._host_timed
 
     @staticmethod

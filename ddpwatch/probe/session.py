@@ -68,7 +68,8 @@ class Session:
         self._key = f"ddpwatch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_sessions}"
         self._deadline = time.monotonic() + FIND_TIMEOUT_S
         self._address = self._start_collector(record) if self.rank == 0 else None
-        self._probes: list[DdpProbe] = []
+        self._probes: weakref.WeakSet[DdpProbe] = weakref.WeakSet()  # the modules' hooks own them
+        self._modules = self._parameters = 0
         self.sender = Sender(self.rank, self._find_endpoint, self._give_up)
         self.recorder: StepRecorder = self.sender.recorder
         self._optimizer_hooks = [
@@ -77,7 +78,8 @@ class Session:
         ]
         self.active = True
         self._started = False
-        os.register_at_fork(after_in_child=self._silence)
+        silence = weakref.WeakMethod(self._silence)  # a fork handler can not be taken back, so it must not own us
+        os.register_at_fork(after_in_child=lambda: call() if (call := silence()) is not None else None)
         atexit.register(self.close)
 
     # -- what is watched -------------------------------------------------------------------------------------
@@ -88,16 +90,17 @@ class Session:
         Raises:
             UsageError: The module has a comm hook already.
         """
-        base = sum(probe.parameters for probe in self._probes)
-        probe = DdpProbe(ddp, len(self._probes), base, self.recorder, self._publish_layout, self._give_up)
-        self._probes.append(probe)
+        probe = DdpProbe(ddp, self._modules, self._parameters, self.recorder, self._publish_layout, self._give_up)
+        self._modules += 1
+        self._parameters += probe.parameters
+        self._probes.add(probe)
         self.start(ddp.module, str(dist.get_backend(ddp.process_group)), ddp_flags(ddp))
         return probe
 
     @property
     def watches_anything(self) -> bool:
         """Whether a module is being watched."""
-        return any(probe.active for probe in self._probes)
+        return any(probe.active for probe in list(self._probes))
 
     def start(self, module: torch.nn.Module, backend: str, flags: Flags) -> None:
         """Introduces this rank and begins to send, the first time it is called."""
@@ -128,7 +131,7 @@ class Session:
     # -- the collector and how to find it --------------------------------------------------------------------
 
     def _start_collector(self, record: str | os.PathLike[str] | None) -> Address:
-        self.run_id = rundir.new_run_id(sys.argv[0])
+        self.run_id = new_run_id()
         ingest, _ = rundir.endpoints(self.run_id)
         spawn_collector(self.run_id, self.world_size, record)
         address = Address(self.run_id, ingest, clock.boot_id())
@@ -149,6 +152,7 @@ class Session:
                 return None
             self._address = msgspec.json.decode(self._store.get(self._key), type=Address)
             self.run_id = self._hello.run_id = self._address.run_id
+            self._store = None
         if self._address is None:
             return None
         if self._address.boot_id != clock.boot_id():
@@ -167,13 +171,14 @@ class Session:
         if _session is self:
             _session = None
         was_active, self.active = self.active, False
-        for probe in self._probes:
+        for probe in list(self._probes):
             probe.close()
         for handle in self._optimizer_hooks:
             handle.remove()
         if was_active and self._started:
             self.recorder.finish()
             self.sender.stop(self._farewell())
+        self._store = None
         atexit.unregister(self.close)
 
     def _farewell(self) -> Bye:
@@ -201,7 +206,7 @@ class Session:
     def _silence(self) -> None:
         """Also what a forked child (a DataLoader worker) needs: it inherits hooks and sockets that are not its own."""
         self.active = False
-        for probe in self._probes:
+        for probe in list(self._probes):
             probe.active = False
 
 
@@ -218,12 +223,26 @@ def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str]
     process.returncode = 0  # it outlives us on purpose: no warning about that when the handle is collected
 
 
+def new_run_id() -> str:
+    """The id of the run that begins: of our own making, or from `ddpwatch run` with a number for every further one."""
+    given = os.environ.get("DDPWATCH_RUN")
+    if given is None:
+        return rundir.new_run_id(sys.argv[0])
+    further = [part for part in (_attempt(), _sessions - 1) if part]
+    return ".".join([given, *map(str, further)])
+
+
+def _attempt() -> int:
+    """How often torchrun has restarted the job."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
 def recording_path(record: str | os.PathLike[str]) -> Path:
     """Where to record to. A job that torchrun has restarted does not overwrite what led to the restart."""
     path = Path(record).absolute()
     if not os.access(path.parent, os.W_OK):
         _log.warning("ddpwatch cannot record to %s: its directory is missing or not writable", path)
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    attempt = _attempt()
     return path.with_suffix(f".{attempt}{path.suffix}") if attempt else path
 
 

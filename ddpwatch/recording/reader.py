@@ -1,136 +1,184 @@
-"""Reads a recording, also one that was cut off: everything before the cut, and a note that there was one.
+"""Reads a recording: one file, the parts of a rotated one, or a directory of one file per rank.
 
-Recordings are untrusted input. A reader goes through the file once, front to back, chunk by chunk; it needs no
-index, so a file without its end reads like any other.
+Recordings are untrusted input, and any file may end in the middle: what lies before the cut or the damage is read, and
+a note says that there was one. Reading everything goes front to back and needs no index; reading a selection uses the
+index, or a walk over the chunks' heads where the file has none.
 """
 
 from __future__ import annotations
 
-import io
+import heapq
 import os
-import struct
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
-
-import zstandard
-from mcap.exceptions import McapError
-from mcap.records import Chunk, Footer, McapRecord, Metadata
-from mcap.records import Message as McapMessage
-from mcap.stream_reader import CRCValidationError, StreamReader, breakup_chunk
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import MAX_FRAME_BYTES, SCHEMA_VERSION, FrameError, Message, decode
+from ddpwatch.messages import Message, Step
+from ddpwatch.recording.part import Frame, Part
+from ddpwatch.recording.selection import Selection
 from ddpwatch.transport import Envelope
 
-_RECORD_LIMIT = 16 * MAX_FRAME_BYTES
-_BROKEN = (McapError, CRCValidationError, zstandard.ZstdError, struct.error, ValueError, KeyError, IndexError, EOFError)
+PART_NAME = re.compile(r"\.(\d{4,8})$")
+StrPath = str | os.PathLike[str]
 
 
 class Recording:
-    """One pass over a recording's frames. Counters are final once the iteration is.
+    """A recording, to be passed through as often as wanted. Counters are final once a pass is.
 
     Args:
-        path: The file.
+        path: A file, a directory with one file per rank, or several of these, which are merged by receive time. The
+            older parts of a rotated recording are found beside the newest.
 
     Raises:
-        UsageError: The file cannot be opened, is not an MCAP file, or was written by a newer major version.
+        UsageError: A file cannot be opened, is not an MCAP file, or was written by a newer major version.
 
     Attributes:
         frames: Frames read so far.
         skipped: Frames that could not be decoded (unknown type, damaged).
-        cut_tail: The file ends before its end was written; what was read lies before the cut.
+        cut_tail: A file ends before its end was written; what was read lies before the cut.
         seconds: From the first to the last frame, by receive time.
         metadata: What the recorder wrote about the run.
+        notes: What a user should know about files that were left out.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: StrPath | Iterable[StrPath]) -> None:
+        paths = [Path(path)] if isinstance(path, (str, os.PathLike)) else [Path(item) for item in path]
+        if not paths:
+            raise UsageError("no recording was given", "give a file that was written with --record")
+        self.path = paths[0]
+        self.notes: list[str] = []
+        self._chains = _chains([part for item in paths for part in self._parts_of(item)])
         self.frames = 0
         self.skipped = 0
         self.cut_tail = False
-        self.metadata: dict[str, str] = {}
+        self.metadata = self._chains[0][0].metadata
         self._first_ns = 0
         self._last_ns = 0
-        self._seq = 0
-        self._head = self._peek()
 
     @property
     def nbytes(self) -> int:
-        """Size of the file in bytes."""
-        return self.path.stat().st_size
+        """Size of the files in bytes."""
+        return sum(part.path.stat().st_size for part in self.parts)
 
     @property
     def seconds(self) -> float:
-        """Length of the recording in seconds."""
+        """Length of what was read, in seconds."""
         return max(0, self._last_ns - self._first_ns) / 1e9
 
-    def __iter__(self) -> Iterator[tuple[Message, Envelope]]:
-        """The frames in file order."""
-        self.frames = self.skipped = self._seq = 0
+    @property
+    def parts(self) -> list[Part]:
+        """The files, oldest first."""
+        return [part for chain in self._chains for part in chain]
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """First and last step number, from the index; None without a step, or where no index says."""
+        found = [steps for part in self.parts if (steps := part.index.steps) is not None]
+        return (min(first for first, _ in found), max(last for _, last in found)) if found else None
+
+    @property
+    def span_ns(self) -> tuple[int, int]:
+        """Receive time of the first and the last frame (ns since the Unix epoch), from the index; zeros without any."""
+        found = [span for part in self.parts if (span := part.index.span_ns) is not None]
+        return (min(first for first, _ in found), max(last for _, last in found)) if found else (0, 0)
+
+    @property
+    def dropped_parts(self) -> int:
+        """How many of the oldest parts of a rotated recording are gone."""
+        return sum(chain[0].number for chain in self._chains)
+
+    def __iter__(self) -> Iterator[Frame]:
+        """The frames in the order in which they were received."""
+        return self.select(Selection())
+
+    def select(self, selection: Selection) -> Iterator[Frame]:
+        """The selected frames, preceded by what is needed to understand them."""
+        self.frames = self.skipped = 0
+        self._first_ns = self._last_ns = 0
         self.cut_tail = False
-        with open(self.path, "rb") as file:
-            for record in self._records(file):
-                if isinstance(record, McapMessage):
-                    yield from self._frame(record)
+        chains = [self._chain(chain, selection) for chain in self._chains]
+        merged = chains[0] if len(chains) == 1 else heapq.merge(*chains, key=_received)
+        for message, envelope in merged:
+            yield self._counted(message, envelope)
+        self._note_ends()
+
+    def seek(self, at_ns: int) -> Iterator[Frame]:
+        """What is needed to understand the rest, then the frames received from then on (ns since the Unix epoch)."""
+        return self.select(Selection(start_ns=at_ns))
+
+    def seek_step(self, step: int) -> Iterator[Frame]:
+        """What is needed to understand the rest, then all frames from the moment that step (or a later one) came in."""
+        found = next((e for m, e in self.select(Selection(first=step)) if isinstance(m, Step)), None)
+        at_ns = self.span_ns[1] + 1 if found is None else found.received_ns
+        return self.seek(at_ns)
+
+    def attachments(self) -> dict[str, bytes]:
+        """The documents kept in the files, by name; the newest of each."""
+        return {name: data for part in self.parts for name, data in part.attachments().items()}
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _peek(self) -> bytes:
-        """Checks that this is a recording at all, so that the error comes before anything is drawn."""
-        try:
-            with open(self.path, "rb") as file:
-                head = file.read(1 << 16)
-        except OSError as error:
-            raise UsageError(f"{self.path}: {error.strerror}", "give a file that was written with --record") from error
-        if head[:8] != b"\x89MCAP0\r\n":
-            what = "is empty" if not head else "is not an MCAP recording"
-            raise UsageError(f"{self.path}: {what}", "give a file that was written with --record")
-        for record in self._records(io.BytesIO(head)):
-            if isinstance(record, Metadata) and record.name == "ddpwatch":
-                self._check(record.metadata)
-                return head
-        raise UsageError(f"{self.path}: not a ddpwatch recording, or cut before its first second", "nothing to read")
+    def _parts_of(self, path: Path) -> list[Part]:
+        if not path.is_dir():
+            return _with_siblings(Part(path))
+        parts = []
+        for file in sorted(path.rglob("*.mcap")):
+            try:
+                parts.append(Part(file))
+            except UsageError as error:
+                self.notes.append(f"left out: {error.message}")
+        if not parts:
+            raise UsageError(f"{path}: no recording in this directory", "give one with .mcap files in it")
+        return parts
 
-    def _check(self, metadata: dict[str, str]) -> None:
-        version = metadata.get("schema_version", "")
-        if not version.isdecimal() or int(version) > SCHEMA_VERSION:
-            raise UsageError(
-                f"{self.path}: recorded in format {version!r}, this ddpwatch reads up to {SCHEMA_VERSION}",
-                "update ddpwatch",
-            )
-        self.metadata = dict(metadata)
+    @staticmethod
+    def _chain(chain: list[Part], selection: Selection) -> Iterator[Frame]:
+        for place, part in enumerate(chain):
+            yield from part.frames(selection, first=place == 0)
 
-    def _records(self, file: IO[bytes]) -> Iterator[McapRecord]:
-        """Records up to the end or the first damage."""
-        reader = StreamReader(file, emit_chunks=True, validate_crcs=True, record_size_limit=_RECORD_LIMIT)
-        ended = False
-        try:
-            for record in reader.records:
-                if isinstance(record, Chunk):
-                    yield from breakup_chunk(_bounded(record), validate_crc=True)
-                else:
-                    ended = ended or isinstance(record, Footer)
-                    yield record
-        except _BROKEN:
-            pass
-        self.cut_tail = not ended
-
-    def _frame(self, record: McapMessage) -> Iterator[tuple[Message, Envelope]]:
-        try:
-            message = decode(record.data)
-        except FrameError:
-            self.skipped += 1
-            return
+    def _counted(self, message: Message, envelope: Envelope) -> Frame:
         self.frames += 1
-        self._seq += 1
-        self._first_ns = self._first_ns or record.log_time
-        self._last_ns = max(self._last_ns, record.log_time)
-        yield message, Envelope(self._seq, record.log_time, record.data)
+        self._first_ns = self._first_ns or envelope.received_ns
+        self._last_ns = max(self._last_ns, envelope.received_ns)
+        return message, Envelope(self.frames, envelope.received_ns, envelope.frame)
+
+    def _note_ends(self) -> None:
+        self.skipped = sum(part.skipped for part in self.parts)
+        self.cut_tail = any(part.cut_tail for part in self.parts)
 
 
-def _bounded(chunk: Chunk) -> Chunk:
-    """Refuses a chunk that claims to unpack to more than any of ours would."""
-    if chunk.uncompressed_size > _RECORD_LIMIT:
-        raise ValueError(f"chunk of {chunk.uncompressed_size} bytes")
-    return chunk
+def _received(frame: Frame) -> int:
+    return frame[1].received_ns
+
+
+def _with_siblings(newest: Part) -> list[Part]:
+    """The file and the older parts of the same recording that lie beside it."""
+    name, found = newest.path, [newest]
+    if "recording_id" not in newest.metadata or PART_NAME.search(name.stem) or not newest.number:
+        return found
+    for file in name.parent.glob(f"{_escaped(name.stem)}.*{name.suffix}"):
+        if PART_NAME.search(file.stem) and PART_NAME.sub("", file.stem) == name.stem:
+            try:
+                part = Part(file)
+            except UsageError:
+                continue
+            if part.metadata.get("recording_id") == newest.metadata["recording_id"]:
+                found.append(part)
+    return found
+
+
+def _escaped(stem: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", stem)
+
+
+def _chains(parts: list[Part]) -> list[list[Part]]:
+    """Parts of one recording after each other, recordings side by side. A file given twice counts once."""
+    chains: dict[str, list[Part]] = {}
+    seen = set()
+    for part in parts:
+        identity = (part.path.stat().st_dev, part.path.stat().st_ino)
+        if identity not in seen:
+            seen.add(identity)
+            chains.setdefault(part.metadata.get("recording_id") or str(part.path), []).append(part)
+    return [sorted(chain, key=lambda part: part.number) for chain in chains.values()]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-from mcap.writer import CompressionType, Writer
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import SCHEMA_VERSION, Beat, Bye, Device, Hello, Layout, Mark, Status, Step
+from ddpwatch.messages import SCHEMA_VERSION, Beat, Bye, Device, Hello, Layout, Mark, Message, Status, Step, type_name
+from ddpwatch.recording.mcap_writer import McapWriter
 from ddpwatch.transport import Envelope
 from ddpwatch.version import __version__
 
@@ -23,6 +25,12 @@ _TYPES: dict[str, type[msgspec.Struct]] = {
     "hello": Hello, "layout": Layout, "step": Step, "beat": Beat,
     "mark": Mark, "device": Device, "bye": Bye, "status": Status,
 }  # fmt: skip
+_SCHEMAS: dict[str, bytes] = {}
+
+
+def step_of(message: Message) -> int | None:
+    """The step that a frame belongs to in the index."""
+    return message.step if isinstance(message, Step) else None
 
 
 class RecordingWriter:
@@ -32,11 +40,14 @@ class RecordingWriter:
         path: The file; must be creatable. An existing one is replaced.
         about: Free text about the run, kept as the file's metadata.
 
+    Attributes:
+        frames: Frames written so far.
+
     Raises:
         UsageError: The file cannot be created.
     """
 
-    def __init__(self, path: str | os.PathLike[str], about: dict[str, str] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], about: Mapping[str, str] | None = None) -> None:
         self.path = Path(path)
         try:
             self._file = open(self.path, "wb")  # noqa: SIM115 - lives as long as the writer
@@ -44,36 +55,50 @@ class RecordingWriter:
             raise UsageError(
                 f"{path}: {error.strerror}", "give --record a file in a directory you can write"
             ) from error
-        self._writer = Writer(self._file, compression=CompressionType.ZSTD)
-        self._writer.start(profile=PROFILE, library=f"ddpwatch {__version__}")
-        self._writer.add_metadata("ddpwatch", {"schema_version": str(SCHEMA_VERSION), **(about or {})})
-        self._channels: dict[str, int] = {}
-        self.frames = 0
-        self.flush()
+        head = {"schema_version": str(SCHEMA_VERSION), "recording_id": secrets.token_hex(8), **(about or {})}
+        try:
+            self._writer = McapWriter(self._file, PROFILE, f"ddpwatch {__version__}")
+            self._writer.add_metadata("ddpwatch", head)
+            self.frames = 0
+            self.flush()
+        except OSError as error:
+            self.abandon()
+            raise UsageError(f"{path}: {error.strerror}", "make room, or record elsewhere") from error
 
-    def write(self, envelope: Envelope, kind: str) -> None:
-        """Adds one frame. ``kind`` is its message type. May raise OSError."""
-        self._writer.add_message(
-            channel_id=self._channels.get(kind) or self._open_channel(kind),
-            log_time=envelope.received_ns,
-            publish_time=envelope.received_ns,
-            sequence=envelope.seq & 0xFFFFFFFF,
-            data=envelope.frame,
-        )
+    def write(self, envelope: Envelope, kind: str, step: int | None = None) -> None:
+        """Adds one frame. ``kind`` is its message type, ``step`` what the index shall know. May raise OSError."""
+        sequence = envelope.seq and (envelope.seq & 0xFFFFFFFF or 1)  # 32 bits, and 0 means "repeated"
+        self._writer.add_message(kind, _schema(kind), envelope.received_ns, sequence, envelope.frame, step)
         self.frames += 1
+
+    def write_message(self, message: Message, envelope: Envelope) -> None:
+        """Adds one frame whose message is at hand. May raise OSError."""
+        self.write(envelope, type_name(message), step_of(message))
 
     def flush(self) -> int:
         """Closes the open chunk and hands everything to the operating system; returns the file's size in bytes."""
-        # The library closes a chunk by size only, and offers no public way to close one by time.
-        self._writer._Writer__finalize_chunk()  # type: ignore[attr-defined]
-        self._writer._Writer__flush()  # type: ignore[attr-defined]
-        self._file.flush()
-        return self._file.tell()
+        return self._writer.flush()
 
-    def close(self) -> None:
-        """Writes index and end."""
+    def in_place(self) -> bool:
+        """Whether the file is still where it was created: it may have been removed, or its directory."""
         try:
-            self._writer.finish()  # type: ignore[no-untyped-call]
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            return False
+
+    def close(self, end: Mapping[str, str] | None = None, attachments: Mapping[str, bytes] | None = None) -> None:
+        """Writes index and end.
+
+        Args:
+            end: Text about how the recording went, kept as metadata ``ddpwatch.end``.
+            attachments: JSON documents to keep in the file, by name.
+        """
+        try:
+            for name, content in (attachments or {}).items():
+                self._writer.add_attachment(name, "application/json", content)
+            if end:
+                self._writer.add_metadata("ddpwatch.end", dict(end))
+            self._writer.finish()
         finally:
             self._file.close()
 
@@ -82,9 +107,9 @@ class RecordingWriter:
         with contextlib.suppress(OSError):  # the last buffer may be what the disk refused
             self._file.close()
 
-    def _open_channel(self, kind: str) -> int:
-        schema = self._writer.register_schema(
-            name=kind, encoding="jsonschema", data=msgspec.json.encode(msgspec.json.schema(_TYPES[kind]))
-        )
-        self._channels[kind] = self._writer.register_channel(topic=kind, message_encoding="msgpack", schema_id=schema)
-        return self._channels[kind]
+
+def _schema(kind: str) -> bytes:
+    if kind not in _SCHEMAS:
+        schema = msgspec.json.schema(_TYPES[kind]) if kind in _TYPES else {}
+        _SCHEMAS[kind] = msgspec.json.encode(schema)
+    return _SCHEMAS[kind]

@@ -1,0 +1,36 @@
+"""Runs at the start of every Python process below `ddpwatch run`: arranges that DDP modules are watched.
+
+Costs a process that never imports torch next to nothing, and must never break one. A ``sitecustomize`` that was there
+already is run as if this one were not.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+
+def _run_the_other() -> None:
+    """Finds and runs the next sitecustomize on the path, under its own name."""
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - no pathlib in every process
+    path = [entry for entry in sys.path if os.path.abspath(entry) != here]  # noqa: PTH100
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+def _watch_ddp() -> None:
+    """Has `ddpwatch.probe.auto` called once torch's DDP module is imported, if it ever is."""
+    try:
+        from wrapt import register_post_import_hook
+    except ImportError:
+        sys.stderr.write("ddpwatch: not installed for this Python, its processes are not watched\n")
+        return
+    register_post_import_hook("ddpwatch.probe.auto:install", "torch.nn.parallel.distributed")
+
+
+if os.environ.get("DDPWATCH") != "0":
+    _watch_ddp()
+_run_the_other()

@@ -1,0 +1,211 @@
+"""Writes the container of a recording: chunks closed when the caller wants, and an index that is found at once."""
+
+from __future__ import annotations
+
+import struct
+import time
+import zlib
+from typing import IO, Final
+
+import zstandard
+from mcap.data_stream import RecordBuilder
+from mcap.opcode import Opcode
+from mcap.records import (
+    Attachment,
+    AttachmentIndex,
+    Channel,
+    Chunk,
+    ChunkIndex,
+    DataEnd,
+    Footer,
+    Header,
+    McapRecord,
+    Metadata,
+    MetadataIndex,
+    Schema,
+    Statistics,
+    SummaryOffset,
+)
+
+from ddpwatch.recording.container import INDEX_NAME, MAGIC, NO_STEP, ROW_OPCODE, Row, kind_bit
+
+CHUNK_BYTES: Final = 1 << 20
+_MESSAGE = struct.Struct("<BQHIQQ")
+_HEAD = struct.Struct("<BQ")
+_BODY = _MESSAGE.size - _HEAD.size
+
+
+class McapWriter:
+    """Appends messages to a file. Any method may raise OSError, and the file is then of no more use.
+
+    Args:
+        file: An empty binary file.
+        profile: Name of the convention that the content follows.
+        library: Who writes.
+    """
+
+    def __init__(self, file: IO[bytes], profile: str, library: str) -> None:
+        self._file = file
+        self._offset = 0
+        self._compressor = zstandard.ZstdCompressor(level=3)
+        self._schemas: list[Schema] = []
+        self._channels: dict[str, Channel] = {}
+        self._counts: dict[int, int] = {}
+        self._chunk_index = bytearray()
+        self._chunk_count = 0
+        self._span = (NO_STEP, 0)
+        self._attachments: list[AttachmentIndex] = []
+        self._metadata: list[MetadataIndex] = []
+        self._rows = bytearray()
+        self._open: list[bytes] = []
+        self._open_bytes = self._frames = self._kinds = 0
+        self._start_ns, self._end_ns = NO_STEP, 0
+        self._first_step, self._last_step = NO_STEP, 0
+        self._write(MAGIC + _bytes_of(Header(profile=profile, library=library)))
+
+    def add_message(
+        self, kind: str, schema: bytes, log_time: int, sequence: int, data: bytes, step: int | None
+    ) -> None:
+        """Adds one message to the open chunk, and closes that when it is full."""
+        channel = self._channels.get(kind) or self._open_channel(kind, schema)
+        self._open.append(_MESSAGE.pack(Opcode.MESSAGE, _BODY + len(data), channel.id, sequence, log_time, log_time))
+        self._open.append(data)
+        self._open_bytes += _MESSAGE.size + len(data)
+        self._start_ns = min(self._start_ns, log_time)
+        self._end_ns = max(self._end_ns, log_time)
+        self._kinds |= kind_bit(kind)
+        self._frames += 1
+        self._counts[channel.id] = self._counts.get(channel.id, 0) + 1
+        if step is not None:
+            self._first_step, self._last_step = min(self._first_step, step), max(self._last_step, step)
+        if self._open_bytes >= CHUNK_BYTES:
+            self.close_chunk()
+
+    def add_metadata(self, name: str, values: dict[str, str]) -> None:
+        """Adds named text."""
+        self.close_chunk()
+        data = _bytes_of(Metadata(name=name, metadata=values))
+        self._metadata.append(MetadataIndex(offset=self._offset, length=len(data), name=name))
+        self._write(data)
+
+    def add_attachment(self, name: str, media_type: str, content: bytes) -> None:
+        """Adds a named file."""
+        self.close_chunk()
+        now = time.time_ns()
+        data = _bytes_of(Attachment(create_time=now, log_time=now, name=name, media_type=media_type, data=content))
+        self._attachments.append(
+            AttachmentIndex(
+                offset=self._offset,
+                length=len(data),
+                log_time=now,
+                create_time=now,
+                data_size=len(content),
+                name=name,
+                media_type=media_type,
+            )
+        )
+        self._write(data)
+
+    def close_chunk(self) -> None:
+        """Writes the open chunk, if anything is in it, and the row that says what it holds."""
+        if not self._frames:
+            return
+        data = b"".join(self._open)
+        packed = self._compressor.compress(data)
+        chunk = _bytes_of(
+            Chunk(
+                compression="zstd",
+                data=packed,
+                message_start_time=self._start_ns,
+                message_end_time=self._end_ns,
+                uncompressed_crc=zlib.crc32(data),
+                uncompressed_size=len(data),
+            )
+        )
+        row = Row(
+            self._offset, self._start_ns, self._end_ns, self._first_step, self._last_step, self._kinds, self._frames
+        ).pack()
+        self._chunk_index += _bytes_of(
+            ChunkIndex(
+                chunk_length=len(chunk),
+                chunk_start_offset=self._offset,
+                compression="zstd",
+                compressed_size=len(packed),
+                message_end_time=self._end_ns,
+                message_index_length=0,
+                message_index_offsets={},
+                message_start_time=self._start_ns,
+                uncompressed_size=len(data),
+            )
+        )
+        self._chunk_count += 1
+        self._span = (min(self._span[0], self._start_ns), max(self._span[1], self._end_ns))
+        self._rows += row
+        self._begin_chunk()
+        self._write(chunk + _HEAD.pack(ROW_OPCODE, len(row)) + row)
+
+    def flush(self) -> int:
+        """Closes the chunk and hands everything to the operating system; returns the file's size in bytes."""
+        self.close_chunk()
+        self._file.flush()
+        return self._offset
+
+    def finish(self) -> None:
+        """Writes index, summary and footer."""
+        self.add_attachment(INDEX_NAME, "application/octet-stream", bytes(self._rows))
+        self._write(_bytes_of(DataEnd(data_section_crc=0)))
+        summary_start = self._offset
+        offsets = bytearray()
+        groups = (self._schemas, [*self._channels.values()], [self._statistics()], None, self._attachments,
+                  self._metadata)  # fmt: skip
+        for group in groups:
+            data = self._chunk_index if group is None else b"".join(_bytes_of(record) for record in group)
+            offsets += self._write_group(bytes(data))
+        offsets_start = self._offset
+        self._write(bytes(offsets))
+        footer = Footer(summary_start=summary_start, summary_offset_start=offsets_start, summary_crc=0)
+        self._write(_bytes_of(footer) + MAGIC)
+        self._file.flush()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _begin_chunk(self) -> None:
+        self._open = []
+        self._open_bytes = self._frames = self._kinds = 0
+        self._start_ns, self._end_ns = NO_STEP, 0
+        self._first_step, self._last_step = NO_STEP, 0
+
+    def _open_channel(self, kind: str, schema: bytes) -> Channel:
+        number = len(self._channels) + 1
+        self._schemas.append(Schema(id=number, data=schema, encoding="jsonschema", name=kind))
+        channel = Channel(id=number, topic=kind, message_encoding="msgpack", metadata={}, schema_id=number)
+        self._channels[kind] = channel
+        self._open.append(_bytes_of(self._schemas[-1]) + _bytes_of(channel))
+        return channel
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._offset += len(data)
+
+    def _write_group(self, data: bytes) -> bytes:
+        """Writes summary records of one kind; returns the record that says where they are."""
+        if not data:
+            return b""
+        start = self._offset
+        self._write(data)
+        return _bytes_of(SummaryOffset(group_opcode=data[0], group_start=start, group_length=len(data)))
+
+    def _statistics(self) -> Statistics:
+        return Statistics(
+            attachment_count=len(self._attachments), channel_count=len(self._channels),
+            channel_message_counts=self._counts, chunk_count=self._chunk_count,
+            message_count=sum(self._counts.values()),
+            message_end_time=self._span[1], message_start_time=self._span[0] if self._chunk_count else 0,
+            metadata_count=len(self._metadata), schema_count=len(self._schemas),
+        )  # fmt: skip
+
+
+def _bytes_of(record: McapRecord) -> bytes:
+    builder = RecordBuilder()
+    record.write(builder)  # type: ignore[attr-defined]
+    return bytes(builder.end())  # type: ignore[no-untyped-call]

@@ -1,0 +1,333 @@
+"""Finding a place in a recording, selecting from it, following it, merging parts; and what hostile files may not do."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mcap.reader import make_reader
+
+from ddpwatch.errors import UsageError
+from ddpwatch.messages import Beat, BucketLayout, Bye, Hello, Layout, Message, Step, encode
+from ddpwatch.recording import container
+from ddpwatch.recording.follow import FollowSource
+from ddpwatch.recording.part import Part
+from ddpwatch.recording.rankfile import RankFile
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.rotation import Limits, RotatingWriter, parse_bytes, summary_of
+from ddpwatch.recording.selection import Selection, parse_ranks, parse_steps, selection_of
+from ddpwatch.transport import Envelope
+
+BEGIN = 1_700_000_000 * 10**9
+STEP_NS = 10**8
+
+
+def step(number: int, rank: int = 0) -> Step:
+    return Step(
+        rank=rank, step=number, start_ns=number * STEP_NS, duration_ns=STEP_NS, hook_param=[0, 1], hook_ns=[1, 2],
+        bucket_module=[0], bucket_index=[0], bucket_bytes=[8], bucket_ready=[2], bucket_launch=[3], bucket_done=[9],
+    )  # fmt: skip
+
+
+def messages(steps: int, ranks: int = 2) -> Iterator[tuple[Message, int]]:
+    """A run: who, how, steps with heartbeats, the end; with receive times."""
+    for rank in range(ranks):
+        yield Hello(run_id="r", rank=rank, world_size=ranks, host="h", pid=1), BEGIN
+        yield Layout(rank=rank, params=["w", "b"], buckets=[BucketLayout(0, 8, [0, 1])]), BEGIN
+    for number in range(steps):
+        for rank in range(ranks):
+            yield step(number, rank), BEGIN + (number + 1) * STEP_NS + rank
+        if number % 5 == 4:
+            yield Beat(rank=0, at_ns=1, step=number, phase="input", since_ns=0), BEGIN + (number + 1) * STEP_NS + 50
+    for rank in range(ranks):
+        yield Bye(rank=rank, by="rank", reason="finished", at_ns=1), BEGIN + (steps + 1) * STEP_NS
+
+
+def record(path: Path, steps: int = 40, ranks: int = 2, end: bool = True, limits: Limits | None = None) -> Path:
+    writer = RotatingWriter(path, {"run_id": "r"}, limits)
+    for number, (message, at) in enumerate(messages(steps, ranks)):
+        writer.write_message(message, Envelope(number + 1, at, encode(message)))
+        if number % 10 == 9:
+            writer.flush()
+    if end:
+        writer.close()
+    else:
+        writer.flush()
+        writer.abandon()
+    return path
+
+
+def steps_of(frames: object) -> list[tuple[int, int]]:
+    return [(m.step, m.rank) for m, _ in frames if isinstance(m, Step)]  # type: ignore[attr-defined]
+
+
+def kinds_of(frames: object) -> list[str]:
+    return [type(m).__name__ for m, _ in frames]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_steps_are_found_through_the_index_and_without_it(end: bool, tmp_path: Path) -> None:
+    recording = Recording(record(tmp_path / "a.mcap", end=end))
+    assert recording.steps == (0, 39)
+    assert steps_of(recording.select(Selection(17, 20))) == [(n, r) for n in (17, 18, 19) for r in (0, 1)]
+    found = list(recording.select(Selection(17, 20)))
+    assert kinds_of(found)[:4] == ["Hello", "Layout", "Hello", "Layout"]  # what the rest needs comes first
+    assert kinds_of(found)[-2:] == ["Bye", "Bye"]
+    assert recording.cut_tail is not end
+    assert steps_of(recording.select(Selection(38))) == [(38, 0), (38, 1), (39, 0), (39, 1)]
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_a_moment_is_found(end: bool, tmp_path: Path) -> None:
+    recording = Recording(record(tmp_path / "a.mcap", end=end))
+    everything = list(recording)
+    for number in (0, 1, 7, 23, 39):
+        at = BEGIN + (number + 1) * STEP_NS
+        found = list(recording.seek(at))
+        later = [m for m, e in everything if e.received_ns >= at]
+        assert [m for m, _ in found][-len(later) :] == later
+        assert steps_of(found) == steps_of(recording.seek_step(number))
+        assert steps_of(found)[0] == (number, 0)
+    assert steps_of(recording.seek_step(1000)) == []
+
+
+def test_seeking_reads_only_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = Recording(record(tmp_path / "a.mcap", steps=400))
+    chunks = len(recording.parts[0].index)
+    opened = []
+    real = container.chunk_messages
+    monkeypatch.setattr("ddpwatch.recording.part.chunk_messages", lambda content: opened.append(1) or real(content))
+    assert len(steps_of(recording.select(Selection(200, 202)))) == 4
+    assert chunks > 60
+    assert len(opened) <= 4  # the first (introductions), the one or two with the steps, the last (goodbyes)
+
+
+def test_selecting_ranks(tmp_path: Path) -> None:
+    recording = Recording(record(tmp_path / "a.mcap", ranks=4))
+    found = list(recording.select(selection_of("3:5", "1-2")))
+    assert steps_of(found) == [(3, 1), (3, 2), (4, 1), (4, 2)]
+    assert {m.rank for m, _ in found} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("3:7", (3, 7)), (":7", (0, 7)), ("3:", (3, None)), ("3", (3, 4)), (None, (0, None))]
+)
+def test_steps_are_given_as_in_python(text: str | None, meant: tuple[int, int | None]) -> None:
+    assert parse_steps(text) == meant
+
+
+@pytest.mark.parametrize("text", ["", "a:b", "7:3", "3:3", "-1:4", "1:2:3"])
+def test_steps_that_make_no_sense(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_steps(text)
+    assert error.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "x", "3-1", "1,,2", "-1", "0-99999999"])
+def test_ranks_that_make_no_sense(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_ranks(text)
+
+
+def test_other_mcap_tools_read_it(tmp_path: Path) -> None:
+    file = record(tmp_path / "a.mcap")
+    with file.open("rb") as stream:
+        reader = make_reader(stream, validate_crcs=True)
+        summary = reader.get_summary()
+        assert summary.statistics.message_count == len(list(messages(40)))
+        assert {channel.topic for channel in summary.channels.values()} == {"hello", "layout", "step", "beat", "bye"}
+        decoded = [msgspec.msgpack.decode(m.data)["type"] for _, _, m in reader.iter_messages(topics=["step"])]
+        assert decoded == ["step"] * 80
+
+
+# -- parts ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rotated_recording_reads_as_one(tmp_path: Path) -> None:
+    whole = [m for m, _ in Recording(record(tmp_path / "whole.mcap", steps=200))]
+    rotated = Recording(record(tmp_path / "a.mcap", steps=200, limits=Limits(part_bytes=5000)))
+    assert len(rotated.parts) > 3
+    assert [m for m, _ in rotated] == whole
+    assert [e.seq for _, e in rotated] == list(range(1, len(whole) + 1))
+    assert not rotated.cut_tail
+    assert rotated.steps == (0, 199)
+
+
+def test_a_part_can_be_read_alone(tmp_path: Path) -> None:
+    record(tmp_path / "a.mcap", steps=200, limits=Limits(part_bytes=5000))
+    alone = Recording(tmp_path / "a.0001.mcap")
+    assert kinds_of(alone)[:4] == ["Hello", "Layout", "Hello", "Layout"]
+    assert len(alone.parts) == 1
+    assert len(steps_of(alone)) > 4
+
+
+def test_the_cap_drops_the_oldest_and_says_so(tmp_path: Path) -> None:
+    limits = Limits(max_bytes=160_000)
+    recording = Recording(record(tmp_path / "a.mcap", steps=6000, limits=limits))
+    assert recording.nbytes <= 160_000 + limits.part_limit
+    assert recording.dropped_parts > 2
+    found = steps_of(recording)
+    assert found[-1] == (5999, 1)
+    assert found[0][0] > 100
+    assert found == [(n, r) for n in range(found[0][0], 6000) for r in (0, 1)][-len(found) :]
+    assert kinds_of(recording)[:4] == ["Hello", "Layout", "Hello", "Layout"]
+
+
+def test_a_part_is_closed_by_age(tmp_path: Path) -> None:
+    now = [0.0]
+    writer = RotatingWriter(tmp_path / "a.mcap", None, Limits(part_age_s=60), clock=lambda: now[0])
+    for number in range(4):
+        now[0] += 40
+        writer.write_message(step(number), Envelope(number + 1, BEGIN + number, encode(step(number))))
+        writer.flush()
+    writer.close()
+    assert writer.frames == 4
+    assert len(Recording(tmp_path / "a.mcap").parts) == 3
+
+
+def test_summaries_keep_everything_but_hooks(tmp_path: Path) -> None:
+    recording = Recording(record(tmp_path / "a.mcap", limits=Limits(every=10)))
+    found = {m.step: m for m, _ in recording if isinstance(m, Step) and m.rank == 0}
+    assert [number for number, m in found.items() if m.hook_ns] == [0, 10, 20, 30]
+    assert found[7] == summary_of(step(7))
+    assert found[7].bucket_done == [9]
+
+
+def test_files_of_ranks_are_merged(tmp_path: Path) -> None:
+    for rank in (1, 0):
+        file = RankFile(tmp_path, "my run/1", rank)
+        file.send(encode(Hello(run_id="r", rank=rank, world_size=2, host="h", pid=1)))
+        for number in range(3):
+            file.send(encode(step(number, rank)))
+        file.close()
+    (tmp_path / "my-run-1" / "notes.mcap").write_text("no recording")
+    recording = Recording(tmp_path)
+    frames = list(recording)
+    times = [e.received_ns for _, e in frames]
+    assert times == sorted(times)
+    assert sorted(steps_of(frames)) == [(n, r) for n in range(3) for r in (0, 1)]
+    assert len(recording.notes) == 1
+    assert "not an MCAP recording" in recording.notes[0]
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [("1M", 1 << 20), ("500MB", 500 << 20), ("1.5 GiB", 3 << 29)])
+def test_sizes(text: str, nbytes: int) -> None:
+    assert parse_bytes(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "many", "10k", "-5MB", "5 parsecs"])
+def test_sizes_that_make_no_sense(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        parse_bytes(text)
+
+
+# -- following -----------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_followed_while_it_is_written(tmp_path: Path) -> None:
+    """Through its rotation to its end, every frame once and in order."""
+    sent = [(m, Envelope(n + 1, at, encode(m))) for n, (m, at) in enumerate(messages(100))]
+    writer = RotatingWriter(tmp_path / "a.mcap", None, Limits(part_bytes=5000))
+    source = FollowSource(tmp_path / "a.mcap", sleep=lambda _: None)
+    seen: list[Message] = []
+    for number, frame in enumerate(sent):
+        writer.write_message(*frame)
+        if number % 7 == 6:
+            writer.flush()
+            while batch := source.read(0):
+                seen += [m for m, _ in batch]
+            assert not source.over
+            assert seen == [m for m, _ in sent[: number + 1]]
+    writer.close()
+    while not source.over:
+        seen += [m for m, _ in source.read(0)]
+    source.close()
+    assert seen == [m for m, _ in sent]
+
+
+def test_a_half_written_chunk_is_waited_for(tmp_path: Path) -> None:
+    data = record(tmp_path / "a.mcap").read_bytes()
+    growing = tmp_path / "b.mcap"
+    growing.write_bytes(data[:200])
+    source = FollowSource(growing, sleep=lambda _: None)
+    seen = []
+    for length in range(200, len(data) + 97, 97):
+        with growing.open("r+b") as file:
+            file.seek(length - 97)
+            file.write(data[length - 97 : length])
+        seen += source.read(0)
+    assert [m for m, _ in seen] == [m for m, _ in messages(40)]
+    source.read(0)
+    assert source.over
+    source.close()
+
+
+# -- hostile files -------------------------------------------------------------------------------------------
+
+
+def chunk_of(packed: bytes, size: int, name: bytes = b"zstd") -> bytes:
+    content = struct.pack("<QQQII", 1, 2, size, 0, len(name)) + name + struct.pack("<Q", len(packed)) + packed
+    return struct.pack("<BQ", 6, len(content)) + content
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    """Both that of an honest chunk and that of one that lies about its size."""
+    bomb = zstandard.compress(bytes(200 << 20))
+    data = record(tmp_path / "a.mcap", end=False).read_bytes()
+    for claimed in (200 << 20, 1000):
+        (tmp_path / "b.mcap").write_bytes(data + chunk_of(bomb, claimed))
+        recording = Recording(tmp_path / "b.mcap")
+        assert len(steps_of(recording)) == 80
+        assert recording.cut_tail
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 1 << 30))
+def test_damage_anywhere_is_survived(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Bytes turned over at random places: a prefix, or our error; by every way of reading."""
+    folder = tmp_path_factory.getbasetemp()
+    whole = folder / "whole.mcap"
+    data = bytearray((whole if whole.exists() else record(whole)).read_bytes())
+    dice = random.Random(seed)
+    for _ in range(dice.randint(1, 6)):
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    file = folder / "damaged.mcap"
+    file.write_bytes(data[: dice.randrange(len(data) // 2, len(data) + 1)])
+    good = [(n, r) for n in range(40) for r in (0, 1)]
+    try:
+        recording = Recording(file)
+        assert steps_of(recording) == good[: len(steps_of(recording))]
+        assert set(steps_of(recording.select(Selection(10, 30)))) <= set(good[20:60])
+        list(recording.seek(BEGIN + 20 * STEP_NS))
+        recording.attachments()
+    except UsageError as error:
+        assert "\n" not in error.message  # noqa: PT017 - either is fine
+
+
+def test_an_index_that_lies_is_not_believed(tmp_path: Path) -> None:
+    """Rows that point nowhere or backwards make the reader walk."""
+    file = record(tmp_path / "a.mcap")
+    data = file.read_bytes()
+    rows = b"".join(row.pack() for row in Part(file).index)
+    place = data.rindex(rows)
+    for offset in (1 << 60, 0):
+        lying = data[: place + 56] + struct.pack("<Q", offset) + data[place + 64 :]
+        (tmp_path / "b.mcap").write_bytes(lying)
+        recording = Recording(tmp_path / "b.mcap")
+        assert len(steps_of(recording.select(Selection(10, 12)))) == 4
+
+
+def test_what_cannot_be_a_recording(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no recording in this directory"):
+        Recording(tmp_path)
+    with pytest.raises(UsageError, match="no recording was given"):
+        Recording([])
+    with pytest.raises(UsageError, match="No such file"):
+        Recording(tmp_path / "missing.mcap")
