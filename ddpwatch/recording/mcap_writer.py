@@ -207,5 +207,5 @@ class McapWriter:
 
 def _bytes_of(record: McapRecord) -> bytes:
     builder = RecordBuilder()
-    record.write(builder)  # type: ignore[attr-defined]
+    record.write(builder)
     return bytes(builder.end())  # type: ignore[no-untyped-call]

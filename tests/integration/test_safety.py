@@ -19,11 +19,21 @@ def test_watching_changes_no_bit(ranks: int, tmp_path: Path) -> None:
     lines = [json.loads(line[7:]) for line in job.output().splitlines() if line.startswith("RESULT ")]
     results = {rows[0]["case"]: rows for rows in lines}
     refusals = results.pop("refusals")
-    assert len(results) == 13
+    for row in results.pop("freed"):
+        assert row["watched"][0] == row["watched"][1]
+        assert row["plain"][0] == row["plain"][1]
+    for row in results.pop("copies"):
+        assert row["watched"] == row["plain"] == {"same": True, "foreign": False}
+    assert len(results) == 20
     assert {case: [row["same"] for row in rows] for case, rows in results.items()} == {
         case: [True] * ranks for case in results
     }
-    assert all(row["trained"] for case, rows in results.items() if case != "second watch()" for row in rows)
+    assert all(
+        row["trained"]
+        for case, rows in results.items()
+        if case not in ("second watch()", "one rank only")
+        for row in rows
+    )
     for row in refusals:
         assert "before model.register_comm_hook" in row["python"]
         assert "before model.register_comm_hook" in row["builtin"]

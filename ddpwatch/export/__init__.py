@@ -1,0 +1,1 @@
+"""Recordings for other tools: tables, traces, raw frames."""
