@@ -20,12 +20,12 @@ from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.rundir import RunInfo
 
-BOOTSTRAP = Path(__file__).parent / "bootstrap"
+BOOTSTRAP = Path(__file__).parent / "bootstrap" / "path"
 END_GRACE_S = 5.0  # for the collector to close its recording after the job
 TAIL_LINES = 20
 
 
-class JobOver(DdpwatchError):
+class JobOverError(DdpwatchError):
     """The job ended before anything of it could be watched."""
 
 
@@ -94,7 +94,7 @@ def run_headless(launch: Launch) -> int:
 
 
 def run_with_dashboard(launch: Launch) -> int:
-    """Runs the job with its output kept in a file, the dashboard in this terminal; then shows the rest of the output."""
+    """Runs the job with its output kept in a file and the dashboard in this terminal; then shows the output."""
     from ddpwatch.tui.app import run_dashboard
     from ddpwatch.tui.feed import AttachFeed
 
@@ -104,12 +104,12 @@ def run_with_dashboard(launch: Launch) -> int:
         def runs() -> list[RunInfo]:
             found = launch.runs()
             if not found and process.poll() is not None and not watched:
-                raise JobOver("the job ended without a DistributedDataParallel module to watch")
+                raise JobOverError("the job ended without a DistributedDataParallel module to watch")
             watched.extend(found[:1])
             return found
 
         watched: list[RunInfo] = []
-        with contextlib.suppress(JobOver):
+        with contextlib.suppress(JobOverError):
             run_dashboard(AttachFeed(list_runs=runs))
         code = _show_output(process, log)
     print(f"ddpwatch: the job's output is in {log}", file=sys.stderr)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ddpwatch import rundir
 from ddpwatch.analysis.recent import summarise
@@ -49,11 +50,49 @@ def follow(info: RunInfo | None, endpoint: str | None) -> None:
     if endpoint is None:
         info = info or _wait_for_run()
         _narrate(f"attached to {info.run_id}, {info.world_size} ranks")
-    source = LiveSource(endpoint if endpoint is not None else info.publish)  # type: ignore[union-attr]
+        endpoint = info.publish
+    print(HEADER, flush=True)
+    for text in lines(endpoint):
+        print(text, flush=True)
+
+
+def lines(endpoint: str) -> Iterator[str]:
+    """A line about a live run every few seconds, and one about its end."""
+    source, state = LiveSource(endpoint), RunState()
+    heard = time.monotonic()
+    due = heard + EVERY_S
     try:
-        _follow(source)
+        while state.end is None and time.monotonic() - heard < SILENCE_S:
+            for message, envelope in source.read(0.2):
+                state.apply(message, envelope.received_ns)
+                heard = time.monotonic()
+            if time.monotonic() >= due and state.frames:
+                yield line(state)
+                due = time.monotonic() + EVERY_S
     finally:
         source.close()
+    yield line(state)
+    if state.end is None:
+        _narrate(f"no word from the collector for {SILENCE_S:.0f} s: it is gone")
+
+
+def narrate_runs(runs: Callable[[], list[RunInfo]], over: threading.Event) -> None:
+    """Tells on stderr about a job's runs, one after the other, until the job is over."""
+    told: set[str] = set()
+    while True:
+        last_look = over.is_set()
+        for info in runs():
+            if info.run_id not in told:
+                told.add(info.run_id)
+                _narrate(f"watching {info.run_id}, {info.world_size} ranks")
+                _narrate(HEADER)
+                for text in lines(info.publish):
+                    _narrate(text)
+        if last_look:
+            break
+        over.wait(0.3)
+    if not told:
+        _narrate("the job made no DistributedDataParallel module: nothing was watched")
 
 
 def print_recording(frames: Iterable[tuple[Message, Envelope]]) -> None:
@@ -77,26 +116,6 @@ def _wait_for_run() -> RunInfo:
         time.sleep(0.5)
         info = newest_run()
     return info
-
-
-def _follow(source: LiveSource) -> None:
-    state = RunState()
-    print(HEADER, flush=True)
-    heard = time.monotonic()
-    due = heard + EVERY_S
-    while state.end is None:
-        frames = source.read(min(0.2, EVERY_S))
-        for message, envelope in frames:
-            state.apply(message, envelope.received_ns)
-        now = time.monotonic()
-        heard = now if frames else heard
-        if now - heard > SILENCE_S:
-            _narrate(f"no word from the collector for {SILENCE_S:.0f} s: it is gone")
-            return
-        if now >= due:
-            print(line(state), flush=True)
-            due = now + EVERY_S
-    print(line(state), flush=True)
 
 
 def _narrate(text: str) -> None:

@@ -9,27 +9,50 @@ from ddpwatch.analysis.findings import findings
 from ddpwatch.analysis.report import ReportBuilder
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.selection import Selection
 
 
-def report_of(path: str | os.PathLike[str]) -> dict[str, Any]:
+def report_of(path: str | os.PathLike[str], selection: Selection | None = None) -> dict[str, Any]:
     """The report of a recording, as ``ddpwatch report --json`` prints it.
 
     Raises:
-        UsageError: Nothing in the file is readable.
+        UsageError: Nothing in the file is readable, or nothing of it selected.
     """
-    recording = Recording(path)
-    builder = ReportBuilder()
-    for message, _ in recording:
+    return report_of_recording(Recording(path), selection)
+
+
+def report_of_recording(recording: Recording, selection: Selection | None = None) -> dict[str, Any]:
+    """See `report_of`."""
+    chosen = selection or Selection()
+    builder = ReportBuilder(None if chosen.ranks is None else len(chosen.ranks))
+    for message, _ in recording.select(chosen):
         builder.apply(message)
     if recording.frames == 0:
-        raise UsageError(f"{path}: no frame is readable", "it was cut before its first second, or is damaged")
+        raise UsageError(f"{recording.path}: no frame is readable", "it was cut before its first second, or is damaged")
+    if not chosen.whole and not any(samples.steps for samples in builder.ranks.values()):
+        raise UsageError(f"{recording.path}: nothing of what was selected is in it", _what_there_is(recording))
     result = builder.report()
-    result["recording"] = {
+    result["recording"] = _about(recording)
+    result["findings"] = findings(result)
+    return result
+
+
+def _about(recording: Recording) -> dict[str, Any]:
+    ends = [part.end for part in recording.parts]
+    lost = [end["lost"] for end in ends if end.get("lost", "").isdecimal()]
+    return {
         "frames": recording.frames,
         "bytes": recording.nbytes,
         "seconds": recording.seconds,
         "cut_tail": recording.cut_tail,
         "skipped": recording.skipped,
+        "parts": len(recording.parts),
+        "dropped_parts": recording.dropped_parts,
+        "lost": int(lost[-1]) if lost else 0,
+        "notes": recording.notes,
     }
-    result["findings"] = findings(result)
-    return result
+
+
+def _what_there_is(recording: Recording) -> str:
+    steps = recording.steps
+    return f"it holds the steps {steps[0]} to {steps[1]}" if steps else "leave --steps and --ranks away"

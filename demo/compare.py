@@ -183,9 +183,9 @@ def table(rows: Sequence[Row]) -> list[str]:
     header = ["strategy", "step", "overlap", "exposed", "on the wire", "hook order", "loss"]
     lines = [header, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    text = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    rule = "-|-".join("-" * width for width in widths)
-    return [f"| {line} |" for line in (text[0], rule, *text[1:])]
+    lines.insert(1, ["-" * width for width in widths])
+    padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
+    return [f"| {' | '.join(cells)} |" for cells in padded]
 
 
 def chart(rows: Sequence[Row]) -> list[str]:

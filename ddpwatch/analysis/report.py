@@ -7,18 +7,16 @@ Feed it every message with `ReportBuilder.apply`, then take `ReportBuilder.repor
 from __future__ import annotations
 
 from array import array
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from ddpwatch.analysis.groups import StepGroup, StepGroups
 from ddpwatch.analysis.intervals import subtract, total
-from ddpwatch.analysis.ranks import BucketKey, bucket_figures, lateness, same_clock, waiting
-from ddpwatch.analysis.steps import NS_PER_MS, PARTS, StepFigures, figures
+from ddpwatch.analysis.ranks import BucketKey, lateness, waiting
+from ddpwatch.analysis.steps import NS_PER_MS, PARTS, StepFigures
 from ddpwatch.messages import Bye, Hello, Layout, Message, Step
-
-OPEN_STEPS = 1024  # steps that wait for their last ranks; older ones are counted with the ranks they have
 
 
 class Samples:
@@ -79,13 +77,17 @@ class BucketSamples:
 
 
 class ReportBuilder:
-    """Collects the figures of a run."""
+    """Collects the figures of a run.
 
-    def __init__(self) -> None:
+    Args:
+        expected: How many ranks will send a step, where that is fewer than the run has.
+    """
+
+    def __init__(self, expected: int | None = None) -> None:
         self.ranks: dict[int, RankSamples] = {}
         self.end: Bye | None = None
         self._layouts: dict[tuple[int, int], Layout] = {}
-        self._open: OrderedDict[int, dict[int, Step]] = OrderedDict()
+        self._groups = StepGroups(expected)
         self._statuses: Counter[str] = Counter()
         self._step_ns = Samples()
         self._comm = Samples()
@@ -97,6 +99,9 @@ class ReportBuilder:
 
     def apply(self, message: Message) -> None:
         """Takes one message."""
+        group = self._groups.apply(message)
+        if group is not None:
+            self._close(group)
         if isinstance(message, Step):
             self._step(message)
         elif isinstance(message, Hello):
@@ -111,8 +116,8 @@ class ReportBuilder:
 
     def report(self) -> dict[str, Any]:
         """The report. Further frames may follow; it is then taken anew."""
-        while self._open:
-            self._close(*self._open.popitem(last=False))
+        for group in self._groups.rest():
+            self._close(group)
         warmup, aborted = self._statuses["warmup"], self._statuses["aborted"]
         return {
             "run": self._run(),
@@ -142,28 +147,18 @@ class ReportBuilder:
         rank = self._rank(step.rank)
         rank.steps += 1
         rank.dropped = max(rank.dropped, step.dropped)
-        ranks = self._open.setdefault(step.step, {})
-        ranks[step.rank] = step
-        if len(ranks) >= self._world():
-            self._close(step.step, self._open.pop(step.step))
-        elif len(self._open) > OPEN_STEPS:
-            self._close(*self._open.popitem(last=False))
 
-    def _world(self) -> int:
-        return max((rank.hello.world_size for rank in self.ranks.values() if rank.hello is not None), default=1)
-
-    def _close(self, number: int, ranks: Mapping[int, Step]) -> None:
+    def _close(self, group: StepGroup) -> None:
         """Counts one step, with all the ranks that have sent it."""
-        statuses = {step.status for step in ranks.values()}
+        statuses = {step.status for step in group.steps.values()}
         for status in ("warmup", "aborted"):
             if status in statuses:
                 self._statuses[status] += 1
-        if statuses & {"warmup", "aborted"}:
+        if not group.counted:
             return
-        all_figures = {rank: figures(step) for rank, step in ranks.items()}
-        for rank, figure in all_figures.items():
-            self._count_rank(rank, ranks[rank], figure)
-        self._count_buckets(ranks, all_figures)
+        for rank, figure in group.figures.items():
+            self._count_rank(rank, group.steps[rank], figure)
+        self._count_buckets(group)
 
     def _count_rank(self, rank: int, step: Step, figure: StepFigures) -> None:
         samples = self._rank(rank)
@@ -179,16 +174,14 @@ class ReportBuilder:
         if figure.step_ns:
             samples.cost.add(step.own_ns / figure.step_ns)
 
-    def _count_buckets(self, ranks: Mapping[int, Step], all_figures: Mapping[int, StepFigures]) -> None:
-        hellos = [self._rank(rank).hello for rank in ranks]
-        comparable = same_clock(hello for hello in hellos if hello is not None)
-        compared = bucket_figures(ranks) if comparable and len(ranks) > 1 else []
+    def _count_buckets(self, group: StepGroup) -> None:
+        ranks, compared = group.steps, group.buckets
         if compared:
             for rank in ranks:
                 self._rank(rank).late.add(lateness(compared, rank))
                 self._rank(rank).wait.add(waiting(compared, rank))
         for rank, step in ranks.items():
-            self._count_own_buckets(step, all_figures[rank])
+            self._count_own_buckets(step, group.figures[rank])
         epoch = max(step.epoch for step in ranks.values())
         for bucket in compared:
             samples = self._bucket(bucket.key, epoch)

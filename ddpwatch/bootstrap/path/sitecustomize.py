@@ -28,7 +28,16 @@ def _watch_ddp() -> None:
     except ImportError:
         sys.stderr.write("ddpwatch: not installed for this Python, its processes are not watched\n")
         return
-    register_post_import_hook("ddpwatch.probe.auto:install", "torch.nn.parallel.distributed")
+    register_post_import_hook(_install, "torch.nn.parallel.distributed")
+
+
+def _install(distributed):  # type: ignore[no-untyped-def]
+    try:
+        from ddpwatch.bootstrap.auto import install
+
+        install(distributed)
+    except Exception as error:  # an import of the job's must never fail because of us
+        sys.stderr.write(f"ddpwatch: does not watch: {error}\n")
 
 
 if os.environ.get("DDPWATCH") != "0":

@@ -1,0 +1,145 @@
+"""Writes a recording in another format: what ``ddpwatch export`` does."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import IO, Any, get_type_hints
+
+import msgspec
+
+from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.export.anonymize import anonymized
+from ddpwatch.export.chrome import align, write_chrome
+from ddpwatch.export.tables import TABLES, Frames, TableRow, columns, rows
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.selection import Selection
+
+FORMATS = ("chrome", "csv", "parquet", "ndjson")
+_BATCH = 20_000
+
+
+def export(recording: Recording, form: str, out: Path, selection: Selection, anonymize: bool = False) -> list[str]:
+    """Writes the selected part of a recording.
+
+    Args:
+        recording: What to write.
+        form: One of `FORMATS`. ``chrome`` and ``ndjson`` write one file, ``csv`` and ``parquet`` a directory with one
+            file per table (see `ddpwatch.export.tables.TABLES`).
+        out: Where.
+        selection: What of it.
+        anonymize: Replace all names, see `ddpwatch.export.anonymize`.
+
+    Returns:
+        What was written, a line for each file.
+
+    Raises:
+        UsageError: An unknown format, nothing to export, or the output cannot be written.
+        DdpwatchError: ``parquet`` without pyarrow.
+    """
+
+    def frames() -> Frames:
+        selected = recording.select(selection)
+        return anonymized(selected) if anonymize else selected
+
+    if form not in FORMATS:
+        raise UsageError(f"{form!r} is not a format", f"give one of {', '.join(FORMATS)}")
+    ranks = None if selection.ranks is None else len(selection.ranks)
+    try:
+        if form == "chrome":
+            return _chrome(frames, out, ranks)
+        if form == "ndjson":
+            return [f"{out}: {_ndjson(frames(), out)} frames"]
+        return list(_tables(frames, form, out, ranks))
+    except OSError as error:
+        raise UsageError(f"{error.filename or out}: {error.strerror}", "give -o a place you can write to") from error
+
+
+def _chrome(frames: Callable[[], Frames], out: Path, ranks: int | None) -> list[str]:
+    aligner = align(frames(), ranks)
+    with out.open("wb") as file:
+        count = write_chrome(frames(), aligner, file, ranks)
+    return [f"{out}: {count} events; open it in https://ui.perfetto.dev"]
+
+
+def _ndjson(frames: Frames, out: Path) -> int:
+    """One JSON object per frame: ``seq``, ``received_ns`` and the message as it was sent."""
+    count = 0
+    with out.open("wb") as file:
+        for message, envelope in frames:
+            head = {"seq": envelope.seq, "received_ns": envelope.received_ns}
+            file.write(msgspec.json.encode({**head, **msgspec.to_builtins(message)}) + b"\n")
+            count += 1
+    return count
+
+
+def _tables(frames: Callable[[], Frames], form: str, out: Path, ranks: int | None) -> Iterator[str]:
+    write = _csv if form == "csv" else _parquet_writer()
+    out.mkdir(parents=True, exist_ok=True)
+    for name, kind in TABLES.items():
+        file = out / f"{name}.{form}"
+        count = write(rows(frames(), name, ranks), kind, file)
+        yield f"{file}: {count} rows"
+
+
+def _csv(found: Iterable[TableRow], kind: type[TableRow], path: Path) -> int:
+    names = [field.name for field in fields(kind)]
+    count = 0
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(names)
+        for row in found:
+            writer.writerow([_cell(getattr(row, name)) for name in names])
+            count += 1
+    return count
+
+
+def _cell(value: object) -> object:
+    """A cell that no spreadsheet takes for a formula: names come from other processes."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def _parquet_writer() -> Callable[[Iterable[TableRow], type[TableRow], Path], int]:
+    try:
+        import pyarrow  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        import pyarrow.parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError as error:
+        raise DdpwatchError(
+            "Parquet needs pyarrow, which is not installed", "pip install 'ddpwatch[parquet]'"
+        ) from error
+
+    def write(found: Iterable[TableRow], kind: type[TableRow], path: Path) -> int:
+        schema = pyarrow.schema([(name, _arrow_type(hint, pyarrow)) for name, hint in get_type_hints(kind).items()])
+        count, source = 0, iter(found)
+        with pyarrow.parquet.ParquetWriter(str(path), schema, compression="zstd") as writer:
+            while batch := list(itertools.islice(source, _BATCH)):
+                writer.write_table(pyarrow.table(columns(batch, kind), schema=schema))
+                count += len(batch)
+        return count
+
+    return write
+
+
+def _arrow_type(hint: object, pyarrow: Any) -> object:
+    """The column's type from the row's; all but the keys may be missing anyway."""
+    text = str(hint)
+    if "float" in text:
+        return pyarrow.float64()
+    if "bool" in text:
+        return pyarrow.bool_()
+    return pyarrow.int64() if "int" in text else pyarrow.string()
+
+
+def open_output(path: Path) -> IO[bytes]:
+    """A file to write to.
+
+    Raises:
+        UsageError: It cannot be created.
+    """
+    try:
+        return path.open("wb")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", "give a place you can write to") from error

@@ -1,0 +1,1 @@
+from ddpwatch.export.library import open_recording as open_recording
