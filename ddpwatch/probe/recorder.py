@@ -67,7 +67,8 @@ class StepRecord:
 
     def message(self, rank: int, dropped: int) -> Step:
         """The record as the frame that travels. Called off the training thread."""
-        for work in self.later:
+        later, self.later = self.later, []
+        for work in later:
             work(self)
         start, buckets = self.start, sorted(self.buckets, key=lambda bucket: bucket.launch)
         hooks = sorted(self.hooks, key=lambda hook: hook[1])

@@ -1,0 +1,183 @@
+"""Schedules that are known in advance: layers whose backward takes a set time, collectives that take a set time.
+
+Prints, per case, what the script itself stamped (with no help of ddpwatch) and what the probe sent; the test compares.
+Delays are sleeps, so nothing competes for the processor; what counts is what the stamps say, not what was asked for.
+"""
+
+import json
+import sys
+import threading
+import time
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import ddpwatch
+from ddpwatch.probe import session
+from ddpwatch.probe.recorder import StepRecord
+
+STEPS = 4
+MS = 1e-3
+
+
+class Stamps:
+    """The script's own view of one step, absolute ns."""
+
+    def __init__(self) -> None:
+        self.compute: list[tuple[int, int]] = []  # forward, then backward
+        self.comm: dict[int, list[int]] = {}  # bucket -> [launch, done]
+
+
+stamps = Stamps()
+
+
+class SlowBackward(torch.autograd.Function):
+    """Does nothing forward; sleeps backward."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+class Layer(nn.Module):
+    """A linear layer whose gradients arrive ``seconds`` after the backward has reached it."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.linear, self.seconds = nn.Linear(16, 16), seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return SlowBackward.apply(self.linear(x), self.seconds)
+
+
+class Pause(nn.Module):
+    """Backward time behind the last gradient: nothing is left to communicate then."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return SlowBackward.apply(x, self.seconds)
+
+
+def delayed(delays: list[float], state: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+    """A comm hook that takes the time it is told and moves nothing."""
+    index, future = bucket.index(), Future()
+    stamps.comm[index] = [time.monotonic_ns(), 0]
+
+    def finish() -> None:
+        stamps.comm[index][1] = time.monotonic_ns()
+        future.set_result(bucket.buffer())
+
+    threading.Timer(delays[index % len(delays)], finish).start()
+    return future
+
+
+def case(layers: list[float], delays: list[float] | None, pause: float = 0.0, one_bucket: bool = False) -> dict:
+    """Trains a few steps; the last one's stamps, ours and the probe's. ``layers`` from the last to the first."""
+    stack = (
+        [Pause(pause), *[Layer(seconds) for seconds in reversed(layers)]]
+        if pause
+        else [Layer(seconds) for seconds in reversed(layers)]
+    )
+    ddp = DDP(nn.Sequential(*stack), bucket_cap_mb=25 if one_bucket else 0.0005)
+    records: list[StepRecord] = []
+    with ddpwatch.watch(ddp):
+        if delays is not None:
+            hook = partial(delayed, delays)
+            hook.__qualname__ = hook.__name__ = "delayed"
+            ddp.register_comm_hook(None, hook)
+        else:
+            ddp._set_ddp_runtime_logging_sample_rate(1)
+        tap(records)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            one_step(ddp, optimizer)
+        logged = ddp._get_ddp_logging_data() if delays is None else {}
+        session._session.recorder.finish()
+    return {
+        "compute": stamps.compute,
+        "comm": sorted(stamps.comm.values()),
+        "step": message(records[-1]),
+        "before": message(records[-2]),
+        "logged_comm_ns": logged.get("backward_comm_time"),
+    }
+
+
+def one_step(ddp: DDP, optimizer: torch.optim.Optimizer) -> None:
+    stamps.compute, stamps.comm = [], {}
+    x = torch.randn(4, 16, requires_grad=True)
+    begin = time.monotonic_ns()
+    output = ddp(x)
+    stamps.compute.append((begin, time.monotonic_ns()))
+    x.register_hook(lambda _: stamps.compute.append((backward_begin, time.monotonic_ns())))
+    loss = output.square().mean()
+    backward_begin = time.monotonic_ns()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def tap(records: list[StepRecord]) -> None:
+    """Keeps what the recorder hands to the sender."""
+    recorder = session._session.recorder
+    emit = recorder._emit
+    recorder._emit = lambda record: (records.append(record), emit(record))
+
+
+def message(record: StepRecord) -> dict:
+    while not record.settled() or record.later:  # completed by other threads: the collectives', the sender's
+        time.sleep(0.005)
+    sent = record.message(0, 0)
+    return {
+        "start_ns": sent.start_ns,
+        "duration_ns": sent.duration_ns,
+        "spans": [[span.phase, span.start, span.end] for span in sent.spans],
+        "index": sent.bucket_index,
+        "ready": sent.bucket_ready,
+        "launch": sent.bucket_launch,
+        "done": sent.bucket_done,
+    }
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    rank = dist.get_rank()
+    anchor = DDP(nn.Linear(1, 1))
+    late = 40 * MS if rank == 1 else 0.0
+    cases = {
+        "hidden": lambda: case([20 * MS] * 4, [10 * MS], pause=40 * MS),
+        "exposed": lambda: case([15 * MS] * 3, [30 * MS], one_bucket=True),
+        "half": lambda: case([20 * MS] * 2, [40 * MS], pause=20 * MS, one_bucket=True),
+        "out of order": lambda: case([15 * MS] * 4, [70 * MS, 5 * MS, 20 * MS, 5 * MS]),
+        "many": lambda: case([4 * MS] * 12, [12 * MS, 3 * MS]),
+        "late rank": lambda: case([10 * MS + late, 10 * MS, 10 * MS], None),
+    }
+    with ddpwatch.watch(anchor):
+        for name, run in cases.items():
+            dist.barrier()
+            emit({"case": name, **run()})
+    dist.destroy_process_group()
+
+
+def emit(line: dict) -> None:
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, line)
+    if dist.get_rank() == 0:
+        print("RESULT " + json.dumps(everyone), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
