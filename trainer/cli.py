@@ -163,8 +163,10 @@ def _add_watching(parser: argparse.ArgumentParser) -> None:
 
 
 def weights(text: str) -> tuple[float, ...] | None:
+    """Read ``samples`` or one weight per rank."""
     return None if text == "samples" else tuple(float(weight) for weight in text.split(","))
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
+    """Read one number, or one per rank."""
     return tuple(int(number) for number in text.split(","))

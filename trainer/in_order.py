@@ -3,8 +3,9 @@
 Gloo pairs the collectives of two ranks by the order in which they were issued. A bucket whose reduction is a chain
 (PowerSGD: three all-reduces; reduce-scatter, then all-gather) issues the later links when the earlier ones complete,
 on whichever worker thread finds out; with two buckets on their way, two ranks soon disagree about the order, and
-messages meet that do not belong together: PowerSGD over several buckets hangs. So chains run on one thread per rank, one after the other, on a process
-group that nobody else uses. NCCL needs none of this: its collectives queue up on one stream.
+messages meet that do not belong together: PowerSGD over several buckets hangs. So chains run on one thread per rank,
+one after the other, on a process group that nobody else uses. NCCL needs none of this: its collectives queue up on
+one stream.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from trainer.in_order import InOrder
 from trainer.optimization import OPTIMIZERS, build_schedule
 from trainer.progress import Progress
 from trainer.strategies import build_strategy
-from trainer.task import Task, build_task
+from trainer.task import Task, build_task, check_config
 
 MAX_TEST_SAMPLES = 2048
 
@@ -58,6 +58,7 @@ class Trainer:
         """Build everything; collective, so call it on every rank, inside a process group."""
         self.config = config
         self.world = world or World.from_environment()
+        check_config(config, self.world)
         task = task or build_task(config, self.world)
         self.data, self.model = task.data, task.model.to(self.world.device)
         self.must_stop = must_stop

@@ -5,6 +5,7 @@ hands the user's later hook to ours instead of failing.
 """
 # No `from __future__ import annotations` here: DDP compares a comm hook's annotations with the types themselves.
 
+import atexit
 import functools
 import threading
 import time
@@ -33,8 +34,9 @@ class CommHook:
         on_launch: Called once the collective is issued, with the bucket, its bytes, and when (absolute ns) DDP
             called the hook and the collective was issued. Returns what to complete, or None. Never raises.
         on_done: Called when the result is there, on whatever thread finds out.
-        host_timed: Whether a completion can be stamped by the host. With NCCL the future completes when the
-            collective is *enqueued*, which says nothing.
+        clock: Takes a stamp: of the host, or of the current stream.
+        timed: Whether a completion can be stamped. With NCCL the future completes when the collective is *enqueued*;
+            the callback then runs on a stream that waits for it, where only a GPU clock can stamp.
 
     Raises:
         UsageError: The module has a comm hook already.
@@ -45,11 +47,13 @@ class CommHook:
         ddp: DistributedDataParallel,
         on_launch: Callable[[GradBucket, int, int, int], Optional[BucketRecord]],
         on_done: Callable[[BucketRecord], None],
-        host_timed: bool,
+        clock: Callable[[], int],
+        timed: bool,
     ) -> None:
         self._on_launch = on_launch
         self._on_done = on_done
-        self._host_timed = host_timed
+        self._clock = clock
+        self._timed = timed
         self._user: Optional[tuple[Hook, Any]] = None
         self._group = ddp.process_group
         self._average = Average(ddp)
@@ -99,30 +103,63 @@ class CommHook:
 
     def __call__(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """What DDP calls when a bucket is full. Nothing of ours comes before the collective but two stamps."""
-        called = time.monotonic_ns()
+        called = self._clock()
         buffer = bucket.buffer()
         if self._user is None:
             self._average(bucket, buffer)
-            launch = time.monotonic_ns()
+            launch = self._clock()
             work = self._group.allreduce([buffer])
             entry = self._on_launch(bucket, buffer.nbytes, called, launch)
             # DDP wants a future made by Python, so the one callback also takes the stamp.
-            return work.get_future().then(functools.partial(self._reduced, entry))
+            return work.get_future().then(_Callback(self._reduced, entry))
         hook, state = self._user
         future: torch.futures.Future[torch.Tensor] = hook(state, bucket)
         entry = self._on_launch(bucket, buffer.nbytes, called, called)
-        if entry is not None and self._host_timed:
-            future.add_done_callback(functools.partial(self._done, entry))
+        if entry is not None and self._timed:
+            future.add_done_callback(_Callback(self._done, entry))
         return future
 
     def _reduced(self, entry: Optional[BucketRecord], future: Any) -> torch.Tensor:
         tensors: list[torch.Tensor] = future.value()
-        if entry is not None and self._host_timed:
+        if entry is not None and self._timed:
             self._on_done(entry)
         return tensors[0]
 
     def _done(self, entry: BucketRecord, future: Any) -> None:
         self._on_done(entry)
+
+
+_alive: set[int] = set()
+
+
+class _Callback:
+    """A callback that a collective's thread runs and then destroys. See `drain`."""
+
+    __slots__ = ("__weakref__", "_call", "_entry")
+
+    def __init__(self, call: Callable[..., Any], entry: Optional[BucketRecord]) -> None:
+        self._call = call
+        self._entry = entry
+        _alive.add(id(self))
+
+    def __call__(self, future: Any) -> Any:
+        return self._call(self._entry, future)
+
+    def __del__(self, _gone: Callable[[int], None] = _alive.discard) -> None:  # bound now: globals go first at exit
+        _gone(id(self))
+
+
+def drain(timeout_s: float = 0.5) -> None:
+    """Waits until the collectives' threads have let go of our callbacks; registered to run when the interpreter ends.
+
+    Such a thread wakes who waits for its result, and only then takes the GIL to destroy the callback. If the
+    interpreter is ending at that moment, taking the GIL aborts the process: an unwatched job has no Python callbacks
+    and cannot meet this, so a watched one must not either.
+    """
+    deadline = time.monotonic() + timeout_s
+    while _alive and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.01)  # from the callback's end to the thread's last touch of Python: microseconds
 
 
 class Average:
@@ -199,6 +236,7 @@ def _teach_registration() -> None:
     with _lock:
         if DistributedDataParallel.register_comm_hook is not _original_register:
             return
+        atexit.register(drain)
         for ours, original in (
             (register_comm_hook, _original_register),
             (_register_builtin_comm_hook, _original_builtin),

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -77,7 +78,8 @@ class DdpProbe:
         self._recorder = recorder
         self._publish_layout = publish_layout
         self._on_error = on_error
-        self._host_timed = ddp.device_type == "cpu"
+        self._timed = ddp.device_type == "cpu" or recorder.gpu is not None
+        self._host = ddp.device_type == "cpu"
         self._name = type(ddp.module).__name__
         named = [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad]
         self._param_names = [name for name, _ in named]
@@ -96,7 +98,7 @@ class DdpProbe:
         self._begin_hook = self._guarded(self._backward_begin)
         self._compute_end_callback = self._guarded(self._compute_end)
         self._end_callback = self._guarded(self._backward_end)
-        comm_hook = CommHook(ddp, self._on_launch, self._recorder.bucket_done, self._host_timed)
+        comm_hook = CommHook(ddp, self._on_launch, self._recorder.bucket_done, self._recorder.clock, self._timed)
         self._comm_hook = weakref.ref(comm_hook)  # the reducer owns it
         self._handles = list(self._attach(ddp, [p for _, p in named]))
 
@@ -115,14 +117,14 @@ class DdpProbe:
     def _attach(self, ddp: DistributedDataParallel, params: list[torch.nn.Parameter]) -> Iterator[RemovableHandle]:
         yield ddp.register_forward_pre_hook(_ModuleHook(self._guarded(self._forward_begin)))
         yield ddp.register_forward_hook(_ModuleHook(self._guarded(self._forward_end)))
-        if not self._has_stats:
+        if self._host and not self._has_stats:
             for position, param in enumerate(params):
                 hook = _ModuleHook(self._param_hook(position))
                 yield param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _guarded(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps a hook: our errors never reach the job, and our time is added to the step's own cost."""
-        clock = self._recorder.clock
+        clock = time.monotonic_ns  # of cost, whatever the stamps are
 
         def guarded(*arguments: Any) -> None:
             if not self.active:
@@ -185,10 +187,10 @@ class DdpProbe:
         if self._layout_changed:
             self._settle_layout({bucket.index for bucket in launched})
         ddp = self._ddp()
-        if self._has_stats and ddp is not None:
+        if self._has_stats and self._host and ddp is not None:
             stats = ddp.reducer.get_backward_stats()
             record.later.append(partial(self._read_stats, stats, self._forward_end_ns, launched, self._buckets))
-        record.untimed = not self._host_timed
+        record.untimed = not self._timed
 
     @staticmethod
     def _on_graph_end(call: Callable[..., Any]) -> None:
@@ -231,7 +233,7 @@ class DdpProbe:
         """Called by the comm hook once it has issued the collective. Never raises."""
         if not self.active:
             return None
-        entered = self._recorder.clock()
+        entered = time.monotonic_ns()
         try:
             index = bucket.index()
             known = self._buckets.get(index)
@@ -240,7 +242,7 @@ class DdpProbe:
             entry = self._recorder.bucket_launch(self._module, index, nbytes, launch=launch, called=called)
             if entry is not None:
                 self._launched.append(entry)
-                self._recorder.charge(self._recorder.clock() - entered)
+                self._recorder.charge(time.monotonic_ns() - entered)
             return entry
         except Exception as error:
             self.active = False

@@ -16,7 +16,9 @@ from ddpwatch.messages import Hello
 Flags = dict[str, bool | int | float | str | None]
 
 
-def hello_of(module: torch.nn.Module, backend: str, flags: Flags, run_id: str, rank: int, world_size: int) -> Hello:
+def hello_of(
+    module: torch.nn.Module, backend: str, flags: Flags, timing_source: str, run_id: str, rank: int, world_size: int
+) -> Hello:
     """The introduction of the rank that trains ``module``."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
@@ -37,7 +39,7 @@ def hello_of(module: torch.nn.Module, backend: str, flags: Flags, run_id: str, r
         torch=str(torch.__version__),
         module=type(module).__name__,
         parameters=sum(p.numel() for p in module.parameters()),
-        timing_source="host" if device.type == "cpu" else "host (launch only)",
+        timing_source=timing_source,
         script=Path(sys.argv[0]).name,
         ddp=flags,
     )

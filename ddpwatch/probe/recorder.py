@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 from ddpwatch.blackbox import BlackBox
 from ddpwatch.messages import Span, Step, StepStatus
@@ -44,7 +44,7 @@ class StepRecord:
 
     __slots__ = (
         "backwards", "buckets", "end", "epoch", "hooks", "later",
-        "own_ns", "spans", "start", "status", "step", "untimed",
+        "own_ns", "resolved", "spans", "start", "status", "step", "untimed",
     )  # fmt: skip
 
     def __init__(self, step: int, start: int) -> None:
@@ -59,11 +59,12 @@ class StepRecord:
         self.hooks: list[tuple[int, int]] = []
         self.later: list[Callable[[StepRecord], None]] = []  # work put off to the sender thread
         self.own_ns = 0
-        self.untimed = False  # completions of this backend cannot be stamped by the host
+        self.untimed = False  # completions cannot be stamped here
+        self.resolved = True  # no stamp waits for the GPU
 
     def settled(self) -> bool:
         """Whether every launched bucket has its completion stamp (or never gets one)."""
-        return self.untimed or all(bucket.done is not None for bucket in self.buckets)
+        return self.resolved and (self.untimed or all(bucket.done is not None for bucket in self.buckets))
 
     def message(self, rank: int, dropped: int) -> Step:
         """The record as the frame that travels. Called off the training thread."""
@@ -95,6 +96,19 @@ class StepRecord:
         )
 
 
+class GpuClock(Protocol):
+    """A clock whose stamps are resolved later (`ddpwatch.probe.cuda.CudaClock`)."""
+
+    def __call__(self) -> int:
+        """A stamp."""
+
+    def follow(self, record: StepRecord) -> None:
+        """Takes a closed record to resolve its stamps."""
+
+    def finish(self) -> None:
+        """No record follows."""
+
+
 class StepRecorder:
     """Follows one process through its steps.
 
@@ -113,6 +127,7 @@ class StepRecorder:
     def __init__(self, emit: Callable[[StepRecord], None], clock: Clock = time.monotonic_ns) -> None:
         self._emit = emit
         self.clock = clock
+        self.gpu: GpuClock | None = None
         self.current: StepRecord | None = None
         self.box = BlackBox()
         self.phase: Phase = "input"
@@ -125,6 +140,10 @@ class StepRecorder:
         self._optimizer_seen = False
         self._optimizer_depth = 0
         self._synced_end: int | None = None
+
+    def use(self, gpu: GpuClock) -> None:
+        """Takes stamps on a GPU from now on."""
+        self.gpu = self.clock = gpu
 
     # -- forward ---------------------------------------------------------------------------------------------
 
@@ -166,7 +185,7 @@ class StepRecorder:
             return
         self._leave("sync", "between")
         if self.current is not None and self.current.buckets:
-            self._synced_end = self.since
+            self._synced_end = self._begin
 
     # -- buckets and parameters ------------------------------------------------------------------------------
 
@@ -240,7 +259,7 @@ class StepRecorder:
         else:
             return
         self._optimizer_seen = True
-        self._optimizer_end = self.since
+        self._optimizer_end = self._begin
 
     def abort(self, now: int | None = None) -> None:
         """The open step was left by an exception: closes it as aborted, so that the next one starts clean."""
@@ -256,12 +275,14 @@ class StepRecorder:
         if end is not None:
             self._close(end)
         self.current = None
+        if self.gpu is not None:
+            self.gpu.finish()
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _enter(self, phase: Phase, now: int) -> None:
         self.phase = phase
-        self.since = self._begin = now
+        self.since, self._begin = int(now), now
         self.box.enter(self.steps, phase)
 
     def _leave(self, phase: Phase, following: Phase) -> None:
@@ -280,7 +301,9 @@ class StepRecorder:
         self._optimizer_end = self._synced_end = None
         if record is None:
             return
-        record.end = max(record.start, end)
+        record.end = end if end >= record.start else record.start
         record.epoch = self.epoch
         self.steps += 1
+        if self.gpu is not None:
+            self.gpu.follow(record)
         self._emit(record)

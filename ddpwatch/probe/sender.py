@@ -1,6 +1,6 @@
 """The sender thread: everything that encodes, sends or waits happens here, never on the training thread.
 
-The training thread appends finished records to a deque (atomic, no lock) and goes on. This thread looks 20 times
+The training thread appends finished records to a deque (atomic, no lock) and goes on. This thread looks ten times
 a second, sends what is settled, and twice a second a heartbeat, so that a hang is visible while it lasts.
 """
 
@@ -17,7 +17,7 @@ from ddpwatch import transport
 from ddpwatch.messages import Beat, Bye, Hello, Layout, Mark, Message, Step, encode
 from ddpwatch.probe.recorder import StepRecord, StepRecorder
 
-TICK_S = 0.05
+TICK_S = 0.1
 BEAT_S = 0.5
 SETTLE_NS = 500_000_000
 BACKLOG = 4096
@@ -99,11 +99,16 @@ class Sender(threading.Thread):
     def _tick(self) -> None:
         self._send_outbox()
         now = time.monotonic_ns()
-        while self._records and (self._records[0].settled() or now - self._records[0].end > SETTLE_NS):
+        while self._records and self._ready(self._records[0], now):
             self._send(self._step(self._records.popleft()))
         if time.monotonic() - self._last_beat >= BEAT_S:
             self._last_beat = time.monotonic()
             self._send(self._beat(now))
+
+    @staticmethod
+    def _ready(record: StepRecord, now: int) -> bool:
+        """Whether a record may go: complete, or overdue. One that waits for the GPU is still being written to."""
+        return record.settled() or (record.resolved and now - record.end > SETTLE_NS)
 
     def _flush_all(self) -> None:
         self._send_outbox()

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import torch
@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ddpwatch import clock, rundir
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.messages import BucketLayout, Bye, EndReason, Layout, Mark
+from ddpwatch.probe.cuda import CudaClock, Event
 from ddpwatch.probe.ddp import DdpProbe, check_watchable
 from ddpwatch.probe.identity import Flags, ddp_flags, hello_of
 from ddpwatch.probe.recorder import StepRecorder
@@ -90,6 +91,8 @@ class Session:
         Raises:
             UsageError: The module has a comm hook already.
         """
+        if ddp.device_type == "cuda" and self.recorder.gpu is None:
+            self.recorder.use(CudaClock(_cuda_event, torch.cuda.is_current_stream_capturing))
         probe = DdpProbe(ddp, self._modules, self._parameters, self.recorder, self._publish_layout, self._give_up)
         self._modules += 1
         self._parameters += probe.parameters
@@ -106,9 +109,17 @@ class Session:
         """Introduces this rank and begins to send, the first time it is called."""
         if not self._started:
             self._started = True
-            self._hello = hello_of(module, backend, flags, self.run_id, self.rank, self.world_size)
+            self._hello = hello_of(
+                module, backend, flags, self._timing_source(module), self.run_id, self.rank, self.world_size
+            )
             self.sender.post(self._hello)
             self.sender.start()
+
+    def _timing_source(self, module: torch.nn.Module) -> str:
+        if self.recorder.gpu is not None:
+            return "cuda events"
+        on_host = all(p.device.type == "cpu" for p in module.parameters())
+        return "host" if on_host else "host (launch only)"
 
     def publish_layout(self, name: str, params: list[str], buckets: list[BucketLayout]) -> None:
         """Tells the bucket layout of a job without DDP modules."""
@@ -122,7 +133,7 @@ class Session:
 
     def mark(self, name: str) -> None:
         """Puts a named moment into this rank's timeline."""
-        self.sender.post(Mark(rank=self.rank, name=name[:1024], start_ns=self.recorder.clock()))
+        self.sender.post(Mark(rank=self.rank, name=name[:1024], start_ns=time.monotonic_ns()))
 
     def _stamp(self, stamp: Any) -> None:
         if self.active:
@@ -192,7 +203,7 @@ class Session:
             by="rank",
             reason=reason,
             detail=detail,
-            at_ns=recorder.clock(),
+            at_ns=time.monotonic_ns(),
             step=recorder.steps,
             phase=recorder.phase,
         )
@@ -221,6 +232,10 @@ def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str]
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
         )
     process.returncode = 0  # it outlives us on purpose: no warning about that when the handle is collected
+
+
+def _cuda_event() -> Event:
+    return cast("Event", torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
 def new_run_id() -> str:

@@ -1,0 +1,159 @@
+"""GPU times from CUDA events, without ever waiting for the GPU.
+
+On CUDA the host only enqueues: its stamps say when it asked, not when the GPU did it. So a stamp there is a host time
+*and* an event on the current stream. Once a step is closed its events are asked, now and then and never waited for,
+whether the GPU has passed them; when it has passed them all, every stamp of the record is replaced by the GPU's time.
+
+CUDA gives differences between events only. The host time of a step's first event is bounded from below: the GPU cannot
+reach an event before the host has enqueued it. The tightest such bound of all events, carried over from step to step,
+is taken; it is exact to some microseconds as soon as the GPU was not behind the host once in a while.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from ddpwatch.probe.recorder import BucketRecord, StepRecord
+
+BACKLOG = 8  # steps whose events are still awaited; over that the oldest goes without GPU times
+LEAK_NS = 20_000  # per step, so that a GPU clock that runs fast cannot carry a bound away
+
+
+class Event(Protocol):
+    """The part of ``torch.cuda.Event`` that is used here."""
+
+    def record(self) -> None:
+        """Enqueues the event on the current stream."""
+
+    def query(self) -> bool:
+        """Whether the GPU has passed it."""
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds from this event to another."""
+
+
+class GpuStamp(int):
+    """A host time in ns that knows the event enqueued at that moment."""
+
+    event: Event
+
+
+class CudaClock:
+    """Takes stamps on the GPU, and resolves records.
+
+    Args:
+        make_event: Makes an event with timing.
+        capturing: Whether a CUDA graph is being captured: then nothing may be enqueued, and stamps are the host's.
+        host: Host time in ns.
+    """
+
+    def __init__(
+        self,
+        make_event: Callable[[], Event],
+        capturing: Callable[[], bool],
+        host: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._make_event = make_event
+        self._capturing = capturing
+        self._host = host
+        self._pool: list[Event] = []
+        self._waiting: deque[StepRecord] = deque()
+        self._next_base: int | None = None
+
+    def __call__(self) -> int:
+        """A stamp: now on the host, and an event on the current stream."""
+        if self._capturing():
+            return self._host()
+        event = self._pool.pop() if self._pool else self._make_event()
+        stamp = GpuStamp(self._host())
+        stamp.event = event
+        event.record()
+        return stamp
+
+    def follow(self, record: StepRecord) -> None:
+        """A step was closed: its events are to be asked from now on. On the training thread, like all of this."""
+        record.resolved = False
+        self._waiting.append(record)
+        if len(self._waiting) > BACKLOG:
+            self._give_up(self._waiting.popleft())
+        self.poll()
+
+    def poll(self) -> None:
+        """Resolves the records whose events the GPU has passed. Never waits."""
+        while self._waiting:
+            record = self._waiting[0]
+            stamps = list(_stamps(record))
+            if not all(isinstance(stamp, GpuStamp) for stamp in stamps) or not _launched(record):
+                self._give_up(self._waiting.popleft())
+            elif all(stamp.event.query() for stamp in stamps if isinstance(stamp, GpuStamp)):
+                self._resolve(self._waiting.popleft(), [s for s in stamps if isinstance(s, GpuStamp)])
+            else:
+                return
+
+    def finish(self) -> None:
+        """No step follows: what the GPU has not passed by now goes without its times."""
+        self.poll()
+        while self._waiting:
+            self._give_up(self._waiting.popleft())
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _resolve(self, record: StepRecord, stamps: list[GpuStamp]) -> None:
+        anchor = stamps[0].event
+        offset = {id(stamp): round(anchor.elapsed_time(stamp.event) * 1e6) for stamp in stamps}
+        base = max(int(stamp) - offset[id(stamp)] for stamp in stamps)
+        if self._next_base is not None:
+            base = max(base, self._next_base - LEAK_NS)
+        _replace(record, lambda stamp: base + offset[id(stamp)])
+        self._next_base = record.end
+        record.resolved = True
+        # The step's last event is the next step's first, and one stamp may end a phase and begin the next.
+        last = stamps[-1].event
+        self._pool.extend({id(s.event): s.event for s in stamps if s.event is not last}.values())
+
+    def _give_up(self, record: StepRecord) -> None:
+        """The record keeps its host stamps; what they cannot say is unknown."""
+        record.untimed = True
+        record.resolved = True
+        self._next_base = None
+        for bucket in record.buckets:
+            bucket.done = None
+
+
+def _stamps(record: StepRecord) -> Iterator[int]:
+    """All stamps of a record, its start first and its end last."""
+    yield record.start
+    for _, begin, end in record.spans:
+        yield begin
+        yield end
+    for bucket in record.buckets:
+        yield bucket.called
+        yield bucket.launch
+        if bucket.done is not None:
+            yield bucket.done
+    yield record.end
+
+
+def _launched(record: StepRecord) -> bool:
+    """Whether every bucket's completion has an event to ask."""
+    return all(bucket.done is not None for bucket in record.buckets)
+
+
+def _replace(record: StepRecord, gpu: Callable[[int], int]) -> None:
+    record.spans = [(phase, gpu(begin), gpu(end)) for phase, begin, end in record.spans]
+    for bucket in record.buckets:
+        bucket.ready, bucket.launch = gpu(bucket.called), gpu(bucket.launch)
+        bucket.done = None if bucket.done is None else gpu(bucket.done)
+    _derive_launches(record.buckets)
+    record.start, record.end = gpu(record.start), gpu(record.end)
+
+
+def _derive_launches(buckets: Iterable[BucketRecord]) -> None:
+    """Collectives run in order on one stream: each starts once it is enqueued there and the one before it is done."""
+    previous = 0
+    for bucket in buckets:
+        bucket.launch = max(bucket.launch, previous)
+        previous = bucket.done or bucket.launch

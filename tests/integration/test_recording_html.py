@@ -1,0 +1,63 @@
+"""The HTML report in a real browser: it is drawn, it answers to a click, it runs nothing of what names say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpwatch.export.report_files import write_html
+from ddpwatch.recording.selection import Selection
+from tests.integration import chromium
+from tests.unit.runs import HOSTILE, record, run_of
+
+pytestmark = pytest.mark.skipif(chromium.find() is None, reason="needs Chromium (apt install chromium)")
+INK = """(() => {
+  const c = document.getElementById("%s"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+  const colours = new Set();
+  for (let i = 0; i < d.length; i += 4) if (d[i + 3] === 255) colours.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]);
+  return colours.size;
+})()"""
+PLACE = '(r => [r.left, r.top, r.width])(document.getElementById("%s").getBoundingClientRect())'
+DETAIL = 'document.getElementById("detail").textContent'
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("html")
+    write_html(record(folder / "run.mcap", run_of(ranks=3, steps=60)), folder / "report.html", Selection())
+    return folder / "report.html"
+
+
+def test_it_is_drawn_and_answers(page_file: Path, tmp_path: Path) -> None:
+    with chromium.Page(page_file.as_uri(), tmp_path / "profile") as page:
+        page.evaluate('document.getElementById("timeline").scrollIntoView({block: "center"})')
+        assert page.evaluate(INK % "timeline") > 5
+        assert page.evaluate(INK % "run") >= 3
+        left, top, width = page.evaluate(PLACE % "timeline")
+        before = page.evaluate(DETAIL)
+        page.click(left + 56 + (width - 66) * 0.5, top + 4 + 46 + 7)  # rank 1, halfway through its step
+        after = page.evaluate(DETAIL)
+        assert after != before
+        assert after.startswith("rank 1, step ")
+        assert ": backward, 50.000 ms" in after
+        step = page.evaluate("DATA.steps[chosen].step")
+        page.evaluate('document.getElementById("run").scrollIntoView({block: "center"})')
+        left, top, width = page.evaluate(PLACE % "run")
+        page.click(left + width - 12, top + 60)
+        assert page.evaluate("DATA.steps[chosen].step") > step
+        assert page.evaluate('document.querySelectorAll("#ranks tr").length') == 4
+        assert page.requests == [page_file.as_uri()]
+        assert page.problems == []
+
+
+def test_names_are_never_markup(page_file: Path, tmp_path: Path) -> None:
+    assert HOSTILE.encode() not in page_file.read_bytes()
+    with chromium.Page(page_file.as_uri(), tmp_path / "profile") as page:
+        assert page.evaluate("DATA.params[0].names[1]") == HOSTILE
+        assert page.evaluate("document.images.length") == 0
+
+
+def test_a_screenshot_can_be_taken(page_file: Path, tmp_path: Path) -> None:
+    with chromium.Page(page_file.as_uri(), tmp_path / "profile") as page:
+        assert page.screenshot().startswith(b"\x89PNG")

@@ -1,0 +1,154 @@
+"""GPU times from events, on a simulated GPU: streams that run behind the host, events that are asked, not awaited."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from ddpwatch.probe.cuda import BACKLOG, CudaClock, GpuStamp
+from ddpwatch.probe.recorder import StepRecord, StepRecorder
+
+MS = 1_000_000
+
+
+class Gpu:
+    """One compute stream and one communication stream, on a time of their own."""
+
+    def __init__(self, offset: int = 0) -> None:
+        self.host = 10_000 * MS
+        self.offset = offset  # host time = GPU time + offset
+        self.compute = self.comm = 0
+        self.current = "compute"
+        self.passed: int | None = None  # GPU time up to which events report as passed; None: all
+
+    def work(self, ms: float) -> None:
+        """Enqueues compute: begins when enqueued or when the stream is free, whichever is later."""
+        self.compute = max(self.compute, self.host - self.offset) + int(ms * MS)
+
+    def collective(self, ms: float) -> None:
+        self.comm = max(self.comm, self.compute, self.host - self.offset) + int(ms * MS)
+
+    def event(self) -> Event:
+        return Event(self)
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.at = 0
+
+    def record(self) -> None:
+        now = self.gpu.host - self.gpu.offset
+        self.at = max(now, self.gpu.compute if self.gpu.current == "compute" else self.gpu.comm)
+
+    def query(self) -> bool:
+        return self.gpu.passed is None or self.at <= self.gpu.passed
+
+    def elapsed_time(self, end_event: Event) -> float:
+        return (end_event.at - self.at) / MS
+
+
+class Rig:
+    def __init__(self, offset: int = 0) -> None:
+        self.gpu = Gpu(offset)
+        self.capturing = False
+        self.records: list[StepRecord] = []
+        self.clock = CudaClock(self.gpu.event, lambda: self.capturing, lambda: self.gpu.host)
+        self.recorder = StepRecorder(self.records.append)
+        self.recorder.use(self.clock)
+
+    def step(self, launch_ms: float = 0.01) -> None:
+        """Forward 10 ms, backward 2 × 20 ms with a 15 ms collective after each, optimizer 5 ms; enqueued at once."""
+        gpu, recorder = self.gpu, self.recorder
+        gpu.host += int(launch_ms * MS)
+        recorder.forward_begin()
+        gpu.work(10)
+        recorder.forward_end()
+        recorder.backward_begin()
+        for index in (0, 1):
+            gpu.work(20)
+            stamp = self.clock()
+            bucket = recorder.bucket_launch(0, index, 64, launch=stamp, called=stamp)
+            assert bucket is not None
+            gpu.collective(15)
+            gpu.current = "comm"
+            recorder.bucket_done(bucket)
+            gpu.current = "compute"
+        recorder.backward_compute_end()
+        gpu.compute = max(gpu.compute, gpu.comm)  # DDP lets the compute stream wait for the collectives
+        recorder.backward_end()
+        recorder.optimizer_begin()
+        gpu.work(5)
+        recorder.optimizer_end()
+
+
+def test_a_step_is_told_in_gpu_time() -> None:
+    """The host enqueues everything at once; its own stamps would show a step of no length."""
+    rig = Rig(offset=3 * MS)
+    rig.step()
+    rig.recorder.finish()
+    step = rig.records[0].message(0, 0)
+    spans = {span.phase: (span.start / MS, span.end / MS) for span in step.spans}
+    assert spans == {"forward": (0, 10), "backward": (10, 50), "sync": (50, 65), "optimizer": (65, 70)}
+    assert [at / MS for at in step.bucket_launch] == [30, 50]
+    assert [at / MS for at in step.bucket_done if at is not None] == [45, 65]
+    assert step.duration_ns == 70 * MS
+
+
+def test_a_collective_starts_when_the_one_before_is_done() -> None:
+    rig = Rig()
+    rig.step()
+    rig.recorder.finish()
+    buckets = rig.records[0].buckets
+    assert buckets[1].launch == max(buckets[1].ready or 0, buckets[0].done or 0)
+
+
+def test_host_time_is_found_although_the_gpu_is_behind() -> None:
+    """The GPU's start is idle, so its first event bounds the host time; later steps pile up and inherit the bound."""
+    rig = Rig(offset=-7 * MS)
+    begin = rig.gpu.host + 10_000
+    for _ in range(4):
+        rig.step()
+    rig.recorder.finish()
+    starts = [record.start for record in rig.records]
+    assert starts[0] == begin
+    assert all(abs((b - a) - 70 * MS) <= 20_000 for a, b in pairwise(starts))
+
+
+def test_nothing_is_awaited() -> None:
+    rig = Rig()
+    rig.gpu.passed = -1
+    rig.step()
+    rig.step()
+    assert [record.resolved for record in rig.records] == [False]
+    assert not rig.records[0].settled()
+    rig.gpu.passed = None
+    rig.step()
+    assert rig.records[0].settled()
+
+
+def test_the_backlog_is_bounded_and_what_is_given_up_is_unknown() -> None:
+    rig = Rig()
+    rig.gpu.passed = -1
+    for _ in range(BACKLOG + 3):
+        rig.step()
+    given_up = [record for record in rig.records if record.resolved]
+    assert len(given_up) == len(rig.records) - BACKLOG
+    assert all(done is None for record in given_up for done in record.message(0, 0).bucket_done)
+
+
+def test_nothing_is_enqueued_while_a_graph_is_captured() -> None:
+    rig = Rig()
+    rig.capturing = True
+    assert not isinstance(rig.clock(), GpuStamp)
+    rig.step()
+    rig.recorder.finish()
+    assert rig.records[0].message(0, 0).bucket_done == [None, None]
+
+
+def test_events_are_used_again() -> None:
+    made: list[Event] = []
+    rig = Rig()
+    rig.clock._make_event = lambda: made.append(rig.gpu.event()) or made[-1]  # type: ignore[func-returns-value]
+    for _ in range(50):
+        rig.step()
+    assert len(made) < 3 * 15
