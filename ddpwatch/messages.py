@@ -108,7 +108,8 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
     ``spans`` are what hooks saw: ``forward``, ``backward`` (first gradient to the end of the graph), ``sync``
     (from there until DDP has waited for the buckets), ``optimizer``. The hook columns say when each
     parameter's gradient was accumulated, in order; the bucket columns are in launch order. A bucket index
-    occurs once per synced backward.
+    occurs once per synced backward. ``reduced`` is False if a comm hook handed every bucket back at once, with nothing
+    communicated.
     """
 
     rank: Rank
@@ -128,6 +129,7 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
     bucket_ready: SparseColumn = []
     bucket_launch: Column = []
     bucket_done: SparseColumn = []
+    reduced: bool = True
     own_ns: Count = 0
     dropped: Count = 0
 

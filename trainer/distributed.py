@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 DROP_CALLBACKS_S = 0.1
@@ -64,7 +64,8 @@ def _meet(world: World) -> Store:
     if "RANK" not in os.environ:
         return HashStore()
     store: Store = next(rendezvous("env://", world.rank, world.size))[0]
-    return store
+    # A restarted job finds the same store, and in it the addresses of ranks that are gone.
+    return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _claim_compute(world: World) -> None:

@@ -35,6 +35,12 @@ class Instrument(Protocol):
     def backward_end(self) -> None:
         """All gradients are synchronised."""
 
+    def wait_begin(self) -> None:
+        """Backward stops to wait for a collective."""
+
+    def wait_end(self) -> None:
+        """Backward goes on."""
+
     def hook_fired(self, param: int) -> None:
         """The gradient of parameter ``param`` was accumulated."""
 
@@ -68,6 +74,12 @@ class Unwatched:
         """Ignore it."""
 
     def backward_end(self) -> None:
+        """Ignore it."""
+
+    def wait_begin(self) -> None:
+        """Ignore it."""
+
+    def wait_end(self) -> None:
         """Ignore it."""
 
     def hook_fired(self, param: int) -> None:

@@ -56,6 +56,7 @@ class CommHook:
         self._timed = timed
         self._user: Optional[tuple[Hook, Any]] = None
         self._group = ddp.process_group
+        self._count: Optional[Callable[[], int]] = getattr(self._group, "_get_sequence_number_for_group", None)
         self._average = Average(ddp)
         self._register(ddp)
 
@@ -113,11 +114,21 @@ class CommHook:
             # DDP wants a future made by Python, so the one callback also takes the stamp.
             return work.get_future().then(_Callback(self._reduced, entry))
         hook, state = self._user
+        issued = self._issued()
         future: torch.futures.Future[torch.Tensor] = hook(state, bucket)
         entry = self._on_launch(bucket, buffer.nbytes, called, called)
         if entry is not None and self._timed:
+            entry.idle = issued is not None and issued == self._issued() and future.done()
             future.add_done_callback(_Callback(self._done, entry))
         return future
+
+    def _issued(self) -> Optional[int]:
+        """How many collectives the group has issued; None where it does not count them."""
+        try:
+            return None if self._count is None else self._count()
+        except RuntimeError:
+            self._count = None
+            return None
 
     def _reduced(self, entry: Optional[BucketRecord], future: Any) -> torch.Tensor:
         tensors: list[torch.Tensor] = future.value()

@@ -27,7 +27,7 @@ class BucketRecord:
     ``called`` is when it was handed over for reduction: its last gradient arrived no later.
     """
 
-    __slots__ = ("called", "done", "index", "launch", "module", "nbytes", "ready")
+    __slots__ = ("called", "done", "idle", "index", "launch", "module", "nbytes", "ready")
 
     def __init__(self, module: int, index: int, nbytes: int, launch: int, called: int) -> None:
         self.called = called
@@ -37,6 +37,7 @@ class BucketRecord:
         self.launch = launch
         self.ready: int | None = None
         self.done: int | None = None
+        self.idle = False  # its comm hook returned a finished result at once: nothing was communicated
 
 
 class StepRecord:
@@ -91,6 +92,7 @@ class StepRecord:
             bucket_ready=[None if bucket.ready is None else bucket.ready - start for bucket in buckets],
             bucket_launch=[bucket.launch - start for bucket in buckets],
             bucket_done=[None if bucket.done is None else bucket.done - start for bucket in buckets],
+            reduced=not buckets or not all(bucket.idle for bucket in buckets),
             own_ns=self.own_ns,
             dropped=dropped,
         )
@@ -186,6 +188,16 @@ class StepRecorder:
         self._leave("sync", "between")
         if self.current is not None and self.current.buckets:
             self._synced_end = self._begin
+
+    def wait_begin(self) -> None:
+        """The backward stops to wait for a collective: a synchronous one, inside a hook."""
+        if self.phase == "backward":
+            self._leave("backward", "sync")
+
+    def wait_end(self) -> None:
+        """The backward goes on after `wait_begin`."""
+        if self.phase == "sync":
+            self._leave("sync", "backward")
 
     # -- buckets and parameters ------------------------------------------------------------------------------
 

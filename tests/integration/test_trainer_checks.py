@@ -70,10 +70,10 @@ def test_hooks_send_within_the_backward(answers: Answers, strategy: str) -> None
 
 def test_synchronous_hooks_interrupt_the_backward(answers: Answers) -> None:
     story = answers["stories"]["param-hooks-sync"]
-    phases = [event for event in story if event.startswith(("forward", "backward"))]
-    launches = story.count("bucket_launch")
-    pause = ["backward_begin", "backward_compute_end", "backward_end"]
-    assert phases == ["forward_begin", "forward_end", *pause * (launches + 1)]
+    phases = [event for event in story if event.startswith(("forward", "backward", "wait"))]
+    waits = ["wait_begin", "wait_end"] * story.count("bucket_launch")
+    begin, end = ["forward_begin", "forward_end", "backward_begin"], ["backward_compute_end", "backward_end"]
+    assert phases == [*begin, *waits, *end]
 
 
 @pytest.mark.parametrize("strategy", ["manual", "param-hooks", "bucketed-hooks"])

@@ -184,3 +184,35 @@ def test_an_unmeasured_completion_is_none_not_zero() -> None:
     assert step.bucket_done == [None]
     measured = figures(step)
     assert (measured.comm_ns, measured.exposed_ns, measured.overlap) == (None, None, None)
+
+
+def test_a_wait_inside_the_backward_is_no_compute() -> None:
+    script = Script()
+    script.forward()
+    script.after(1).backward_begin()
+    bucket = script.after(10).bucket_launch(0, 0, 64)
+    script.recorder.wait_begin()
+    script.now += 30
+    assert bucket is not None
+    script.recorder.bucket_done(bucket)
+    script.recorder.wait_end()
+    script.after(5).backward_compute_end()
+    script.recorder.backward_end()
+    script.optimize()
+    script.recorder.finish()
+    step = script.messages()[0]
+    assert step.micro_steps == 1
+    assert figures(step).exposed_ns == 30
+    assert figures(step).parts_ns["backward"] == 15
+
+
+def test_a_step_whose_hook_handed_every_bucket_back_is_not_reduced() -> None:
+    script = Script()
+    for idle in (True, False):
+        script.forward()
+        script.backward()
+        for bucket in script.recorder.current.buckets:  # type: ignore[union-attr]
+            bucket.idle = idle
+        script.optimize()
+    script.recorder.finish()
+    assert [step.reduced for step in script.messages()] == [False, True]

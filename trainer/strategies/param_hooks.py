@@ -30,10 +30,9 @@ class ParamHooks(Strategy):
         """Issue the all-reduce now. Waiting for it here keeps backward from going on meanwhile."""
         self._issue(index)
         if self.wait_in_hook:
-            self.instrument.backward_compute_end()
+            self.instrument.wait_begin()
             self.pending[index].wait()
-            self.instrument.backward_end()
-            self.instrument.backward_begin()
+            self.instrument.wait_end()
 
     def finish(self) -> None:
         """Reduce what no hook has fired for, then wait for everything."""
