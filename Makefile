@@ -50,7 +50,8 @@ screenshots: install
 
 bench: install
 	$(BIN)/python benchmarks/viewers.py
-	$(BIN)/python benchmarks/strategies.py
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/strategies.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

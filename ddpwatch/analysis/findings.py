@@ -19,6 +19,7 @@ def findings(report: dict[str, Any]) -> list[Finding]:
     """
     found = [
         *_ends(report),
+        *_unreduced(report),
         *_recording(report),
         *_drops(report),
         *_straggler(report),
@@ -59,11 +60,27 @@ def _ends(report: dict[str, Any]) -> list[Finding]:
     ]
 
 
+def _unreduced(report: dict[str, Any]) -> list[Finding]:
+    """A comm hook that communicates nothing, as a debugging hook does: every rank trains a model of its own."""
+    count, world = report["steps"]["unreduced"], report["run"]["world_size"] or 1
+    if not count or world == 1:
+        return []
+    text = f"gradients are not reduced: in {count} steps the comm hook communicated nothing, so the ranks drift apart"
+    return [_finding("not_reduced", "error", text, steps=count)]
+
+
 def _recording(report: dict[str, Any]) -> list[Finding]:
     recording = report.get("recording") or {}
-    if not recording.get("cut_tail"):
-        return []
-    return [_finding("cut_tail", "info", "the recording was cut off; everything before the cut is here")]
+    found = []
+    if recording.get("cut_tail"):
+        found.append(_finding("cut_tail", "info", "the recording was cut off; everything before the cut is here"))
+    if dropped := recording.get("dropped_parts"):
+        text = f"the oldest {dropped} parts of the recording were dropped to stay within --max-size"
+        found.append(_finding("dropped_parts", "info", text, dropped_parts=dropped))
+    if lost := recording.get("lost"):
+        text = f"{lost} frames are not in the recording: its disk was full, gone or too slow"
+        found.append(_finding("recording_lost", "warning", text, lost=lost))
+    return found
 
 
 def _drops(report: dict[str, Any]) -> list[Finding]:

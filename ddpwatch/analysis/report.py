@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from ddpwatch.analysis.groups import StepGroup, StepGroups
-from ddpwatch.analysis.intervals import subtract, total
+from ddpwatch.analysis.intervals import Intervals, intersect, total
 from ddpwatch.analysis.ranks import BucketKey, lateness, waiting
 from ddpwatch.analysis.steps import NS_PER_MS, PARTS, StepFigures
 from ddpwatch.messages import Bye, Hello, Layout, Message, Step
@@ -125,6 +125,7 @@ class ReportBuilder:
                 "count": max((rank.steps for rank in self.ranks.values()), default=0),
                 "warmup": warmup,
                 "aborted": aborted,
+                "unreduced": self._statuses["unreduced"],
                 "step_ms_p50": self._step_ns.p50(NS_PER_MS),
                 "step_ms_p90": self._step_ns.quantile(0.9, NS_PER_MS),
             },
@@ -141,7 +142,9 @@ class ReportBuilder:
     # -- collecting ------------------------------------------------------------------------------------------
 
     def _rank(self, rank: int) -> RankSamples:
-        return self.ranks.setdefault(rank, RankSamples())
+        if rank not in self.ranks:
+            self.ranks[rank] = RankSamples()
+        return self.ranks[rank]
 
     def _step(self, step: Step) -> None:
         rank = self._rank(step.rank)
@@ -154,6 +157,8 @@ class ReportBuilder:
         for status in ("warmup", "aborted"):
             if status in statuses:
                 self._statuses[status] += 1
+        if not all(step.reduced for step in group.steps.values()):
+            self._statuses["unreduced"] += 1
         if not group.counted:
             return
         for rank, figure in group.figures.items():
@@ -191,7 +196,11 @@ class ReportBuilder:
 
     def _bucket(self, key: BucketKey | tuple[int, int], epoch: int) -> BucketSamples:
         self._epoch = max(self._epoch, epoch)
-        return self._buckets.setdefault((epoch, key[0], key[1]), BucketSamples())
+        place = (epoch, key[0], key[1])
+        samples = self._buckets.get(place)
+        if samples is None:
+            samples = self._buckets[place] = BucketSamples()
+        return samples
 
     def _count_own_buckets(self, step: Step, figure: StepFigures) -> None:
         """Stamps relative to the start of the step's first backward."""
@@ -207,7 +216,7 @@ class ReportBuilder:
             samples.launch.add(launch - origin)
             if done is not None:
                 samples.done.add(done - origin)
-                samples.exposed.add(total(figure.exposed) - total(subtract(figure.exposed, [(launch, done)])))
+                samples.exposed.add(_within(figure.exposed, launch, done))
 
     # -- rows ------------------------------------------------------------------------------------------------
 
@@ -295,6 +304,13 @@ class ReportBuilder:
             if bucket.index == index:
                 return [layout.params[p] for p in bucket.params if p < len(layout.params)]
         return []
+
+
+def _within(exposed: Intervals, launch: int, done: int) -> int:
+    """How much of the exposed communication lies in [launch, done)."""
+    if not exposed or done <= exposed[0][0] or launch >= exposed[-1][1]:
+        return 0
+    return total(intersect(exposed, [(launch, done)] if launch < done else []))
 
 
 def describe_end(bye: Bye) -> dict[str, Any]:

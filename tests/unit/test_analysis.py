@@ -142,7 +142,14 @@ def run(late_ms: float = 0, steps: int = 20) -> ReportBuilder:
 def test_the_report_of_a_run() -> None:
     report = run(late_ms=30).report()
     report["findings"] = findings(report)
-    assert report["steps"] == {"count": 20, "warmup": 1, "aborted": 0, "step_ms_p50": 100, "step_ms_p90": 100}
+    assert report["steps"] == {
+        "count": 20,
+        "warmup": 1,
+        "aborted": 0,
+        "unreduced": 0,
+        "step_ms_p50": 100,
+        "step_ms_p90": 100,
+    }
     assert report["phases_ms"] == pytest.approx(
         {"input": 5, "forward": 20, "backward": 50, "exposed_comm": 10, "optimizer": 10, "other": 5}
     )
@@ -154,6 +161,19 @@ def test_the_report_of_a_run() -> None:
     assert [(row["last_rank"], row["last_share"]) for row in report["buckets"]] == [(1, 1.0), (1, 1.0)]
     assert [finding["kind"] for finding in report["findings"]] == ["straggler", "exposed_comm"]
     assert "rank 1 is late: 30.0 ms" in render_report(report)
+
+
+def test_gradients_that_are_not_reduced_are_said() -> None:
+    builder = run()
+    for rank in (0, 1):
+        step = make_step(rank, 50)
+        step.reduced = False
+        builder.apply(step)
+    found = findings(builder.report())
+    assert [(finding["kind"], finding["severity"]) for finding in found] == [
+        ("not_reduced", "error"),
+        ("exposed_comm", "warning"),
+    ]
 
 
 def test_an_even_run_has_no_straggler() -> None:
