@@ -31,6 +31,7 @@ from ddpwatch.messages import BucketLayout, Bye, EndReason, Layout, Mark
 from ddpwatch.probe.cuda import CudaClock, Event
 from ddpwatch.probe.ddp import DdpProbe, check_watchable
 from ddpwatch.probe.identity import Flags, ddp_flags, hello_of
+from ddpwatch.probe.pauses import CollectorPauses
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.sender import Sender
 
@@ -77,6 +78,7 @@ class Session:
             register_optimizer_step_pre_hook(lambda *_: self._stamp(self.recorder.optimizer_begin)),
             register_optimizer_step_post_hook(lambda *_: self._stamp(self.recorder.optimizer_end)),
         ]
+        self._pauses = CollectorPauses(self.rank, self.sender.post)
         self.active = True
         self._started = False
         silence = weakref.WeakMethod(self._silence)  # a fork handler can not be taken back, so it must not own us
@@ -182,6 +184,7 @@ class Session:
         if _session is self:
             _session = None
         was_active, self.active = self.active, False
+        self._pauses.close()
         for probe in list(self._probes):
             probe.close()
         for handle in self._optimizer_hooks:
@@ -217,6 +220,7 @@ class Session:
     def _silence(self) -> None:
         """Also what a forked child (a DataLoader worker) needs: it inherits hooks and sockets that are not its own."""
         self.active = False
+        self._pauses.close()
         for probe in list(self._probes):
             probe.active = False
 
