@@ -50,6 +50,8 @@ screenshots: install
 
 bench: install
 	$(BIN)/python benchmarks/viewers.py
+	$(BIN)/python benchmarks/recording.py
+	$(BIN)/python benchmarks/compare_aa.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/strategies.py
 

@@ -16,6 +16,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.version import __version__
 
 if TYPE_CHECKING:
+    from ddpwatch.recording.reader import Recording
     from ddpwatch.rundir import RunInfo
 
 app = typer.Typer(
@@ -30,6 +31,8 @@ app = typer.Typer(
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of a dashboard (default without a TTY).")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A recording (.mcap).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Steps = Annotated[str | None, typer.Option("--steps", metavar="A:B", help="Only steps A up to, not including, B.")]
+Ranks = Annotated[str | None, typer.Option("--ranks", metavar="LIST", help="Only these ranks, e.g. 0,4-7.")]
 Run = Annotated[
     str | None, typer.Argument(metavar="[RUN|ENDPOINT]", help="A run's id or its beginning, or ipc://… endpoint.")
 ]
@@ -115,13 +118,19 @@ def record(
     run: Run = None,
     duration: Annotated[float | None, typer.Option(metavar="S", min=0, help="Stop after S seconds.")] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N more steps.")] = None,
+    max_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Keep at most this, e.g. 2GB: oldest go.")
+    ] = None,
+    every: Annotated[int, typer.Option(metavar="N", min=1, help="Keep hook stamps of every Nth step only.")] = 1,
 ) -> None:
     """Record a running job as a viewer, until it ends (or Ctrl-C)."""
     from ddpwatch.capture import capture
+    from ddpwatch.recording.rotation import Limits, parse_bytes
     from ddpwatch.sources import LiveSource
 
+    limits = Limits(max_bytes=parse_bytes(max_size) if max_size else 0, every=every)
     info, endpoint = _resolve(run)
-    frames = capture(LiveSource(_endpoint(info, endpoint)), output, duration, steps)
+    frames = capture(LiveSource(_endpoint(info, endpoint)), output, duration, steps, limits)
     typer.echo(f"{output}: {frames} frames", err=True)
 
 
@@ -130,36 +139,118 @@ def replay(
     file: File,
     speed: Annotated[float, typer.Option(min=0.01, max=1000, help="1 is as fast as it was.")] = 1.0,
     plain: Plain = False,
+    follow: Annotated[bool, typer.Option("--follow", help="The file is being written: show it live.")] = False,
 ) -> None:
-    """Replay a recording in the dashboard."""
+    """Replay a recording in the dashboard, or follow one that is being written."""
     from ddpwatch.recording.reader import Recording
 
     recording = Recording(file)
     if _is_plain(plain):
-        from ddpwatch.plain import print_recording
-
-        print_recording(recording)
+        _print_lines(file if follow else None, recording)
         return
     from ddpwatch.tui.app import run_dashboard
-    from ddpwatch.tui.feed import ReplayFeed
+    from ddpwatch.tui.feed import AttachFeed, ReplayFeed
 
+    if follow:
+        from ddpwatch.recording.follow import FollowSource
+
+        run_dashboard(AttachFeed(endpoint=file.name, open_source=lambda _: FollowSource(file)))
+        return
     run_dashboard(ReplayFeed(path=file, frames=iter(recording), speed=speed))
 
 
 @app.command()
-def report(file: File, as_json: Json = False) -> None:
+def report(
+    file: File,
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write one HTML file.")] = None,
+    steps: Steps = None,
+    ranks: Ranks = None,
+) -> None:
     """Print the figures of a recording."""
+    from ddpwatch.recording.selection import selection_of
     from ddpwatch.reporting import report_of
 
-    result = report_of(file)
+    if as_json + markdown + (html is not None) > 1:
+        raise UsageError("--json, --markdown and --html exclude each other", "give one of them")
+    selection = selection_of(steps, ranks)
+    if html is not None:
+        from ddpwatch.export.report_files import write_html
+
+        typer.echo(f"{html}: {write_html(file, html, selection)} bytes", err=True)
+        return
+    result = report_of(file, selection)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(result, indent=2))
+    elif markdown:
+        from ddpwatch.analysis.markdown import render_markdown
+
+        typer.echo(render_markdown(result))
+    else:
+        from ddpwatch.export.report_files import text_report
+
+        typer.echo(text_report(file, result, selection, sys.stdout.isatty()))
+
+
+@app.command()
+def compare(
+    files: Annotated[list[Path], typer.Argument(metavar="A B …", help="Recordings; all are compared with the first.")],
+    as_json: Json = False,
+    fail_if_slower: Annotated[
+        str | None, typer.Option(metavar="PERCENT", help="Exit with 1 if one is slower by more, e.g. 5%.")
+    ] = None,
+    steps: Steps = None,
+    ranks: Ranks = None,
+) -> None:
+    """Compare recordings: figures side by side, and whether one is slower."""
+    from ddpwatch.recording.selection import selection_of
+    from ddpwatch.reporting import compare_recordings, parse_percent, slower_than
+
+    limit = None if fail_if_slower is None else parse_percent(fail_if_slower)
+    result = compare_recordings(files, selection_of(steps, ranks))
     if as_json:
         import json
 
         typer.echo(json.dumps(result, indent=2))
     else:
-        from ddpwatch.analysis.render import render_report
+        from ddpwatch.analysis.render_compare import render_compare
 
-        typer.echo(render_report(result))
+        typer.echo(render_compare(result))
+    if limit is not None:
+        slower_than(result, limit)
+
+
+@app.command()
+def export(
+    file: File,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help="File; directory for csv, parquet.")],
+    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="chrome, csv, parquet or ndjson.")] = "chrome",
+    anonymize: Annotated[bool, typer.Option("--anonymize", help="Replace hosts, paths and names by hashes.")] = False,
+    steps: Steps = None,
+    ranks: Ranks = None,
+) -> None:
+    """Write a recording for other tools: a trace for Perfetto, tables, or raw frames."""
+    from ddpwatch.export.writers import export as write
+    from ddpwatch.recording.reader import Recording
+    from ddpwatch.recording.selection import selection_of
+
+    for line in write(Recording(file), form, output, selection_of(steps, ranks), anonymize):
+        typer.echo(line, err=True)
+
+
+def _print_lines(followed: Path | None, recording: Recording) -> None:
+    from ddpwatch.plain import print_recording
+
+    if followed is None:
+        print_recording(recording)
+        return
+    from ddpwatch.recording.follow import follow_frames
+
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    print_recording(follow_frames(followed))
 
 
 def _show(info: RunInfo | None, endpoint: str | None, plain: bool) -> None:
@@ -168,10 +259,11 @@ def _show(info: RunInfo | None, endpoint: str | None, plain: bool) -> None:
 
         follow(info, endpoint)
         return
+    from ddpwatch import rundir
     from ddpwatch.tui.app import run_dashboard
     from ddpwatch.tui.feed import AttachFeed
 
-    run_dashboard(AttachFeed(run=info, endpoint=endpoint))
+    run_dashboard(AttachFeed(run=info, endpoint=endpoint, list_ended=rundir.last_views))
 
 
 def _is_plain(plain: bool) -> bool:

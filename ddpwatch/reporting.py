@@ -1,13 +1,19 @@
-"""From a recording to its report."""
+"""From recordings to reports and comparisons."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from ddpwatch.analysis.compare import RunSeries, compare, figures_of
 from ddpwatch.analysis.findings import findings
+from ddpwatch.analysis.groups import StepGroup, StepGroups
+from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.report import ReportBuilder
-from ddpwatch.errors import UsageError
+from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 
@@ -56,3 +62,79 @@ def _about(recording: Recording) -> dict[str, Any]:
 def _what_there_is(recording: Recording) -> str:
     steps = recording.steps
     return f"it holds the steps {steps[0]} to {steps[1]}" if steps else "leave --steps and --ranks away"
+
+
+def outline_of(recording: Recording, selection: Selection | None = None) -> Outline:
+    """The outline of a recording; one pass."""
+    outline = Outline()
+    for group in _groups(recording, selection or Selection()):
+        outline.add(group)
+    return outline
+
+
+def compare_recordings(
+    paths: Sequence[str | os.PathLike[str]], selection: Selection | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """Compares each recording with the first.
+
+    Returns:
+        ``runs``: figures of each; ``differences``: of all but the first, with ``a``, ``b``, ``ratio``, ``low``,
+        ``high`` (step time of b over that of a, less 1, and its interval), ``verdict``, ``part``, ``text``.
+
+    Raises:
+        UsageError: Fewer than two recordings, or one cannot be read.
+    """
+    if len(paths) < 2:
+        raise UsageError("compare needs two recordings", "ddpwatch compare A.mcap B.mcap")
+    runs = [RunSeries(name) for name in _names(paths)]
+    for path, run in zip(paths, runs, strict=True):
+        for group in _groups(Recording(path), selection or Selection()):
+            run.add(group)
+    found = [(run, compare(runs[0], run, seed)) for run in runs[1:]]
+    return {
+        "runs": [figures_of(run) for run in runs],
+        "differences": [{"a": runs[0].name, "b": run.name, **asdict(difference)} for run, difference in found],
+    }
+
+
+def _groups(recording: Recording, selection: Selection) -> Iterator[StepGroup]:
+    groups = StepGroups(None if selection.ranks is None else len(selection.ranks))
+    for message, _ in recording.select(selection):
+        group = groups.apply(message)
+        if group is not None:
+            yield group
+    yield from groups.rest()
+
+
+def _names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """What to call the runs: file names where these differ, else whole paths."""
+    stems = [Path(path).stem for path in paths]
+    return stems if len(set(stems)) == len(stems) else [str(path) for path in paths]
+
+
+def parse_percent(text: str) -> float:
+    """``5%`` or ``5`` as 0.05.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    try:
+        value = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 100:
+        raise UsageError(f"{text!r} is not a percentage", "give e.g. 5%")
+    return value
+
+
+def slower_than(comparison: dict[str, Any], limit: float) -> None:
+    """Fails if a run is slower than the first by more than the limit, beyond doubt that it is slower at all.
+
+    Raises:
+        DdpwatchError: One is, or could not be compared.
+    """
+    for found in comparison["differences"]:
+        if found["verdict"] == "unknown":
+            raise DdpwatchError(found["text"], "record longer runs")
+        if found["verdict"] == "slower" and found["ratio"] > limit:
+            raise DdpwatchError(f"{found['b']} is {found['ratio']:.1%} slower, more than {limit:.1%}")

@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 
-from ddpwatch.analysis.ranks import BucketFigures, bucket_figures, lateness, same_clock, waiting
-from ddpwatch.analysis.steps import StepFigures, figures
+from ddpwatch.analysis.clocks import Clock, clock_of
+from ddpwatch.analysis.stepview import StepView
 from ddpwatch.analysis.verdict import Presence
 from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Status, Step
 
+__all__ = ["KEEP_STEPS", "RankState", "RankStatus", "RunState", "StepView"]
+
 KEEP_STEPS = 512
+KEEP_RANK_STEPS = 65_536  # steps times ranks: what bounds memory in large jobs
+KEEP_DECODED = 2_048  # likewise; older frames are kept encoded
+KEEP_FIGURES = 64  # steps; older figures are worked out again when somebody looks
 KEEP_DEVICES = 600
 KEEP_MARKS = 1000
 KEEP_ENDS = 100
@@ -46,44 +50,6 @@ class RankState:
     dropped: int = 0
 
 
-class StepView:
-    """One step over all ranks that have sent it: the rows of the timeline and the figures behind them."""
-
-    def __init__(self, step: int, comparable: bool) -> None:
-        self.step = step
-        self.ranks: dict[int, Step] = {}
-        self.comparable = comparable
-
-    def add(self, step: Step) -> None:
-        """Takes one rank's step; what was worked out before is forgotten."""
-        self.ranks[step.rank] = step
-        for name in ("figures", "buckets"):
-            self.__dict__.pop(name, None)
-
-    @cached_property
-    def figures(self) -> dict[int, StepFigures]:
-        """Figures per rank."""
-        return {rank: figures(step) for rank, step in self.ranks.items()}
-
-    @cached_property
-    def buckets(self) -> list[BucketFigures]:
-        """Buckets compared over all ranks here; empty where their clocks are not comparable."""
-        return bucket_figures(self.ranks) if self.comparable and len(self.ranks) > 1 else []
-
-    def late_ns(self, rank: int) -> int | None:
-        """How late the rank was at worst, None if there is nothing to compare."""
-        return lateness(self.buckets, rank) if rank in self.ranks else None
-
-    def wait_ns(self, rank: int) -> int | None:
-        """How long the rank waited for others at worst, None if there is nothing to compare."""
-        return waiting(self.buckets, rank) if rank in self.ranks else None
-
-    @property
-    def counted(self) -> bool:
-        """Whether the step belongs into statistics: neither warm-up nor aborted on any rank."""
-        return all(step.status in ("ok", "shadow") for step in self.ranks.values())
-
-
 @dataclass(slots=True)
 class RunState:
     """Apply frames, read figures.
@@ -111,6 +77,7 @@ class RunState:
     status: Status | None = None
     end: Bye | None = None
     comparable: bool = True
+    _clocks: set[Clock] = field(default_factory=set)
 
     def apply(self, message: Message, received_ns: int) -> None:
         """Takes one message. Never raises on a valid message, in whatever order they come."""
@@ -132,8 +99,10 @@ class RunState:
 
     def _rank(self, rank: int) -> RankState:
         if rank not in self.ranks:
+            in_order = not self.ranks or rank > next(reversed(self.ranks))
             self.ranks[rank] = RankState(rank)
-            self.ranks = dict(sorted(self.ranks.items()))
+            if not in_order:
+                self.ranks = dict(sorted(self.ranks.items()))
         return self.ranks[rank]
 
     def _apply_rank(self, rank: RankState, message: Message, received_ns: int) -> None:
@@ -154,21 +123,37 @@ class RunState:
         rank.hello, rank.bye = hello, None
         self.run_id = hello.run_id or self.run_id
         self.world_size = max(self.world_size, hello.world_size)
-        self.comparable = same_clock(r.hello for r in self.ranks.values() if r.hello is not None)
+        self._clocks.add(clock_of(hello))
+        self.comparable = len(self._clocks) <= 1
 
     def _apply_step(self, rank: RankState, step: Step) -> None:
         rank.last_step, rank.dropped = step, max(rank.dropped, step.dropped)
         view = self.steps.get(step.step)
         if view is None:
-            if len(self.steps) >= KEEP_STEPS and step.step < next(iter(self.steps)):
+            if len(self.steps) >= self._room() and step.step < next(iter(self.steps)):
                 return  # older than anything kept
             in_order = not self.steps or step.step > next(reversed(self.steps))
             view = self.steps[step.step] = StepView(step.step, self.comparable)
             if not in_order:
                 self.steps = OrderedDict(sorted(self.steps.items()))
-            while len(self.steps) > KEEP_STEPS:
-                self.steps.popitem(last=False)
+            self._tidy()
         view.add(step)
+        if self.frames % KEEP_DECODED == 0:
+            self._tidy()
+
+    def _room(self) -> int:
+        """How many steps are kept."""
+        return max(min(KEEP_STEPS, KEEP_RANK_STEPS // max(len(self.ranks), 1)), 2)
+
+    def _tidy(self) -> None:
+        """Drops the oldest steps, packs those that are not new any more."""
+        while len(self.steps) > self._room():
+            self.steps.popitem(last=False)
+        views = list(self.steps.values())
+        for view in views[: -max(KEEP_DECODED // max(len(self.ranks), 1), 2)]:
+            view.pack()
+        for view in views[:-KEEP_FIGURES]:
+            view.forget_facts()
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -200,7 +185,7 @@ class RunState:
         """The newest step that every rank still running has sent; the newest at all if there is none."""
         alive = {rank for rank, state in self.ranks.items() if state.bye is None} or set(self.ranks)
         for view in reversed(self.steps.values()):
-            if alive <= view.ranks.keys():
+            if alive <= view.members:
                 return view
         return next(reversed(self.steps.values()), None)
 
@@ -217,11 +202,30 @@ class RunState:
                 return layout.params[param - layout.param_base]
         return f"parameter {param}"
 
+    def layer(self, param: int) -> str:
+        """Name of a parameter in the newest layout; "" where none has it."""
+        for layout in sorted(self.layouts.values(), key=lambda layout: layout.epoch, reverse=True):
+            if 0 <= param - layout.param_base < len(layout.params):
+                return layout.params[param - layout.param_base]
+        return ""
+
+    def bucket_layer(self, index: int) -> str:
+        """The first parameter of the bucket of that index, in the newest layout that has it; "" if none is known."""
+        return next(iter(self.bucket_params(index)), "")
+
+    def bucket_params(self, index: int) -> list[str]:
+        """The parameters of the bucket of that index, in the newest layout that has it; empty if none is known."""
+        for layout in sorted(self.layouts.values(), key=lambda layout: layout.epoch, reverse=True):
+            for bucket in layout.buckets:
+                if bucket.index == index:
+                    return [layout.params[param] for param in bucket.params if param < len(layout.params)]
+        return []
+
     def recent(self, count: int = 50) -> list[StepView]:
         """The newest ``count`` steps that belong into statistics and that every known rank has sent, oldest first."""
         found = []
         for view in reversed(self.steps.values()):
-            if view.counted and len(view.ranks) >= len(self.ranks):
+            if view.counted and len(view) >= len(self.ranks):
                 found.append(view)
                 if len(found) == count:
                     break

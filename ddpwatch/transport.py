@@ -23,6 +23,8 @@ from ddpwatch.messages import MAX_FRAME_BYTES
 LIVE: Final = b"live"
 SNAPSHOT: Final = b"snap."
 RANK_QUEUE: Final = 1000
+# How long a rank that ends may wait for a collector that is still starting, or dead. A job's exit is worth more.
+LAST_WORDS_MS: Final = 800
 VIEWER_QUEUE: Final = 100_000
 # What a socket accepts at all. Between MAX_FRAME_BYTES and this the collector counts and refuses a frame
 # itself; beyond it ZeroMQ drops the connection before allocating.
@@ -88,7 +90,8 @@ def _socket(context: Context, kind: int, **options: Any) -> Socket:
 
 def rank_push(context: Context, endpoint: str) -> Socket:
     """The sending end in a rank. Queues a bounded number of frames and never delays the process's exit."""
-    socket = _socket(context, zmq.PUSH, SNDHWM=RANK_QUEUE, LINGER=200, RECONNECT_IVL=50, RECONNECT_IVL_MAX=1000)
+    socket = _socket(context, zmq.PUSH, SNDHWM=RANK_QUEUE, LINGER=LAST_WORDS_MS, RECONNECT_IVL=50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     socket.connect(check_endpoint(endpoint))
     return socket
 

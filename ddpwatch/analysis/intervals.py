@@ -39,6 +39,8 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
     """The points of ``a`` that do not lie in ``b``."""
+    if not a or not b or b[-1][1] <= a[0][0] or b[0][0] >= a[-1][1]:
+        return a
     rest: Intervals = []
     j = 0
     for start, end in a:

@@ -1,41 +1,25 @@
 """The newest steps of a run summed up: medians per rank, the exposed part per bucket, and the slowest rank.
 
 The definitions are those of ``docs/metrics.md``. Times in ns; what was not measured, or cannot be compared, is None.
+With a thousand ranks this has to be cheap: a step is worked out once, and a rank's medians when somebody reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import median, median_low, quantiles
-from typing import Protocol
 
-from ddpwatch.analysis.intervals import intersect, total
-from ddpwatch.analysis.ranks import BucketFigures
-from ddpwatch.analysis.steps import PARTS, StepFigures
-from ddpwatch.messages import Step
+from ddpwatch.analysis.findings import LATE_MS, LATE_SHARE
+from ddpwatch.analysis.steps import NS_PER_MS, PARTS
+from ddpwatch.analysis.stepview import Arrivals, RankFacts, StepView
 
-NOISE_NS = 1_000_000
-NOISE_SHARE = 0.03
+NOISE_NS = LATE_MS * NS_PER_MS
+NOISE_SHARE = LATE_SHARE
 ENOUGH_STEPS = 8
-
-
-class StepOfRanks(Protocol):
-    """One step over its ranks, with the figures worked out (`ddpwatch.state.StepView`)."""
-
-    step: int
-
-    @property
-    def ranks(self) -> Mapping[int, Step]:
-        """The ranks' frames."""
-
-    @property
-    def figures(self) -> Mapping[int, StepFigures]:
-        """Figures per rank."""
-
-    @property
-    def buckets(self) -> Sequence[BucketFigures]:
-        """Buckets compared over the ranks; empty where they are not comparable."""
+_COMPARED_PARTS = ("input", "forward", "backward")
+_REFERENCES = 8  # other ranks that a late one's gradients are compared with
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +46,7 @@ class Slowest:
         bucket: Index of the first bucket that it launches late.
         part: The part of the step (`PARTS`) in which it needs more time than the others; empty if none stands out.
         excess_ns: How much more, median against median.
+        param: The first parameter whose gradient comes that late, where it is the backward.
     """
 
     rank: int
@@ -69,6 +54,7 @@ class Slowest:
     bucket: int | None
     part: str
     excess_ns: float
+    param: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,74 +70,80 @@ class Summary:
     measured: bool = True
     communicates: bool = False
     cost: float | None = None
-    ranks: dict[int, RankSummary] = field(default_factory=dict)
+    input_ns: float | None = None
+    ranks: Mapping[int, RankSummary] = field(default_factory=dict)
     bucket_exposed_ns: dict[int, float] = field(default_factory=dict)
     slowest: Slowest | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class StepFacts:
-    """What one step contributes, worked out once.
+    """What one step contributes, worked out once. The sorted columns make the median over many steps cheap."""
 
-    Attributes:
-        steps: The ranks' frames.
-        figures: Figures per rank.
-        buckets: Buckets compared over the ranks; empty where they are not comparable.
-        late: Lateness per rank, its largest over the buckets; empty likewise.
-        wait: Likewise how long each rank waited.
-        exposed: Per bucket index, how much of its [launch, done] was exposed, one value per rank.
-    """
-
-    steps: Mapping[int, Step]
-    figures: Mapping[int, StepFigures]
-    buckets: Sequence[BucketFigures]
-    late: dict[int, int]
-    wait: dict[int, int]
-    exposed: dict[int, list[int]]
+    def __init__(self, view: StepView) -> None:
+        self.view = view
+        self.ranks: dict[int, RankFacts] = dict(view.all_facts())
+        self.arrivals: Arrivals = view.arrivals
+        figures = [fact.figures for fact in self.ranks.values()]
+        self.step_ns = sorted(figure.step_ns for figure in figures)
+        self.input_ns = sorted(figure.parts_ns["input"] for figure in figures)
+        self.comm_ns = sorted(figure.comm_ns for figure in figures if figure.comm_ns is not None)
+        self.overlap = sorted(figure.overlap for figure in figures if figure.overlap is not None)
+        self.exposed_ns = sorted(f.exposed_ns for f in figures if f.comm_ns and f.exposed_ns is not None)
+        self.cost = sorted(fact.cost for fact in self.ranks.values() if fact.cost is not None)
+        self.usual_late = median_low(self.arrivals.late.values()) if self.arrivals.late else None
+        self.bucket_exposed = _bucket_exposed(self.ranks.values())
 
 
-def step_facts(view: StepOfRanks) -> StepFacts:
-    """Works out one step."""
-    ranks = view.ranks if view.buckets else ()
-    return StepFacts(
-        steps=view.ranks,
-        figures=view.figures,
-        buckets=view.buckets,
-        late={rank: max(bucket.late[rank] for bucket in view.buckets) for rank in ranks},
-        wait={rank: max(bucket.wait[rank] for bucket in view.buckets) for rank in ranks},
-        exposed=_bucket_exposed(view),
-    )
-
-
-def _bucket_exposed(view: StepOfRanks) -> dict[int, list[int]]:
+def _bucket_exposed(facts: Iterable[RankFacts]) -> dict[int, float]:
+    """Per bucket index the median over the ranks."""
     samples: dict[int, list[int]] = {}
-    for rank, step in view.ranks.items():
-        exposed = view.figures[rank].exposed
-        for index, launch, done in zip(step.bucket_index, step.bucket_launch, step.bucket_done, strict=True):
-            if done is not None:
-                samples.setdefault(index, []).append(total(intersect(exposed, [(launch, done)])))
-    return samples
+    for fact in facts:
+        if fact.exposed:
+            for key, value in zip(fact.keys, fact.exposed, strict=True):
+                samples.setdefault(key[1], []).append(value)
+    return {index: median(values) for index, values in samples.items()}
+
+
+class RankSummaries(Mapping[int, RankSummary]):
+    """The medians of every rank in the newest step, each worked out when it is first read."""
+
+    def __init__(self, facts: Sequence[StepFacts]) -> None:
+        self._facts = facts
+        self._ranks = sorted(facts[-1].ranks)
+        self._known: dict[int, RankSummary] = {}
+
+    def __getitem__(self, rank: int) -> RankSummary:
+        if rank not in self._facts[-1].ranks:
+            raise KeyError(rank)
+        if rank not in self._known:
+            self._known[rank] = _rank_summary(rank, self._facts)
+        return self._known[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ranks)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
 
 
 class Summariser:
     """Sums up a window that moves on: a step is worked out when it comes in, and kept until it leaves."""
 
     def __init__(self) -> None:
-        self._facts: dict[int, StepFacts] = {}
+        self.facts: dict[int, StepFacts] = {}
 
-    def summarise(self, views: Sequence[StepOfRanks]) -> Summary:
+    def summarise(self, views: Sequence[StepView]) -> Summary:
         """Sums up the given steps (oldest first)."""
-        known = self._facts
-        self._facts = {}
+        known, self.facts = self.facts, {}
         for view in views:
             facts = known.get(view.step)
-            if facts is None or len(facts.figures) != len(view.ranks):
-                facts = step_facts(view)
-            self._facts[view.step] = facts
-        return _summary(list(self._facts.values()))
+            if facts is None or len(facts.ranks) != len(view):
+                facts = StepFacts(view)
+            self.facts[view.step] = facts
+        return _summary(list(self.facts.values()))
 
 
-def summarise(views: Sequence[StepOfRanks]) -> Summary:
+def summarise(views: Sequence[StepView]) -> Summary:
     """Sums up the given steps (oldest first)."""
     return Summariser().summarise(views)
 
@@ -159,22 +151,31 @@ def summarise(views: Sequence[StepOfRanks]) -> Summary:
 def _summary(facts: Sequence[StepFacts]) -> Summary:
     if not facts:
         return Summary()
-    rows = [figures for fact in facts for figures in fact.figures.values()]
-    ranks = {rank: _rank_summary(rank, facts) for rank in sorted(facts[-1].steps)}
+    ranks = RankSummaries(facts)
     return Summary(
         count=len(facts),
         rate=_rate(facts),
-        step_ns=_p50(row.step_ns for row in rows),
-        comm_ns=_p50(row.comm_ns for row in rows),
-        overlap=_p50(row.overlap for row in rows),
-        exposed_ns=_p50(row.exposed_ns for row in rows if row.comm_ns),
-        measured=any(row.comm_ns is not None for row in rows),
-        communicates=any(step.bucket_index for fact in facts for step in fact.steps.values()),
-        cost=_p50(summary.cost for summary in ranks.values()),
+        step_ns=_merged_p50([fact.step_ns for fact in facts]),
+        comm_ns=_merged_p50([fact.comm_ns for fact in facts]),
+        overlap=_merged_p50([fact.overlap for fact in facts]),
+        exposed_ns=_merged_p50([fact.exposed_ns for fact in facts]),
+        measured=any(fact.comm_ns for fact in facts),
+        communicates=any(rank.keys for fact in facts for rank in fact.ranks.values()),
+        cost=_merged_p50([fact.cost for fact in facts]),
+        input_ns=_merged_p50([fact.input_ns for fact in facts]),
         ranks=ranks,
         bucket_exposed_ns=_exposed_p50(facts),
         slowest=_slowest(facts, ranks),
     )
+
+
+def _merged_p50(columns: Sequence[Sequence[float]]) -> float | None:
+    """The median over sorted columns; sorting what is sorted piece by piece is a merge."""
+    values = sorted(chain.from_iterable(columns))
+    half = len(values) // 2
+    if not values:
+        return None
+    return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2
 
 
 def _p50(values: Iterable[float | None]) -> float | None:
@@ -190,35 +191,43 @@ def _quartile(values: Sequence[float], which: int) -> float | None:
 
 def _rate(facts: Sequence[StepFacts]) -> float | None:
     """Steps per second of the lowest rank; the durations leave no gap, so their sum is the time that passed."""
-    rank = min(facts[-1].steps, default=None)
-    durations = [fact.steps[rank].duration_ns for fact in facts if rank in fact.steps] if rank is not None else []
+    rank = min(facts[-1].ranks, default=None)
+    if rank is None:
+        return None
+    durations = [fact.ranks[rank].figures.step_ns for fact in facts if rank in fact.ranks]
     return len(durations) / sum(durations) * 1e9 if sum(durations) else None
 
 
 def _rank_summary(rank: int, facts: Sequence[StepFacts]) -> RankSummary:
-    rows = [fact.figures[rank] for fact in facts if rank in fact.figures]
-    late = [fact.late[rank] for fact in facts if rank in fact.late]
+    own = [fact.ranks[rank] for fact in facts if rank in fact.ranks]
+    rows = [fact.figures for fact in own]
+    late = _late(rank, facts)
     return RankSummary(
         rank=rank,
         step_ns=_p50(row.step_ns for row in rows),
         late_ns=_p50(late),
         late_low_ns=_quartile(late, 1),
-        wait_ns=_p50(fact.wait.get(rank) for fact in facts),
+        wait_ns=_p50(fact.arrivals.wait.get(rank) for fact in facts),
         overlap=_p50(row.overlap for row in rows),
         exposed_ns=_p50(row.exposed_ns if row.comm_ns else None for row in rows),
-        cost=_p50(_cost(fact.steps[rank]) for fact in facts if rank in fact.steps),
+        cost=_p50(fact.cost for fact in own),
         parts_ns={part: median(row.parts_ns[part] for row in rows) for part in PARTS},
     )
 
 
-def _cost(step: Step) -> float | None:
-    return step.own_ns / step.duration_ns if step.duration_ns else None
+def _late(rank: int, facts: Sequence[StepFacts]) -> list[int]:
+    return [fact.arrivals.late[rank] for fact in facts if rank in fact.arrivals.late]
 
 
 def _exposed_p50(facts: Sequence[StepFacts]) -> dict[int, float]:
-    """Median exposed time per bucket index, over steps and ranks."""
-    indices = sorted({index for fact in facts for index in fact.exposed})
-    return {index: median(value for fact in facts for value in fact.exposed.get(index, ())) for index in indices}
+    """Per bucket index the median over the steps."""
+    indices = sorted({index for fact in facts for index in fact.bucket_exposed})
+    return {
+        index: median(fact.bucket_exposed[index] for fact in facts if index in fact.bucket_exposed) for index in indices
+    }
+
+
+# -- the slowest rank ----------------------------------------------------------------------------------------
 
 
 def _slowest(facts: Sequence[StepFacts], ranks: Mapping[int, RankSummary]) -> Slowest | None:
@@ -227,34 +236,58 @@ def _slowest(facts: Sequence[StepFacts], ranks: Mapping[int, RankSummary]) -> Sl
     That is: its lower quartile lies above the upper one of a typical rank, by more than `NOISE_NS` and by more than
     `NOISE_SHARE` of a step.
     """
-    late = {rank: summary.late_ns for rank, summary in ranks.items() if summary.late_ns is not None}
+    late = {rank: median(values) for rank in ranks if (values := _late(rank, facts))}
     if len(late) < 2 or len(facts) < ENOUGH_STEPS:
         return None
     rank = max(late, key=late.__getitem__)
-    usual = [float(median_low(fact.late.values())) for fact in facts if fact.late]
+    usual = [float(fact.usual_late) for fact in facts if fact.usual_late is not None]
     low, high, step_ns = ranks[rank].late_low_ns, _quartile(usual, 3), ranks[rank].step_ns
     if low is None or high is None or step_ns is None or low - high < max(NOISE_NS, NOISE_SHARE * step_ns):
         return None
-    part, excess = _cause(rank, ranks)
-    return Slowest(rank, late[rank], _first_late_bucket(rank, late[rank], facts), part, excess)
+    part, excess = _cause(rank, late[rank], facts)
+    param = _late_param(rank, late[rank], facts[-1].view) if part == "backward" else None
+    return Slowest(rank, late[rank], _first_late_bucket(rank, late[rank], facts), part, excess, param)
 
 
 def _first_late_bucket(rank: int, late_ns: float, facts: Sequence[StepFacts]) -> int | None:
     """The first bucket, in launch order, that the rank launches at least half of its lateness late."""
     samples: dict[int, list[int]] = {}
     for fact in facts:
-        for bucket in fact.buckets:
-            if rank in bucket.late:
-                samples.setdefault(bucket.key[1], []).append(bucket.late[rank])
+        own = fact.ranks.get(rank)
+        launches = dict(zip(own.keys, own.launch, strict=True)) if own is not None else {}
+        for key, first in zip(fact.arrivals.keys, fact.arrivals.first, strict=True):
+            samples.setdefault(key[1], []).append(launches[key] - first)
     return next((index for index, values in samples.items() if 2 * median(values) >= late_ns), None)
 
 
-def _cause(rank: int, ranks: Mapping[int, RankSummary]) -> tuple[str, float]:
+def _cause(rank: int, late_ns: float, facts: Sequence[StepFacts]) -> tuple[str, float]:
     """The part of the step that explains at least half of the rank's lateness, and its excess over the others."""
-    own = ranks[rank]
     excess = {}
-    for part in ("input", "forward", "backward"):
-        others = [other.parts_ns[part] for other in ranks.values() if other.rank != rank]
-        excess[part] = own.parts_ns[part] - median(others)
+    for part in _COMPARED_PARTS:
+        own = median(fact.ranks[rank].figures.parts_ns[part] for fact in facts if rank in fact.ranks)
+        excess[part] = own - median(_others(rank, part, fact) for fact in facts)
     part = max(excess, key=excess.__getitem__)
-    return (part, excess[part]) if own.late_ns and 2 * excess[part] >= own.late_ns else ("", 0.0)
+    return (part, excess[part]) if late_ns and 2 * excess[part] >= late_ns else ("", 0.0)
+
+
+def _others(rank: int, part: str, fact: StepFacts) -> float:
+    return median(other.figures.parts_ns[part] for number, other in fact.ranks.items() if number != rank)
+
+
+def _late_param(rank: int, late_ns: float, view: StepView) -> int | None:
+    """The first parameter, in firing order, whose gradient the rank has at least half of its lateness after others."""
+    others = [number for number in sorted(view.members) if number != rank][:_REFERENCES]
+    if rank not in view.members or not others:
+        return None
+    usual = [_fired(view, number) for number in others]
+    for param, at in _fired(view, rank).items():
+        seen = [fired[param] for fired in usual if param in fired]
+        if seen and 2 * (at - median(seen)) >= late_ns:
+            return param
+    return None
+
+
+def _fired(view: StepView, rank: int) -> dict[int, int]:
+    """When each parameter's gradient came (ns, absolute), in firing order."""
+    step = view.ranks[rank]
+    return {param: step.start_ns + at for param, at in zip(step.hook_param, step.hook_ns, strict=True)}

@@ -59,9 +59,12 @@ def _head(report: dict[str, Any]) -> list[str]:
     recording = report.get("recording")
     if recording:
         cut = ", cut off at the end" if recording["cut_tail"] else ""
+        if (parts := recording.get("parts", 1)) > 1:
+            cut += f", {parts} files"
         lines.append(
             f"recording: {recording['frames']} frames, {size(recording['bytes'])}, {recording['seconds']:.1f} s{cut}"
         )
+        lines += [f"note: {clean(note)}" for note in recording.get("notes", ())]
     return lines
 
 

@@ -168,14 +168,14 @@ class ReportBuilder:
     def _count_rank(self, rank: int, step: Step, figure: StepFigures) -> None:
         samples = self._rank(rank)
         for collected in (samples.step, self._step_ns):
-            collected.add(figure.step_ns)
+            collected.values.append(figure.step_ns)
         for collected in (samples.overlap, self._overlap):
             collected.add(figure.overlap)
         for collected in (samples.exposed, self._exposed):
             collected.add(figure.exposed_ns if figure.comm_ns else None)
         self._comm.add(figure.comm_ns or None)
         for part, ns in figure.parts_ns.items():
-            self._parts[part].add(ns)
+            self._parts[part].values.append(ns)
         if figure.step_ns:
             samples.cost.add(step.own_ns / figure.step_ns)
 
@@ -213,10 +213,10 @@ class ReportBuilder:
             samples = self._bucket((module, index), step.epoch)
             samples.nbytes = nbytes
             samples.ready.add(None if ready is None else ready - origin)
-            samples.launch.add(launch - origin)
+            samples.launch.values.append(launch - origin)  # known always; `add` is for what may be None
             if done is not None:
-                samples.done.add(done - origin)
-                samples.exposed.add(_within(figure.exposed, launch, done))
+                samples.done.values.append(done - origin)
+                samples.exposed.values.append(_within(figure.exposed, launch, done))
 
     # -- rows ------------------------------------------------------------------------------------------------
 

@@ -39,11 +39,11 @@ class StepFigures:
 def figures(step: Step) -> StepFigures:
     """Works out the figures of one step."""
     whole = [(0, step.duration_ns)] if step.duration_ns else []
-    forward, backward, optimizer = (intersect(spans_of(step, phase), whole) for phase in _COMPUTE_AND_OPTIMIZER)
+    forward, backward, optimizer = (_within(spans_of(step, phase), step) for phase in _COMPUTE_AND_OPTIMIZER)
     compute = union([*forward, *backward])
     comm = comm_of(step)
     measured = comm is not None
-    inside = intersect(comm or [], whole)
+    inside = _within(comm or [], step)
     exposed = subtract(inside, compute)
     parts = _parts(step, whole, forward, backward, exposed, optimizer)
     comm_ns, exposed_ns = total(inside), total(exposed)
@@ -58,6 +58,13 @@ def figures(step: Step) -> StepFigures:
 
 
 _COMPUTE_AND_OPTIMIZER = ("forward", "backward", "optimizer")
+
+
+def _within(intervals: Intervals, step: Step) -> Intervals:
+    """What of the intervals lies in the step; nearly always all of it."""
+    if not intervals or (intervals[0][0] >= 0 and intervals[-1][1] <= step.duration_ns):
+        return intervals
+    return intersect(intervals, [(0, step.duration_ns)] if step.duration_ns else [])
 
 
 def spans_of(step: Step, phase: str) -> Intervals:
@@ -88,10 +95,12 @@ def _parts(
         "optimizer": optimizer,
         "input": _input_gaps(step),
     }
+    before = total(left)
     for name, claim in claims.items():
-        parts[name] = total(intersect(claim, left))
-        left = subtract(left, claim)
-    parts["other"] = total(left)
+        left = subtract(left, claim) if claim else left
+        after = total(left)
+        parts[name], before = before - after, after
+    parts["other"] = before
     return {name: parts[name] for name in PARTS}
 
 

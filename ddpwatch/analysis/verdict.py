@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from ddpwatch.analysis.recent import ENOUGH_STEPS, Summary
+from ddpwatch.analysis.findings import EXPOSED_SHARE, INPUT_SHARE
+from ddpwatch.analysis.recent import ENOUGH_STEPS, Slowest, Summary
 from ddpwatch.messages import Beat, Bye
 
 Severity = Literal["none", "ok", "warn", "bad"]
-EXPOSED_SHARE = 0.10
 STUCK_NS = 3_000_000_000
 
 
@@ -36,17 +36,37 @@ class Presence:
     finished_steps: int = 0
 
 
-def verdict(summary: Summary, ranks: Mapping[int, Presence], end: Bye | None = None, complete: bool = True) -> Verdict:
-    """The most important thing to say: a death, then a hang, then a late rank, then exposed communication.
+class Names(Protocol):
+    """What buckets and parameters are called; "" where nobody knows."""
+
+    def bucket_layer(self, index: int) -> str:
+        """The first parameter of a bucket."""
+
+    def bucket_params(self, index: int) -> list[str]:
+        """The parameters of a bucket; empty where nobody knows."""
+
+    def layer(self, param: int) -> str:
+        """A parameter."""
+
+
+def verdict(
+    summary: Summary,
+    ranks: Mapping[int, Presence],
+    end: Bye | None = None,
+    complete: bool = True,
+    names: Names | None = None,
+) -> Verdict:
+    """The most important thing to say: a death, then a hang, then a late rank, slow input, exposed communication.
 
     Args:
         summary: The newest steps.
         ranks: Every rank known.
         end: The end of the whole run, once there is one.
         complete: Whether every rank of the run has shown itself.
+        names: What buckets and parameters are called.
     """
     over = end is not None
-    return _death(ranks) or _hang(ranks, over) or _prefixed(_performance(summary, ranks, complete), ranks, end)
+    return _death(ranks) or _hang(ranks, over) or _prefixed(_performance(summary, ranks, complete, names), ranks, end)
 
 
 # -- deaths and hangs ----------------------------------------------------------------------------------------
@@ -133,7 +153,7 @@ def _silent_words(rank: int, presence: Presence) -> str:
 # -- performance ---------------------------------------------------------------------------------------------
 
 
-def _performance(summary: Summary, ranks: Mapping[int, Presence], complete: bool) -> Verdict:
+def _performance(summary: Summary, ranks: Mapping[int, Presence], complete: bool, names: Names | None) -> Verdict:
     if not ranks or (not complete and not summary.count):
         return Verdict("starting", "none", "waiting for every rank's first step")
     if summary.count < ENOUGH_STEPS:
@@ -141,26 +161,54 @@ def _performance(summary: Summary, ranks: Mapping[int, Presence], complete: bool
     if not summary.communicates:
         why = "one rank has nobody to talk to" if len(ranks) == 1 else "no bucket was launched"
         return Verdict("no-comm", "ok", f"no communication: {why}")
-    return _late(summary) or _exposed(summary)
+    return _late(summary, names) or _input(summary) or _exposed(summary, names)
 
 
-def _late(summary: Summary) -> Verdict | None:
+def _late(summary: Summary, names: Names | None) -> Verdict | None:
     slowest = summary.slowest
     if slowest is None:
         return None
-    what = "its buckets" if slowest.bucket is None else f"bucket {slowest.bucket}{_onwards(summary, slowest.bucket)}"
-    text = f"rank {slowest.rank} is late: launches {what} {_ms(slowest.late_ns)} after the first rank"
-    text += f" (p50 of {summary.count} steps)"
+    text = (
+        f"rank {slowest.rank} is late: launches {_what(summary, slowest, names)} {_ms(slowest.late_ns)} after the first"
+    )
+    text += f" rank (p50 of {summary.count} steps)"
     if slowest.part:
         text += f"; its {slowest.part} takes {_ms(slowest.excess_ns)} longer"
+    if names is not None and slowest.param is not None and (layer := names.layer(slowest.param)):
+        text += f", from {layer} on"
     return Verdict("late-rank", "bad", text, rank=slowest.rank, bucket=slowest.bucket)
+
+
+def _what(summary: Summary, slowest: Slowest, names: Names | None) -> str:
+    if slowest.bucket is None:
+        return "its buckets"
+    return f"bucket {slowest.bucket}{_in_layer(slowest.bucket, names)}{_onwards(summary, slowest.bucket)}"
+
+
+def _in_layer(bucket: int, names: Names | None) -> str:
+    """The bucket's first parameter in brackets, if it is known."""
+    layer = names.bucket_layer(bucket) if names is not None else ""
+    return f" ({layer})" if layer else ""
 
 
 def _onwards(summary: Summary, bucket: int) -> str:
     return " and later ones" if any(index > bucket for index in summary.bucket_exposed_ns) else ""
 
 
-def _exposed(summary: Summary) -> Verdict:
+def _input(summary: Summary) -> Verdict | None:
+    """All ranks wait for their input, and longer than for communication."""
+    if not summary.step_ns or summary.input_ns is None or summary.input_ns < INPUT_SHARE * summary.step_ns:
+        return None
+    if summary.input_ns < (summary.exposed_ns or 0):
+        return None
+    share = 100 * summary.input_ns / summary.step_ns
+    text = (
+        f"slow input: {_ms(summary.input_ns)} of {_ms(summary.step_ns)} ({share:.0f} %) pass before the forward starts"
+    )
+    return Verdict("slow-input", "warn", text)
+
+
+def _exposed(summary: Summary, names: Names | None) -> Verdict:
     if not summary.measured or summary.exposed_ns is None or not summary.step_ns:
         return Verdict("unmeasured", "none", "when buckets complete is not measured here, so overlap is unknown")
     share = summary.exposed_ns / summary.step_ns
@@ -171,7 +219,7 @@ def _exposed(summary: Summary) -> Verdict:
     text = f"exposed communication {figures}"
     if worst is not None:
         last = "last bucket" if worst == max(summary.bucket_exposed_ns) else "bucket"
-        text += f": {last} {worst} alone {_ms(summary.bucket_exposed_ns[worst])}"
+        text += f": {last} {worst}{_in_layer(worst, names)} alone {_ms(summary.bucket_exposed_ns[worst])}"
     return Verdict("exposed", "warn", text, bucket=worst)
 
 

@@ -19,8 +19,10 @@ from ddpwatch import blackbox, clock, rundir, transport
 from ddpwatch.collector.devices import DeviceSampler
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.liveness import Liveness
+from ddpwatch.collector.recorder import Recorder, RecorderState
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Device, EndReason, Hello, Message, Status, decode, encode, type_name
+from ddpwatch.recording.rotation import limits_from_environment
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.transport import LIVE, SNAPSHOT, Envelope
 
@@ -65,9 +67,8 @@ class Collector:
         self._poller = zmq.Poller()
         for socket in (self._pull, self._publish, self._samples):
             self._poller.register(socket, zmq.POLLIN)
-        self._recorder: RecordingWriter | None = None
-        self._recording_bytes: int | None = None
-        self._recording_error = ""
+        self._recorder: Recorder | None = None
+        self._recording = RecorderState()
         self._departed: dict[int, tuple[float, EndReason, str, int | None]] = {}
         self._ended: dict[int, EndReason] = {}
         self._started = time.monotonic()
@@ -129,7 +130,8 @@ class Collector:
     def _spread(self, message: Message, envelope: Envelope) -> None:
         """Publishes and records a frame, and notes what it says about a rank's life."""
         self._publish.send_multipart(envelope.parts(LIVE))
-        self._record(message, envelope)
+        if self._recorder is not None:
+            self._recorder.take(message, envelope)
         if isinstance(message, Hello):
             self._meet(message)
         elif isinstance(message, Bye) and message.rank is not None:
@@ -157,10 +159,7 @@ class Collector:
 
     def _tick(self) -> None:
         if self._recorder is not None:
-            try:
-                self._recording_bytes = self._recorder.flush()
-            except OSError as error:
-                self._lose_recording(error)
+            self._recording = self._recorder.state
         self._tell(
             Status(
                 at_ns=time.monotonic_ns(),
@@ -168,8 +167,8 @@ class Collector:
                 bytes=self._hub.bytes,
                 refused=dict(self._hub.refused),
                 recording=self._options.record,
-                recording_bytes=self._recording_bytes,
-                recording_error=self._recording_error,
+                recording_bytes=self._recording.nbytes,
+                recording_error=self._recording.error,
             )
         )
 
@@ -232,10 +231,7 @@ class Collector:
         self._tell(Bye(rank=None, by="collector", reason=worst, at_ns=time.monotonic_ns()))
         self._tick()
         if self._recorder is not None:
-            try:
-                self._recorder.close()
-            except OSError as error:
-                self._lose_recording(error)
+            self._recorder.finish()
             self._recorder = None
         self._leave_last_view()
 
@@ -272,26 +268,13 @@ class Collector:
         if not self._options.record:
             return
         try:
-            self._recorder = RecordingWriter(self._options.record, self._about())
+            limits = limits_from_environment(os.environ)
         except DdpwatchError as error:
-            self._recording_error = str(error)
+            self._recording = RecorderState(error=str(error))
             _log.error("not recording: %s", error)
-
-    def _record(self, message: Message, envelope: Envelope) -> None:
-        if self._recorder is None:
             return
-        try:
-            self._recorder.write(envelope, type_name(message))
-        except OSError as error:
-            self._lose_recording(error)
-
-    def _lose_recording(self, error: OSError) -> None:
-        """The disk is full or gone: the run goes on without a recording, and says so."""
-        _log.error("recording stopped: %s", error)
-        self._recording_error = str(error.strerror or error)
-        if self._recorder is not None:
-            self._recorder.abandon()
-            self._recorder = None
+        self._recorder = Recorder(self._options.record, self._about(), limits)
+        self._recorder.start()
 
     # -- devices ---------------------------------------------------------------------------------------------
 

@@ -6,10 +6,12 @@ a second, sends what is settled, and twice a second a heartbeat, so that a hang 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import zmq
 
@@ -21,6 +23,16 @@ TICK_S = 0.1
 BEAT_S = 0.5
 SETTLE_NS = 500_000_000
 BACKLOG = 4096
+
+
+class Outlet(Protocol):
+    """Where frames go: a socket, or a file of the rank's own."""
+
+    def send(self, data: bytes, flags: int = 0) -> object:
+        """Takes a frame or raises zmq.Again; never waits."""
+
+    def close(self) -> None:
+        """No frame follows."""
 
 
 class Sender(threading.Thread):
@@ -47,7 +59,7 @@ class Sender(threading.Thread):
         self._outbox: deque[Message] = deque(maxlen=BACKLOG)
         self._stopping = threading.Event()
         self._context = transport.Context()
-        self._socket: transport.Socket | None = None
+        self._socket: Outlet | None = None
         self._farewell: Bye | None = None
         self._last_beat = 0.0
         self._cpu_ns = 0
@@ -66,7 +78,7 @@ class Sender(threading.Thread):
         self.dropped += len(self._outbox) == BACKLOG
         self._outbox.append(message)
 
-    def stop(self, farewell: Bye, timeout_s: float = 0.5) -> None:
+    def stop(self, farewell: Bye, timeout_s: float = 0.95) -> None:
         """Sends what is left and a farewell, and waits for that at most ``timeout_s``."""
         self._farewell = farewell
         self._stopping.set()
@@ -89,6 +101,10 @@ class Sender(threading.Thread):
             self._context.term()
 
     def _connect(self) -> None:
+        if os.environ.get("DDPWATCH_RECORD_DIR"):
+            from ddpwatch.recording.rankfile import rank_file
+
+            self._socket = rank_file(os.environ, self._rank)
         while self._socket is None:
             endpoint = self._find_endpoint()
             if endpoint is not None:

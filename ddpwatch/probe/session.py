@@ -146,7 +146,8 @@ class Session:
     def _start_collector(self, record: str | os.PathLike[str] | None) -> Address:
         self.run_id = new_run_id()
         ingest, _ = rundir.endpoints(self.run_id)
-        spawn_collector(self.run_id, self.world_size, record)
+        if not os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a file of its own
+            spawn_collector(self.run_id, self.world_size, record)
         address = Address(self.run_id, ingest, clock.boot_id())
         if self._store is not None:
             self._store.set(self._key, msgspec.json.encode(address).decode())
@@ -177,7 +178,7 @@ class Session:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Says goodbye and takes every hook off. Safe to call more than once, and takes at most half a second."""
+        """Says goodbye and takes every hook off. Safe to call more than once, and takes less than a second."""
         global _session
         if os.getpid() != self._pid:
             return

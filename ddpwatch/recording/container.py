@@ -164,6 +164,11 @@ def _unpack(content: bytes) -> bytes:
     return data
 
 
+def tells_of(row: Record, chunk_at: int) -> bool:
+    """Whether a row's record is about the chunk that begins there."""
+    return len(row.content) == _ROW.size and _LENGTH.unpack_from(row.content)[0] == chunk_at
+
+
 def metadata_of(record: Record) -> Metadata:
     """The content of a metadata record. May raise any of `BROKEN`."""
     metadata: Metadata = Metadata.read(ReadDataStream(io.BytesIO(record.content)))

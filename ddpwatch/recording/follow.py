@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mcap.opcode import Opcode
@@ -15,6 +15,7 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.transport import Envelope
 
 LOOK_S = 0.1
+PATIENCE_S = 90.0  # a shared disk may show new data only after a minute
 
 
 class FollowSource:
@@ -133,6 +134,18 @@ class FollowSource:
             return False
 
 
-def ends_run(message: Message) -> bool:
-    """Whether this is the collector's goodbye."""
-    return isinstance(message, Bye) and message.rank is None
+def follow_frames(
+    path: str | os.PathLike[str], patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic
+) -> Iterator[tuple[Message, Envelope]]:
+    """The frames of a file that grows, until its end, the run's end, or ``patience_s`` without a frame."""
+    source = FollowSource(path)
+    heard = clock()
+    try:
+        while not source.over and clock() - heard < patience_s:
+            for message, envelope in source.read(0.2):
+                heard = clock()
+                yield message, envelope
+                if isinstance(message, Bye) and message.rank is None:
+                    return
+    finally:
+        source.close()

@@ -15,6 +15,7 @@ from ddpwatch.messages import SCHEMA_VERSION, FrameError, Message, decode
 from ddpwatch.recording.container import (
     BROKEN,
     MAGIC,
+    ROW_OPCODE,
     Index,
     RawMessage,
     Record,
@@ -23,7 +24,9 @@ from ddpwatch.recording.container import (
     chunk_messages,
     metadata_of,
     read_index,
+    record_at,
     records,
+    tells_of,
 )
 from ddpwatch.recording.selection import CONTEXT, Selection
 from ddpwatch.transport import Envelope
@@ -129,14 +132,18 @@ class Part:
 
     def _raw(self, fd: int) -> Iterator[tuple[RawMessage, bool]]:
         """All messages, front to back; needs no index."""
+        chunk_at = 0
         for record in self._safely(records(fd)):
             if record.opcode == Opcode.CHUNK:
+                chunk_at = record.offset
                 try:
                     messages = chunk_messages(record.content)
                 except BROKEN:
                     break
                 for message in messages:
                     yield message, True
+            elif record.opcode == ROW_OPCODE and not tells_of(record, chunk_at):
+                break  # damage has made the chunk before it look like something else
             elif record.opcode == Opcode.METADATA:
                 self._note_end(record)
         else:
@@ -164,11 +171,13 @@ class Part:
 
     def _chunk(self, fd: int, row: Row) -> list[RawMessage]:
         try:
-            record = next(records(fd, row.offset), None)
-            return chunk_messages(record.content) if record is not None and record.opcode == Opcode.CHUNK else []
+            record = record_at(fd, row.offset)
+            if record is not None and record.opcode == Opcode.CHUNK:
+                return chunk_messages(record.content)
         except BROKEN:
-            self.cut_tail = True
-            return []
+            pass
+        self.cut_tail = True
+        return []
 
     def _frame(self, raw: RawMessage) -> Frame | None:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from ddpwatch.messages import decode
@@ -15,6 +16,25 @@ from ddpwatch.recording.rotation import RotatingWriter, limits_from_environment
 from ddpwatch.transport import Envelope
 
 FLUSH_S = 0.5
+
+
+def rank_file(environment: Mapping[str, str], rank: int) -> RankFile | None:
+    """The file that a rank shall record to, if ``DDPWATCH_RECORD_DIR`` asks for one.
+
+    Ranks that cannot talk must agree on the run's name: it is that of the launcher's job (torchrun, Slurm), and of the
+    attempt where the job was restarted.
+
+    Raises:
+        UsageError: The file cannot be created.
+        OSError: The directory cannot.
+    """
+    directory = environment.get("DDPWATCH_RECORD_DIR")
+    if not directory:
+        return None
+    names = (environment.get(name) for name in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MASTER_PORT"))
+    name = next((name for name in names if name and name != "none"), "run")
+    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return RankFile(directory, name if attempt == "0" else f"{name}.{attempt}", rank)
 
 
 class RankFile:

@@ -107,10 +107,9 @@ class RotatingWriter:
         self._clock = clock
         self._about = {"recording_id": secrets.token_hex(8), **(about or {})}
         self._context: dict[tuple[object, ...], Message] = {}
-        self._number = 0
         self._closed_frames = 0
         self._parts: list[tuple[Path, int]] = []
-        self._open()
+        self._begin(RecordingWriter(self.path, {**self._about, "part": "0"}), 0)
 
     @property
     def frames(self) -> int:
@@ -148,30 +147,48 @@ class RotatingWriter:
         """See `RecordingWriter.abandon`."""
         self._writer.abandon()
 
+    def reopen(self) -> None:
+        """Goes on in a new part, after an error and `abandon`.
+
+        Raises:
+            OSError: The disk is still full or gone.
+        """
+        self._continue()
+
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        self._writer = RecordingWriter(self.path, {**self._about, "part": str(self._number)})
+    def _begin(self, writer: RecordingWriter, number: int) -> None:
+        self._writer, self._number = writer, number
         self._opened = self._clock()
         self._newest_ns = 0
 
     def _rotate(self) -> None:
-        newest_ns = self._newest_ns
-        self._closed_frames += self._writer.frames
         self._writer.close({"continued": "1"})
+        self._continue()
+        self._keep_cap()
+
+    def _continue(self) -> None:
+        """Begins the next part with what is needed to understand it; the old one keeps its name until that is there."""
+        newest_ns, draft = self._newest_ns, self.path.with_name(f"{self.path.name}.next")
+        try:
+            writer = RecordingWriter(draft, {**self._about, "part": str(self._number + 1)})
+        except UsageError as error:
+            raise OSError(0, error.message) from error
+        self._closed_frames += self._writer.frames
+        if self._writer.in_place():
+            self._set_aside()
+        writer.move(self.path)
+        self._begin(writer, self._number + 1)
+        for message in self._context.values():
+            self._writer.write_message(message, Envelope(0, newest_ns, encode(message)))
+        self._closed_frames -= self._writer.frames
+
+    def _set_aside(self) -> None:
+        """Gives the finished (or broken) part its number."""
         older = self.path.with_name(f"{self.path.stem}.{self._number:04d}{self.path.suffix}")
         nbytes = self.path.stat().st_size
         self.path.rename(older)
         self._parts.append((older, nbytes))
-        self._number += 1
-        self._keep_cap()
-        try:
-            self._open()
-        except UsageError as error:
-            raise OSError(0, error.message) from error
-        for message in self._context.values():
-            self._writer.write_message(message, Envelope(0, newest_ns, encode(message)))
-        self._closed_frames -= self._writer.frames
 
     def _keep_cap(self) -> None:
         """Removes the oldest parts until one more full part fits."""

@@ -11,6 +11,8 @@ from ddpwatch.recording.container import NO_STEP, Row, kind_bit
 CONTEXT = (Hello, Layout, Bye, Mark)
 _CONTEXT_KINDS = sum(kind_bit(kind) for kind in ("hello", "layout", "bye", "mark"))
 
+_STEP = kind_bit("step")
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -42,6 +44,8 @@ class Selection:
             return False
         if self.first == 0 and self.stop is None:
             return True
+        if row.kinds & _STEP and row.first_step > row.last_step:
+            return True  # it has steps, and does not say which
         return row.first_step < (NO_STEP if self.stop is None else self.stop) and row.last_step >= self.first
 
     @staticmethod

@@ -15,7 +15,21 @@ from pathlib import Path
 import msgspec
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import SCHEMA_VERSION, Beat, Bye, Device, Hello, Layout, Mark, Message, Status, Step, type_name
+from ddpwatch.messages import (
+    SCHEMA_VERSION,
+    Beat,
+    Bye,
+    Device,
+    FrameError,
+    Hello,
+    Layout,
+    Mark,
+    Message,
+    Status,
+    Step,
+    decode,
+    type_name,
+)
 from ddpwatch.recording.mcap_writer import McapWriter
 from ddpwatch.transport import Envelope
 from ddpwatch.version import __version__
@@ -55,6 +69,8 @@ class RecordingWriter:
             raise UsageError(
                 f"{path}: {error.strerror}", "give --record a file in a directory you can write"
             ) from error
+        status = os.fstat(self._file.fileno())
+        self._identity = (status.st_dev, status.st_ino)
         head = {"schema_version": str(SCHEMA_VERSION), "recording_id": secrets.token_hex(8), **(about or {})}
         try:
             self._writer = McapWriter(self._file, PROFILE, f"ddpwatch {__version__}")
@@ -63,10 +79,15 @@ class RecordingWriter:
             self.flush()
         except OSError as error:
             self.abandon()
+            with contextlib.suppress(OSError):
+                self.path.unlink()  # it holds nothing
             raise UsageError(f"{path}: {error.strerror}", "make room, or record elsewhere") from error
 
     def write(self, envelope: Envelope, kind: str, step: int | None = None) -> None:
-        """Adds one frame. ``kind`` is its message type, ``step`` what the index shall know. May raise OSError."""
+        """Adds one frame of that message type; the index learns its step, if it has one. May raise OSError."""
+        if step is None and kind == "step":
+            with contextlib.suppress(FrameError):
+                step = step_of(decode(envelope.frame))
         sequence = envelope.seq and (envelope.seq & 0xFFFFFFFF or 1)  # 32 bits, and 0 means "repeated"
         self._writer.add_message(kind, _schema(kind), envelope.received_ns, sequence, envelope.frame, step)
         self.frames += 1
@@ -82,9 +103,15 @@ class RecordingWriter:
     def in_place(self) -> bool:
         """Whether the file is still where it was created: it may have been removed, or its directory."""
         try:
-            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+            status = self.path.stat()
         except OSError:
             return False
+        return (status.st_dev, status.st_ino) == self._identity
+
+    def move(self, path: Path) -> None:
+        """Renames the file being written. May raise OSError."""
+        self.path.rename(path)
+        self.path = path
 
     def close(self, end: Mapping[str, str] | None = None, attachments: Mapping[str, bytes] | None = None) -> None:
         """Writes index and end.

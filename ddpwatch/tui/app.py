@@ -1,27 +1,29 @@
-"""The dashboard: one feed, one state, and the view on it."""
+"""The dashboard: one feed, one session, and the views on it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from textual import events
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import ContentSwitcher
 
 from ddpwatch import rundir
-from ddpwatch.rundir import RunInfo
 from ddpwatch.sources import SILENCE_S
 from ddpwatch.tui import feed
+from ddpwatch.tui.actions import COMMANDS, Actions
 from ddpwatch.tui.feed import AttachFeed, FeedSpec, FileFeed, LiveFeed, open_feed
-from ddpwatch.tui.palette import BACKGROUND
-from ddpwatch.tui.screens import HelpScreen, RunPicker
+from ddpwatch.tui.paint.header import Tab
+from ddpwatch.tui.palette import SCHEMES
 from ddpwatch.tui.session import Session
-from ddpwatch.tui.views import OverviewView
+from ddpwatch.tui.settings import Settings, load_settings
+from ddpwatch.tui.views import VIEWS, RunView, TimelineView
 
-REPAINT_S = 0.1
 JOIN_S = 0.5
 
 
@@ -33,28 +35,33 @@ class FeedEvent(Message):
         self.event = event
 
 
-class DashboardApp(App[int]):
+class DashboardApp(Actions):
     """Shows one run at a time.
 
     Args:
         spec: Where the frames come from.
         clock: Seconds that only ever grow; tells when a collector has been silent for too long.
-        ticking: Whether the view repaints by itself ten times a second; tests do it by hand.
+        ticking: Whether the view repaints by itself; tests do it by hand.
+        wall: The time of day, in seconds since the Unix epoch.
+        settings: How to begin.
     """
 
-    CSS = f"""
-    Screen {{ background: {BACKGROUND}; layers: base; overflow: hidden; }}
-    PaintedView {{ width: 100%; height: 100%; }}
-    ModalScreen {{ align: center middle; background: $background 60%; overflow: hidden; }}
-    #help, #picker {{
-        width: 84; max-width: 100%; height: auto; max-height: 100%; padding: 0 2;
-        background: #161b22; color: #c9d1d9; border: round #8b949e;
-    }}
-    #picker OptionList {{ height: auto; max-height: 12; background: #161b22; }}
+    CSS = """
+    Screen { layers: base; overflow: hidden; }
+    ContentSwitcher, RunView { width: 100%; height: 100%; }
+    ModalScreen { align: center middle; background: $background 60%; overflow: hidden; }
+    #help, #picker {
+        width: 84; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; border: round $foreground;
+    }
+    #picker OptionList { height: auto; max-height: 12; }
+    AskScreen { align: left bottom; background: $background 0%; }
+    #ask { height: auto; max-height: 4; border: round $foreground; }
+    #ask Input { border: none; height: 1; padding: 0; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit"),
         Binding("ctrl+c", "quit", "quit", priority=True),
+        *(Binding(key, f"view('{key}')", view.NAME) for key, view in VIEWS.items()),
         Binding("space", "pause", "pause"),
         Binding("left,h,left_square_bracket", "step(-1)", "back"),
         Binding("right,l,right_square_bracket", "step(1)", "forward"),
@@ -69,18 +76,40 @@ class DashboardApp(App[int]):
         Binding("plus,equals_sign", "speed(1)", "faster"),
         Binding("minus", "speed(-1)", "slower"),
         Binding("full_stop", "to_end", "to the end"),
+        Binding("slash", "filter", "filter ranks"),
+        Binding("f", "follow", "follow the slowest rank"),
+        Binding("S", "slowest", "slowest step"),
+        Binding("n", "finding(1)", "next finding"),
+        Binding("N", "finding(-1)", "previous finding"),
+        Binding("g", "go_to", "go to a step"),
+        Binding("y", "copy", "copy the finding"),
+        Binding("T", "theme", "colours"),
+        Binding("A", "ascii", "ASCII only"),
+        Binding("P", "svg", "picture (SVG)"),
+        Binding("colon,ctrl+p", "command_palette", "commands"),
     ]
     TITLE = "ddpwatch"
-    ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, spec: FeedSpec, clock: Callable[[], float] = time.monotonic, ticking: bool = True) -> None:
-        super().__init__()
-        self.spec = spec
+    def __init__(
+        self,
+        spec: FeedSpec,
+        clock: Callable[[], float] = time.monotonic,
+        ticking: bool = True,
+        wall: Callable[[], float] = time.time,
+        settings: Settings | None = None,
+    ) -> None:
+        self.settings = settings or Settings(theme="dark")
+        self.look = self.settings.resolved_theme()
+        super().__init__(ansi_color=self.look in ("none", "ansi"))
+        self.ascii_only = self.settings.ascii
         self.session = Session(replay=not isinstance(spec, AttachFeed))
+        self.session.follow_slowest = self.settings.follow_slowest
         self.feed: LiveFeed | FileFeed = open_feed(spec, self._post)
-        self.view = OverviewView(self.session, id="overview")
+        self.views: dict[str, RunView] = {key: view(self.session) for key, view in VIEWS.items()}
         self.failure: Exception | None = None
+        self._here = next(key for key, view in VIEWS.items() if view.NAME.lower() == self.settings.view)
         self._clock = clock
+        self._wall = wall
         self._ticking = ticking
         self._heard = clock()
 
@@ -88,13 +117,19 @@ class DashboardApp(App[int]):
         self.post_message(FeedEvent(event))
 
     def compose(self) -> ComposeResult:
-        """The one view there is."""
-        yield self.view
+        """All views; one of them is seen."""
+        with ContentSwitcher(initial=self.view.id):
+            yield from self.views.values()
 
     def on_mount(self) -> None:
         """Starts to read and to draw."""
+        timeline = self.views["2"]
+        assert isinstance(timeline, TimelineView)
+        timeline.span_s = self.settings.timeline_seconds
+        self.dress()
+        self.show_view(self._here)
         if self._ticking:
-            self.set_interval(REPAINT_S, self.tick)
+            self.set_interval(1 / self.settings.repaint_hz, self.tick)
         self.feed.start()
 
     def on_unmount(self) -> None:
@@ -102,12 +137,36 @@ class DashboardApp(App[int]):
         self.feed.stop()
         self.feed.join(JOIN_S)
 
+    # -- drawing ---------------------------------------------------------------------------------------------
+
+    @property
+    def view(self) -> RunView:
+        """The view shown."""
+        return self.views[self._here]
+
+    def show_view(self, key: str) -> None:
+        """Shows another view."""
+        self._here = key
+        self.view.tabs = tuple(Tab(other, view.NAME, other == key) for other, view in VIEWS.items())
+        self.query_one(ContentSwitcher).current = self.view.id
+        self.view.focus()
+        if self.view.size.height:
+            self.view.repaint()
+
+    def dress(self) -> None:
+        """Gives all views the colours and characters chosen."""
+        scheme = SCHEMES[self.look]
+        self.screen.styles.background = scheme.background if scheme is not None else "ansi_default"
+        self.theme = "textual-light" if self.look == "light" else "textual-dark"
+        for view in self.views.values():
+            view.look(self.look, self.ascii_only)
+
     def tick(self) -> None:
         """Draws what is new."""
-        live = self.session.live_link(self._clock() - self._heard > SILENCE_S)
+        live = self.session.live_link(self._clock() - self._heard > SILENCE_S, self._wall())
         if isinstance(self.feed, FileFeed):
             live = self.session.replay_link(self.feed.speed, self.feed.paused)
-        if self.session.refresh(live):
+        if self.session.refresh(live) or self.view.pending:
             self.view.repaint()
 
     # -- what the feed says ----------------------------------------------------------------------------------
@@ -122,102 +181,56 @@ class DashboardApp(App[int]):
         elif isinstance(event, feed.Waiting):
             self.session.wait(event.directory)
         elif isinstance(event, feed.Attached):
-            self._heard = self._clock()
-            self.session.attach(event.name)
-            if event.several:
-                self.action_runs()
+            self._attached(event)
         elif isinstance(event, feed.Over):
             self.session.over = True
+        elif isinstance(event, feed.Output):
+            self.session.hear(event.lines, self._wall())
         else:
             self.failure = event.error
             self.exit(1, return_code=1)
 
-    # -- keys ------------------------------------------------------------------------------------------------
-
-    async def action_quit(self) -> None:
-        """Leaves at once."""
-        self.exit(0)
-
-    def action_pause(self) -> None:
-        """Freezes the view of a live run; holds a recording."""
-        self._pause(not self.session.paused)
-
-    def _pause(self, paused: bool) -> None:
-        self.session.pause(paused)
-        if isinstance(self.feed, FileFeed):
-            self.feed.pause(paused)
-        self.tick()
-
-    def action_step(self, by: int) -> None:
-        """To the step before or after the one shown."""
-        self._pause(True)
-        self.session.step(by)
-        self.tick()
-
-    def action_oldest(self) -> None:
-        """To the oldest step kept."""
-        self._pause(True)
-        self.session.select_oldest()
-        self.tick()
-
-    def action_newest(self) -> None:
-        """Follows the newest step again; plays a recording to its end."""
-        self.action_to_end()
-        self._pause(False)
-
-    def action_to_end(self) -> None:
-        """Plays all that is left of a recording at once."""
-        if isinstance(self.feed, FileFeed):
-            self.session.pause(False)
-            self.feed.jump_to_end()
-
-    def action_speed(self, by: int) -> None:
-        """Faster or slower, in a replay."""
-        if isinstance(self.feed, FileFeed):
-            self.feed.faster(by)
-            self.tick()
-
-    def action_scroll(self, by: int) -> None:
-        """Other ranks."""
-        self.view.scroll_ranks(by)
+    def _attached(self, event: feed.Attached) -> None:
+        self._heard = self._clock()
+        self.session.attach(event.name, event.ended_s)
+        for view in self.views.values():
+            view.forget()
+        if event.several:
+            self.action_runs()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """The wheel."""
-        self.action_scroll(1)
+        self.view.scroll_ranks(1)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """The wheel."""
-        self.action_scroll(-1)
+        self.view.scroll_ranks(-1)
 
-    def action_help(self) -> None:
-        """Keys and definitions."""
-        self.push_screen(HelpScreen())
-
-    def action_runs(self) -> None:
-        """Offers the live runs."""
-        if isinstance(self.feed, LiveFeed) and not isinstance(self.screen, RunPicker):
-            self.push_screen(RunPicker(self.feed.runs()), self._chosen)
-
-    def _chosen(self, run: RunInfo | None) -> None:
-        if run is not None and isinstance(self.feed, LiveFeed):
-            self.feed.choose(run)
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """What the command palette offers."""
+        for key, view in VIEWS.items():
+            yield SystemCommand(f"View: {view.NAME}", f"key {key}", lambda key=key: self.show_view(key))
+        for title, help_text, action in COMMANDS:
+            yield SystemCommand(title, help_text, lambda action=action: self.run_worker(self.run_action(action)))
 
 
-def run_dashboard(spec: FeedSpec) -> int:
+def run_dashboard(spec: FeedSpec, theme: str | None = None, ascii_only: bool | None = None) -> int:
     """Shows a run, or a recording, until the user quits.
 
     Args:
         spec: Where the frames come from.
+        theme: Overrides the settings' theme.
+        ascii_only: Overrides the settings' ``ascii``.
 
     Returns:
         The exit code.
 
     Raises:
-        DdpwatchError: There is no usable rendezvous directory, or a recording cannot be read.
+        DdpwatchError: There is no usable rendezvous directory, or a recording or the settings cannot be read.
     """
     if isinstance(spec, AttachFeed) and spec.endpoint is None:
         rundir.directory()
-    app = DashboardApp(spec)
+    app = DashboardApp(spec, settings=load_settings().override(theme, ascii_only))
     app.run()
     if app.failure is not None:
         raise app.failure

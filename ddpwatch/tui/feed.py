@@ -11,11 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 from ddpwatch import rundir
+from ddpwatch.errors import UsageError
 from ddpwatch.messages import Bye, Message
+from ddpwatch.recording.reader import Recording
 from ddpwatch.rundir import RunInfo
 from ddpwatch.sources import LiveSource, Source
 from ddpwatch.transport import Envelope
@@ -24,8 +27,9 @@ Frame = tuple[Message, Envelope]
 
 POLL_S = 0.1
 LOOK_S = 0.5
-BATCH = 1000
+BATCH = 400  # frames: some 10 ms of work, so that a key is never kept waiting for longer
 IN_FLIGHT = 4
+OUTPUT_BYTES = 65_536
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
@@ -37,10 +41,16 @@ class AttachFeed:
     """A live run: the one given, or an endpoint, or else the newest, then whichever begins after it has ended.
 
     ``open_source``, ``list_runs`` and ``where`` are there to be replaced in tests.
+
+    Attributes:
+        output: The file that the job's output goes to, if it was started by us.
+        list_ended: Small recordings that ended runs have left, newest first: the newest is shown until a run begins.
     """
 
     run: RunInfo | None = None
     endpoint: str | None = None
+    output: Path | None = None
+    list_ended: Callable[[], list[Path]] = list
     open_source: Callable[[str], Source] = LiveSource
     list_runs: Callable[[], list[RunInfo]] = rundir.live_runs
     where: Callable[[], object] = rundir.directory
@@ -71,10 +81,16 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """Frames of a run follow; what was known of another is void. ``several`` runs are live to choose from."""
+    """Frames of a run follow; what was known of another is void.
+
+    Attributes:
+        several: There are several live runs to choose from.
+        ended_s: When the run ended (seconds since the Unix epoch), if these are the frames that it has left.
+    """
 
     name: str
     several: bool = False
+    ended_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +98,13 @@ class Frames:
     """The next frames. The receiver calls `Feed.taken` once it has applied them."""
 
     frames: list[Frame]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Lines that the job has printed."""
+
+    lines: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +119,7 @@ class Failed:
     error: Exception
 
 
-Event = Waiting | Attached | Frames | Over | Failed
+Event = Waiting | Attached | Frames | Output | Over | Failed
 
 
 class Feed(Protocol):
@@ -163,19 +186,47 @@ class _ThreadFeed:
                 return
 
 
+class Tail:
+    """The whole lines that are added to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def lines(self) -> list[str]:
+        """What came since the last call, at most `OUTPUT_BYTES` of it."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                block = file.read(OUTPUT_BYTES)
+        except OSError:
+            return []
+        whole, newline, _ = block.rpartition(b"\n")
+        if not newline and len(block) < OUTPUT_BYTES:
+            return []
+        self._offset += len(whole) + len(newline) if newline else len(block)
+        return (whole if newline else block).decode("utf-8", "replace").splitlines()
+
+
 class LiveFeed(_ThreadFeed):
     """Attaches, reads, and attaches again."""
 
     def __init__(self, spec: AttachFeed, post: Callable[[Event], object]) -> None:
         super().__init__(post)
         self._spec = spec
-        self._wanted: RunInfo | None = spec.run
+        self._wanted: RunInfo | Path | None = spec.run
+        self._looked_back = False
+        self._tail = Tail(spec.output) if spec.output is not None else None
         self._follows_new = spec.run is None and spec.endpoint is None
         self._seen: set[str] = set()  # runs that had begun when one was attached to: none of them is new
 
-    def choose(self, run: RunInfo) -> None:
-        """Leaves the present run for this one."""
+    def choose(self, run: RunInfo | Path) -> None:
+        """Leaves the present run for this one, or for what one has left."""
         self._wanted = run
+
+    def ended(self) -> list[Path]:
+        """What ended runs have left, newest first."""
+        return self._spec.list_ended()
 
     def runs(self) -> list[RunInfo]:
         """The runs that can be chosen, newest first."""
@@ -186,11 +237,13 @@ class LiveFeed(_ThreadFeed):
             self._read(self._spec.endpoint, self._spec.endpoint, None)
         while not self._stopped.is_set():
             run = self._next_run()
-            if run is not None:
+            if isinstance(run, Path):
+                self._look_back(run)
+            elif run is not None:
                 self._read(run.publish, run.run_id, run)
 
-    def _next_run(self) -> RunInfo | None:
-        """The chosen run, or the newest; waits a moment if there is none."""
+    def _next_run(self) -> RunInfo | Path | None:
+        """The chosen run, or the newest, or what the last one has left; waits a moment if there is none."""
         wanted, self._wanted = self._wanted, None
         if wanted is not None:
             return wanted
@@ -198,8 +251,23 @@ class LiveFeed(_ThreadFeed):
         if runs:
             return runs[0]
         self._post(Waiting(str(self._spec.where())))
+        if not self._looked_back and self._follows_new:
+            self._looked_back = True
+            return next(iter(self._spec.list_ended()), None)
         self._stopped.wait(LOOK_S)
         return None
+
+    def _look_back(self, path: Path) -> None:
+        """Shows what a run has left, until another begins or is chosen."""
+        try:
+            frames, ended_s = iter(Recording(path)), path.stat().st_mtime
+        except (UsageError, OSError):
+            return  # cleaned up meanwhile
+        self._post(Attached(path.stem, ended_s=ended_s))
+        while not self._stopped.is_set() and (batch := list(islice(frames, BATCH))):
+            self._post_frames(batch)
+        self._post(Over())
+        self._wait_for_another()
 
     def _read(self, endpoint: str, name: str, run: RunInfo | None) -> None:
         several = self._follows_new and not self._seen and len(self._spec.list_runs()) > 1
@@ -219,6 +287,8 @@ class LiveFeed(_ThreadFeed):
         while not self._stopped.is_set() and self._wanted is None:
             frames = source.read(POLL_S, BATCH)
             self._post_frames(frames)
+            if self._tail is not None and (lines := self._tail.lines()):
+                self._post(Output(lines))
             if any(isinstance(message, Bye) and message.rank is None for message, _ in frames) or source.over:
                 return True
             if not frames and run is not None and time.monotonic() > look:

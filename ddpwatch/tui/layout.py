@@ -9,7 +9,7 @@ _LEAST_TIMELINE = 5
 _PANEL = (34, 64)
 _DEVICES = 9
 _LEAST_DEVICES = 9
-_ONE_LINE = 150  # columns in which a verdict fits
+ONE_LINE = 150  # columns in which a verdict fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def layout(width: int, height: int, ranks: int, lanes: tuple[int, int], split_ro
     """
     wide = width >= WIDE
     header = min(2, height)
-    verdict = min(1 if width >= _ONE_LINE else 2, max(height - header - 1, 0)) if height >= 6 else 0
+    verdict = min(1 if width >= ONE_LINE else 2, max(height - header - 1, 0)) if height >= 6 else 0
     footer = 1 if height - header - verdict >= 3 else 0
     body = max(height - header - verdict - footer, 0)
     table = _table_height(body, ranks)

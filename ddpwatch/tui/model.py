@@ -5,14 +5,16 @@ All arithmetic ends here or in `ddpwatch.analysis`; paint functions only place w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import overload
 
 from ddpwatch.analysis.recent import ENOUGH_STEPS, RankSummary, Summariser, Summary
 from ddpwatch.analysis.verdict import Verdict, verdict
 from ddpwatch.messages import Bye, Device, Hello, Status
 from ddpwatch.state import RankState, RankStatus, RunState, StepView
+from ddpwatch.tui.filters import parse_filter
 from ddpwatch.tui.lanes import Timeline, timeline_of
 
 HISTORY_S = 120
@@ -33,7 +35,10 @@ class Link(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """How the feed stands, and what belongs to it: a directory looked in, a name, a replay's speed."""
+    """How the feed stands, and what belongs to it: a directory looked in, a name, a replay's speed.
+
+    ``ended_min`` is how many minutes ago the run ended, where it had ended before it was looked at.
+    """
 
     link: Link = Link.WAITING
     name: str = ""
@@ -41,6 +46,7 @@ class LinkState:
     speed: float = 1.0
     paused: bool = False
     replay: bool = False
+    ended_min: int | None = None
 
     @property
     def stale(self) -> bool:
@@ -63,15 +69,24 @@ class RankRow:
     slowest: bool = False
 
 
+History = tuple[tuple[int, float], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
     """The newest sample of one device.
 
-    ``history`` is its mean utilisation in each of the last `HISTORY_S` whole seconds, as (age in s, %), oldest first.
+    Attributes:
+        history: Its mean utilisation in each of the last `HISTORY_S` whole seconds, as (age in s, %), oldest first.
+        memory, power: Likewise, in percent of what there is and of the limit.
+        ranks: The ranks that run on it.
     """
 
     device: Device
-    history: tuple[tuple[int, float], ...] = ()
+    history: History = ()
+    memory: History = ()
+    power: History = ()
+    ranks: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +113,38 @@ class Overview:
     status: Status | None = None
     dropped: int = 0
     timeline: Timeline | None = None
-    ranks: tuple[RankRow, ...] = ()
+    ranks: Sequence[RankRow] = ()
     devices: tuple[DeviceRow, ...] = ()
     history: tuple[HistoryPoint, ...] = ()
+    filter: str = ""
+
+
+class RankRows(Sequence[RankRow]):
+    """The rank table's lines; each is made when it is looked at."""
+
+    def __init__(self, state: RunState, ranks: Sequence[int], summary: Summary) -> None:
+        self._state = state
+        self._ranks = ranks
+        self._summary = summary
+        self._made: dict[int, RankRow] = {}
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    @overload
+    def __getitem__(self, index: int) -> RankRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RankRow]: ...
+    def __getitem__(self, index: int | slice) -> RankRow | list[RankRow]:
+        """Lines by position."""
+        if isinstance(index, slice):
+            return [self._row(rank) for rank in self._ranks[index]]
+        return self._row(self._ranks[index])
+
+    def _row(self, rank: int) -> RankRow:
+        if rank not in self._made:
+            self._made[rank] = _rank_row(self._state, self._state.ranks[rank], self._summary)
+        return self._made[rank]
 
 
 class OverviewBuilder:
@@ -113,8 +157,8 @@ class OverviewBuilder:
         self._summariser = Summariser()
         self._at_ns = 0
 
-    def build(self, state: RunState, link: LinkState) -> Overview:
-        """The overview as of now, with the newest step in its timeline."""
+    def build(self, state: RunState, link: LinkState, wanted: str = "") -> Overview:
+        """The overview as of now, with the newest step in its timeline, of the ranks that a filter lets through."""
         hellos = [rank.hello for rank in state.ranks.values() if rank.hello is not None]
         newest = state.newest_step()
         summary = self.summary(state, at_rest=link.stale or (link.replay and link.link is Link.ENDED))
@@ -125,19 +169,30 @@ class OverviewBuilder:
             world_size=state.world_size or len(state.ranks),
             newest_step=newest.step if newest else None,
             summary=summary,
-            verdict=verdict(summary, state.presence(), state.end, len(state.ranks) >= state.world_size),
+            verdict=verdict(summary, state.presence(), state.end, len(state.ranks) >= state.world_size, state),
             end=state.end,
             status=state.status,
             dropped=sum(rank.dropped for rank in state.ranks.values()),
-            timeline=self.timeline(newest, state) if newest else None,
-            ranks=tuple(_rank_row(state, rank, summary) for rank in state.ranks.values()),
+            timeline=self.timeline(newest, state, wanted) if newest else None,
+            ranks=RankRows(state, self.shown(state, state.ranks, wanted), summary),
             devices=device_rows(state),
             history=_history(state),
+            filter=wanted,
         )
 
-    def timeline(self, view: StepView, state: RunState) -> Timeline:
+    def shown(self, state: RunState, ranks: Iterable[int], wanted: str) -> list[int]:
+        """Those of the ranks that a filter lets through, in order."""
+        test = parse_filter(wanted)
+        if test is None:
+            return sorted(ranks)
+        return [
+            rank for rank in sorted(ranks) if rank in state.ranks and test(state.ranks[rank], state.status_of(rank))
+        ]
+
+    def timeline(self, view: StepView, state: RunState, wanted: str = "") -> Timeline:
         """A step's timeline, with as many comm rows as any before it had."""
-        timeline = timeline_of(view, state.ranks, self._comm_rows)
+        shown = set(self.shown(state, view.members, wanted)) if wanted else None
+        timeline = timeline_of(view, state.ranks, self._comm_rows, shown, state.marks)
         self._comm_rows = timeline.comm_rows
         return timeline
 
@@ -161,18 +216,40 @@ def paused_overview(frozen: Overview, now: Overview, timeline: Timeline | None) 
 
 def device_rows(state: RunState) -> tuple[DeviceRow, ...]:
     """The newest sample per device, GPUs before hosts."""
-    rows = [DeviceRow(samples[-1], _utilisation(samples)) for samples in state.devices.values() if samples]
+    places: dict[tuple[str, str], set[int]] = {}
+    for rank in state.ranks.values():
+        if rank.hello is not None:
+            places.setdefault((rank.hello.host, rank.hello.device_uuid), set()).add(rank.rank)
+            places.setdefault((rank.hello.host, ""), set()).add(rank.rank)
+    rows = [_device_row(samples, places) for samples in state.devices.values() if samples]
     return tuple(sorted(rows, key=lambda row: (row.device.kind != "cuda", row.device.host, row.device.index)))
 
 
-def _utilisation(samples: Sequence[Device]) -> tuple[tuple[int, float], ...]:
+def _device_row(samples: Sequence[Device], places: Mapping[tuple[str, str], set[int]]) -> DeviceRow:
+    newest = samples[-1]
+    known = newest.kind != "cuda" or bool(newest.uuid)
+    ranks = places.get((newest.host, newest.uuid if newest.kind == "cuda" else ""), set()) if known else set()
+    return DeviceRow(
+        newest,
+        _by_age(samples, lambda sample: sample.utilization),
+        _by_age(samples, lambda sample: _share(sample.memory_used, sample.memory_total)),
+        _by_age(samples, lambda sample: _share(sample.power_w, sample.power_limit_w)),
+        frozenset(ranks),
+    )
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return 100 * part / whole if part is not None and whole else None
+
+
+def _by_age(samples: Sequence[Device], read: Callable[[Device], float | None]) -> History:
     """By whole seconds, so that it changes once a second however often samples come."""
     newest = samples[-1].at_ns // 1_000_000_000
     by_age: dict[int, list[float]] = {}
     for sample in samples:
-        age = newest - sample.at_ns // 1_000_000_000
-        if sample.utilization is not None and 0 < age <= HISTORY_S:
-            by_age.setdefault(age, []).append(sample.utilization)
+        age, value = newest - sample.at_ns // 1_000_000_000, read(sample)
+        if value is not None and 0 < age <= HISTORY_S:
+            by_age.setdefault(age, []).append(value)
     return tuple((age, sum(values) / len(values)) for age, values in sorted(by_age.items(), reverse=True))
 
 
@@ -182,9 +259,8 @@ def _history(state: RunState) -> tuple[HistoryPoint, ...]:
 
 
 def _history_point(view: StepView) -> HistoryPoint:
-    exposed = [row.exposed_ns for row in view.figures.values() if row.exposed_ns is not None]
-    longest = max(step.duration_ns for step in view.ranks.values())
-    return HistoryPoint(view.step, longest, max(exposed, default=None))
+    exposed = view.most_exposed_ns
+    return HistoryPoint(view.step, view.longest_ns, None if exposed is None else int(exposed))
 
 
 def _rank_row(state: RunState, rank: RankState, summary: Summary) -> RankRow:

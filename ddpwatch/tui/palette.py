@@ -1,4 +1,4 @@
-"""Style names and what they look like: the Okabe-Ito colours, which survive colour-blindness.
+"""Style names and what they look like, in several schemes. Bars have Okabe and Ito's colours, for the colour-blind.
 
 Bars are drawn in glyphs of the bar's own colour on that colour: solid where there is colour, told apart by
 texture where there is none. Exposed communication is hatched everywhere.
@@ -6,73 +6,140 @@ texture where there is none. Exposed communication is hatched everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from rich.color import Color, blend_rgb
 from rich.style import Style
 
-BACKGROUND = "#0d1117"
-_TEXT, _DIM, _FAINT, _INK = "#c9d1d9", "#8b949e", "#484f58", "#0d1117"
-_SKY, _BLUE, _PURPLE = "#56b4e9", "#0072b2", "#cc79a7"
-_GREEN, _DARK_GREEN, _VERMILLION = "#009e73", "#007a5a", "#d55e00"
-_ORANGE, _YELLOW, _RED = "#e69f00", "#f0e442", "#ff7b3a"
-_RAISED = "#161b22"
 
-_LOOK: dict[str, tuple[str, str, bool]] = {  # foreground, background, bold
-    "text": (_TEXT, BACKGROUND, False),
-    "dim": (_DIM, BACKGROUND, False),
-    "faint": (_FAINT, BACKGROUND, False),
-    "strong": ("#f0f6fc", BACKGROUND, True),
-    "good": ("#3fc79a", BACKGROUND, True),
-    "warn": (_ORANGE, BACKGROUND, True),
-    "bad": (_RED, BACKGROUND, True),
-    "forward": (_SKY, _SKY, False),
-    "forward-label": (_INK, _SKY, False),
-    "backward": (_BLUE, _BLUE, False),
-    "backward-label": ("#ffffff", _BLUE, False),
-    "optimizer": (_PURPLE, _PURPLE, False),
-    "optimizer-label": (_INK, _PURPLE, False),
-    "comm-a": (_GREEN, _GREEN, False),
-    "comm-a-label": ("#ffffff", _GREEN, True),
-    "comm-b": (_DARK_GREEN, _DARK_GREEN, False),
-    "comm-b-label": ("#ffffff", _DARK_GREEN, True),
-    "exposed": (_INK, _VERMILLION, False),
-    "exposed-label": ("#ffffff", _VERMILLION, True),
-    "exposed-mark": (_VERMILLION, BACKGROUND, True),
-    "hook": (_YELLOW, BACKGROUND, False),
-    "launch": (_GREEN, BACKGROUND, True),
-    "idle": (_FAINT, BACKGROUND, False),
-    "axis": (_DIM, BACKGROUND, False),
-    "chart": (_SKY, BACKGROUND, False),
-    "history": (_BLUE, BACKGROUND, False),
-    "history-exposed": (_VERMILLION, BACKGROUND, True),
-    "heading": (_DIM, _RAISED, False),
-    "heading-strong": ("#f0f6fc", _RAISED, True),
-    "heading-warn": (_ORANGE, _RAISED, True),
-    "heading-bad": (_RED, _RAISED, True),
-    "key": (_INK, _DIM, True),
-    "badge-live": (_INK, "#3fc79a", True),
-    "badge-paused": (_INK, _YELLOW, True),
-    "badge-replay": (_INK, _SKY, True),
-    "badge-ended": (_INK, _DIM, True),
-    "badge-bad": ("#ffffff", _VERMILLION, True),
-    "badge-wait": (_INK, _ORANGE, True),
-}
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """The colours of one look. ``heat`` are the backgrounds of a heatmap's levels, lowest first."""
+
+    background: str
+    raised: str
+    text: str
+    strong: str
+    dim: str
+    faint: str
+    ink: str
+    forward: str
+    backward: str
+    optimizer: str
+    comm: tuple[str, str]
+    exposed: str
+    on_exposed: str
+    hook: str
+    good: str
+    warn: str
+    bad: str
+    heat: tuple[str, str, str, str, str, str]
+
+
+DARK = Scheme(
+    background="#0d1117", raised="#161b22", text="#c9d1d9", strong="#f0f6fc", dim="#8b949e", faint="#484f58",
+    ink="#0d1117", forward="#56b4e9", backward="#0072b2", optimizer="#cc79a7", comm=("#009e73", "#007a5a"),
+    exposed="#d55e00", on_exposed="#0d1117", hook="#f0e442", good="#3fc79a", warn="#e69f00", bad="#ff7b3a",
+    heat=("#16202f", "#1f3350", "#3b6fa8", "#8c8c5a", "#e69f00", "#d55e00"),
+)  # fmt: skip
+LIGHT = Scheme(
+    background="#ffffff", raised="#eaeef2", text="#24292f", strong="#000000", dim="#57606a", faint="#afb8c1",
+    ink="#ffffff", forward="#56b4e9", backward="#0072b2", optimizer="#b0588a", comm=("#009e73", "#00705a"),
+    exposed="#d55e00", on_exposed="#ffffff", hook="#9a6700", good="#116329", warn="#8a5a00", bad="#b33c00",
+    heat=("#eef3f8", "#cfe0f0", "#8fb8de", "#d9cf7a", "#e69f00", "#d55e00"),
+)  # fmt: skip
+CONTRAST = Scheme(
+    background="#000000", raised="#1c1c1c", text="#ffffff", strong="#ffffff", dim="#d0d0d0", faint="#909090",
+    ink="#000000", forward="#7cc8ff", backward="#2f8fff", optimizer="#ff9ad5", comm=("#00d08f", "#00a070"),
+    exposed="#ff6a00", on_exposed="#000000", hook="#ffff00", good="#00ff9c", warn="#ffc400", bad="#ff8a50",
+    heat=("#101820", "#203c60", "#4080c0", "#b0b060", "#ffc400", "#ff6a00"),
+)  # fmt: skip
+SIXTEEN = Scheme(  # exactly the sixteen colours, so that no terminal has to guess which one is nearest
+    background="#000000", raised="#000000", text="#c0c0c0", strong="#ffffff", dim="#c0c0c0", faint="#808080",
+    ink="#000000", forward="#00ffff", backward="#0000ff", optimizer="#ff00ff", comm=("#00ff00", "#008000"),
+    exposed="#ff0000", on_exposed="#ffffff", hook="#ffff00", good="#00ff00", warn="#ffff00", bad="#ff0000",
+    heat=("#000000", "#000080", "#0000ff", "#808000", "#ffff00", "#ff0000"),
+)  # fmt: skip
+SCHEMES: dict[str, Scheme | None] = {
+    "dark": DARK, "light": LIGHT, "contrast": CONTRAST, "ansi": SIXTEEN, "none": None,
+}  # fmt: skip
+BACKGROUND = DARK.background
+Look = tuple[str, str, bool]  # foreground, background, bold
 
 _FRESH_WHEN_STALE = 0.6  # how much of its own colour a stale thing keeps
-_ALWAYS_FRESH = ("badge", "key", "good", "warn", "bad", "strong", "heading-")
+_ALWAYS_FRESH = ("badge", "key", "good", "warn", "bad", "strong", "heading-", "tab", "cursor", "selected")
+_REVERSED = ("badge", "key", "tab-here", "selected", "cursor", "exposed-label")
 
 
-def styles(stale: bool = False) -> dict[str, Style]:
-    """Every style by name; ``stale`` gives those of a view that is no longer fed."""
-    return {name: _style(name, look, stale) for name, look in _LOOK.items()}
+def styles(stale: bool = False, theme: str = "dark") -> dict[str, Style]:
+    """Every style by name; ``stale`` gives those of a view that is no longer fed.
+
+    Args:
+        stale: Whether what is drawn is no longer fed.
+        theme: One of `SCHEMES`; "none" has no colour at all, only bold and reversed.
+    """
+    scheme = SCHEMES[theme]
+    if scheme is None:
+        return {name: _plain(name, look[2], stale) for name, look in _looks(DARK).items()}
+    return {name: _style(name, look, stale, scheme.background) for name, look in _looks(scheme).items()}
 
 
-def _style(name: str, look: tuple[str, str, bool], stale: bool) -> Style:
+def _looks(s: Scheme) -> Mapping[str, Look]:
+    return {**_texts(s), **_bars(s), **_signs(s)}
+
+
+def _texts(s: Scheme) -> dict[str, Look]:
+    base = s.background
+    return {
+        "text": (s.text, base, False), "dim": (s.dim, base, False), "faint": (s.faint, base, False),
+        "strong": (s.strong, base, True), "good": (s.good, base, True), "warn": (s.warn, base, True),
+        "bad": (s.bad, base, True), "heading": (s.dim, s.raised, False), "heading-strong": (s.strong, s.raised, True),
+        "heading-warn": (s.warn, s.raised, True), "heading-bad": (s.bad, s.raised, True),
+        "axis": (s.dim, base, False), "idle": (s.faint, base, False),
+    }  # fmt: skip
+
+
+def _bars(s: Scheme) -> dict[str, Look]:
+    looks: dict[str, Look] = {
+        "forward": (s.forward, s.forward, False), "forward-label": ("#0d1117", s.forward, False),
+        "backward": (s.backward, s.backward, False), "backward-label": ("#ffffff", s.backward, False),
+        "optimizer": (s.optimizer, s.optimizer, False), "optimizer-label": ("#0d1117", s.optimizer, False),
+        "exposed": (s.on_exposed, s.exposed, False), "exposed-label": ("#ffffff", s.exposed, True),
+        "exposed-mark": (s.exposed, s.background, True), "history": (s.backward, s.background, False),
+        "history-exposed": (s.exposed, s.background, True), "chart": (s.forward, s.background, False),
+    }  # fmt: skip
+    for name, colour in zip(("comm-a", "comm-b"), s.comm, strict=True):
+        looks |= {name: (colour, colour, False), f"{name}-label": ("#ffffff", colour, True)}
+    for level, colour in enumerate(s.heat):
+        highest = level == len(s.heat) - 1
+        looks[f"heat-{level}"] = (colour if highest else s.faint if level < 2 else s.ink, colour, False)
+    return looks
+
+
+def _signs(s: Scheme) -> dict[str, Look]:
+    return {
+        "hook": (s.hook, s.background, False), "mark": (s.strong, s.background, True),
+        "launch": (s.comm[0], s.background, True), "cursor": (s.ink, s.strong, True),
+        "selected": (s.ink, s.dim, True), "tab": (s.dim, s.background, False), "tab-here": (s.ink, s.forward, True),
+        "key": (s.ink, s.dim, True), "badge-live": (s.ink, s.good, True), "badge-paused": (s.ink, s.hook, True),
+        "badge-replay": (s.ink, s.forward, True), "badge-ended": (s.ink, s.dim, True),
+        "badge-bad": ("#ffffff", s.exposed, True), "badge-wait": (s.ink, s.warn, True),
+    }  # fmt: skip
+
+
+def _style(name: str, look: Look, stale: bool, base: str) -> Style:
     foreground, background, bold = look
     if stale and not name.startswith(_ALWAYS_FRESH):
-        foreground, background = _faded(foreground), _faded(background)
+        foreground, background = _faded(foreground, base), _faded(background, base)
     return Style(color=foreground, bgcolor=background, bold=bold or None)
 
 
-def _faded(colour: str) -> str:
-    base, own = Color.parse(BACKGROUND).get_truecolor(), Color.parse(colour).get_truecolor()
-    return blend_rgb(base, own, _FRESH_WHEN_STALE).hex
+def _plain(name: str, bold: bool, stale: bool) -> Style:
+    faded = stale and not name.startswith(_ALWAYS_FRESH)
+    return Style(bold=(bold and not faded) or None, dim=faded or None, reverse=name.startswith(_REVERSED) or None)
+
+
+def _faded(colour: str, base: str) -> str:
+    below, own = Color.parse(base).get_truecolor(), Color.parse(colour).get_truecolor()
+    return blend_rgb(below, own, _FRESH_WHEN_STALE).hex

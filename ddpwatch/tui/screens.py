@@ -1,14 +1,16 @@
-"""What lies on top of a view: help, and the choice between several runs."""
+"""What lies on top of a view: help, a line to type, and the choice between several runs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import OptionList, Static
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from ddpwatch.rundir import RunInfo
@@ -16,59 +18,88 @@ from ddpwatch.tui.text import clean
 
 HELP = """\
 [b]Keys[/b]
-  q  Ctrl-C       quit                  space     pause, resume
-  ← →  h l  \\[ ]   step back, forward    Home End  oldest step, newest step
-  j k  ↓ ↑        scroll ranks          a         choose another run
-  + -             replay faster, slower .         replay to the end
-[b]Figures[/b], medians of the newest 50 steps; "–" is not known
-  overlap   share of communication time in which the rank also computed
-            (forward or backward)
-  exposed   communication time in which it did not: training waits for it
-  late      how long after the first rank it launched a bucket, at most
-  wait      how long its bucket waited for the last rank, at most
-  slowest   the latest rank, where that stands clear of the noise
-  own cost  time that the probe itself takes, as a share of the step
-[b]Timeline[/b]
-  Numbers are buckets, dots are idle time, ▾ ▸ a launch, ⡇ a gradient.
-  ╱╱ is exposed communication. A pause freezes the view, not a live run."""
+  1 … 7           views                 q  Ctrl-C  quit
+  space           pause, resume         ← →  \\[ ]  step back, forward
+  Home End        oldest, newest step   j k  ↓ ↑   scroll, select
+  S  n  N         slowest step, finding g          go to a step
+  /  f            filter, follow slowest a          another run
+  y  P            copy finding, picture T  A       colours, ASCII
+  + -  .          replay speed, to end  :          all commands
+"""
+SIGNS = """\
+[b]Everywhere[/b]  medians of the newest 50 steps; "–" is not known
+  [b]▒[/b] forward  [b]▓[/b] backward  [b]░[/b] optimizer  [b]█[/b] communication  [b]╱[/b] exposed
+  A pause freezes the view, not a live run. What is stale is faded."""
 
 
 class HelpScreen(ModalScreen[None]):
-    """Keys and definitions."""
+    """Keys, and what the figures of a view mean."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter,space", "dismiss", "close")]
+
+    def __init__(self, name: str, definitions: str) -> None:
+        super().__init__()
+        self._view = f"[b]{name}[/b]\n{definitions}\n"
 
     def compose(self) -> ComposeResult:
         """One scrollable text."""
         with VerticalScroll(id="help"):
-            yield Static(HELP)
+            yield Static(HELP + self._view + SIGNS)
 
 
-class RunPicker(ModalScreen[RunInfo | None]):
-    """Several runs are live: which one?"""
+class AskScreen(ModalScreen[str | None]):
+    """One line to type."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,a", "cancel", "keep the present one")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "leave it as it is")]
 
-    def __init__(self, runs: list[RunInfo]) -> None:
+    def __init__(self, what: str, hint: str, value: str) -> None:
         super().__init__()
-        self._runs = runs
+        self._what, self._hint, self._value = what, hint, value
 
     def compose(self) -> ComposeResult:
-        """A list, newest first."""
-        with Vertical(id="picker"):
-            yield Static("Choose a run (Enter), or Escape to stay" if self._runs else "No run is live (Escape)")
-            yield OptionList(*(Option(_label(run)) for run in self._runs))
+        """Question and answer."""
+        with Vertical(id="ask"):
+            yield Static(f"{self._what}: {self._hint}", markup=False)
+            yield Input(self._value)
 
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Enter or a click."""
-        self.dismiss(self._runs[event.option_index])
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Enter."""
+        self.dismiss(event.value)
 
     def action_cancel(self) -> None:
         """Changes nothing."""
         self.dismiss(None)
 
 
-def _label(run: RunInfo) -> str:
-    script = clean(run.script, 40).replace("[", "\\[")
-    name = clean(run.run_id, 40).replace("[", "\\[")
-    return f"{name}   {script}   {run.world_size} ranks"
+class RunPicker(ModalScreen[RunInfo | Path | None]):
+    """Which run? Live ones, then what ended ones have left."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,a", "cancel", "keep the present one")]
+
+    def __init__(self, runs: Sequence[RunInfo], ended: Sequence[Path] = ()) -> None:
+        super().__init__()
+        self._choices: list[RunInfo | Path] = [*runs, *ended]
+
+    def compose(self) -> ComposeResult:
+        """A list, newest first."""
+        with Vertical(id="picker"):
+            yield Static("Choose a run (Enter), or Escape to stay" if self._choices else "No run is live (Escape)")
+            yield OptionList(*(Option(_label(choice)) for choice in self._choices))
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Enter or a click."""
+        self.dismiss(self._choices[event.option_index])
+
+    def action_cancel(self) -> None:
+        """Changes nothing."""
+        self.dismiss(None)
+
+
+def _label(choice: RunInfo | Path) -> str:
+    if isinstance(choice, Path):
+        return f"{_escaped(choice.stem)}   ended"
+    return f"{_escaped(choice.run_id)}   {_escaped(choice.script)}   {choice.world_size} ranks"
+
+
+def _escaped(name: str) -> str:
+    return clean(name, 40).replace("[", "\\[")

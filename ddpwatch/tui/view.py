@@ -9,6 +9,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ddpwatch.tui import palette
+from ddpwatch.tui.ascii import ascii_text
 from ddpwatch.tui.canvas import Row
 
 
@@ -19,10 +20,16 @@ class PaintedView(Widget):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._styles: dict[bool, dict[str, Style]] = {stale: palette.styles(stale) for stale in (False, True)}
         self._rows: list[Row] = []
         self._painted: tuple[int, int] = (0, 0)
         self._was_stale = False
+        self.look("dark")
+
+    def look(self, theme: str, ascii_only: bool = False) -> None:
+        """Changes colours and characters."""
+        self._styles: dict[bool, dict[str, Style]] = {stale: palette.styles(stale, theme) for stale in (False, True)}
+        self._ascii = ascii_only
+        self.refresh()
 
     def paint(self, width: int, height: int) -> list[Row]:
         """The rows to draw."""
@@ -31,6 +38,11 @@ class PaintedView(Widget):
     @property
     def stale(self) -> bool:
         """Whether what is drawn is no longer fed."""
+        return False
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is more to paint although no frame came."""
         return False
 
     def repaint(self) -> None:
@@ -51,5 +63,7 @@ class PaintedView(Widget):
             self.repaint()
         if y >= len(self._rows):
             return Strip.blank(self.size.width)
-        styles = self._styles[self._was_stale]
-        return Strip([Segment(text, styles[name]) for text, name in self._rows[y]], self.size.width)
+        styles, row = self._styles[self._was_stale], self._rows[y]
+        if self._ascii:
+            row = [(ascii_text(text), name) for text, name in row]
+        return Strip([Segment(text, styles[name]) for text, name in row], self.size.width)

@@ -131,3 +131,16 @@ def test_one_process_alone(tmp_path: Path) -> None:
     assert state.end is not None
     assert state.end.reason == "finished"
     assert messages_of(file, Status)[-1].refused == {}
+
+
+@pytest.mark.usefixtures("run_directory")
+def test_without_a_collector_every_rank_writes_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For sites where processes cannot talk; the reader merges the files."""
+    monkeypatch.setenv("DDPWATCH_RECORD_DIR", str(tmp_path / "files"))
+    with Job(TRAIN, "--watch", "--steps", "6", log=tmp_path / "log") as job:
+        assert job.wait() == 0, job.output()
+    assert len(list((tmp_path / "files").glob("*/rank0000?.mcap"))) == 2
+    assert rundir.live_runs() == []
+    done = cli("report", str(tmp_path / "files"), "--json")
+    assert done.returncode == 0, done.stderr
+    assert [row["steps"] for row in json.loads(done.stdout)["ranks"]] == [6, 6]

@@ -11,10 +11,13 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from ddpwatch.messages import Message
+from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.rundir import RunInfo
+from ddpwatch.transport import Envelope
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import AttachFeed, Frame, ReplayFeed
-from tests.tui.frames import enveloped
+from ddpwatch.tui.settings import Settings
+from tests.tui.frames import MS, enveloped
 
 
 class FakeSource:
@@ -24,10 +27,15 @@ class FakeSource:
         self.over = False
         self.unreadable = 0
         self.closed = False
+        self._passed_ns = 0
         self._batches: queue.SimpleQueue[list[Frame]] = queue.SimpleQueue()
 
-    def put(self, messages: Iterable[Message]) -> None:
-        self._batches.put(enveloped(list(messages), every_ms=1))
+    def put(self, messages: Iterable[Message], every_ms: int = 1) -> None:
+        """Frames that come one after the other, after those put before."""
+        frames = enveloped(list(messages), every_ms)
+        later = [(m, Envelope(e.seq, e.received_ns + self._passed_ns, e.frame)) for m, e in frames]
+        self._passed_ns += len(frames) * every_ms * MS
+        self._batches.put(later)
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
         try:
@@ -78,8 +86,23 @@ class Clock:
         return self.now
 
 
-def live_app(jobs: FakeJobs, clock: Clock | None = None, **changes: object) -> DashboardApp:
-    return DashboardApp(jobs.feed(**changes), clock=clock or Clock(), ticking=False)
+def live_app(
+    jobs: FakeJobs,
+    clock: Clock | None = None,
+    wall: Callable[[], float] = time.time,
+    settings: Settings | None = None,
+    **changes: object,
+) -> DashboardApp:
+    return DashboardApp(jobs.feed(**changes), clock=clock or Clock(), ticking=False, wall=wall, settings=settings)
+
+
+def ended_recording(path: Path, messages: Iterable[Message]) -> Path:
+    """What a run leaves behind."""
+    writer = RecordingWriter(path)
+    for message, envelope in enveloped(list(messages)):
+        writer.write_message(message, envelope)
+    writer.close()
+    return path
 
 
 def replay_app(messages: Iterable[Message], clock: Clock | None = None, every_ms: int = 50) -> DashboardApp:

@@ -1,12 +1,26 @@
 """What the dashboard looks like, on synthetic frames and a clock that stands still."""
 
+import time
+
 import pytest
 from textual.pilot import Pilot
 
+from ddpwatch.messages import Mark
+from ddpwatch.tui.settings import Settings
 from tests.tui.fakes import FakeJobs, live_app, until
-from tests.tui.frames import bye, device, killed, run
+from tests.tui.frames import MS, START_NS, bye, device, killed, run
 
 SMALL, MEDIUM, LARGE = (80, 24), (120, 36), (200, 50)
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch):
+    """The log shows the time of day."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 def devices():
@@ -17,21 +31,57 @@ def gpus():
     return [device(s, 50.0 + (s * 13 + 20 * i) % 50, "cuda", i) for s in range(40) for i in range(4)]
 
 
-def terminated():
-    return bye(0, "killed", detail="SIGTERM", signal=15)
+def mark():
+    return Mark(rank=0, name="evaluate", start_ns=START_NS + 39 * 100 * MS + 20 * MS)
 
+
+DEATH = [*run(40), killed(), bye(0, "killed", detail="SIGTERM", signal=15), bye(None, "killed")]
+LATE = [*run(60, late_rank=1), *devices()]
+FOUR = [*run(40, world=4, late_rank=2), *gpus(), mark()]
+EIGHT = [*run(40, world=8, late_rank=5), *gpus()]
+MANY = [*run(12, world=64), *devices()]
+THOUSAND = list(run(10, world=1024, late_rank=700))
 
 SCENES = {
-    "late-80x24": (SMALL, [*run(60, late_rank=1), *devices()], ()),
-    "late-120x36": (MEDIUM, [*run(60, late_rank=1), *devices()], ()),
-    "gpus-200x50": (LARGE, [*run(60, world=4), *gpus()], ()),
-    "many-ranks-80x24": (SMALL, [*run(12, world=64), *devices()], ("j", "j", "left")),
-    "killed-120x36": (
-        MEDIUM,
-        [*run(40), killed(), bye(0, "killed", detail="SIGTERM", signal=15), bye(None, "killed")],
-        (),
-    ),
+    "late-80x24": (SMALL, LATE, ()),
+    "late-120x36": (MEDIUM, LATE, ()),
+    "gpus-200x50": (LARGE, FOUR, ()),
+    "many-ranks-80x24": (SMALL, MANY, ("j", "j", "left")),
+    "killed-120x36": (MEDIUM, DEATH, ()),
+    "ranks-1024-200x50": (LARGE, THOUSAND, ("f",)),
+    "timeline-80x24": (SMALL, LATE, ("2",)),
+    "timeline-200x50": (LARGE, EIGHT, ("2", "m", "shift+right", "l", "j", "plus")),
+    "timeline-seconds-120x36": (MEDIUM, FOUR, ("2", "r")),
+    "timeline-1024-200x50": (LARGE, THOUSAND, ("2", "f")),
+    "buckets-80x24": (SMALL, LATE, ("3",)),
+    "buckets-200x50": (LARGE, EIGHT, ("3", "s")),
+    "bucket-120x36": (MEDIUM, LATE, ("3", "j", "enter")),
+    "heat-80x24": (SMALL, LATE, ("4",)),
+    "heat-64-80x24": (SMALL, MANY, ("4", "m")),
+    "heat-200x50": (LARGE, EIGHT, ("4",)),
+    "heat-1024-200x50": (LARGE, THOUSAND, ("4",)),
+    "rank-120x36": (MEDIUM, FOUR, ("4", "f", "enter")),
+    "devices-80x24": (SMALL, LATE, ("5",)),
+    "devices-200x50": (LARGE, FOUR, ("5", "j")),
+    "log-80x24": (SMALL, DEATH, ("7",)),
+    "log-200x50": (LARGE, [*FOUR, killed(3)], ("7",)),
 }
+LOOKS = {
+    "light": Settings(theme="light"),
+    "contrast": Settings(theme="contrast"),
+    "ansi": Settings(theme="ansi"),
+    "no-colour-ascii": Settings(theme="none", ascii=True),
+}
+
+
+def shows(messages, keys):
+    async def shown(pilot: Pilot[int]) -> None:
+        await until(pilot, lambda: pilot.app.session.state.frames == len(messages))
+        await pilot.press(*keys)
+        await until(pilot, lambda: not pilot.app.view.pending)
+        await pilot.pause()
+
+    return shown
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -39,13 +89,22 @@ def test_overview(scene, snap_compare):
     size, messages, keys = SCENES[scene]
     jobs = FakeJobs("run-1")
     jobs.sources["run-1"].put(messages)
+    assert snap_compare(live_app(jobs), terminal_size=size, run_before=shows(messages, keys))
 
-    async def shown(pilot: Pilot[int]) -> None:
-        await until(pilot, lambda: pilot.app.session.state.frames == len(messages))
-        await pilot.press(*keys)
-        await pilot.pause()
 
-    assert snap_compare(live_app(jobs), terminal_size=size, run_before=shown)
+@pytest.mark.parametrize("look", LOOKS)
+def test_looks(look, snap_compare):
+    jobs = FakeJobs("run-1")
+    jobs.sources["run-1"].put(FOUR)
+    app = live_app(jobs, settings=LOOKS[look])
+    assert snap_compare(app, terminal_size=MEDIUM, run_before=shows(FOUR, ()))
+
+
+def test_stale(snap_compare):
+    messages = [*run(40), bye(0), bye(1), bye()]
+    jobs = FakeJobs("run-1")
+    jobs.sources["run-1"].put(messages)
+    assert snap_compare(live_app(jobs), terminal_size=SMALL, run_before=shows(messages, ()))
 
 
 def test_waiting(snap_compare):

@@ -19,7 +19,7 @@ from ddpwatch.messages import Beat, BucketLayout, Bye, Hello, Layout, Message, S
 from ddpwatch.recording import container
 from ddpwatch.recording.follow import FollowSource
 from ddpwatch.recording.part import Part
-from ddpwatch.recording.rankfile import RankFile
+from ddpwatch.recording.rankfile import RankFile, rank_file
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.rotation import Limits, RotatingWriter, parse_bytes, summary_of
 from ddpwatch.recording.selection import Selection, parse_ranks, parse_steps, selection_of
@@ -217,6 +217,22 @@ def test_files_of_ranks_are_merged(tmp_path: Path) -> None:
     assert "not an MCAP recording" in recording.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "job7", "MASTER_PORT": "1"}, "job7"),
+        ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "42", "TORCHELASTIC_RESTART_COUNT": "2"}, "42.2"),
+        ({}, "run"),
+    ],
+)
+def test_ranks_that_cannot_talk_agree_on_a_place(environment: dict[str, str], place: str, tmp_path: Path) -> None:
+    assert rank_file(environment, 3) is None
+    file = rank_file({**environment, "DDPWATCH_RECORD_DIR": str(tmp_path)}, 3)
+    assert file is not None
+    file.close()
+    assert file.path == tmp_path / place / "rank00003.mcap"
+
+
 @pytest.mark.parametrize(("text", "nbytes"), [("1M", 1 << 20), ("500MB", 500 << 20), ("1.5 GiB", 3 << 29)])
 def test_sizes(text: str, nbytes: int) -> None:
     assert parse_bytes(text) == nbytes
@@ -288,7 +304,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
         assert recording.cut_tail
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_damage_anywhere_is_survived(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Bytes turned over at random places: a prefix, or our error; by every way of reading."""
@@ -309,6 +325,18 @@ def test_damage_anywhere_is_survived(seed: int, tmp_path_factory: pytest.TempPat
         recording.attachments()
     except UsageError as error:
         assert "\n" not in error.message  # noqa: PT017 - either is fine
+
+
+def test_a_chunk_made_unrecognisable_is_not_skipped_in_silence(tmp_path: Path) -> None:
+    file = record(tmp_path / "a.mcap")
+    data = bytearray(file.read_bytes())
+    data[Part(file).index[3].offset] ^= 0x80  # its opcode
+    file.write_bytes(data)
+    recording = Recording(file)
+    found = steps_of(recording)
+    assert found == [(n, r) for n in range(40) for r in (0, 1)][: len(found)]
+    assert 0 < len(found) < 40
+    assert recording.cut_tail
 
 
 def test_an_index_that_lies_is_not_believed(tmp_path: Path) -> None:

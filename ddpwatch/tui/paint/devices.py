@@ -8,7 +8,7 @@ from ddpwatch.messages import Device
 from ddpwatch.tui.canvas import Canvas, Row
 from ddpwatch.tui.model import DeviceRow
 from ddpwatch.tui.paint.chart import Points, chart
-from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, number, size, with_unit
+from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, number, shorten, size, with_unit
 
 _LEAST_CHART = 5
 _SIDE_BY_SIDE = 72
@@ -58,6 +58,12 @@ def device_name(device: Device) -> str:
     """GPU with its index, or CPU; then the model, then the host."""
     kind = f"GPU{device.index}" if device.kind == "cuda" else "CPU"
     return clean(f"{kind} {clean(device.name, 32)} {clean(device.host, 24)}", 80)
+
+
+def device_fields(device: Device) -> list[Field]:
+    """Name, utilisation and figures for one line."""
+    name = device_name(device)
+    return [Field(name, shorten(name, 24), 0, "strong"), Field(*_utilisation(device), 0, "strong"), *_figures(device)]
 
 
 def _utilisation(device: Device) -> tuple[str, str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from ddpwatch.analysis.verdict import Severity
 from ddpwatch.tui.canvas import Canvas, Row
 from ddpwatch.tui.model import Link, Overview
@@ -13,11 +16,10 @@ _SIGNS: dict[Severity, tuple[str, str]] = {
     "warn": ("!", "warn"),
     "bad": ("✗", "bad"),
 }
-KEYS = (
-    ("q", "quit"), ("?", "help"), ("space", "pause"), ("←→", "step"), ("end", "newest"), ("j k", "scroll"),
-    ("a", "runs"),
-)  # fmt: skip
+KEYS = (("?", "help"), ("q", "quit"), ("space", "pause"), ("/", "filter"), ("a", "runs"))
 _ROOMY = 100
+_FULL_TABS = 70
+Keys = Sequence[tuple[str, str]]
 REPLAY_KEYS = (("+ -", "speed"), (".", "to the end"))
 
 
@@ -60,11 +62,20 @@ def badge_of(model: Overview) -> tuple[str, str]:
 
 
 def _ended_badge(model: Overview) -> tuple[str, str]:
+    if model.link.ended_min is not None:
+        return _last_run_badge(model, model.link.ended_min)
     what = "REPLAY ENDED" if model.link.replay else "ENDED"
     if model.end is None:
         return what, "badge-ended"
     bad = model.end.reason != "finished"
     return f"{what}: {model.end.reason}", "badge-bad" if bad else "badge-ended"
+
+
+def _last_run_badge(model: Overview, minutes: int) -> tuple[str, str]:
+    """A run that had ended before anybody looked."""
+    how = "ended" if model.end is None or model.end.reason == "finished" else model.end.reason
+    when = "just now" if minutes < 1 else f"{minutes} min ago" if minutes < 120 else f"{minutes // 60} h ago"
+    return f"LAST RUN, {how} {when}", "badge-bad" if how != "ended" else "badge-ended"
 
 
 def step_text(model: Overview) -> str:
@@ -85,6 +96,8 @@ def _crowded(model: Overview, width: int) -> str:
 def _identity(model: Overview) -> list[Field]:
     hello, world = model.hello, model.world_size
     fields = [_name(clean(model.run_id, 40))]
+    if model.filter:
+        fields.append(_filtered(model))
     if hello is None:
         return fields
     ranks = f"{world} rank{'s' if world != 1 else ''}"
@@ -96,6 +109,11 @@ def _identity(model: Overview) -> list[Field]:
         Field(f"recording {size(_recording_bytes(model))}" if _recording_bytes(model) is not None else "", "rec", 5),
     ]
     return fields
+
+
+def _filtered(model: Overview) -> Field:
+    shown = f"{len(model.ranks)} shown"
+    return Field(f"filter {clean(model.filter, 24)}: {shown}", f"/{clean(model.filter, 8)}: {shown}", 0, "warn")
 
 
 def _recording_bytes(model: Overview) -> int | None:
@@ -156,12 +174,33 @@ def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:
     return canvas.rows()
 
 
-def paint_footer(model: Overview, width: int, height: int = 1) -> list[Row]:
-    """The keys."""
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """A view to choose. ``here`` is the one shown."""
+
+    key: str
+    name: str
+    here: bool = False
+
+    def text(self, screen: int) -> str:
+        """What it says on a screen of that width."""
+        return f" {self.key} {self.name} " if screen >= _FULL_TABS else f" {self.key} "
+
+    def width(self, screen: int) -> int:
+        """Cells that takes."""
+        return len(self.text(screen))
+
+
+def paint_footer(model: Overview, width: int, height: int = 1, tabs: Sequence[Tab] = (), keys: Keys = ()) -> list[Row]:
+    """The views, then the keys: those of the view shown and those of all."""
     canvas = Canvas(width, height)
     x = 0
-    for key, what in (*KEYS, *(REPLAY_KEYS if model.link.replay else ())):
-        if x + len(key) + len(what) + 3 > width and x:
-            break
+    for tab in tabs:
+        x = canvas.put(x, 0, tab.text(width), "tab-here" if tab.here else "tab")
+    x += 1 if tabs else 0
+    own = [*KEYS[:2], *keys, *KEYS[2:]] if width < _ROOMY * 2 or not tabs else [*keys, *KEYS]
+    for key, what in (*own, *(REPLAY_KEYS if model.link.replay else ())):
+        if x + len(key) + len(what) + 3 > width:
+            continue
         x = canvas.put(canvas.put(x, 0, f" {key} ", "key"), 0, f" {what}  ", "dim")
     return canvas.rows()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from ddpwatch.tui.canvas import Row
-from ddpwatch.tui.layout import Box, Layout, layout
+from ddpwatch.tui.layout import ONE_LINE, Box, Layout, layout
 from ddpwatch.tui.model import Overview
 from ddpwatch.tui.paint.devices import paint_devices
-from ddpwatch.tui.paint.header import paint_footer, paint_header, paint_verdict
+from ddpwatch.tui.paint.header import Keys, Tab, paint_footer, paint_header, paint_verdict
 from ddpwatch.tui.paint.history import paint_history
 from ddpwatch.tui.paint.split import paint_split, rows_for
 from ddpwatch.tui.paint.table import paint_table
@@ -24,19 +24,53 @@ def overview_layout(model: Overview, width: int, height: int) -> Layout:
     return layout(width, height, len(model.ranks), wanted, rows_for(len(model.ranks)))
 
 
-def paint_overview(model: Overview, width: int, height: int, first: int = 0) -> list[Row]:
+def paint_overview(
+    model: Overview, width: int, height: int, first: int = 0, tabs: Sequence[Tab] = (), keys: Keys = ()
+) -> list[Row]:
     """The whole screen; timeline and table begin with the ``first`` rank."""
     boxes = overview_layout(model, width, height)
     parts: list[Part] = [
         (boxes.header, paint_header(model, boxes.header.width, boxes.header.height)),
-        (boxes.footer, paint_footer(model, boxes.footer.width, boxes.footer.height)),
+        (boxes.footer, paint_footer(model, boxes.footer.width, boxes.footer.height, tabs, keys)),
     ]
-    if model.timeline is None and not model.ranks:
-        middle = Box(0, boxes.header.height, width, max(height - boxes.header.height - boxes.footer.height, 0))
-        parts.append((middle, paint_waiting(model.link, middle.width, middle.height)))
+    if _nothing_yet(model):
+        parts.append(_waiting(model, width, height, boxes.header.height, boxes.footer.height))
     else:
         parts += _body(model, boxes, first)
     return assemble(parts, width, height)
+
+
+def verdict_rows(width: int, height: int) -> int:
+    """Rows for the verdict: two where it will not fit into one."""
+    return 0 if height < 6 else 1 if width >= ONE_LINE or height < 16 else 2
+
+
+def framed(
+    model: Overview, width: int, height: int, tabs: Sequence[Tab], keys: Keys, body: Callable[[int, int], list[Row]]
+) -> list[Row]:
+    """Header, verdict and footer around what ``body`` gives for its width and height."""
+    header, verdict = min(2, height), verdict_rows(width, height)
+    footer = 1 if height >= 4 else 0
+    inner = Box(0, header + verdict, width, max(height - header - verdict - footer, 0))
+    parts: list[Part] = [
+        (Box(0, 0, width, header), paint_header(model, width, header)),
+        (Box(0, height - footer, width, footer), paint_footer(model, width, footer, tabs, keys)),
+    ]
+    if _nothing_yet(model):
+        parts.append(_waiting(model, width, height, header, footer))
+    else:
+        parts += [(Box(0, header, width, verdict), paint_verdict(model, width, verdict))]
+        parts += [(inner, body(inner.width, inner.height))] if inner.height else []
+    return assemble(parts, width, height)
+
+
+def _nothing_yet(model: Overview) -> bool:
+    return model.timeline is None and not model.ranks and not model.filter
+
+
+def _waiting(model: Overview, width: int, height: int, header: int, footer: int) -> Part:
+    middle = Box(0, header, width, max(height - header - footer, 0))
+    return middle, paint_waiting(model.link, middle.width, middle.height)
 
 
 def _body(model: Overview, boxes: Layout, first: int) -> Iterable[Part]:

@@ -8,7 +8,7 @@ from ddpwatch.tui.canvas import Canvas, Row
 from ddpwatch.tui.model import RankRow
 from ddpwatch.tui.text import ms
 
-_PARTS = (  # part, heading in full and in short, style, glyph
+PART_LOOKS = (  # part, heading in full and in short, style, glyph
     ("input", "input", "in", "idle", "·"),
     ("forward", "forward", "fwd", "forward", "▒"),
     ("backward", "backward", "bwd", "backward", "▓"),
@@ -29,12 +29,13 @@ def paint_split(ranks: Sequence[RankRow], width: int, height: int, first: int = 
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
     canvas.put(1, 0, "where a step goes, ms", "heading")
-    cell = max((width - _GUTTER) // len(_PARTS), 1)
-    for column, (_, full, short, _, _) in enumerate(_PARTS):
+    cell = max((width - _GUTTER) // len(PART_LOOKS), 1)
+    for column, (_, full, short, _, _) in enumerate(PART_LOOKS):
         canvas.put(_GUTTER + column * cell, 1, f"{full if cell > 8 else short:>{cell - 1}}", "dim")
     first = min(max(first, 0), max(len(ranks) - max((height - 2) // 2, 1), 0))
-    longest = max((sum(row.summary.parts_ns.values()) for row in ranks), default=0)
-    for index, row in enumerate(ranks[first:]):
+    shown = ranks[first : first + max(height - 1, 0) // 2]
+    longest = max((sum(row.summary.parts_ns.values()) for row in shown), default=0)
+    for index, row in enumerate(shown):
         _paint_rank(canvas, row, 2 + 2 * index, cell, longest)
     return canvas.rows()
 
@@ -44,7 +45,7 @@ def _paint_rank(canvas: Canvas, row: RankRow, y: int, cell: int, longest: float)
     canvas.put(1, y, f"{row.rank:>3}", "strong")
     x = float(_GUTTER)
     room = canvas.width - _GUTTER - 1
-    for column, (part, _, _, style, glyph) in enumerate(_PARTS):
+    for column, (part, _, _, style, glyph) in enumerate(PART_LOOKS):
         text_style = "warn" if part == "exposed_comm" and parts.get(part) else "text"
         canvas.put(_GUTTER + column * cell, y, f"{ms(parts.get(part)):>{cell - 1}}", text_style)
         end = x + (parts.get(part, 0.0) * room / longest if longest else 0.0)

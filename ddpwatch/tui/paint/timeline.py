@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpwatch.analysis.intervals import Interval
 from ddpwatch.tui.canvas import Canvas, Row
 from ddpwatch.tui.lanes import Bar, Lane, Timeline
-from ddpwatch.tui.text import Field, fit, size
+from ddpwatch.tui.text import Field, clean, fit, size
 
 LEAST_GUTTER = 4
 PHASES = {"forward": "▒", "backward": "▓", "optimizer": "░"}
 COMM = "█"
 EXPOSED = "╱"
 LAUNCH = "▸"
+MARK, MARK_LINE = "◆", "╌"
 HOOK_LEFT, HOOK_RIGHT, HOOK_BOTH = "⡇", "⢸", "⣿"
 _LABELS = {
     "forward": ((" forward ", "F"), "forward-label"),
@@ -26,15 +28,24 @@ _LABELS = {
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Time to cells: [0, length_ns) on the cells [left, left + width)."""
+    """Time to cells: [start_ns, start_ns + length_ns) on the cells [left, left + width)."""
 
     left: int
     width: int
     length_ns: int
+    start_ns: int = 0
 
     def cell(self, ns: float) -> int:
         """The cell boundary nearest to a moment."""
-        return self.left + round(ns * self.width / self.length_ns)
+        return self.left + round((ns - self.start_ns) * self.width / self.length_ns)
+
+    def time(self, cell: int) -> int:
+        """The moment in the middle of a cell."""
+        return self.start_ns + int((cell - self.left + 0.5) * self.length_ns / self.width)
+
+    def sees(self, start: float, end: float) -> bool:
+        """Whether any of a stretch of time lies on the axis."""
+        return start < self.start_ns + self.length_ns and end >= self.start_ns
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """The cells of a stretch of time: at least one, none beyond the axis."""
@@ -43,7 +54,7 @@ class Axis:
 
     def half_cell(self, ns: int) -> int:
         """The half of a cell that a moment lies in, counted from the left."""
-        return min(max(int(2 * ns * self.width / self.length_ns), 0), 2 * self.width - 1)
+        return min(max(int(2 * (ns - self.start_ns) * self.width / self.length_ns), 0), 2 * self.width - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +114,14 @@ def paint_timeline(timeline: Timeline, width: int, height: int, first: int = 0) 
     for lane in shown:
         if y + max(rows.height - rows.gap, 1) > height - 1:
             break
-        _paint_lane(canvas, lane, axis, rows, y)
+        paint_lane(canvas, lane, axis, rows, y)
         y += rows.height
-    _paint_axis(canvas, axis, min(y - rows.gap, height - 1) if shown else height - 1)
+    paint_axis(canvas, axis, min(y - rows.gap, height - 1) if shown else height - 1)
     return canvas.rows()
 
 
 def _gutter(timeline: Timeline, rows: LaneRows, width: int) -> int:
-    digits = len(str(timeline.lanes[-1].rank)) if timeline.lanes else 1
+    digits = len(str(timeline.lanes.ranks[-1])) if timeline.lanes else 1
     if rows.hooks and width >= 40:
         return max(9, digits + 6)
     return max(LEAST_GUTTER, digits + 2) if width >= 20 else 0
@@ -122,7 +133,7 @@ def _gutter(timeline: Timeline, rows: LaneRows, width: int) -> int:
 def _title(timeline: Timeline, first: int, shown: int, width: int) -> Row:
     title: Row = [(f" {_title_text(timeline, first, shown)}  ", "strong")]
     left = width - len(title[0][0])
-    return [*title, *_legend(left)]
+    return [*title, *legend(left)]
 
 
 def _title_text(timeline: Timeline, first: int, shown: int) -> str:
@@ -133,14 +144,15 @@ def _title_text(timeline: Timeline, first: int, shown: int) -> str:
         text += ", each rank from its own start: clocks differ"
     if shown < len(timeline.lanes):
         text += (
-            f", ranks {timeline.lanes[first].rank}–{timeline.lanes[first + shown - 1].rank} of {len(timeline.lanes)}"
+            f", ranks {timeline.lanes.ranks[first]}–{timeline.lanes.ranks[first + shown - 1]} of {len(timeline.lanes)}"
         )
     if timeline.missing:
         text += f", {len(timeline.missing)} missing"
     return text
 
 
-def _legend(width: int) -> Row:
+def legend(width: int) -> Row:
+    """What the glyphs mean, as far as there is room."""
     entries = (
         ("╱╱", "exposed", "exposed", 0), (PHASES["forward"] * 2, "forward", "forward", 2),
         (PHASES["backward"] * 2, "backward", "backward", 2), (PHASES["optimizer"] * 2, "optimizer", "optimizer", 3),
@@ -158,12 +170,14 @@ def _entry(text: str, style: str) -> Row:
     return [(glyph, style), (f" {name}", "dim")] if glyph and name else [(text, "text")]
 
 
-def _paint_axis(canvas: Canvas, axis: Axis, y: int) -> None:
+def paint_axis(canvas: Canvas, axis: Axis, y: int) -> None:
+    """A line with round numbers of milliseconds."""
     canvas.fill(axis.left, axis.left + axis.width, y, "─", "faint")
     step = nice_step(axis.length_ns / 1e6, max(axis.width // 10, 1))
-    for index in range(int(axis.length_ns / 1e6 / step) + 1):
+    first = math.ceil(axis.start_ns / 1e6 / step)
+    for index in range(first, int((axis.start_ns + axis.length_ns) / 1e6 / step) + 1):
         value = index * step
-        label = f"╵{value:g}" + (" ms" if index == 0 else "")
+        label = f"╵{round(value, 6):g}" + (" ms" if index == first else "")
         x = axis.cell(value * 1e6)
         if x + len(label) <= axis.left + axis.width:
             canvas.put(x, y, label, "axis")
@@ -182,10 +196,12 @@ def nice_step(length: float, ticks: int) -> float:
 # -- one rank ------------------------------------------------------------------------------------------------
 
 
-def _paint_lane(canvas: Canvas, lane: Lane, axis: Axis, rows: LaneRows, y: int) -> None:
+def paint_lane(canvas: Canvas, lane: Lane, axis: Axis, rows: LaneRows, y: int) -> None:
+    """One rank's step, with its label in the gutter."""
     _label(canvas, lane, axis, rows, y)
     if rows.hooks:
         _paint_hooks(canvas, lane, axis, y)
+        _paint_marks(canvas, lane, axis, y)
     for row in range(rows.compute):
         labelled = bool(rows.comm) and row == (rows.compute - 1) // 2
         _paint_compute(canvas, lane, axis, y + rows.hooks + row, labelled)
@@ -194,6 +210,11 @@ def _paint_lane(canvas: Canvas, lane: Lane, axis: Axis, rows: LaneRows, y: int) 
         _paint_comm(canvas, lane, axis, below, rows)
     else:
         _paint_comm_merged(canvas, lane, axis, y)
+
+
+def _on(axis: Axis, lane: Lane, start: int, end: int) -> bool:
+    """Whether a stretch of a lane's step is on the axis."""
+    return axis.sees(lane.offset_ns + start, lane.offset_ns + end)
 
 
 def _label(canvas: Canvas, lane: Lane, axis: Axis, rows: LaneRows, y: int) -> None:
@@ -209,18 +230,35 @@ def _label(canvas: Canvas, lane: Lane, axis: Axis, rows: LaneRows, y: int) -> No
 
 
 def _paint_hooks(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
-    halves = {axis.half_cell(lane.offset_ns + ns) for ns in lane.step.hook_ns}
+    fired = (lane.offset_ns + ns for ns in lane.step.hook_ns)
+    halves = {axis.half_cell(ns) for ns in fired if axis.sees(ns, ns)}
     for cell in sorted({half // 2 for half in halves}):
         left, right = 2 * cell in halves, 2 * cell + 1 in halves
         glyph = HOOK_BOTH if left and right else HOOK_LEFT if left else HOOK_RIGHT
         canvas.put(axis.left + cell, y, glyph, "hook")
 
 
+def _paint_marks(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
+    """A diamond with its name where that covers no other; a garbage collection as a line as long as it took."""
+    free = 0
+    for name, kind, start, end in sorted(lane.marks, key=lambda mark: mark[2]):
+        begin, finish = lane.offset_ns + start, lane.offset_ns + (start if end is None else end)
+        if not axis.sees(begin, finish):
+            continue
+        first, last = axis.span(begin, finish)
+        canvas.fill(first, last, y, MARK_LINE, "mark")
+        label = f"{MARK}{clean(name if kind == 'user' else 'gc', 16)}"
+        if first >= free:
+            free = canvas.put(first, y, label if first + len(label) < canvas.width else MARK, "mark") + 1
+
+
 def _paint_compute(canvas: Canvas, lane: Lane, axis: Axis, y: int, labelled: bool) -> None:
+    if not axis.sees(lane.offset_ns, lane.offset_ns + lane.step.duration_ns):
+        return
     start, end = axis.span(lane.offset_ns, lane.offset_ns + lane.step.duration_ns)
     canvas.fill(start, end, y, "·", "idle")
     for span in lane.step.spans:
-        if span.end <= span.start:
+        if span.end <= span.start or not _on(axis, lane, span.start, span.end):
             continue
         first, last = axis.span(lane.offset_ns + span.start, lane.offset_ns + span.end)
         if span.phase in PHASES:
@@ -241,10 +279,14 @@ def _paint_comm(canvas: Canvas, lane: Lane, axis: Axis, y: int, rows: LaneRows) 
     for number, stacked in enumerate(lane.stacked()):
         top = y + min(number, rows.comm - 1) * rows.thick
         for bar in stacked:
+            if not axis.sees(bar.start, bar.start if bar.end is None else bar.end):
+                continue
             for row in range(1, rows.thick):
                 _paint_bar(canvas, bar, axis, top + row, labelled=False)
             _paint_bar(canvas, bar, axis, top, labelled=True)
     for exposed in lane.figures.exposed:
+        if not _on(axis, lane, *exposed):
+            continue
         _paint_exposed(canvas, lane, axis, exposed, y, rows.comm * rows.thick)
 
 
@@ -279,9 +321,13 @@ def _paint_exposed(canvas: Canvas, lane: Lane, axis: Axis, exposed: Interval, y:
 def _paint_comm_merged(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
     """One row per rank: launches as marks in the compute bar, exposed communication hatched where compute is idle."""
     for bar in lane.bars():
+        if not axis.sees(bar.start, bar.start):
+            continue
         x = axis.span(bar.start, bar.start)[0]
         style = canvas.style_at(x, y)
         canvas.put(x, y, "▾", f"{style}-label" if style in PHASES else "launch")
     for exposed in lane.figures.exposed:
+        if not _on(axis, lane, *exposed):
+            continue
         first, last = axis.span(lane.offset_ns + exposed[0], lane.offset_ns + exposed[1])
         canvas.fill(first, last, y, EXPOSED, "exposed")

@@ -1,0 +1,218 @@
+"""Compares runs: is one slower than the other beyond what chance explains, and which part of the step is it?
+
+The unit is a step: its time is the mean over its ranks, which synchronised training keeps together. Steps are not
+independent (caches, clocks and neighbours drift), so a run is cut into consecutive blocks, longer ones where blocks
+turn out to resemble their neighbours; each block gives its median, and the blocks are resampled with replacement (a
+block bootstrap, Künsch 1989). The interval is the bootstrap's, widened by Student's t for the number of blocks. It
+covers what varies *within* the runs; that two starts of one job can differ by more is not in it, and is why a
+difference below `SMALLEST` is never called one.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import NormalDist, fmean, median, stdev
+from typing import Any
+
+from ddpwatch.analysis.groups import StepGroup
+from ddpwatch.analysis.steps import NS_PER_MS, PARTS
+
+SMALLEST = 0.01
+SMALLEST_OVERLAP = 0.02
+TOO_WIDE = 0.05  # with an interval wider than this to either side, runs are not called equal
+CONFIDENCE = 0.99
+MOST_BLOCKS = 40
+FEWEST_BLOCKS = 6
+STEPS_PER_BLOCK = 5
+KIN = 0.15
+RESAMPLES = 2000
+FEWEST_STEPS = 20
+_WORDS = {
+    "input": "waiting for input", "forward": "the forward", "backward": "the backward",
+    "exposed_comm": "exposed communication", "optimizer": "the optimizer", "other": "the rest of the step",
+}  # fmt: skip
+
+
+@dataclass
+class RunSeries:
+    """One run, step by step: means over the ranks in ms.
+
+    Attributes:
+        name: What the run is called in words.
+        step: Time of each step.
+        parts: The six parts of each step.
+        overlap: Overlap of each step that communicated.
+    """
+
+    name: str
+    step: list[float] = field(default_factory=list)
+    parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    overlap: list[float] = field(default_factory=list)
+
+    def add(self, group: StepGroup) -> None:
+        """Takes one step; warm-up and aborted ones are left out."""
+        if not group.counted or not group.figures:
+            return
+        figures = list(group.figures.values())
+        self.step.append(fmean(figure.step_ns for figure in figures) / NS_PER_MS)
+        for part, values in self.parts.items():
+            values.append(fmean(figure.parts_ns[part] for figure in figures) / NS_PER_MS)
+        overlaps = [figure.overlap for figure in figures if figure.overlap is not None]
+        if overlaps:
+            self.overlap.append(fmean(overlaps))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """B against A.
+
+    Attributes:
+        ratio: Step time of B over that of A, less 1: above 0 B is slower.
+        low, high: Its confidence interval.
+        verdict: ``faster``, ``slower``; ``same`` if no more than a few percent can hide in the noise; ``unclear`` if
+            more can; ``unknown`` with too few steps.
+        part: The part of the step that explains the most of a difference; empty if none does.
+        overlap: Change of the overlap (0.1 is ten points) if it is beyond chance, with its interval; None if not.
+        text: All that in words.
+    """
+
+    ratio: float | None
+    low: float | None
+    high: float | None
+    verdict: str
+    part: str
+    overlap: tuple[float, float, float] | None
+    text: str
+
+
+def compare(a: RunSeries, b: RunSeries, seed: int = 0) -> Difference:
+    """Compares run B with run A."""
+    if min(len(a.step), len(b.step)) < FEWEST_STEPS:
+        return Difference(None, None, None, "unknown", "", None, _too_short(a, b))
+    blocks_a, blocks_b = _block_medians(a.step), _block_medians(b.step)
+    dice = random.Random(seed)
+    found = _interval(blocks_a, blocks_b, lambda x, y: y / x - 1, dice)
+    verdict = _verdict(*found)
+    part = _part(a, b) if verdict in ("slower", "faster") else ""
+    overlap = _overlap(a, b, dice)
+    text = _words(a, b, found, verdict, part) + _overlap_words(a, b, overlap)
+    return Difference(*found, verdict, part, overlap, text)
+
+
+def _verdict(ratio: float, low: float, high: float) -> str:
+    if abs(ratio) >= SMALLEST and (low > 0 or high < 0):
+        return "slower" if ratio > 0 else "faster"
+    return "same" if max(-low, high) <= TOO_WIDE else "unclear"
+
+
+def _overlap(a: RunSeries, b: RunSeries, dice: random.Random) -> tuple[float, float, float] | None:
+    if min(len(a.overlap), len(b.overlap)) < FEWEST_STEPS:
+        return None
+    blocks_a, blocks_b = _block_medians(a.overlap), _block_medians(b.overlap)
+    change, low, high = _interval(blocks_a, blocks_b, lambda x, y: y - x, dice)
+    return (change, low, high) if abs(change) >= SMALLEST_OVERLAP and (low > 0 or high < 0) else None
+
+
+def figures_of(series: RunSeries) -> dict[str, Any]:
+    """What stands in a run's column: medians, in ms and as ratio."""
+    return {
+        "name": series.name,
+        "steps": len(series.step),
+        "step_ms": _median(series.step),
+        "parts_ms": {part: _median(values) for part, values in series.parts.items()},
+        "overlap": _median(series.overlap),
+    }
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+def _block_medians(values: Sequence[float]) -> list[float]:
+    """Medians of consecutive blocks, long enough that neighbours tell little about each other."""
+    count = max(FEWEST_BLOCKS, min(MOST_BLOCKS, len(values) // STEPS_PER_BLOCK))
+    while True:
+        edges = [round(place * len(values) / count) for place in range(count + 1)]
+        medians = [median(values[begin:end]) for begin, end in pairwise(edges)]
+        if count <= FEWEST_BLOCKS or _follows_itself(medians) < KIN:
+            return medians
+        count = max(FEWEST_BLOCKS, count * 2 // 3)
+
+
+def _follows_itself(values: Sequence[float]) -> float:
+    """The autocorrelation of neighbours."""
+    centre = fmean(values)
+    spread = sum((value - centre) ** 2 for value in values)
+    return sum((a - centre) * (b - centre) for a, b in pairwise(values)) / spread if spread else 0.0
+
+
+def _interval(
+    a: Sequence[float], b: Sequence[float], change: Callable[[float, float], float], dice: random.Random
+) -> tuple[float, float, float]:
+    """The change from A to B, and its interval."""
+    resampled = [
+        change(fmean(dice.choices(a, k=len(a))), fmean(dice.choices(b, k=len(b)))) for _ in range(RESAMPLES)
+    ]  # fmt: skip
+    fewest = min(len(a), len(b))
+    reach = stdev(resampled) * math.sqrt(fewest / (fewest - 1)) * _student(CONFIDENCE, fewest - 1)
+    found = change(fmean(a), fmean(b))
+    return found, found - reach, found + reach
+
+
+def _student(confidence: float, freedom: int) -> float:
+    """Quantile of Student's t, by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5)."""
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + first / freedom + second / freedom**2
+
+
+def _part(a: RunSeries, b: RunSeries) -> str:
+    """The part whose change goes the same way as the step's, and furthest."""
+    change = _change(a.step, b.step)
+    changes = {part: _change(a.parts[part], b.parts[part]) for part in PARTS}
+    part = max(changes, key=lambda name: changes[name] * math.copysign(1, change))
+    return part if changes[part] * change > 0 and abs(changes[part]) >= abs(change) / 3 else ""
+
+
+def _change(a: Sequence[float], b: Sequence[float]) -> float:
+    return median(b) - median(a)
+
+
+def _words(a: RunSeries, b: RunSeries, found: tuple[float, float, float], verdict: str, part: str) -> str:
+    ratio, low, high = (100 * value for value in found)
+    between = f"between {a.name} and {b.name}"
+    interval = f"{ratio:+.1f} %, {low:+.1f} to {high:+.1f}"
+    if verdict == "same":
+        return f"no difference {between} ({interval})"
+    if verdict == "unclear":
+        hidden = f"up to {max(-low, high):.0f} %"
+        return f"no difference {between} that chance could not make ({interval}), but {hidden} could hide in the noise"
+    ends = sorted((abs(low), abs(high)))
+    text = f"{b.name} is {abs(ratio):.1f} % {verdict} than {a.name} ({ends[0]:.1f} to {ends[1]:.1f})"
+    if part:
+        before, after = median(a.parts[part]), median(b.parts[part])
+        text += f", because {_WORDS[part]} {'fell' if after < before else 'rose'} from {_ms(before)} to {_ms(after)} ms"
+    return text
+
+
+def _overlap_words(a: RunSeries, b: RunSeries, overlap: tuple[float, float, float] | None) -> str:
+    if overlap is None:
+        return ""
+    change, low, high = overlap
+    before, after = median(a.overlap), median(b.overlap)
+    verb = "rose" if change > 0 else "fell"
+    return f"; overlap {verb} from {before:.0%} to {after:.0%} ({100 * low:+.0f} to {100 * high:+.0f} points)"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _too_short(a: RunSeries, b: RunSeries) -> str:
+    short = min((a, b), key=lambda series: len(series.step))
+    return f"{short.name} has {len(short.step)} steps to compare; {FEWEST_STEPS} are needed"

@@ -1,0 +1,28 @@
+"""The same picture without a character beyond ASCII, cell by cell, for terminals and fonts that have no other."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from rich.cells import cell_len
+
+_GLYPHS = {
+    "▒": "=", "▓": "#", "░": "~", "█": "%", "╱": "/", "·": ".", "▸": ">", "▾": "v", "▶": ">", "◀": "<", "▼": "v",
+    "⡇": "'", "⢸": "'", "⣿": '"', "◆": "*", "╌": "-", "─": "-", "━": "=", "┄": ".", "│": "|", "╵": "|", "▲": "^",
+    "△": "^", "–": "-", "…": ">", "×": "x", "←": "<", "→": ">", "↑": "^", "↓": "v", "✗": "x", "✓": "+", "≤": "<",
+    "°": "o", "“": '"', "”": '"', "▁": "_", "▂": "_", "▃": "-", "▄": "-", "▅": "=", "▆": "=", "▇": "#", "⠀": " ",
+}  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def ascii_text(text: str) -> str:
+    """The text in ASCII, as many cells wide."""
+    return text if text.isascii() else "".join(_char(char) for char in text)
+
+
+def _char(char: str) -> str:
+    if char.isascii():
+        return char
+    if char in _GLYPHS:
+        return _GLYPHS[char]
+    return "*" if "⠀" < char <= "⣿" else "?" * cell_len(char)

@@ -1,0 +1,110 @@
+"""What happened in a run, one line each: arrivals, layouts, marks, odd steps, ends, findings that come and go."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from ddpwatch.analysis.verdict import Verdict
+from ddpwatch.messages import Bye, Hello, Layout, Mark, Message, Step
+from ddpwatch.tui.text import ms
+
+KEEP_EVENTS = 2000
+_QUIET = ("starting", "collecting", "ended")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the log.
+
+    Attributes:
+        at_ns: When it was received (ns since the Unix epoch).
+        kind: ``run``, ``rank``, ``layout``, ``step``, ``mark``, ``finding`` or ``output``.
+        step: The step it belongs to, if any.
+    """
+
+    at_ns: int
+    kind: str
+    text: str
+    severity: str = "text"
+    step: int | None = None
+
+
+class EventLog:
+    """Takes messages and verdicts, keeps the newest events.
+
+    Attributes:
+        events: Oldest first.
+        finding: The finding that holds now.
+        heard: Lines of the job's output so far.
+    """
+
+    def __init__(self) -> None:
+        self.events: deque[Event] = deque(maxlen=KEEP_EVENTS)
+        self.finding: Verdict | None = None
+        self.heard = 0
+        self._layouts: set[tuple[int, int]] = set()
+        self._odd: set[tuple[int, str]] = set()
+
+    def add(self, event: Event) -> None:
+        """Takes one event."""
+        self.events.append(event)
+
+    def take(self, message: Message, at_ns: int) -> None:
+        """Takes one message; most are no event."""
+        if isinstance(message, Step):
+            if message.status != "ok":
+                self._step(message, at_ns)
+        elif isinstance(message, Mark):
+            self.add(_mark(message, at_ns))
+        elif isinstance(message, Hello):
+            self.add(Event(at_ns, "rank", f"rank {message.rank} attached: {message.host}, pid {message.pid}"))
+        elif isinstance(message, Layout):
+            self._layout(message, at_ns)
+        elif isinstance(message, Bye):
+            self.add(_bye(message, at_ns))
+
+    def judge(self, verdict: Verdict, at_ns: int, step: int | None) -> None:
+        """Notes a finding that is new, and one that is gone. Changing figures make no new finding."""
+        before = self.finding
+        if before is not None and _same(before, verdict):
+            self.finding = verdict
+            return
+        if before is not None and before.severity in ("warn", "bad") and before.kind not in _QUIET:
+            self.add(Event(at_ns, "finding", f"cleared: {before.text}", "good", step))
+        self.finding = verdict
+        if verdict.severity in ("warn", "bad"):
+            self.add(Event(at_ns, "finding", verdict.text, verdict.severity, step))
+
+    def _step(self, step: Step, at_ns: int) -> None:
+        key = (step.step, step.status)
+        if key not in self._odd:
+            self._odd = {other for other in self._odd if other[0] > step.step - 100} | {key}
+            what = "warm-up" if step.status == "warmup" else step.status
+            severity = "warn" if step.status == "aborted" else "dim"
+            self.add(Event(at_ns, "step", f"step {step.step} is {what} (rank {step.rank})", severity, step.step))
+
+    def _layout(self, layout: Layout, at_ns: int) -> None:
+        key = (layout.module, layout.epoch)
+        if key not in self._layouts:
+            self._layouts.add(key)
+            text = f"{len(layout.buckets)} buckets for {len(layout.params)} parameters (layout {layout.epoch})"
+            self.add(Event(at_ns, "layout", text, "dim"))
+
+
+def _same(a: Verdict, b: Verdict) -> bool:
+    return (a.kind, a.rank, a.bucket, a.severity) == (b.kind, b.rank, b.bucket, b.severity)
+
+
+def _mark(mark: Mark, at_ns: int) -> Event:
+    took = "" if mark.end_ns is None else f", {ms(mark.end_ns - mark.start_ns)} ms"
+    what = "garbage collection" if mark.kind == "gc" else f"mark “{mark.name}”"
+    return Event(at_ns, "mark", f"rank {mark.rank}: {what}{took}", "strong" if mark.kind == "user" else "dim")
+
+
+def _bye(bye: Bye, at_ns: int) -> Event:
+    who = "the run" if bye.rank is None else f"rank {bye.rank}"
+    where = f" at step {bye.step}" if bye.step is not None else ""
+    detail = f" ({bye.detail})" if bye.detail else ""
+    severity = "text" if bye.reason == "finished" else "bad"
+    return Event(at_ns, "run" if bye.rank is None else "rank", f"{who} ended: {bye.reason}{detail}{where}", severity)

@@ -1,0 +1,32 @@
+"""Which ranks are shown: what the user has typed after ``/``, made a predicate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ddpwatch.state import RankState, RankStatus
+
+Predicate = Callable[[RankState, RankStatus], bool]
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?$")
+HELP = "ranks (0-7,12), a state (running, waiting, silent, ended) or part of a host's name; empty shows all"
+
+
+def parse_filter(text: str) -> Predicate | None:
+    """A predicate on a rank; None for an empty filter, which shows all.
+
+    Words between commas are alternatives: rank numbers and ranges, states, parts of a host's name.
+    """
+    words = [word.strip().lower() for word in re.split(r"[,\s]+", text) if word.strip()]
+    tests = [_word(word) for word in words]
+    return (lambda rank, status: any(test(rank, status) for test in tests)) if tests else None
+
+
+def _word(word: str) -> Predicate:
+    found = _RANGE.match(word)
+    if found:
+        low, high = int(found[1]), int(found[2] or found[1])
+        return lambda rank, _: low <= rank.rank <= high
+    if word in {status.value for status in RankStatus}:
+        return lambda _, status: status.value == word
+    return lambda rank, _: rank.hello is not None and word in rank.hello.host.lower()

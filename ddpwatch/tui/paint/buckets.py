@@ -1,0 +1,144 @@
+"""The Buckets view: a table with a bar per bucket, and one bucket in detail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpwatch.analysis.buckets import BucketRow, BucketStep
+from ddpwatch.tui.canvas import Canvas, Row
+from ddpwatch.tui.paint.grid import GridColumn, paint_grid
+from ddpwatch.tui.paint.spark import paint_columns
+from ddpwatch.tui.text import UNKNOWN, clean, ms, number, percent, shorten, size
+
+_LEAST_BAR = 16
+_CHART_ROWS = 4
+
+
+def _exposed_style(row: BucketRow) -> str:
+    return "warn" if row.exposed else "text"
+
+
+COLUMNS: tuple[GridColumn[BucketRow], ...] = (
+    GridColumn("bucket", 8, lambda r: f"{r.module}:{r.index}" if r.module else str(r.index), lambda r: r.index, 0),
+    GridColumn("bytes", 11, lambda r: size(r.nbytes), lambda r: r.nbytes, 5),
+    GridColumn("ready ms", 10, lambda r: ms(r.ready), lambda r: r.ready, 6),
+    GridColumn("launch ms", 11, lambda r: ms(r.launch), lambda r: r.launch, 2),
+    GridColumn("done ms", 9, lambda r: ms(r.done), lambda r: r.done, 4),
+    GridColumn("wait ms", 9, lambda r: ms(r.wait), lambda r: r.wait, 1),
+    GridColumn("transfer ms", 13, lambda r: ms(r.transfer), lambda r: r.transfer, 3),
+    GridColumn("exposed ms", 12, lambda r: ms(r.exposed), lambda r: r.exposed, 1, _exposed_style),
+    GridColumn(
+        "busbw GB/s", 12, lambda r: number(None if r.busbw is None else r.busbw / 1e9), lambda r: r.busbw, 7
+    ),
+    GridColumn("last rank", 11, lambda r: _last(r), lambda r: r.last_share, 2),
+)  # fmt: skip
+
+
+def _last(row: BucketRow) -> str:
+    return UNKNOWN if row.last_rank is None else f"{row.last_rank} {percent(row.last_share)}".replace(" %", "%")
+
+
+def paint_buckets(
+    rows: Sequence[BucketRow], layers: Sequence[str], size_: tuple[int, int], first: int, selected: int, sorted_by: str
+) -> list[Row]:
+    """The table, its bars (launch to done over the backward, exposed hatched), the selected bucket's first parameter.
+
+    Args:
+        rows: Sorted.
+        layers: What to call each row.
+        size_: Columns and rows of the screen.
+        first: First row shown.
+        selected: The selected one.
+        sorted_by: Heading of the column sorted by.
+    """
+    width, height = size_
+    canvas = Canvas(width, height)
+    if not rows:
+        canvas.put(1, 1, f"{UNKNOWN} no bucket in the newest steps", "dim")
+        return canvas.rows()
+    table = Canvas(width, height - 1)
+    room = width if width < 100 else int(width * 0.68)
+    x = paint_grid(table, COLUMNS, rows, first, selected, sorted_by, room)
+    longest = max((row.done or row.launch or 0 for row in rows), default=0) or 1
+    if width - x >= _LEAST_BAR:
+        title = f"launch to done, {ms(longest)} ms from the backward's start"
+        table.put(x + 1, 0, shorten(title, width - x - 2), "heading")
+        for y, row in enumerate(rows[first : first + height - 2], start=1):
+            _paint_bar(table, row, x + 1, width - x - 2, longest, y)
+    _copy(table, canvas)
+    layer = layers[selected] if selected < len(layers) else ""
+    note = (
+        f"bucket {rows[selected].index}: {clean(layer, 80) or 'its layout is not known'}, {rows[selected].steps} steps"
+    )
+    canvas.put(1, height - 1, shorten(note + "   Enter: its history and parameters", width - 2), "dim")
+    return canvas.rows()
+
+
+def _copy(source: Canvas, target: Canvas) -> None:
+    for y, row in enumerate(source.rows()):
+        target.put_runs(0, y, row)
+
+
+def _paint_bar(canvas: Canvas, row: BucketRow, x: int, width: int, longest: float, y: int) -> None:
+    start = row.launch or 0.0
+    if row.done is None:
+        canvas.put(x + round(start * width / longest), y, "▸", "launch")
+        return
+    first, last = (
+        round(start * width / longest),
+        max(round(row.done * width / longest), round(start * width / longest) + 1),
+    )
+    hatched = min(round((row.exposed or 0.0) * width / longest), last - first)
+    canvas.fill(x + first, x + last - hatched, y, "█", "comm-a" if row.index % 2 == 0 else "comm-b")
+    canvas.fill(x + last - hatched, x + last, y, "╱", "exposed")
+
+
+def paint_bucket(
+    row: BucketRow,
+    history: Sequence[tuple[int, BucketStep]],
+    params: Sequence[str],
+    fired: Sequence[tuple[str, float]],
+    size_: tuple[int, int],
+    first: int = 0,
+) -> list[Row]:
+    """One bucket: transfer, wait and exposed step by step, and its parameters in firing order against bucket order.
+
+    ``fired`` is (parameter, ns from the backward's start) in firing order on the lowest rank.
+    """
+    width, height = size_
+    canvas = Canvas(width, height)
+    canvas.fill(0, width, 0, " ", "heading")
+    title = f"bucket {row.index}: {size(row.nbytes)}, {len(params)} parameters, launched at {ms(row.launch)} ms"
+    canvas.put(1, 0, shorten(f"{title}, last on rank {_last(row)}   Escape: back", width - 2), "heading-strong")
+    y = 1
+    tall = _CHART_ROWS if height >= 24 else 2
+    for name, style, values in (
+        ("wait", "chart", [step.wait for _, step in history]),
+        ("transfer", "history", [step.transfer for _, step in history]),
+        ("exposed", "history-exposed", [step.exposed for _, step in history]),
+    ):
+        top = max((value for value in values if value is not None), default=None)
+        canvas.put(1, y, f"{name:<9}", "dim")
+        canvas.put(1, y + 1, f"≤ {ms(top)} ms" if top is not None else UNKNOWN, "dim")
+        paint_columns(canvas, values, (14, y, width - 15, tall), style)
+        y += tall
+    _paint_params(canvas, params, fired, y, first)
+    return canvas.rows()
+
+
+def _paint_params(
+    canvas: Canvas, params: Sequence[str], fired: Sequence[tuple[str, float]], y: int, first: int
+) -> None:
+    canvas.fill(0, canvas.width, y, " ", "heading")
+    canvas.put(
+        1, y, shorten("fired   at ms  in bucket  parameter, in the order of its gradient", canvas.width - 2), "heading"
+    )
+    place = {name: number for number, name in enumerate(params)}
+    rest = [(name, None) for name in params if name not in {name for name, _ in fired}]
+    lines = [*fired, *rest]
+    for offset, (name, at) in enumerate(lines[first : first + max(canvas.height - y - 1, 0)]):
+        order = first + offset
+        moved = at is not None and place.get(name) != order
+        line = f"{order if at is not None else UNKNOWN:>5} {ms(at):>7} {place.get(name, UNKNOWN):>10}  "
+        x = canvas.put(1, y + 1 + offset, line, "warn" if moved else "text")
+        canvas.put(x, y + 1 + offset, clean(name, canvas.width - x - 1), "text")

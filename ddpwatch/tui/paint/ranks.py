@@ -1,0 +1,144 @@
+"""The Ranks view: the heatmap, and one rank in detail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpwatch.analysis.steps import StepFigures
+from ddpwatch.tui.canvas import Canvas, Row
+from ddpwatch.tui.heat import LEVELS, HeatMap
+from ddpwatch.tui.model import DeviceRow, RankRow
+from ddpwatch.tui.paint.devices import device_fields
+from ddpwatch.tui.paint.split import PART_LOOKS
+from ddpwatch.tui.text import UNKNOWN, clean, fit, ms, percent, shorten
+
+GUTTER = 12
+GLYPHS = " ·░▒▓█"
+_RIGHT = 11  # the newest step's figure
+
+
+def columns_for(width: int) -> int:
+    """How many steps fit."""
+    return max(width - GUTTER - _RIGHT, 1)
+
+
+def figure(map_: HeatMap, value: float) -> str:
+    """A value with its unit."""
+    if value != value:
+        return UNKNOWN
+    return percent(value) if map_.metric.unit == "%" else f"{ms(value)} ms"
+
+
+def cell_size(steps: int, rows: int, width: int, height: int) -> tuple[int, int]:
+    """Columns per step and screen rows per row, so that a small job fills the screen."""
+    return max(min(columns_for(width) // max(steps, 1), 4), 1), max(min((height - 2) // max(rows, 1), 3), 1)
+
+
+def paint_heat(
+    map_: HeatMap, width: int, height: int, first: int, selected: int | None, slowest: int | None
+) -> list[Row]:
+    """Title with scale, one row per rank or group from the ``first`` row on, and the steps below."""
+    canvas = Canvas(width, height)
+    _paint_title(canvas, map_)
+    cell = cell_size(len(map_.steps), len(map_.groups), width, height)
+    room = max((height - 2) // cell[1], 0)
+    for place, row in enumerate(range(first, min(first + room, len(map_.groups)))):
+        _paint_row(canvas, map_, row, 1 + place * cell[1], cell, selected, slowest)
+    if map_.steps:
+        end = GUTTER + columns_for(width)
+        canvas.put(max(end - cell[0] * len(map_.steps), 0), height - 1, f"╵step {map_.steps[0]}", "axis")
+        newest = f"{map_.steps[-1]}╵"
+        if cell[0] * len(map_.steps) > len(newest) + 14:
+            canvas.put(end - len(newest), height - 1, newest, "axis")
+    return canvas.rows()
+
+
+def _paint_title(canvas: Canvas, map_: HeatMap) -> None:
+    canvas.fill(0, canvas.width, 0, " ", "heading")
+    grouped = max((len(group) for group in map_.groups), default=1)
+    what = (
+        f"{map_.metric.title} by rank and step"
+        if grouped == 1
+        else f"{map_.metric.title}, worst of {grouped} ranks a row"
+    )
+    x = canvas.put(1, 0, shorten(what, canvas.width - 2), "heading-strong") + 2
+    low, high = (map_.high, map_.low) if map_.metric.inverted else (map_.low, map_.high)
+    if x + 30 < canvas.width:
+        x = canvas.put(x, 0, f"{figure(map_, low)} ", "heading")
+        for level in range(LEVELS):
+            x = canvas.put(x, 0, GLYPHS[level] * 2, f"heat-{level}")
+        canvas.put(x, 0, f" {figure(map_, high)}", "heading")
+
+
+def _paint_row(
+    canvas: Canvas, map_: HeatMap, row: int, y: int, cell: tuple[int, int], selected: int | None, slowest: int | None
+) -> None:
+    group = map_.groups[row]
+    name = f"{group[0]}" if len(group) == 1 else f"{group[0]}–{group[-1]}"
+    here = selected in group if selected is not None else False
+    style = "selected" if here else "bad" if slowest in group else "strong"
+    canvas.put(1, y, f"{name:>{GUTTER - 3}}{'◀' if slowest in group else ' '}", style)
+    end = GUTTER + columns_for(canvas.width)
+    start = end - cell[0] * len(map_.steps)
+    for place in range(len(map_.steps)):
+        level = map_.level(place, row)
+        glyph, look = ("–", "faint") if level is None else (GLYPHS[level], f"heat-{level}")
+        for line in range(y, y + cell[1]):
+            canvas.fill(start + place * cell[0], start + (place + 1) * cell[0], line, glyph, look)
+    if map_.columns:
+        canvas.put(end + 1, y, figure(map_, map_.columns[-1][row]), "text")
+
+
+def paint_rank(
+    row: RankRow,
+    history: Sequence[StepFigures],
+    devices: Sequence[DeviceRow],
+    marks: Sequence[str],
+    width: int,
+    height: int,
+) -> list[Row]:
+    """One rank: figures, where each of its steps went, its devices and its marks."""
+    canvas = Canvas(width, height)
+    canvas.fill(0, width, 0, " ", "heading")
+    name = f"rank {row.rank} on {clean(row.host, 32) or UNKNOWN}, pid {UNKNOWN if row.pid is None else row.pid}"
+    canvas.put(1, 0, shorten(f"{name}: {clean(row.status, 60)}   Escape: back", width - 2), "heading-strong")
+    summary = row.summary
+    line = (
+        f"step {ms(summary.step_ns)} ms   late {ms(summary.late_ns)} ms   wait {ms(summary.wait_ns)} ms   "
+        f"overlap {percent(summary.overlap)}   exposed {ms(summary.exposed_ns)} ms   drops {row.dropped}"
+    )
+    canvas.put(1, 1, shorten(line, width - 2))
+    below = min(len(devices) + 1 + min(len(marks), 4), max(height - 10, 0))
+    chart = max(height - 4 - below, 0)
+    _paint_parts(canvas, history, 3, chart)
+    y = 3 + chart + 1
+    for device in devices[: max(below - 1, 0)]:
+        canvas.put_runs(1, y, fit([*device_fields(device.device)], width - 2))
+        y += 1
+    for mark in marks[: max(height - y, 0)]:
+        canvas.put(1, y, shorten(f"◆ {clean(mark, 120)}", width - 2), "mark")
+        y += 1
+    return canvas.rows()
+
+
+def _paint_parts(canvas: Canvas, history: Sequence[StepFigures], y: int, height: int) -> None:
+    """A column per step, its parts stacked in the order in which they come."""
+    x = 1
+    for part, full, _, style, glyph in PART_LOOKS:
+        p50 = sorted(figures.parts_ns[part] for figures in history)
+        value = ms(p50[len(p50) // 2]) if p50 else UNKNOWN
+        x = canvas.put(x, y - 1, glyph * 2, style)
+        x = canvas.put(x, y - 1, f" {full} {value} ms  ", "dim")
+    shown = history[-(canvas.width - 12) :]
+    longest = max((figures.step_ns for figures in shown), default=0) or 1
+    canvas.put(1, y, f"{ms(longest):>6} ms", "dim")
+    canvas.put(1, y + height - 1, f"{'0':>6} ms", "dim")
+    wide = max(min((canvas.width - 12) // max(len(shown), 1), 4), 1)
+    for place, figures in enumerate(shown):
+        x = canvas.width - 1 - wide * (len(shown) - place)
+        bottom = 0.0
+        for part, _, _, style, glyph in PART_LOOKS:
+            top = bottom + figures.parts_ns[part] * height / longest
+            for cell in range(round(bottom), round(top)):
+                canvas.fill(x, x + wide, y + height - 1 - cell, glyph, style)
+            bottom = top

@@ -1,0 +1,96 @@
+"""The Timeline view: title with legend, lanes, axis with cursor, and the exact values under it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpwatch.tui.canvas import Canvas, Row
+from ddpwatch.tui.paint.timeline import Axis, LaneRows, choices, legend, paint_axis, paint_lane
+from ddpwatch.tui.text import clean, fit, ms, shorten
+from ddpwatch.tui.trace import Cursor, Inspection, Trace, Window
+
+INSPECTION_ROWS = 4
+_LEAST_HEIGHT = 12  # below that there are no exact values
+_DENSITIES = 3
+
+
+def trace_axis(trace: Trace, window: Window, width: int) -> Axis:
+    """Where time lies on a screen of that width."""
+    digits = len(str(trace.ranks[-1])) if trace.ranks else 1
+    gutter = max(10, digits + 7) if width >= 40 else 0
+    return Axis(gutter, max(width - gutter - 1, 1), window.length_ns, window.start_ns)
+
+
+def lanes_height(height: int) -> int:
+    """Rows for lanes in a body of that height: without title, axis and values."""
+    return max(height - 2 - (INSPECTION_ROWS if height >= _LEAST_HEIGHT else 0), 1)
+
+
+def trace_rows(trace: Trace, height: int, density: int = 0) -> LaneRows:
+    """Rows per rank: the roomiest with which all fit, or else three; ``density`` 1 and 2 ask for tighter ones."""
+    options = choices(trace.comm_rows)
+    room = lanes_height(height)
+    least = next(i for i, rows in enumerate(options) if rows.comm == 1 and rows.gap == 0 and rows.hooks)
+    fitting = (i for i, rows in enumerate(options) if rows.height * len(trace.ranks) <= room + rows.gap)
+    chosen = min(next(fitting, least), least)
+    return options[min(chosen + density, len(options) - 1) if density < _DENSITIES - 1 else -1]
+
+
+def ranks_in_view(trace: Trace, height: int, density: int = 0) -> int:
+    """How many ranks fit."""
+    rows = trace_rows(trace, height, density)
+    return max((lanes_height(height) + rows.gap) // rows.height, 1)
+
+
+def paint_trace(
+    trace: Trace, window: Window, cursor: Cursor, found: Inspection, size: tuple[int, int], first: int, density: int = 0
+) -> list[Row]:
+    """The whole body, from the ``first`` rank on."""
+    width, height = size
+    canvas = Canvas(width, height)
+    rows, axis = trace_rows(trace, height, density), trace_axis(trace, window, width)
+    shown = trace.ranks[first : first + ranks_in_view(trace, height, density)]
+    _paint_title(canvas, trace, window, shown)
+    y = 1
+    for rank in shown:
+        for lane in trace.track(rank):
+            paint_lane(canvas, lane, axis, rows, y)
+        if rank == cursor.rank and axis.left:
+            canvas.put(0, y, "▶", "warn")
+        y += rows.height
+    bottom = min(y - rows.gap, 1 + lanes_height(height))
+    paint_axis(canvas, axis, bottom)
+    for at, sign in ((cursor.mark_ns, "△"), (cursor.at_ns, "▲")):
+        if at is not None and axis.sees(at, at):
+            _paint_cursor(canvas, axis, at, bottom, sign)
+    if height >= _LEAST_HEIGHT:
+        _paint_values(canvas, found, bottom + 1)
+    return canvas.rows()
+
+
+def _paint_title(canvas: Canvas, trace: Trace, window: Window, shown: Sequence[int]) -> None:
+    title = f" {trace.title}"
+    if len(shown) < len(trace.ranks):
+        title += f", ranks {shown[0]}–{shown[-1]} of {len(trace.ranks)}"
+    if window.zoomed:
+        title += f", {ms(window.start_ns)}–{ms(window.start_ns + window.length_ns)} ms"
+    x = canvas.put(0, 0, shorten(title, canvas.width), "strong") + 2
+    canvas.put_runs(x, 0, legend(canvas.width - x))
+
+
+def _paint_cursor(canvas: Canvas, axis: Axis, at_ns: int, bottom: int, sign: str) -> None:
+    """A column in the cursor's colour, glyphs kept; a sign and the time below it."""
+    x = axis.span(at_ns, at_ns)[0]
+    for y in range(1, bottom):
+        char = canvas.char_at(x, y)
+        canvas.put(x, y, "│" if char in " ·" else char, "cursor")
+    label = f"{sign}{ms(at_ns)} ms"
+    canvas.put(x if x + len(label) <= canvas.width else canvas.width - len(label), bottom, label, "cursor")
+
+
+def _paint_values(canvas: Canvas, found: Inspection, y: int) -> None:
+    width = canvas.width - 2
+    canvas.put_runs(1, y, fit(found.place, width))
+    canvas.put_runs(1, y + 1, fit(found.bucket, width))
+    canvas.put(1, y + 2, clean(found.params, width), "dim")
+    canvas.put(1, y + 3, shorten(found.measured, width), "warn")

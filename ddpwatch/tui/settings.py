@@ -1,0 +1,72 @@
+"""Settings from a TOML file: what the dashboard looks like when it starts. A missing file means the defaults."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ddpwatch.errors import UsageError
+
+Theme = Literal["auto", "dark", "light", "contrast", "ansi", "none"]
+_FEW_COLOURS = ("linux", "vt100", "vt220", "ansi", "xterm", "screen", "tmux", "rxvt")
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every setting with its default."""
+
+    theme: Theme = "auto"
+    """Colours. ``auto``: none with NO_COLOR, the sixteen of an old terminal, else dark."""
+    ascii: bool = False
+    """Draw with ASCII characters only."""
+    view: Literal["overview", "timeline", "buckets", "ranks", "devices", "log"] = "overview"
+    """The view to begin with."""
+    repaint_hz: Annotated[float, Meta(ge=0.5, le=20)] = 10.0
+    """How often a live view is drawn, at most. Fewer for a slow line."""
+    follow_slowest: bool = False
+    """Keep the slowest rank in sight."""
+    timeline_seconds: Annotated[float, Meta(gt=0, le=600)] = 3.0
+    """Length of the Timeline's rolling window."""
+
+    def override(self, theme: str | None, ascii_only: bool | None) -> Settings:
+        """These settings with what the command line says."""
+        changes = {name: value for name, value in (("theme", theme), ("ascii", ascii_only)) if value is not None}
+        try:
+            return msgspec.convert({**msgspec.structs.asdict(self), **changes}, Settings)
+        except msgspec.ValidationError as error:
+            raise UsageError(str(error), "themes: auto, dark, light, contrast, ansi, none") from error
+
+    def resolved_theme(self) -> str:
+        """The theme to use in this terminal."""
+        if self.theme != "auto":
+            return self.theme
+        if os.environ.get("NO_COLOR"):
+            return "none"
+        few = os.environ.get("TERM", "") in _FEW_COLOURS and not os.environ.get("COLORTERM")
+        return "ansi" if few else "dark"
+
+
+def settings_path() -> Path:
+    """``$DDPWATCH_CONFIG``, else ``ddpwatch/config.toml`` in ``$XDG_CONFIG_HOME`` (``~/.config``)."""
+    if configured := os.environ.get("DDPWATCH_CONFIG"):
+        return Path(configured)
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(home).expanduser() / "ddpwatch" / "config.toml"
+
+
+def load_settings(path: Path | None = None) -> Settings:
+    """The settings in a file (see `settings_path`); the defaults where there is none.
+
+    Raises:
+        UsageError: The file cannot be read, is not TOML, or has a setting that does not exist.
+    """
+    path = path or settings_path()
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Settings)
+    except FileNotFoundError:
+        return Settings()
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{path}: {error}", "docs/guide.md lists the settings") from error

@@ -1,0 +1,87 @@
+"""The last view: what happened, findings, and the job's own output where it was started by `ddpwatch run`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+
+from ddpwatch.tui.canvas import Row
+from ddpwatch.tui.events import Event
+from ddpwatch.tui.paint.log import paint_log
+from ddpwatch.tui.session import Session
+from ddpwatch.tui.views.base import RunView
+
+KINDS = (
+    ("events and findings", ("run", "rank", "layout", "step", "mark", "finding")),
+    ("findings", ("finding",)),
+    ("the job's output", ("output",)),
+)
+
+
+class LogView(RunView):
+    """Events, findings, output."""
+
+    NAME = "Log"
+    KEYS = (("↑↓", "select"), ("m", "what"), ("Enter", "go to step"), ("y", "copy"))
+    DEFINITIONS = """\
+  m         events and findings, findings alone, the job's own output
+            (where it was started by ddpwatch run)
+  Enter     shows the line's step in the Timeline
+  y         copies the line"""
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("m", "kind", "what is listed"),
+        Binding("enter", "go", "to the line's step"),
+    ]
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.kind = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """See `RunView.forget`."""
+        self.selected: int | None = None  # None follows the newest
+        self._frozen: list[Event] | None = None
+
+    def events(self) -> list[Event]:
+        """The lines; those of the moment of the pause while there is one."""
+        if not self.session.paused:
+            self._frozen = None
+        elif self._frozen is None:
+            self._frozen = list(self.session.log.events)
+        events = self.session.log.events if self._frozen is None else self._frozen
+        return [event for event in events if event.kind in KINDS[self.kind][1]]
+
+    @property
+    def current(self) -> Event | None:
+        """The selected line."""
+        events = self.events()
+        if not events:
+            return None
+        return events[-1 if self.selected is None else min(self.selected, len(events) - 1)]
+
+    def body(self, width: int, height: int) -> list[Row]:
+        """See `RunView.body`."""
+        events = self.events()
+        selected = len(events) - 1 if self.selected is None else min(self.selected, len(events) - 1)
+        first = max(min(selected - (height - 1) // 2, len(events) - (height - 1)), 0)
+        return paint_log(events, KINDS[self.kind][0], width, height, first, selected)
+
+    def action_kind(self) -> None:
+        """Lists something else."""
+        self.kind, self.selected = (self.kind + 1) % len(KINDS), None
+        self._frozen = None
+        self.repaint()
+
+    async def action_go(self) -> None:
+        """Shows the selected line's step."""
+        if self.current is not None and self.current.step is not None:
+            await self.app.run_action(f"to_step({self.current.step})")
+
+    def scroll_ranks(self, by: int) -> None:
+        """Another line; the last one follows."""
+        last = len(self.events()) - 1
+        place = min(max((last if self.selected is None else self.selected) + by, 0), max(last, 0))
+        self.selected = None if place >= last else place
+        self.repaint()

@@ -1,0 +1,59 @@
+"""The first view: figures, verdict, timeline, ranks and devices on one screen."""
+
+from __future__ import annotations
+
+from ddpwatch.tui.canvas import Row
+from ddpwatch.tui.paint.overview import overview_layout, paint_overview
+from ddpwatch.tui.paint.timeline import capacity
+from ddpwatch.tui.session import Session
+from ddpwatch.tui.views.base import RunView
+
+
+class OverviewView(RunView):
+    """Figures, verdict, timeline, ranks and devices on one screen."""
+
+    NAME = "Overview"
+    KEYS = (("←→", "step"), ("end", "newest"), ("j k", "scroll"))
+    DEFINITIONS = """\
+  overlap   share of communication time in which the rank also computed
+            (forward or backward)
+  exposed   communication time in which it did not: training waits for it
+  late      how long after the first rank it launched a bucket, at most
+  wait      how long its bucket waited for the last rank, at most
+  slowest   the latest rank, where that stands clear of the noise
+  own cost  time that the probe itself takes, as a share of the step"""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.first_rank = 0
+
+    def paint(self, width: int, height: int) -> list[Row]:
+        """See `PaintedView.paint`."""
+        if (followed := self.session.followed_rank()) is not None:
+            self.first_rank = min(max(self._place(followed) - 1, 0), self._last_first())
+        return paint_overview(self.session.overview, width, height, self.first_rank, self.tabs, self.KEYS)
+
+    def forget(self) -> None:
+        """See `RunView.forget`."""
+        self.first_rank = 0
+
+    def scroll_ranks(self, by: int) -> None:
+        """Shows other ranks, if not all of them fit."""
+        self.session.follow_slowest = False
+        first = min(max(self.first_rank + by, 0), self._last_first())
+        if first != self.first_rank:
+            self.first_rank = first
+            self.repaint()
+
+    def _place(self, rank: int) -> int:
+        ranks = self.session.overview.ranks
+        return next((place for place, row in enumerate(ranks) if row.rank == rank), 0)
+
+    def _last_first(self) -> int:
+        """The first rank with which the last one is in view, in timeline and table."""
+        model = self.session.overview
+        boxes = overview_layout(model, *self.size)
+        room = max(boxes.table.height - 1, 1)
+        if model.timeline is not None:
+            room = min(room, capacity(model.timeline, boxes.timeline.height))
+        return max(len(model.ranks) - room, 0)

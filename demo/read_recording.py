@@ -1,0 +1,51 @@
+"""A recording as data: read it from top to bottom, or cell by cell in a notebook.
+
+    python demo/read_recording.py ddpwatch.mcap
+
+Makes one with `python demo/main_job.py` or `torchrun … train.py --record ddpwatch.mcap`.
+"""
+
+# %% Open it. That takes no time, whatever its size: nothing is read but its index.
+import sys
+from collections import Counter
+from statistics import median
+
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.recording import open_recording
+
+try:
+    run = open_recording(sys.argv[1] if len(sys.argv) > 1 else "ddpwatch.mcap")
+except DdpwatchError as error:
+    print(f"{error.message}\nhint: {error.hint}", file=sys.stderr)
+    sys.exit(error.exit_code)
+print(f"{run.metadata['run_id']}: steps {run.step_range}")
+
+# %% Who ran, and how they ended.
+for rank in run.ranks():
+    print(f"rank {rank.rank} on {rank.host}: {rank.steps} steps, {rank.end or 'no end recorded'}")
+
+# %% The figures of `ddpwatch report --json`.
+metrics = run.metrics()
+print("overlap", metrics["overlap"], "parts", metrics["phases_ms"])
+
+# %% Typed rows: which rank keeps the others waiting, step by step?
+late = Counter(row.rank for row in run.steps() if row.late_ms is not None and row.wait_ms == 0)
+print("launched last:", dict(late.most_common()))
+
+# %% Buckets: where is communication exposed?
+exposed: dict[int, list[float]] = {}
+for bucket in run.buckets():
+    if bucket.exposed_ms is not None:
+        exposed.setdefault(bucket.bucket, []).append(bucket.exposed_ms)
+for index, values in sorted(exposed.items()):
+    print(f"bucket {index}: {median(values):.2f} ms exposed (p50)")
+
+# %% Columns, for pandas, polars, numpy or pyarrow: `pandas.DataFrame(run.columns("steps"))`.
+columns = run.columns("steps")
+print(f"{len(columns)} columns of {len(columns['step'])} rows: {', '.join(columns)}")
+
+# %% Only a part of it, found through the index.
+first, last = run.step_range or (0, 0)
+middle = (first + last) // 2
+some = run.select(steps=f"{middle}:{middle + 5}", ranks="0")
+print("rank 0 around the middle:", [round(row.step_ms, 1) for row in some.steps()])

@@ -1,0 +1,57 @@
+"""A real run of four ranks: its trace is valid, and every way of looking at it gives the same figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpwatch.export.writers import export
+from ddpwatch.messages import Step
+from ddpwatch.recording import open_recording
+from ddpwatch.recording.follow import follow_frames
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.selection import Selection
+from tests.integration.jobs import ROOT, Job, collector_pids, the_run, wait_for
+from tests.unit import chrome_trace
+
+TRAIN = ROOT / "demo" / "train.py"
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four ranks, and what a viewer saw who only had the file while it grew."""
+    folder = tmp_path_factory.mktemp("four")
+    file = folder / "run.mcap"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDPWATCH_DIR", str(tmp_path_factory.mktemp("dw")))
+        options = ("--model", "gpt:width=48,layers=2", "--steps", str(STEPS), "--record", str(file))
+        with Job(TRAIN, *options, ranks=4, log=folder / "log") as job:
+            info = the_run(job)
+            wait_for(file.exists, "the recording is there")
+            followed = [message for message, _ in follow_frames(file)]
+            assert job.wait() == 0, job.output()
+        wait_for(lambda: not collector_pids(info.run_id), "the collector ends")
+    assert followed == [message for message, _ in Recording(file)][: len(followed)]
+    assert sum(isinstance(message, Step) for message in followed) == 4 * STEPS
+    return file
+
+
+def test_the_trace_is_valid(recorded: Path, tmp_path: Path) -> None:
+    export(Recording(recorded), "chrome", tmp_path / "trace.json", Selection())
+    chrome_trace.check(tmp_path / "trace.json", recorded)
+
+
+def test_tables_and_report_agree(recorded: Path) -> None:
+    opened = open_recording(recorded)
+    report = opened.metrics()
+    rows = [row for row in opened.steps() if row.status == "ok"]
+    assert report["steps"]["count"] == STEPS
+    for rank in report["ranks"]:
+        mine = sorted(row.step_ms for row in rows if row.rank == rank["rank"])
+        assert mine[(len(mine) - 1) // 2] <= rank["step_ms_p50"] <= mine[len(mine) // 2]
+    for row in rows:
+        parts = row.input_ms + row.forward_ms + row.backward_ms + row.exposed_comm_ms + row.optimizer_ms + row.other_ms
+        assert parts == pytest.approx(row.step_ms)
+    assert opened.select(steps="3:5").columns("steps")["step"] == [3] * 4 + [4] * 4

@@ -1,0 +1,409 @@
+"""Every view and every key, by Pilot, on synthetic frames."""
+
+import base64
+import re
+
+import pytest
+from textual import events
+
+from ddpwatch.errors import UsageError
+from ddpwatch.messages import Mark
+from ddpwatch.tui.screens import AskScreen, HelpScreen
+from ddpwatch.tui.settings import Settings, load_settings
+from ddpwatch.tui.views import VIEWS
+from tests.tui.fakes import FakeJobs, ended_recording, live_app, replay_app, screen_text, until
+from tests.tui.frames import MS, START_NS, beat, bye, device, hello, killed, run, step
+
+KEYS = {view.NAME: key for key, view in VIEWS.items()}
+
+
+async def watching(pilot, messages):
+    """Attaches to run-1 and applies all messages."""
+    messages = list(messages)
+    pilot.app.jobs.sources["run-1"].put(messages)
+    await until(pilot, lambda: pilot.app.session.state.frames >= len(messages))
+
+
+def app_on(**changes):
+    jobs = FakeJobs("run-1")
+    app = live_app(jobs, **changes)
+    app.jobs = jobs
+    return app
+
+
+def body(app):
+    """The lines between verdict and footer."""
+    return "\n".join(screen_text(app).splitlines()[3:-1])
+
+
+class TestEveryView:
+    @pytest.mark.parametrize("key", VIEWS)
+    async def test_takes_every_key_and_every_size(self, key):
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.press(key)  # before the first frame
+            await watching(pilot, [*run(12, world=3, late_rank=1), device(0), device(1, 70.0, "cuda")])
+            await pilot.press("enter", "j", "k", "m", "v", "s", "o", "escape", "T", "pagedown")
+            assert app.view is app.views[key]
+            for size in ((5, 3), (1, 1), (200, 50)):
+                await pilot.resize_terminal(*size)
+                await pilot.pause()
+                assert len(screen_text(app).splitlines()) == size[1]
+
+    @pytest.mark.parametrize("key", VIEWS)
+    async def test_pause_freezes_it_and_the_stream_goes_on(self, key):
+        app = app_on()
+        async with app.run_test(size=(120, 36)) as pilot:
+            await watching(pilot, run(20, late_rank=1))
+            await pilot.press(key, "space")
+            frozen = body(app)
+            app.jobs.sources["run-1"].put([step(rank, n) for n in range(20, 60) for rank in (0, 1)])
+            app.jobs.sources["run-1"].put([killed(1, 59)])
+            await until(pilot, lambda: len(app.session.state.steps) == 60 and app.session.state.ends)
+            assert body(app) == frozen
+            await pilot.press("space")
+            assert body(app) != frozen
+
+    @pytest.mark.parametrize("key", VIEWS)
+    async def test_a_replay_looks_the_same(self, key):
+        messages = [*run(20, late_rank=1), device(0)]
+        live, replayed = app_on(), replay_app(messages, every_ms=1)
+        async with live.run_test(size=(120, 36)) as pilot:
+            await watching(pilot, messages)
+            await pilot.press(key)
+            live_body = body(live)
+        async with replayed.run_test(size=(120, 36)) as pilot:
+            await pilot.press("full_stop", key)
+            await until(pilot, lambda: replayed.session.over)
+            assert body(replayed) == live_body
+
+    @pytest.mark.parametrize("key", VIEWS)
+    async def test_hostile_names_reach_no_cell(self, key):
+        evil = "\x1b[2J\x07\r\n\u202ex\u200b\x9b模e\u0301" * 20
+        names = dict.fromkeys(("run_id", "host", "backend", "torch", "module", "script", "timing_source"), evil)
+        sample, death = device(0), bye(1, "exception", detail=evil, phase=evil)
+        sample.name = sample.host = evil
+        mark = Mark(rank=0, name=evil, start_ns=START_NS + 20 * MS)
+        frames = [hello(0, 2, **names), hello(1, 2, **names), step(0), step(1), sample, mark, beat(0, 1, evil), death]
+        app = app_on()
+        async with app.run_test(size=(100, 30)) as pilot:
+            await watching(pilot, frames)
+            for keys in ([key], ["enter"], ["A"]):
+                await pilot.press(*keys)
+                assert all(line.isprintable() for line in screen_text(app).splitlines())
+
+    async def test_a_click_on_a_tab(self):
+        app = app_on()
+        async with app.run_test(size=(100, 30)) as pilot:
+            await watching(pilot, run(12))
+            place = screen_text(app).splitlines()[-1].index("3 Buckets")
+            await pilot.click(offset=(place + 2, 29))
+            await until(pilot, lambda: app.view is app.views["3"])
+
+    async def test_help_is_about_the_view(self):
+        app = app_on()
+        async with app.run_test(size=(100, 40)) as pilot:
+            for name in ("Overview", "Buckets", "Log"):
+                await pilot.press(KEYS[name], "question_mark")
+                assert isinstance(app.screen, HelpScreen)
+                assert name in app.export_screenshot()
+                await pilot.press("escape")
+
+
+class TestTimeline:
+    async def test_cursor_zoom_pan_and_measure(self):
+        app = app_on()
+        async with app.run_test(size=(111, 30)) as pilot:
+            await watching(pilot, run(12))
+            await pilot.press("2", "space")
+            assert "rank 0 at 50.0 ms" in body(app)
+            await pilot.press("m", "right", "right", "l", "shift+right")
+            assert "measured 13.0 ms from 50.0 ms" in body(app)
+            assert "rank 0 at 63.0 ms" in body(app)
+            await pilot.press("plus", "plus")
+            assert app.view.window.length_ns == 25 * MS
+            await pilot.press("H")
+            assert app.view.window.start_ns < 63 * MS - 12 * MS
+            await pilot.press("0", "m", "j")
+            assert not app.view.window.zoomed
+            assert "measured" not in body(app)
+            assert "rank 1 at" in body(app)
+
+    async def test_jumps(self):
+        odd = [step(rank, 12, 80, status="aborted") for rank in (0, 1)]
+        messages = [*run(12), *odd, *(step(r, n, 300 if n == 30 else 0) for n in range(13, 40) for r in (0, 1))]
+        app = app_on()
+        async with app.run_test(size=(111, 30)) as pilot:
+            await watching(pilot, messages)
+            await pilot.press("2", "S")
+            assert "step 30" in body(app)
+            await pilot.press("N")
+            assert "step 12 (aborted)" in body(app)
+            await pilot.press("n")
+            assert "step 30" in body(app)
+            await pilot.press("g", "7", "enter")
+            assert "step 7" in body(app)
+            assert app.session.paused
+
+    async def test_rolling_seconds(self):
+        app = app_on()
+        async with app.run_test(size=(111, 30)) as pilot:
+            await watching(pilot, run(60))
+            await pilot.press("2", "r")
+            assert "the last 3.0 s, steps 30–59" in body(app)
+            await pilot.press("r")
+            assert "the last" not in body(app)
+
+    async def test_a_click_sets_the_cursor(self):
+        app = app_on()
+        async with app.run_test(size=(111, 30)) as pilot:
+            await watching(pilot, run(12))
+            await pilot.press("2")
+            await pilot.click(offset=(10 + 72, 10))
+            assert "at 72.5 ms" in body(app)
+
+
+class TestBuckets:
+    async def test_sorted_by_any_column_and_drilled_into(self):
+        app = app_on()
+        async with app.run_test(size=(140, 30)) as pilot:
+            await watching(pilot, run(20, late_rank=1))
+            await pilot.press("3")
+            assert "bucket▼" in body(app)
+            assert [row.index for row in app.view.rows()] == [0, 1]
+            await pilot.press("s")
+            assert [row.index for row in app.view.rows()] == [1, 0]
+            await pilot.press("o")
+            assert [row.index for row in app.view.rows()] == [0, 1]
+            await pilot.press("down", "enter")
+            assert "bucket 1: 4.0 MiB, 2 parameters" in body(app)
+            fired = [line.split() for line in body(app).splitlines()[-25:] if line.strip().endswith((" a", " b"))]
+            assert fired == [["0", "29.0", "1", "b"], ["1", "39.0", "0", "a"]]
+            await pilot.press("escape")
+            assert "bytes▼" in body(app)
+
+
+class TestRanks:
+    async def test_every_figure_and_one_rank(self):
+        app = app_on()
+        async with app.run_test(size=(140, 30)) as pilot:
+            await watching(pilot, [*run(20, world=4, late_rank=2), device(0), Mark(rank=2, name="save", start_ns=1)])
+            await pilot.press("4")
+            for title in ("lateness", "step time", "exposed communication", "overlap", "waiting for input"):
+                assert title in body(app)
+                await pilot.press("m")
+            assert "2◀" in body(app)
+            await pilot.press("f", "enter")
+            assert "rank 2 on node1, pid 4002: running" in body(app)
+            assert "late 40.0 ms" in body(app)
+            assert "◆ save" in body(app)
+            assert "CPU 8 CPUs" in body(app)
+
+    async def test_a_thousand_ranks_fit_in_groups_or_scroll(self):
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, run(3, world=200))
+            await pilot.press("4")
+            assert "worst of 12 ranks a row" in body(app)
+            assert "192–199" in body(app)
+            await pilot.press("v", *["pagedown"] * 20)
+            assert "199" in body(app)
+            assert "lateness by rank and step" in body(app)
+
+
+class TestDevices:
+    async def test_busy_that_is_only_waiting_is_seen(self):
+        app = app_on()
+        async with app.run_test(size=(140, 30)) as pilot:
+            await watching(pilot, [*run(20, late_rank=1), device(0, 100.0), device(1, 99.0)])
+            await pilot.press("5")
+            assert "waiting 21 %" in body(app)  # of rank 0's step 36 %, of rank 1's 7 %
+            assert "busy % over the last seconds" in body(app)
+
+
+class TestLog:
+    async def test_a_finding_comes_and_goes_and_leads_to_its_step(self):
+        app = app_on()
+        async with app.run_test(size=(140, 30)) as pilot:
+            await watching(pilot, run(20, late_rank=1))
+            await pilot.press("7")
+            assert "rank 1 is late" in body(app)
+            hidden = {"bucket_done": [60 * MS, 80 * MS]}
+            app.jobs.sources["run-1"].put([step(r, n, **hidden) for n in range(20, 90) for r in (0, 1)], 10)
+            await until(pilot, lambda: "cleared: rank 1 is late" in body(app))
+            await pilot.press("m")
+            assert "attached" not in body(app)
+            await pilot.press("up", "enter")
+            assert app.view is app.views["2"]
+            assert app.session.paused
+            assert "step 19" in body(app)
+
+    async def test_the_job_s_output(self, tmp_path):
+        output = tmp_path / "job.out"
+        output.write_bytes(b"loss 3.2\n\x1b[31mloss 3.1\nunfinished")
+        app = app_on(output=output)
+        async with app.run_test(size=(100, 30)) as pilot:
+            await watching(pilot, run(3))
+            await pilot.press("7", "m", "m")
+            await until(pilot, lambda: "loss 3.1" in body(app))
+            assert "unfinished" not in body(app)
+            output.write_bytes(output.read_bytes() + b" no more\n")
+            await until(pilot, lambda: "unfinished no more" in body(app))
+
+
+class TestEverywhere:
+    async def test_filter(self):
+        app = app_on()
+        async with app.run_test(size=(120, 40)) as pilot:
+            await watching(pilot, run(12, world=8))
+            await pilot.press("slash", *"2-3,7", "enter")
+            assert "2-3,7: 3 shown" in screen_text(app)
+            assert [row.rank for row in app.session.overview.ranks] == [2, 3, 7]
+            await pilot.press("2")
+            assert app.view.trace().ranks == [2, 3, 7]
+            await pilot.press("slash", *["backspace"] * 5, "enter")
+            assert len(app.session.overview.ranks) == 8
+            await pilot.press("slash", "x", "escape")
+            assert not isinstance(app.screen, AskScreen)
+            assert len(app.session.overview.ranks) == 8
+
+    async def test_a_filter_that_lets_nobody_through(self):
+        app = app_on()
+        async with app.run_test(size=(120, 40)) as pilot:
+            await watching(pilot, run(12, world=2))
+            await pilot.press("slash", *"99", "enter")
+            for key in VIEWS:
+                await pilot.press(key)
+                app.view.scroll_ranks(1)
+                assert "0 shown" in screen_text(app)
+
+    async def test_follow_the_slowest_rank(self):
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, run(12, world=64, late_rank=50))
+            assert "50◀" not in screen_text(app)
+            await pilot.press("f")
+            assert "50◀" in screen_text(app)
+            await pilot.press("2")
+            assert "rank 50 at" in body(app) or "r50 " in body(app)
+
+    async def test_copy_is_what_the_terminal_is_sent(self, monkeypatch):
+        app = app_on()
+        sent = []
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, run(20, late_rank=1))
+            monkeypatch.setattr(app._driver, "write", sent.append)
+            await pilot.press("y")
+            await pilot.pause()
+        copied = re.search(r"\x1b\]52;c;([A-Za-z0-9+/=]+)\a", "".join(sent))
+        assert copied is not None
+        assert base64.b64decode(copied[1]).decode().startswith("rank 1 is late: launches bucket 1 (a)")
+
+    async def test_a_picture_is_saved(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, run(12))
+            await pilot.press("P")
+            (picture,) = tmp_path.glob("ddpwatch-run-1-*.svg")
+            assert "<svg" in picture.read_text()
+
+    async def test_the_command_palette(self):
+        app = app_on()
+        async with app.run_test(size=(100, 30)) as pilot:
+            await watching(pilot, run(12))
+            await pilot.press("colon", *"view: ranks")
+            await pilot.pause(0.3)
+            await pilot.press("down", "enter")
+            await until(pilot, lambda: app.view is app.views["4"])
+
+    async def test_ascii_draws_nothing_else(self):
+        app = app_on(settings=Settings(theme="none", ascii=True))
+        async with app.run_test(size=(140, 40)) as pilot:
+            await watching(pilot, [*run(20, late_rank=1), device(0)])
+            for key in VIEWS:
+                await pilot.press(key)
+                assert screen_text(app).isascii()
+
+    async def test_the_wheel_and_a_click_select(self):
+        app = app_on()
+        async with app.run_test(size=(140, 40)) as pilot:
+            await watching(pilot, run(20, world=4))
+            await pilot.press("4")
+            await pilot.click(offset=(30, 8))
+            first = app.session.rank
+            wheel = {"x": 5, "y": 10, "delta_x": 0, "button": 0, "shift": False, "meta": False, "ctrl": False}
+            app.view.post_message(events.MouseScrollDown(app.view, delta_y=1, **wheel))
+            await pilot.pause()
+            assert app.session.rank == first + 1
+
+
+class TestAfterTheRun:
+    async def test_the_last_run_is_shown_until_one_begins(self, tmp_path):
+        jobs, ended = FakeJobs(), ended_recording(tmp_path / "old-run.mcap", [*run(20), bye(0), bye(1), bye()])
+        app = live_app(jobs, list_ended=lambda: [ended], wall=lambda: ended.stat().st_mtime + 190)
+        async with app.run_test(size=(100, 30)) as pilot:
+            await until(pilot, lambda: "LAST RUN, ended 3 min ago" in screen_text(app))
+            await until(pilot, lambda: "step 19" in screen_text(app))
+            assert app.view.stale
+            await pilot.press("2", "left")
+            jobs.start("run-1").put(list(run(12)))
+            await until(pilot, lambda: " LIVE " in screen_text(app))
+            assert "LAST RUN" not in screen_text(app)
+
+    async def test_ended_runs_can_be_chosen(self, tmp_path):
+        first = ended_recording(tmp_path / "first.mcap", [*run(20), killed(), bye(None, "killed")])
+        jobs = FakeJobs("run-1")
+        app = live_app(jobs, list_ended=lambda: [first])
+        app.jobs = jobs
+        async with app.run_test(size=(100, 30)) as pilot:
+            await watching(pilot, run(12))
+            await pilot.press("a", "down", "enter")
+            await until(pilot, lambda: "LAST RUN, killed" in screen_text(app))
+            await pilot.press("a", "enter")
+            jobs.sources["run-1"].put(list(run(12)))
+            await until(pilot, lambda: " LIVE " in screen_text(app))
+
+    async def test_one_that_cannot_be_read_is_passed_over(self, tmp_path):
+        broken = tmp_path / "broken.mcap"
+        broken.write_bytes(b"nonsense")
+        app = live_app(FakeJobs(), list_ended=lambda: [broken])
+        async with app.run_test(size=(100, 30)) as pilot:
+            await until(pilot, lambda: "looking in /run/ddpwatch" in screen_text(app))
+            assert app.failure is None
+
+
+class TestSettings:
+    def test_defaults_where_there_is_no_file(self, tmp_path):
+        assert load_settings(tmp_path / "none.toml") == Settings()
+
+    def test_what_is_written_holds(self, tmp_path):
+        path = tmp_path / "config.toml"
+        path.write_text('theme = "light"\nascii = true\nview = "ranks"\nrepaint_hz = 4\n')
+        assert load_settings(path) == Settings(theme="light", ascii=True, view="ranks", repaint_hz=4)
+
+    @pytest.mark.parametrize("text", ['theme = "pink"', "repaint_hz = 1000", "colour = 1", "theme ="])
+    def test_a_mistake_is_named(self, tmp_path, text):
+        path = tmp_path / "config.toml"
+        path.write_text(text)
+        with pytest.raises(UsageError, match=r"config\.toml"):
+            load_settings(path)
+
+    def test_the_terminal_decides(self, monkeypatch):
+        monkeypatch.delenv("COLORTERM", raising=False)
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        assert Settings().resolved_theme() == "dark"
+        monkeypatch.setenv("TERM", "linux")
+        assert Settings().resolved_theme() == "ansi"
+        monkeypatch.setenv("NO_COLOR", "1")
+        assert Settings().resolved_theme() == "none"
+        assert Settings().override("contrast", True) == Settings(theme="contrast", ascii=True)
+        with pytest.raises(UsageError):
+            Settings().override("pink", None)
+
+    async def test_the_view_to_begin_with(self):
+        app = app_on(settings=Settings(theme="light", view="ranks"))
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, run(12))
+            assert "lateness by rank and step" in body(app)

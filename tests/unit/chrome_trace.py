@@ -1,0 +1,76 @@
+"""What makes a Chrome trace valid, for tests on made-up and real recordings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddpwatch.messages import Step
+from ddpwatch.recording.reader import Recording
+
+Event = dict[str, Any]
+
+
+def load(path: Path) -> list[Event]:
+    events: list[Event] = msgspec.json.decode(path.read_bytes())["traceEvents"]
+    return events
+
+
+def check(path: Path, recording: Path) -> None:
+    """Counts and durations equal the recording's, spans in a lane nest, flows connect, everything has a name."""
+    events = load(path)
+    steps = [message for message, _ in Recording(recording) if isinstance(message, Step)]
+    check_durations(events, steps)
+    check_nesting(events)
+    check_flows(events, steps)
+    named = {event["pid"] for event in events if event["name"] == "process_name"}
+    assert {event["pid"] for event in events} == named
+    lanes = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert {(e["pid"], e["tid"]) for e in events if e["ph"] in "Xistf" and e["ph"] != "i"} <= lanes
+
+
+def check_durations(events: list[Event], steps: list[Step]) -> None:
+    def found(category: str) -> list[float]:
+        return sorted(event["dur"] for event in events if event.get("cat") == category and event["ph"] == "X")
+
+    assert found("step") == sorted(step.duration_ns / 1000 for step in steps)
+    assert found("compute") == sorted((s.end - s.start) / 1000 for step in steps for s in step.spans)
+    comm = [((d if d is not None else a) - a) / 1000 for s in steps for a, d in zip(s.bucket_launch, s.bucket_done)]  # noqa: B905
+    assert found("communication") == sorted(comm)
+    assert sum(event.get("cat") == "hook" for event in events) == sum(len(step.hook_ns) for step in steps)
+
+
+def check_nesting(events: list[Event]) -> None:
+    lanes: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            lanes[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for spans in lanes.values():
+        open_until: list[float] = []
+        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while open_until and open_until[-1] <= begin + 1e-3:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1] + 1e-3
+            open_until.append(end)
+
+
+def check_flows(events: list[Event], steps: list[Step]) -> None:
+    """Every collective of more than one rank has one arrow through all its ranks, each end on that rank's span."""
+    spans = {(e["pid"], e["tid"], e["ts"], e["name"]) for e in events if e.get("cat") == "communication"}
+    flows: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        if event["ph"] in "stf":
+            flows[event["id"]].append(event)
+            assert (event["pid"], event["tid"], event["ts"], event["name"]) in spans
+    expected = {(s.step, m, i) for s in steps for m, i in zip(s.bucket_module, s.bucket_index, strict=True)}
+    assert len(flows) >= len(expected)
+    for flow in flows.values():
+        phases = "".join(event["ph"] for event in flow)
+        assert phases == "s" + "t" * (len(flow) - 2) + "f"
+        assert [e["ts"] for e in flow] == sorted(e["ts"] for e in flow)
+        assert len({e["pid"] for e in flow}) == len(flow)
+    assert sum(map(len, flows.values())) == pytest.approx(len(spans), abs=0)

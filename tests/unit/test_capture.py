@@ -1,0 +1,90 @@
+"""Recording as a viewer: until the end that was asked for, and with a word about a disk that fails."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddpwatch.capture import capture
+from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.messages import Bye, Message, Step, encode
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.rotation import Limits
+from ddpwatch.transport import Envelope
+from tests.unit.runs import run_of
+
+
+class Played:
+    """A source that gives a run in batches; something may happen before each."""
+
+    def __init__(self, frames: list[tuple[Message, int]], before: Callable[[int], object] = lambda batch: None) -> None:
+        self.over = False
+        self.unreadable = 0
+        self.closed = False
+        self._frames = [(m, Envelope(n + 1, at, encode(m))) for n, (m, at) in enumerate(frames)]
+        self._before = before
+        self._batch = 0
+
+    def read(self, timeout_s: float, limit: int = 5000) -> list[tuple[Message, Envelope]]:
+        self._before(self._batch)
+        self._batch += 1
+        batch, self._frames = self._frames[:10], self._frames[10:]
+        return batch
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def run(steps: int = 30) -> list[tuple[Message, int]]:
+    return [*run_of(steps=steps), (Bye(rank=None, by="collector", reason="finished", at_ns=1), 2 * 10**18)]
+
+
+def steps_in(file: Path) -> list[int]:
+    return [m.step for m, _ in Recording(file) if isinstance(m, Step) and m.rank == 0]
+
+
+def test_until_the_run_ends(tmp_path: Path) -> None:
+    source = Played(run())
+    assert capture(source, tmp_path / "a.mcap", None, None) == len(run())
+    assert steps_in(tmp_path / "a.mcap") == list(range(30))
+    assert source.closed
+    assert "findings.json" in Recording(tmp_path / "a.mcap").attachments()
+
+
+def test_as_many_steps_as_wanted(tmp_path: Path) -> None:
+    capture(Played(run()), tmp_path / "a.mcap", None, 5)
+    assert steps_in(tmp_path / "a.mcap") == list(range(6))
+
+
+def test_within_limits(tmp_path: Path) -> None:
+    capture(Played(run()), tmp_path / "a.mcap", None, None, Limits(every=10))
+    detailed = [m.step for m, _ in Recording(tmp_path / "a.mcap") if isinstance(m, Step) and m.hook_ns and m.rank == 0]
+    assert detailed == [0, 10, 20]
+
+
+def test_a_disk_that_fails_is_told_with_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpwatch.capture.FLUSH_S", 0.0)
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def vanish(batch: int) -> None:
+        if batch == 3:
+            shutil.move(folder, tmp_path / "elsewhere")
+
+    source = Played(run(), vanish)
+    with pytest.raises(DdpwatchError, match="removed; recorded 40 frames before that") as error:
+        capture(source, folder / "a.mcap", None, None)
+    assert error.value.exit_code == 1
+    assert error.value.hint
+    assert source.closed
+    assert len(list(Recording(tmp_path / "elsewhere" / "a.mcap"))) == 40
+
+
+def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
+    source = Played(run())
+    with pytest.raises(UsageError, match="No such file or directory"):
+        capture(source, tmp_path / "missing" / "a.mcap", None, None)
+    assert source.closed

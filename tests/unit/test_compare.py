@@ -1,0 +1,122 @@
+"""Comparing runs: no difference where there is none, the right one where there is, and what the exit code says."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from ddpwatch.analysis.compare import RunSeries, compare
+from ddpwatch.analysis.render_compare import render_compare
+from ddpwatch.analysis.steps import PARTS
+from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.reporting import compare_recordings, parse_percent, slower_than
+from tests.unit.runs import record, run_of
+
+
+def series(name: str, seed: int, steps: int = 200, slower: float = 1.0, exposed: float = 10.0) -> RunSeries:
+    """A run whose noise remembers (half of it stays for the next step), with outliers."""
+    dice, memory, run = random.Random(seed), 0.0, RunSeries(name)
+    for _ in range(steps):
+        memory = 0.5 * memory + dice.gauss(0, 1)
+        value = (100 + memory + (50 if dice.random() < 0.02 else 0)) * slower + exposed
+        run.step.append(value)
+        for part in PARTS:
+            run.parts[part].append(exposed if part == "exposed_comm" else (value - exposed) / 5)
+    return run
+
+
+def test_runs_of_one_kind_do_not_differ() -> None:
+    verdicts = [compare(series("A", seed), series("B", 1000 + seed)).verdict for seed in range(30)]
+    assert verdicts.count("same") >= 29
+
+
+def test_five_percent_are_found() -> None:
+    verdicts = [compare(series("A", seed), series("B", 1000 + seed, slower=1.05)).verdict for seed in range(10)]
+    assert verdicts == ["slower"] * 10
+
+
+def test_the_words_name_the_cause() -> None:
+    found = compare(series("A", 1, exposed=41), series("B", 2, exposed=18))
+    assert found.verdict == "faster"
+    assert found.part == "exposed_comm"
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < -23 / 141 < found.high
+    assert "% faster than A (" in found.text
+    assert found.text.endswith(", because exposed communication fell from 41 to 18 ms")
+
+
+def test_noise_that_could_hide_much_is_not_called_equal() -> None:
+    def noisy(name: str, seed: int) -> RunSeries:
+        dice, run = random.Random(seed), RunSeries(name)
+        run.step = [dice.uniform(50, 150) for _ in range(60)]
+        run.parts = {part: [value / 6 for value in run.step] for part in PARTS}
+        return run
+
+    found = compare(noisy("A", 1), noisy("B", 2))
+    assert found.verdict == "unclear"
+    assert "could hide in the noise" in found.text
+
+
+def test_a_change_of_overlap_is_told_whatever_the_step_time() -> None:
+    a, b = series("A", 1), series("B", 2)
+    dice = random.Random(3)
+    a.overlap = [0.6 + dice.gauss(0, 0.03) for _ in a.step]
+    b.overlap = [0.8 + dice.gauss(0, 0.03) for _ in b.step]
+    found = compare(a, b)
+    assert found.verdict == "same"
+    assert found.overlap is not None
+    assert 0.15 < found.overlap[1] < found.overlap[2] < 0.25
+    assert "; overlap rose from " in found.text
+    b.overlap = [0.6 + dice.gauss(0, 0.03) for _ in b.step]
+    assert compare(a, b).overlap is None
+
+
+def test_too_few_steps_are_not_judged() -> None:
+    found = compare(series("A", 1, steps=5), series("B", 2))
+    assert (found.verdict, found.ratio) == ("unknown", None)
+    assert found.text == "A has 5 steps to compare; 20 are needed"
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    assert compare(series("A", 1), series("B", 2), seed=3) == compare(series("A", 1), series("B", 2), seed=3)
+
+
+def test_recordings_are_compared(tmp_path: Path) -> None:
+    a = record(tmp_path / "a.mcap", run_of(steps=60, seed=1))
+    b = record(tmp_path / "b.mcap", run_of(steps=60, seed=2, slower=1.2))
+    result = compare_recordings([a, b])
+    assert [run["steps"] for run in result["runs"]] == [59, 59]
+    difference = result["differences"][0]
+    assert (difference["a"], difference["b"], difference["verdict"], difference["part"]) == (
+        "a",
+        "b",
+        "slower",
+        "backward",
+    )
+    assert difference["ratio"] == pytest.approx(0.2, abs=0.02)
+    text = render_compare(result)
+    assert "b is 2" in text
+    assert "slower than a" in text
+    slower_than(result, 0.25)
+    with pytest.raises(DdpwatchError, match=r"more than 5\.0%") as error:
+        slower_than(result, 0.05)
+    assert error.value.exit_code == 1
+
+
+def test_what_cannot_be_compared(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="two recordings"):
+        compare_recordings([record(tmp_path / "a.mcap")])
+
+
+@pytest.mark.parametrize(("text", "meant"), [("5%", 0.05), ("5", 0.05), ("0", 0.0), ("2.5 %", 0.025)])
+def test_percentages(text: str, meant: float) -> None:
+    assert parse_percent(text) == pytest.approx(meant)
+
+
+@pytest.mark.parametrize("text", ["", "five", "-1%", "nan"])
+def test_what_is_no_percentage(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_percent(text)
