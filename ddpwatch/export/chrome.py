@@ -19,9 +19,11 @@ from ddpwatch.transport import Envelope
 
 Event = dict[str, Any]
 Frame = tuple[Message, Envelope]
-STEP_LANE, COMPUTE_LANE, HOOK_LANE, COMM_LANE = 0, 10, 20, 30
+STEP_LANE, COMPUTE_LANE, HOOK_LANE, MARK_LANE, COMM_LANE = 0, 10, 20, 21, 30
 DEVICE_PIDS = 1 << 20  # above every rank
-_LANES = {STEP_LANE: "step", COMPUTE_LANE: "compute", HOOK_LANE: "hooks", COMM_LANE: "communication"}
+_LANES = {
+    STEP_LANE: "step", COMPUTE_LANE: "compute", HOOK_LANE: "hooks", MARK_LANE: "marks", COMM_LANE: "communication",
+}  # fmt: skip
 _PHASES = {"sync": "wait for buckets"}
 _GAUGES = (
     ("utilization", "utilisation %"), ("memory_used", "memory used B"), ("power_w", "power W"),
@@ -138,7 +140,7 @@ class _Tracer:
         }
         if mark.end_ns is None:
             return {**event, "ph": "i", "s": "p"}
-        pair = {"ph": "X", "dur": (mark.end_ns - mark.start_ns) / 1000, "tid": HOOK_LANE + 1}
+        pair = {"ph": "X", "dur": (mark.end_ns - mark.start_ns) / 1000, "tid": MARK_LANE}
         return {**event, **pair}
 
     def _device(self, device: Device) -> Iterator[Event]:
