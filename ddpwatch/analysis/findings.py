@@ -51,12 +51,13 @@ def describe_death(end: dict[str, Any]) -> str:
 
 
 def _ends(report: dict[str, Any]) -> list[Finding]:
+    """Every rank that did not finish, the first to go first: what follows it is a consequence."""
+    rows = [row for row in report["ranks"] if row["end"] is not None and row["end"]["reason"] != "finished"]
     return [
         _finding(
             "rank_ended", "error", f"rank {row['rank']} {describe_death(row['end'])}", rank=row["rank"], **row["end"]
         )
-        for row in report["ranks"]
-        if row["end"] is not None and row["end"]["reason"] != "finished"
+        for row in sorted(rows, key=lambda row: row["end"]["at_ns"])
     ]
 
 

@@ -322,4 +322,5 @@ def describe_end(bye: Bye) -> dict[str, Any]:
         "step": bye.step,
         "phase": bye.phase,
         "in_flight": bye.in_flight,
+        "at_ns": bye.at_ns,
     }

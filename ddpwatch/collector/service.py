@@ -36,7 +36,6 @@ NOBODY_S = 120.0
 DRAIN = 2000
 _SAMPLES = "inproc://devices"
 _log = logging.getLogger("ddpwatch.collector")
-_SEVERITY: tuple[EndReason, ...] = ("finished", "lost", "killed", "exception")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,8 @@ class Collector:
             self._poller.register(socket, zmq.POLLIN)
         self._recorder: Recorder | None = None
         self._recording = RecorderState()
-        self._departed: dict[int, tuple[float, EndReason, str, int | None]] = {}
-        self._ended: dict[int, EndReason] = {}
+        self._departed: dict[int, tuple[int, EndReason, str, int | None]] = {}
+        self._ended: dict[int, Bye] = {}
         self._started = time.monotonic()
         self._last_end = self._started
         self._next_tick = self._started
@@ -135,7 +134,7 @@ class Collector:
         if isinstance(message, Hello):
             self._meet(message)
         elif isinstance(message, Bye) and message.rank is not None:
-            self._ended[message.rank] = message.reason
+            self._ended[message.rank] = message
             self._last_end = time.monotonic()
             self._departed.pop(message.rank, None)
             self._unfollow(message.rank)
@@ -192,12 +191,12 @@ class Collector:
         for rank, end in self._liveness.gone().items():
             for fd in [fd for fd, owner in fds.items() if owner == rank]:
                 self._poller.unregister(fd)
-            self._departed[rank] = (time.monotonic(), *end)
-        for rank, (since, reason, detail, signal) in list(self._departed.items()):
-            if time.monotonic() - since > GOODBYE_GRACE_S:
-                self._tell(self._obituary(rank, reason, detail, signal))
+            self._departed[rank] = (time.monotonic_ns(), *end)
+        for rank, (at_ns, reason, detail, signal) in list(self._departed.items()):
+            if time.monotonic_ns() - at_ns > GOODBYE_GRACE_S * 1e9:
+                self._tell(self._obituary(rank, at_ns, reason, detail, signal))
 
-    def _obituary(self, rank: int, reason: EndReason, detail: str, signal: int | None) -> Bye:
+    def _obituary(self, rank: int, at_ns: int, reason: EndReason, detail: str, signal: int | None) -> Bye:
         """A goodbye for a rank that can say none: its black box tells where it was, or else its last heartbeat."""
         beat = self._hub.ranks[rank].last_beat
         last = blackbox.read(rundir.blackbox(self._options.run_id, rank))
@@ -209,7 +208,7 @@ class Collector:
             reason=reason,
             detail=detail,
             signal=signal,
-            at_ns=time.monotonic_ns(),
+            at_ns=at_ns,
             step=None if last is None else last.step,
             phase="" if last is None else last.phase,
             in_flight=[] if last is None else last.in_flight,
@@ -225,10 +224,16 @@ class Collector:
             return False
         return len(met) >= self._options.world_size or now - self._last_end > STRAGGLER_GRACE_S
 
+    def _cause(self) -> EndReason:
+        """Why the run ended: how the first rank ended that did not finish. What follows it is a consequence."""
+        if not self._ended:
+            return "lost"
+        bad = [bye for bye in self._ended.values() if bye.reason != "finished"]
+        return min(bad, key=lambda bye: bye.at_ns).reason if bad else "finished"
+
     def _end_run(self) -> None:
         self._ingest()
-        worst: EndReason = max(self._ended.values(), key=_SEVERITY.index, default="lost")
-        self._tell(Bye(rank=None, by="collector", reason=worst, at_ns=time.monotonic_ns()))
+        self._tell(Bye(rank=None, by="collector", reason=self._cause(), at_ns=time.monotonic_ns()))
         self._tick()
         if self._recorder is not None:
             self._recorder.finish()
