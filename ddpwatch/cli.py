@@ -28,6 +28,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+Theme = Annotated[
+    str | None, typer.Option("--theme", metavar="NAME", help="Colours: auto, dark, light, contrast, ansi, none.")
+]
+Ascii = Annotated[bool | None, typer.Option("--ascii/--no-ascii", help="Draw with ASCII characters only.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of a dashboard (default without a TTY).")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A recording (.mcap).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -64,6 +68,8 @@ def _version(wanted: bool) -> None:
 def watch_newest(
     context: typer.Context,
     plain: Plain = False,
+    theme: Theme = None,
+    ascii_only: Ascii = None,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
 ) -> None:
     """Watch PyTorch data-parallel training live.
@@ -71,14 +77,14 @@ def watch_newest(
     Without a command: attach to the newest run of yours on this machine, or wait for one.
     """
     if context.invoked_subcommand is None:
-        _show(None, None, plain)
+        _show(None, None, plain, theme, ascii_only)
 
 
 @app.command()
-def attach(run: Run = None, plain: Plain = False) -> None:
+def attach(run: Run = None, plain: Plain = False, theme: Theme = None, ascii_only: Ascii = None) -> None:
     """Attach to one run."""
     info, endpoint = _resolve(run)
-    _show(info, endpoint, plain)
+    _show(info, endpoint, plain, theme, ascii_only)
 
 
 @app.command()
@@ -139,6 +145,8 @@ def replay(
     file: File,
     speed: Annotated[float, typer.Option(min=0.01, max=1000, help="1 is as fast as it was.")] = 1.0,
     plain: Plain = False,
+    theme: Theme = None,
+    ascii_only: Ascii = None,
     follow: Annotated[bool, typer.Option("--follow", help="The file is being written: show it live.")] = False,
 ) -> None:
     """Replay a recording in the dashboard, or follow one that is being written."""
@@ -154,9 +162,9 @@ def replay(
     if follow:
         from ddpwatch.recording.follow import FollowSource
 
-        run_dashboard(AttachFeed(endpoint=file.name, open_source=lambda _: FollowSource(file)))
+        run_dashboard(AttachFeed(endpoint=file.name, open_source=lambda _: FollowSource(file)), theme, ascii_only)
         return
-    run_dashboard(ReplayFeed(path=file, frames=iter(recording), speed=speed))
+    run_dashboard(ReplayFeed(path=file, frames=iter(recording), speed=speed), theme, ascii_only)
 
 
 @app.command()
@@ -253,7 +261,7 @@ def _print_lines(followed: Path | None, recording: Recording) -> None:
     print_recording(follow_frames(followed))
 
 
-def _show(info: RunInfo | None, endpoint: str | None, plain: bool) -> None:
+def _show(info: RunInfo | None, endpoint: str | None, plain: bool, theme: str | None, ascii_only: bool | None) -> None:
     if _is_plain(plain):
         from ddpwatch.plain import follow
 
@@ -263,7 +271,7 @@ def _show(info: RunInfo | None, endpoint: str | None, plain: bool) -> None:
     from ddpwatch.tui.app import run_dashboard
     from ddpwatch.tui.feed import AttachFeed
 
-    run_dashboard(AttachFeed(run=info, endpoint=endpoint, list_ended=rundir.last_views))
+    run_dashboard(AttachFeed(run=info, endpoint=endpoint, list_ended=rundir.last_views), theme, ascii_only)
 
 
 def _is_plain(plain: bool) -> bool:

@@ -1,6 +1,10 @@
-"""Makes the README's screenshots: the dashboard at the end of a recording, as SVG, in three terminal sizes.
+"""Makes the README's and the guide's screenshots: the dashboard at the end of a recording, as SVG.
 
-python docs/make_screenshots.py RECORDING [-o DIRECTORY] [--name NAME] [--back STEPS]
+python docs/make_screenshots.py RECORDING [-o DIRECTORY] [--name NAME] [--back STEPS] [--views]
+python docs/make_screenshots.py --synthetic RANKS [-o DIRECTORY] [--name NAME] --views
+
+Without ``--views`` the overview in three terminal sizes; with it, every view at 160x44. A job of many ranks, which no
+laptop can run, is made up by ``benchmarks/synthetic.py``; its run is called "synthetic" on the screen.
 """
 
 from __future__ import annotations
@@ -8,24 +12,34 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the made-up job
+
+from benchmarks.synthetic import Fleet, enveloped
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import FileFeed, ReplayFeed
 
 SIZES = ((80, 24), (120, 36), (200, 50))
+VIEW_SIZE = (160, 44)
+VIEW_KEYS = {
+    "overview": ("1",), "timeline": ("2",), "buckets": ("3",), "bucket": ("3", "j", "enter"), "ranks": ("4",),
+    "rank": ("4", "f", "enter"), "devices": ("5",), "log": ("7",),
+}  # fmt: skip
+SYNTHETIC_STEPS = 60
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes one SVG per size and prints their names."""
+    """Writes the pictures and prints their names."""
     args = _parser().parse_args(argv)
     args.output.mkdir(parents=True, exist_ok=True)
     try:
-        for width, height in SIZES:
-            path = args.output / f"{args.name}-{width}x{height}.svg"
-            path.write_text(asyncio.run(screenshot(args.recording, (width, height), args.back)), encoding="utf-8")
+        for name, size, keys in _pictures(args):
+            path = args.output / f"{name}.svg"
+            path.write_text(asyncio.run(screenshot(_frames(args), size, keys)), encoding="utf-8")
             print(path)
     except DdpwatchError as error:
         print(f"make_screenshots: {error}", file=sys.stderr)
@@ -33,13 +47,31 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-async def screenshot(recording: Path, size: tuple[int, int], back: int = 0) -> str:
-    """The dashboard with the whole recording played, ``back`` steps before its last, as SVG.
+def _pictures(args: argparse.Namespace) -> Iterator[tuple[str, tuple[int, int], tuple[str, ...]]]:
+    """Name, size and keys of each."""
+    back = ("left",) * args.back
+    if args.views:
+        for name, keys in VIEW_KEYS.items():
+            yield f"{args.name}-{name}", VIEW_SIZE, (*back, *keys)
+    else:
+        for width, height in SIZES:
+            yield f"{args.name}-{width}x{height}", (width, height), back
+
+
+def _frames(args: argparse.Namespace) -> ReplayFeed:
+    if args.synthetic is None:
+        return ReplayFeed(args.recording, iter(Recording(args.recording)))
+    fleet = Fleet(args.synthetic, late={args.synthetic // 3: 12.0}, gpus=True)
+    return ReplayFeed("synthetic", enveloped(fleet.frames(SYNTHETIC_STEPS), every_ns=100_000_000 // args.synthetic))
+
+
+async def screenshot(feed: ReplayFeed, size: tuple[int, int], keys: Sequence[str] = ()) -> str:
+    """The dashboard with everything played and the keys pressed, as SVG.
 
     Raises:
         DdpwatchError: The recording cannot be read.
     """
-    app = DashboardApp(ReplayFeed(recording, iter(Recording(recording))), ticking=False)
+    app = DashboardApp(feed, ticking=False)
     async with app.run_test(size=size) as pilot:
         assert isinstance(app.feed, FileFeed)
         app.feed.jump_to_end()
@@ -48,17 +80,21 @@ async def screenshot(recording: Path, size: tuple[int, int], back: int = 0) -> s
         if app.failure is not None:
             raise app.failure
         app.tick()
-        await pilot.press(*["left"] * back)
+        await pilot.press(*keys)
+        while app.view.pending:
+            app.tick()
         await pilot.pause()
         return app.export_screenshot(title="ddpwatch")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("recording", type=Path, help="a file written with --record")
+    parser.add_argument("recording", type=Path, nargs="?", help="a file written with --record")
     parser.add_argument("-o", "--output", type=Path, default=Path(__file__).parent / "screenshots", metavar="DIRECTORY")
     parser.add_argument("--name", default="overview", help="how the files' names begin")
     parser.add_argument("--back", type=int, default=0, metavar="STEPS", help="show this many steps before the last")
+    parser.add_argument("--views", action="store_true", help="every view")
+    parser.add_argument("--synthetic", type=int, metavar="RANKS", help="make a run of that many ranks up")
     return parser
 
 

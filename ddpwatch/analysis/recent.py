@@ -12,13 +12,18 @@ from itertools import chain
 from statistics import median, median_low, quantiles
 
 from ddpwatch.analysis.findings import LATE_MS, LATE_SHARE
+from ddpwatch.analysis.ranks import BucketKey
 from ddpwatch.analysis.steps import NS_PER_MS, PARTS
 from ddpwatch.analysis.stepview import Arrivals, RankFacts, StepView
 
 NOISE_NS = LATE_MS * NS_PER_MS
 NOISE_SHARE = LATE_SHARE
 ENOUGH_STEPS = 8
+JUDGED_STEPS = (
+    16  # of the newest: a rank that becomes slow is named, and one that is not any more is cleared, within 20
+)
 _COMPARED_PARTS = ("input", "forward", "backward")
+_FEW_RANKS = 16
 _REFERENCES = 8  # other ranks that a late one's gradients are compared with
 
 
@@ -47,6 +52,7 @@ class Slowest:
         part: The part of the step (`PARTS`) in which it needs more time than the others; empty if none stands out.
         excess_ns: How much more, median against median.
         param: The first parameter whose gradient comes that late, where it is the backward.
+        steps: How many steps say so.
     """
 
     rank: int
@@ -55,6 +61,7 @@ class Slowest:
     part: str
     excess_ns: float
     param: int | None = None
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +99,25 @@ class StepFacts:
         self.cost = sorted(fact.cost for fact in self.ranks.values() if fact.cost is not None)
         self.usual_late = median_low(self.arrivals.late.values()) if self.arrivals.late else None
         self.bucket_exposed = _bucket_exposed(self.ranks.values())
+        self._parts: dict[str, float] = {}
+
+    def part_p50(self, part: str) -> float:
+        """The median of one of the `PARTS` over the ranks."""
+        if part not in self._parts:
+            self._parts[part] = median(fact.figures.parts_ns[part] for fact in self.ranks.values())
+        return self._parts[part]
 
 
 def _bucket_exposed(facts: Iterable[RankFacts]) -> dict[int, float]:
     """Per bucket index the median over the ranks."""
-    samples: dict[int, list[int]] = {}
+    alike: dict[tuple[BucketKey, ...], list[tuple[int, ...]]] = {}
     for fact in facts:
         if fact.exposed:
-            for key, value in zip(fact.keys, fact.exposed, strict=True):
-                samples.setdefault(key[1], []).append(value)
+            alike.setdefault(fact.keys, []).append(fact.exposed)
+    samples: dict[int, list[int]] = {}
+    for keys, rows in alike.items():
+        for key, column in zip(keys, zip(*rows, strict=True), strict=True):
+            samples.setdefault(key[1], []).extend(column)
     return {index: median(values) for index, values in samples.items()}
 
 
@@ -165,7 +182,7 @@ def _summary(facts: Sequence[StepFacts]) -> Summary:
         input_ns=_merged_p50([fact.input_ns for fact in facts]),
         ranks=ranks,
         bucket_exposed_ns=_exposed_p50(facts),
-        slowest=_slowest(facts, ranks),
+        slowest=_slowest(facts[-JUDGED_STEPS:]),
     )
 
 
@@ -230,23 +247,25 @@ def _exposed_p50(facts: Sequence[StepFacts]) -> dict[int, float]:
 # -- the slowest rank ----------------------------------------------------------------------------------------
 
 
-def _slowest(facts: Sequence[StepFacts], ranks: Mapping[int, RankSummary]) -> Slowest | None:
+def _slowest(facts: Sequence[StepFacts]) -> Slowest | None:
     """The latest rank, if its lateness stands clear of what is usual.
 
     That is: its lower quartile lies above the upper one of a typical rank, by more than `NOISE_NS` and by more than
     `NOISE_SHARE` of a step.
     """
-    late = {rank: median(values) for rank in ranks if (values := _late(rank, facts))}
+    late = {rank: values for rank in facts[-1].ranks if (values := _late(rank, facts))}
     if len(late) < 2 or len(facts) < ENOUGH_STEPS:
         return None
-    rank = max(late, key=late.__getitem__)
+    rank = max(late, key=lambda rank: median(late[rank]))
     usual = [float(fact.usual_late) for fact in facts if fact.usual_late is not None]
-    low, high, step_ns = ranks[rank].late_low_ns, _quartile(usual, 3), ranks[rank].step_ns
-    if low is None or high is None or step_ns is None or low - high < max(NOISE_NS, NOISE_SHARE * step_ns):
+    low, high = _quartile(late[rank], 1), _quartile(usual, 3)
+    step_ns = median(fact.ranks[rank].figures.step_ns for fact in facts if rank in fact.ranks)
+    if low is None or high is None or low - high < max(NOISE_NS, NOISE_SHARE * step_ns):
         return None
-    part, excess = _cause(rank, late[rank], facts)
-    param = _late_param(rank, late[rank], facts[-1].view) if part == "backward" else None
-    return Slowest(rank, late[rank], _first_late_bucket(rank, late[rank], facts), part, excess, param)
+    p50 = median(late[rank])
+    part, excess = _cause(rank, p50, facts)
+    param = _late_param(rank, p50, facts[-1].view) if part == "backward" else None
+    return Slowest(rank, p50, _first_late_bucket(rank, p50, facts), part, excess, param, len(facts))
 
 
 def _first_late_bucket(rank: int, late_ns: float, facts: Sequence[StepFacts]) -> int | None:
@@ -271,6 +290,9 @@ def _cause(rank: int, late_ns: float, facts: Sequence[StepFacts]) -> tuple[str, 
 
 
 def _others(rank: int, part: str, fact: StepFacts) -> float:
+    """The median over the other ranks; among many, one more or less does not change it."""
+    if len(fact.ranks) > _FEW_RANKS:
+        return fact.part_p50(part)
     return median(other.figures.parts_ns[part] for number, other in fact.ranks.items() if number != rank)
 
 

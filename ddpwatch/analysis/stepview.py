@@ -194,6 +194,7 @@ class StepView:
         self._arrivals: Arrivals | None = None
         self._rows: dict[str, array[float]] = {}
         self._packed = self._forgotten = False
+        self._most_exposed: float | None = None
         self.ranks: Mapping[int, Step] = _Frames(self._frames)
         self.figures: Mapping[int, StepFigures] = _Figures(self)
 
@@ -215,6 +216,7 @@ class StepView:
         self._facts.pop(step.rank, None)
         self._arrivals = None
         self._packed = self._forgotten = False
+        self._most_exposed = None
         self._rows.clear()
 
     def facts_of(self, rank: int) -> RankFacts:
@@ -261,7 +263,9 @@ class StepView:
     @property
     def most_exposed_ns(self) -> float | None:
         """The most that was exposed on one rank; None if it was not measured on any."""
-        return max((value for value in self.row("exposed") if value == value), default=None)
+        if self._most_exposed is None:
+            self._most_exposed = max((value for value in self.row("exposed") if value == value), default=math.nan)
+        return None if math.isnan(self._most_exposed) else self._most_exposed
 
     def pack(self) -> None:
         """Keeps the frames encoded from now on."""

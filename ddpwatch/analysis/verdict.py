@@ -171,7 +171,7 @@ def _late(summary: Summary, names: Names | None) -> Verdict | None:
     text = (
         f"rank {slowest.rank} is late: launches {_what(summary, slowest, names)} {_ms(slowest.late_ns)} after the first"
     )
-    text += f" rank (p50 of {summary.count} steps)"
+    text += f" rank (p50 of {slowest.steps} steps)"
     if slowest.part:
         text += f"; its {slowest.part} takes {_ms(slowest.excess_ns)} longer"
     if names is not None and slowest.param is not None and (layer := names.layer(slowest.param)):

@@ -143,8 +143,7 @@ class Actions(App[int]):
     def action_follow(self) -> None:
         """Keeps the slowest rank in sight, or no longer."""
         self.session.follow_slowest = not self.session.follow_slowest
-        self.notify("follows the slowest rank" if self.session.follow_slowest else "does not follow", timeout=2)
-        self.view.repaint()
+        self.tick()
 
     def action_copy(self) -> None:
         """Copies the finding, or the log's line, by the terminal's own means (OSC 52)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable
 from typing import ClassVar
@@ -231,6 +232,9 @@ def run_dashboard(spec: FeedSpec, theme: str | None = None, ascii_only: bool | N
     if isinstance(spec, AttachFeed) and spec.endpoint is None:
         rundir.directory()
     app = DashboardApp(spec, settings=load_settings().override(theme, ascii_only))
+    # What is kept of a run is a million objects without a cycle: looking through all of them again and again would
+    # stop the screen for half a second each time.
+    gc.set_threshold(20_000, 20, 1_000)
     app.run()
     if app.failure is not None:
         raise app.failure

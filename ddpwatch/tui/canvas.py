@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
+from operator import ne
 
 from rich.cells import cell_len
 
@@ -18,9 +20,12 @@ class Canvas:
         self.height = max(height, 0)
         self._chars = [[" "] * self.width for _ in range(self.height)]
         self._styles = [["text"] * self.width for _ in range(self.height)]
+        self._wide = False  # whether a character of another width than one cell was ever written
 
     def put(self, x: int, y: int, text: str, style: str | None = "text") -> int:
         """Writes text from cell ``x`` on; style None keeps the cells' own. Returns the cell after it."""
+        if _one_cell_each(text) and not self._wide:
+            return self._put_plain(x, y, text, style)
         for char in text:
             size = cell_len(char)
             if 0 <= y < self.height and x >= 0 and x + size <= self.width:
@@ -38,8 +43,13 @@ class Canvas:
         """Fills the cells [start, end) of a row."""
         if not 0 <= y < self.height:
             return
-        for x in range(max(start, 0), min(end, self.width)):
-            self._set(x, y, glyph, 1, style)
+        first, last = max(start, 0), min(end, self.width)
+        if self._wide:
+            for x in range(first, last):
+                self._set(x, y, glyph, 1, style)
+        elif first < last:
+            self._chars[y][first:last] = [glyph] * (last - first)
+            self._styles[y][first:last] = [style] * (last - first)
 
     def style_at(self, x: int, y: int) -> str:
         """The style of a cell; empty outside."""
@@ -53,7 +63,16 @@ class Canvas:
         """The rows, each of exactly ``width`` cells."""
         return [_runs(chars, styles) for chars, styles in zip(self._chars, self._styles, strict=True)]
 
+    def _put_plain(self, x: int, y: int, text: str, style: str | None) -> int:
+        first, last = max(x, 0), min(x + len(text), self.width)
+        if 0 <= y < self.height and first < last:
+            self._chars[y][first:last] = text[first - x : last - x]
+            if style is not None:
+                self._styles[y][first:last] = [style] * (last - first)
+        return x + len(text)
+
     def _set(self, x: int, y: int, char: str, size: int, style: str | None) -> None:
+        self._wide = self._wide or size != 1
         chars = self._chars[y]
         if not chars[x] and x:
             chars[x - 1] = " "  # the second half of a wide character loses its first
@@ -66,14 +85,16 @@ class Canvas:
             self._styles[y][x : x + size] = [style] * size
 
 
+@lru_cache(maxsize=4096)
+def _one_cell_each(text: str) -> bool:
+    return (text.isascii() and text.isprintable()) or all(cell_len(char) == 1 for char in text)
+
+
 def _runs(chars: list[str], styles: list[str]) -> Row:
-    runs: Row = []
-    begin = 0
-    for x in range(1, len(chars) + 1):
-        if x == len(chars) or styles[x] != styles[begin]:
-            runs.append(("".join(chars[begin:x]), styles[begin]))
-            begin = x
-    return runs
+    if not chars:
+        return []
+    cuts = [x for x, differs in enumerate(map(ne, styles, styles[1:]), start=1) if differs]
+    return [("".join(chars[a:b]), styles[a]) for a, b in zip([0, *cuts], [*cuts, len(chars)], strict=True)]
 
 
 def plain(rows: Iterable[Row]) -> list[str]:

@@ -14,7 +14,7 @@ MOST_COMM_ROWS = 3
 _LOOKED_AT = 32  # ranks that say how many comm rows are needed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: hundreds are made per frame
 class Bar:
     """One bucket on the axis; ``end`` is None where its completion was not measured. ``position`` is launch order."""
 

@@ -117,6 +117,7 @@ class Overview:
     devices: tuple[DeviceRow, ...] = ()
     history: tuple[HistoryPoint, ...] = ()
     filter: str = ""
+    following: bool = False
 
 
 class RankRows(Sequence[RankRow]):

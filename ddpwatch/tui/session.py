@@ -107,11 +107,19 @@ class Session:
     def refresh(self, link: LinkState) -> bool:
         """Brings the overview up to date. Returns whether it differs from the one before."""
         selected = self._selected.step if self._selected else None
-        now = (link, self.state.version, selected, self._frozen is None, self._filter, self.log.heard)
+        now = (
+            link,
+            self.state.version,
+            selected,
+            self._frozen is None,
+            self._filter,
+            self.log.heard,
+            self.follow_slowest,
+        )
         if now == self._drawn:
             return False
         self._drawn = now
-        self.overview = self._build(link)
+        self.overview = replace(self._build(link), following=self.follow_slowest)
         return True
 
     def _build(self, link: LinkState) -> Overview:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
@@ -11,6 +12,20 @@ from textual.widget import Widget
 from ddpwatch.tui import palette
 from ddpwatch.tui.ascii import ascii_text
 from ddpwatch.tui.canvas import Row
+
+
+def changed_cells(row: Row, old: Row, width: int) -> tuple[int, int]:
+    """Which cells of a row differ from before, by whole runs: what need not be sent to the terminal is left out."""
+    first = last = 0
+    for new_run, old_run in zip(row, old, strict=False):
+        if new_run != old_run:
+            break
+        first += cell_len(new_run[0])
+    for new_run, old_run in zip(reversed(row), reversed(old), strict=False):
+        if new_run != old_run or first + last + cell_len(new_run[0]) > width:
+            break
+        last += cell_len(new_run[0])
+    return first, max(width - last, first)
 
 
 class PaintedView(Widget):
@@ -53,9 +68,14 @@ class PaintedView(Widget):
         if self._painted != size_before or self._was_stale != stale_before:
             self.refresh()
             return
-        changed = [y for y, row in enumerate(self._rows) if y >= len(before) or row != before[y]]
+        changed = [
+            Region(first, y, last - first, 1)
+            for y, (row, old) in enumerate(zip(self._rows, before, strict=False))
+            if row != old
+            for first, last in [changed_cells(row, old, width)]
+        ]
         if changed:
-            self.refresh(*(Region(0, y, width, 1) for y in changed))
+            self.refresh(*changed)
 
     def render_line(self, y: int) -> Strip:
         """One row of the screen."""

@@ -111,12 +111,12 @@ def replay_app(messages: Iterable[Message], clock: Clock | None = None, every_ms
     return DashboardApp(ReplayFeed("run.mcap", frames, 1.0, clock), clock=clock, ticking=False)
 
 
-async def until(pilot: Pilot[int], what: Callable[[], object]) -> None:
+async def until(pilot: Pilot[int], what: Callable[[], object], patience_s: float = 10, every_s: float = 0.005) -> None:
     """Lets the app work until something is so."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience_s
     while not what():
         assert time.monotonic() < deadline, f"never came:\n{screen_text(pilot.app)}"  # type: ignore[arg-type]
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(every_s)
         await pilot.pause()
         pilot.app.tick()  # type: ignore[attr-defined]
     pilot.app.tick()  # type: ignore[attr-defined]

@@ -43,8 +43,9 @@ class TestEveryView:
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.press(key)  # before the first frame
             await watching(pilot, [*run(12, world=3, late_rank=1), device(0), device(1, 70.0, "cuda")])
-            await pilot.press("enter", "j", "k", "m", "v", "s", "o", "escape", "T", "pagedown")
+            await pilot.press("j", "k", "m", "v", "s", "o", "T", "pagedown")
             assert app.view is app.views[key]
+            await pilot.press("enter", "j", "escape")
             for size in ((5, 3), (1, 1), (200, 50)):
                 await pilot.resize_terminal(*size)
                 await pilot.pause()

@@ -1,8 +1,9 @@
 import pytest
 
 from ddpwatch.analysis.recent import ENOUGH_STEPS, summarise
-from ddpwatch.analysis.verdict import verdict
-from tests.tui.frames import MS, beat, bye, hello, killed, run, state_of, step
+from ddpwatch.analysis.verdict import Presence, verdict
+from ddpwatch.messages import Span
+from tests.tui.frames import MS, START_NS, beat, bye, hello, killed, run, state_of, step
 
 
 def judged(messages):
@@ -55,6 +56,56 @@ class TestSummary:
         assert summary.ranks[1].late_ns is None
 
 
+class Named:
+    """What the two buckets of the synthetic run are called."""
+
+    def layer(self, param):
+        return "abcd"[param]
+
+    def bucket_layer(self, index):
+        return next(iter(self.bucket_params(index)), "")
+
+    def bucket_params(self, index):
+        return [["c", "d"], ["a", "b"]][index]
+
+
+class TestNamesAndChange:
+    def summary(self, *lateness):
+        """Steps with rank 1 that late (ms)."""
+        at, steps = START_NS, []
+        for n, late in enumerate(lateness):
+            steps += [step(0, n, 0, late, start_ns=at), step(1, n, late, start_ns=at)]
+            at += (100 + late) * MS
+        return summarise(state_of([hello(0), hello(1), *steps]).recent())
+
+    def test_bucket_and_layer_are_named(self):
+        found = verdict(self.summary(*[40] * 20), {0: Presence(), 1: Presence()}, names=Named())
+        assert found.text == (
+            "rank 1 is late: launches bucket 1 (a) 40 ms after the first rank (p50 of 16 steps); "
+            "its backward takes 40 ms longer, from b on"
+        )
+        exposed = verdict(self.summary(*[0] * 20), {0: Presence(), 1: Presence()}, names=Named())
+        assert exposed.text.endswith("last bucket 1 (a) alone 10 ms")
+
+    def test_a_rank_that_becomes_slow_is_named_within_20_steps_and_cleared_within_20(self):
+        assert self.summary(*[0] * 60).slowest is None
+        assert self.summary(*[0] * 40, *[40] * 20).slowest.rank == 1
+        assert self.summary(*[0] * 40, *[40] * 40, *[0] * 20).slowest is None
+
+    def test_slow_input_on_one_rank_and_on_all(self):
+        late = {"spans": [Span("forward", 42 * MS, 70 * MS), Span("backward", 71 * MS, 120 * MS)],
+                "bucket_launch": [90 * MS, 110 * MS], "bucket_ready": [90 * MS, 110 * MS],
+                "bucket_done": [100 * MS, 122 * MS], "duration_ns": 125 * MS}  # fmt: skip
+        one = [step(rank, n, **(late if rank == 0 else {})) for n in range(20) for rank in range(2)]
+        found = judged([hello(0), hello(1), *one])
+        assert (found.kind, found.rank) == ("late-rank", 0)
+        assert found.text.endswith("its input takes 40 ms longer")
+        both = [step(rank, n, **late) for n in range(20) for rank in range(2)]
+        found = judged([hello(0), hello(1), *both])
+        assert found.kind == "slow-input"
+        assert found.text == "slow input: 42 ms of 125 ms (34 %) pass before the forward starts"
+
+
 class TestVerdict:
     def test_hidden(self):
         found = judged(step(0, n, bucket_done=[60 * MS, 82 * MS]) for n in range(20))
@@ -69,7 +120,7 @@ class TestVerdict:
     def test_late_rank_goes_before_exposed(self):
         found = judged(run(late_rank=1))
         assert (found.kind, found.rank, found.bucket) == ("late-rank", 1, 1)
-        assert found.text.startswith("rank 1 is late: launches bucket 1 40 ms after the first rank (p50 of 39 steps)")
+        assert found.text.startswith("rank 1 is late: launches bucket 1 40 ms after the first rank (p50 of 16 steps)")
         assert found.text.endswith("its backward takes 40 ms longer")
 
     def test_a_killed_rank_and_who_waits_for_it(self):

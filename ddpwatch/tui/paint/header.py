@@ -98,6 +98,8 @@ def _identity(model: Overview) -> list[Field]:
     fields = [_name(clean(model.run_id, 40))]
     if model.filter:
         fields.append(_filtered(model))
+    if model.following:
+        fields.append(Field("follows the slowest rank", "follows slowest", 1, "warn"))
     if hello is None:
         return fields
     ranks = f"{world} rank{'s' if world != 1 else ''}"

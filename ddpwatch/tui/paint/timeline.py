@@ -49,8 +49,11 @@ class Axis:
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """The cells of a stretch of time: at least one, none beyond the axis."""
-        first = min(max(self.cell(start), self.left), self.left + self.width - 1)
-        return first, min(max(self.cell(end), first + 1), self.left + self.width)
+        scale, right = self.width / self.length_ns, self.left + self.width
+        first = self.left + round((start - self.start_ns) * scale)
+        first = self.left if first < self.left else right - 1 if first >= right else first
+        last = self.left + round((end - self.start_ns) * scale)
+        return first, right if last > right else first + 1 if last <= first else last
 
     def half_cell(self, ns: int) -> int:
         """The half of a cell that a moment lies in, counted from the left."""
