@@ -22,7 +22,6 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.rundir import RunInfo
 from ddpwatch.sources import LiveSource, Source
 from ddpwatch.transport import Envelope
-from ddpwatch.tui.tail import Tail
 
 Frame = tuple[Message, Envelope]
 
@@ -30,6 +29,7 @@ POLL_S = 0.1
 LOOK_S = 0.5
 BATCH = 400  # frames: some 10 ms of work, so that a key is never kept waiting for longer
 IN_FLIGHT = 4
+OUTPUT_BYTES = 65_536
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
@@ -184,6 +184,28 @@ class _ThreadFeed:
             if self._slots.acquire(timeout=POLL_S):
                 self._post(Frames(frames))
                 return
+
+
+class Tail:
+    """The whole lines that are added to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def lines(self) -> list[str]:
+        """What came since the last call, at most `OUTPUT_BYTES` of it."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                block = file.read(OUTPUT_BYTES)
+        except OSError:
+            return []
+        whole, newline, _ = block.rpartition(b"\n")
+        if not newline and len(block) < OUTPUT_BYTES:
+            return []
+        self._offset += len(whole) + len(newline) if newline else len(block)
+        return (whole if newline else block).decode("utf-8", "replace").splitlines()
 
 
 class LiveFeed(_ThreadFeed):
