@@ -60,11 +60,6 @@ class CommHook:
         self._average = Average(ddp)
         self._register(ddp)
 
-    @property
-    def user_hook(self) -> Optional[str]:
-        """Name of the user's hook, None for DDP's own all-reduce."""
-        return None if self._user is None else self._user[0].__qualname__
-
     def note_gradients(self) -> None:
         """A forward has ended: notes what the default all-reduce must know about the gradients before it."""
         if self._user is None:

@@ -67,7 +67,7 @@ class Session:
         self.run_id = ""
         self._pid = os.getpid()
         self._store = dist.distributed_c10d._get_default_store() if grouped else None
-        self._key = f"ddpwatch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_sessions}"
+        self._key = f"ddpwatch/{_attempt()}/{_sessions}"
         self._deadline = time.monotonic() + FIND_TIMEOUT_S
         self._address = self._start_collector(record) if self.rank == 0 else None
         self._probes: weakref.WeakSet[DdpProbe] = weakref.WeakSet()  # the modules' hooks own them
