@@ -12,7 +12,7 @@ What was not measured is ``None``, never 0.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -109,7 +109,11 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
     (from there until DDP has waited for the buckets), ``optimizer``. The hook columns say when each
     parameter's gradient was accumulated, in order; the bucket columns are in launch order. A bucket index
     occurs once per synced backward. ``reduced`` is False if a comm hook handed every bucket back at once, with nothing
-    communicated.
+    communicated. A ``shadow`` step has no hook columns and no ``bucket_done``; its launches are derived from DDP's own
+    ready times.
+
+    ``own_ns`` is what ddpwatch's hooks saw of themselves and ``sender_ns`` the CPU time of its thread since the frame
+    before; ``cpu_ns`` is the CPU time of the rank's process since the end of the step before, without that thread.
     """
 
     rank: Rank
@@ -131,6 +135,8 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
     bucket_done: SparseColumn = []
     reduced: bool = True
     own_ns: Count = 0
+    sender_ns: Count = 0
+    cpu_ns: Count | None = None
     dropped: Count = 0
 
     def __post_init__(self) -> None:
@@ -155,10 +161,14 @@ class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
 
 
 class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True):
-    """A named moment (``end_ns`` None) or stretch on a rank's clock: a user's mark, a garbage collection."""
+    """A named moment (``end_ns`` None) or stretch on a rank's clock.
+
+    ``kind``: a user's mark, or what was seen without one: a garbage collection, a wait for the DataLoader, a
+    ``torch.save``, a compilation, a validation.
+    """
 
     rank: Rank
-    kind: Literal["user", "gc"] = "user"
+    kind: Literal["user", "gc", "data", "save", "compile", "validation"] = "user"
     name: Name
     start_ns: Ns
     end_ns: Ns | None = None
@@ -218,7 +228,10 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
     recording_error: Name = ""
 
 
-Message = Hello | Layout | Step | Beat | Mark | Device | Bye | Status
+Message = Hello | Layout | Step | Beat | Mark | Device | Bye | Status  # recordings count on the order: add at the end
+MESSAGE_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(Message)
+}
 RANK_MESSAGES: Final = (Hello, Layout, Step, Beat, Mark, Bye)
 
 _encoder = msgspec.msgpack.Encoder()

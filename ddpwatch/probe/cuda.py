@@ -130,7 +130,6 @@ def _stamps(record: StepRecord) -> Iterator[int]:
         yield begin
         yield end
     for bucket in record.buckets:
-        yield bucket.called
         yield bucket.launch
         if bucket.done is not None:
             yield bucket.done
@@ -145,7 +144,7 @@ def _launched(record: StepRecord) -> bool:
 def _replace(record: StepRecord, gpu: Callable[[int], int]) -> None:
     record.spans = [(phase, gpu(begin), gpu(end)) for phase, begin, end in record.spans]
     for bucket in record.buckets:
-        bucket.ready, bucket.launch = gpu(bucket.called), gpu(bucket.launch)
+        bucket.ready = bucket.launch = gpu(bucket.launch)
         bucket.done = None if bucket.done is None else gpu(bucket.done)
     _derive_launches(record.buckets)
     record.start, record.end = gpu(record.start), gpu(record.end)

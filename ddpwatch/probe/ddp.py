@@ -6,7 +6,7 @@
 | backward begin              | tensor hooks on the forward's outputs                                          |
 | end of the backward compute | an engine callback queued at backward begin                                    |
 | end of the backward         | a callback queued from that callback: it runs after DDP's own                  |
-| bucket launch               | the comm hook, right before the collective is issued                           |
+| bucket launch               | a stamp right before the reducer's all-reduce, or the user's comm hook          |
 | bucket done                 | the future's done callback, which runs after those who wait were woken         |
 | gradient ready              | DDP's own per-parameter statistics, or a hook per parameter where they miss    |
 """
@@ -18,20 +18,24 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import wrapt
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import BucketLayout, Layout
-from ddpwatch.probe.comm_hook import CommHook
+from ddpwatch.probe.collectives import Callback, GroupHooks, TimedGroup, comm_hook_of, time_later_hook
+from ddpwatch.probe.layout import bucket_layout, reduced_parameters
 from ddpwatch.probe.recorder import BucketRecord, StepRecord, StepRecorder
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import GradBucket
+LAYOUT_TRIES = 12  # steps; DDP notes its final buckets in its first ten iterations
+
+# What the reducers all-reduce through. Must live as long as the module, and no longer: it owns the process group.
+_groups: weakref.WeakKeyDictionary[DistributedDataParallel, TimedGroup] = weakref.WeakKeyDictionary()
 
 
 class _ModuleHook:
@@ -78,28 +82,38 @@ class DdpProbe:
         self._recorder = recorder
         self._publish_layout = publish_layout
         self._on_error = on_error
-        self._timed = ddp.device_type == "cpu" or recorder.gpu is not None
         self._host = ddp.device_type == "cpu"
         self._name = type(ddp.module).__name__
-        named = [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad]
+        named = reduced_parameters(ddp)
         self._param_names = [name for name, _ in named]
-        self._param_ids = {id(p): position for position, (_, p) in enumerate(named)}
         # Only weak references to the module and what it owns: a watched model, its reducer and its process group die
         # exactly when an unwatched one's would.
         self._ddp = weakref.ref(ddp)
         self._has_stats = hasattr(ddp.reducer, "get_backward_stats")
         self._previous_stats: list[int] = []
         self._forward_end_ns = 0
-        self._buckets: dict[int, BucketLayout] = {}
-        self._layout_changed = False
+        self._buckets: list[BucketLayout] = []
+        self._layout_tries = LAYOUT_TRIES
+        self._lag_ns: dict[int, int] = {}  # by bucket index, from its last gradient to its launch
         self._in_backward = False
+        self._will_sync = True
         self._synced_backwards = 0
         self._launched: list[BucketRecord] = []
         self._begin_hook = self._guarded(self._backward_begin)
         self._compute_end_callback = self._guarded(self._compute_end)
         self._end_callback = self._guarded(self._backward_end)
-        comm_hook = CommHook(ddp, self._on_launch, self._recorder.bucket_done, self._recorder.clock, self._timed)
-        self._comm_hook = weakref.ref(comm_hook)  # the reducer owns it
+        self.foreign_hook = comm_hook_of(ddp)
+        self._observing = False
+        self._group_hooks: GroupHooks | None = None
+        if not self.foreign_hook:
+            time_later_hook(ddp, self)
+            self._observe_group(ddp, True)  # now: a built-in comm hook keeps the group that it finds
+        elif GroupHooks.supported(ddp.process_group):
+            self._group_hooks = GroupHooks(ddp.process_group, self)
+        self._blind = bool(self.foreign_hook) and self._group_hooks is None
+        # Whether completions can be stamped: on a GPU the future completes when the collective is enqueued, and its
+        # callback runs on a stream that waits for it, where only a GPU clock can stamp.
+        self.timed = (self._host or recorder.gpu is not None) and not self._blind
         self._handles = list(self._attach(ddp, [p for _, p in named]))
 
     @property
@@ -108,8 +122,12 @@ class DdpProbe:
         return len(self._param_names)
 
     def close(self) -> None:
-        """Takes the hooks off. DDP cannot unregister a comm hook, so that one stays and only passes through."""
+        """Takes the hooks off. A comm hook cannot be unregistered: the user's stays wrapped, which only passes on."""
         self.active = False
+        if (ddp := self._ddp()) is not None:
+            self._observe_group(ddp, False)
+        if self._group_hooks is not None:
+            self._group_hooks.close()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -141,22 +159,36 @@ class DdpProbe:
 
         return guarded
 
+    def _observe_group(self, ddp: DistributedDataParallel, observe: bool) -> None:
+        """Has the reducer all-reduce through our view of its process group, or through the group itself."""
+        if self.foreign_hook:
+            return
+        group, ours = ddp.process_group, _groups.get(ddp)
+        if ours is None or ours.inner is not group:  # the module can be given another group
+            ours = _groups[ddp] = TimedGroup(group, self)
+            self._observing = False
+        if observe != self._observing:
+            self._observing = observe
+            ddp.reducer._update_process_group(ours if observe else group)
+
     # -- forward ---------------------------------------------------------------------------------------------
 
-    def _forward_begin(self, module: torch.nn.Module, arguments: Any) -> None:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self._in_backward = False
-            self._recorder.forward_begin()
+    def _forward_begin(self, module: Any, arguments: Any) -> None:
+        if not torch.is_grad_enabled():
+            self._recorder.validation_begin()
+            return
+        self._in_backward = False
+        self._recorder.forward_begin()
+        self._observe_group(module, not self._recorder.shadow)
 
-    def _forward_end(self, module: torch.nn.Module, arguments: Any, output: Any) -> None:
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    def _forward_end(self, module: Any, arguments: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            self._recorder.validation_end()
             return
         self._recorder.forward_end()
         # DDP's reducer counts its ready times from prepare_for_backward, the last thing its forward does.
         self._forward_end_ns = self._recorder.since
-        comm_hook = self._comm_hook()
-        if comm_hook is not None:
-            comm_hook.note_gradients()
+        self._will_sync = module.require_backward_grad_sync
         for tensor in _tensors(output):
             if tensor.requires_grad:
                 tensor.register_hook(self._begin_hook)  # type: ignore[no-untyped-call]
@@ -177,20 +209,21 @@ class DdpProbe:
     def _backward_end(self) -> None:
         self._in_backward = False
         self._recorder.backward_end()
-        record = self._recorder.current
+        record, ddp = self._recorder.current, self._ddp()
         launched, self._launched = self._launched, []
-        if record is None or not launched:
+        derived = self._blind or self._recorder.shadow
+        if record is None or ddp is None or not (launched or (derived and self._will_sync)):
             return
         if self._synced_backwards == 0:
             self._recorder.warm_up()
         self._synced_backwards += 1
-        if self._layout_changed:
-            self._settle_layout({bucket.index for bucket in launched})
-        ddp = self._ddp()
-        if self._has_stats and self._host and ddp is not None:
-            stats = ddp.reducer.get_backward_stats()
-            record.later.append(partial(self._read_stats, stats, self._forward_end_ns, launched, self._buckets))
-        record.untimed = not self._timed
+        if not self._recorder.shadow:
+            self._update_layout(ddp, [bucket.nbytes for bucket in sorted(launched, key=lambda bucket: bucket.index)])
+        if self._host:
+            read = self._derive_launches if derived else partial(self._read_stats, launched)
+            stats = ddp.reducer.get_backward_stats() if self._has_stats else None
+            record.later.append(partial(read, stats, self._forward_end_ns, self._buckets))
+        record.untimed = derived or not self.timed
 
     @staticmethod
     def _on_graph_end(call: Callable[..., Any]) -> None:
@@ -201,47 +234,80 @@ class DdpProbe:
     def _param_hook(self, position: int) -> Callable[..., Any]:
         return self._guarded(lambda param: self._recorder.hook_fired(self._param_base + position))
 
+    # These run on the sender thread.
+
     def _read_stats(
         self,
-        stats: list[int],
-        forward_end_ns: int,
         launched: list[BucketRecord],
-        buckets: dict[int, BucketLayout],
+        stats: list[int] | None,
+        forward_end_ns: int,
+        buckets: list[BucketLayout],
         record: StepRecord,
     ) -> None:
-        """Turns the reducer's ready times into hook fires and the buckets' ready stamps. On the sender thread.
+        """Turns the reducer's ready times, or our hooks', into hook fires and the buckets' ready stamps.
 
-        They count from a moment shortly before our own stamp of the forward's end. A ready time can not lie
-        after its bucket reached the comm hook: whatever seems to is that difference, and is taken off.
+        The reducer's count from a moment shortly before our own stamp of the forward's end. A ready time can not lie
+        after its bucket was launched: whatever seems to is that difference, and is taken off.
         """
+        fired = self._fired(record, stats, forward_end_ns)
+        params = {bucket.index: bucket.params for bucket in buckets}
+        ready = [max((fired.get(p, 0) for p in params.get(bucket.index, ())), default=0) for bucket in launched]
+        shift = max(0, *(at - bucket.launch for at, bucket in zip(ready, launched, strict=True)))
+        latest = 0
+        for at, bucket in zip(ready, launched, strict=True):
+            bucket.ready = at - shift if at else None
+            if at and at - shift >= latest:  # it did not have to wait for the bucket before it
+                self._lag_ns[bucket.index] = bucket.launch - at
+            latest = bucket.launch
+        if stats is not None:
+            record.hooks.extend((self._param_base + i, at - shift) for i, at in fired.items())
+        if fired:
+            self._recorder.last_hook = self._param_base + max(fired, key=fired.__getitem__)
+
+    def _derive_launches(
+        self, stats: list[int] | None, forward_end_ns: int, buckets: list[BucketLayout], record: StepRecord
+    ) -> None:
+        """The launches of a step whose collectives were not seen: DDP launches in index order, each once it is ready.
+
+        From the last gradient to the launch it copies that gradient into the bucket; how long that took where it was
+        seen last is added.
+        """
+        fired = self._fired(record, stats, forward_end_ns)
+        latest = min(fired.values(), default=0)
+        for bucket in buckets if fired else ():
+            ready = max((fired.get(p, 0) for p in bucket.params), default=0)
+            latest = max(latest, ready + self._lag_ns.get(bucket.index, 0))
+            entry = BucketRecord(self._module, bucket.index, bucket.nbytes, latest)
+            entry.ready = min(ready, latest) or None
+            record.buckets.append(entry)
+
+    def _fired(self, record: StepRecord, stats: list[int] | None, forward_end_ns: int) -> dict[int, int]:
+        """When each parameter's gradient came (absolute ns), for those that have one this time."""
+        if stats is None:
+            own = range(self._param_base, self._param_base + self.parameters)
+            return {param - self._param_base: at for param, at in record.hooks if param in own}
         previous, self._previous_stats = self._previous_stats, stats
         if len(previous) != len(stats):
             previous = [0] * len(stats)
         # A parameter without a gradient this time keeps its old value, to the nanosecond.
-        fired = {i: forward_end_ns + ns for i, ns in enumerate(stats) if ns > 0 and ns != previous[i]}
-        ready = [max((fired.get(p, 0) for p in buckets[bucket.index].params), default=0) for bucket in launched]
-        shift = max(0, *(at - bucket.called for at, bucket in zip(ready, launched, strict=True)))
-        for at, bucket in zip(ready, launched, strict=True):
-            bucket.ready = at - shift if at else None
-        record.hooks.extend((self._param_base + i, at - shift) for i, at in fired.items())
-        if fired:
-            self._recorder.last_hook = self._param_base + max(fired, key=fired.__getitem__)
+        return {i: forward_end_ns + ns for i, ns in enumerate(stats) if ns > 0 and ns != previous[i]}
 
-    # -- buckets ---------------------------------------------------------------------------------------------
+    # -- buckets: the observer of `ddpwatch.probe.collectives` -------------------------------------------------
 
-    def _on_launch(self, bucket: GradBucket, nbytes: int, called: int, launch: int) -> BucketRecord | None:
-        """Called by the comm hook once it has issued the collective. Never raises."""
-        if not self.active:
-            return None
+    def called(self) -> int:
+        """A bucket's collective is about to be issued."""
+        return self._recorder.clock() if self.active and not self._recorder.shadow else 0
+
+    def issued(self, index: int | None, nbytes: int, at: int, future: Any) -> BucketRecord | None:
+        """It was issued; ``future`` is done when its result is there."""
         entered = time.monotonic_ns()
         try:
-            index = bucket.index()
-            known = self._buckets.get(index)
-            if known is None or known.nbytes != nbytes:
-                self._learn(bucket, index, nbytes)
-            entry = self._recorder.bucket_launch(self._module, index, nbytes, launch=launch, called=called)
+            number = len(self._launched) if index is None else index
+            entry = self._recorder.bucket_launch(self._module, number, nbytes, launch=at)
             if entry is not None:
                 self._launched.append(entry)
+                if self.timed:
+                    future.add_done_callback(Callback(self._recorder.bucket_done, entry))
                 self._recorder.charge(time.monotonic_ns() - entered)
             return entry
         except Exception as error:
@@ -249,15 +315,26 @@ class DdpProbe:
             self._on_error(error)
             return None
 
-    def _learn(self, bucket: GradBucket, index: int, nbytes: int) -> None:
-        """Notes what is in a bucket that is new, or another one than before: DDP has rebuilt its buckets."""
-        params = [self._param_ids[id(p)] for p in bucket.parameters() if id(p) in self._param_ids]
-        self._buckets = {**self._buckets, index: BucketLayout(index, nbytes, params)}  # the sender may hold the old one
-        self._layout_changed = True
+    def _update_layout(self, ddp: DistributedDataParallel, sizes: list[int]) -> None:
+        """Publishes what is in which bucket when that has changed, and again when DDP tells more about it.
 
-    def _settle_layout(self, seen: set[int]) -> None:
-        self._layout_changed = False
-        self._buckets = {index: self._buckets[index] for index in sorted(seen)}
+        Args:
+            ddp: The module.
+            sizes: Bytes of the buckets that were launched, in index order; empty where they were not seen.
+        """
+        held = [bucket.nbytes for bucket in self._buckets]
+        if sizes and sizes != held:
+            self._layout_tries = LAYOUT_TRIES
+        elif self._layout_tries == 0 or (sizes and all(bucket.params for bucket in self._buckets)):
+            return
+        self._layout_tries -= 1
+        known = bucket_layout(ddp)
+        sizes = sizes or [bucket.nbytes for bucket in known]
+        params = [bucket.params for bucket in known] if len(known) == len(sizes) else [[] for _ in sizes]
+        if sizes == held and params == [bucket.params for bucket in self._buckets]:
+            return
+        self._buckets = [BucketLayout(i, *row) for i, row in enumerate(zip(sizes, params, strict=True))]
+        self._lag_ns.clear()
         self._recorder.epoch += 1
         self._publish_layout(
             Layout(
@@ -267,7 +344,7 @@ class DdpProbe:
                 epoch=self._recorder.epoch,
                 param_base=self._param_base,
                 params=self._param_names,
-                buckets=list(self._buckets.values()),
+                buckets=self._buckets,
             )
         )
 
@@ -287,11 +364,20 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(getattr(output, name))
 
 
+def _leave_untraced(trace_rules: Any) -> None:
+    """Tells torch.compile to run our hooks as they are, at a graph break. DDP's own forward has several anyway."""
+    if hasattr(trace_rules, "add"):
+        trace_rules.add("ddpwatch")
+
+
+wrapt.register_post_import_hook(_leave_untraced, "torch._dynamo.trace_rules")
+
+
 def check_watchable(model: object) -> DistributedDataParallel:
     """The model, if it is something we can attach to.
 
     Raises:
-        UsageError: It is not a DDP module, or has a comm hook already.
+        UsageError: It is not a DDP module, or its reducer is of a kind that we cannot see.
     """
     if not isinstance(model, DistributedDataParallel):
         raise UsageError(

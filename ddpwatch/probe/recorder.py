@@ -16,21 +16,18 @@ from typing import Literal, Protocol
 
 from ddpwatch.blackbox import BlackBox
 from ddpwatch.messages import Span, Step, StepStatus
+from ddpwatch.probe.pace import Pace
 
 Clock = Callable[[], int]
 Phase = Literal["input", "forward", "between", "backward", "sync", "optimizer"]
 
 
 class BucketRecord:
-    """One bucket of one backward. All stamps are absolute ns; None is not measured.
+    """One bucket of one backward. All stamps are absolute ns; None is not measured."""
 
-    ``called`` is when it was handed over for reduction: its last gradient arrived no later.
-    """
+    __slots__ = ("done", "idle", "index", "launch", "module", "nbytes", "ready")
 
-    __slots__ = ("called", "done", "idle", "index", "launch", "module", "nbytes", "ready")
-
-    def __init__(self, module: int, index: int, nbytes: int, launch: int, called: int) -> None:
-        self.called = called
+    def __init__(self, module: int, index: int, nbytes: int, launch: int) -> None:
         self.module = module
         self.index = index
         self.nbytes = nbytes
@@ -44,7 +41,7 @@ class StepRecord:
     """A step being recorded. Stamps are absolute ns; `message` makes them offsets."""
 
     __slots__ = (
-        "backwards", "buckets", "end", "epoch", "hooks", "later",
+        "backwards", "buckets", "cpu_ns", "end", "epoch", "hooks", "later",
         "own_ns", "resolved", "spans", "start", "status", "step", "untimed",
     )  # fmt: skip
 
@@ -60,6 +57,7 @@ class StepRecord:
         self.hooks: list[tuple[int, int]] = []
         self.later: list[Callable[[StepRecord], None]] = []  # work put off to the sender thread
         self.own_ns = 0
+        self.cpu_ns: int | None = None
         self.untimed = False  # completions cannot be stamped here
         self.resolved = True  # no stamp waits for the GPU
 
@@ -94,6 +92,7 @@ class StepRecord:
             bucket_done=[None if bucket.done is None else bucket.done - start for bucket in buckets],
             reduced=not buckets or not all(bucket.idle for bucket in buckets),
             own_ns=self.own_ns,
+            cpu_ns=self.cpu_ns,
             dropped=dropped,
         )
 
@@ -119,6 +118,10 @@ class StepRecorder:
         clock: Nanoseconds, monotonic. Injected by tests.
 
     Attributes:
+        pace: Chooses the shadow steps (`ddpwatch.probe.pace`), once whoever owns the hooks has set it.
+        shadow: Whether the open step is one.
+        cpu: CPU time of the job in this process, ns.
+        on_validation: Told when a validation began and ended (ns), once the step after it begins.
         phase, since: Where training is now and since when; read by the heartbeat thread.
         last_hook: Id of the newest parameter whose gradient is known to have arrived, or None.
         current: The open record, or None before the first forward.
@@ -130,6 +133,10 @@ class StepRecorder:
         self._emit = emit
         self.clock = clock
         self.gpu: GpuClock | None = None
+        self.pace: Pace | None = None
+        self.shadow = False
+        self.cpu: Clock = time.process_time_ns
+        self._cpu_ns = 0
         self.current: StepRecord | None = None
         self.box = BlackBox()
         self.phase: Phase = "input"
@@ -142,6 +149,9 @@ class StepRecorder:
         self._optimizer_seen = False
         self._optimizer_depth = 0
         self._synced_end: int | None = None
+        self.on_validation: Callable[[int, int], None] = lambda begin, end: None
+        self._validation: tuple[int, int] | None = None
+        self._outside_until = 0  # what lies between the last step and this is not part of the next one
 
     def use(self, gpu: GpuClock) -> None:
         """Takes stamps on a GPU from now on."""
@@ -158,13 +168,41 @@ class StepRecorder:
         if end is not None:
             self._close(end)
         if self.current is None:
-            self.current = StepRecord(self.steps, now if end is None else end)
+            if end is None:
+                self._cpu_ns = self.cpu()
+            self.current = StepRecord(self.steps, now if end is None else max(end, self._outside_until))
+            self._outside_until = 0
+            if self._validation is not None:
+                self.on_validation(*self._validation)
+                self._validation = None
+            self.shadow = self.pace is not None and self.pace.is_shadow(self.steps)
+            if self.shadow:
+                self.current.status = "shadow"
         self._enter("forward", now)
 
     def forward_end(self) -> None:
         """The forward that began last has returned."""
         if self.phase == "forward":
             self._leave("forward", "between")
+
+    # -- outside the steps -----------------------------------------------------------------------------------
+
+    def validation_begin(self) -> None:
+        """A forward without gradients begins. Several in a row are one validation."""
+        if self.phase == "input" and self._validation is None:
+            now = self.clock()
+            self._validation = (now, now)
+
+    def validation_end(self) -> None:
+        """A forward without gradients has returned."""
+        if self.phase == "input" and self._validation is not None:
+            self._outside_until = self.clock()
+            self._validation = (self._validation[0], self._outside_until)
+
+    def saved(self) -> None:
+        """A checkpoint has been written."""
+        if self.phase == "input":
+            self._outside_until = self.clock()
 
     # -- backward --------------------------------------------------------------------------------------------
 
@@ -209,7 +247,6 @@ class StepRecorder:
         ready_ns: int | None = None,
         *,
         launch: int | None = None,
-        called: int | None = None,
     ) -> BucketRecord | None:
         """A bucket's collective is issued. None outside a backward that is being recorded.
 
@@ -219,12 +256,11 @@ class StepRecorder:
             nbytes: Bytes of gradients in the bucket.
             ready_ns: When its last gradient was accumulated (absolute ns), where that is known already.
             launch: When it was issued (absolute ns); now, if not given.
-            called: When the bucket was handed over for reduction; ``launch``, if not given.
         """
         if self.current is None or self.phase not in ("backward", "sync"):
             return None
         at = self.clock() if launch is None else launch
-        bucket = BucketRecord(module, index, nbytes, at, at if called is None else called)
+        bucket = BucketRecord(module, index, nbytes, at)
         bucket.ready = ready_ns
         self.current.buckets.append(bucket)
         self.box.launch(index)
@@ -264,12 +300,10 @@ class StepRecorder:
         self._optimizer_depth = max(0, self._optimizer_depth - 1)
         if self._optimizer_depth or self.current is None:
             return
-        if self.phase == "optimizer":
-            self._leave("optimizer", "input")
-        elif self.phase == "between":  # a closure ran forward and backward inside the optimizer's step
-            self._enter("input", self.clock())
-        else:
+        if self.phase not in ("optimizer", "between"):
             return
+        # "between" if a closure ran forward and backward in there: what came after them is the optimizer's own
+        self._leave("optimizer", "input")
         self._optimizer_seen = True
         self._optimizer_end = self._begin
 
@@ -315,6 +349,10 @@ class StepRecorder:
             return
         record.end = end if end >= record.start else record.start
         record.epoch = self.epoch
+        before, self._cpu_ns = self._cpu_ns, self.cpu()
+        record.cpu_ns = None if self._outside_until else max(0, self._cpu_ns - before)
+        if self.pace is not None and record.status == "ok":
+            self.pace.learn(record.own_ns, record.end - record.start)
         self.steps += 1
         if self.gpu is not None:
             self.gpu.follow(record)

@@ -6,6 +6,7 @@ a second, sends what is settled, and twice a second a heartbeat, so that a hang 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -63,7 +64,9 @@ class Sender(threading.Thread):
         self._farewell: Bye | None = None
         self._last_beat = 0.0
         self._cpu_ns = 0
+        self._clock_id: int | None = None
         self.recorder = StepRecorder(self.take)
+        self.recorder.cpu = self._job_cpu_ns
         self.dropped = 0
 
     # -- called by the training thread -----------------------------------------------------------------------
@@ -84,10 +87,18 @@ class Sender(threading.Thread):
         self._stopping.set()
         self.join(timeout_s)
 
+    def _job_cpu_ns(self) -> int:
+        """CPU time of the process, without this thread's."""
+        with contextlib.suppress(OSError):  # the thread has just ended
+            if self._clock_id is not None:
+                return time.process_time_ns() - time.clock_gettime_ns(self._clock_id)
+        return time.process_time_ns()
+
     # -- the thread ------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Ticks until stopped."""
+        self._clock_id = time.pthread_getcpuclockid(threading.get_ident())
         try:
             self._connect()
             while not self._stopping.wait(TICK_S):
@@ -96,6 +107,7 @@ class Sender(threading.Thread):
         except Exception as error:
             self._on_error(error)
         finally:
+            self._clock_id = None  # no clock outlives its thread
             if self._socket is not None:
                 self._socket.close()
             self._context.term()
@@ -149,10 +161,11 @@ class Sender(threading.Thread):
             self.dropped += not isinstance(message, Beat)
 
     def _step(self, record: StepRecord) -> Step:
-        """The frame of a record. Its cost includes this thread's own CPU time since the last one."""
-        cpu, self._cpu_ns = self._cpu_ns, time.thread_time_ns()
-        record.own_ns += self._cpu_ns - cpu
-        return record.message(self._rank, self.dropped)
+        """The frame of a record, with what this thread has taken since the last one."""
+        message = record.message(self._rank, self.dropped)
+        before, self._cpu_ns = self._cpu_ns, time.thread_time_ns()
+        message.sender_ns = self._cpu_ns - before
+        return message
 
     def _beat(self, now: int) -> Beat:
         recorder = self.recorder

@@ -26,11 +26,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddpwatch import clock, rundir
-from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import BucketLayout, Bye, EndReason, Layout, Mark
 from ddpwatch.probe.cuda import CudaClock, Event
 from ddpwatch.probe.ddp import DdpProbe, check_watchable
 from ddpwatch.probe.identity import Flags, ddp_flags, hello_of
+from ddpwatch.probe.outside import Outside
+from ddpwatch.probe.pace import pace_of
 from ddpwatch.probe.pauses import CollectorPauses
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.sender import Sender
@@ -79,6 +81,8 @@ class Session:
             register_optimizer_step_post_hook(lambda *_: self._stamp(self.recorder.optimizer_end)),
         ]
         self._pauses = CollectorPauses(self.rank, self.sender.post)
+        self._outside = Outside(self.rank, self.sender.post, lambda: self._stamp(self.recorder.saved))
+        self.recorder.on_validation = self._mark_validation
         self.active = True
         self._started = False
         silence = weakref.WeakMethod(self._silence)  # a fork handler can not be taken back, so it must not own us
@@ -88,18 +92,22 @@ class Session:
     # -- what is watched -------------------------------------------------------------------------------------
 
     def add(self, ddp: DistributedDataParallel) -> DdpProbe:
-        """Attaches to one more module.
-
-        Raises:
-            UsageError: The module has a comm hook already.
-        """
+        """Attaches to one more module."""
         if ddp.device_type == "cuda" and self.recorder.gpu is None:
             self.recorder.use(CudaClock(_cuda_event, torch.cuda.is_current_stream_capturing))
+        if self.recorder.pace is None:
+            self.recorder.pace = pace_of()
         probe = DdpProbe(ddp, self._modules, self._parameters, self.recorder, self._publish_layout, self._give_up)
+        if probe.foreign_hook:
+            _log.warning(
+                "ddpwatch does not see the collectives of %s, a comm hook that was there before; "
+                "call ddpwatch.watch(model) before model.register_comm_hook(...)",
+                probe.foreign_hook,
+            )
         self._modules += 1
         self._parameters += probe.parameters
         self._probes.add(probe)
-        self.start(ddp.module, str(dist.get_backend(ddp.process_group)), ddp_flags(ddp))
+        self.start(ddp.module, str(dist.get_backend(ddp.process_group)), ddp_flags(ddp), probe.timed)
         return probe
 
     @property
@@ -107,21 +115,20 @@ class Session:
         """Whether a module is being watched."""
         return any(probe.active for probe in list(self._probes))
 
-    def start(self, module: torch.nn.Module, backend: str, flags: Flags) -> None:
+    def start(self, module: torch.nn.Module, backend: str, flags: Flags, timed: bool = True) -> None:
         """Introduces this rank and begins to send, the first time it is called."""
         if not self._started:
             self._started = True
             self._hello = hello_of(
-                module, backend, flags, self._timing_source(module), self.run_id, self.rank, self.world_size
+                module, backend, flags, self._timing_source(module, timed), self.run_id, self.rank, self.world_size
             )
             self.sender.post(self._hello)
             self.sender.start()
 
-    def _timing_source(self, module: torch.nn.Module) -> str:
-        if self.recorder.gpu is not None:
-            return "cuda events"
+    def _timing_source(self, module: torch.nn.Module, timed: bool) -> str:
+        source = "host" if self.recorder.gpu is None else "cuda events"
         on_host = all(p.device.type == "cpu" for p in module.parameters())
-        return "host" if on_host else "host (launch only)"
+        return source if timed and (on_host or self.recorder.gpu is not None) else f"{source} (launch only)"
 
     def publish_layout(self, name: str, params: list[str], buckets: list[BucketLayout]) -> None:
         """Tells the bucket layout of a job without DDP modules."""
@@ -136,6 +143,9 @@ class Session:
     def mark(self, name: str) -> None:
         """Puts a named moment into this rank's timeline."""
         self.sender.post(Mark(rank=self.rank, name=name[:1024], start_ns=time.monotonic_ns()))
+
+    def _mark_validation(self, begin: int, end: int) -> None:
+        self.sender.post(Mark(rank=self.rank, kind="validation", name="validation", start_ns=begin, end_ns=end))
 
     def _stamp(self, stamp: Any) -> None:
         if self.active:
@@ -186,6 +196,7 @@ class Session:
             _session = None
         was_active, self.active = self.active, False
         self._pauses.close()
+        self._outside.close()
         for probe in list(self._probes):
             probe.close()
         for handle in self._optimizer_hooks:
@@ -222,6 +233,7 @@ class Session:
         """Also what a forked child (a DataLoader worker) needs: it inherits hooks and sockets that are not its own."""
         self.active = False
         self._pauses.close()
+        self._outside.active = False
         for probe in list(self._probes):
             probe.active = False
 
@@ -307,8 +319,9 @@ _watches: weakref.WeakKeyDictionary[DistributedDataParallel, Watch] = weakref.We
 def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = None) -> Watch:
     """Watches a DistributedDataParallel module from now on.
 
-    Call it on every rank, after wrapping the model and before registering a comm hook of your own. It never
-    blocks, adds no collective and changes no result. ``DDPWATCH=0`` in the environment turns it off.
+    Call it on every rank, after wrapping the model and before registering a comm hook of your own (one that is there
+    already works as before, but when its collectives finish is not seen). It never blocks, adds no collective and
+    changes no result. ``DDPWATCH=0`` in the environment turns it off.
 
     Args:
         model: The DDP module.
@@ -318,7 +331,7 @@ def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = Non
         A handle with ``close()``, also a context manager. A second call for the same module returns the first's.
 
     Raises:
-        UsageError: ``model`` is not a DDP module, or has a comm hook already.
+        UsageError: ``model`` is not a DDP module, or its reducer is of a kind that we cannot see.
     """
     global _session
     if os.environ.get("DDPWATCH") == "0":
@@ -331,10 +344,6 @@ def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = Non
         if not _session.active:
             return Watch(None, None)
         handle = Watch(_session, _session.add(ddp))
-    except UsageError:
-        if _session is not None and not _session.watches_anything:
-            _session.close()
-        raise
     except Exception as error:  # whatever it is, it is ours and not the job's
         _log.warning("ddpwatch does not watch, training goes on: %s", error)
         return Watch(None, None)

@@ -67,7 +67,7 @@ class Rig:
         for index in (0, 1):
             gpu.work(20)
             stamp = self.clock()
-            bucket = recorder.bucket_launch(0, index, 64, launch=stamp, called=stamp)
+            bucket = recorder.bucket_launch(0, index, 64, launch=stamp)
             assert bucket is not None
             gpu.collective(15)
             gpu.current = "comm"

@@ -1,0 +1,225 @@
+"""Sees a DDP module's collectives: when each was issued, when its result was there, and who issues them.
+
+Without a comm hook the reducer all-reduces through its process group. `TimedGroup` stands in front of that group, for
+this one reducer only, and takes two stamps; what is reduced, and how, stays DDP's own C++ path. A comm hook of the
+user's is wrapped when it is registered. One that was registered before is left alone: its completion is seen through
+the process group's own hooks where torch has them (2.14), and is unknown elsewhere.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
+
+    from ddpwatch.probe.recorder import BucketRecord
+
+    Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+class Observer(Protocol):
+    """Who is told. No method raises."""
+
+    def called(self) -> int:
+        """A collective is about to be issued: the stamp of that, or 0 for not to observe it."""
+
+    def issued(self, index: int | None, nbytes: int, at: int, future: Any) -> BucketRecord | None:
+        """It was issued.
+
+        Args:
+            index: The bucket's index, None for the next one.
+            nbytes: Its size.
+            at: What `called` returned.
+            future: Is done when the result is there.
+
+        Returns:
+            The bucket's record, None if it is not recorded.
+        """
+
+
+class TimedGroup(dist.ProcessGroup):
+    """What a reducer takes for its process group: the group itself, seen through an observer.
+
+    Args:
+        inner: The process group. Every operation is its own; only all-reduces pass through here on their way.
+        observer: Told about them.
+    """
+
+    def __init__(self, inner: dist.ProcessGroup, observer: Observer) -> None:
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self.inner = inner
+        self._observer = observer
+        kinds = dist.ProcessGroup.BackendType
+        for device in inner._device_types:
+            backend = inner._get_backend(device)
+            self._register_backend(device, getattr(kinds, backend.name().upper(), kinds.CUSTOM), backend)
+
+    def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> dist.Work:  # type: ignore[override]
+        """All-reduces, with a stamp before and, later, one when the result is there."""
+        observer = self._observer
+        at = observer.called()
+        work = self.inner.allreduce(tensors, *options)
+        # A reducer that looks for unused parameters also reduces which ones were used: integers, and not a bucket.
+        if at and (tensor := tensors[0]).is_floating_point():
+            nbytes = tensor.nbytes if tensor.layout is torch.strided else tensor._values().nbytes
+            observer.issued(None, nbytes, at, work.get_future())
+        return work
+
+
+def timed(hook: Hook, observer: Observer, count: Callable[[], int | None]) -> Hook:
+    """A user's comm hook with a stamp before and one when its future is done.
+
+    Args:
+        hook: The comm hook.
+        observer: Told about each call.
+        count: How many collectives its group has issued, None if that is not known. A hook that returns a finished
+            future and has issued none has communicated nothing.
+    """
+
+    @functools.wraps(hook)
+    def ddpwatch_timing(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        at = observer.called()
+        if not at:
+            return hook(state, bucket)
+        nbytes = bucket.buffer().nbytes
+        before = count()
+        future = hook(state, bucket)
+        idle = before is not None and before == count() and future.done()
+        entry = observer.issued(bucket.index(), nbytes, at, future)
+        if entry is not None:
+            entry.idle = idle
+        return future
+
+    return ddpwatch_timing
+
+
+class GroupHooks:
+    """Sees what a comm hook that we could not wrap issues on its process group, on torch ≥ 2.14.
+
+    One call of a comm hook may issue several collectives, and they do not say which bucket they are for: only a hook
+    that issues one for each bucket is told rightly. With any other the number of buckets does not fit the layout.
+
+    Args:
+        group: The process group; see `supported`.
+        observer: Told about every collective on it.
+    """
+
+    def __init__(self, group: Any, observer: Observer) -> None:
+        self._observer = observer
+        self._called: dict[int, tuple[int, int]] = {}
+        self._handles = [group.register_pre_hook(self._before), group.register_post_hook(self._after)]
+
+    @staticmethod
+    def supported(group: object) -> bool:
+        """Whether this torch's process groups have such hooks."""
+        return hasattr(group, "register_pre_hook") and hasattr(group, "register_post_hook")
+
+    def close(self) -> None:
+        """Takes the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before(self, args: Any) -> None:
+        at = self._observer.called()
+        if at:
+            nbytes = sum(tensor.nbytes for tensor in getattr(args, "input_tensors", None) or ())
+            self._called[args.op_id] = (nbytes, at)
+
+    def _after(self, args: Any) -> None:
+        nbytes, at = self._called.pop(args.op_id, (0, 0))
+        if at:
+            self._observer.issued(None, nbytes, at, args.work.get_future())
+
+
+# -- the moment at which a user registers a comm hook ------------------------------------------------------------
+
+_original_register = DistributedDataParallel.register_comm_hook
+_observers: weakref.WeakKeyDictionary[DistributedDataParallel, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def time_later_hook(ddp: DistributedDataParallel, observer: Observer) -> None:
+    """Has a comm hook that is registered on this module from now on wrapped by `timed`."""
+    _teach_registration()
+    _observers[ddp] = weakref.ref(observer)
+
+
+def comm_hook_of(ddp: DistributedDataParallel) -> str:
+    """Name of the comm hook that a module has, empty if none."""
+    return str(ddp._get_ddp_logging_data().get("comm_hook", ""))  # type: ignore[no-untyped-call]
+
+
+def _counter(group: Any) -> Callable[[], int | None]:
+    count = getattr(group, "_get_sequence_number_for_group", None)
+    try:
+        count = None if count is None or count() is None else count
+    except RuntimeError:  # a backend that does not count
+        count = None
+    return count or (lambda: None)
+
+
+def _teach_registration() -> None:
+    """Patches the class rather than the instance, so that instances still pickle."""
+
+    @functools.wraps(_original_register)
+    def register_comm_hook(self: DistributedDataParallel, state: object, hook: Hook) -> None:
+        reference = _observers.get(self)
+        observer = None if reference is None else reference()
+        if observer is None or not hasattr(hook, "__qualname__"):  # DDP refuses what has no name
+            _original_register(self, state, hook)
+            return
+        _original_register(self, state, timed(hook, observer, _counter(self.process_group)))
+        self._comm_hooks[-1] = (hook, state)  # who looks finds the hook that was given
+
+    with _lock:
+        if DistributedDataParallel.register_comm_hook is _original_register:
+            atexit.register(drain)
+            DistributedDataParallel.register_comm_hook = register_comm_hook  # type: ignore[method-assign]
+
+
+# -- callbacks that a collective's thread runs --------------------------------------------------------------------
+
+_alive: set[int] = set()
+
+
+class Callback:
+    """A callback that a collective's thread runs and then destroys. See `drain`."""
+
+    __slots__ = ("__weakref__", "_call", "_entry")
+
+    def __init__(self, call: Callable[[BucketRecord], None], entry: BucketRecord) -> None:
+        self._call = call
+        self._entry = entry
+        _alive.add(id(self))
+
+    def __call__(self, future: Any) -> None:
+        """What the thread calls."""
+        self._call(self._entry)
+
+    def __del__(self, _gone: Callable[[int], None] = _alive.discard) -> None:  # bound now: globals go first at exit
+        _gone(id(self))
+
+
+def drain(timeout_s: float = 0.5) -> None:
+    """Waits until the collectives' threads have let go of our callbacks; registered to run when the interpreter ends.
+
+    Such a thread wakes who waits for its result, and only then takes the GIL to destroy the callback. If the
+    interpreter is ending at that moment, taking the GIL aborts the process: an unwatched job has no Python callbacks
+    and cannot meet this, so a watched one must not either.
+    """
+    deadline = time.monotonic() + timeout_s
+    while _alive and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.01)  # from the callback's end to the thread's last touch of Python: microseconds

@@ -1,0 +1,81 @@
+"""Which steps are recorded in full, so that recording stays within its budget, and which serve as comparison.
+
+Seeing a bucket's collective means to run Python in the middle of a backward that had none. The code itself takes a
+few microseconds; that it is cold, and leaves the backward's own caches cold, takes several times that. So not every
+step need be recorded in full: a *shadow* step keeps its phases and what DDP notes by itself (when each gradient
+came, hence when each bucket was launched), and leaves the collectives alone. Steps of both kinds lie side by side, so
+what the full ones cost can be told at any time by comparison (`ddpwatch.analysis.cost`).
+
+All ranks have to choose the same steps without talking to each other: a choice depends on the step's number alone,
+and what a longer period chooses, the shorter ones choose too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from statistics import median
+
+BUDGET = 0.003  # of a step
+FIRST_FULL = 12  # steps from the start that are recorded in full: DDP settles its buckets there
+LONGEST = 32
+COMPARED = 16  # every how many steps one is a shadow, where all could be full
+JUDGED = 8  # full steps that a decision rests on
+# What a full step takes for each nanosecond that the hooks see of themselves (benchmarks/overhead.py prints both).
+UNSEEN = 5
+
+
+class Pace:
+    """Chooses.
+
+    Args:
+        budget: What recording may take, as a share of the step.
+    """
+
+    def __init__(self, budget: float = BUDGET) -> None:
+        self.period = 1
+        self._budget = budget
+        self._own: list[int] = []
+        self._steps: list[int] = []
+
+    def is_shadow(self, step: int) -> bool:
+        """Whether this step is a shadow."""
+        if step < FIRST_FULL:
+            return False
+        return chosen(step, COMPARED) if self.period == 1 else not chosen(step, self.period)
+
+    def learn(self, own_ns: int, step_ns: int) -> None:
+        """Takes what the hooks saw of themselves in a full step, and its duration."""
+        self._own.append(own_ns)
+        self._steps.append(step_ns)
+        if len(self._own) < JUDGED:
+            return
+        wanted = UNSEEN * median(self._own) / max(1.0, self._budget * median(self._steps))
+        self._own.clear()
+        self._steps.clear()
+        if wanted > self.period or 4 * wanted < self.period:
+            self.period = min(LONGEST, 1 << max(0, int(wanted - 1e-9)).bit_length())
+
+
+def pace_of(environment: Mapping[str, str] = os.environ) -> Pace | None:
+    """The pace of this process; None where every step is to be recorded in full (``DDPWATCH_SHADOW=0``)."""
+    return None if environment.get("DDPWATCH_SHADOW") == "0" else Pace()
+
+
+def chosen(step: int, period: int) -> bool:
+    """One step of each ``period`` (a power of two), not the same one each time.
+
+    The first half or the second, then which half of that, and so on: each by the toss of a coin that belongs to that
+    stretch of steps. So the choice has no rhythm that could coincide with one of the job's.
+    """
+    for level in range(period.bit_length() - 1):
+        half, step = step & 1, step >> 1
+        if half != _coin(step, level):
+            return False
+    return True
+
+
+def _coin(number: int, salt: int) -> int:
+    mixed = (number * 0x9E3779B1 + salt * 0x85EBCA77) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 15)) * 0x2C1B3C6D) & 0xFFFFFFFF
+    return (mixed >> 16) & 1

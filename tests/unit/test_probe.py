@@ -1,0 +1,310 @@
+"""The hooks on a DDP module, in a job of one rank: what they see, what they leave alone, what they leave behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from ddpwatch.messages import Layout, Mark, Step
+from ddpwatch.probe.collectives import GroupHooks, TimedGroup, drain
+from ddpwatch.probe.ddp import DdpProbe
+from ddpwatch.probe.layout import bucket_layout
+from ddpwatch.probe.outside import Outside
+from ddpwatch.probe.recorder import BucketRecord, StepRecord, StepRecorder
+
+MS = 1_000_000
+LAYERS = 4
+NAP_S = 0.02
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    drain()
+    dist.destroy_process_group()
+
+
+class Nap(torch.autograd.Function):
+    """Sleeps in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(NAP_S)
+        return gradient
+
+
+class Layer(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        napped: torch.Tensor = Nap.apply(super().forward(x))  # type: ignore[no-untyped-call]
+        return napped
+
+
+class Watched:
+    """A DDP module with a probe on it; every second step from the fourth on is a shadow, where wanted."""
+
+    def __init__(
+        self,
+        shadows: bool = False,
+        prepare: Callable[[DistributedDataParallel], None] = lambda ddp: None,
+        **options: Any,
+    ) -> None:
+        stack = nn.Sequential(*[Layer(8, 8) for _ in range(LAYERS)])
+        self.ddp = DistributedDataParallel(stack, **{"bucket_cap_mb": 0.0002, **options})
+        prepare(self.ddp)
+        self.records: list[StepRecord] = []
+        self.layouts: list[Layout] = []
+        self.errors: list[Exception] = []
+        self.recorder = StepRecorder(self.records.append)
+        if shadows:
+            self.recorder.pace = SimpleNamespace(  # type: ignore[assignment]
+                is_shadow=lambda step: step >= 4 and step % 2 == 1, learn=lambda own, step: None
+            )
+        self.probe = DdpProbe(self.ddp, 0, 100, self.recorder, self.layouts.append, self.errors.append)
+
+    def train(self, steps: int) -> list[Step]:
+        optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.1)
+        for _ in range(steps):
+            self.ddp(torch.ones(2, 8)).sum().backward()
+            self.recorder.optimizer_begin()
+            optimizer.step()
+            self.recorder.optimizer_end()
+            optimizer.zero_grad()
+        self.recorder.finish()
+        drain()
+        assert self.errors == []
+        return [record.message(0, 0) for record in self.records]
+
+
+@pytest.fixture(scope="module")
+def mixed() -> tuple[list[Step], Watched]:
+    """Twelve steps, four of them shadows."""
+    watched = Watched(shadows=True)
+    return watched.train(12), watched
+
+
+def test_a_shadow_step_tells_its_launches_without_having_seen_them(mixed: tuple[list[Step], Watched]) -> None:
+    """The layers nap in the backward, so launches lie a nap apart; from DDP's own ready times as from our stamps."""
+    steps, _ = mixed
+    shadows = [step for step in steps if step.status == "shadow"]
+    assert [step.step for step in shadows] == [5, 7, 9, 11]
+    full = next(step for step in steps if step.step == 10)
+    for shadow in shadows:
+        assert shadow.bucket_index == full.bucket_index == list(range(LAYERS))
+        assert shadow.bucket_bytes == full.bucket_bytes
+        assert shadow.bucket_done == [None] * LAYERS
+        assert shadow.hook_param == []
+        backward = next(span for span in shadow.spans if span.phase == "backward")
+        for position, launch in enumerate(shadow.bucket_launch):
+            napped = launch - backward.start
+            assert NAP_S * (position + 1) * 1e9 <= napped < NAP_S * (position + 1) * 1e9 * 1.5 + 5 * MS
+
+
+def test_a_full_step_sees_every_bucket(mixed: tuple[list[Step], Watched]) -> None:
+    steps, _ = mixed
+    for step in (step for step in steps if step.status == "ok"):
+        assert step.bucket_index == list(range(LAYERS))
+        assert all(
+            done is not None and done >= at for at, done in zip(step.bucket_launch, step.bucket_done, strict=True)
+        )
+        assert len(step.hook_param) == 2 * LAYERS
+        assert min(step.hook_param) == 100
+
+
+def test_ready_times_are_known_once_ddp_tells_what_is_in_its_buckets(mixed: tuple[list[Step], Watched]) -> None:
+    """It rebuilds them in the second iteration and notes them in the third."""
+    steps, watched = mixed
+    known = [all(at is not None for at in step.bucket_ready) for step in steps]
+    assert known == [True, False, *[True] * 10]
+    assert [len(layout.buckets) for layout in watched.layouts] == [1, LAYERS, LAYERS]
+    names = [[watched.layouts[-1].params[i] for i in bucket.params] for bucket in watched.layouts[-1].buckets]
+    assert [sorted(row) for row in names] == [[f"{i}.bias", f"{i}.weight"] for i in reversed(range(LAYERS))]
+
+
+def test_the_buckets_of_a_module_that_is_never_rebuilt_are_known() -> None:
+    watched = Watched(find_unused_parameters=True, bucket_cap_mb=0.0005)
+    (step, *_) = watched.train(2)
+    assert sorted(i for bucket in bucket_layout(watched.ddp) for i in bucket.params) == list(range(2 * LAYERS))
+    assert [
+        bucket.nbytes for bucket in bucket_layout(watched.ddp)
+    ] == step.bucket_bytes  # not which were used: integers
+    assert all(at is not None for at in step.bucket_ready)
+
+
+def test_a_comm_hook_that_was_there_before_is_left_alone() -> None:
+    watched = Watched(prepare=lambda ddp: ddp.register_comm_hook(None, fp16_compress_hook))
+    steps = watched.train(4)
+    assert watched.probe.foreign_hook == "fp16_compress_hook"
+    assert not watched.probe.timed
+    assert [step.status for step in steps] == ["warmup", "ok", "ok", "ok"]
+    assert steps[3].bucket_done == [None] * LAYERS
+    backward = next(span for span in steps[3].spans if span.phase == "backward")
+    assert steps[3].bucket_launch[0] - backward.start < 2 * NAP_S * 1e9 < steps[3].bucket_launch[3] - backward.start
+
+
+def test_a_comm_hook_that_comes_later_is_seen_and_shown_as_it_was_given() -> None:
+    watched = Watched()
+    watched.ddp.register_comm_hook(None, fp16_compress_hook)
+    assert watched.ddp._comm_hooks == [(fp16_compress_hook, None)]
+    steps = watched.train(4)
+    assert all(done is not None for step in steps for done in step.bucket_done)
+    assert steps[3].bucket_bytes[0] == 4 * (64 + 8)  # of gradients, not on the wire
+
+
+def test_a_built_in_comm_hook_is_seen() -> None:
+    watched = Watched()
+    watched.ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    assert all(len(step.bucket_done) == LAYERS and None not in step.bucket_done for step in watched.train(4)[1:])
+
+
+def test_a_module_that_is_given_another_group_is_seen_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched()
+    other = dist.new_group([0])
+    watched.ddp._update_process_group(other)
+    steps = watched.train(3)
+    assert all(None not in step.bucket_done for step in steps)
+
+
+def test_nothing_is_seen_after_the_end() -> None:
+    watched = Watched()
+    watched.train(2)
+    count = len(watched.records)
+    watched.probe.close()
+    watched.train(2)
+    assert len(watched.records) == count
+
+
+def test_an_error_of_the_collective_is_the_one_that_ddp_would_raise() -> None:
+    """It passes through our Python on its way."""
+
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(dist.group.WORLD, name)
+
+        def allreduce(self, *_: Any) -> None:
+            raise dist.DistBackendError("the wire is cut")
+
+    quiet = SimpleNamespace(called=lambda: 0)
+    with pytest.raises(dist.DistBackendError, match="the wire is cut"):
+        dist.ProcessGroup.allreduce(TimedGroup(Broken(), quiet), [torch.ones(1)], dist.AllreduceOptions())  # type: ignore[arg-type]
+
+
+class FutureGroup:
+    """Process groups as torch 2.14 is to have them: hooks around each collective."""
+
+    def __init__(self) -> None:
+        self.before: list[Callable[[Any], None]] = []
+        self.after: list[Callable[[Any], None]] = []
+
+    def register_pre_hook(self, hook: Callable[[Any], None]) -> Any:
+        self.before.append(hook)
+        return SimpleNamespace(remove=lambda: self.before.remove(hook))
+
+    def register_post_hook(self, hook: Callable[[Any], None]) -> Any:
+        self.after.append(hook)
+        return SimpleNamespace(remove=lambda: self.after.remove(hook))
+
+    def collective(self, op_id: int, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        for hook in list(self.before):
+            hook(SimpleNamespace(op_id=op_id, input_tensors=[tensor]))
+        for hook in list(self.after):
+            hook(SimpleNamespace(op_id=op_id, work=SimpleNamespace(get_future=lambda: future)))
+        return future
+
+
+def test_the_process_groups_own_hooks_are_used_where_torch_has_them() -> None:
+    group, seen, done = FutureGroup(), [], []
+
+    def issued(index: int | None, nbytes: int, at: int, future: torch.futures.Future[torch.Tensor]) -> None:
+        seen.append((index, nbytes, at))
+        future.add_done_callback(lambda _: done.append(at))
+
+    stamps = iter([11, 12, 0])
+    hooks = GroupHooks(group, SimpleNamespace(called=lambda: next(stamps), issued=issued))
+    first, second = group.collective(1, torch.ones(8)), group.collective(2, torch.ones(4))
+    second.set_result(torch.ones(4))
+    first.set_result(torch.ones(8))
+    group.collective(3, torch.ones(2))  # the observer did not want it
+    hooks.close()
+    group.collective(4, torch.ones(2))
+    assert seen == [(None, 32, 11), (None, 16, 12)]
+    assert done == [12, 11]
+    assert GroupHooks.supported(group)
+    assert not GroupHooks.supported(object())
+
+
+class Slow(Dataset[torch.Tensor]):
+    """Its second item takes a while."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 1:
+            time.sleep(NAP_S)
+        if index == 3:
+            raise IndexError
+        return torch.ones(1)
+
+
+def test_what_happens_outside_the_steps_is_marked(tmp_path: Any) -> None:
+    marks: list[Mark] = []
+    saved: list[int] = []
+    untouched = torch.save
+    outside = Outside(7, marks.append, lambda: saved.append(1))
+    assert len(list(DataLoader(Slow()))) == 3
+    torch.save({}, tmp_path / "checkpoint")
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+    outside.close()
+    torch.save({}, tmp_path / "checkpoint")
+    torch.compile(lambda x: x + 2, backend="eager")(torch.ones(1))
+    assert [(mark.rank, mark.kind) for mark in marks] == [(7, "data"), (7, "save"), (7, "compile")]
+    assert marks[0].end_ns is not None
+    assert marks[0].end_ns - marks[0].start_ns >= NAP_S * 1e9
+    assert saved == [1]
+    assert torch.save is untouched
+
+
+def test_a_validation_belongs_to_no_step() -> None:
+    """The step after it begins where it ended."""
+    watched, seen = Watched(), []
+    watched.recorder.on_validation = lambda begin, end: seen.append((begin, end))
+    optimizer = torch.optim.SGD(watched.ddp.parameters(), lr=0.1)
+    for step in range(3):
+        watched.ddp(torch.ones(2, 8)).sum().backward()
+        watched.recorder.optimizer_begin()
+        optimizer.step()
+        watched.recorder.optimizer_end()
+        if step == 1:
+            with torch.no_grad():
+                watched.ddp(torch.ones(2, 8))
+                time.sleep(NAP_S)
+                watched.ddp(torch.ones(2, 8))
+    watched.recorder.finish()
+    first, second, third = watched.records
+    ((begin, end),) = seen
+    assert first.end == second.start
+    assert second.end <= begin
+    assert end - begin >= NAP_S * 1e9
+    assert third.start == end
+    assert second.cpu_ns is None  # it holds the validation's
+    assert third.cpu_ns is not None
+
+
+def test_a_bucket_record_costs_no_dictionary() -> None:
+    assert not hasattr(BucketRecord(0, 0, 1, 2), "__dict__")
