@@ -51,6 +51,10 @@ class Observer(Protocol):
 class TimedGroup(dist.ProcessGroup):
     """What a reducer takes for its process group: the group itself, seen through an observer.
 
+    Every collective is passed on by Python code, also those that nobody observes: what a Python subclass does not
+    override, torch runs in the base class *with the GIL held*. There Gloo's queue is locked, whose worker holds that
+    lock while it waits for the GIL to destroy a callback: a deadlock. The group's own methods release the GIL first.
+
     Args:
         inner: The process group. Every operation is its own; only all-reduces pass through here on their way.
         observer: Told about them.
@@ -75,6 +79,43 @@ class TimedGroup(dist.ProcessGroup):
             nbytes = tensor.nbytes if tensor.layout is torch.strided else tensor._values().nbytes
             observer.issued(None, nbytes, at, work.get_future())
         return work
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    def method(self: TimedGroup, *arguments: Any) -> Any:
+        return getattr(self.inner, name)(*arguments)
+
+    method.__name__ = name
+    return method
+
+
+for _name in [
+    "_allgather_base",
+    "_end_coalescing",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+]:
+    setattr(TimedGroup, _name, _passed_on(_name))
 
 
 def timed(hook: Hook, observer: Observer, count: Callable[[], int | None]) -> Hook:

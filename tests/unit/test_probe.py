@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -308,3 +309,13 @@ def test_a_validation_belongs_to_no_step() -> None:
 
 def test_a_bucket_record_costs_no_dictionary() -> None:
     assert not hasattr(BucketRecord(0, 0, 1, 2), "__dict__")
+
+
+def test_no_collective_runs_in_the_base_class() -> None:
+    """There torch would hold the GIL and wait for a lock, whose owner may be waiting for the GIL."""
+    base = dist.ProcessGroup
+    collectives = {
+        name for name in dir(base) if re.search("-> .*Work$", getattr(base, name).__doc__ or "", re.MULTILINE)
+    }
+    assert len(collectives) > 15
+    assert collectives <= vars(TimedGroup).keys()
