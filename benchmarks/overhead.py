@@ -2,10 +2,14 @@
 
     torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py
 
-The reference step has 300 parameters in about 25 buckets and takes around 100 ms on two cores. Every way to train is a
+The reference step has 300 parameters in about 25 buckets and takes 100 to 200 ms on two cores. Every way to train is a
 DDP module of its own with the same weights and data; blocks of steps alternate between them, and each block is compared
 with the plain block of the same round, so that a noisy machine is equally noisy to all. `plain again` is the noise
-floor. The idle sender thread and the optimizer's hooks of ddpwatch are there in every block; they are not in its cost.
+floor. Besides the duration, which holds whatever else the machine does, the CPU time of the rank's process is compared.
+The idle sender thread and the optimizer's hooks of ddpwatch are there in every block; they are not in its cost.
+
+The second table is what ddpwatch says about itself in the same run: the difference between its full and its shadow
+steps, the share of full steps that it has chosen, and what that makes (`ddpwatch.analysis.cost`).
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,10 +29,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import ddpwatch
+from ddpwatch.analysis.cost import CostMeter
 from ddpwatch.analysis.render import table
+from ddpwatch.messages import Step
+from ddpwatch.probe import session
+from ddpwatch.probe.recorder import StepRecord
 
 LAYERS, WIDTH, BATCH = 150, 256, 192
-Block = Callable[[], float]
+WARM_STEPS = 64  # DDP's warm-up and rebuild, caches, and ddpwatch finds its pace
+
+
+class Sample(NamedTuple):
+    """Seconds per step: by the clock, and of CPU time in this process."""
+
+    wall: float
+    cpu: float
 
 
 class Way:
@@ -42,18 +58,16 @@ class Way:
         self.data = torch.randn(BATCH, WIDTH)
         self.profiled = profiled
 
-    def block(self, steps: int) -> float:
-        """Trains; seconds per step (median), with all ranks starting together."""
+    def block(self, steps: int) -> Sample:
+        """Trains; what a step took on average, with all ranks starting together."""
         dist.barrier()
-        times = []
         with profile(activities=[ProfilerActivity.CPU]) if self.profiled else nullcontext():
+            begin, cpu = time.perf_counter(), time.process_time()
             for _ in range(steps):
-                begin = time.perf_counter()
                 self.ddp(self.data).square().mean().backward()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-                times.append(time.perf_counter() - begin)
-        return statistics.median(times)
+            return Sample((time.perf_counter() - begin) / steps, (time.process_time() - cpu) / steps)
 
 
 def python_hooks(ddp: DistributedDataParallel) -> None:
@@ -91,41 +105,90 @@ def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
     return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
+def tap(meter: CostMeter, full: list[StepRecord]) -> None:
+    """Has the meter see every step that the probe records, as a viewer would."""
+    recorder = session._session.recorder
+    emit = recorder._emit
+
+    def seen(record: StepRecord) -> None:
+        emit(record)
+        meter.add(
+            Step(
+                rank=0,
+                step=record.step,
+                status=record.status,
+                start_ns=record.start,
+                duration_ns=record.end - record.start,
+                own_ns=record.own_ns,
+                cpu_ns=record.cpu_ns,
+            )
+        )
+        if record.status == "ok":
+            full.append(record)
+
+    recorder._emit = seen
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=5, help="steps in a block")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=16, help="steps in a block")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     contestants = ways()
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for way in contestants.values():
-        way.block(3)  # warm-up bucket, rebuild, caches
+    samples: dict[str, list[Sample]] = {name: [] for name in contestants}
+    for name, way in contestants.items():
+        way.block(WARM_STEPS if name == "ddpwatch" else 4)
+    meter = CostMeter()
+    full: list[StepRecord] = []
+    tap(meter, full)
     order = random.Random(1)
     for _ in range(args.rounds):
         for name in order.sample(list(contestants), len(contestants)):
-            seconds[name].append(contestants[name].block(args.steps))
+            samples[name].append(contestants[name].block(args.steps))
     if dist.get_rank() == 0:
-        report(seconds)
+        compare(samples)
+        print()
+        by_itself(meter, full)
     dist.destroy_process_group()
 
 
-def report(seconds: dict[str, list[float]]) -> None:
+def compare(samples: dict[str, list[Sample]]) -> None:
+    """Every way against the plain blocks of the same rounds."""
     rows = []
-    for name, values in seconds.items():
-        ratios = [value / plain for value, plain in zip(values, seconds["plain"], strict=True)]
-        low, high = interval(ratios)
-        cost = f"{100 * (statistics.median(ratios) - 1):+.2f} %"
-        rows.append(
-            [
-                name,
-                f"{1000 * statistics.median(values):.1f}",
-                cost,
-                f"{100 * (low - 1):+.2f} … {100 * (high - 1):+.2f} %",
+    for name, values in samples.items():
+        row = [name, f"{1000 * statistics.median(value.wall for value in values):.1f}"]
+        for column in ("wall", "cpu"):
+            pairs = zip(values, samples["plain"], strict=True)
+            ratios = [getattr(value, column) / getattr(plain, column) for value, plain in pairs]
+            low, high = interval(ratios)
+            row += [
+                f"{100 * (statistics.median(ratios) - 1):+.2f} %",
+                f"{100 * (low - 1):+.2f} … {100 * (high - 1):+.2f}",
             ]
-        )
-    print("\n".join(table(["", "step ms (p50)", "cost (p50)", "95 % interval"], rows)))
+        rows.append(row)
+    print("\n".join(table(["", "step ms (p50)", "duration", "95 % interval", "CPU time", "95 % interval"], rows)))
+
+
+def by_itself(meter: CostMeter, full: list[StepRecord]) -> None:
+    """What the dashboard and the report would say of this run."""
+    cost = meter.cost()
+    if cost is None:
+        print("too few pairs of full and shadow steps")
+        return
+    difference = statistics.median(meter.differences) / 1e6
+    rows = [
+        ["pairs of a full and a shadow step", str(cost.pairs)],
+        [
+            "a full step takes more than its shadow (ms of CPU time)",
+            f"{difference:.2f}",
+        ],
+        ["of that seen by the hooks themselves (ms)", f"{statistics.median(r.own_ns for r in full) / 1e6:.2f}"],
+        ["recorded in full", f"1 step in {1 / cost.full_share:.1f}"],
+        ["watching costs", f"{100 * cost.ratio:.2f} % ({100 * cost.low:.2f} … {100 * cost.high:.2f})"],
+    ]
+    print("\n".join(table(["ddpwatch about itself", ""], rows)))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ddpwatch.analysis.clocks import Clock, clock_of
+from ddpwatch.analysis.cost import CostMeter
 from ddpwatch.analysis.stepview import StepView
 from ddpwatch.analysis.verdict import Presence
 from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Status, Step
@@ -77,6 +78,7 @@ class RunState:
     status: Status | None = None
     end: Bye | None = None
     comparable: bool = True
+    cost: CostMeter = field(default_factory=CostMeter)
     _clocks: set[Clock] = field(default_factory=set)
 
     def apply(self, message: Message, received_ns: int) -> None:
@@ -128,6 +130,7 @@ class RunState:
 
     def _apply_step(self, rank: RankState, step: Step) -> None:
         rank.last_step, rank.dropped = step, max(rank.dropped, step.dropped)
+        self.cost.add(step)
         view = self.steps.get(step.step)
         if view is None:
             if len(self.steps) >= self._room() and step.step < next(iter(self.steps)):

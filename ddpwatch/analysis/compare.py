@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import NormalDist, fmean, median, stdev
-from typing import Any
+from statistics import NormalDist, fmean, median, pvariance, stdev
+from typing import Any, Protocol
 
-from ddpwatch.analysis.groups import StepGroup
-from ddpwatch.analysis.steps import NS_PER_MS, PARTS
+from ddpwatch.analysis.steps import NS_PER_MS, PARTS, StepFigures
 
 SMALLEST = 0.01
 SMALLEST_OVERLAP = 0.02
@@ -31,10 +30,23 @@ STEPS_PER_BLOCK = 5
 KIN = 0.15
 RESAMPLES = 2000
 FEWEST_STEPS = 20
+_NEED_COMPLETIONS = ("exposed_comm", "other")  # told apart only where completions are timed
 _WORDS = {
     "input": "waiting for input", "forward": "the forward", "backward": "the backward",
     "exposed_comm": "exposed communication", "optimizer": "the optimizer", "other": "the rest of the step",
 }  # fmt: skip
+
+
+class OneStep(Protocol):
+    """One step over its ranks."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether it belongs into statistics."""
+
+    @property
+    def figures(self) -> Mapping[int, StepFigures]:
+        """Figures per rank."""
 
 
 @dataclass
@@ -44,7 +56,7 @@ class RunSeries:
     Attributes:
         name: What the run is called in words.
         step: Time of each step.
-        parts: The six parts of each step.
+        parts: The six parts of each step; exposed communication and the rest only where completions were timed.
         overlap: Overlap of each step that communicated.
     """
 
@@ -53,17 +65,24 @@ class RunSeries:
     parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
     overlap: list[float] = field(default_factory=list)
 
-    def add(self, group: StepGroup) -> None:
+    def add(self, group: OneStep) -> None:
         """Takes one step; warm-up and aborted ones are left out."""
         if not group.counted or not group.figures:
             return
         figures = list(group.figures.values())
         self.step.append(fmean(figure.step_ns for figure in figures) / NS_PER_MS)
+        measured = all(figure.exposed_ns is not None for figure in figures)
         for part, values in self.parts.items():
-            values.append(fmean(figure.parts_ns[part] for figure in figures) / NS_PER_MS)
+            if measured or part not in _NEED_COMPLETIONS:
+                values.append(fmean(figure.parts_ns[part] for figure in figures) / NS_PER_MS)
         overlaps = [figure.overlap for figure in figures if figure.overlap is not None]
         if overlaps:
             self.overlap.append(fmean(overlaps))
+
+    def keep(self, steps: int) -> None:
+        """Forgets all but the newest so many steps."""
+        for values in (self.step, self.overlap, *self.parts.values()):
+            del values[:-steps]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +106,34 @@ class Difference:
     part: str
     overlap: tuple[float, float, float] | None
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure of B less that of A, with its confidence interval. ``certain``: beyond chance, and not negligible."""
+
+    by: float
+    low: float
+    high: float
+    certain: bool
+
+
+def changes(a: RunSeries, b: RunSeries) -> dict[str, Change | None]:
+    """How ``step`` and the six parts (ms), and ``overlap`` (ratio), changed from A to B; None with too few steps."""
+    least = SMALLEST * (_median(a.step) or 0.0)
+    found = {"step": _change_of(a.step, b.step, least)}
+    found |= {part: _change_of(a.parts[part], b.parts[part], least) for part in PARTS}
+    return {**found, "overlap": _change_of(a.overlap, b.overlap, SMALLEST_OVERLAP)}
+
+
+def _change_of(a: Sequence[float], b: Sequence[float], least: float) -> Change | None:
+    """The spread that a bootstrap of a difference of means finds is known without drawing."""
+    if min(len(a), len(b)) < FEWEST_STEPS:
+        return None
+    blocks_a, blocks_b = _block_medians(a), _block_medians(b)
+    spread = math.sqrt(pvariance(blocks_a) / len(blocks_a) + pvariance(blocks_b) / len(blocks_b))
+    by, reach = fmean(blocks_b) - fmean(blocks_a), _reach(spread, min(len(blocks_a), len(blocks_b)))
+    return Change(by, by - reach, by + reach, abs(by) >= least and abs(by) > reach)
 
 
 def compare(a: RunSeries, b: RunSeries, seed: int = 0) -> Difference:
@@ -157,10 +204,14 @@ def _interval(
     resampled = [
         change(fmean(dice.choices(a, k=len(a))), fmean(dice.choices(b, k=len(b)))) for _ in range(RESAMPLES)
     ]  # fmt: skip
-    fewest = min(len(a), len(b))
-    reach = stdev(resampled) * math.sqrt(fewest / (fewest - 1)) * _student(CONFIDENCE, fewest - 1)
+    reach = _reach(stdev(resampled), min(len(a), len(b)))
     found = change(fmean(a), fmean(b))
     return found, found - reach, found + reach
+
+
+def _reach(spread: float, blocks: int) -> float:
+    """Half the width of the interval: Student's t, and what too few blocks make a bootstrap miss."""
+    return spread * math.sqrt(blocks / (blocks - 1)) * _student(CONFIDENCE, blocks - 1)
 
 
 def _student(confidence: float, freedom: int) -> float:
@@ -174,7 +225,7 @@ def _student(confidence: float, freedom: int) -> float:
 def _part(a: RunSeries, b: RunSeries) -> str:
     """The part whose change goes the same way as the step's, and furthest."""
     change = _change(a.step, b.step)
-    changes = {part: _change(a.parts[part], b.parts[part]) for part in PARTS}
+    changes = {part: _change(a.parts[part], b.parts[part]) for part in PARTS if a.parts[part] and b.parts[part]}
     part = max(changes, key=lambda name: changes[name] * math.copysign(1, change))
     return part if changes[part] * change > 0 and abs(changes[part]) >= abs(change) / 3 else ""
 
@@ -184,7 +235,7 @@ def _change(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _words(a: RunSeries, b: RunSeries, found: tuple[float, float, float], verdict: str, part: str) -> str:
-    ratio, low, high = (100 * value for value in found)
+    ratio, low, high = (round(100 * value, 1) + 0.0 for value in found)  # + 0.0: no difference has no sign
     between = f"between {a.name} and {b.name}"
     interval = f"{ratio:+.1f} %, {low:+.1f} to {high:+.1f}"
     if verdict == "same":

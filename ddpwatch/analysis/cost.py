@@ -8,7 +8,7 @@ the collectives took. CPU time, because the duration of a step also holds what o
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, floor, sqrt
 from statistics import median
 
@@ -38,16 +38,20 @@ class Cost:
     full_share: float
 
 
+@dataclass(slots=True)
 class CostMeter:
-    """Takes steps, tells the cost."""
+    """Takes steps, tells the cost.
 
-    def __init__(self) -> None:
-        self._last: dict[int, Step] = {}
-        self._differences: deque[int] = deque(maxlen=PAIRS)
-        self._full: deque[bool] = deque(maxlen=STEPS)
-        self._durations: deque[int] = deque(maxlen=STEPS)
-        self._own: deque[int] = deque(maxlen=STEPS)
-        self._pairs = 0
+    Attributes:
+        differences: CPU time of a full step less that of the shadow beside it, ns; the newest pairs.
+    """
+
+    _last: dict[int, Step] = field(default_factory=dict)
+    differences: deque[int] = field(default_factory=lambda: deque(maxlen=PAIRS))
+    _full: deque[bool] = field(default_factory=lambda: deque(maxlen=STEPS))
+    _durations: deque[int] = field(default_factory=lambda: deque(maxlen=STEPS))
+    _own: deque[int] = field(default_factory=lambda: deque(maxlen=STEPS))
+    _pairs: int = 0
 
     def add(self, step: Step) -> None:
         """Takes one step of one rank, in order."""
@@ -60,7 +64,7 @@ class CostMeter:
             if full.synced == shadow.synced and full.micro_steps == shadow.micro_steps:
                 assert full.cpu_ns is not None
                 assert shadow.cpu_ns is not None
-                self._differences.append(full.cpu_ns - shadow.cpu_ns)
+                self.differences.append(full.cpu_ns - shadow.cpu_ns)
                 self._pairs += 1
                 # a step is used once: differences that share one are not independent
                 self._last.pop(step.rank)
@@ -77,9 +81,9 @@ class CostMeter:
 
     def cost(self) -> Cost | None:
         """The cost, None while there are too few pairs."""
-        if len(self._differences) < ENOUGH_PAIRS or not (step_ns := median(self._durations)):
+        if len(self.differences) < ENOUGH_PAIRS or not (step_ns := median(self._durations)):
             return None
-        ordered, count = sorted(self._differences), len(self._differences)
+        ordered, count = sorted(self.differences), len(self.differences)
         # ranks of the order statistics between which the median lies with 95 %: binomial(n, 1/2), normal approximation
         half = 1.96 * sqrt(count) / 2
         low, high = max(0, floor(count / 2 - half)), min(count - 1, ceil(count / 2 + half))

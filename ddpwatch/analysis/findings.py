@@ -78,6 +78,9 @@ def _recording(report: dict[str, Any]) -> list[Finding]:
     if dropped := recording.get("dropped_parts"):
         text = f"the oldest {dropped} parts of the recording were dropped to stay within --max-size"
         found.append(_finding("dropped_parts", "info", text, dropped_parts=dropped))
+    if skipped := recording.get("skipped"):
+        text = f"frames left out: {skipped}, unknown to this ddpwatch or damaged"
+        found.append(_finding("skipped", "info", text, skipped=skipped))
     if lost := recording.get("lost"):
         text = f"{lost} frames are not in the recording: its disk was full, gone or too slow"
         found.append(_finding("recording_lost", "warning", text, lost=lost))

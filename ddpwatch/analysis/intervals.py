@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 Interval = tuple[int, int]
@@ -11,14 +12,15 @@ Intervals = list[Interval]
 def union(intervals: Iterable[Interval]) -> Intervals:
     """The points that lie in any of the intervals. Takes them in any order, empty and overlapping ones too."""
     merged: Intervals = []
+    reach: float = -math.inf
     for start, end in sorted(intervals):
-        if end <= start:
+        if end <= start or end <= reach:
             continue
-        if merged and start <= merged[-1][1]:
-            if end > merged[-1][1]:
-                merged[-1] = (merged[-1][0], end)
+        if start <= reach:
+            merged[-1] = (merged[-1][0], end)
         else:
             merged.append((start, end))
+        reach = end
     return merged
 
 
@@ -59,4 +61,7 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
 
 def total(intervals: Intervals) -> int:
     """How long they are together."""
-    return sum(end - start for start, end in intervals)
+    length = 0
+    for start, end in intervals:
+        length += end - start
+    return length

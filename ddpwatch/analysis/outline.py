@@ -84,7 +84,7 @@ def _point(group: StepGroup) -> Point:
     figures = list(group.figures.values())
     exposed = [figure.exposed_ns for figure in figures if figure.exposed_ns is not None and figure.comm_ns]
     overlaps = [figure.overlap for figure in figures if figure.overlap is not None]
-    late = [late for bucket in group.buckets for late in bucket.late.values()]
+    late = [bucket.last - bucket.first for bucket in group.buckets]
     return Point(
         step=group.number,
         step_ms=fmean(figure.step_ns for figure in figures) / NS_PER_MS,

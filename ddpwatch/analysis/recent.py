@@ -264,7 +264,7 @@ def _slowest(facts: Sequence[StepFacts]) -> Slowest | None:
         return None
     p50 = median(late[rank])
     part, excess = _cause(rank, p50, facts)
-    param = _late_param(rank, p50, facts[-1].view) if part == "backward" else None
+    param = _late_param(rank, p50, _with_hooks(facts)) if part == "backward" else None
     return Slowest(rank, p50, _first_late_bucket(rank, p50, facts), part, excess, param, len(facts))
 
 
@@ -294,6 +294,11 @@ def _others(rank: int, part: str, fact: StepFacts) -> float:
     if len(fact.ranks) > _FEW_RANKS:
         return fact.part_p50(part)
     return median(other.figures.parts_ns[part] for number, other in fact.ranks.items() if number != rank)
+
+
+def _with_hooks(facts: Sequence[StepFacts]) -> StepView:
+    """The newest step that tells when each gradient came: not a shadow, if there is one."""
+    return next((fact.view for fact in reversed(facts) if not fact.view.shadow), facts[-1].view)
 
 
 def _late_param(rank: int, late_ns: float, view: StepView) -> int | None:

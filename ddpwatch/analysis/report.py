@@ -7,14 +7,16 @@ Feed it every message with `ReportBuilder.apply`, then take `ReportBuilder.repor
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from ddpwatch.analysis.cost import CostMeter
 from ddpwatch.analysis.groups import StepGroup, StepGroups
 from ddpwatch.analysis.intervals import Intervals, intersect, total
-from ddpwatch.analysis.ranks import BucketKey, lateness, waiting
+from ddpwatch.analysis.ranks import lateness, waiting
 from ddpwatch.analysis.steps import NS_PER_MS, PARTS, StepFigures
 from ddpwatch.messages import Bye, Hello, Layout, Message, Step
 
@@ -89,13 +91,11 @@ class ReportBuilder:
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._groups = StepGroups(expected)
         self._statuses: Counter[str] = Counter()
+        self._cost = CostMeter()
         self._step_ns = Samples()
         self._comm = Samples()
-        self._exposed = Samples()
-        self._overlap = Samples()
         self._parts = {part: Samples() for part in PARTS}
-        self._buckets: dict[tuple[int, int, int], BucketSamples] = {}
-        self._epoch = 0
+        self._buckets: defaultdict[tuple[int, int, int], BucketSamples] = defaultdict(BucketSamples)
 
     def apply(self, message: Message) -> None:
         """Takes one message."""
@@ -125,15 +125,17 @@ class ReportBuilder:
                 "count": max((rank.steps for rank in self.ranks.values()), default=0),
                 "warmup": warmup,
                 "aborted": aborted,
+                "shadow": self._statuses["shadow"],
                 "unreduced": self._statuses["unreduced"],
                 "step_ms_p50": self._step_ns.p50(NS_PER_MS),
                 "step_ms_p90": self._step_ns.quantile(0.9, NS_PER_MS),
             },
             "phases_ms": self._phases(),
+            "cost": self._watching(),
             "overlap": {
-                "ratio_p50": self._overlap.p50(),
+                "ratio_p50": _together(rank.overlap for rank in self.ranks.values()).p50(),
                 "comm_ms_p50": self._comm.p50(NS_PER_MS),
-                "exposed_ms_p50": self._exposed.p50(NS_PER_MS),
+                "exposed_ms_p50": _together(rank.exposed for rank in self.ranks.values()).p50(NS_PER_MS),
             },
             "ranks": [self._rank_row(rank, samples) for rank, samples in sorted(self.ranks.items())],
             "buckets": [self._bucket_row(key, samples) for key, samples in self._current_buckets()],
@@ -150,11 +152,12 @@ class ReportBuilder:
         rank = self._rank(step.rank)
         rank.steps += 1
         rank.dropped = max(rank.dropped, step.dropped)
+        self._cost.add(step)
 
     def _close(self, group: StepGroup) -> None:
         """Counts one step, with all the ranks that have sent it."""
         statuses = {step.status for step in group.steps.values()}
-        for status in ("warmup", "aborted"):
+        for status in ("warmup", "aborted", "shadow"):
             if status in statuses:
                 self._statuses[status] += 1
         if not all(step.reduced for step in group.steps.values()):
@@ -167,40 +170,31 @@ class ReportBuilder:
 
     def _count_rank(self, rank: int, step: Step, figure: StepFigures) -> None:
         samples = self._rank(rank)
-        for collected in (samples.step, self._step_ns):
-            collected.values.append(figure.step_ns)
-        for collected in (samples.overlap, self._overlap):
-            collected.add(figure.overlap)
-        for collected in (samples.exposed, self._exposed):
-            collected.add(figure.exposed_ns if figure.comm_ns else None)
-        self._comm.add(figure.comm_ns or None)
+        samples.step.values.append(figure.step_ns)
+        self._step_ns.values.append(figure.step_ns)
+        if figure.comm_ns:
+            self._comm.values.append(figure.comm_ns)
+            samples.overlap.add(figure.overlap)
+            samples.exposed.add(figure.exposed_ns)
         for part, ns in figure.parts_ns.items():
             self._parts[part].values.append(ns)
         if figure.step_ns:
-            samples.cost.add(step.own_ns / figure.step_ns)
+            samples.cost.add((step.own_ns + step.sender_ns) / figure.step_ns)
 
     def _count_buckets(self, group: StepGroup) -> None:
         ranks, compared = group.steps, group.buckets
-        if compared:
-            for rank in ranks:
-                self._rank(rank).late.add(lateness(compared, rank))
-                self._rank(rank).wait.add(waiting(compared, rank))
         for rank, step in ranks.items():
+            if compared:
+                samples_of_rank = self._rank(rank)
+                samples_of_rank.late.add(lateness(compared, rank))
+                samples_of_rank.wait.add(waiting(compared, rank))
             self._count_own_buckets(step, group.figures[rank])
         epoch = max(step.epoch for step in ranks.values())
         for bucket in compared:
-            samples = self._bucket(bucket.key, epoch)
+            samples = self._buckets[epoch, bucket.key[0], bucket.key[1]]
             samples.transfer.add(bucket.transfer)
             samples.busbw.add(bucket.busbw)
             samples.last[bucket.last_rank] += 1
-
-    def _bucket(self, key: BucketKey | tuple[int, int], epoch: int) -> BucketSamples:
-        self._epoch = max(self._epoch, epoch)
-        place = (epoch, key[0], key[1])
-        samples = self._buckets.get(place)
-        if samples is None:
-            samples = self._buckets[place] = BucketSamples()
-        return samples
 
     def _count_own_buckets(self, step: Step, figure: StepFigures) -> None:
         """Stamps relative to the start of the step's first backward."""
@@ -210,10 +204,11 @@ class ReportBuilder:
             step.bucket_done, strict=True,
         )  # fmt: skip
         for module, index, nbytes, ready, launch, done in rows:
-            samples = self._bucket((module, index), step.epoch)
+            samples = self._buckets[step.epoch, module, index]
             samples.nbytes = nbytes
-            samples.ready.add(None if ready is None else ready - origin)
-            samples.launch.values.append(launch - origin)  # known always; `add` is for what may be None
+            samples.launch.values.append(launch - origin)
+            if ready is not None:
+                samples.ready.values.append(ready - origin)
             if done is not None:
                 samples.done.values.append(done - origin)
                 samples.exposed.values.append(_within(figure.exposed, launch, done))
@@ -231,6 +226,15 @@ class ReportBuilder:
             "model": first.module if first else None,
             "torch": first.torch if first else None,
             "timing_source": first.timing_source if first else None,
+        }
+
+    def _watching(self) -> dict[str, Any]:
+        cost = self._cost.cost()
+        return {
+            "ratio": None if cost is None else cost.ratio,
+            "low": None if cost is None else cost.low,
+            "high": None if cost is None else cost.high,
+            "pairs": 0 if cost is None else cost.pairs,
         }
 
     def _phases(self) -> dict[str, float | None]:
@@ -304,6 +308,14 @@ class ReportBuilder:
             if bucket.index == index:
                 return [layout.params[p] for p in bucket.params if p < len(layout.params)]
         return []
+
+
+def _together(several: Iterable[Samples]) -> Samples:
+    """The samples of all ranks."""
+    found = Samples()
+    for samples in several:
+        found.values.extend(samples.values)
+    return found
 
 
 def _within(exposed: Intervals, launch: int, done: int) -> int:

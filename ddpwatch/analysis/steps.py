@@ -6,7 +6,9 @@ of [launch, done] over the buckets and K the forward and backward compute interv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from typing import NamedTuple, cast
 
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.messages import Step
@@ -15,8 +17,7 @@ PARTS = ("input", "forward", "backward", "exposed_comm", "optimizer", "other")
 NS_PER_MS = 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class StepFigures:
+class StepFigures(NamedTuple):
     """Figures of one step of one rank. Times in ns.
 
     Attributes:
@@ -25,7 +26,8 @@ class StepFigures:
         comm_ns: |C|, None if the completion of a bucket was not measured, 0 if nothing was communicated.
         exposed_ns: |C| - |C ∩ K|, None likewise.
         overlap: |C ∩ K| / |C| from 0 to 1; None if there was no communication, or it was not measured.
-        exposed: Where the exposed communication lies, as offsets from the step's start.
+        exposed: Where the exposed communication lies, as offsets from the step's start. Where completions were not
+            measured, the time in which the backward waited for its buckets.
     """
 
     step_ns: int
@@ -38,18 +40,23 @@ class StepFigures:
 
 def figures(step: Step) -> StepFigures:
     """Works out the figures of one step."""
-    whole = [(0, step.duration_ns)] if step.duration_ns else []
-    forward, backward, optimizer = (_within(spans_of(step, phase), step) for phase in _COMPUTE_AND_OPTIMIZER)
-    compute = union([*forward, *backward])
+    phases = spans_of(step)
+    forward, backward, optimizer = (_within(phases[name], step) for name in ("forward", "backward", "optimizer"))
     comm = comm_of(step)
     measured = comm is not None
     inside = _within(comm or [], step)
-    exposed = subtract(inside, compute)
-    parts = _parts(step, whole, forward, backward, exposed, optimizer)
+    exposed = subtract(inside, union(forward + backward)) if measured else _waits(step)
     comm_ns, exposed_ns = total(inside), total(exposed)
+    claims = {
+        "forward": forward,
+        "backward": backward,
+        "exposed_comm": exposed,
+        "optimizer": optimizer,
+        "input": _within(_input_gaps(step), step),
+    }
     return StepFigures(
         step_ns=step.duration_ns,
-        parts_ns=parts,
+        parts_ns=_split(step.duration_ns, claims),
         comm_ns=comm_ns if measured else None,
         exposed_ns=exposed_ns if measured else None,
         overlap=(comm_ns - exposed_ns) / comm_ns if measured and comm_ns else None,
@@ -57,7 +64,9 @@ def figures(step: Step) -> StepFigures:
     )
 
 
-_COMPUTE_AND_OPTIMIZER = ("forward", "backward", "optimizer")
+def _waits(step: Step) -> Intervals:
+    """When the backward did nothing but wait for its buckets: what is known of the exposed time without completions."""
+    return _within(union((span.start, span.end) for span in step.spans if span.phase == "sync"), step)
 
 
 def _within(intervals: Intervals, step: Step) -> Intervals:
@@ -67,48 +76,43 @@ def _within(intervals: Intervals, step: Step) -> Intervals:
     return intersect(intervals, [(0, step.duration_ns)] if step.duration_ns else [])
 
 
-def spans_of(step: Step, phase: str) -> Intervals:
-    """The stretches of a phase, as offsets from the step's start."""
-    return union((span.start, span.end) for span in step.spans if span.phase == phase)
+def spans_of(step: Step) -> dict[str, Intervals]:
+    """The stretches of the phases that do something, as offsets from the step's start."""
+    found: dict[str, Intervals] = {"forward": [], "backward": [], "optimizer": []}
+    for span in step.spans:
+        if span.phase != "sync":
+            found[span.phase].append((span.start, span.end))
+    return {phase: union(stretches) for phase, stretches in found.items()}
 
 
 def comm_of(step: Step) -> Intervals | None:
     """C: when at least one bucket was on its way. None if a completion was not measured."""
-    pairs = []
-    for launch, done in zip(step.bucket_launch, step.bucket_done, strict=True):
-        if done is None:
-            return None
-        pairs.append((launch, done))
-    return union(pairs)
+    if None in step.bucket_done:
+        return None
+    return union(zip(step.bucket_launch, cast("list[int]", step.bucket_done), strict=True))
 
 
-def _parts(
-    step: Step, whole: Intervals, forward: Intervals, backward: Intervals, exposed: Intervals, optimizer: Intervals
-) -> dict[str, int]:
-    """Splits the step. What two parts could claim goes to the first of forward, backward, exposed, optimizer, input."""
-    left = whole
-    parts = {}
-    claims = {
-        "forward": forward,
-        "backward": backward,
-        "exposed_comm": exposed,
-        "optimizer": optimizer,
-        "input": _input_gaps(step),
-    }
-    before = total(left)
-    for name, claim in claims.items():
-        left = subtract(left, claim) if claim else left
-        after = total(left)
-        parts[name], before = before - after, after
-    parts["other"] = before
-    return {name: parts[name] for name in PARTS}
+def _split(duration_ns: int, claims: dict[str, Intervals]) -> dict[str, int]:
+    """Splits the step. What several parts could claim goes to the first of them; what none does is "other"."""
+    sizes = {name: total(claim) for name, claim in claims.items()}
+    claimed = total(union(chain.from_iterable(claims.values())))
+    if claimed != sum(sizes.values()):
+        taken: Intervals = []
+        for name, claim in claims.items():
+            sizes[name] = total(subtract(claim, taken))
+            taken = union(taken + claim)
+    sizes["other"] = duration_ns - claimed
+    return {name: sizes[name] for name in PARTS}
 
 
 def _input_gaps(step: Step) -> Intervals:
     """The time before each forward since the step's start, or since the backward of the micro-batch before it."""
     gaps, since = [], 0
-    for span in sorted(step.spans, key=lambda span: span.start):
+    for span in sorted(step.spans, key=_start):
         if span.phase == "forward":
             gaps.append((since, span.start))
         since = span.end
     return union(gaps)
+
+
+_start = attrgetter("start")

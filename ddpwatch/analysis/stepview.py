@@ -50,7 +50,7 @@ def rank_facts(step: Step) -> RankFacts:
         launch=array("q", [start + launch for launch in step.bucket_launch]),
         done=array("q", [start + end for end in done]) if measured else None,
         exposed=_bucket_exposed(step.bucket_launch, done, found.exposed) if measured else (),
-        cost=step.own_ns / step.duration_ns if step.duration_ns else None,
+        cost=(step.own_ns + step.sender_ns) / step.duration_ns if step.duration_ns else None,
     )
 
 
@@ -177,8 +177,8 @@ class StepView:
         step: Its number.
         comparable: Whether its ranks stamp with one clock.
         counted: Whether it belongs into statistics: neither warm-up nor aborted on any rank.
+        shadow: Whether a rank left its collectives untimed.
         ranks: The ranks' frames.
-        figures: Figures per rank, worked out when first asked for.
         longest_ns: Duration on the slowest rank.
         start_ns: Earliest start on any rank.
         end_ns: Latest end on any rank.
@@ -188,6 +188,7 @@ class StepView:
         self.step = step
         self.comparable = comparable
         self.counted = True
+        self.shadow = False
         self.longest_ns = self.start_ns = self.end_ns = 0
         self._frames: dict[int, Step | bytes] = {}
         self._facts: dict[int, RankFacts] = {}
@@ -196,10 +197,14 @@ class StepView:
         self._packed = self._forgotten = False
         self._most_exposed: float | None = None
         self.ranks: Mapping[int, Step] = _Frames(self._frames)
-        self.figures: Mapping[int, StepFigures] = _Figures(self)
 
     def __len__(self) -> int:
         return len(self._frames)
+
+    @property
+    def figures(self) -> Mapping[int, StepFigures]:
+        """Figures per rank, worked out when first asked for. Not kept: a cycle would outlive the step by far."""
+        return _Figures(self)
 
     @property
     def members(self) -> KeysView[int]:
@@ -212,6 +217,7 @@ class StepView:
         self.end_ns = max(self.end_ns, step.start_ns + step.duration_ns)
         self.longest_ns = max(self.longest_ns, step.duration_ns)
         self.counted = self.counted and step.status in ("ok", "shadow")
+        self.shadow = self.shadow or step.status == "shadow"
         self._frames[step.rank] = step
         self._facts.pop(step.rank, None)
         self._arrivals = None
