@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test check format snapshots screenshots bench clean
+.PHONY: help install demo test check format snapshots safety-table screenshots bench clean
 
 help:
 	@echo "make install      .venv with ddpwatch, torchrun and the development tools"
@@ -13,6 +13,7 @@ help:
 	@echo "make check        lint, formatting, types, import contracts"
 	@echo "make format       rewrite the code as the formatter wants it"
 	@echo "make snapshots    accept the dashboard's new look into the tests"
+	@echo "make safety-table write the table in docs/safety.md from what its tests see"
 	@echo "make screenshots  make the README's screenshots anew, from a real run"
 	@echo "make bench        run the benchmarks"
 
@@ -44,16 +45,22 @@ format: install
 snapshots: install
 	$(BIN)/python -m pytest tests/tui --snapshot-update
 
+safety-table: install
+	$(BIN)/python -m pytest tests/integration/test_safety.py --write-table
+
 screenshots: install
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 demo/train.py --steps 120 --record $(VENV)/screens.mcap
 	$(BIN)/python docs/make_screenshots.py $(VENV)/screens.mcap
+	$(BIN)/python docs/make_screenshots.py --synthetic 16 --name synthetic --views
 
 bench: install
 	$(BIN)/python benchmarks/viewers.py
 	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/compare_aa.py
+	$(BIN)/python benchmarks/dashboard.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/strategies.py
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/stopped_collector.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

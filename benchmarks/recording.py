@@ -22,13 +22,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import msgspec
 
+from ddpwatch.analysis.recent import Summary, summarise
 from ddpwatch.analysis.render import size, table
 from ddpwatch.messages import Hello, Message, Span, Step, encode
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.reporting import report_of
+from ddpwatch.state import KEEP_STEPS, RunState
 from ddpwatch.transport import Envelope
+from ddpwatch.tui.model import HISTORY_S
 
 MS = 1_000_000
 BEGIN = 1_700_000_000 * 10**9
@@ -44,8 +47,8 @@ def step_of(dice: random.Random) -> Step:
 
     return Step(
         rank=0, step=0, start_ns=0, duration_ns=at(100), own_ns=at(0.05),
-        spans=[Span("forward", at(2), at(30)), Span("backward", at(30), at(85)), Span("sync", at(85), at(92)),
-               Span("optimizer", at(92), at(99))],
+        spans=[Span("forward", at(2), at(29)), Span("backward", at(30), at(84)), Span("sync", at(85), at(92)),
+               Span("optimizer", at(93), at(99))],
         hook_param=list(range(HOOKS))[::-1], hook_ns=[at(31 + n) for n in range(HOOKS)],
         bucket_module=[0] * BUCKETS, bucket_index=list(range(BUCKETS)), bucket_bytes=[25 << 20] * BUCKETS,
         bucket_ready=[at(40 + 10 * n) for n in range(BUCKETS)],
@@ -150,6 +153,7 @@ def large(folder: Path, mib: int) -> list[list[str]]:
         ("open, first and last step", lambda: Recording(file).steps),
         ("open and read one step in the middle", lambda: _steps(file, Selection(middle, middle + 1))),
         ("open and seek to a moment, first frame", lambda: _first_step_at(file, BEGIN + middle * 100 * MS)),
+        ("go there in a replay, figures included", lambda: _state_at(file, BEGIN + middle * 100 * MS)),
     ]
     told = f"{size(file.stat().st_size)}, {count:,} rank-steps"
     cells = [[told, what, f"{1000 * seconds(work):.0f} ms"] for what, work in rows]
@@ -168,6 +172,16 @@ def _steps(file: Path, selection: Selection) -> list[Message]:
 
 def _first_step_at(file: Path, at_ns: int) -> Message:
     return next(message for message, _ in Recording(file).seek(at_ns) if isinstance(message, Step))
+
+
+def _state_at(file: Path, at_ns: int) -> Summary:
+    """What the dashboard does when a replay goes to a place."""
+    recording, state = Recording(file), RunState()
+    for message, envelope in recording.seek(recording.lead_in(at_ns, KEEP_STEPS, HISTORY_S)):
+        if envelope.received_ns > at_ns:
+            break
+        state.apply(message, envelope.received_ns)
+    return summarise(state.recent())
 
 
 def main() -> None:

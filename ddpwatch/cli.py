@@ -16,6 +16,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.version import __version__
 
 if TYPE_CHECKING:
+    from ddpwatch.recording.place import Place
     from ddpwatch.recording.reader import Recording
     from ddpwatch.rundir import RunInfo
 
@@ -33,10 +34,15 @@ Theme = Annotated[
 ]
 Ascii = Annotated[bool | None, typer.Option("--ascii/--no-ascii", help="Draw with ASCII characters only.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of a dashboard (default without a TTY).")]
+Baseline = Annotated[
+    Path | None, typer.Option("--baseline", metavar="FILE", help="A recording to compare with (view 6).")
+]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A recording (.mcap).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Steps = Annotated[str | None, typer.Option("--steps", metavar="A:B", help="Only steps A up to, not including, B.")]
 Ranks = Annotated[str | None, typer.Option("--ranks", metavar="LIST", help="Only these ranks, e.g. 0,4-7.")]
+MaxSize = Annotated[str | None, typer.Option(metavar="SIZE", help="Record at most this, e.g. 2GB: the oldest goes.")]
+Every = Annotated[int, typer.Option(metavar="N", min=1, help="Record hook stamps of every Nth step only.")]
 Run = Annotated[
     str | None, typer.Argument(metavar="[RUN|ENDPOINT]", help="A run's id or its beginning, or ipc://… endpoint.")
 ]
@@ -70,6 +76,7 @@ def watch_newest(
     plain: Plain = False,
     theme: Theme = None,
     ascii_only: Ascii = None,
+    baseline: Baseline = None,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
 ) -> None:
     """Watch PyTorch data-parallel training live.
@@ -77,14 +84,20 @@ def watch_newest(
     Without a command: attach to the newest run of yours on this machine, or wait for one.
     """
     if context.invoked_subcommand is None:
-        _show(None, None, plain, theme, ascii_only)
+        _show(None, None, plain, theme, ascii_only, baseline)
 
 
 @app.command()
-def attach(run: Run = None, plain: Plain = False, theme: Theme = None, ascii_only: Ascii = None) -> None:
+def attach(
+    run: Run = None,
+    plain: Plain = False,
+    theme: Theme = None,
+    ascii_only: Ascii = None,
+    baseline: Baseline = None,
+) -> None:
     """Attach to one run."""
     info, endpoint = _resolve(run)
-    _show(info, endpoint, plain, theme, ascii_only)
+    _show(info, endpoint, plain, theme, ascii_only, baseline)
 
 
 @app.command()
@@ -108,12 +121,17 @@ def ls(as_json: Json = False) -> None:
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="The job, e.g. torchrun … train.py")],
     record_to: Annotated[Path | None, typer.Option("--record", metavar="FILE", help="Record to FILE.")] = None,
+    max_size: MaxSize = None,
+    every: Every = 1,
     headless: Annotated[bool, typer.Option("--headless", help="No dashboard: a line every few seconds.")] = False,
 ) -> None:
     """Run a job and watch it, without a change to its script. The exit code is the job's."""
     from ddpwatch.launch import Launch, run_headless, run_with_dashboard
+    from ddpwatch.recording.rotation import environment_of
 
-    launch = Launch(command, record_to)
+    if record_to is None and (max_size is not None or every != 1):
+        raise UsageError("--max-size and --every are about a recording", "give --record FILE, too")
+    launch = Launch(command, record_to, environment_of(max_size, every))
     show = run_headless if _is_plain(headless) else run_with_dashboard
     raise typer.Exit(show(launch))
 
@@ -124,17 +142,15 @@ def record(
     run: Run = None,
     duration: Annotated[float | None, typer.Option(metavar="S", min=0, help="Stop after S seconds.")] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N more steps.")] = None,
-    max_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Keep at most this, e.g. 2GB: oldest go.")
-    ] = None,
-    every: Annotated[int, typer.Option(metavar="N", min=1, help="Keep hook stamps of every Nth step only.")] = 1,
+    max_size: MaxSize = None,
+    every: Every = 1,
 ) -> None:
     """Record a running job as a viewer, until it ends (or Ctrl-C)."""
     from ddpwatch.capture import capture
-    from ddpwatch.recording.rotation import Limits, parse_bytes
+    from ddpwatch.recording.rotation import environment_of, limits_from_environment
     from ddpwatch.sources import LiveSource
 
-    limits = Limits(max_bytes=parse_bytes(max_size) if max_size else 0, every=every)
+    limits = limits_from_environment({**os.environ, **environment_of(max_size, every)})
     info, endpoint = _resolve(run)
     frames = capture(LiveSource(_endpoint(info, endpoint)), output, duration, steps, limits)
     typer.echo(f"{output}: {frames} frames", err=True)
@@ -143,28 +159,44 @@ def record(
 @app.command()
 def replay(
     file: File,
-    speed: Annotated[float, typer.Option(min=0.01, max=1000, help="1 is as fast as it was.")] = 1.0,
+    speed: Annotated[
+        float | None, typer.Option(min=0.01, max=1000, help="1 is as fast as it was (default; --plain: at once).")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="PLACE", help="Begin at a step (120) or a time (1:30, 90s).")
+    ] = None,
+    loop: Annotated[bool, typer.Option("--loop", help="Over and over.")] = False,
     plain: Plain = False,
     theme: Theme = None,
     ascii_only: Ascii = None,
     follow: Annotated[bool, typer.Option("--follow", help="The file is being written: show it live.")] = False,
+    baseline: Baseline = None,
 ) -> None:
     """Replay a recording in the dashboard, or follow one that is being written."""
+    from ddpwatch.recording.place import locate, parse_spot
     from ddpwatch.recording.reader import Recording
 
+    if follow and (speed is not None or start is not None or loop):
+        raise UsageError("--follow shows a file as it grows", "leave --speed, --from and --loop away")
     recording = Recording(file)
+    spot = parse_spot(start) if start is not None else None
+    place = locate(recording, spot) if spot is not None else None
     if _is_plain(plain):
-        _print_lines(file if follow else None, recording)
+        _no_baseline(baseline)
+        _print_lines(file, follow, recording, place, speed, loop)
         return
     from ddpwatch.tui.app import run_dashboard
-    from ddpwatch.tui.feed import AttachFeed, ReplayFeed
+    from ddpwatch.tui.feed import AttachFeed
+    from ddpwatch.tui.replay import ReplayFeed
 
     if follow:
         from ddpwatch.recording.follow import FollowSource
 
-        run_dashboard(AttachFeed(endpoint=file.name, open_source=lambda _: FollowSource(file)), theme, ascii_only)
+        live = AttachFeed(endpoint=file.name, open_source=lambda _: FollowSource(file))
+        run_dashboard(live, theme, ascii_only, baseline)
         return
-    run_dashboard(ReplayFeed(path=file, frames=iter(recording), speed=speed), theme, ascii_only)
+    spec = ReplayFeed(file.name, recording, speed or 1.0, start=spot, loop=loop)
+    run_dashboard(spec, theme, ascii_only, baseline)
 
 
 @app.command()
@@ -249,20 +281,30 @@ def export(
         typer.echo(line, err=True)
 
 
-def _print_lines(followed: Path | None, recording: Recording) -> None:
-    from ddpwatch.plain import print_recording
-
-    if followed is None:
-        print_recording(recording)
-        return
-    from ddpwatch.recording.follow import follow_frames
+def _print_lines(
+    file: Path, follow: bool, recording: Recording, place: Place | None, speed: float | None, loop: bool
+) -> None:
+    from ddpwatch.plain import print_lines, replay_lines
 
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    print_recording(follow_frames(followed))
+    if follow:
+        from ddpwatch.recording.follow import follow_frames
+
+        print_lines(follow_frames(file))
+        return
+    replay_lines(recording, place.at_ns if place is not None else 0, speed, loop)
 
 
-def _show(info: RunInfo | None, endpoint: str | None, plain: bool, theme: str | None, ascii_only: bool | None) -> None:
+def _show(
+    info: RunInfo | None,
+    endpoint: str | None,
+    plain: bool,
+    theme: str | None,
+    ascii_only: bool | None,
+    baseline: Path | None,
+) -> None:
     if _is_plain(plain):
+        _no_baseline(baseline)
         from ddpwatch.plain import follow
 
         follow(info, endpoint)
@@ -271,7 +313,12 @@ def _show(info: RunInfo | None, endpoint: str | None, plain: bool, theme: str | 
     from ddpwatch.tui.app import run_dashboard
     from ddpwatch.tui.feed import AttachFeed
 
-    run_dashboard(AttachFeed(run=info, endpoint=endpoint, list_ended=rundir.last_views), theme, ascii_only)
+    run_dashboard(AttachFeed(run=info, endpoint=endpoint, list_ended=rundir.last_views), theme, ascii_only, baseline)
+
+
+def _no_baseline(baseline: Path | None) -> None:
+    if baseline is not None:
+        raise UsageError("--baseline needs the dashboard", "ddpwatch compare A B compares two recordings")
 
 
 def _is_plain(plain: bool) -> bool:

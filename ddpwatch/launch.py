@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.messages import Status
 from ddpwatch.rundir import RunInfo
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "path"
@@ -35,25 +37,35 @@ class Launch:
     Args:
         command: The job's command line.
         record: File to record to, or None.
+        limits: Of that file, as environment variables.
 
     Raises:
         UsageError: The command does not exist.
     """
 
-    def __init__(self, command: Sequence[str], record: Path | None) -> None:
+    def __init__(self, command: Sequence[str], record: Path | None, limits: Mapping[str, str]) -> None:
         if not command:
             raise UsageError("no command to run", "ddpwatch run -- torchrun --nproc-per-node=2 train.py")
         if shutil.which(command[0]) is None:
             raise UsageError(f"{command[0]}: command not found", "give the whole command after --")
         self.name = rundir.new_run_id(_script_of(command))
+        self.command = shlex.join(command)
         self._command = list(command)
         self._environment = {**os.environ, "DDPWATCH_RUN": self.name, "PYTHONPATH": _with_bootstrap()}
         if record is not None:
-            self._environment["DDPWATCH_RECORD"] = str(record.absolute())
+            self._environment |= {"DDPWATCH_RECORD": str(record.absolute()), **limits}
 
     def runs(self) -> list[RunInfo]:
         """This job's live runs: one, or one per restart of it."""
         return [info for info in rundir.live_runs() if info.run_id.startswith(self.name)]
+
+    def troubles(self) -> list[str]:
+        """What was wrong with this job's recordings, by what its runs have left."""
+        from ddpwatch.recording.reader import Recording
+
+        views = [path for path in rundir.last_views() if path.stem.startswith(self.name)]
+        last = [[m.recording_error for m, _ in Recording(view) if isinstance(m, Status)][-1:] for view in views]
+        return [trouble for troubles in last for trouble in troubles if trouble]
 
     @contextlib.contextmanager
     def job(self, output: int | None) -> Iterator[subprocess.Popen[bytes]]:
@@ -110,9 +122,11 @@ def run_with_dashboard(launch: Launch) -> int:
 
         watched: list[RunInfo] = []
         with contextlib.suppress(JobOverError):
-            run_dashboard(AttachFeed(list_runs=runs))
+            run_dashboard(AttachFeed(list_runs=runs, job=launch.command, output=log))
         code = _show_output(process, log)
     print(f"ddpwatch: the job's output is in {log}", file=sys.stderr)
+    for trouble in launch.troubles():
+        print(f"ddpwatch: the recording is not complete: {trouble}", file=sys.stderr)
     return code
 
 

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ddpwatch import rundir
 from ddpwatch.analysis.recent import summarise
@@ -16,10 +17,14 @@ from ddpwatch.analysis.verdict import verdict
 from ddpwatch.messages import Message
 from ddpwatch.rundir import RunInfo
 from ddpwatch.sources import SILENCE_S, LiveSource, newest_run
-from ddpwatch.state import RunState
+from ddpwatch.state import KEEP_STEPS, RunState
 from ddpwatch.transport import Envelope
 
+if TYPE_CHECKING:
+    from ddpwatch.recording.reader import Recording
+
 EVERY_S = 2.0
+LAST_WORD_S = 0.3  # after the run's end, for what became of its recording
 HEADER = f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'drops':>5}  what stands out"
 
 
@@ -37,12 +42,18 @@ def line(state: RunState) -> str:
     summary = summarise(state.recent())
     newest = state.newest_step()
     drops = sum(rank.dropped for rank in state.ranks.values())
-    found = verdict(summary, state.presence(), state.end, len(state.ranks) >= state.world_size)
+    found = verdict(summary, state.presence(), state.end, len(state.ranks) >= state.world_size, names=state)
     return (
         f"{UNKNOWN if newest is None else newest.step:>8}  {number(summary.rate, 2):>6}  "
         f"{_ms(summary.step_ns):>8}  {percent(summary.overlap):>7}  {_ms(summary.exposed_ns):>10}  {drops:>5}  "
-        f"{clean(found.text)}"
+        f"{clean(found.text)}{_trouble(state)}"
     )
+
+
+def _trouble(state: RunState) -> str:
+    """What is wrong with the collector's recording."""
+    status = state.status
+    return f"; recording: {clean(status.recording_error)}" if status is not None and status.recording_error else ""
 
 
 def follow(info: RunInfo | None, endpoint: str | None) -> None:
@@ -69,6 +80,8 @@ def lines(endpoint: str) -> Iterator[str]:
             if time.monotonic() >= due and state.frames:
                 yield line(state)
                 due = time.monotonic() + EVERY_S
+        for message, envelope in source.read(LAST_WORD_S):
+            state.apply(message, envelope.received_ns)
     finally:
         source.close()
     yield line(state)
@@ -95,17 +108,56 @@ def narrate_runs(runs: Callable[[], list[RunInfo]], over: threading.Event) -> No
         _narrate("the job made no DistributedDataParallel module: nothing was watched")
 
 
-def print_recording(frames: Iterable[tuple[Message, Envelope]]) -> None:
-    """Prints the lines that a live view would have printed."""
-    state, due = RunState(), 0
+def replay_lines(
+    recording: Recording,
+    from_ns: int = 0,
+    speed: float | None = None,
+    loop: bool = False,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Prints the lines that a live view would have printed.
+
+    Args:
+        recording: What to replay.
+        from_ns: Only those from then on (ns since the Unix epoch).
+        speed: Recorded seconds per second; None prints all at once, but for ``loop``.
+        loop: Over and over.
+        sleep: How to wait.
+    """
+    pace = 1.0 if speed is None and loop else speed
+    while True:
+        since_ns = recording.lead_in(from_ns, KEEP_STEPS, EVERY_S) if from_ns else 0
+        print_lines(recording.seek(since_ns), from_ns, pace, sleep)
+        if recording.skipped:
+            _narrate(f"frames left out: {recording.skipped}, unknown to this ddpwatch or damaged")
+        if recording.cut_tail:
+            _narrate("the recording was cut off here")
+        if not loop:
+            return
+
+
+def print_lines(
+    frames: Iterable[tuple[Message, Envelope]],
+    from_ns: int = 0,
+    speed: float | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Prints a line for every `EVERY_S` of receive time, and one at the end; see `replay_lines`."""
+    state, told_ns = RunState(), from_ns
+
+    def tell() -> None:
+        if speed is not None:
+            sleep(max(state.now_ns - told_ns, 0) / 1e9 / speed)
+        print(line(state))
+
     print(HEADER)
     for message, envelope in frames:
         state.apply(message, envelope.received_ns)
-        due = due or envelope.received_ns + int(EVERY_S * 1e9)
-        if envelope.received_ns >= due:
-            print(line(state))
-            due += int(EVERY_S * 1e9)
-    print(line(state))
+        told_ns = told_ns or envelope.received_ns
+        if envelope.received_ns - told_ns >= EVERY_S * 1e9:
+            tell()
+            told_ns = envelope.received_ns
+    tell()
 
 
 def _wait_for_run() -> RunInfo:

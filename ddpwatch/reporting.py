@@ -30,13 +30,12 @@ def report_of(path: str | os.PathLike[str], selection: Selection | None = None) 
 def report_of_recording(recording: Recording, selection: Selection | None = None) -> dict[str, Any]:
     """See `report_of`."""
     chosen = selection or Selection()
+    recording.check(chosen)
     builder = ReportBuilder(None if chosen.ranks is None else len(chosen.ranks))
     for message, _ in recording.select(chosen):
         builder.apply(message)
     if recording.frames == 0:
         raise UsageError(f"{recording.path}: no frame is readable", "it was cut before its first second, or is damaged")
-    if not chosen.whole and not any(samples.steps for samples in builder.ranks.values()):
-        raise UsageError(f"{recording.path}: nothing of what was selected is in it", _what_there_is(recording))
     result = builder.report()
     result["recording"] = _about(recording)
     result["findings"] = findings(result)
@@ -57,11 +56,6 @@ def _about(recording: Recording) -> dict[str, Any]:
         "lost": int(lost[-1]) if lost else 0,
         "notes": recording.notes,
     }
-
-
-def _what_there_is(recording: Recording) -> str:
-    steps = recording.steps
-    return f"it holds the steps {steps[0]} to {steps[1]}" if steps else "leave --steps and --ranks away"
 
 
 def outline_of(recording: Recording, selection: Selection | None = None) -> Outline:
@@ -98,6 +92,7 @@ def compare_recordings(
 
 
 def _groups(recording: Recording, selection: Selection) -> Iterator[StepGroup]:
+    recording.check(selection)
     groups = StepGroups(None if selection.ranks is None else len(selection.ranks))
     for message, _ in recording.select(selection):
         group = groups.apply(message)

@@ -4,7 +4,8 @@ python docs/make_screenshots.py RECORDING [-o DIRECTORY] [--name NAME] [--back S
 python docs/make_screenshots.py --synthetic RANKS [-o DIRECTORY] [--name NAME] --views
 
 Without ``--views`` the overview in three terminal sizes; with it, every view at 160x44. A job of many ranks, which no
-laptop can run, is made up by ``benchmarks/synthetic.py``; its run is called "synthetic" on the screen.
+laptop can run, is made up by ``benchmarks/synthetic.py``; its run is called "synthetic" on the screen. One of its ranks
+is late; it is compared with the same job without that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,16 +22,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the made-up job
 from benchmarks.synthetic import Fleet, enveloped
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.tui.app import DashboardApp
-from ddpwatch.tui.feed import FileFeed, ReplayFeed
+from ddpwatch.tui.replay import FileFeed, FrameList, ReplayFeed
 
 SIZES = ((80, 24), (120, 36), (200, 50))
 VIEW_SIZE = (160, 44)
 VIEW_KEYS = {
     "overview": ("1",), "timeline": ("2",), "buckets": ("3",), "bucket": ("3", "j", "enter"), "ranks": ("4",),
-    "rank": ("4", "f", "enter"), "devices": ("5",), "log": ("7",),
+    "rank": ("4", "f", "enter"), "devices": ("5",), "compare": ("6",), "log": ("7",),
 }  # fmt: skip
 SYNTHETIC_STEPS = 60
+LATE_MS = 12.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,10 +41,14 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     args.output.mkdir(parents=True, exist_ok=True)
     try:
-        for name, size, keys in _pictures(args):
-            path = args.output / f"{name}.svg"
-            path.write_text(asyncio.run(screenshot(_frames(args), size, keys)), encoding="utf-8")
-            print(path)
+        with tempfile.TemporaryDirectory() as folder:
+            baseline = _baseline(args, Path(folder))
+            for name, size, keys in _pictures(args):
+                if keys[-1:] == VIEW_KEYS["compare"] and baseline is None:
+                    continue
+                path = args.output / f"{name}.svg"
+                path.write_text(asyncio.run(screenshot(_frames(args), size, keys, baseline)), encoding="utf-8")
+                print(path)
     except DdpwatchError as error:
         print(f"make_screenshots: {error}", file=sys.stderr)
         return error.exit_code
@@ -60,18 +68,33 @@ def _pictures(args: argparse.Namespace) -> Iterator[tuple[str, tuple[int, int], 
 
 def _frames(args: argparse.Namespace) -> ReplayFeed:
     if args.synthetic is None:
-        return ReplayFeed(args.recording, iter(Recording(args.recording)))
-    fleet = Fleet(args.synthetic, late={args.synthetic // 3: 12.0}, gpus=True)
-    return ReplayFeed("synthetic", enveloped(fleet.frames(SYNTHETIC_STEPS), every_ns=100_000_000 // args.synthetic))
+        return ReplayFeed(args.recording.name, Recording(args.recording))
+    fleet = Fleet(args.synthetic, late={args.synthetic // 3: LATE_MS}, gpus=True)
+    frames = enveloped(fleet.frames(SYNTHETIC_STEPS), every_ns=100_000_000 // args.synthetic)
+    return ReplayFeed("synthetic", FrameList(frames))
 
 
-async def screenshot(feed: ReplayFeed, size: tuple[int, int], keys: Sequence[str] = ()) -> str:
+def _baseline(args: argparse.Namespace, folder: Path) -> Path | None:
+    """What the Compare view compares with."""
+    if args.synthetic is None:
+        return None
+    path = folder / "yesterday.mcap"
+    writer = RecordingWriter(path)
+    for message, envelope in enveloped(Fleet(args.synthetic, gpus=True, seed=1).frames(SYNTHETIC_STEPS)):
+        writer.write_message(message, envelope)
+    writer.close()
+    return path
+
+
+async def screenshot(
+    feed: ReplayFeed, size: tuple[int, int], keys: Sequence[str] = (), baseline: Path | None = None
+) -> str:
     """The dashboard with everything played and the keys pressed, as SVG.
 
     Raises:
         DdpwatchError: The recording cannot be read.
     """
-    app = DashboardApp(feed, ticking=False)
+    app = DashboardApp(feed, ticking=False, baseline=baseline)
     async with app.run_test(size=size) as pilot:
         assert isinstance(app.feed, FileFeed)
         app.feed.jump_to_end()
@@ -82,6 +105,7 @@ async def screenshot(feed: ReplayFeed, size: tuple[int, int], keys: Sequence[str
         app.tick()
         await pilot.press(*keys)
         while app.view.pending:
+            await pilot.pause(0.02)
             app.tick()
         await pilot.pause()
         return app.export_screenshot(title="ddpwatch")

@@ -157,6 +157,8 @@ class Recorder(threading.Thread):
             self._writer.abandon()
 
     def _close(self) -> None:
+        if self._broken_since is not None:
+            self._open()  # a last try
         if self._writer is None or self._broken_since is not None:
             return
         try:

@@ -237,7 +237,9 @@ class Collector:
         self._tick()
         if self._recorder is not None:
             self._recorder.finish()
-            self._recorder = None
+            self._recording, self._recorder = self._recorder.state, None
+            if self._recording.error:
+                self._tick()  # the last word on what the disk did not take: for viewers only
         self._leave_last_view()
 
     def _leave_last_view(self) -> None:

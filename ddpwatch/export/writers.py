@@ -47,6 +47,7 @@ def export(recording: Recording, form: str, out: Path, selection: Selection, ano
 
     if form not in FORMATS:
         raise UsageError(f"{form!r} is not a format", f"give one of {', '.join(FORMATS)}")
+    recording.check(selection)
     ranks = None if selection.ranks is None else len(selection.ranks)
     try:
         if form == "chrome":

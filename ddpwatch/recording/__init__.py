@@ -8,13 +8,17 @@ The name is brought in when it is first used: it works out figures, which the re
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddpwatch.export.library import open_recording
 
 __all__ = ["open_recording"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "open_recording":
-        return import_module("ddpwatch.export.library").open_recording
-    raise AttributeError(f"module 'ddpwatch.recording' has no attribute {name!r}")
+    if name != "open_recording":
+        raise AttributeError(f"module 'ddpwatch.recording' has no attribute {name!r}")
+    from ddpwatch.export.library import open_recording
+
+    return open_recording

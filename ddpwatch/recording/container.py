@@ -17,6 +17,7 @@ import struct
 import threading
 import zlib
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -27,13 +28,13 @@ from mcap.exceptions import McapError
 from mcap.opcode import Opcode
 from mcap.records import Attachment, Footer, Metadata
 
-from ddpwatch.messages import MAX_FRAME_BYTES
+from ddpwatch.messages import MAX_FRAME_BYTES, MESSAGE_TYPES
 
 MAGIC: Final = b"\x89MCAP0\r\n"
 ROW_OPCODE: Final = 0x81
 RECORD_LIMIT: Final = 16 * MAX_FRAME_BYTES
 INDEX_NAME: Final = "ddpwatch.index"
-KINDS: Final = ("hello", "layout", "step", "beat", "mark", "device", "bye", "status")
+KINDS: Final = tuple(MESSAGE_TYPES)
 ALL_KINDS: Final = (1 << 16) - 1
 NO_STEP: Final = (1 << 64) - 1
 _HEAD = struct.Struct("<BQ")
@@ -59,6 +60,11 @@ class Row(NamedTuple):
     last_step: int
     kinds: int
     frames: int
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether the chunk holds steps and says which."""
+        return self.first_step <= self.last_step < NO_STEP
 
     def pack(self) -> bytes:
         """The row as the private record's content."""
@@ -205,6 +211,11 @@ class Index:
         values = self._values
         for place in range(0, len(values), 7):
             yield Row(*values[place : place + 7])
+
+    def backwards(self, at_ns: int) -> Iterator[Row]:
+        """The rows of chunks that begin at that moment or before it, newest first."""
+        for place in range(bisect_right(self._values[1::7], at_ns) - 1, -1, -1):
+            yield self[place]
 
     @property
     def steps(self) -> tuple[int, int] | None:

@@ -10,7 +10,16 @@ from pathlib import Path
 from mcap.opcode import Opcode
 
 from ddpwatch.messages import Bye, FrameError, Message, decode
-from ddpwatch.recording.container import BROKEN, MAGIC, Record, chunk_messages, metadata_of, record_at
+from ddpwatch.recording.container import (
+    BROKEN,
+    MAGIC,
+    ROW_OPCODE,
+    Record,
+    chunk_messages,
+    metadata_of,
+    record_at,
+    tells_of,
+)
 from ddpwatch.recording.reader import Recording
 from ddpwatch.transport import Envelope
 
@@ -69,6 +78,7 @@ class FollowSource:
         self.close()
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._offset = len(MAGIC)
+        self._chunk_at = 0
         self._continued = False
 
     def _advance(self) -> bool:
@@ -85,7 +95,10 @@ class FollowSource:
 
     def _take(self, record: Record) -> None:
         if record.opcode == Opcode.CHUNK:
+            self._chunk_at = record.offset
             self._take_chunk(record.content)
+        elif record.opcode == ROW_OPCODE and not tells_of(record, self._chunk_at):
+            self.over = True  # damage has made the chunk before it look like something else
         elif record.opcode == Opcode.METADATA:
             metadata = metadata_of(record)
             self._continued = metadata.name == "ddpwatch.end" and "continued" in metadata.metadata

@@ -152,6 +152,7 @@ class McapWriter:
 
     def finish(self) -> None:
         """Writes index, summary and footer."""
+        self.close_chunk()  # before the rows are taken
         self.add_attachment(INDEX_NAME, "application/octet-stream", bytes(self._rows))
         self._write(_bytes_of(DataEnd(data_section_crc=0)))
         summary_start = self._offset

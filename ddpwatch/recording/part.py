@@ -163,7 +163,7 @@ class Part:
         self.cut_tail = not self.index.complete
         for row in self.index:
             wanted = selection.wants_chunk(row)
-            if wanted or selection.has_context(row):
+            if wanted or selection.wants_context(row):
                 for message in self._chunk(fd, row):
                     yield message, wanted
                 if self.cut_tail and self.index.complete:

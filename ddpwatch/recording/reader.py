@@ -11,15 +11,19 @@ import heapq
 import os
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Message, Step
+from ddpwatch.messages import Hello, Message, Step
+from ddpwatch.recording.container import NO_STEP
 from ddpwatch.recording.part import Frame, Part
+from ddpwatch.recording.place import Place
 from ddpwatch.recording.selection import Selection
 from ddpwatch.transport import Envelope
 
 PART_NAME = re.compile(r"\.(\d{4,8})$")
+NEARBY = 4096
 StrPath = str | os.PathLike[str]
 
 
@@ -107,17 +111,60 @@ class Recording:
         """What is needed to understand the rest, then the frames received from then on (ns since the Unix epoch)."""
         return self.select(Selection(start_ns=at_ns))
 
-    def seek_step(self, step: int) -> Iterator[Frame]:
-        """What is needed to understand the rest, then all frames from the moment that step (or a later one) came in."""
-        found = next((e for m, e in self.select(Selection(first=step)) if isinstance(m, Step)), None)
-        at_ns = self.span_ns[1] + 1 if found is None else found.received_ns
-        return self.seek(at_ns)
+    def lead_in(self, at_ns: int, steps: int, seconds: float) -> int:
+        """From which moment on to read so as to know, at ``at_ns``, that many steps and so long a time before it.
+
+        Returns:
+            ns since the Unix epoch, for `seek`; 0 where everything is needed. Worked out from the index alone.
+        """
+        return min(_lead_in(chain, at_ns, steps, int(seconds * 1e9)) for chain in self._chains)
+
+    def find_step(self, number: int, back: bool = False) -> Place | None:
+        """The step of that number, or else the one after it (``back``: before it), once its last rank has sent it.
+
+        Returns:
+            None if there is none, or none within `NEARBY` steps before.
+        """
+        found = self._step_at(number)
+        if found is None and back:
+            near = self._steps(Selection(max(number - NEARBY, 0), number, context=False))
+            nearest = max((step.step for step, _ in near), default=None)
+        elif found is None:
+            nearest = next((step.step for step, _ in self._steps(Selection(number, context=False))), None)
+        else:
+            return found
+        return None if nearest is None else self._step_at(nearest)
+
+    def check(self, selection: Selection) -> None:
+        """Looks whether any step is selected, which takes no pass over the file.
+
+        Raises:
+            UsageError: None is; the hint says what there is.
+        """
+        if not selection.whole and next(self._steps(replace(selection, context=False)), None) is None:
+            raise UsageError(f"{self.path}: nothing of what was selected is in it", self._what_there_is())
 
     def attachments(self) -> dict[str, bytes]:
         """The documents kept in the files, by name; the newest of each."""
         return {name: data for part in self.parts for name, data in part.attachments().items()}
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    def _what_there_is(self) -> str:
+        introductions = Selection(first=NO_STEP)  # no step, and what is needed to understand any
+        ranks = {m.rank for chain in self._chains for m, _ in self._chain(chain, introductions) if isinstance(m, Hello)}
+        if self.steps is None or not ranks:
+            return "leave --steps and --ranks away"
+        return f"it holds the steps {self.steps[0]} to {self.steps[1]} of the ranks {min(ranks)} to {max(ranks)}"
+
+    def _step_at(self, number: int) -> Place | None:
+        received = [at_ns for _, at_ns in self._steps(Selection(number, number + 1, context=False))]
+        return Place(max(received), number) if received else None
+
+    def _steps(self, selection: Selection) -> Iterator[tuple[Step, int]]:
+        """Without counting: another pass may be under way."""
+        frames = (frame for chain in self._chains for frame in self._chain(chain, selection))
+        return ((message, envelope.received_ns) for message, envelope in frames if isinstance(message, Step))
 
     def _parts_of(self, path: Path) -> list[Part]:
         if not path.is_dir():
@@ -150,6 +197,17 @@ class Recording:
 
 def _received(frame: Frame) -> int:
     return frame[1].received_ns
+
+
+def _lead_in(chain: list[Part], at_ns: int, steps: int, span_ns: int) -> int:
+    """See `Recording.lead_in`. A quarter more steps than asked for: not every rank is equally far."""
+    newest = 0
+    for row in (row for part in reversed(chain) for row in part.index.backwards(at_ns)):
+        if row.has_steps:
+            newest = max(newest, row.last_step)
+            if row.last_step < newest - steps - steps // 4 and row.end_ns < at_ns - span_ns:
+                return row.start_ns
+    return 0
 
 
 def _with_siblings(newest: Part) -> list[Part]:

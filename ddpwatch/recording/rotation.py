@@ -86,6 +86,16 @@ def limits_from_environment(environment: Mapping[str, str]) -> Limits:
     )
 
 
+def environment_of(max_size: str | None, every: int) -> dict[str, str]:
+    """The options of a command line as `limits_from_environment` takes them.
+
+    Raises:
+        UsageError: The size is not understood.
+    """
+    found = {} if every == 1 else {"DDPWATCH_RECORD_EVERY": str(every)}
+    return found if max_size is None else {**found, "DDPWATCH_RECORD_MAX_SIZE": str(parse_bytes(max_size))}
+
+
 class RotatingWriter:
     """Like `RecordingWriter`, within limits.
 

@@ -9,8 +9,9 @@ from ddpwatch.messages import Beat, Bye, Hello, Layout, Mark, Message, Step
 from ddpwatch.recording.container import NO_STEP, Row, kind_bit
 
 CONTEXT = (Hello, Layout, Bye, Mark)
-_CONTEXT_KINDS = sum(kind_bit(kind) for kind in ("hello", "layout", "bye", "mark"))
-
+_NEEDED = (Hello, Layout, Bye)
+_NEEDED_KINDS = sum(kind_bit(kind) for kind in ("hello", "layout", "bye"))
+_MARK = kind_bit("mark")
 _STEP = kind_bit("step")
 
 
@@ -18,20 +19,22 @@ _STEP = kind_bit("step")
 class Selection:
     """Steps ``first`` to ``stop - 1``, of these ranks, received at ``start_ns`` or later.
 
-    What came earlier and is needed to understand the rest (who the ranks are, how buckets are laid out, marks, ends)
-    is selected whatever the steps.
+    What is needed to understand the rest (who the ranks are, how buckets are laid out, ends) is selected whatever the
+    steps and the moment; so are marks, but for those from before ``start_ns``.
 
     Attributes:
         first: First step.
         stop: The step after the last one; None for all.
         ranks: None for all.
         start_ns: ns since the Unix epoch.
+        context: False leaves out even what is needed: for finding a place, not for understanding it.
     """
 
     first: int = 0
     stop: int | None = None
     ranks: frozenset[int] | None = None
     start_ns: int = 0
+    context: bool = True
 
     @property
     def whole(self) -> bool:
@@ -48,20 +51,22 @@ class Selection:
             return True  # it has steps, and does not say which
         return row.first_step < (NO_STEP if self.stop is None else self.stop) and row.last_step >= self.first
 
-    @staticmethod
-    def has_context(row: Row) -> bool:
+    def wants_context(self, row: Row) -> bool:
         """Whether the chunk may hold what the rest needs."""
-        return bool(row.kinds & _CONTEXT_KINDS)
+        marks = 0 if row.end_ns < self.start_ns else _MARK
+        return self.context and bool(row.kinds & (_NEEDED_KINDS | marks))
 
     def wants(self, message: Message, received_ns: int) -> bool:
         """Whether the message is selected."""
         rank = getattr(message, "rank", None)
         if self.ranks is not None and rank is not None and rank not in self.ranks:
             return False
-        if isinstance(message, CONTEXT):
-            return True
+        if isinstance(message, _NEEDED):
+            return self.context
         if received_ns < self.start_ns:
             return False
+        if isinstance(message, Mark):
+            return self.context
         if isinstance(message, (Step, Beat)):
             return message.step >= self.first and (self.stop is None or message.step < self.stop)
         return True

@@ -15,30 +15,12 @@ from pathlib import Path
 import msgspec
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import (
-    SCHEMA_VERSION,
-    Beat,
-    Bye,
-    Device,
-    FrameError,
-    Hello,
-    Layout,
-    Mark,
-    Message,
-    Status,
-    Step,
-    decode,
-    type_name,
-)
+from ddpwatch.messages import MESSAGE_TYPES, SCHEMA_VERSION, FrameError, Message, Step, decode, type_name
 from ddpwatch.recording.mcap_writer import McapWriter
 from ddpwatch.transport import Envelope
 from ddpwatch.version import __version__
 
 PROFILE = "ddpwatch"
-_TYPES: dict[str, type[msgspec.Struct]] = {
-    "hello": Hello, "layout": Layout, "step": Step, "beat": Beat,
-    "mark": Mark, "device": Device, "bye": Bye, "status": Status,
-}  # fmt: skip
 _SCHEMAS: dict[str, bytes] = {}
 
 
@@ -137,6 +119,6 @@ class RecordingWriter:
 
 def _schema(kind: str) -> bytes:
     if kind not in _SCHEMAS:
-        schema = msgspec.json.schema(_TYPES[kind]) if kind in _TYPES else {}
+        schema = msgspec.json.schema(MESSAGE_TYPES[kind]) if kind in MESSAGE_TYPES else {}
         _SCHEMAS[kind] = msgspec.json.encode(schema)
     return _SCHEMAS[kind]

@@ -7,14 +7,19 @@ from pathlib import Path
 
 from textual.app import App
 
+from ddpwatch.errors import UsageError
+from ddpwatch.recording.place import HINT, Spot, parse_spot
 from ddpwatch.rundir import RunInfo
-from ddpwatch.tui.feed import FileFeed, LiveFeed
+from ddpwatch.tui.feed import Frame, LiveFeed
 from ddpwatch.tui.filters import HELP as FILTER_HELP
 from ddpwatch.tui.palette import SCHEMES
+from ddpwatch.tui.replay import FileFeed
 from ddpwatch.tui.screens import AskScreen, HelpScreen, RunPicker
 from ddpwatch.tui.session import Session
+from ddpwatch.tui.step_export import step_frames, write_step
 from ddpwatch.tui.text import clean
 from ddpwatch.tui.views.base import RunView
+from ddpwatch.tui.views.compare import CompareView
 from ddpwatch.tui.views.log import LogView
 
 COMMANDS = (
@@ -22,11 +27,20 @@ COMMANDS = (
     ("Slowest step", "key S", "slowest"),
     ("Next finding", "key n", "finding(1)"),
     ("Previous finding", "key N", "finding(-1)"),
-    ("Go to a step", "key g", "go_to"),
+    ("Go to a step, or in a replay to a time", "key g", "go_to"),
+    ("Replay: 5 seconds back", "key <", "seek(-5)"),
+    ("Replay: 5 seconds forward", "key >", "seek(5)"),
+    ("Replay: from the begin", "key Home", "oldest"),
+    ("Replay: to the end", "key .", "to_end"),
+    ("Replay: faster", "key +", "speed(1)"),
+    ("Replay: slower", "key -", "speed(-1)"),
+    ("Replay: over and over, or once", "key O", "loop"),
     ("Filter ranks", "key /", "filter"),
     ("Follow the slowest rank", "key f", "follow"),
     ("Copy the finding", "key y", "copy"),
     ("Picture of the screen (SVG)", "key P", "svg"),
+    ("Compare with a recording", "key 6, then b", "baseline"),
+    ("Export the step as a Chrome trace", "key E", "trace"),
     ("Other colours", "key T", "theme"),
     ("ASCII only, or all characters", "key A", "ascii"),
     ("Choose another run", "key a", "runs"),
@@ -42,6 +56,11 @@ class Actions(App[int]):
     feed: LiveFeed | FileFeed
     look: str
     ascii_only: bool
+
+    @property
+    def comparison(self) -> CompareView:
+        """The view that compares."""
+        raise NotImplementedError
 
     @property
     def view(self) -> RunView:
@@ -80,16 +99,32 @@ class Actions(App[int]):
         self.tick()
 
     def action_step(self, by: int) -> None:
-        """To the step before or after the one shown."""
+        """To the step before or after the one shown; a replay goes there if that is not kept."""
         self.pause(True)
-        self.session.step(by)
+        if not self.session.step(by) and isinstance(self.feed, FileFeed):
+            shown = self.session.view
+            self.feed.go_to_neighbour(shown.step if shown is not None else -1, by)
         self.tick()
 
     def action_oldest(self) -> None:
-        """To the oldest step kept."""
+        """To the oldest step kept; a replay begins anew."""
+        if isinstance(self.feed, FileFeed):
+            self.feed.go_to(Spot(seconds=0))
+            return
         self.pause(True)
         self.session.select_oldest()
         self.tick()
+
+    def action_seek(self, seconds: int) -> None:
+        """A replay goes forwards or backwards."""
+        if isinstance(self.feed, FileFeed):
+            self.feed.go_by(seconds)
+
+    def action_loop(self) -> None:
+        """A replay goes on for ever, or ends with the recording."""
+        if isinstance(self.feed, FileFeed):
+            self.feed.toggle_loop()
+            self.tick()
 
     def action_newest(self) -> None:
         """Follows the newest step again; plays a recording to its end."""
@@ -112,6 +147,8 @@ class Actions(App[int]):
             self.notify("none found", timeout=2)
             return
         self.pause(True)
+        if isinstance(self.feed, FileFeed) and number not in self.session.state.steps:
+            self.feed.go_to(Spot(step=number))
         self.session.select(number)
         self.tick()
 
@@ -120,16 +157,32 @@ class Actions(App[int]):
         self._jump(self.session.slowest_step())
 
     def action_finding(self, by: int) -> None:
-        """To the next, or previous, step with something to see."""
-        self._jump(self.session.next_finding(by))
+        """To the next, or previous, step with something to see: among those kept, in a replay in all of it."""
+        if not isinstance(self.feed, FileFeed):
+            self._jump(self.session.next_finding(by))
+            return
+        self.pause(True)
+        shown = self.session.view
+        self.feed.go_to_finding(by, shown.step if shown is not None and not self.session.at_newest else None)
 
     def action_go_to(self) -> None:
-        """Asks for a step's number."""
-        self.push_screen(AskScreen("go to step", "a number", ""), self._go_to)
+        """Asks for a step, in a replay also for a time."""
+        hint = HINT if isinstance(self.feed, FileFeed) else "a step's number"
+        self.push_screen(AskScreen("go to", hint, ""), self._go_to)
 
     def _go_to(self, text: str | None) -> None:
-        if text and text.strip().isdecimal():
-            self._jump(int(text))
+        if not text or not text.strip():
+            return
+        try:
+            spot = parse_spot(text)
+        except UsageError as error:
+            self.notify(f"{error.message}: {error.hint}", markup=False)
+            return
+        if isinstance(self.feed, FileFeed):
+            self.pause(self.session.paused or spot.step is not None)
+            self.feed.go_to(spot)
+        else:
+            self._jump(spot.step)
 
     def action_filter(self) -> None:
         """Asks which ranks to show."""
@@ -139,6 +192,17 @@ class Actions(App[int]):
         if text is not None:
             self.session.filter = text.strip()
             self.tick()
+
+    def action_baseline(self) -> None:
+        """Asks for a recording to compare with."""
+        known = self.comparison.baseline
+        before = "" if known is None else str(known.path)
+        self.push_screen(AskScreen("compare with", "the file of a recording", before), self._compare)
+
+    def _compare(self, text: str | None) -> None:
+        if text and text.strip():
+            self.comparison.compare_with(Path(text.strip()).expanduser())
+            self.show_view("6")
 
     def action_follow(self) -> None:
         """Keeps the slowest rank in sight, or no longer."""
@@ -154,13 +218,38 @@ class Actions(App[int]):
 
     def action_svg(self) -> None:
         """Saves the screen as SVG into the present directory."""
-        name = f"ddpwatch-{clean(self.session.name, 60).replace('/', '-')}-{time.strftime('%H%M%S')}.svg"
+        path = self._file(f"{time.strftime('%H%M%S')}.svg")
         try:
-            Path(name).write_text(self.export_screenshot(title=self.session.name), encoding="utf-8")
+            path.write_text(self.export_screenshot(title=self.session.name), encoding="utf-8")
         except OSError as error:
-            self.notify(f"not saved: {error.strerror}", severity="error")
+            self._not_saved(path, error)
         else:
-            self.notify(f"saved {name}", timeout=4)
+            self.notify(f"saved {path}", timeout=4, markup=False)
+
+    def _file(self, end: str) -> Path:
+        """A file in the present directory, named after the run."""
+        return Path(f"ddpwatch-{clean(self.session.name, 60).replace('/', '-')}-{end}")
+
+    def _not_saved(self, path: Path, error: OSError) -> None:
+        self.notify(f"not saved: {path.absolute().parent}: {error.strerror}", severity="error", markup=False)
+
+    def action_trace(self) -> None:
+        """Saves the step shown as a Chrome trace into the present directory."""
+        view = self.session.view
+        if view is None:
+            self.notify("no step to export yet", timeout=2)
+            return
+        frames, path = step_frames(self.session.state, view), self._file(f"step{view.step}.json")
+        self.run_worker(lambda: self._save_trace(frames, len(view), path), thread=True)
+
+    def _save_trace(self, frames: list[Frame], ranks: int, path: Path) -> None:
+        """A large job's step takes a second or two, in a thread of its own."""
+        try:
+            events = write_step(frames, ranks, path)
+        except OSError as error:
+            self._not_saved(path, error)
+        else:
+            self.notify(f"saved {path}: {events} events, opens in ui.perfetto.dev", timeout=6, markup=False)
 
     def action_theme(self) -> None:
         """The next scheme of colours."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import ClassVar
 
 from textual import events
@@ -15,17 +16,22 @@ from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
 from ddpwatch import rundir
+from ddpwatch.recording.reader import Recording
 from ddpwatch.sources import SILENCE_S
 from ddpwatch.tui import feed
 from ddpwatch.tui.actions import COMMANDS, Actions
-from ddpwatch.tui.feed import AttachFeed, FeedSpec, FileFeed, LiveFeed, open_feed
+from ddpwatch.tui.feed import AttachFeed, LiveFeed
 from ddpwatch.tui.paint.header import Tab
 from ddpwatch.tui.palette import SCHEMES
+from ddpwatch.tui.replay import FeedSpec, FileFeed, open_feed
 from ddpwatch.tui.session import Session
 from ddpwatch.tui.settings import Settings, load_settings
-from ddpwatch.tui.views import VIEWS, RunView, TimelineView
+from ddpwatch.tui.views import VIEWS, CompareView, RunView, TimelineView
 
 JOIN_S = 0.5
+# What is kept of a run is a million objects without a cycle: looking through all of them again and again would stop the
+# screen for half a second each time. The young ones are looked through often, a few at a time.
+GC_THRESHOLDS = (2_000, 5, 40_000)
 
 
 class FeedEvent(Message):
@@ -45,6 +51,7 @@ class DashboardApp(Actions):
         ticking: Whether the view repaints by itself; tests do it by hand.
         wall: The time of day, in seconds since the Unix epoch.
         settings: How to begin.
+        baseline: A recording to compare with.
     """
 
     CSS = """
@@ -82,11 +89,15 @@ class DashboardApp(Actions):
         Binding("S", "slowest", "slowest step"),
         Binding("n", "finding(1)", "next finding"),
         Binding("N", "finding(-1)", "previous finding"),
-        Binding("g", "go_to", "go to a step"),
+        Binding("g", "go_to", "go to a step or time"),
+        Binding("less_than_sign,ctrl+left", "seek(-5)", "back in time"),
+        Binding("greater_than_sign,ctrl+right", "seek(5)", "forward in time"),
+        Binding("O", "loop", "over and over"),
         Binding("y", "copy", "copy the finding"),
         Binding("T", "theme", "colours"),
         Binding("A", "ascii", "ASCII only"),
         Binding("P", "svg", "picture (SVG)"),
+        Binding("E", "trace", "export the step (Chrome trace)"),
         Binding("colon,ctrl+p", "command_palette", "commands"),
     ]
     TITLE = "ddpwatch"
@@ -98,6 +109,7 @@ class DashboardApp(Actions):
         ticking: bool = True,
         wall: Callable[[], float] = time.time,
         settings: Settings | None = None,
+        baseline: Path | None = None,
     ) -> None:
         self.settings = settings or Settings(theme="dark")
         self.look = self.settings.resolved_theme()
@@ -113,6 +125,7 @@ class DashboardApp(Actions):
         self._wall = wall
         self._ticking = ticking
         self._heard = clock()
+        self._baseline = baseline
 
     def _post(self, event: feed.Event) -> None:
         self.post_message(FeedEvent(event))
@@ -131,10 +144,13 @@ class DashboardApp(Actions):
         self.show_view(self._here)
         if self._ticking:
             self.set_interval(1 / self.settings.repaint_hz, self.tick)
+        if self._baseline is not None:
+            self.comparison.compare_with(self._baseline)
         self.feed.start()
 
     def on_unmount(self) -> None:
         """Lets the feed end; it needs one poll, and nobody waits for more than `JOIN_S`."""
+        self.comparison.stop()
         self.feed.stop()
         self.feed.join(JOIN_S)
 
@@ -144,6 +160,13 @@ class DashboardApp(Actions):
     def view(self) -> RunView:
         """The view shown."""
         return self.views[self._here]
+
+    @property
+    def comparison(self) -> CompareView:
+        """The view that compares."""
+        view = self.views["6"]
+        assert isinstance(view, CompareView)
+        return view
 
     def show_view(self, key: str) -> None:
         """Shows another view."""
@@ -166,7 +189,9 @@ class DashboardApp(Actions):
         """Draws what is new."""
         live = self.session.live_link(self._clock() - self._heard > SILENCE_S, self._wall())
         if isinstance(self.feed, FileFeed):
-            live = self.session.replay_link(self.feed.speed, self.feed.paused)
+            replay = self.feed
+            place = (replay.position_s, replay.length_s)
+            live = self.session.replay_link(replay.speed, replay.paused, *place, replay.loop)
         if self.session.refresh(live) or self.view.pending:
             self.view.repaint()
 
@@ -180,13 +205,21 @@ class DashboardApp(Actions):
             self.session.apply(event.frames)
             self.feed.taken()
         elif isinstance(event, feed.Waiting):
-            self.session.wait(event.directory)
+            self.session.wait(event.directory, event.job)
         elif isinstance(event, feed.Attached):
             self._attached(event)
         elif isinstance(event, feed.Over):
             self.session.over = True
+            if event.note:
+                self.notify(event.note)
+        elif isinstance(event, feed.Rewound):
+            self.session.rewind()
+        elif isinstance(event, feed.Arrived):
+            self._arrived(event)
+        elif isinstance(event, feed.Missed):
+            self.notify(event.why, timeout=4, markup=False)
         elif isinstance(event, feed.Output):
-            self.session.hear(event.lines, self._wall())
+            self.session.hear(event.lines, event.begun, self._wall())
         else:
             self.failure = event.error
             self.exit(1, return_code=1)
@@ -198,6 +231,12 @@ class DashboardApp(Actions):
             view.forget()
         if event.several:
             self.action_runs()
+
+    def _arrived(self, event: feed.Arrived) -> None:
+        self.session.arrive(event.step)
+        for view in self.views.values():
+            view.moved()
+        self.tick()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """The wheel."""
@@ -215,13 +254,16 @@ class DashboardApp(Actions):
             yield SystemCommand(title, help_text, lambda action=action: self.run_worker(self.run_action(action)))
 
 
-def run_dashboard(spec: FeedSpec, theme: str | None = None, ascii_only: bool | None = None) -> int:
+def run_dashboard(
+    spec: FeedSpec, theme: str | None = None, ascii_only: bool | None = None, baseline: Path | None = None
+) -> int:
     """Shows a run, or a recording, until the user quits.
 
     Args:
         spec: Where the frames come from.
         theme: Overrides the settings' theme.
         ascii_only: Overrides the settings' ``ascii``.
+        baseline: A recording to compare with.
 
     Returns:
         The exit code.
@@ -231,10 +273,10 @@ def run_dashboard(spec: FeedSpec, theme: str | None = None, ascii_only: bool | N
     """
     if isinstance(spec, AttachFeed) and spec.endpoint is None:
         rundir.directory()
-    app = DashboardApp(spec, settings=load_settings().override(theme, ascii_only))
-    # What is kept of a run is a million objects without a cycle: looking through all of them again and again would
-    # stop the screen for half a second each time.
-    gc.set_threshold(20_000, 20, 1_000)
+    if baseline is not None:
+        Recording(baseline)  # what is no recording is said here, not on the screen
+    app = DashboardApp(spec, settings=load_settings().override(theme, ascii_only), baseline=baseline)
+    gc.set_threshold(*GC_THRESHOLDS)
     app.run()
     if app.failure is not None:
         raise app.failure

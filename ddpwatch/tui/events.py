@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ddpwatch.analysis.verdict import Verdict
-from ddpwatch.messages import Bye, Hello, Layout, Mark, Message, Step
+from ddpwatch.messages import Bye, Hello, Layout, Mark, Message, Status, Step
 from ddpwatch.tui.text import ms
 
 KEEP_EVENTS = 2000
@@ -36,19 +37,25 @@ class EventLog:
     Attributes:
         events: Oldest first.
         finding: The finding that holds now.
-        heard: Lines of the job's output so far.
+        count: Events so far.
     """
 
     def __init__(self) -> None:
         self.events: deque[Event] = deque(maxlen=KEEP_EVENTS)
         self.finding: Verdict | None = None
-        self.heard = 0
+        self.count = 0
+        self._trouble = ""
         self._layouts: set[tuple[int, int]] = set()
         self._odd: set[tuple[int, str]] = set()
 
     def add(self, event: Event) -> None:
         """Takes one event."""
+        self.count += 1
         self.events.append(event)
+
+    def newest(self, count: int) -> list[Event]:
+        """The newest events kept, at most that many, oldest first."""
+        return list(self.events)[-count:] if count > 0 else []
 
     def take(self, message: Message, at_ns: int) -> None:
         """Takes one message; most are no event."""
@@ -63,6 +70,8 @@ class EventLog:
             self._layout(message, at_ns)
         elif isinstance(message, Bye):
             self.add(_bye(message, at_ns))
+        elif isinstance(message, Status):
+            self._recording(message.recording_error, at_ns)
 
     def judge(self, verdict: Verdict, at_ns: int, step: int | None) -> None:
         """Notes a finding that is new, and one that is gone. Changing figures make no new finding."""
@@ -84,12 +93,43 @@ class EventLog:
             severity = "warn" if step.status == "aborted" else "dim"
             self.add(Event(at_ns, "step", f"step {step.step} is {what} (rank {step.rank})", severity, step.step))
 
+    def _recording(self, trouble: str, at_ns: int) -> None:
+        """What the disk does not take; that it is more and more is told elsewhere."""
+        what = trouble.partition(";")[0]
+        if what and what != self._trouble:
+            self._trouble = what
+            self.add(Event(at_ns, "run", f"recording: {what}", "bad"))
+
     def _layout(self, layout: Layout, at_ns: int) -> None:
         key = (layout.module, layout.epoch)
         if key not in self._layouts:
             self._layouts.add(key)
             text = f"{len(layout.buckets)} buckets for {len(layout.params)} parameters (layout {layout.epoch})"
             self.add(Event(at_ns, "layout", text, "dim"))
+
+
+class JobOutput:
+    """What a job that we have started prints; its newest lines. Unlike the log, it outlives the run.
+
+    Attributes:
+        version: Grows with everything that is heard.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._lines: deque[Event] = deque(maxlen=KEEP_EVENTS)
+        self._begun: list[Event] = []
+
+    def hear(self, lines: Iterable[str], begun: str, at_ns: int) -> None:
+        """Takes whole lines, and the one that is begun."""
+        self.version += 1
+        self._lines.extend(Event(at_ns, "output", line) for line in lines)
+        self._begun = [Event(at_ns, "output", begun)] if begun else []
+
+    @property
+    def events(self) -> list[Event]:
+        """Oldest first."""
+        return [*self._lines, *self._begun]
 
 
 def _same(a: Verdict, b: Verdict) -> bool:

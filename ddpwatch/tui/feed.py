@@ -6,10 +6,9 @@ a long recording nor a busy terminal makes memory grow.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,6 +21,7 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.rundir import RunInfo
 from ddpwatch.sources import LiveSource, Source
 from ddpwatch.transport import Envelope
+from ddpwatch.tui.tail import Tail
 
 Frame = tuple[Message, Envelope]
 
@@ -29,8 +29,6 @@ POLL_S = 0.1
 LOOK_S = 0.5
 BATCH = 400  # frames: some 10 ms of work, so that a key is never kept waiting for longer
 IN_FLIGHT = 4
-OUTPUT_BYTES = 65_536
-SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 # -- what is asked for ---------------------------------------------------------------------------------------
@@ -43,12 +41,14 @@ class AttachFeed:
     ``open_source``, ``list_runs`` and ``where`` are there to be replaced in tests.
 
     Attributes:
-        output: The file that the job's output goes to, if it was started by us.
+        job: The command line of the job, if it was started by us.
+        output: The file that its output goes to.
         list_ended: Small recordings that ended runs have left, newest first: the newest is shown until a run begins.
     """
 
     run: RunInfo | None = None
     endpoint: str | None = None
+    job: str = ""
     output: Path | None = None
     list_ended: Callable[[], list[Path]] = list
     open_source: Callable[[str], Source] = LiveSource
@@ -56,27 +56,15 @@ class AttachFeed:
     where: Callable[[], object] = rundir.directory
 
 
-@dataclass(frozen=True)
-class ReplayFeed:
-    """A recording, at ``speed`` times the pace at which it was received."""
-
-    path: str | os.PathLike[str]
-    frames: Iterator[Frame]
-    speed: float = 1.0
-    clock: Callable[[], float] = time.monotonic
-
-
-FeedSpec = AttachFeed | ReplayFeed
-
-
 # -- what is posted ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """There is no run yet."""
+    """There is no run yet. ``job`` is the command that is expected to begin one, if we have started it."""
 
     directory: str
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +90,36 @@ class Frames:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Lines that the job has printed."""
+    """Lines that the job has printed, and the one that it has begun (see `ddpwatch.tui.tail`)."""
 
     lines: list[str]
+    begun: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """No frame will come any more."""
+    """No frame will come any more. ``note`` says what the user should know about that."""
+
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """Frames of the same recording follow, from an earlier (or a much later) place on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The replay is where it was wanted, at that step if one was meant."""
+
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """The replay cannot go where it was wanted."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +129,7 @@ class Failed:
     error: Exception
 
 
-Event = Waiting | Attached | Frames | Output | Over | Failed
+Event = Waiting | Attached | Frames | Output | Over | Rewound | Arrived | Missed | Failed
 
 
 class Feed(Protocol):
@@ -135,12 +145,7 @@ class Feed(Protocol):
         """One batch was applied."""
 
 
-def open_feed(spec: FeedSpec, post: Callable[[Event], object]) -> LiveFeed | FileFeed:
-    """The feed for what was asked for, not started yet."""
-    return LiveFeed(spec, post) if isinstance(spec, AttachFeed) else FileFeed(spec, post)
-
-
-class _ThreadFeed:
+class ThreadFeed:
     """What both kinds share: the thread, its end, and the bound on batches that wait."""
 
     def __init__(self, post: Callable[[Event], object]) -> None:
@@ -186,29 +191,7 @@ class _ThreadFeed:
                 return
 
 
-class Tail:
-    """The whole lines that are added to a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def lines(self) -> list[str]:
-        """What came since the last call, at most `OUTPUT_BYTES` of it."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                block = file.read(OUTPUT_BYTES)
-        except OSError:
-            return []
-        whole, newline, _ = block.rpartition(b"\n")
-        if not newline and len(block) < OUTPUT_BYTES:
-            return []
-        self._offset += len(whole) + len(newline) if newline else len(block)
-        return (whole if newline else block).decode("utf-8", "replace").splitlines()
-
-
-class LiveFeed(_ThreadFeed):
+class LiveFeed(ThreadFeed):
     """Attaches, reads, and attaches again."""
 
     def __init__(self, spec: AttachFeed, post: Callable[[Event], object]) -> None:
@@ -250,7 +233,8 @@ class LiveFeed(_ThreadFeed):
         runs = [run for run in self._spec.list_runs() if run.run_id not in self._seen]
         if runs:
             return runs[0]
-        self._post(Waiting(str(self._spec.where())))
+        self._post(Waiting(str(self._spec.where()), self._spec.job))
+        self._hear()
         if not self._looked_back and self._follows_new:
             self._looked_back = True
             return next(iter(self._spec.list_ended()), None)
@@ -287,8 +271,7 @@ class LiveFeed(_ThreadFeed):
         while not self._stopped.is_set() and self._wanted is None:
             frames = source.read(POLL_S, BATCH)
             self._post_frames(frames)
-            if self._tail is not None and (lines := self._tail.lines()):
-                self._post(Output(lines))
+            self._hear()
             if any(isinstance(message, Bye) and message.rank is None for message, _ in frames) or source.over:
                 return True
             if not frames and run is not None and time.monotonic() > look:
@@ -307,96 +290,13 @@ class LiveFeed(_ThreadFeed):
         while not self._stopped.is_set() and self._wanted is None:
             if self._follows_new and any(run.run_id not in self._seen for run in self._spec.list_runs()):
                 return
+            self._hear()
             self._stopped.wait(LOOK_S)
 
-
-class Pacer:
-    """Hands out frames when they are due: their receive times against a clock that runs at ``speed``.
-
-    Attributes:
-        speed: Recorded seconds per second.
-        over: Every frame was handed out.
-        position_ns: Recorded time reached, since the first frame.
-    """
-
-    def __init__(self, frames: Iterator[Frame], speed: float) -> None:
-        self._frames = iter(frames)
-        self._next = next(self._frames, None)
-        self._first_ns = self._next[1].received_ns if self._next else 0
-        self.speed = speed
-        self.over = self._next is None
-        self.position_ns = 0
-
-    def due(self, elapsed_s: float, limit: int = BATCH) -> list[Frame]:
-        """Lets time pass and gives the frames due by now, at most ``limit``; the rest stays due."""
-        self.position_ns += int(elapsed_s * self.speed * 1e9)
-        return self._until(self._first_ns + self.position_ns, limit)
-
-    def rest(self, limit: int = BATCH) -> list[Frame]:
-        """The next frames, due or not."""
-        return self._until(None, limit)
-
-    def _until(self, due_ns: int | None, limit: int) -> list[Frame]:
-        batch: list[Frame] = []
-        while self._next is not None and len(batch) < limit:
-            received_ns = self._next[1].received_ns
-            if due_ns is not None and received_ns > due_ns:
-                break
-            batch.append(self._next)
-            self.position_ns = max(self.position_ns, received_ns - self._first_ns)
-            self._next = next(self._frames, None)
-        self.over = self._next is None
-        return batch
-
-
-class FileFeed(_ThreadFeed):
-    """Plays a recording."""
-
-    def __init__(self, spec: ReplayFeed, post: Callable[[Event], object]) -> None:
-        super().__init__(post)
-        self._spec = spec
-        self._woken = threading.Event()
-        self._to_end = False
-        self.paused = False
-        self.speed = spec.speed
-
-    def stop(self) -> None:
-        """See `Feed.stop`."""
-        super().stop()
-        self._woken.set()
-
-    def pause(self, paused: bool) -> None:
-        """Holds the recording, or lets it run again."""
-        self.paused = paused
-        self._woken.set()
-
-    def faster(self, steps: int) -> None:
-        """Goes up (or down) in `SPEEDS`, step by step."""
-        others = [speed for speed in SPEEDS if (speed > self.speed if steps > 0 else speed < self.speed)]
-        if others:
-            self.speed = others[0] if steps > 0 else others[-1]
-
-    def jump_to_end(self) -> None:
-        """Plays all that is left at once."""
-        self._to_end = True
-        self.pause(False)
-
-    def _run(self) -> None:
-        self._post(Attached(Path(self._spec.path).name))
-        pacer = Pacer(self._spec.frames, self.speed)
-        before = self._spec.clock()
-        while not pacer.over and not self._stopped.is_set():
-            now = self._spec.clock()
-            elapsed, before = now - before, now
-            pacer.speed = self.speed
-            self._post_frames(self._due(pacer, elapsed))
-        self._post(Over())
-
-    def _due(self, pacer: Pacer, elapsed_s: float) -> list[Frame]:
-        if self._to_end:
-            return pacer.rest()
-        frames = pacer.due(0.0 if self.paused else elapsed_s)
-        if not frames:
-            self._woken.wait(POLL_S if self.paused else POLL_S / 2)
-            self._woken.clear()
-        return frames
+    def _hear(self) -> None:
+        """Posts what the job has printed meanwhile."""
+        if self._tail is None:
+            return
+        begun, lines = self._tail.begun, self._tail.lines()
+        if lines or self._tail.begun != begun:
+            self._post(Output(lines, self._tail.begun))

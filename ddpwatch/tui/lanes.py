@@ -150,14 +150,15 @@ def timeline_of(
     """
     wanted = [rank for rank in sorted(view.members) if shown is None or rank in shown]
     lanes = Lanes(view, wanted, view.start_ns if view.comparable else None, marks)
-    needed = max((len(lane.stacked()) for lane in lanes[:_LOOKED_AT]), default=1)
+    if comm_rows < MOST_COMM_ROWS:
+        comm_rows = max(comm_rows, *(len(lane.stacked()) for lane in lanes[:_LOOKED_AT]), 1)
     return Timeline(
         step=view.step,
         lanes=lanes,
         aligned=view.comparable,
         length_ns=max(view.end_ns - view.start_ns if view.comparable else view.longest_ns, 1),
         missing=tuple(rank for rank in ranks if rank not in view.members),
-        comm_rows=min(max(needed, comm_rows), MOST_COMM_ROWS),
+        comm_rows=min(comm_rows, MOST_COMM_ROWS),
         status=_status(view, lanes),
     )
 

@@ -9,7 +9,6 @@ _LEAST_TIMELINE = 5
 _PANEL = (34, 64)
 _DEVICES = 9
 _LEAST_DEVICES = 9
-ONE_LINE = 150  # columns in which a verdict fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,9 @@ class Layout:
     footer: Box
 
 
-def layout(width: int, height: int, ranks: int, lanes: tuple[int, int], split_rows: int = 0) -> Layout:
+def layout(
+    width: int, height: int, ranks: int, lanes: tuple[int, int], split_rows: int = 0, verdict_rows: int = 1
+) -> Layout:
     """Divides the screen between header, verdict and footer, then timeline and table, then devices and history.
 
     Args:
@@ -45,10 +46,11 @@ def layout(width: int, height: int, ranks: int, lanes: tuple[int, int], split_ro
         ranks: How many the table lists.
         lanes: Rows with which the timeline is well readable, and those it can make use of.
         split_rows: Rows that the split of the step can make use of.
+        verdict_rows: Rows that the verdict needs.
     """
     wide = width >= WIDE
     header = min(2, height)
-    verdict = min(1 if width >= ONE_LINE else 2, max(height - header - 1, 0)) if height >= 6 else 0
+    verdict = min(verdict_rows, max(height - header - 1, 0))
     footer = 1 if height - header - verdict >= 3 else 0
     body = max(height - header - verdict - footer, 0)
     table = _table_height(body, ranks)

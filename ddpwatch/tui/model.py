@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import islice
 from typing import overload
 
+from ddpwatch.analysis.cost import Cost
 from ddpwatch.analysis.recent import ENOUGH_STEPS, RankSummary, Summariser, Summary
 from ddpwatch.analysis.verdict import Verdict, verdict
 from ddpwatch.messages import Bye, Device, Hello, Status
 from ddpwatch.state import RankState, RankStatus, RunState, StepView
 from ddpwatch.tui.filters import parse_filter
+from ddpwatch.tui.history import HistoryPoint, StepHistory
 from ddpwatch.tui.lanes import Timeline, timeline_of
 
 HISTORY_S = 120
-HISTORY_STEPS = 400
+LOOK_BACK = 70  # steps: at least every 32nd is recorded in full
 SUMMARY_NS = 500_000_000
 
 
@@ -35,17 +38,22 @@ class Link(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """How the feed stands, and what belongs to it: a directory looked in, a name, a replay's speed.
+    """How the feed stands, and what belongs to it: a directory looked in, a job waited for, a name, a replay's speed.
 
-    ``ended_min`` is how many minutes ago the run ended, where it had ended before it was looked at.
+    ``ended_min`` is how many minutes ago the run ended, where it had ended before it was looked at. ``position_s`` and
+    ``length_s`` are a replay's, in whole seconds.
     """
 
     link: Link = Link.WAITING
     name: str = ""
     directory: str = ""
+    job: str = ""
     speed: float = 1.0
     paused: bool = False
     replay: bool = False
+    position_s: int = 0
+    length_s: int = 0
+    loop: bool = False
     ended_min: int | None = None
 
     @property
@@ -90,15 +98,6 @@ class DeviceRow:
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryPoint:
-    """One step in the history strip: the longest of its ranks, and the most that was exposed on one."""
-
-    step: int
-    step_ns: int
-    exposed_ns: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Overview:
     """Everything that the overview draws."""
 
@@ -108,6 +107,7 @@ class Overview:
     world_size: int = 0
     newest_step: int | None = None
     summary: Summary = field(default_factory=Summary)
+    cost: Cost | None = None
     verdict: Verdict = field(default_factory=lambda: Verdict("starting", "none", ""))
     end: Bye | None = None
     status: Status | None = None
@@ -155,13 +155,15 @@ class OverviewBuilder:
         self._comm_rows = 1
         self._key: tuple[int, ...] = ()
         self._summary = Summary()
+        self._cost: Cost | None = None
         self._summariser = Summariser()
+        self._history = StepHistory()
         self._at_ns = 0
 
     def build(self, state: RunState, link: LinkState, wanted: str = "") -> Overview:
         """The overview as of now, with the newest step in its timeline, of the ranks that a filter lets through."""
         hellos = [rank.hello for rank in state.ranks.values() if rank.hello is not None]
-        newest = state.newest_step()
+        newest, shown = state.newest_step(), pictured(state)
         summary = self.summary(state, at_rest=link.stale or (link.replay and link.link is Link.ENDED))
         return Overview(
             link=link,
@@ -170,14 +172,15 @@ class OverviewBuilder:
             world_size=state.world_size or len(state.ranks),
             newest_step=newest.step if newest else None,
             summary=summary,
-            verdict=verdict(summary, state.presence(), state.end, len(state.ranks) >= state.world_size, state),
+            cost=self._cost,
+            verdict=judge(state, summary),
             end=state.end,
             status=state.status,
             dropped=sum(rank.dropped for rank in state.ranks.values()),
-            timeline=self.timeline(newest, state, wanted) if newest else None,
+            timeline=self.timeline(shown, state, wanted) if shown else None,
             ranks=RankRows(state, self.shown(state, state.ranks, wanted), summary),
             devices=device_rows(state),
-            history=_history(state),
+            history=self._history.points(list(state.steps.values()), len(state.ranks)),
             filter=wanted,
         )
 
@@ -205,7 +208,22 @@ class OverviewBuilder:
         if key != self._key and due:
             self._key, self._at_ns = key, state.now_ns
             self._summary = self._summariser.summarise(recent)
+            self._cost = state.cost.cost()
         return self._summary
+
+
+def pictured(state: RunState) -> StepView | None:
+    """The step to show while nobody has chosen one: the newest with timed collectives, unless that is long ago."""
+    newest = state.newest_step()
+    if newest is None or not newest.shadow:
+        return newest
+    newer = (view for view in islice(reversed(state.steps.values()), LOOK_BACK) if view.step < newest.step)
+    return next((view for view in newer if not view.shadow and view.members >= newest.members), newest)
+
+
+def judge(state: RunState, summary: Summary) -> Verdict:
+    """What is to be said about a run first."""
+    return verdict(summary, state.presence(), state.end, len(state.ranks) >= state.world_size, state)
 
 
 def paused_overview(frozen: Overview, now: Overview, timeline: Timeline | None) -> Overview:
@@ -252,16 +270,6 @@ def _by_age(samples: Sequence[Device], read: Callable[[Device], float | None]) -
         if value is not None and 0 < age <= HISTORY_S:
             by_age.setdefault(age, []).append(value)
     return tuple((age, sum(values) / len(values)) for age, values in sorted(by_age.items(), reverse=True))
-
-
-def _history(state: RunState) -> tuple[HistoryPoint, ...]:
-    views = [view for view in list(state.steps.values())[-HISTORY_STEPS:] if view.counted]
-    return tuple(_history_point(view) for view in views)
-
-
-def _history_point(view: StepView) -> HistoryPoint:
-    exposed = view.most_exposed_ns
-    return HistoryPoint(view.step, view.longest_ns, None if exposed is None else int(exposed))
 
 
 def _rank_row(state: RunState, rank: RankState, summary: Summary) -> RankRow:

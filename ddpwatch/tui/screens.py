@@ -21,10 +21,11 @@ HELP = """\
   1 … 7           views                 q  Ctrl-C  quit
   space           pause, resume         ← →  \\[ ]  step back, forward
   Home End        oldest, newest step   j k  ↓ ↑   scroll, select
-  S  n  N         slowest step, finding g          go to a step
+  S  n  N         slowest step, finding g          go to step, time
   /  f            filter, follow slowest a          another run
-  y  P            copy finding, picture T  A       colours, ASCII
-  + -  .          replay speed, to end  :          all commands
+  y  P  E         copy, picture, trace  T  A       colours, ASCII
+  + -  < >        replay speed, by 5 s  O  .       loop, to the end
+  :               all commands
 """
 SIGNS = """\
 [b]Everywhere[/b]  medians of the newest 50 steps; "–" is not known

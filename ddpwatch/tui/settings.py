@@ -22,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Colours. ``auto``: none with NO_COLOR, the sixteen of an old terminal, else dark."""
     ascii: bool = False
     """Draw with ASCII characters only."""
-    view: Literal["overview", "timeline", "buckets", "ranks", "devices", "log"] = "overview"
+    view: Literal["overview", "timeline", "buckets", "ranks", "devices", "compare", "log"] = "overview"
     """The view to begin with."""
     repaint_hz: Annotated[float, Meta(ge=0.5, le=20)] = 10.0
     """How often a live view is drawn, at most. Fewer for a slow line."""

@@ -81,38 +81,45 @@ def with_unit(text: str, unit: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One figure of a line: in full, in short, and how much it matters (0 goes last)."""
+    """One figure of a line: in full, in short, how much it matters (0 goes last), its course of late."""
 
     full: str
     short: str
     priority: int = 0
     style: str = "text"
+    spark: str = ""
 
 
 def fit(fields: Sequence[Field], width: int) -> list[tuple[str, str]]:
     """The fields as ``(text, style)`` on one line: in full if that fits, else in short, else without the least ones."""
     chosen = [field for field in fields if field.full]
     for gap in (3, 2):
-        line = [(field.full, field.style) for field in chosen]
-        if _length(line, gap) <= width:
-            return _spaced(line, gap)
+        if _length(chosen, gap, False) <= width:
+            return _spaced(chosen, gap, False)
     while chosen:
-        line = [(field.short, field.style) for field in chosen]
-        if _length(line, 2) <= width:
-            return _spaced(line, 2)
+        if _length(chosen, 2, True) <= width:
+            return _spaced(chosen, 2, True)
         if len(chosen) == 1:
             return [(shorten(chosen[0].short, width), chosen[0].style)]
         chosen.remove(max(chosen, key=lambda field: field.priority))
     return []
 
 
-def _length(line: list[tuple[str, str]], gap: int) -> int:
-    return sum(cell_len(text) for text, _ in line) + gap * max(len(line) - 1, 0)
+def fits(fields: Sequence[Field], width: int, short: bool = False) -> bool:
+    """Whether all the fields fit on one line, in full or in short."""
+    return _length([field for field in fields if field.full], 2, short) <= width
 
 
-def _spaced(line: list[tuple[str, str]], gap: int) -> list[tuple[str, str]]:
+def _length(fields: Sequence[Field], gap: int, short: bool) -> int:
+    texts = (cell_len(field.short if short else field.full) for field in fields)
+    sparks = (1 + cell_len(field.spark) for field in fields if field.spark)
+    return sum(texts) + sum(sparks) + gap * max(len(fields) - 1, 0)
+
+
+def _spaced(fields: Sequence[Field], gap: int, short: bool) -> list[tuple[str, str]]:
     spaced: list[tuple[str, str]] = []
-    for text, style in line:
+    for field in fields:
         spaced += [(" " * gap, "text")] if spaced else []
-        spaced.append((text, style))
+        spaced.append((field.short if short else field.full, field.style))
+        spaced += [(f" {field.spark}", "chart")] if field.spark else []
     return spaced

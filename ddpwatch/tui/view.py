@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
@@ -28,6 +30,15 @@ def changed_cells(row: Row, old: Row, width: int) -> tuple[int, int]:
     return first, max(width - last, first)
 
 
+class RowStrip(Strip):
+    """A row of the screen that does not keep itself alive, as a `Strip` does that was divided into one piece."""
+
+    def divide(self, cuts: Iterable[int]) -> Sequence[Strip]:
+        """See `Strip.divide`."""
+        places = list(cuts)
+        return [self] if places == [self.cell_length] else super().divide(places)
+
+
 class PaintedView(Widget):
     """Draws what `paint` gives, one `Segment` per run of equal cells."""
 
@@ -36,6 +47,7 @@ class PaintedView(Widget):
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self._rows: list[Row] = []
+        self._strips: dict[int, Strip] = {}
         self._painted: tuple[int, int] = (0, 0)
         self._was_stale = False
         self.look("dark")
@@ -44,6 +56,7 @@ class PaintedView(Widget):
         """Changes colours and characters."""
         self._styles: dict[bool, dict[str, Style]] = {stale: palette.styles(stale, theme) for stale in (False, True)}
         self._ascii = ascii_only
+        self._strips.clear()
         self.refresh()
 
     def paint(self, width: int, height: int) -> list[Row]:
@@ -66,16 +79,21 @@ class PaintedView(Widget):
         before, size_before, stale_before = self._rows, self._painted, self._was_stale
         self._rows, self._painted, self._was_stale = self.paint(width, height), (width, height), self.stale
         if self._painted != size_before or self._was_stale != stale_before:
+            self._strips.clear()
             self.refresh()
             return
-        changed = [
-            Region(first, y, last - first, 1)
-            for y, (row, old) in enumerate(zip(self._rows, before, strict=False))
-            if row != old
-            for first, last in [changed_cells(row, old, width)]
-        ]
+        changed = []
+        for y, (row, old) in enumerate(zip(self._rows, before, strict=False)):
+            if row != old:
+                self._strips.pop(y, None)
+                first, last = changed_cells(row, old, width)
+                changed.append(Region(first, y, last - first, 1))
         if changed:
             self.refresh(*changed)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Rows of the screen, without what Textual does for widgets that have borders, padding or filters."""
+        return [self.render_line(y).crop(crop.x, crop.right) for y in crop.line_range]
 
     def render_line(self, y: int) -> Strip:
         """One row of the screen."""
@@ -83,7 +101,12 @@ class PaintedView(Widget):
             self.repaint()
         if y >= len(self._rows):
             return Strip.blank(self.size.width)
-        styles, row = self._styles[self._was_stale], self._rows[y]
+        if y not in self._strips:
+            self._strips[y] = self._strip(self._rows[y])
+        return self._strips[y]
+
+    def _strip(self, row: Row) -> Strip:
+        styles = self._styles[self._was_stale]
         if self._ascii:
             row = [(ascii_text(text), name) for text, name in row]
-        return Strip([Segment(text, styles[name]) for text, name in row], self.size.width)
+        return RowStrip([Segment(text, styles[name]) for text, name in row], self.size.width)

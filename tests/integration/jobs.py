@@ -20,6 +20,7 @@ from ddpwatch.transport import Envelope
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 PATIENCE_S = 60.0
 Frames = list[tuple[Message, Envelope]]
 
@@ -29,7 +30,7 @@ class Job:
 
     def __init__(self, script: Path, *arguments: str, ranks: int = 2, log: Path, options: Sequence[str] = ()) -> None:
         self.log = log
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command = [*TORCHRUN, f"--nproc-per-node={ranks}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -74,6 +75,24 @@ class Job:
             return []
         children = [p for p in launcher.children(recursive=True) if "ddpwatch.collector" not in " ".join(p.cmdline())]
         return [launcher, *children]
+
+
+def finished(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command that has run to its end, with its output."""
+    return subprocess.run(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
+
+
+def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The ``ddpwatch`` command, run to its end."""
+    return finished(sys.executable, "-c", "from ddpwatch.cli import main; main()", *arguments, **environment)
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:

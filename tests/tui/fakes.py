@@ -15,7 +15,8 @@ from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.rundir import RunInfo
 from ddpwatch.transport import Envelope
 from ddpwatch.tui.app import DashboardApp
-from ddpwatch.tui.feed import AttachFeed, Frame, ReplayFeed
+from ddpwatch.tui.feed import AttachFeed, Frame
+from ddpwatch.tui.replay import FrameList, ReplayFeed
 from ddpwatch.tui.settings import Settings
 from tests.tui.frames import MS, enveloped
 
@@ -39,7 +40,7 @@ class FakeSource:
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
         try:
-            return self._batches.get(timeout=timeout_s)
+            return self._batches.get(timeout=min(timeout_s, 0.02))
         except queue.Empty:
             return []
 
@@ -91,9 +92,11 @@ def live_app(
     clock: Clock | None = None,
     wall: Callable[[], float] = time.time,
     settings: Settings | None = None,
+    baseline: Path | None = None,
     **changes: object,
 ) -> DashboardApp:
-    return DashboardApp(jobs.feed(**changes), clock=clock or Clock(), ticking=False, wall=wall, settings=settings)
+    feed = jobs.feed(**changes)
+    return DashboardApp(feed, clock=clock or Clock(), ticking=False, wall=wall, settings=settings, baseline=baseline)
 
 
 def ended_recording(path: Path, messages: Iterable[Message]) -> Path:
@@ -107,8 +110,8 @@ def ended_recording(path: Path, messages: Iterable[Message]) -> Path:
 
 def replay_app(messages: Iterable[Message], clock: Clock | None = None, every_ms: int = 50) -> DashboardApp:
     clock = clock or Clock()
-    frames = iter(enveloped(list(messages), every_ms))
-    return DashboardApp(ReplayFeed("run.mcap", frames, 1.0, clock), clock=clock, ticking=False)
+    film = FrameList(enveloped(list(messages), every_ms))
+    return DashboardApp(ReplayFeed("run.mcap", film, 1.0, clock), clock=clock, ticking=False)
 
 
 async def until(pilot: Pilot[int], what: Callable[[], object], patience_s: float = 10, every_s: float = 0.005) -> None:

@@ -1,22 +1,31 @@
-"""A watched job whose trouble the test changes while it runs: what is in the file given says what is wrong.
+"""A watched job whose trouble changes while it runs: what is in the file given says what is wrong in the next step.
 
-``none``, ``slow-backward`` (rank 1, 200 ms in the middle layer), ``slow-input`` (rank 0, 100 ms), ``stop``.
+``none``, ``slow-backward`` (rank 1, 200 ms in the middle layer), ``slow-input`` (rank 0, 100 ms), ``stop``. Layers take
+their time asleep, as if an accelerator computed: what else runs on the machine is not in the way. With ``--wide`` the
+first layer is so large that the last bucket's transfer is longer than all that could hide it.
+
+Every rank prints per step how much longer than asked for it was asleep, in ms: what the machine itself has injected.
+
+torchrun --standalone --nproc-per-node=2 tests/tui/story_job.py FILE [--wide]
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpwatch
 
-WIDTH, LAYERS, BATCH = 512, 8, 512  # some 60 ms a step: what else runs on two cores is noise against that
+WIDTH, LAYERS, BATCH = 256, 8, 32
+WIDE = 65_536  # times WIDTH: 64 MiB of gradients
+FORWARD_S, BACKWARD_S = 0.0015, 0.004  # per layer
 
 
 class Trouble:
@@ -33,27 +42,55 @@ class Trouble:
         return self.now
 
 
+class Nap:
+    """Sleeps, and adds up by how much too long."""
+
+    too_long_s = 0.0
+
+    def take(self, seconds: float) -> None:
+        begin = time.monotonic()
+        time.sleep(seconds)
+        self.too_long_s += time.monotonic() - begin - seconds
+
+    def tell(self, rank: int) -> None:
+        os.write(1, f"rank {rank} overslept {1e3 * self.too_long_s:.3f} ms\n".encode())
+        self.too_long_s = 0.0
+
+
+nap = Nap()
+
+
+class Layer(nn.Linear):
+    """A layer that takes its time."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        nap.take(FORWARD_S)
+        return super().forward(given).relu()
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     rank, trouble = dist.get_rank(), Trouble(Path(sys.argv[1]))
-    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-    model = nn.Sequential(*layers)
+    width = WIDE if "--wide" in sys.argv else WIDTH
+    model = nn.Sequential(Layer(width, WIDTH), *(Layer(WIDTH, WIDTH) for _ in range(LAYERS - 1)))
 
-    def drag(*_: object) -> None:
-        if trouble.now == "slow-backward" and rank == 1:
-            time.sleep(0.2)
+    def drag(layer: nn.Module, _: object) -> None:
+        slow = trouble.now == "slow-backward" and rank == 1 and layer is model[LAYERS // 2]
+        nap.take(0.2 if slow else BACKWARD_S)
 
-    model[LAYERS].register_full_backward_pre_hook(drag)
-    ddp = DistributedDataParallel(model, bucket_cap_mb=2)
+    for layer in model:
+        layer.register_full_backward_pre_hook(drag)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.25)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
     with ddpwatch.watch(ddp):
         while trouble.ask() != "stop":
             if trouble.now == "slow-input" and rank == 0:
-                time.sleep(0.1)
-            ddp(torch.randn(BATCH, WIDTH)).square().mean().backward()
+                nap.take(0.1)
+            ddp(torch.randn(BATCH, width)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
+            nap.tell(rank)
     dist.destroy_process_group()
 
 

@@ -6,7 +6,7 @@ from textual.geometry import Size
 
 from ddpwatch.errors import UsageError
 from ddpwatch.tui.app import DashboardApp
-from ddpwatch.tui.feed import ReplayFeed
+from ddpwatch.tui.replay import FrameList, ReplayFeed
 from ddpwatch.tui.screens import HelpScreen, RunPicker
 from tests.tui.fakes import Clock, FakeJobs, live_app, replay_app, screen_text, until
 from tests.tui.frames import bye, device, enveloped, hello, killed, run, step
@@ -198,11 +198,12 @@ class TestQuit:
             assert not app.is_running or app._exit
 
     async def test_a_feed_that_breaks_ends_the_app_with_its_error(self):
-        def frames():
-            yield from enveloped([step(0)])
-            raise UsageError("cut")
+        class Broken(FrameList):
+            def seek(self, at_ns):
+                yield from super().seek(at_ns)
+                raise UsageError("cut")
 
-        app = DashboardApp(ReplayFeed("x", frames(), 1.0), ticking=False)
+        app = DashboardApp(ReplayFeed("x", Broken(enveloped([step(0)]))), ticking=False)
         async with app.run_test() as pilot:
             while app.failure is None:
                 await pilot.pause(0.01)

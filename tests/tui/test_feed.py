@@ -9,36 +9,14 @@ from ddpwatch.tui.feed import (
     Attached,
     AttachFeed,
     Failed,
-    FileFeed,
     Frames,
     LiveFeed,
     Over,
-    Pacer,
-    ReplayFeed,
     Waiting,
-    open_feed,
 )  # fmt: skip
-from tests.tui.fakes import Clock, FakeJobs
-from tests.tui.frames import bye, enveloped, hello, run, step
-
-
-@pytest.fixture
-def feed_of():
-    """Starts a feed and gives it with the queue of its events; stops it afterwards, within a second."""
-    feeds = []
-
-    def start(spec):
-        events = queue.SimpleQueue()
-        feed = open_feed(spec, events.put)
-        feed.start()
-        feeds.append(feed)
-        return feed, events
-
-    yield start
-    for feed in feeds:
-        feed.stop()
-        feed.join(1.0)
-        assert not feed._thread.is_alive()
+from ddpwatch.tui.replay import open_feed
+from tests.tui.fakes import FakeJobs
+from tests.tui.frames import bye, hello, step
 
 
 def after_waiting(events):
@@ -119,78 +97,6 @@ class TestLive:
 
     def test_the_real_defaults_are_lazy(self):
         assert isinstance(open_feed(AttachFeed(), print), LiveFeed)
-
-
-class TestPacer:
-    def pacer(self, speed=1.0):
-        return Pacer(iter(enveloped([step(0, n) for n in range(5)], every_ms=100)), speed)
-
-    def test_frames_come_at_the_pace_they_were_received(self):
-        pacer = self.pacer()
-        assert len(pacer.due(0.0)) == 1
-        assert len(pacer.due(0.25)) == 2
-        assert not pacer.over
-        assert len(pacer.due(0.15)) == 2
-        assert pacer.over
-
-    def test_speed(self):
-        assert len(self.pacer(2.0).due(0.1)) == 3
-        assert len(self.pacer(0.5).due(0.1)) == 1
-
-    def test_rest_comes_at_once_but_in_batches(self):
-        pacer = self.pacer()
-        assert [len(pacer.rest(limit=2)) for _ in range(3)] == [2, 2, 1]
-        assert pacer.over
-
-    def test_a_batch_is_bounded_and_the_rest_stays_due(self):
-        pacer = self.pacer()
-        assert len(pacer.due(10, limit=3)) == 3
-        assert len(pacer.due(0, limit=3)) == 2
-
-    def test_nothing_to_play(self):
-        assert Pacer(iter([]), 1.0).over
-
-
-class TestReplay:
-    def test_plays_to_the_end(self, feed_of):
-        clock = Clock()
-        feed, events = feed_of(ReplayFeed("dir/x.mcap", iter(enveloped(run(5))), 1.0, clock))
-        assert events.get(timeout=5) == Attached("x.mcap")
-        frames = events.get(timeout=5).frames
-        feed.jump_to_end()
-        while isinstance(event := events.get(timeout=5), Frames):
-            frames += event.frames
-            feed.taken()
-        assert event == Over()
-        assert [envelope.seq for _, envelope in frames] == list(range(1, len(enveloped(run(5))) + 1))
-
-    def test_holds_while_paused(self, feed_of):
-        clock = Clock()
-        feed, events = feed_of(ReplayFeed("x", iter(enveloped(run(5))), 1.0, clock))
-        events.get(timeout=5)
-        events.get(timeout=5)
-        feed.pause(True)
-        clock.now += 60
-        feed.pause(True)
-        with pytest.raises(queue.Empty):
-            events.get(timeout=0.3)
-
-    def test_speed_goes_up_and_down_in_steps(self):
-        feed = FileFeed(ReplayFeed("x", iter([]), 1.0), print)
-        speeds = []
-        for by in (1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1):
-            feed.faster(by)
-            speeds.append(feed.speed)
-        assert speeds == [2, 4, 8, 16, 16, 8, 4, 2, 1, 0.5, 0.25, 0.25]
-
-    def test_a_recording_that_breaks_says_so(self, feed_of):
-        def frames():
-            yield from enveloped([step(0)])
-            raise UsageError("cut")
-
-        _, events = feed_of(ReplayFeed("x", frames(), 1.0))
-        events.get(timeout=5)
-        assert isinstance(events.get(timeout=5), Failed)
 
 
 def test_no_thread_is_left():

@@ -1,9 +1,12 @@
+import re
+
 import pytest
 
 from ddpwatch.tui.canvas import plain
+from ddpwatch.tui.history import SPARK_STEPS, HistoryPoint, StepHistory
 from ddpwatch.tui.layout import layout
-from ddpwatch.tui.model import HistoryPoint, Link, LinkState, OverviewBuilder, device_rows
-from ddpwatch.tui.paint.chart import chart
+from ddpwatch.tui.model import Link, LinkState, OverviewBuilder, device_rows
+from ddpwatch.tui.paint.chart import chart, chart_rows
 from ddpwatch.tui.paint.devices import mean_history, meter, paint_devices
 from ddpwatch.tui.paint.header import badge_of, paint_footer, paint_header, paint_verdict
 from ddpwatch.tui.paint.history import GUTTER, paint_history
@@ -25,7 +28,7 @@ def text(rows):
 
 class TestHeader:
     def test_figures_with_their_units(self):
-        shown = text(paint_header(overview(run()), 120))
+        shown = text(paint_header(overview(run()), 200))
         for figure in ("step 100 ms", "10.0 it/s", "overlap 67 %", "exposed 10.0 ms (10 % of step)", "drops 0"):
             assert figure in shown
         assert "own cost 0.20 %" in shown
@@ -35,6 +38,28 @@ class TestHeader:
         shown = text(paint_header(overview(run(late_rank=1)), 80))
         for figure in ("140 ms", "it/s", "overlap", "exposed", "slowest r1 +40.0 ms", "drops 0", "own", "step 39"):
             assert figure in shown
+
+    def test_sparklines_are_as_long_as_there_is_room(self):
+        model = overview([*run(30, late_rank=1), step(0, 30, 200, 0), step(1, 30, 0, 200)])
+        lengths = {}
+        for width in (80, 120, 160, 200):
+            line = plain(paint_header(model, width))[1]
+            step_spark = re.search(r"140 ms([ ▁▂▃▄▅▆▇█]*)", line)[1].strip()
+            lengths[width] = len(step_spark)
+            assert set(step_spark[:-1]) <= {"▆"}
+            assert step_spark[-1:] in ("", "█")
+        assert lengths[80] == 0
+        assert 0 < lengths[120] <= lengths[160] < lengths[200] == SPARK_STEPS
+        assert len(re.findall(r"[▁▂▃▄▅▆▇█]{16}", plain(paint_header(model, 200))[1])) == 4
+
+    def test_sparklines_leave_out_what_is_not_whole(self):
+        line = plain(paint_header(overview([*run(30), step(0, 30, 900)]), 200))[1]
+        assert "█" not in line
+
+    def test_no_sparkline_of_what_is_not_known(self):
+        unmeasured = [step(r, n, bucket_done=[None, None]) for n in range(20) for r in (0, 1)]
+        line = plain(paint_header(overview([hello(0), hello(1), *unmeasured]), 200))[1]
+        assert re.search(r"overlap –   exposed –   slowest", line)
 
     def test_unknown_figures_are_dashes(self):
         shown = text(paint_header(overview([]), 120))
@@ -144,7 +169,11 @@ class TestDevices:
         assert max(map(len, lines)) <= 40
         assert "100" in lines[0]
         assert {"-30 s", "now"} <= {lines[-1].strip()[:5], lines[-1].split()[-1]}
-        assert chart(((-20, 10.0), (-10, 90.0), (0, 50.0)), 40, 8) is lines
+
+    def test_a_chart_is_made_once(self):
+        rows = chart_rows(((-20, 10.0), (0, 50.0)), 40, 8)
+        assert chart_rows(((-20, 10.0), (0, 50.0)), 40, 8) is rows
+        assert {style for row in rows for _, style in row} == {"chart", "dim"}
 
     def test_meter(self):
         assert meter(25.0, 8) == [("━━", "chart"), ("━━━━━━", "faint")]
@@ -156,7 +185,7 @@ class TestDevices:
 
 class TestHistoryAndSplit:
     def test_columns_grow_with_the_step_and_exposure_is_hatched(self):
-        rows = paint_history([HistoryPoint(0, 100, 50), HistoryPoint(1, 50, 0)], GUTTER + 11, 5, shown=0)
+        rows = paint_history([HistoryPoint(0, 100, 50, True), HistoryPoint(1, 50, 0, True)], GUTTER + 11, 5, shown=0)
         assert [row[-3] for row in (line.ljust(GUTTER + 11) for line in plain(rows)[1:])] == ["▾", "█", "╱", "╱"]
         assert [row[-2] for row in (line.ljust(GUTTER + 11) for line in plain(rows)[1:])] == [" ", " ", "█", "█"]
 
@@ -214,6 +243,37 @@ def test_states_before_the_first_step():
     waiting = overview([], LinkState(Link.WAITING, directory="/run/x"))
     assert "looking in /run/x" in text(paint_overview(waiting, 80, 24))
     assert "waiting for every rank's first step" in text(paint_overview(overview([hello(0)]), 80, 24))
+
+
+def shadow(rank, number):
+    return step(rank, number, status="shadow", bucket_done=[None, None], hook_param=[], hook_ns=[])
+
+
+def test_the_newest_step_with_timed_collectives_is_shown():
+    model = overview([*run(30), *(shadow(rank, n) for n in range(30, 35) for rank in (0, 1))])
+    assert model.newest_step == 34
+    assert model.timeline.step == 29
+    assert "step 34" in plain(paint_header(model, 120))[0]
+    assert overview([hello(0), *(shadow(0, n) for n in range(20))]).timeline.step == 19
+
+
+def test_what_was_not_measured_is_not_drawn_as_nothing_exposed():
+    model = overview([*run(30), *(shadow(rank, n) for n in range(30, 35) for rank in (0, 1))])
+    rows = paint_history(model.history, 80, 6)
+    assert "grey: not measured" in plain(rows)[0]
+    assert {style for row in rows[1:] for text, style in row if text.strip()} >= {"history", "exposed", "faint"}
+
+
+def test_the_history_works_a_step_out_once_per_rank_that_sends_it():
+    state, history = state_of([*run(30), step(0, 30)]), StepHistory()
+    before = history.points(list(state.steps.values()), 2)
+    assert [point.complete for point in before] == [True] * 29 + [False]
+    assert before[-2].overlap == pytest.approx(2 / 3)
+    assert before[-1].overlap is None
+    state.apply(step(1, 30), state.now_ns)
+    after = history.points(list(state.steps.values()), 2)
+    assert all(old is new for old, new in zip(before[:-1], after[:-1], strict=True))
+    assert after[-1].complete
 
 
 def test_frames_are_enveloped_in_order():

@@ -3,11 +3,13 @@
 import time
 
 import pytest
+from pytest_textual_snapshot import SVGImageExtension
 from textual.pilot import Pilot
 
+from benchmarks.synthetic import Fleet
 from ddpwatch.messages import Mark
 from ddpwatch.tui.settings import Settings
-from tests.tui.fakes import FakeJobs, live_app, until
+from tests.tui.fakes import FakeJobs, ended_recording, live_app, until
 from tests.tui.frames import MS, START_NS, bye, device, killed, run
 
 SMALL, MEDIUM, LARGE = (80, 24), (120, 36), (200, 50)
@@ -40,30 +42,25 @@ LATE = [*run(60, late_rank=1), *devices()]
 FOUR = [*run(40, world=4, late_rank=2), *gpus(), mark()]
 EIGHT = [*run(40, world=8, late_rank=5), *gpus()]
 MANY = [*run(12, world=64), *devices()]
-THOUSAND = list(run(10, world=1024, late_rank=700))
 
+RECORDINGS = {
+    2: lambda: LATE,
+    8: lambda: [*Fleet(8, late={5: 12.0}, gpus=True).frames(40)],
+    64: lambda: [*Fleet(64, late={40: 12.0}, gpus=True).frames(16)],
+    1024: lambda: [*run(10, world=1024, late_rank=700)],
+}
 SCENES = {
-    "late-80x24": (SMALL, LATE, ()),
     "late-120x36": (MEDIUM, LATE, ()),
     "gpus-200x50": (LARGE, FOUR, ()),
     "many-ranks-80x24": (SMALL, MANY, ("j", "j", "left")),
     "killed-120x36": (MEDIUM, DEATH, ()),
-    "ranks-1024-200x50": (LARGE, THOUSAND, ("f",)),
-    "timeline-80x24": (SMALL, LATE, ("2",)),
     "timeline-200x50": (LARGE, EIGHT, ("2", "m", "shift+right", "l", "j", "plus")),
     "timeline-seconds-120x36": (MEDIUM, FOUR, ("2", "r")),
-    "timeline-1024-200x50": (LARGE, THOUSAND, ("2", "f")),
-    "buckets-80x24": (SMALL, LATE, ("3",)),
     "buckets-200x50": (LARGE, EIGHT, ("3", "s")),
     "bucket-120x36": (MEDIUM, LATE, ("3", "j", "enter")),
-    "heat-80x24": (SMALL, LATE, ("4",)),
     "heat-64-80x24": (SMALL, MANY, ("4", "m")),
-    "heat-200x50": (LARGE, EIGHT, ("4",)),
-    "heat-1024-200x50": (LARGE, THOUSAND, ("4",)),
     "rank-120x36": (MEDIUM, FOUR, ("4", "f", "enter")),
-    "devices-80x24": (SMALL, LATE, ("5",)),
     "devices-200x50": (LARGE, FOUR, ("5", "j")),
-    "log-80x24": (SMALL, DEATH, ("7",)),
     "log-200x50": (LARGE, [*FOUR, killed(3)], ("7",)),
 }
 LOOKS = {
@@ -90,6 +87,32 @@ def test_overview(scene, snap_compare):
     jobs = FakeJobs("run-1")
     jobs.sources["run-1"].put(messages)
     assert snap_compare(live_app(jobs), terminal_size=size, run_before=shows(messages, keys))
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory):
+    return ended_recording(tmp_path_factory.mktemp("recordings") / "baseline.mcap", run(30))
+
+
+@pytest.mark.parametrize("ranks", RECORDINGS)
+async def test_every_view(ranks, snapshot, baseline):
+    """All of one recording's pictures from one start of the app."""
+    snapshot = snapshot.use_extension(SVGImageExtension)
+    jobs, messages = FakeJobs("run-1"), RECORDINGS[ranks]()
+    jobs.sources["run-1"].put(messages)
+    app = live_app(jobs, baseline=baseline)
+    different = []
+    async with app.run_test(size=SMALL) as pilot:
+        await until(pilot, lambda: app.session.state.frames == len(messages))
+        for width, height in (SMALL, LARGE):
+            await pilot.resize_terminal(width, height)
+            for key, view in app.views.items():
+                app.show_view(key)
+                await until(pilot, lambda: not app.view.pending)
+                name = f"{view.NAME.lower()}-{width}x{height}"
+                if app.export_screenshot() != snapshot(name=name):
+                    different.append(name)
+    assert not different
 
 
 @pytest.mark.parametrize("look", LOOKS)

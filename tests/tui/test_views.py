@@ -1,7 +1,9 @@
 """Every view and every key, by Pilot, on synthetic frames."""
 
 import base64
+import json
 import re
+from pathlib import Path
 
 import pytest
 from textual import events
@@ -247,9 +249,37 @@ class TestLog:
             await watching(pilot, run(3))
             await pilot.press("7", "m", "m")
             await until(pilot, lambda: "loss 3.1" in body(app))
-            assert "unfinished" not in body(app)
+            assert "events and findings 4   findings 0   the job's output 3" in body(app)
             output.write_bytes(output.read_bytes() + b" no more\n")
             await until(pilot, lambda: "unfinished no more" in body(app))
+            await pilot.press("space")
+            output.write_bytes(output.read_bytes() + b"later\n")
+            await until(pilot, lambda: "later" in app.session.output.events[-1].text)
+            assert "later" not in body(app)
+
+    async def test_output_is_shown_before_the_run_begins_and_is_kept_when_it_does(self, tmp_path):
+        output = tmp_path / "job.out"
+        output.write_bytes(b"downloading\n")
+        jobs = FakeJobs()
+        app = live_app(jobs, job="torchrun train.py", output=output)
+        async with app.run_test(size=(100, 30)) as pilot:
+            await until(pilot, lambda: "torchrun train.py" in screen_text(app))
+            await pilot.press("7")
+            await until(pilot, lambda: "downloading" in screen_text(app))
+            jobs.start("run-1").put(list(run(3)))
+            await until(pilot, lambda: "rank 0 attached" in screen_text(app))
+            await pilot.press("m", "m")
+            assert "downloading" in body(app)
+
+    async def test_output_after_the_end_of_the_run(self, tmp_path):
+        output = tmp_path / "job.out"
+        output.write_bytes(b"")
+        app = app_on(output=output)
+        async with app.run_test(size=(100, 30)) as pilot:
+            await watching(pilot, [*run(3), bye(0), bye(1), bye()])
+            await until(pilot, lambda: app.session.over)
+            output.write_bytes(b"saved the model\n")
+            await until(pilot, lambda: app.session.output.events)
 
 
 class TestEverywhere:
@@ -308,6 +338,35 @@ class TestEverywhere:
             await pilot.press("P")
             (picture,) = tmp_path.glob("ddpwatch-run-1-*.svg")
             assert "<svg" in picture.read_text()
+
+    async def test_the_step_shown_is_exported(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.press("E")
+            mark = Mark(rank=0, name="evaluate", start_ns=START_NS + 9 * 100 * MS + 20 * MS)
+            await watching(pilot, [*run(12), mark])
+            await pilot.press("left", "left", "E")
+            await until(pilot, lambda: not app.workers)
+            trace = json.loads((tmp_path / "ddpwatch-run-1-step9.json").read_text())
+            await pilot.press("right", "E")
+            await until(pilot, lambda: len(list(tmp_path.iterdir())) == 2 and not app.workers)
+            assert "evaluate" not in (tmp_path / "ddpwatch-run-1-step10.json").read_text()
+        names = {(event["pid"], event["name"]) for event in trace["traceEvents"] if event["ph"] != "M"}
+        assert {(0, "step 9"), (1, "step 9"), (0, "bucket 1"), (0, "evaluate"), (1, "d")} <= names
+        assert not any(event["name"] == "step 8" for event in trace["traceEvents"])
+
+    @pytest.mark.parametrize("key", ["P", "E"])
+    async def test_what_cannot_be_saved_is_one_line(self, key, monkeypatch):
+        app = app_on()
+        told = []
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, run(12))
+            monkeypatch.setattr(app, "_file", lambda end: Path("/proc/none") / end)
+            monkeypatch.setattr(app, "notify", lambda text, **_: told.append(text))
+            await pilot.press(key)
+            await until(pilot, lambda: told)
+        assert told == ["not saved: /proc/none: No such file or directory"]
 
     async def test_the_command_palette(self):
         app = app_on()

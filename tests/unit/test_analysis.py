@@ -114,7 +114,7 @@ def test_a_bucket_reduced_twice_in_a_step_is_compared_turn_by_turn() -> None:
     twice.bucket_index = [0, 0]
     other = make_step(1, buckets=[(41, 45), (63, 65)])
     other.bucket_index = [0, 0]
-    assert [(b.key, b.late[1] / MS) for b in bucket_figures({0: twice, 1: other})] == [((0, 0, 0), 1), ((0, 0, 1), 3)]
+    assert [(b.key, b.late(1) / MS) for b in bucket_figures({0: twice, 1: other})] == [((0, 0, 0), 1), ((0, 0, 1), 3)]
 
 
 def test_clocks_are_compared_by_boot_and_time_namespace() -> None:
@@ -146,6 +146,7 @@ def test_the_report_of_a_run() -> None:
         "count": 20,
         "warmup": 1,
         "aborted": 0,
+        "shadow": 0,
         "unreduced": 0,
         "step_ms_p50": 100,
         "step_ms_p90": 100,

@@ -11,15 +11,19 @@ from ddpwatch.analysis.compare import RunSeries, compare
 from ddpwatch.analysis.render_compare import render_compare
 from ddpwatch.analysis.steps import PARTS
 from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.recording.selection import Selection
 from ddpwatch.reporting import compare_recordings, parse_percent, slower_than
 from tests.unit.runs import record, run_of
 
 
-def series(name: str, seed: int, steps: int = 200, slower: float = 1.0, exposed: float = 10.0) -> RunSeries:
-    """A run whose noise remembers (half of it stays for the next step), with outliers."""
+def series(
+    name: str, seed: int, steps: int = 200, slower: float = 1.0, exposed: float = 10.0, stays: float = 0.5,
+    noise: float = 1.0,
+) -> RunSeries:  # fmt: skip
+    """A run whose noise remembers (so much of it stays for the next step), with outliers."""
     dice, memory, run = random.Random(seed), 0.0, RunSeries(name)
     for _ in range(steps):
-        memory = 0.5 * memory + dice.gauss(0, 1)
+        memory = stays * memory + dice.gauss(0, noise)
         value = (100 + memory + (50 if dice.random() < 0.02 else 0)) * slower + exposed
         run.step.append(value)
         for part in PARTS:
@@ -30,6 +34,16 @@ def series(name: str, seed: int, steps: int = 200, slower: float = 1.0, exposed:
 def test_runs_of_one_kind_do_not_differ() -> None:
     verdicts = [compare(series("A", seed), series("B", 1000 + seed)).verdict for seed in range(30)]
     assert verdicts.count("same") >= 29
+
+
+@pytest.mark.parametrize("stays", [0.0, 0.8, 0.9])
+def test_noise_that_remembers_does_not_look_like_a_difference(stays: float) -> None:
+    """Less than one false alarm is to be expected. Were steps taken as independent: 17 at 0.8, 22 at 0.9."""
+    pairs = [
+        (series("A", n, 300, stays=stays, noise=4), series("B", 1000 + n, 300, stays=stays, noise=4)) for n in range(60)
+    ]
+    verdicts = [compare(a, b).verdict for a, b in pairs]
+    assert sum(verdict in ("slower", "faster") for verdict in verdicts) <= 2
 
 
 def test_five_percent_are_found() -> None:
@@ -109,6 +123,8 @@ def test_recordings_are_compared(tmp_path: Path) -> None:
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="two recordings"):
         compare_recordings([record(tmp_path / "a.mcap")])
+    with pytest.raises(UsageError, match="nothing of what was selected"):
+        compare_recordings([tmp_path / "a.mcap", record(tmp_path / "b.mcap")], Selection(first=500))
 
 
 @pytest.mark.parametrize(("text", "meant"), [("5%", 0.05), ("5", 0.05), ("0", 0.0), ("2.5 %", 0.025)])

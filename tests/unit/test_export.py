@@ -149,6 +149,10 @@ def test_what_cannot_be_exported(recorded: Path, tmp_path: Path) -> None:
         export(Recording(recorded), "xls", tmp_path / "out", ALL)
     with pytest.raises(UsageError, match="No such file or directory"):
         export(Recording(recorded), "chrome", tmp_path / "missing" / "out", ALL)
+    with pytest.raises(UsageError, match="nothing of what was selected") as error:
+        export(Recording(recorded), "csv", tmp_path / "out", Selection(ranks=frozenset({7})))
+    assert error.value.hint == "it holds the steps 0 to 11 of the ranks 0 to 1"
+    assert not (tmp_path / "out").exists()
 
 
 # -- the library ---------------------------------------------------------------------------------------------

@@ -19,10 +19,19 @@ from ddpwatch.messages import Beat, BucketLayout, Bye, Hello, Layout, Message, S
 from ddpwatch.recording import container
 from ddpwatch.recording.follow import FollowSource
 from ddpwatch.recording.part import Part
+from ddpwatch.recording.place import Place
 from ddpwatch.recording.rankfile import RankFile, rank_file
 from ddpwatch.recording.reader import Recording
-from ddpwatch.recording.rotation import Limits, RotatingWriter, parse_bytes, summary_of
+from ddpwatch.recording.rotation import (
+    Limits,
+    RotatingWriter,
+    environment_of,
+    limits_from_environment,
+    parse_bytes,
+    summary_of,
+)
 from ddpwatch.recording.selection import Selection, parse_ranks, parse_steps, selection_of
+from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.transport import Envelope
 
 BEGIN = 1_700_000_000 * 10**9
@@ -84,6 +93,19 @@ def test_steps_are_found_through_the_index_and_without_it(end: bool, tmp_path: P
     assert steps_of(recording.select(Selection(38))) == [(38, 0), (38, 1), (39, 0), (39, 1)]
 
 
+def test_kinds_keep_their_bits() -> None:
+    """Files hold them: a new type of message comes last."""
+    assert container.KINDS[:8] == ("hello", "layout", "step", "beat", "mark", "device", "bye", "status")
+    assert container.kind_bit("something new") == 1 << 15
+
+
+def test_the_last_chunk_is_in_the_index(tmp_path: Path) -> None:
+    writer = RecordingWriter(tmp_path / "a.mcap")
+    writer.write_message(step(7), Envelope(1, BEGIN, encode(step(7))))
+    writer.close()
+    assert Recording(tmp_path / "a.mcap").steps == (7, 7)
+
+
 @pytest.mark.parametrize("end", [True, False])
 def test_a_moment_is_found(end: bool, tmp_path: Path) -> None:
     recording = Recording(record(tmp_path / "a.mcap", end=end))
@@ -93,9 +115,10 @@ def test_a_moment_is_found(end: bool, tmp_path: Path) -> None:
         found = list(recording.seek(at))
         later = [m for m, e in everything if e.received_ns >= at]
         assert [m for m, _ in found][-len(later) :] == later
-        assert steps_of(found) == steps_of(recording.seek_step(number))
         assert steps_of(found)[0] == (number, 0)
-    assert steps_of(recording.seek_step(1000)) == []
+        assert recording.find_step(number) == Place(at + 1, number)  # once rank 1 has sent it
+    assert recording.find_step(1000) is None
+    assert recording.find_step(1000, back=True) == recording.find_step(39)
 
 
 def test_seeking_reads_only_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +261,11 @@ def test_sizes(text: str, nbytes: int) -> None:
     assert parse_bytes(text) == nbytes
 
 
+def test_options_become_the_limits_that_they_mean() -> None:
+    assert limits_from_environment(environment_of("2GB", 10)) == Limits(max_bytes=2 << 30, every=10)
+    assert limits_from_environment(environment_of(None, 1)) == Limits()
+
+
 @pytest.mark.parametrize("text", ["", "many", "10k", "-5MB", "5 parsecs"])
 def test_sizes_that_make_no_sense(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size"):
@@ -337,6 +365,14 @@ def test_a_chunk_made_unrecognisable_is_not_skipped_in_silence(tmp_path: Path) -
     assert found == [(n, r) for n in range(40) for r in (0, 1)][: len(found)]
     assert 0 < len(found) < 40
     assert recording.cut_tail
+    follow = FollowSource(file)
+    try:
+        followed = []
+        while not follow.over:
+            followed += steps_of(follow.read(0.0))
+        assert followed == found
+    finally:
+        follow.close()
 
 
 def test_an_index_that_lies_is_not_believed(tmp_path: Path) -> None:

@@ -91,6 +91,9 @@ def test_frames_of_unknown_type_are_skipped_and_counted(tmp_path: Path) -> None:
     recording = Recording(tmp_path / "a.mcap")
     assert numbers(recording) == [0, 1]
     assert recording.skipped == 1
+    found = report_of(tmp_path / "a.mcap")["findings"]
+    assert [finding["kind"] for finding in found] == ["skipped"]
+    assert found[0]["message"].startswith("frames left out: 1, ")
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x89MCAP0\r\n", b"\x89MCAP0\r\n" + bytes(100)])

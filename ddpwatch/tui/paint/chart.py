@@ -5,15 +5,37 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from ddpwatch.tui.canvas import Canvas, Row
+
 Points = tuple[tuple[float, float], ...]
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_RUNS = re.compile("[⠀-⣿]+|[^⠀-⣿]+")
 _SPANS = (30, 60, 120)
 
 
-@lru_cache(maxsize=8)
+def paint_chart(canvas: Canvas, points: Points, box: tuple[int, int, int, int]) -> None:
+    """Percent over the last seconds in (x, y, width, height); ``points`` are (-age s, %), oldest first."""
+    x, y, width, height = box
+    for line, runs in enumerate(chart_rows(points, width, height), start=y):
+        canvas.put_runs(x, line, runs)
+
+
+@lru_cache(maxsize=16)
+def chart_rows(points: Points, width: int, height: int) -> list[Row]:
+    """The chart's lines, curve and axes told apart."""
+    return [
+        [(text, "chart" if _is_curve(text[0]) else "dim") for text in _RUNS.findall(line)]
+        for line in chart(points, width, height)
+    ]
+
+
+def _is_curve(char: str) -> bool:
+    return "⠀" <= char <= "⣿"
+
+
 def chart(points: Points, width: int, height: int) -> list[str]:
-    """Percent over the last seconds as lines of text; ``points`` are (-age s, %), oldest first."""
+    """Percent over the last seconds as lines of text."""
     import plotext  # slow to import, and not needed for the first paint
 
     oldest = -points[0][0] if points else 0

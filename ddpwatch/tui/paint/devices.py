@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ddpwatch.messages import Device
 from ddpwatch.tui.canvas import Canvas, Row
 from ddpwatch.tui.model import DeviceRow
-from ddpwatch.tui.paint.chart import Points, chart
+from ddpwatch.tui.paint.chart import Points, paint_chart
 from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, number, shorten, size, with_unit
 
 _LEAST_CHART = 5
@@ -101,9 +101,7 @@ def _paint_chart(canvas: Canvas, devices: Sequence[DeviceRow], x: int, y: int, w
     charted = [row for row in devices if row.device.kind == kind]
     canvas.put(x + 1, y, chart_title(charted), "dim")
     points = mean_history(charted)
-    for line, text in enumerate(chart(points, width - 1, height - 1), start=y + 1):
-        for column, char in enumerate(text):
-            canvas.put(x + column, line, char, "chart" if "⠀" <= char <= "⣿" else "dim")
+    paint_chart(canvas, points, (x, y + 1, width - 1, height - 1))
 
 
 def chart_title(devices: Sequence[DeviceRow]) -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from ddpwatch.analysis.verdict import Severity
+from ddpwatch.recording.place import minutes
 from ddpwatch.tui.canvas import Canvas, Row
-from ddpwatch.tui.model import Link, Overview
-from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, ms, number, percent, shorten, size, with_unit, wrap
+from ddpwatch.tui.history import NEW_STEPS, SPARK_STEPS
+from ddpwatch.tui.model import Link, LinkState, Overview
+from ddpwatch.tui.paint.spark import sparkline
+from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, fits, ms, number, percent, shorten, size, with_unit, wrap
 
 _SIGNS: dict[Severity, tuple[str, str]] = {
     "none": ("·", "dim"),
@@ -19,8 +23,10 @@ _SIGNS: dict[Severity, tuple[str, str]] = {
 KEYS = (("?", "help"), ("q", "quit"), ("space", "pause"), ("/", "filter"), ("a", "runs"))
 _ROOMY = 100
 _FULL_TABS = 70
+MOST_VERDICT_ROWS = 4
+SPARK_CELLS = (SPARK_STEPS, 12, 8, 5)
 Keys = Sequence[tuple[str, str]]
-REPLAY_KEYS = (("+ -", "speed"), (".", "to the end"))
+REPLAY_KEYS = (("+ -", "speed"), ("< >", "5 s"), ("O", "loop"), (".", "to the end"))
 
 
 def paint_header(model: Overview, width: int, height: int = 2) -> list[Row]:
@@ -34,7 +40,7 @@ def paint_header(model: Overview, width: int, height: int = 2) -> list[Row]:
     canvas.put_runs(x, 0, _headed(fit(_identity(model), max(width - x - len(step) - 2, 0))))
     if width - len(step) - 1 > x:
         canvas.put(width - len(step) - 1, 0, step, "heading-strong")
-    canvas.put_runs(1, 1, _headed(fit(_figures(model, width), max(width - 2, 0))))
+    canvas.put_runs(1, 1, _headed(_figures_line(model, width)))
     return canvas.rows()
 
 
@@ -79,12 +85,13 @@ def _last_run_badge(model: Overview, minutes: int) -> tuple[str, str]:
 
 
 def step_text(model: Overview) -> str:
-    """Which step is shown, and of how many if it is not the newest."""
+    """The newest step; on a pause which one is shown, and of how many."""
     if model.newest_step is None:
         return ""
+    if not model.link.paused:
+        return f"step {model.newest_step}"
     shown = model.timeline.step if model.timeline else model.newest_step
-    paused = " (paused)" if model.link.paused else ""
-    return f"step {shown} of {model.newest_step}{paused}" if paused or shown != model.newest_step else f"step {shown}"
+    return f"step {shown} of {model.newest_step} (paused)"
 
 
 def _crowded(model: Overview, width: int) -> str:
@@ -96,6 +103,8 @@ def _crowded(model: Overview, width: int) -> str:
 def _identity(model: Overview) -> list[Field]:
     hello, world = model.hello, model.world_size
     fields = [_name(clean(model.run_id, 40))]
+    if model.link.replay:
+        fields.append(_place(model.link))
     if model.filter:
         fields.append(_filtered(model))
     if model.following:
@@ -108,9 +117,15 @@ def _identity(model: Overview) -> list[Field]:
         Field(f"{clean(hello.timing_source, 12)} timing", clean(hello.timing_source, 12), 4),
         Field(f"{clean(hello.module, 24)}, {number(hello.parameters / 1e6)} M parameters", "", 6),
         Field(f"torch {clean(hello.torch, 16)}" if hello.torch else "", "", 7),
-        Field(f"recording {size(_recording_bytes(model))}" if _recording_bytes(model) is not None else "", "rec", 5),
+        _recording(model),
     ]
     return fields
+
+
+def _place(link: LinkState) -> Field:
+    """Where a replay is, and how long it is."""
+    text = f"{minutes(link.position_s)}/{minutes(link.length_s)}"
+    return Field(f"{text} over and over" if link.loop else text, f"{text} loop" if link.loop else text, 0)
 
 
 def _filtered(model: Overview) -> Field:
@@ -118,8 +133,14 @@ def _filtered(model: Overview) -> Field:
     return Field(f"filter {clean(model.filter, 24)}: {shown}", f"/{clean(model.filter, 8)}: {shown}", 0, "warn")
 
 
-def _recording_bytes(model: Overview) -> int | None:
-    return model.status.recording_bytes if model.status and model.status.recording else None
+def _recording(model: Overview) -> Field:
+    """How large the recording is, or what is wrong with it."""
+    status = model.status
+    if status is None or not status.recording:
+        return Field("", "", 5)
+    if status.recording_error:
+        return Field(f"recording: {clean(status.recording_error, 60)}", "recording incomplete", 0, "bad")
+    return Field(f"recording {size(status.recording_bytes)}" if status.recording_bytes is not None else "", "rec", 5)
 
 
 def _name(text: str) -> Field:
@@ -130,20 +151,32 @@ def _plain(text: str, priority: int) -> Field:
     return Field(text, text, priority)
 
 
-def _figures(model: Overview, width: int) -> list[Field]:
+def _figures_line(model: Overview, width: int) -> Row:
+    """The figures with as much of their recent course as there is room for; for that, own cost may go."""
+    room = max(width - 2, 0)
+    for cells in SPARK_CELLS:
+        fields = _figures(model, width, cells)
+        if fits(fields, room):
+            return fit(fields, room)
+    fields = _figures(model, width, SPARK_CELLS[-1])
+    kept = fields[:-1] if width >= _ROOMY else fields
+    return fit(fields if fits(kept, room, short=True) else _figures(model, width, 0), room)
+
+
+def _figures(model: Overview, width: int, cells: int) -> list[Field]:
     summary = model.summary
+    newest = [point for point in model.history[-NEW_STEPS:] if point.complete]
     share = summary.exposed_ns / summary.step_ns if summary.exposed_ns is not None and summary.step_ns else None
-    in_share = f" ({percent(share)} of step)" if share is not None else ""
-    exposed = with_unit(ms(summary.exposed_ns), "ms")
+    step, rate = with_unit(ms(summary.step_ns), "ms"), with_unit(number(summary.rate), "it/s")
+    overlap, exposed = f"overlap {percent(summary.overlap)}", f"exposed {with_unit(ms(summary.exposed_ns), 'ms')}"
+    in_full, in_short = (f" ({percent(share)} of step)", f" {percent(share)}") if share is not None else ("", "")
     style = "text" if share is None or share < 0.1 else "warn"
     return [
-        Field(f"step {with_unit(ms(summary.step_ns), 'ms')}", f"{with_unit(ms(summary.step_ns), 'ms')}", 0, "strong"),
-        Field(f"{with_unit(number(summary.rate), 'it/s')}", f"{with_unit(number(summary.rate), 'it/s')}", 3, "strong"),
-        Field(f"overlap {percent(summary.overlap)}", f"overlap {percent(summary.overlap)}", 1, "strong"),
-        Field(
-            f"exposed {exposed}{in_share}", f"exposed {exposed} {percent(share) if in_share else ''}".rstrip(), 1, style
-        ),
-        _slowest(model),
+        Field(f"step {step}", step, 0, "strong", _spark([point.step_ns for point in newest], cells)),
+        Field(rate, rate, 3, "strong"),
+        Field(overlap, overlap, 1, "strong", _spark([point.overlap for point in newest], cells, 1.0)),
+        Field(exposed + in_full, exposed + in_short, 1, style, _spark([point.exposed_ns for point in newest], cells)),
+        _slowest(model, _spark([point.late_ns for point in newest], cells)),
         *(_health(model) if width >= _ROOMY else ()),
     ]
 
@@ -151,19 +184,30 @@ def _figures(model: Overview, width: int) -> list[Field]:
 def _health(model: Overview) -> list[Field]:
     """What watching itself costs and loses."""
     drops = f"drops {model.dropped}" if model.ranks else f"drops {UNKNOWN}"
-    cost = model.summary.cost
-    return [
-        Field(drops, drops, 4, "bad" if model.dropped else "text"),
-        Field(f"own cost {percent(cost, 2)}", f"own {percent(cost, 1)}", 5),
-    ]
+    return [Field(drops, drops, 4, "bad" if model.dropped else "text"), _cost(model)]
 
 
-def _slowest(model: Overview) -> Field:
+def _cost(model: Overview) -> Field:
+    """What watching costs by comparison, as soon as there is something to compare; what the hooks see of themselves."""
+    cost, own = model.cost, model.summary.cost
+    if cost is None:
+        return Field(f"own cost {percent(own, 2)}", f"own {percent(own, 1)}", 5)
+    interval = f"±{50 * (cost.high - cost.low):.2f}"
+    return Field(f"cost {100 * cost.ratio:.2f} {interval} %", f"cost {percent(cost.ratio, 1)}", 5)
+
+
+def _spark(values: Sequence[float | None], cells: int, top: float | None = None) -> str:
+    """The newest steps in which it is known, one cell each, the usual ones three quarters high."""
+    known = [value for value in values if value is not None][-cells:] if cells else []
+    return sparkline(known, cells, top or median(known) * 4 / 3).lstrip() if known else ""
+
+
+def _slowest(model: Overview, spark: str) -> Field:
     slowest = model.summary.slowest
     if slowest is None:
-        return Field(f"slowest rank {UNKNOWN}", f"slowest {UNKNOWN}", 2)
+        return Field(f"slowest rank {UNKNOWN}", f"slowest {UNKNOWN}", 2, spark=spark)
     late = f"+{ms(slowest.late_ns)} ms"
-    return Field(f"slowest rank {slowest.rank} {late}", f"slowest r{slowest.rank} {late}", 2, "bad")
+    return Field(f"slowest rank {slowest.rank} {late}", f"slowest r{slowest.rank} {late}", 2, "bad", spark)
 
 
 def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:
@@ -171,9 +215,14 @@ def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:
     canvas = Canvas(width, height)
     sign, style = _SIGNS[model.verdict.severity]
     canvas.put(1, 0, sign, style)
-    for y, line in enumerate(wrap(clean(model.verdict.text, 400), width - 4, height)):
+    for y, line in enumerate(verdict_lines(model, width, height)):
         canvas.put(3, y, line, style if model.verdict.severity in ("warn", "bad") else "text")
     return canvas.rows()
+
+
+def verdict_lines(model: Overview, width: int, most: int = MOST_VERDICT_ROWS) -> list[str]:
+    """The verdict, wrapped."""
+    return wrap(clean(model.verdict.text, 400), width - 4, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +235,9 @@ class Tab:
 
     def text(self, screen: int) -> str:
         """What it says on a screen of that width."""
-        return f" {self.key} {self.name} " if screen >= _FULL_TABS else f" {self.key} "
+        if screen >= _ROOMY:
+            return f" {self.key} {self.name} "
+        return f" {self.key} {self.name}" if screen >= _FULL_TABS else f" {self.key} "
 
     def width(self, screen: int) -> int:
         """Cells that takes."""
@@ -200,8 +251,9 @@ def paint_footer(model: Overview, width: int, height: int = 1, tabs: Sequence[Ta
     for tab in tabs:
         x = canvas.put(x, 0, tab.text(width), "tab-here" if tab.here else "tab")
     x += 1 if tabs else 0
+    keys = (*REPLAY_KEYS, *keys) if model.link.replay else keys
     own = [*KEYS[:2], *keys, *KEYS[2:]] if width < _ROOMY * 2 or not tabs else [*keys, *KEYS]
-    for key, what in (*own, *(REPLAY_KEYS if model.link.replay else ())):
+    for key, what in own:
         if x + len(key) + len(what) + 3 > width:
             continue
         x = canvas.put(canvas.put(x, 0, f" {key} ", "key"), 0, f" {what}  ", "dim")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpwatch.tui.canvas import Canvas, Row
-from ddpwatch.tui.model import HistoryPoint
+from ddpwatch.tui.history import HistoryPoint
 from ddpwatch.tui.text import ms
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -21,7 +21,8 @@ def paint_history(points: Sequence[HistoryPoint], width: int, height: int, shown
         return canvas.rows()
     visible = points[-room:]
     top = max(point.step_ns for point in visible) or 1
-    canvas.put(1, 0, f"last {len(visible)} steps, longest rank: step ms, of it exposed", "heading")
+    grey = ", grey: not measured" if any(point.exposed_ns is None for point in visible) else ""
+    canvas.put(1, 0, f"last {len(visible)} steps, longest rank: step ms, of it exposed{grey}"[: width - 1], "heading")
     canvas.put(0, 1, f"{ms(top):>{GUTTER - 4}} ms", "dim")
     canvas.put(0, height - 1, f"{'0':>{GUTTER - 4}} ms", "dim")
     for x, point in enumerate(visible, start=width - 1 - len(visible)):
@@ -45,4 +46,4 @@ def _paint_column(canvas: Canvas, point: HistoryPoint, top: int, x: int) -> None
         if hatched >= 4:
             canvas.put(x, y, "╱", "exposed")
         elif filled:
-            canvas.put(x, y, _EIGHTHS[filled], "history")
+            canvas.put(x, y, _EIGHTHS[filled], "faint" if point.exposed_ns is None else "history")

@@ -9,23 +9,48 @@ from ddpwatch.tui.canvas import Canvas, Row
 from ddpwatch.tui.events import Event
 from ddpwatch.tui.text import clean, shorten
 
+_ROOMY = 60
 
-def paint_log(events: Sequence[Event], what: str, width: int, height: int, first: int, selected: int) -> list[Row]:
-    """Heading and lines from the ``first`` on."""
+
+def paint_log(
+    events: Sequence[Event],
+    lists: Sequence[tuple[str, int]],
+    listed: int,
+    size: tuple[int, int],
+    first: int,
+    selected: int,
+) -> list[Row]:
+    """Heading and lines.
+
+    Args:
+        events: The lines.
+        lists: What can be listed, and how many lines that has.
+        listed: Which of these it is.
+        size: Columns and rows of the screen.
+        first: First line shown.
+        selected: The selected one.
+    """
+    width, height = size
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
-    canvas.put(1, 0, shorten(f"{what}, {len(events)} lines", width - 2), "heading-strong")
+    x = 1
+    for place, (name, count) in enumerate(lists):
+        text = shorten(f"{name} {count}", max(width - x - 1, 0))
+        x = canvas.put(x, 0, text, "heading-strong" if place == listed else "heading") + 3
     if not events:
         canvas.put(1, 1, "nothing yet", "dim")
     for y, event in enumerate(events[first : first + max(height - 1, 0)], start=1):
-        here = first + y - 1 == selected
-        x = canvas.put(0, y, "▶" if here else " ", "warn")
-        x = canvas.put(x, y, f"{clock_time(event.at_ns)} ", "selected" if here else "dim")
-        step = "" if event.step is None else f"step {event.step}"
-        if width >= 60:
-            x = canvas.put(x, y, f"{event.kind:<8}{step:<11}", "dim")
-        canvas.put(x, y, clean(event.text, max(width - x - 1, 0)), event.severity)
+        _paint_event(canvas, event, y, first + y - 1 == selected)
     return canvas.rows()
+
+
+def _paint_event(canvas: Canvas, event: Event, y: int, here: bool) -> None:
+    x = canvas.put(0, y, "▶" if here else " ", "warn")
+    x = canvas.put(x, y, f"{clock_time(event.at_ns)} ", "selected" if here else "dim")
+    if event.kind != "output" and canvas.width >= _ROOMY:
+        step = "" if event.step is None else f"step {event.step}"
+        x = canvas.put(x, y, f"{event.kind:<8}{step:<11}", "dim")
+    canvas.put(x, y, clean(event.text, max(canvas.width - x - 1, 0)), event.severity)
 
 
 def clock_time(at_ns: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddpwatch.tui.canvas import Canvas, Row
 from ddpwatch.tui.model import DeviceRow, RankRow
-from ddpwatch.tui.paint.chart import Points, chart
+from ddpwatch.tui.paint.chart import Points, paint_chart
 from ddpwatch.tui.paint.devices import device_fields, meter
 from ddpwatch.tui.paint.spark import sparkline
 from ddpwatch.tui.text import UNKNOWN, fit, percent, shorten
@@ -115,6 +115,4 @@ def _paint_histories(canvas: Canvas, row: DeviceRow, box: tuple[int, int, int, i
         if tall < _LEAST_CHART or width < 16:
             return
         canvas.put(x + 1, top, f"{name} over the last seconds", "dim")
-        for line, text in enumerate(chart(points, width - 1, min(tall - 1, 14)), start=top + 1):
-            for column, char in enumerate(text):
-                canvas.put(x + column, line, char, "chart" if "⠀" <= char <= "⣿" else "dim")
+        paint_chart(canvas, points, (x, top + 1, width - 1, min(tall - 1, 14)))

@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ddpwatch.tui.canvas import Row
-from ddpwatch.tui.layout import ONE_LINE, Box, Layout, layout
+from ddpwatch.tui.layout import Box, Layout, layout
 from ddpwatch.tui.model import Overview
 from ddpwatch.tui.paint.devices import paint_devices
-from ddpwatch.tui.paint.header import Keys, Tab, paint_footer, paint_header, paint_verdict
+from ddpwatch.tui.paint.header import Keys, Tab, paint_footer, paint_header, paint_verdict, verdict_lines
 from ddpwatch.tui.paint.history import paint_history
 from ddpwatch.tui.paint.split import paint_split, rows_for
 from ddpwatch.tui.paint.table import paint_table
 from ddpwatch.tui.paint.timeline import paint_timeline, rows_wanted
 from ddpwatch.tui.paint.waiting import paint_waiting
 
+ONE_LINE = 150  # columns in which most verdicts fit
+SMALL = 16  # rows: on less, the verdict gets one
 Part = tuple[Box, list[Row]]
+Body = Callable[[int, int], list[Row]]
 
 
 def overview_layout(model: Overview, width: int, height: int) -> Layout:
     """Where the parts lie for this model."""
     wanted = rows_wanted(model.timeline) if model.timeline else (6, 6)
-    return layout(width, height, len(model.ranks), wanted, rows_for(len(model.ranks)))
+    return layout(
+        width, height, len(model.ranks), wanted, rows_for(len(model.ranks)), verdict_rows(model, width, height)
+    )
 
 
 def paint_overview(
@@ -40,23 +45,35 @@ def paint_overview(
     return assemble(parts, width, height)
 
 
-def verdict_rows(width: int, height: int) -> int:
-    """Rows for the verdict: two where it will not fit into one."""
-    return 0 if height < 6 else 1 if width >= ONE_LINE or height < 16 else 2
+def verdict_rows(model: Overview, width: int, height: int) -> int:
+    """Rows for the verdict: as many as it needs, and on a narrow screen always two, so that the rest stays in place."""
+    if height < SMALL:
+        return 1 if height >= 6 else 0
+    return max(len(verdict_lines(model, width)), 1 if width >= ONE_LINE else 2)
 
 
 def framed(
-    model: Overview, width: int, height: int, tabs: Sequence[Tab], keys: Keys, body: Callable[[int, int], list[Row]]
+    model: Overview, size: tuple[int, int], tabs: Sequence[Tab], keys: Keys, body: Body, early: bool = False
 ) -> list[Row]:
-    """Header, verdict and footer around what ``body`` gives for its width and height."""
-    header, verdict = min(2, height), verdict_rows(width, height)
+    """Header, verdict and footer around what ``body`` gives for its width and height.
+
+    Args:
+        model: What is known.
+        size: Columns and rows of the screen.
+        tabs: The views.
+        keys: The view's own keys.
+        body: What lies in between.
+        early: Whether there is a body before the first frame of the run.
+    """
+    width, height = size
+    header, verdict = min(2, height), verdict_rows(model, width, height)
     footer = 1 if height >= 4 else 0
     inner = Box(0, header + verdict, width, max(height - header - verdict - footer, 0))
     parts: list[Part] = [
         (Box(0, 0, width, header), paint_header(model, width, header)),
         (Box(0, height - footer, width, footer), paint_footer(model, width, footer, tabs, keys)),
     ]
-    if _nothing_yet(model):
+    if _nothing_yet(model) and not early:
         parts.append(_waiting(model, width, height, header, footer))
     else:
         parts += [(Box(0, header, width, verdict), paint_verdict(model, width, verdict))]

@@ -55,6 +55,12 @@ class Axis:
         last = self.left + round((end - self.start_ns) * scale)
         return first, right if last > right else first + 1 if last <= first else last
 
+    def cells(self, offset_ns: int, moments: Sequence[int]) -> list[int]:
+        """The cells in which any of the moments lie, each once; ``offset_ns`` is added to each."""
+        scale, start, last = self.width / self.length_ns, offset_ns - self.start_ns, self.left + self.width - 1
+        found = {self.left + round((start + at) * scale) for at in moments if 0 <= start + at < self.length_ns}
+        return sorted(min(cell, last) for cell in found)
+
     def half_cell(self, ns: int) -> int:
         """The half of a cell that a moment lies in, counted from the left."""
         return min(max(int(2 * (ns - self.start_ns) * self.width / self.length_ns), 0), 2 * self.width - 1)
@@ -323,10 +329,7 @@ def _paint_exposed(canvas: Canvas, lane: Lane, axis: Axis, exposed: Interval, y:
 
 def _paint_comm_merged(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
     """One row per rank: launches as marks in the compute bar, exposed communication hatched where compute is idle."""
-    for bar in lane.bars():
-        if not axis.sees(bar.start, bar.start):
-            continue
-        x = axis.span(bar.start, bar.start)[0]
+    for x in axis.cells(lane.offset_ns, lane.step.bucket_launch):
         style = canvas.style_at(x, y)
         canvas.put(x, y, "▾", f"{style}-label" if style in PHASES else "launch")
     for exposed in lane.figures.exposed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
+
 from ddpwatch.tui.canvas import Canvas, Row
 from ddpwatch.tui.model import Link, LinkState
 from ddpwatch.tui.text import clean
@@ -14,7 +16,7 @@ def paint_waiting(link: LinkState, width: int, height: int) -> list[Row]:
     top = max((canvas.height - len(lines)) // 2, 0)
     for y, (text, style) in enumerate(lines, start=top):
         shown = clean(text, width)
-        canvas.put(max((width - len(text)) // 2, 0), y, shown, style)
+        canvas.put(max((width - cell_len(shown)) // 2, 0), y, shown, style)
     return canvas.rows()
 
 
@@ -22,6 +24,12 @@ def _lines(link: LinkState, width: int) -> Row:
     if link.link is not Link.WAITING:
         hint = "no rank has reported yet" if link.link is not Link.ENDED else "it ended before any rank reported"
         return [(f"attached to {clean(link.name, max(width - 12, 8))}", "strong"), (hint, "dim")]
+    if link.job:
+        return [
+            ("waiting for the job to wrap a model into DistributedDataParallel", "strong"),
+            (link.job, "dim"),
+            ("7 shows what it prints", "dim"),
+        ]
     return [
         ("waiting for a run – start one with", "strong"),
         ("", "text"),

@@ -2,6 +2,7 @@
 
 from ddpwatch.tui.views.base import RunView
 from ddpwatch.tui.views.buckets import BucketsView
+from ddpwatch.tui.views.compare import CompareView
 from ddpwatch.tui.views.devices import DevicesView
 from ddpwatch.tui.views.log import LogView
 from ddpwatch.tui.views.overview import OverviewView
@@ -14,12 +15,14 @@ VIEWS: dict[str, type[RunView]] = {
     "3": BucketsView,
     "4": RanksView,
     "5": DevicesView,
+    "6": CompareView,
     "7": LogView,
 }
 
 __all__ = [
     "VIEWS",
     "BucketsView",
+    "CompareView",
     "DevicesView",
     "LogView",
     "OverviewView",

@@ -39,17 +39,22 @@ class RunView(PaintedView, can_focus=True):
         return self.session.overview.link.stale
 
     @property
+    def early(self) -> bool:
+        """Whether there is something to show before the first frame of a run."""
+        return False
+
+    @property
     def body_height(self) -> int:
         """Rows between verdict and footer."""
         return max(self.size.height - self._above - FOOTER_ROWS, 0)
 
     @property
     def _above(self) -> int:
-        return HEADER_ROWS + verdict_rows(*self.size)
+        return HEADER_ROWS + verdict_rows(self.session.overview, *self.size)
 
     def paint(self, width: int, height: int) -> list[Row]:
         """See `PaintedView.paint`."""
-        return framed(self.session.overview, width, height, self.tabs, self.KEYS, self.body)
+        return framed(self.session.overview, (width, height), self.tabs, self.KEYS, self.body, self.early)
 
     def body(self, width: int, height: int) -> list[Row]:
         """What lies between verdict and footer."""
@@ -60,6 +65,9 @@ class RunView(PaintedView, can_focus=True):
 
     def forget(self) -> None:
         """Another run begins: what was selected in the one before means nothing."""
+
+    def moved(self) -> None:
+        """A replay has gone elsewhere: a frozen picture is of another moment."""
 
     def on_click(self, event: events.Click) -> None:
         """A click on a tab, or on what the view shows."""

@@ -12,11 +12,7 @@ from ddpwatch.tui.paint.log import paint_log
 from ddpwatch.tui.session import Session
 from ddpwatch.tui.views.base import RunView
 
-KINDS = (
-    ("events and findings", ("run", "rank", "layout", "step", "mark", "finding")),
-    ("findings", ("finding",)),
-    ("the job's output", ("output",)),
-)
+KINDS = ("events and findings", "findings", "the job's output")
 
 
 class LogView(RunView):
@@ -26,7 +22,7 @@ class LogView(RunView):
     KEYS = (("↑↓", "select"), ("m", "what"), ("Enter", "go to step"), ("y", "copy"))
     DEFINITIONS = """\
   m         events and findings, findings alone, the job's own output
-            (where it was started by ddpwatch run)
+            (where it was started by ddpwatch run; its newest 2,000 lines)
   Enter     shows the line's step in the Timeline
   y         copies the line"""
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -36,22 +32,46 @@ class LogView(RunView):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self.kind = 0
+        self.chosen: int | None = None
         self.forget()
 
     def forget(self) -> None:
         """See `RunView.forget`."""
         self.selected: int | None = None  # None follows the newest
-        self._frozen: list[Event] | None = None
+        self._frozen: list[list[Event]] | None = None
+
+    def moved(self) -> None:
+        """See `RunView.moved`."""
+        self.forget()
+
+    @property
+    def early(self) -> bool:
+        """See `RunView.early`."""
+        return bool(self.session.output.events)
 
     def events(self) -> list[Event]:
         """The lines; those of the moment of the pause while there is one."""
+        return self.lists()[self.kind]
+
+    @property
+    def kind(self) -> int:
+        """Which of the `KINDS` is listed: the one chosen, or else output as long as there is nothing but that."""
+        if self.chosen is not None:
+            return self.chosen
+        events, _, output = self.lists()
+        return 2 if output and not events else 0
+
+    def lists(self) -> list[list[Event]]:
+        """The lines of each of the `KINDS`."""
         if not self.session.paused:
             self._frozen = None
         elif self._frozen is None:
-            self._frozen = list(self.session.log.events)
-        events = self.session.log.events if self._frozen is None else self._frozen
-        return [event for event in events if event.kind in KINDS[self.kind][1]]
+            self._frozen = self._now()
+        return self._now() if self._frozen is None else self._frozen
+
+    def _now(self) -> list[list[Event]]:
+        events = list(self.session.log.events)
+        return [events, [event for event in events if event.kind == "finding"], self.session.output.events]
 
     @property
     def current(self) -> Event | None:
@@ -63,15 +83,16 @@ class LogView(RunView):
 
     def body(self, width: int, height: int) -> list[Row]:
         """See `RunView.body`."""
-        events = self.events()
+        lists = self.lists()
+        events = lists[self.kind]
         selected = len(events) - 1 if self.selected is None else min(self.selected, len(events) - 1)
         first = max(min(selected - (height - 1) // 2, len(events) - (height - 1)), 0)
-        return paint_log(events, KINDS[self.kind][0], width, height, first, selected)
+        headings = [(name, len(lines)) for name, lines in zip(KINDS, lists, strict=True)]
+        return paint_log(events, headings, self.kind, (width, height), first, selected)
 
     def action_kind(self) -> None:
         """Lists something else."""
-        self.kind, self.selected = (self.kind + 1) % len(KINDS), None
-        self._frozen = None
+        self.chosen, self.selected = (self.kind + 1) % len(KINDS), None
         self.repaint()
 
     async def action_go(self) -> None:

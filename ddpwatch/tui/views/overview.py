@@ -21,7 +21,9 @@ class OverviewView(RunView):
   late      how long after the first rank it launched a bucket, at most
   wait      how long its bucket waited for the last rank, at most
   slowest   the latest rank, where that stands clear of the noise
-  own cost  time that the probe itself takes, as a share of the step"""
+  cost      what watching takes of a step: full steps against the shadow
+            steps beside them (CPU time), and the 95 % interval of that
+  own cost  the same as far as the probe sees itself, until it is known"""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)

@@ -30,7 +30,8 @@ class TimelineView(RunView):
   v       denser rows
   Numbers are buckets, dots are idle time, ▾ ▸ a launch, ⡇ a gradient,
   ◆ a mark, ╱╱ exposed communication. waited: until the last rank launched
-  the bucket. Times are from the start of the first rank's step."""
+  the bucket. Times are from the start of the first rank's step. In a
+  shadow step collectives are not timed, to keep down what watching costs."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,h", "move(-1)", "cursor left"),
         Binding("right,l", "move(1)", "cursor right"),

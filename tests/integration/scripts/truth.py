@@ -17,6 +17,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ddpwatch
+from ddpwatch.probe import ddp as probe
 from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
 
@@ -29,7 +30,8 @@ class Stamps:
 
     def __init__(self) -> None:
         self.compute: list[tuple[int, int]] = []  # forward, then backward
-        self.comm: dict[int, list[int]] = {}  # bucket -> [launch, done]
+        self.comm: dict[tuple[str, int], list[int]] = {}  # module and bucket -> [launch, done]
+        self.hooks: dict[str, int] = {}  # parameter -> its gradient was accumulated
 
 
 stamps = Stamps()
@@ -71,17 +73,24 @@ class Pause(nn.Module):
         return SlowBackward.apply(x, self.seconds)
 
 
-def delayed(delays: list[float], state: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+def delayed(delays: list[float], module: str, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     """A comm hook that takes the time it is told and moves nothing."""
     index, future = bucket.index(), Future()
-    stamps.comm[index] = [time.monotonic_ns(), 0]
+    stamps.comm[module, index] = [time.monotonic_ns(), 0]
 
     def finish() -> None:
-        stamps.comm[index][1] = time.monotonic_ns()
+        stamps.comm[module, index][1] = time.monotonic_ns()
         future.set_result(bucket.buffer())
 
     threading.Timer(delays[index % len(delays)], finish).start()
     return future
+
+
+def take_time(ddp: DDP, delays: list[float], module: str = "") -> None:
+    """Gives a module `delayed` for a comm hook."""
+    hook = partial(delayed, delays)
+    hook.__qualname__ = hook.__name__ = "delayed"
+    ddp.register_comm_hook(module, hook)
 
 
 def case(layers: list[float], delays: list[float] | None, pause: float = 0.0, one_bucket: bool = False) -> dict:
@@ -95,9 +104,7 @@ def case(layers: list[float], delays: list[float] | None, pause: float = 0.0, on
     records: list[StepRecord] = []
     with ddpwatch.watch(ddp):
         if delays is not None:
-            hook = partial(delayed, delays)
-            hook.__qualname__ = hook.__name__ = "delayed"
-            ddp.register_comm_hook(None, hook)
+            take_time(ddp, delays)
         else:
             ddp._set_ddp_runtime_logging_sample_rate(1)
         tap(records)
@@ -115,11 +122,57 @@ def case(layers: list[float], delays: list[float] | None, pause: float = 0.0, on
     }
 
 
-def one_step(ddp: DDP, optimizer: torch.optim.Optimizer) -> None:
-    stamps.compute, stamps.comm = [], {}
+def two_modules(layers: list[float], delays: tuple[list[float], list[float]], pause: float) -> dict:
+    """One after the other, each with buckets and a comm hook of its own; one backward goes through both."""
+    first = DDP(nn.Sequential(Pause(pause), *[Layer(seconds) for seconds in layers]), bucket_cap_mb=0.0005)
+    second = DDP(nn.Sequential(*[Layer(seconds) for seconds in layers]), bucket_cap_mb=0.0005)
+    both, records = nn.Sequential(first, second), []
+    with ddpwatch.watch(first), ddpwatch.watch(second):
+        take_time(first, delays[0], "first")
+        take_time(second, delays[1], "second")
+        tap(records)
+        optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            one_step(both, optimizer)
+        session._session.recorder.finish()
+    return {"compute": stamps.compute, "comm": sorted(stamps.comm.values()), "step": message(records[-1])}
+
+
+def hook_fires(layers: list[float], statistics: bool) -> dict:
+    """When each gradient was accumulated: by a Python hook of the script's own, and by the probe.
+
+    ``statistics``: the probe reads them from DDP, as it does where it can; otherwise from Python hooks of its own.
+    """
+    ddp = DDP(nn.Sequential(*[Layer(seconds) for seconds in reversed(layers)]), bucket_cap_mb=0.0005)
+    for name, param in ddp.module.named_parameters():
+        param.register_post_accumulate_grad_hook(partial(fired, name))
+    records: list[StepRecord] = []
+    if not statistics:
+        probe.hasattr = lambda owner, name: name != "get_backward_stats" and hasattr(owner, name)
+    with ddpwatch.watch(ddp):
+        tap(records)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            one_step(ddp, optimizer)
+        session._session.recorder.finish()
+    if not statistics:
+        del probe.hasattr
+    step, sent = message(records[-1]), records[-1].message(0, 0)
+    base = min(sent.hook_param)
+    names = [name for name, _ in ddp.module.named_parameters()]
+    probed = {names[id - base]: sent.start_ns + ns for id, ns in zip(sent.hook_param, sent.hook_ns, strict=True)}
+    return {"own": stamps.hooks, "probed": probed, "step": step}
+
+
+def fired(name: str, param: torch.Tensor) -> None:
+    stamps.hooks[name] = time.monotonic_ns()
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    stamps.compute, stamps.comm, stamps.hooks = [], {}, {}
     x = torch.randn(4, 16, requires_grad=True)
     begin = time.monotonic_ns()
-    output = ddp(x)
+    output = model(x)
     stamps.compute.append((begin, time.monotonic_ns()))
     x.register_hook(lambda _: stamps.compute.append((backward_begin, time.monotonic_ns())))
     loss = output.square().mean()
@@ -144,6 +197,7 @@ def message(record: StepRecord) -> dict:
         "start_ns": sent.start_ns,
         "duration_ns": sent.duration_ns,
         "spans": [[span.phase, span.start, span.end] for span in sent.spans],
+        "module": sent.bucket_module,
         "index": sent.bucket_index,
         "ready": sent.bucket_ready,
         "launch": sent.bucket_launch,
@@ -163,8 +217,11 @@ def main() -> None:
         "half": lambda: case([20 * MS] * 2, [40 * MS], pause=20 * MS, one_bucket=True),
         "out of order": lambda: case([15 * MS] * 4, [70 * MS, 5 * MS, 20 * MS, 5 * MS]),
         "many": lambda: case([4 * MS] * 12, [12 * MS, 3 * MS]),
+        "two modules": lambda: two_modules([20 * MS] * 2, ([50 * MS], [35 * MS]), pause=20 * MS),
         "late rank": lambda: case([10 * MS + late, 10 * MS, 10 * MS], None),
     }
+    cases["hooks, by DDP's statistics"] = lambda: hook_fires([15 * MS] * 4, statistics=True)
+    cases["hooks, by Python hooks"] = lambda: hook_fires([15 * MS] * 4, statistics=False)
     with ddpwatch.watch(anchor):
         for name, run in cases.items():
             dist.barrier()

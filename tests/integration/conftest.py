@@ -1,0 +1,10 @@
+"""Options of the integration tests."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make safety-table`."""
+    parser.addoption("--write-table", action="store_true", help="write docs/safety.md from what the tests have seen")

@@ -1,0 +1,39 @@
+"""Trains a tiny model as fast as it can until a file appears, and says when frames begin to be dropped."""
+
+import gc
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ddpwatch
+from ddpwatch.probe import session
+
+
+def main() -> None:
+    record, stop = sys.argv[1:]
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    gc.disable()  # its pauses would be marks, and here every frame is to be a step
+    model = DistributedDataParallel(nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs, go_on, told = torch.randn(4, 8), torch.ones(1), False
+    with ddpwatch.watch(model, record=record):
+        while go_on.item():
+            model(inputs).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if not told and session._session.sender.dropped:
+                told = True
+                print(f"rank {dist.get_rank()} drops\n", end="", flush=True)
+            if dist.get_rank() == 0:
+                go_on.fill_(not Path(stop).exists())
+            dist.broadcast(go_on, 0)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Fails once in mid-training, on every rank; torchrun restarts it. Knows nothing of ddpwatch."""
+
+import hashlib
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    attempt, rank, world = (os.environ[name] for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
+    # A file for each attempt: with env:// the second may read addresses that the first has left in torchrun's store.
+    store = f"file://{sys.argv[1]}.{attempt}"
+    dist.init_process_group("gloo", store, rank=int(rank), world_size=int(world))
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)]), bucket_cap_mb=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(8):
+        model(torch.randn(4, 64)).square().mean().backward()
+        if attempt == "0" and step == 4:
+            raise SystemExit(f"rank {rank} gives up at step {step}")
+        optimizer.step()
+        optimizer.zero_grad()
+    raw = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    print(f"attempt {attempt} parameters {hashlib.sha256(raw).hexdigest()[:16]}", flush=True)
+    dist.barrier()  # both have said it
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

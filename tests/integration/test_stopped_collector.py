@@ -1,0 +1,51 @@
+"""A suspended collector: training goes on, what does not fit is dropped and counted, and it recovers by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ddpwatch.messages import Step
+from ddpwatch.recording.reader import Recording
+from ddpwatch.reporting import report_of
+from tests.integration.jobs import SCRIPTS, Frames, Job, ddpwatch, live, messages, read_until, the_run, wait_for
+
+
+def newest(frames: Frames) -> dict[int, Step]:
+    """The last step of each rank."""
+    return {step.rank: step for step in messages(frames, Step)}
+
+
+def dropping(frames: Frames) -> bool:
+    """Whether both ranks have said that frames were dropped."""
+    return {step.rank for step in messages(frames, Step) if step.dropped} == {0, 1}
+
+
+@pytest.mark.usefixtures("run_directory")
+def test_frames_are_dropped_and_counted_until_it_runs_again(tmp_path: Path) -> None:
+    file, stop = tmp_path / "run.mcap", tmp_path / "stop"
+    with Job(SCRIPTS / "busy.py", str(file), str(stop), log=tmp_path / "log") as job:
+        info = the_run(job)
+        with live(info) as source:
+            before = newest(read_until(source, lambda frames: len(newest(frames)) == 2, "both ranks train"))
+            os.kill(info.pid, signal.SIGSTOP)
+            try:
+                for rank in (0, 1):
+                    wait_for(lambda rank=rank: f"rank {rank} drops" in job.output(), f"rank {rank} drops frames")
+            finally:
+                os.kill(info.pid, signal.SIGCONT)
+            after = newest(read_until(source, dropping, "a viewer is told that frames were dropped"))
+        stop.touch()
+        assert job.wait() == 0, job.output()
+    assert all(after[rank].step > before[rank].step for rank in (0, 1))
+    report = report_of(file)
+    seen = messages(list(Recording(file)), Step)
+    for row in report["ranks"]:
+        steps = [step for step in seen if step.rank == row["rank"]]
+        missing = steps[-1].step + 1 - row["steps"]
+        assert 0 < missing <= row["dropped"] == steps[-1].dropped  # not one is missing without being counted
+        assert row["end"]["reason"] == "finished"
+    assert str(report["ranks"][0]["dropped"]) in ddpwatch("report", str(file)).stdout

@@ -1,0 +1,127 @@
+"""Scripts written as the docs of PyTorch, Accelerate and Lightning teach, not changed by a byte, under `ddpwatch run`.
+
+Each runs twice, unwatched and watched: what it computes and says must be the same, and the report must be complete.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.jobs import SCRIPTS, TORCHRUN, ddpwatch, finished
+
+Report = dict[str, Any]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes=2"]
+DEFAULTS = ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
+
+
+@dataclass
+class Script:
+    """One script: how its docs start it, and what must be found in its report."""
+
+    name: str
+    command: list[str]
+    steps: int
+    parameters: int
+
+
+ALL = [
+    Script("plain.py", [*TORCHRUN, "--nproc-per-node=2"], steps=20, parameters=8),
+    Script("with_accelerate.py", [*ACCELERATE, *DEFAULTS], steps=16, parameters=10),
+    Script("with_lightning.py", [sys.executable], steps=32, parameters=8),
+]
+
+
+@dataclass
+class Runs:
+    """The same script unwatched and watched."""
+
+    script: Script
+    plain: CompletedProcess[str]
+    watched: CompletedProcess[str]
+    parameters: list[dict[str, torch.Tensor]]
+    report: Report
+
+
+@pytest.fixture(scope="module", params=ALL, ids=lambda script: script.name)
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    script, path = request.param, tmp_path_factory.mktemp("unmodified")
+    command = [*script.command, str(SCRIPTS / "unmodified" / script.name)]
+    saved, file = [path / "plain.pt", path / "watched.pt"], str(path / "run.mcap")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDPWATCH_DIR", str(path))
+        plain = finished(*command, str(saved[0]))
+        watched = ddpwatch("run", "--headless", "--record", file, "--", *command, str(saved[1]))
+        assert (plain.returncode, watched.returncode) == (0, 0), plain.stderr + watched.stderr
+        report = ddpwatch("report", "--json", file)
+    return Runs(script, plain, watched, [parameters(name) for name in saved], json.loads(report.stdout))
+
+
+def parameters(file: Path) -> dict[str, torch.Tensor]:
+    """What a script has saved, whatever its framework wraps it into."""
+    saved = torch.load(file, weights_only=True)
+    return saved.get("state_dict", saved)
+
+
+def lines(text: str) -> list[str]:
+    """The job's own lines. Two ranks write into one stream, so their order is by chance."""
+    return sorted(line for line in text.splitlines() if not line.startswith("ddpwatch: "))
+
+
+def test_it_computes_the_same_bits(runs: Runs) -> None:
+    plain, watched = runs.parameters
+    assert len(plain) == runs.script.parameters
+    assert plain.keys() == watched.keys()
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+
+
+def test_it_says_the_same(runs: Runs) -> None:
+    assert runs.plain.stdout
+    assert lines(runs.watched.stdout) == lines(runs.plain.stdout)
+    assert lines(runs.watched.stderr) == lines(runs.plain.stderr)
+
+
+def test_every_step_of_every_rank_is_there(runs: Runs) -> None:
+    report, steps = runs.report, runs.script.steps
+    assert report["run"]["world_size"] == 2
+    assert (report["run"]["backend"], report["run"]["timing_source"]) == ("gloo", "host")
+    assert (report["steps"]["count"], report["steps"]["warmup"], report["steps"]["aborted"]) == (steps, 1, 0)
+    assert [row["rank"] for row in report["ranks"]] == [0, 1]
+    for row in report["ranks"]:
+        assert (row["steps"], row["dropped"]) == (steps, 0)
+        assert row["end"]["reason"] == "finished"
+        assert row["late_ms_p50"] is not None
+    assert not report["recording"]["cut_tail"]
+    assert not [finding for finding in report["findings"] if finding["severity"] == "error"]
+
+
+def test_the_time_of_a_step_is_split_without_remainder(runs: Runs) -> None:
+    phases = runs.report["phases_ms"]
+    assert sum(phases.values()) == pytest.approx(runs.report["steps"]["step_ms_p50"], rel=1e-3)
+    assert all(phases[name] > 0 for name in ("input", "forward", "backward", "exposed_comm", "optimizer"))
+
+
+def test_overlap_is_measured(runs: Runs) -> None:
+    overlap = runs.report["overlap"]
+    assert 0 <= overlap["ratio_p50"] < 1
+    assert 0 < overlap["exposed_ms_p50"] <= overlap["comm_ms_p50"] < runs.report["steps"]["step_ms_p50"]
+
+
+def test_every_bucket_has_its_parameters_and_times(runs: Runs) -> None:
+    buckets = runs.report["buckets"]
+    assert len(buckets) == 2
+    names = [name for bucket in buckets for name in bucket["params"]]
+    assert sorted(names) == sorted(runs.parameters[0])
+    sizes = {name: tensor.nbytes for name, tensor in runs.parameters[0].items()}
+    for bucket in buckets:
+        assert bucket["nbytes"] == sum(sizes[name] for name in bucket["params"])
+        assert 0 < bucket["ready_ms_p50"] <= bucket["launch_ms_p50"] < bucket["done_ms_p50"]
+        assert bucket["transfer_ms_p50"] > 0
+        assert bucket["last_rank"] in (0, 1)

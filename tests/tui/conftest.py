@@ -1,0 +1,24 @@
+import queue
+
+import pytest
+
+from ddpwatch.tui.replay import open_feed
+
+
+@pytest.fixture
+def feed_of():
+    """Starts a feed and gives it with the queue of its events; stops it afterwards, within a second."""
+    feeds = []
+
+    def start(spec):
+        events = queue.SimpleQueue()
+        feed = open_feed(spec, events.put)
+        feed.start()
+        feeds.append(feed)
+        return feed, events
+
+    yield start
+    for feed in feeds:
+        feed.stop()
+        feed.join(1.0)
+        assert not feed._thread.is_alive()

@@ -1,0 +1,232 @@
+"""The view that compares with a recording, and what is behind it."""
+
+import re
+import threading
+from itertools import count
+
+import pytest
+from textual.widgets import Input
+
+from ddpwatch.analysis.compare import RunSeries, changes, compare
+from ddpwatch.analysis.steps import PARTS
+from ddpwatch.cli import main
+from ddpwatch.errors import UsageError
+from ddpwatch.tui import comparing
+from ddpwatch.tui.app import run_dashboard
+from ddpwatch.tui.comparing import WORK_OF_A_CALL, LiveSeries, setups
+from ddpwatch.tui.feed import AttachFeed
+from ddpwatch.tui.paint.compare import Comparison, paint_compare
+from tests.tui.fakes import FakeJobs, ended_recording, live_app, screen_text, until
+from tests.tui.frames import hello, run, state_of, step
+
+
+@pytest.fixture
+def baseline(tmp_path):
+    return ended_recording(tmp_path / "good.mcap", run(60))
+
+
+def app_on(**changes):
+    jobs = FakeJobs("run-1")
+    app = live_app(jobs, **changes)
+    app.jobs = jobs
+    return app
+
+
+async def watching(pilot, messages):
+    messages = list(messages)
+    pilot.app.jobs.sources["run-1"].put(messages)
+    await until(pilot, lambda: pilot.app.session.state.frames >= len(messages))
+
+
+async def judged(pilot):
+    await until(pilot, lambda: pilot.app.comparison.baseline.compared and not pilot.app.comparison.pending)
+    return " ".join(screen_text(pilot.app).split())
+
+
+async def asked_for(pilot, path):
+    await pilot.press("b")
+    await answered(pilot, path)
+
+
+async def answered(pilot, path):
+    pilot.app.screen.query_one(Input).value = str(path)
+    await pilot.press("enter")
+
+
+class TestView:
+    async def test_a_slower_run_is_told_from_its_baseline(self, baseline):
+        app = app_on()
+        async with app.run_test(size=(120, 40)) as pilot:
+            await watching(pilot, run(40, late_rank=1))
+            await pilot.press("6")
+            assert "b asks for a recording" in screen_text(app)
+            await asked_for(pilot, baseline)
+            shown = await judged(pilot)
+        assert "this run is 40.0 % slower than good" in shown
+        assert "step ms 100 140 +40.0 ▲ +40.0 … +40.0" in shown
+        assert "backward 49.0 69.0 +20.0 ▲" in shown
+        assert "forward 28.0 28.0 +0.0 +0.0 … +0.0" in shown
+        assert re.search(r"overlap 67 % \d+ % −\d+ pts ▼", shown)
+
+    async def test_the_answer_follows_the_run(self, baseline):
+        app = app_on(baseline=baseline)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.press("6")
+            await watching(pilot, run(10))
+            await until(pilot, lambda: "9 of the 20 steps that a verdict needs" in screen_text(app))
+            app.jobs.sources["run-1"].put([step(rank, n) for n in range(10, 300) for rank in (0, 1)], every_ms=20)
+            await until(pilot, lambda: "no difference between good and this run" in screen_text(app))
+            await pilot.press("space")
+            assert "this run (200)" in await judged(pilot)
+
+    async def test_a_baseline_that_takes_its_time_keeps_nobody_waiting(self, baseline, monkeypatch):
+        goes_on, asked = threading.Event(), threading.Event()
+
+        class Slow(comparing.Recording):
+            def select(self, selection):
+                asked.set()
+                for number, frame in enumerate(super().select(selection)):
+                    assert number < 50 or goes_on.wait(10)
+                    yield frame
+
+        monkeypatch.setattr(comparing, "Recording", Slow)
+        app = app_on(baseline=baseline)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await watching(pilot, run(40))
+            assert asked.wait(10)
+            await pilot.press("6")
+            await until(pilot, lambda: "reading good: " in screen_text(app))
+            await pilot.press("2")
+            assert app.view is app.views["2"]
+            goes_on.set()
+            await pilot.press("6")
+            assert "no difference between good and this run" in await judged(pilot)
+
+    @pytest.mark.parametrize("made", ["missing", "nonsense", "empty"])
+    async def test_a_bad_file_is_one_clear_line(self, made, tmp_path):
+        path = tmp_path / "bad.mcap"
+        if made == "nonsense":
+            path.write_bytes(b"nonsense")
+        if made == "empty":
+            ended_recording(path, [hello(0)])
+        app = app_on()
+        async with app.run_test(size=(160, 40)) as pilot:
+            await watching(pilot, run(40))
+            await pilot.press("6")
+            await asked_for(pilot, path)
+            await until(pilot, lambda: app.comparison.baseline and app.comparison.baseline.failure)
+            app.tick()
+            (line,) = [line for line in screen_text(app).splitlines() if "bad.mcap" in line]
+            assert line.lstrip().startswith("✗ ")
+            assert "b takes another file" in " ".join(screen_text(app).split())
+
+    async def test_another_set_up_is_marked(self, tmp_path):
+        other = ended_recording(tmp_path / "eight.mcap", run(30, world=8))
+        app = app_on(baseline=other)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await watching(pilot, run(40))
+            await pilot.press("6")
+            await judged(pilot)
+            (row,) = [row for row in app.view._rows if ("ranks" in "".join(text for text, _ in row[:2]))]
+            assert [text.split() for text, style in row if style == "warn"]
+
+    async def test_from_the_palette(self, baseline):
+        app = app_on()
+        async with app.run_test(size=(120, 40)) as pilot:
+            await watching(pilot, run(40))
+            await app.run_action("baseline")
+            await pilot.pause()
+            await answered(pilot, baseline)
+            assert "no difference" in await judged(pilot)
+            assert app.view is app.comparison
+
+    def test_a_bad_baseline_is_named_before_anything_is_drawn(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("DDPWATCH_DIR", str(tmp_path))
+        with pytest.raises(UsageError, match=r"none\.mcap"):
+            run_dashboard(AttachFeed(), baseline=tmp_path / "none.mcap")
+
+    @pytest.mark.parametrize("verb", [[], ["attach"], ["replay", "x.mcap"]])
+    def test_without_a_dashboard_there_is_nothing_to_compare_with(self, verb, baseline, monkeypatch, capsys):
+        verb = [str(baseline) if word == "x.mcap" else word for word in verb]
+        monkeypatch.setattr("sys.argv", ["ddpwatch", *verb, "--plain", "--baseline", str(baseline)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == 2
+        assert "--baseline needs the dashboard" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("size", [(1, 1), (5, 3), (30, 10), (80, 19), (200, 46)])
+    def test_any_size(self, size):
+        rows = paint_compare(Comparison(name="x" * 50, reading=3), *size)
+        assert len(rows) == size[1]
+
+
+class TestLiveSeries:
+    def test_each_step_once_and_a_bounded_number_at_once(self):
+        state = state_of(run(100, world=64))
+        views, live, calls = list(state.steps.values()), LiveSeries(), count(1)
+        while not live.update(views, 64):
+            assert next(calls) * WORK_OF_A_CALL <= 100 * 64
+        assert live.update(views, 64)
+        assert len(live.series.step) == 99  # without the warm-up
+        assert next(calls) >= 100 * 64 // WORK_OF_A_CALL - 1
+
+    def test_a_step_that_a_rank_has_not_sent_waits(self):
+        state = state_of([*run(30), step(0, 30)])
+        live = LiveSeries()
+        assert live.update(list(state.steps.values()), 2)
+        assert live.newest == 29
+
+    def test_only_the_newest_are_kept(self):
+        state, live = state_of(run(400)), LiveSeries()
+        views = list(state.steps.values())
+        live.update(views[:300], 2)
+        live.update(views, 2)
+        assert len(live.series.step) == 200
+
+
+class TestChanges:
+    @staticmethod
+    def series(values, overlap=0.5):
+        made = RunSeries("x", list(values), overlap=[overlap] * len(values))
+        made.parts = {part: [value / len(PARTS) for value in values] for part in PARTS}
+        return made
+
+    def test_what_is_beyond_chance_is(self):
+        noise = [(7 * n) % 11 - 5 for n in range(200)]
+        a, b = self.series([100 + x for x in noise]), self.series([103 + x for x in noise], 0.4)
+        found = changes(a, b)
+        assert found["step"].certain
+        assert found["step"].low < 3 < found["step"].high
+        assert found["overlap"].certain
+        assert found["overlap"].by == pytest.approx(-0.1)
+        assert not found["input"].certain  # half a millisecond of a step of 100
+        assert not any(change.certain for change in changes(a, a).values())
+
+    def test_wider_with_more_noise(self):
+        widths = []
+        for size in (1, 4):
+            noise = [size * ((7 * n) % 11 - 5) * (1 + n % 3) for n in range(200)]
+            change = changes(self.series([100 + x for x in noise]), self.series([100 - x for x in noise]))["step"]
+            widths.append(change.high - change.low)
+        assert widths[1] == pytest.approx(4 * widths[0])
+
+    def test_what_is_exposed_is_taken_from_steps_with_timed_collectives_alone(self):
+        shadows = [step(r, n, status="shadow", bucket_done=[None, None]) for n in range(30, 90) for r in (0, 1)]
+        made = RunSeries("x")
+        for view in state_of([*run(30), *shadows]).steps.values():
+            made.add(view)
+        assert (len(made.step), len(made.parts["forward"]), len(made.parts["exposed_comm"])) == (89, 89, 29)
+        assert set(made.parts["exposed_comm"]) == {10.0}
+        assert compare(made, made).verdict == "same"
+
+    def test_too_few_steps(self):
+        assert changes(self.series([1.0] * 19), self.series([1.0] * 50))["step"] is None
+
+
+def test_setups_name_the_flags_that_differ():
+    a, b = (
+        hello(ddp={"bucket_cap_mb": 25, "static_graph": False}),
+        hello(ddp={"bucket_cap_mb": 50, "static_graph": False}),
+    )
+    assert [row for row in setups(a, b) if row[1] != row[2]] == [("ddp bucket_cap_mb", "25", "50")]
+    assert all(row[1] == "–" for row in setups(None, b))

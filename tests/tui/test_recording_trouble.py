@@ -1,0 +1,28 @@
+"""A recording that the disk does not take is said where the user looks: in the header and in the log."""
+
+from ddpwatch.tui.events import EventLog
+from tests.tui.fakes import FakeJobs, live_app, screen_text, until
+from tests.tui.frames import EPOCH_NS, run, status
+
+FULL = "No space left on device; {} frames lost"
+
+
+def troubled(lost):
+    told = status()
+    told.recording, told.recording_error = "/data/run.mcap", FULL.format(lost)
+    return told
+
+
+def test_once_in_the_log_however_many_frames_are_lost():
+    log = EventLog()
+    for message in (status(), troubled(1), troubled(2), troubled(300)):
+        log.take(message, EPOCH_NS)
+    assert [(event.text, event.severity) for event in log.events] == [("recording: No space left on device", "bad")]
+
+
+async def test_in_the_header_with_the_count():
+    jobs = FakeJobs("run-1")
+    app = live_app(jobs)
+    async with app.run_test(size=(160, 40)) as pilot:
+        jobs.sources["run-1"].put([*run(12), troubled(5)])
+        await until(pilot, lambda: "recording: No space left on device; 5 frames lost" in screen_text(app))

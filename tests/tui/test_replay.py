@@ -1,0 +1,423 @@
+"""Replay: at any speed, from any place, and the figures are those of reading from the start."""
+
+import queue
+import random
+from dataclasses import asdict
+
+import pytest
+
+from ddpwatch.analysis.recent import summarise
+from ddpwatch.errors import UsageError
+from ddpwatch.messages import Mark
+from ddpwatch.recording.place import Place, Spot, locate, minutes, parse_spot
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.writer import RecordingWriter
+from ddpwatch.state import KEEP_STEPS, RunState
+from ddpwatch.tui.app import DashboardApp
+from ddpwatch.tui.feed import Arrived, Attached, Failed, Frames, Missed, Over, Rewound
+from ddpwatch.tui.model import HISTORY_S, device_rows
+from ddpwatch.tui.replay import FileFeed, FrameList, Pacer, ReplayFeed
+from tests.tui.fakes import Clock, ended_recording, replay_app, screen_text, until
+from tests.tui.frames import EPOCH_NS, MS, beat, bye, device, enveloped, hello, killed, layout, run, status, step
+
+SECOND_NS = 10**9
+
+
+class TestPlaces:
+    @pytest.mark.parametrize(
+        ("text", "meant"),
+        [
+            ("120", Spot(step=120)), (" 7 ", Spot(step=7)), ("1:30", Spot(seconds=90)), ("90s", Spot(seconds=90)),
+            ("1:02:03", Spot(seconds=3723)), ("1.5s", Spot(seconds=1.5)), ("0:00", Spot(seconds=0)),
+        ],
+    )  # fmt: skip
+    def test_what_is_typed(self, text, meant):
+        assert parse_spot(text) == meant
+
+    @pytest.mark.parametrize("text", ["", "x", "-3", "1:", "1.5", ":", "s", "1:2:3:4", "9" * 40])
+    def test_what_makes_no_sense(self, text):
+        with pytest.raises(UsageError, match="not a place"):
+            parse_spot(text)
+
+    def test_where_they_are(self):
+        film = FrameList(enveloped([step(0, 3), step(1, 3), step(0, 5)], every_ms=1000))
+        first_ns = film.span_ns[0]
+        assert locate(film, Spot(step=3)) == Place(first_ns + SECOND_NS, 3)  # once rank 1 has sent it
+        assert locate(film, Spot(step=4)) == Place(first_ns + 2 * SECOND_NS, 5)
+        assert locate(film, Spot(seconds=1.5)) == Place(first_ns + 3 * SECOND_NS // 2)
+        with pytest.raises(UsageError, match="ends before step 6"):
+            locate(film, Spot(step=6))
+        with pytest.raises(UsageError, match="only 0:02 long"):
+            locate(film, Spot(seconds=3))
+
+    def test_minutes(self):
+        assert [minutes(s) for s in (0, 65.9, 3600, 3725)] == ["0:00", "1:05", "1:00:00", "1:02:05"]
+
+
+class TestPacer:
+    def pacer(self, speed=1.0):
+        return Pacer(iter(enveloped([step(0, n) for n in range(5)], every_ms=100)), speed)
+
+    def test_frames_come_at_the_pace_they_were_received(self):
+        pacer = self.pacer()
+        assert len(pacer.due(0.0)) == 1
+        assert len(pacer.due(0.25)) == 2
+        assert not pacer.over
+        assert len(pacer.due(0.15)) == 2
+        assert pacer.over
+
+    def test_speed(self):
+        assert len(self.pacer(2.0).due(0.1)) == 3
+        assert len(self.pacer(0.5).due(0.1)) == 1
+
+    def test_a_moment_comes_at_once_but_in_batches(self):
+        pacer = self.pacer()
+        assert [len(pacer.until(EPOCH_NS + 450 * MS, limit=3)) for _ in range(3)] == [3, 1, 0]
+        assert pacer.now_ns == EPOCH_NS + 450 * MS
+        assert not pacer.over
+        assert len(pacer.until(EPOCH_NS + SECOND_NS)) == 1
+        assert pacer.over
+
+    def test_a_batch_is_bounded_and_the_rest_stays_due(self):
+        pacer = self.pacer()
+        assert len(pacer.due(10, limit=3)) == 3
+        assert len(pacer.due(0, limit=3)) == 2
+
+    def test_nothing_to_play(self):
+        assert Pacer(iter([]), 1.0).over
+
+
+class TestReplay:
+    def test_plays_to_the_end(self, feed_of):
+        clock = Clock()
+        feed, events = feed_of(ReplayFeed("x.mcap", FrameList(enveloped(run(5))), 1.0, clock))
+        assert events.get(timeout=5) == Attached("x.mcap")
+        frames = events.get(timeout=5).frames
+        feed.jump_to_end()
+        while isinstance(event := events.get(timeout=5), Frames):
+            frames += event.frames
+            feed.taken()
+        assert event == Arrived()
+        assert events.get(timeout=5) == Over()
+        assert [envelope.seq for _, envelope in frames] == list(range(1, len(enveloped(run(5))) + 1))
+
+    def test_holds_while_paused(self, feed_of):
+        clock = Clock()
+        feed, events = feed_of(ReplayFeed("x", FrameList(enveloped(run(5))), 1.0, clock))
+        events.get(timeout=5)
+        events.get(timeout=5)
+        feed.pause(True)
+        clock.now += 60
+        feed.pause(True)
+        with pytest.raises(queue.Empty):
+            events.get(timeout=0.3)
+
+    def test_speed_goes_up_and_down_in_steps(self):
+        feed = FileFeed(ReplayFeed("x", FrameList([])), print)
+        speeds = []
+        for by in (1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1):
+            feed.faster(by)
+            speeds.append(feed.speed)
+        assert speeds == [2, 4, 8, 16, 16, 8, 4, 2, 1, 0.5, 0.25, 0.25]
+
+    def test_a_recording_that_breaks_says_so(self, feed_of):
+        class Broken(FrameList):
+            def seek(self, at_ns):
+                yield from super().seek(at_ns)
+                raise UsageError("cut")
+
+        _, events = feed_of(ReplayFeed("x", Broken(enveloped([step(0)]))))
+        events.get(timeout=5)
+        assert isinstance(events.get(timeout=5), Failed)
+
+
+def shown(state):
+    """All that views show of a state; ``frames`` and ``version`` tell how it came about, not what is known."""
+    newest = state.newest_step()
+    return {
+        "run": (
+            state.run_id,
+            state.world_size,
+            state.now_ns,
+            state.first_ns,
+            state.end,
+            state.status,
+            state.comparable,
+        ),
+        "ranks": {rank: (asdict(s), state.status_of(rank)) for rank, s in state.ranks.items()},
+        "presence": state.presence(),
+        "steps": [(view.step, dict(view.figures), list(view.buckets)) for view in state.steps.values()],
+        "newest": newest and newest.step,
+        "layouts": state.layouts,
+        "devices": device_rows(state),
+        "summary": asdict(summarise(state.recent())),
+    }
+
+
+def long_run(steps=900):
+    """One step every 300 ms, with noise, beats and samples, and a rank that dies before the end."""
+    dice = random.Random(5)
+    messages = [hello(0), layout(0), hello(1), layout(1)]
+    for number in range(steps):
+        late = dice.randrange(30)
+        messages += [step(0, number, late), step(1, number, 0, late)]
+        if number % 3 == 0:
+            messages += [device(number // 3, float(dice.randrange(100))), beat(number % 2, number), status()]
+        if number % 50 == 0:
+            messages.append(Mark(rank=0, name=f"at {number}", start_ns=number * 100 * MS))
+    messages += [killed(1, steps - 1), bye(reason="lost")]
+    return messages
+
+
+@pytest.fixture(scope="module")
+def long_recording(tmp_path_factory):
+    path = tmp_path_factory.mktemp("replay") / "long.mcap"
+    writer = RecordingWriter(path)
+    for message, envelope in enveloped(long_run(), every_ms=100):
+        writer.write_message(message, envelope)
+        if envelope.seq % 20 == 0:
+            writer.flush()
+    writer.close()
+    return path
+
+
+def state_until(frames, at_ns):
+    state = RunState()
+    for message, envelope in frames:
+        if envelope.received_ns <= at_ns:
+            state.apply(message, envelope.received_ns)
+    return state
+
+
+class Player:
+    """Applies what a feed posts, as the dashboard does."""
+
+    def __init__(self, feed_of, film, **about):
+        self.clock = Clock()
+        self.feed, self.events = feed_of(ReplayFeed("x", film, clock=self.clock, **about))
+        self.feed.pause(True)
+        self.state = RunState()
+        self.rewound = 0
+
+    def arrive(self, kind=Arrived):
+        """Takes events up to one of that kind, and gives that one."""
+        while not isinstance(event := self.events.get(timeout=10), kind):
+            if isinstance(event, Frames):
+                for message, envelope in event.frames:
+                    self.state.apply(message, envelope.received_ns)
+                self.feed.taken()
+            elif isinstance(event, Rewound):
+                self.state, self.rewound = RunState(), self.rewound + 1
+        return event
+
+
+class TestSeeking:
+    def test_anywhere_the_figures_are_those_of_reading_from_the_start(self, long_recording, feed_of):
+        recording = Recording(long_recording)
+        begin_ns, end_ns = recording.span_ns
+        player = Player(feed_of, recording)
+        places = [0.5, 0.98, 0.1, 0.97, 0.0, 1.0, 0.75, 0.7, 0.71]
+        for share in places:
+            seconds = share * (end_ns - begin_ns) / 1e9
+            player.feed.go_to(Spot(seconds=seconds))
+            player.arrive()
+            everything = state_until(Recording(long_recording), begin_ns + int(seconds * 1e9))
+            assert shown(player.state) == shown(everything)
+        assert player.rewound == 6  # four times backwards, twice so far forwards that not all in between is needed
+
+    def test_far_away_not_everything_is_read(self, long_recording):
+        recording = Recording(long_recording)
+        _, end_ns = recording.span_ns
+        since_ns = recording.lead_in(end_ns, KEEP_STEPS, HISTORY_S)
+        needed, everything = list(recording.seek(since_ns)), list(recording)
+        assert KEEP_STEPS * 2 < len(needed) < 0.85 * len(everything)
+        assert [m for m, _ in needed[:4]] == [m for m, _ in everything[:4]]  # who the ranks are
+        assert recording.lead_in(end_ns, KEEP_STEPS, 10_000) == 0
+
+    def test_a_step_is_shown_once_its_last_rank_has_sent_it(self, long_recording, feed_of):
+        player = Player(feed_of, Recording(long_recording))
+        for number in (400, 3, 399):
+            player.feed.go_to(Spot(step=number))
+            assert player.arrive() == Arrived(number)
+            assert player.state.newest_step().step == number
+        player.feed.go_to_neighbour(399, 1)
+        assert player.arrive() == Arrived(400)
+        player.feed.go_to_neighbour(0, -1)
+        assert player.arrive() == Arrived(0)
+
+    def test_what_is_asked_for_at_once_adds_up(self, long_recording, feed_of):
+        player = Player(feed_of, Recording(long_recording))
+        player.arrive(Attached)
+        feed = player.feed
+        for seconds in (30, 30, -10):
+            feed.go_by(seconds)
+        while round(feed.position_s) != 50:
+            player.arrive()
+        feed.go_by(-1000)
+        while feed.position_s:
+            player.arrive()
+        feed.go_by(10_000)
+        player.arrive(Over)
+        assert feed.position_s == feed.length_s > 100
+
+    def test_beyond_the_end_is_told_and_nothing_moves(self, long_recording, feed_of):
+        player = Player(feed_of, Recording(long_recording))
+        player.feed.go_to(Spot(step=5000))
+        assert "ends before step 5000" in player.arrive(Missed).why
+        assert player.feed.position_s == 0
+
+    def test_a_start_is_where_it_begins(self, long_recording, feed_of):
+        player = Player(feed_of, Recording(long_recording), start=Spot(step=250))
+        assert player.arrive() == Arrived(250)
+        assert player.state.newest_step().step == 250
+
+    def test_over_and_over(self, feed_of):
+        player = Player(feed_of, FrameList(enveloped(run(5), every_ms=1000)), loop=True)
+        player.feed.pause(False)
+        for _ in range(3):
+            player.clock.now += 1000
+            player.arrive(Rewound)
+        player.feed.toggle_loop()
+        player.clock.now += 1000
+        assert player.arrive(Over) == Over()
+
+    def test_a_cut_recording_says_so_at_its_end(self, long_recording, tmp_path, feed_of):
+        data = long_recording.read_bytes()
+        (tmp_path / "cut.mcap").write_bytes(data[: len(data) // 2])
+        player = Player(feed_of, Recording(tmp_path / "cut.mcap"))
+        player.feed.jump_to_end()
+        assert player.arrive(Over) == Over("the recording was cut off here")
+
+
+def eventful():
+    """Rank 1 late from step 60 to 119, an aborted step 150, a slow one 180, and a death at the end."""
+    messages = [hello(0), layout(0), hello(1), layout(1)]
+    for number in range(200):
+        late = 40 if 60 <= number < 120 else 0
+        kind = {"status": "aborted"} if number == 150 else {}
+        slow = 120 if number == 180 else 0
+        messages += [step(0, number, slow, late, **kind), step(1, number, late + slow, **kind)]
+    return [*messages, killed(1, 199), bye(reason="lost")]
+
+
+class TestFindings:
+    def places(self, feed_of, by, start):
+        player = Player(feed_of, FrameList(enveloped(eventful(), every_ms=50)), start=start)
+        player.arrive()
+        found = []
+        while True:
+            player.feed.go_to_finding(by, None)
+            event = player.arrive((Arrived, Missed))
+            if isinstance(event, Missed):
+                return found
+            found.append(event.step)
+
+    def test_forwards_and_backwards_find_the_same(self, feed_of):
+        forwards = self.places(feed_of, 1, Spot(step=0))
+        backwards = self.places(feed_of, -1, Spot(seconds=20.25))
+        late = next(number for number in forwards if number is not None and number > 50)
+        assert 60 < late <= 80  # within 20 steps
+        assert {150, 180} <= set(forwards)
+        assert forwards[-2:] == [None, None]  # the death, and the end of the run
+        assert backwards[::-1] == forwards[:-1]  # it began at the last one
+
+    def test_seen_from_a_step(self, feed_of):
+        player = Player(feed_of, FrameList(enveloped(eventful(), every_ms=50)), start=Spot(step=190))
+        player.arrive()
+        player.feed.go_to_finding(-1, 170)
+        assert player.arrive() == Arrived(150)
+
+
+class TestKeys:
+    def app(self, path, clock=None):
+        clock = clock or Clock()
+        return DashboardApp(ReplayFeed("x.mcap", Recording(path), 1.0, clock), clock=clock, ticking=False)
+
+    async def test_back_and_forth_in_time(self, long_recording):
+        app = self.app(long_recording)
+        async with app.run_test(size=(120, 36)) as pilot:
+            await until(pilot, lambda: app.session.state.frames)
+            await pilot.press("greater_than_sign", "ctrl+right", "greater_than_sign")
+            await until(pilot, lambda: app.feed.position_s == 15 and not app.session._moving)
+            assert "0:15/4:" in screen_text(app)
+            newest = app.session.state.newest_step().step
+            await pilot.press("less_than_sign", "ctrl+left")
+            await until(pilot, lambda: app.feed.position_s == 5 and app.session.state.newest_step().step < newest)
+            assert "0:05/4:" in screen_text(app)
+
+    async def test_go_to_a_step_and_a_time(self, long_recording):
+        app = self.app(long_recording)
+        async with app.run_test(size=(120, 36)) as pilot:
+            await until(pilot, lambda: app.session.state.frames)
+            await pilot.press("g", *"700", "enter")
+            await until(pilot, lambda: app.session.view is not None and app.session.view.step == 700)
+            assert "step 700 of 700 (paused)" in screen_text(app)
+            await pilot.press("g", *"1:30", "enter")
+            await until(pilot, lambda: round(app.feed.position_s) == 90 and not app.session._moving)
+            assert "1:30/4:" in screen_text(app)
+            await pilot.press("g", *"later", "enter")
+            await until(pilot, lambda: app._notifications)
+            assert round(app.feed.position_s) == 90
+
+    async def test_steps_beyond_those_kept(self, long_recording):
+        app = self.app(long_recording)
+        async with app.run_test(size=(120, 36)) as pilot:
+            await until(pilot, lambda: app.session.state.frames)
+            await pilot.press("g", *"700", "enter")
+            await until(pilot, lambda: app.session.view is not None and app.session.view.step == 700)
+            await pilot.press("right_square_bracket")
+            await until(pilot, lambda: app.session.view.step == 701)
+            await pilot.press("left_square_bracket", "left_square_bracket")
+            assert app.session.view.step == 699
+            app.session.select_oldest()
+            oldest = app.session.view.step
+            assert oldest == 702 - KEEP_STEPS
+            await pilot.press("left_square_bracket")
+            await until(pilot, lambda: app.session.view is not None and app.session.view.step == oldest - 1)
+            assert f"step {oldest - 1} of {oldest - 1} (paused)" in screen_text(app)
+
+    async def test_home_loop_and_speed(self, long_recording):
+        app = self.app(long_recording)
+        async with app.run_test(size=(120, 36)) as pilot:
+            await until(pilot, lambda: app.session.state.frames)
+            await pilot.press("full_stop")
+            await until(pilot, lambda: app.session.over)
+            assert "REPLAY ENDED" in screen_text(app)
+            await pilot.press("space", "home")
+            await until(pilot, lambda: app.feed.position_s == 0 and not app.session.over)
+            assert "REPLAY 1× PAUSED" in screen_text(app)
+            await pilot.press("O", "minus", "minus")
+            app.tick()
+            assert app.feed.loop
+            assert "REPLAY 0.25× PAUSED" in screen_text(app)
+            assert "0:00/4:32 loop" in screen_text(app)
+
+    async def test_findings(self, tmp_path):
+        app = self.app(ended_recording(tmp_path / "a.mcap", eventful()))
+        async with app.run_test(size=(120, 36)) as pilot:
+            await until(pilot, lambda: app.session.state.frames)
+            await pilot.press("g", *"148", "enter")
+            await until(pilot, lambda: app.session.view is not None and app.session.view.step == 148)
+            await pilot.press("n")
+            await until(pilot, lambda: app.session.view.step == 150)
+            await pilot.press("n")
+            await until(pilot, lambda: app.session.view.step == 180)
+            await pilot.press("N")
+            await until(pilot, lambda: app.session.view is not None and app.session.view.step == 150)
+
+    async def test_the_log_is_the_same_at_any_speed(self):
+        """Findings are judged by recorded time: how often the screen is drawn changes nothing."""
+        told = []
+        for ticks in (1, 7):
+            app = replay_app(eventful())
+            async with app.run_test(size=(120, 36)) as pilot:
+                await until(pilot, lambda app=app: app.session.state.frames)
+                for _ in range(ticks):
+                    await pilot.press("greater_than_sign")
+                    await pilot.pause()
+                    app.tick()
+                await pilot.press("full_stop")
+                await until(pilot, lambda app=app: app.session.over)
+                told.append([event for event in app.session.log.events if event.kind == "finding"])
+        assert told[0] == told[1]
+        assert len(told[0]) >= 3

@@ -1,0 +1,69 @@
+"""A replay without a dashboard: which lines, at what pace, from where, how often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpwatch.plain import HEADER, replay_lines
+from ddpwatch.recording.place import locate, parse_spot
+from ddpwatch.recording.reader import Recording
+from tests.unit.runs import record, run_of
+
+STEPS = 60  # of 110 ms
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Recording:
+    return Recording(record(tmp_path / "a.mcap", run_of(steps=STEPS)))
+
+
+def steps_told(out: str) -> list[int]:
+    head, *lines = out.splitlines()
+    assert head == HEADER
+    return [int(line.split()[0]) for line in lines]
+
+
+def test_all_lines_at_once(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
+    replay_lines(recording, sleep=pytest.fail)
+    told = capsys.readouterr()
+    assert steps_told(told.out) == [17, 36, 55, STEPS - 1]  # every two seconds, and the end
+    assert told.err == ""
+
+
+def test_from_a_place_they_are_the_same(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
+    replay_lines(recording, locate(recording, parse_spot("30")).at_ns)
+    told = capsys.readouterr().out
+    assert steps_told(told) == [48, STEPS - 1]
+    replay_lines(recording)
+    assert told.splitlines()[-1] == capsys.readouterr().out.splitlines()[-1]
+
+
+def test_at_a_pace(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
+    slept: list[float] = []
+    replay_lines(recording, speed=2, sleep=slept.append)
+    assert len(slept) == len(steps_told(capsys.readouterr().out))
+    assert sum(slept) == pytest.approx(recording.seconds / 2, abs=0.01)
+
+
+def test_over_and_over_at_the_pace_it_had(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replay_lines(recording, loop=True, sleep=sleep)
+    assert capsys.readouterr().out.count(HEADER) == 3
+    begin_ns, end_ns = recording.span_ns
+    assert sum(slept[:4]) == pytest.approx((end_ns - begin_ns) / 1e9, abs=0.01)
+
+
+def test_a_cut_recording_says_so(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
+    data = recording.path.read_bytes()
+    recording.path.write_bytes(data[: len(data) // 2])
+    replay_lines(Recording(recording.path))
+    assert capsys.readouterr().err == "ddpwatch: the recording was cut off here\n"
