@@ -41,6 +41,7 @@ class Launch:
 
     Raises:
         UsageError: The command does not exist.
+        DdpwatchError: The rendezvous directory cannot be used; better known before the job than in it.
     """
 
     def __init__(self, command: Sequence[str], record: Path | None, limits: Mapping[str, str]) -> None:
@@ -48,6 +49,7 @@ class Launch:
             raise UsageError("no command to run", "ddpwatch run -- torchrun --nproc-per-node=2 train.py")
         if shutil.which(command[0]) is None:
             raise UsageError(f"{command[0]}: command not found", "give the whole command after --")
+        rundir.directory()
         self.name = rundir.new_run_id(_script_of(command))
         self.command = shlex.join(command)
         self._command = list(command)

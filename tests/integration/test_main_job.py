@@ -42,7 +42,9 @@ def test_watched_recorded_and_attached_to(run_directory: Path, tmp_path: Path) -
     steps = {rank: [m.step for m in messages(frames, Step) if m.rank == rank] for rank in (0, 1)}
     assert sequence == sorted(set(sequence))
     assert steps == {0: list(range(24)), 1: list(range(24))}
-    assert [m.epoch for m in messages(frames, Layout) if m.rank == 1] == [1, 2]
+    layouts = [m for m in messages(frames, Layout) if m.rank == 1]
+    assert [layout.epoch for layout in layouts] == [1, 2, 3]  # warm-up, rebuilt, and once DDP tells what is in them
+    assert sorted(i for bucket in layouts[-1].buckets for i in bucket.params) == list(range(len(layouts[-1].params)))
     assert {m.rank for m in messages(frames, Hello)} == {0, 1}
     assert messages(frames, Device)
     wait_for(lambda: not collector_pids(info.run_id), "the collector ends")

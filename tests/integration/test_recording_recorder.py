@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpwatch import rundir
 from ddpwatch.analysis.recent import summarise
 from ddpwatch.collector.recorder import Recorder
 from ddpwatch.messages import Beat, Bye, Message, Status, Step, encode
@@ -224,6 +225,7 @@ def test_a_killed_viewer_that_records_harms_nobody(tmp_path: Path) -> None:
     stage = Stage(tmp_path / "own.mcap")
     try:
         stage.send(stage.hello(), *[step_of(0, n) for n in range(20)])
+        wait_for(lambda: stage.run_id in [info.run_id for info in rundir.live_runs()], "the run is listed")
         command = [
             sys.executable,
             "-c",

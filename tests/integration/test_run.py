@@ -47,3 +47,13 @@ def test_bad_usage_is_one_line_and_exit_2(arguments: list[str]) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert "rror: " in done.stderr
+
+
+def test_a_directory_that_others_can_read_is_refused_before_the_job_starts(tmp_path: Path) -> None:
+    (shared := tmp_path / "shared").mkdir(mode=0o755)
+    command = [sys.executable, "-c", "print('the job ran')"]
+    done = ddpwatch("run", "--headless", "--", *command, DDPWATCH_DIR=str(shared))
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "not a private directory" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -20,7 +20,7 @@ def no_collector():
 
 
 def strips():
-    return sum(isinstance(found, RowStrip) for found in gc.get_objects())
+    return sum(type(found) is RowStrip for found in gc.get_objects())
 
 
 def test_a_step_that_is_dropped(no_collector):

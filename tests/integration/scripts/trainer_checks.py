@@ -6,6 +6,7 @@ import copy
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -217,6 +218,11 @@ def story_of_a_step(strategy: Strategy, trainer: Trainer) -> list[str]:
     notebook: Any = Notebook()
     strategy.watch_with(notebook, notebook.layout)
     trainer.train_step(iter(trainer.stream))
+    # A completion is told by the collective's thread, maybe after the step.
+    while sum(event[0] == "bucket_done" for event in notebook.events) < sum(
+        event[0] == "bucket_launch" for event in notebook.events
+    ):
+        time.sleep(0.001)
     return [event[0] for event in notebook.events]
 
 

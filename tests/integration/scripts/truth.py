@@ -21,7 +21,8 @@ from ddpwatch.probe import ddp as probe
 from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
 
-STEPS = 4
+STEPS = 7
+SETTLED = 3  # DDP has rebuilt its buckets, and told
 MS = 1e-3
 
 
@@ -94,7 +95,7 @@ def take_time(ddp: DDP, delays: list[float], module: str = "") -> None:
 
 
 def case(layers: list[float], delays: list[float] | None, pause: float = 0.0, one_bucket: bool = False) -> dict:
-    """Trains a few steps; the last one's stamps, ours and the probe's. ``layers`` from the last to the first."""
+    """Trains a few steps; the stamps of one of them, ours and the probe's. ``layers`` from the last to the first."""
     stack = (
         [Pause(pause), *[Layer(seconds) for seconds in reversed(layers)]]
         if pause
@@ -109,15 +110,15 @@ def case(layers: list[float], delays: list[float] | None, pause: float = 0.0, on
             ddp._set_ddp_runtime_logging_sample_rate(1)
         tap(records)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            one_step(ddp, optimizer)
+        seen = [one_step(ddp, optimizer) for _ in range(STEPS)]
         logged = ddp._get_ddp_logging_data() if delays is None else {}
         session._session.recorder.finish()
+    chosen = undisturbed(seen) if delays is not None else STEPS - 1
     return {
-        "compute": stamps.compute,
-        "comm": sorted(stamps.comm.values()),
-        "step": message(records[-1]),
-        "before": message(records[-2]),
+        "compute": seen[chosen].compute,
+        "comm": sorted(seen[chosen].comm.values()),
+        "step": message(records[chosen]),
+        "before": message(records[chosen - 1]),
         "logged_comm_ns": logged.get("backward_comm_time"),
     }
 
@@ -132,10 +133,22 @@ def two_modules(layers: list[float], delays: tuple[list[float], list[float]], pa
         take_time(second, delays[1], "second")
         tap(records)
         optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            one_step(both, optimizer)
+        seen = [one_step(both, optimizer) for _ in range(STEPS)]
         session._session.recorder.finish()
-    return {"compute": stamps.compute, "comm": sorted(stamps.comm.values()), "step": message(records[-1])}
+    chosen = undisturbed(seen)
+    return {
+        "compute": seen[chosen].compute,
+        "comm": sorted(seen[chosen].comm.values()),
+        "step": message(records[chosen]),
+    }
+
+
+def undisturbed(seen: list[Stamps]) -> int:
+    """The step that was quickest by the script's own stamps, on the slowest rank: other load can only delay it."""
+    took = [max(end for _, end in [*step.compute, *step.comm.values()]) - step.compute[0][0] for step in seen]
+    slowest = torch.tensor(took[SETTLED:])
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return SETTLED + int(slowest.argmin())
 
 
 def hook_fires(layers: list[float], statistics: bool) -> dict:
@@ -168,8 +181,9 @@ def fired(name: str, param: torch.Tensor) -> None:
     stamps.hooks[name] = time.monotonic_ns()
 
 
-def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    stamps.compute, stamps.comm, stamps.hooks = [], {}, {}
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Stamps:
+    global stamps
+    stamps = Stamps()
     x = torch.randn(4, 16, requires_grad=True)
     begin = time.monotonic_ns()
     output = model(x)
@@ -180,6 +194,7 @@ def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+    return stamps
 
 
 def tap(records: list[StepRecord]) -> None:
