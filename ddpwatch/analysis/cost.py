@@ -1,8 +1,8 @@
 """What watching costs the job, by comparing full steps with the shadow steps beside them.
 
-A shadow step leaves the collectives alone (`ddpwatch.probe.pace`). The two kinds lie side by side in one run, so each
-full step is set against the shadow next to it: what is different in the CPU time of the rank's process is what seeing
-the collectives took. CPU time, because the duration of a step also holds what other ranks and the network did.
+A shadow step leaves the collectives alone (`ddpwatch.probe.pace`). The two kinds lie side by side in one run, so a step
+of one kind is set against its two neighbours of the other: what is different in the CPU time of the rank's process is
+what seeing the collectives took. CPU time, because a step's duration also holds what other ranks and the network did.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from statistics import median
 
 from ddpwatch.messages import Step
 
-PAIRS = 2048  # kept, of all ranks together
+PAIRS = 2048
 ENOUGH_PAIRS = 8
-STEPS = 512
-MAX_RANKS = 64  # whose steps are compared; they all run the same code
+STEPS = 512  # that share and median are taken over
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,44 +39,46 @@ class Cost:
 
 @dataclass(slots=True)
 class CostMeter:
-    """Takes steps, tells the cost.
+    """Takes steps, tells the cost. It follows one rank: all run the same code, and share what disturbs a step.
 
     Attributes:
-        differences: CPU time of a full step less that of the shadow beside it, ns; the newest pairs.
+        differences: CPU time of a full step less that of the shadow beside it, ns; the newest.
     """
 
-    _last: dict[int, Step] = field(default_factory=dict)
-    differences: deque[int] = field(default_factory=lambda: deque(maxlen=PAIRS))
+    differences: deque[float] = field(default_factory=lambda: deque(maxlen=PAIRS))
+    _rank: int | None = None
+    _last: list[Step] = field(default_factory=list)
     _full: deque[bool] = field(default_factory=lambda: deque(maxlen=STEPS))
     _durations: deque[int] = field(default_factory=lambda: deque(maxlen=STEPS))
     _own: deque[int] = field(default_factory=lambda: deque(maxlen=STEPS))
     _pairs: int = 0
 
     def add(self, step: Step) -> None:
-        """Takes one step of one rank, in order."""
-        if step.rank >= MAX_RANKS or step.status not in ("ok", "shadow") or step.cpu_ns is None:
-            self._last.pop(step.rank, None)
+        """Takes one step of one rank, in order. Of several ranks, the first that comes is followed."""
+        if self._rank is None:
+            self._rank = step.rank
+        if step.rank != self._rank:
             return
-        before = self._last.get(step.rank)
-        if before is not None and before.step == step.step - 1 and before.status != step.status:
-            full, shadow = (step, before) if step.status == "ok" else (before, step)
-            if full.synced == shadow.synced and full.micro_steps == shadow.micro_steps:
-                assert full.cpu_ns is not None
-                assert shadow.cpu_ns is not None
-                self.differences.append(full.cpu_ns - shadow.cpu_ns)
-                self._pairs += 1
-                # a step is used once: differences that share one are not independent
-                self._last.pop(step.rank)
-                self._count(step)
-                return
-        self._last[step.rank] = step
-        self._count(step)
-
-    def _count(self, step: Step) -> None:
+        if step.status not in ("ok", "shadow") or step.cpu_ns is None:
+            self._last.clear()
+            return
         self._full.append(step.status == "ok")
         self._durations.append(step.duration_ns)
         if step.status == "shadow":
             self._own.append(step.own_ns)
+        if self._last and not _alike(self._last[-1], step):
+            self._last.clear()
+        self._last.append(step)
+        if len(self._last) == 3:
+            before, middle, after = self._last
+            if before.status == after.status != middle.status:
+                # Between its two neighbours: what grows from step to step cancels out.
+                difference = _cpu_ns(middle) - (_cpu_ns(before) + _cpu_ns(after)) / 2
+                self.differences.append(difference if middle.status == "ok" else -difference)
+                self._pairs += 1
+                self._last.clear()  # differences that share a step are not independent
+            else:
+                del self._last[0]
 
     def cost(self) -> Cost | None:
         """The cost, None while there are too few pairs."""
@@ -93,3 +94,12 @@ class CostMeter:
             return (difference * share + own) / step_ns
 
         return Cost(ratio(median(ordered)), ratio(ordered[low]), ratio(ordered[high]), self._pairs, share)
+
+
+def _alike(before: Step, step: Step) -> bool:
+    """Whether two steps follow each other and did the same work."""
+    return (before.step, before.synced, before.micro_steps) == (step.step - 1, step.synced, step.micro_steps)
+
+
+def _cpu_ns(step: Step) -> int:
+    return step.cpu_ns or 0

@@ -47,6 +47,14 @@ class Observer(Protocol):
             The bucket's record, None if it is not recorded.
         """
 
+    def failed(self, error: Exception) -> None:
+        """Something of ours went wrong."""
+
+
+def nbytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of a bucket's values, also of a sparse one."""
+    return tensor.nbytes if tensor.layout is torch.strided else tensor._values().nbytes
+
 
 class TimedGroup(dist.ProcessGroup):
     """What a reducer takes for its process group: the group itself, seen through an observer.
@@ -57,13 +65,13 @@ class TimedGroup(dist.ProcessGroup):
 
     Args:
         inner: The process group. Every operation is its own; only all-reduces pass through here on their way.
-        observer: Told about them.
+        observer: Told about them; None: nobody.
     """
 
-    def __init__(self, inner: dist.ProcessGroup, observer: Observer) -> None:
+    def __init__(self, inner: dist.ProcessGroup, observer: Observer | None) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner = inner
-        self._observer = observer
+        self.observer = observer
         kinds = dist.ProcessGroup.BackendType
         for device in inner._device_types:
             backend = inner._get_backend(device)
@@ -71,13 +79,16 @@ class TimedGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> dist.Work:  # type: ignore[override]
         """All-reduces, with a stamp before and, later, one when the result is there."""
-        observer = self._observer
-        at = observer.called()
+        observer = self.observer
+        at = 0 if observer is None else observer.called()
         work = self.inner.allreduce(tensors, *options)
-        # A reducer that looks for unused parameters also reduces which ones were used: integers, and not a bucket.
-        if at and (tensor := tensors[0]).is_floating_point():
-            nbytes = tensor.nbytes if tensor.layout is torch.strided else tensor._values().nbytes
-            observer.issued(None, nbytes, at, work.get_future())
+        if at and observer is not None:
+            try:
+                # A reducer that looks for unused parameters also reduces which ones were used: integers, not a bucket.
+                if tensors[0].dtype is not torch.int32:
+                    observer.issued(None, nbytes_of(tensors[0]), at, work.get_future())
+            except Exception as error:
+                observer.failed(error)
         return work
 
 
@@ -111,15 +122,22 @@ def timed(hook: Hook, observer: Observer, count: Callable[[], int | None]) -> Ho
     @functools.wraps(hook)
     def ddpwatch_timing(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         at = observer.called()
-        if not at:
-            return hook(state, bucket)
-        nbytes = bucket.buffer().nbytes
-        before = count()
+        before = nbytes = 0
+        if at:
+            try:
+                nbytes, before = nbytes_of(bucket.buffer()), count() or 0
+            except Exception as error:
+                observer.failed(error)
+                at = 0
         future = hook(state, bucket)
-        idle = before is not None and before == count() and future.done()
-        entry = observer.issued(bucket.index(), nbytes, at, future)
-        if entry is not None:
-            entry.idle = idle
+        if at and isinstance(future, torch._C.Future):  # DDP refuses anything else
+            try:
+                idle = bool(before) and before == count() and future.done()
+                entry = observer.issued(bucket.index(), nbytes, at, future)
+                if entry is not None:
+                    entry.idle = idle
+            except Exception as error:
+                observer.failed(error)
         return future
 
     return ddpwatch_timing
@@ -206,7 +224,6 @@ def _teach_registration() -> None:
 
     with _lock:
         if DistributedDataParallel.register_comm_hook is _original_register:
-            atexit.register(drain)
             DistributedDataParallel.register_comm_hook = register_comm_hook  # type: ignore[method-assign]
 
 
@@ -233,7 +250,7 @@ class Callback:
         _gone(id(self))
 
 
-def drain(timeout_s: float = 0.5) -> None:
+def drain(timeout_s: float = 0.1) -> None:
     """Waits until the collectives' threads have let go of our callbacks; registered to run when the interpreter ends.
 
     Such a thread wakes who waits for its result, and only then takes the GIL to destroy the callback. If the
@@ -244,3 +261,6 @@ def drain(timeout_s: float = 0.5) -> None:
     while _alive and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(0.01)  # from the callback's end to the thread's last touch of Python: microseconds
+
+
+atexit.register(drain)

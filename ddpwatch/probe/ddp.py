@@ -29,13 +29,15 @@ from torch.utils.hooks import RemovableHandle
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import BucketLayout, Layout
 from ddpwatch.probe.collectives import Callback, GroupHooks, TimedGroup, comm_hook_of, time_later_hook
+from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.layout import bucket_layout, reduced_parameters
 from ddpwatch.probe.recorder import BucketRecord, StepRecord, StepRecorder
 
 LAYOUT_TRIES = 12  # steps; DDP notes its final buckets in its first ten iterations
 
-# What the reducers all-reduce through. Must live as long as the module, and no longer: it owns the process group.
-_groups: weakref.WeakKeyDictionary[DistributedDataParallel, TimedGroup] = weakref.WeakKeyDictionary()
+# What the reducers all-reduce through. Must live as long as a reducer or a built-in comm hook may call it, and no
+# longer than the module: it owns the process group.
+_groups: weakref.WeakKeyDictionary[DistributedDataParallel, list[TimedGroup]] = weakref.WeakKeyDictionary()
 
 
 class _ModuleHook:
@@ -103,7 +105,8 @@ class DdpProbe:
         self._compute_end_callback = self._guarded(self._compute_end)
         self._end_callback = self._guarded(self._backward_end)
         self.foreign_hook = comm_hook_of(ddp)
-        self._observing = False
+        self._observing = False  # whether the reducer has our group
+        self._observed = True  # whether this backward's collectives are seen
         self._group_hooks: GroupHooks | None = None
         if not self.foreign_hook:
             time_later_hook(ddp, self)
@@ -125,7 +128,7 @@ class DdpProbe:
         """Takes the hooks off. A comm hook cannot be unregistered: the user's stays wrapped, which only passes on."""
         self.active = False
         if (ddp := self._ddp()) is not None:
-            self._observe_group(ddp, False)
+            self._leave_group(ddp)
         if self._group_hooks is not None:
             self._group_hooks.close()
         for handle in self._handles:
@@ -163,13 +166,28 @@ class DdpProbe:
         """Has the reducer all-reduce through our view of its process group, or through the group itself."""
         if self.foreign_hook:
             return
-        group, ours = ddp.process_group, _groups.get(ddp)
-        if ours is None or ours.inner is not group:  # the module can be given another group
-            ours = _groups[ddp] = TimedGroup(group, self)
+        group, made = ddp.process_group, _groups.setdefault(ddp, [])
+        ours = next((known for known in made if known.inner is group), None)
+        if ours is None:  # the first, or the module was given another group
+            ours = TimedGroup(group, self)
+            made.append(ours)
             self._observing = False
+        ours.observer = self
         if observe != self._observing:
             self._observing = observe
             ddp.reducer._update_process_group(ours if observe else group)
+
+    def _leave_group(self, ddp: DistributedDataParallel) -> None:
+        """Gives the reducer its group back, and lets go of ours where nothing can hold it."""
+        for ours in _groups.get(ddp, ()):
+            ours.observer = None
+        if self._in_backward:  # in a signal handler: the reducer is at work, and locked; ours only passes on
+            return
+        if self._observing:
+            self._observing = False
+            ddp.reducer._update_process_group(ddp.process_group)
+        if not comm_hook_of(ddp).startswith("Builtin"):  # that keeps the group that it was made with
+            _groups.pop(ddp, None)
 
     # -- forward ---------------------------------------------------------------------------------------------
 
@@ -179,7 +197,6 @@ class DdpProbe:
             return
         self._in_backward = False
         self._recorder.forward_begin()
-        self._observe_group(module, not self._recorder.shadow)
 
     def _forward_end(self, module: Any, arguments: Any, output: Any) -> None:
         if not torch.is_grad_enabled():
@@ -200,6 +217,9 @@ class DdpProbe:
         if not self._in_backward:
             self._in_backward = True
             self._launched = []
+            self._observed = not self._recorder.shadow
+            if (ddp := self._ddp()) is not None:  # nothing of this backward has been launched yet
+                self._observe_group(ddp, self._observed)
             self._on_graph_end(self._compute_end_callback)
 
     def _compute_end(self) -> None:
@@ -208,22 +228,23 @@ class DdpProbe:
 
     def _backward_end(self) -> None:
         self._in_backward = False
-        self._recorder.backward_end()
-        record, ddp = self._recorder.current, self._ddp()
         launched, self._launched = self._launched, []
-        derived = self._blind or self._recorder.shadow
-        if record is None or ddp is None or not (launched or (derived and self._will_sync)):
+        derived = self._blind or not self._observed
+        reduced = bool(launched) or (derived and self._will_sync)
+        self._recorder.backward_end(reduced)
+        record, ddp = self._recorder.current, self._ddp()
+        if record is None or ddp is None or not reduced:
             return
         if self._synced_backwards == 0:
             self._recorder.warm_up()
         self._synced_backwards += 1
-        if not self._recorder.shadow:
+        if launched or self._blind:
             self._update_layout(ddp, [bucket.nbytes for bucket in sorted(launched, key=lambda bucket: bucket.index)])
         if self._host:
             read = self._derive_launches if derived else partial(self._read_stats, launched)
             stats = ddp.reducer.get_backward_stats() if self._has_stats else None
             record.later.append(partial(read, stats, self._forward_end_ns, self._buckets))
-        record.untimed = derived or not self.timed
+        record.untimed = record.untimed or derived or not self.timed
 
     @staticmethod
     def _on_graph_end(call: Callable[..., Any]) -> None:
@@ -296,7 +317,15 @@ class DdpProbe:
 
     def called(self) -> int:
         """A bucket's collective is about to be issued."""
-        return self._recorder.clock() if self.active and not self._recorder.shadow else 0
+        if not self.active or self._recorder.shadow:
+            return 0
+        try:
+            at = self._recorder.clock()
+        except Exception as error:
+            self.failed(error)
+            return 0
+        # While a CUDA graph is captured, stamps are the host's, and a callback would become part of the graph.
+        return at if self._host or isinstance(at, GpuStamp) else 0
 
     def issued(self, index: int | None, nbytes: int, at: int, future: Any) -> BucketRecord | None:
         """It was issued; ``future`` is done when its result is there."""
@@ -311,9 +340,13 @@ class DdpProbe:
                 self._recorder.charge(time.monotonic_ns() - entered)
             return entry
         except Exception as error:
-            self.active = False
-            self._on_error(error)
+            self.failed(error)
             return None
+
+    def failed(self, error: Exception) -> None:
+        """Something of ours went wrong: the probe falls silent."""
+        self.active = False
+        self._on_error(error)
 
     def _update_layout(self, ddp: DistributedDataParallel, sizes: list[int]) -> None:
         """Publishes what is in which bucket when that has changed, and again when DDP tells more about it.

@@ -6,9 +6,11 @@ They take milliseconds or more, and are called once a step at most, so the stamp
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -41,21 +43,24 @@ class Outside:
         self._compilations: Any = None
         self._next, self._save = _BaseDataLoaderIter.__next__, torch.save
         _BaseDataLoaderIter.__next__ = self._timed("data", self._next)  # type: ignore[method-assign]
-        torch.save = self._timed("save", self._save)
+        # Under both its names: whoever pickles the function finds it where it says it is.
+        torch.save = torch.serialization.save = self._timed("save", self._save)
         self._patched = _BaseDataLoaderIter.__next__, torch.save
-        wrapt.register_post_import_hook(self._see_compilations, "torch._dynamo.callback")
+        see = weakref.WeakMethod(self._see_compilations)  # a post-import hook can not be taken back
+        wrapt.register_post_import_hook(lambda module: (see() or (lambda _: None))(module), "torch._dynamo.callback")
 
     def close(self) -> None:
         """Takes the stamps off, where nobody has wrapped them since."""
         self.active = False
         if self._compilations is not None:
-            self._compilations.remove_start_callback(self._compile_begin)
-            self._compilations.remove_end_callback(self._compile_end)
+            with contextlib.suppress(ValueError):  # torch._dynamo.reset() has removed them
+                self._compilations.remove_start_callback(self._compile_begin)
+                self._compilations.remove_end_callback(self._compile_end)
             self._compilations = None
         if _BaseDataLoaderIter.__next__ is self._patched[0]:
             _BaseDataLoaderIter.__next__ = self._next  # type: ignore[method-assign]
         if torch.save is self._patched[1]:
-            torch.save = self._save
+            torch.save = torch.serialization.save = self._save
 
     def _timed(self, activity: Activity, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -42,7 +42,8 @@ class Pace:
         """Whether this step is a shadow."""
         if step < FIRST_FULL:
             return False
-        return chosen(step, COMPARED) if self.period == 1 else not chosen(step, self.period)
+        # A chosen step's twin is chosen by no period: what is full at a longer period is no shadow here.
+        return chosen(step ^ 1, COMPARED) if self.period == 1 else not chosen(step, self.period)
 
     def learn(self, own_ns: int, step_ns: int) -> None:
         """Takes what the hooks saw of themselves in a full step, and its duration."""

@@ -19,6 +19,7 @@ from ddpwatch.messages import Span, Step, StepStatus
 from ddpwatch.probe.pace import Pace
 
 Clock = Callable[[], int]
+MOST_REDUCTIONS = 64  # in one step; then every reduced backward is a step of its own
 Phase = Literal["input", "forward", "between", "backward", "sync", "optimizer"]
 
 
@@ -42,7 +43,7 @@ class StepRecord:
 
     __slots__ = (
         "backwards", "buckets", "cpu_ns", "end", "epoch", "hooks", "later",
-        "own_ns", "resolved", "spans", "start", "status", "step", "untimed",
+        "own_ns", "reductions", "resolved", "spans", "start", "status", "step", "untimed",
     )  # fmt: skip
 
     def __init__(self, step: int, start: int) -> None:
@@ -57,6 +58,7 @@ class StepRecord:
         self.hooks: list[tuple[int, int]] = []
         self.later: list[Callable[[StepRecord], None]] = []  # work put off to the sender thread
         self.own_ns = 0
+        self.reductions = 0
         self.cpu_ns: int | None = None
         self.untimed = False  # completions cannot be stamped here
         self.resolved = True  # no stamp waits for the GPU
@@ -219,13 +221,20 @@ class StepRecorder:
         if self.phase == "backward":
             self._leave("backward", "sync")
 
-    def backward_end(self) -> None:
-        """The backward call is about to return: gradients are reduced."""
+    def backward_end(self, reduced: bool | None = None) -> None:
+        """The backward call is about to return.
+
+        Args:
+            reduced: Whether it has reduced its gradients; whether buckets were launched, if not given.
+        """
         if self.phase != "sync":
             return
         self._leave("sync", "between")
-        if self.current is not None and self.current.buckets:
+        if self.current is not None and (bool(self.current.buckets) if reduced is None else reduced):
             self._synced_end = self._begin
+            self.current.reductions += 1
+            if self.current.reductions >= MOST_REDUCTIONS:  # no optimizer that we see steps any more
+                self._optimizer_seen = False
 
     def wait_begin(self) -> None:
         """The backward stops to wait for a collective: a synchronous one, inside a hook."""

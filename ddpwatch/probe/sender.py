@@ -81,7 +81,7 @@ class Sender(threading.Thread):
         self.dropped += len(self._outbox) == BACKLOG
         self._outbox.append(message)
 
-    def stop(self, farewell: Bye, timeout_s: float = 0.95) -> None:
+    def stop(self, farewell: Bye, timeout_s: float = 0.85) -> None:
         """Sends what is left and a farewell, and waits for that at most ``timeout_s``."""
         self._farewell = farewell
         self._stopping.set()
@@ -98,7 +98,8 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         """Ticks until stopped."""
-        self._clock_id = time.pthread_getcpuclockid(threading.get_ident())
+        with contextlib.suppress(AttributeError, OSError):  # not on every system
+            self._clock_id = time.pthread_getcpuclockid(threading.get_ident())
         try:
             self._connect()
             while not self._stopping.wait(TICK_S):

@@ -148,8 +148,12 @@ class Session:
         self.sender.post(Mark(rank=self.rank, kind="validation", name="validation", start_ns=begin, end_ns=end))
 
     def _stamp(self, stamp: Any) -> None:
-        if self.active:
+        if not self.active:
+            return
+        try:
             stamp()
+        except Exception as error:
+            self._give_up(error)
 
     # -- the collector and how to find it --------------------------------------------------------------------
 

@@ -15,14 +15,14 @@ STEP_MS = 100
 
 
 def measured(extra_ms: float, steps: int = 800, period: int = 8, seed: int = 0, noise_ms: float = 4) -> Cost | None:
-    """Two ranks; full steps take ``extra_ms`` more CPU time than shadows, in noise that drifts."""
+    """64 ranks in one noise that drifts; full steps take ``extra_ms`` more CPU time than shadows."""
     meter, noise = CostMeter(), random.Random(seed)
     drift = 0.0
     for number in range(steps):
         drift = 0.9 * drift + noise.gauss(0, noise_ms)
         full = chosen(number, period)
-        for rank in range(2):
-            cpu = 80 + drift + noise.gauss(0, noise_ms) + extra_ms * full
+        cpu = 80 + drift + noise.gauss(0, noise_ms) + extra_ms * full
+        for rank in range(64):
             meter.add(step(number, rank, full, int(cpu * MS)))
     return meter.cost()
 
@@ -53,13 +53,13 @@ def test_the_cost_lies_in_its_interval(extra_ms: float) -> None:
 def test_the_interval_is_a_95_percent_one() -> None:
     """Of 200 jobs, about ten may miss."""
     truth = (3 / 8 + 0.05) / STEP_MS
-    costs = [measured(3, steps=240, seed=seed) for seed in range(200)]
+    costs = [measured(3, steps=320, seed=seed) for seed in range(200)]
     missed = sum(cost is None or not cost.low <= truth <= cost.high for cost in costs)
-    assert missed <= 20
+    assert missed <= 18  # of 200; more happens once in a hundred times
 
 
 def test_more_steps_tell_it_more_closely() -> None:
-    few, many = measured(3, steps=200), measured(3, steps=3200)
+    few, many = measured(3, steps=300), measured(3, steps=4800)
     assert few is not None
     assert many is not None
     assert many.high - many.low < 0.5 * (few.high - few.low)
@@ -67,7 +67,7 @@ def test_more_steps_tell_it_more_closely() -> None:
 
 def test_too_few_pairs_tell_nothing() -> None:
     meter = CostMeter()
-    for number in range(2 * ENOUGH_PAIRS - 2):
+    for number in range(3 * ENOUGH_PAIRS - 1):
         meter.add(step(number, 0, number % 2 == 0, 80 * MS))
     assert meter.cost() is None
 

@@ -21,6 +21,15 @@ def test_ranks_with_different_periods_choose_the_same_steps_as_far_as_they_can()
         assert all(chosen(step, shorter) for step in range(4096) if chosen(step, longer))
 
 
+@pytest.mark.parametrize("period", PERIODS[1:])
+def test_what_is_full_at_a_longer_period_is_no_shadow_at_the_shortest(period: int) -> None:
+    every, slower = Pace(), Pace()
+    slower.period = period
+    full = [step for step in range(4096) if not slower.is_shadow(step)]
+    assert len(full) > 100
+    assert not any(every.is_shadow(step) for step in full)
+
+
 @pytest.mark.parametrize("rhythm", [2, 4, 8, 10, 16, 100])
 def test_the_choice_has_no_rhythm(rhythm: int) -> None:
     """What a job does every so many steps meets full steps as often as any other step does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from ddpwatch.probe.collectives import GroupHooks, TimedGroup, drain
 from ddpwatch.probe.ddp import DdpProbe
 from ddpwatch.probe.layout import bucket_layout
 from ddpwatch.probe.outside import Outside
-from ddpwatch.probe.recorder import BucketRecord, StepRecord, StepRecorder
+from ddpwatch.probe.recorder import MOST_REDUCTIONS, BucketRecord, StepRecord, StepRecorder
 
 MS = 1_000_000
 LAYERS = 4
@@ -180,6 +181,94 @@ def test_a_module_that_is_given_another_group_is_seen_on(monkeypatch: pytest.Mon
     assert all(None not in step.bucket_done for step in steps)
 
 
+def test_a_job_without_an_optimizer_ends_every_step_with_its_backward() -> None:
+    """Also a shadow step, and one whose comm hook cannot be seen: nothing may pile up."""
+    for watched in (
+        Watched(shadows=True),
+        Watched(shadows=True, prepare=lambda ddp: ddp.register_comm_hook(None, fp16_compress_hook)),
+    ):
+        for _ in range(10):
+            watched.ddp(torch.ones(2, 8)).sum().backward()
+        watched.recorder.finish()
+        assert [record.status for record in watched.records] == ["warmup", *["ok"] * 4, *["shadow", "ok"] * 2, "shadow"]
+
+
+def test_a_job_whose_optimizer_stops_for_good_goes_on_in_steps() -> None:
+    watched = Watched()
+    watched.train(1)
+    for _ in range(2 * MOST_REDUCTIONS):
+        watched.ddp(torch.ones(2, 8)).mean().backward()
+    assert watched.recorder.current is not None
+    assert len(watched.recorder.current.buckets) <= MOST_REDUCTIONS * LAYERS
+    assert len(watched.records) >= MOST_REDUCTIONS
+
+
+def test_a_module_can_be_watched_again() -> None:
+    watched = Watched()
+    watched.train(3)
+    watched.probe.close()
+    again = DdpProbe(watched.ddp, 0, 0, watched.recorder, watched.layouts.append, watched.errors.append)
+    assert [len(step.bucket_done) for step in watched.train(3)[-3:]] == [LAYERS] * 3
+    again.close()
+
+
+def test_two_modules_whose_forwards_lie_in_another_step_than_their_backwards() -> None:
+    """As in a GAN: the generator's forward comes before the discriminator's step. Each is seen or derived, always."""
+    generator = Watched(shadows=True)
+    recorder = generator.recorder
+    discriminator = DistributedDataParallel(Layer(8, 8), bucket_cap_mb=0.0002)
+    probe = DdpProbe(discriminator, 1, 200, recorder, generator.layouts.append, generator.errors.append)
+    for _ in range(10):
+        made = generator.ddp(torch.ones(2, 8))
+        discriminator(made.detach()).sum().backward()
+        recorder.optimizer_begin()
+        recorder.optimizer_end()
+        discriminator(made).sum().backward()
+        recorder.optimizer_begin()
+        recorder.optimizer_end()
+    recorder.finish()
+    drain()
+    steps = [record.message(0, 0) for record in generator.records]
+    probe.close()
+    assert generator.errors == []
+    backwards = [sum(span.phase == "backward" for span in step.spans) for step in steps]
+    assert sum(step.bucket_module.count(0) for step in steps) >= 9 * LAYERS
+    assert sum(backwards) == 20
+    assert all((None in step.bucket_done) == (step.status == "shadow") for step in steps if step.bucket_index)
+
+
+def test_a_comm_hook_sees_sparse_gradients() -> None:
+    """Their bytes are those of their values."""
+    ddp = DistributedDataParallel(nn.EmbeddingBag(10, 4, sparse=True))
+    records: list[StepRecord] = []
+    errors: list[Exception] = []
+    recorder = StepRecorder(records.append)
+    probe = DdpProbe(ddp, 0, 0, recorder, lambda layout: None, errors.append)
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def] # DDP does not take annotations that are strings
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+
+    ddp.register_comm_hook(None, hook)
+    for _ in range(2):
+        ddp(torch.tensor([[1, 2], [3, 4]])).sum().backward()
+    recorder.finish()
+    assert errors == []
+    assert [bucket.nbytes for record in records for bucket in record.buckets] == [4 * 4 * 4] * 2
+    probe.close()
+
+
+def test_a_comm_hook_that_returns_no_future_gets_ddps_own_error() -> None:
+    watched = Watched()
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]
+        return bucket.buffer()
+
+    watched.ddp.register_comm_hook(None, hook)
+    with pytest.raises(RuntimeError, match="callback must return"):
+        watched.ddp(torch.ones(2, 8)).sum().backward()
+    assert watched.errors == []
+
+
 def test_nothing_is_seen_after_the_end() -> None:
     watched = Watched()
     watched.train(2)
@@ -199,7 +288,7 @@ def test_an_error_of_the_collective_is_the_one_that_ddp_would_raise() -> None:
         def allreduce(self, *_: Any) -> None:
             raise dist.DistBackendError("the wire is cut")
 
-    quiet = SimpleNamespace(called=lambda: 0)
+    quiet = SimpleNamespace(called=lambda: 0, failed=lambda error: None)
     with pytest.raises(dist.DistBackendError, match="the wire is cut"):
         dist.ProcessGroup.allreduce(TimedGroup(Broken(), quiet), [torch.ones(1)], dist.AllreduceOptions())  # type: ignore[arg-type]
 
@@ -271,6 +360,8 @@ def test_what_happens_outside_the_steps_is_marked(tmp_path: Any) -> None:
     assert len(list(DataLoader(Slow()))) == 3
     torch.save({}, tmp_path / "checkpoint")
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+    assert pickle.loads(pickle.dumps(torch.save)) is torch.save
+    torch._dynamo.reset()  # forgets our callbacks
     outside.close()
     torch.save({}, tmp_path / "checkpoint")
     torch.compile(lambda x: x + 2, backend="eager")(torch.ones(1))
