@@ -59,6 +59,7 @@ bench: install
 	$(BIN)/python benchmarks/compare_aa.py
 	$(BIN)/python benchmarks/dashboard.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/profiler_truth.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/strategies.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/stopped_collector.py
 

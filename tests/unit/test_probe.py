@@ -193,7 +193,8 @@ def test_a_job_without_an_optimizer_ends_every_step_with_its_backward() -> None:
         assert [record.status for record in watched.records] == ["warmup", *["ok"] * 4, *["shadow", "ok"] * 2, "shadow"]
 
 
-def test_a_job_whose_optimizer_stops_for_good_goes_on_in_steps() -> None:
+def test_a_job_whose_optimizer_stops_for_good_goes_on_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # no naps
     watched = Watched()
     watched.train(1)
     for _ in range(2 * MOST_REDUCTIONS):
