@@ -16,23 +16,21 @@ import statistics
 import sys
 import time
 
-os.environ["DDPWATCH_SHADOW"] = "0"
-
 import torch
 import torch.distributed as dist
+from profiler_truth import under_both
 from torch import nn
 from torch.autograd import DeviceType
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
 
-import ddpwatch
 from ddpwatch.analysis.intervals import Intervals, intersect, total, union
 from ddpwatch.analysis.render import table
 from ddpwatch.analysis.steps import figures
 from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
 
-STEPS, WARM, WITHIN_POINTS = 40, 20, 2.0
+WITHIN_POINTS = 2.0
 
 
 def train(backend: str, records: list[StepRecord]) -> tuple[Intervals, Intervals, list[int]]:
@@ -43,25 +41,9 @@ def train(backend: str, records: list[StepRecord]) -> tuple[Intervals, Intervals
     torch.manual_seed(0)
     layers = [layer for _ in range(24) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
     ddp = DistributedDataParallel(nn.Sequential(*layers).to(device), bucket_cap_mb=32)
-    ddpwatch.watch(ddp)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
     data = torch.randn(2048, 2048, device=device)
-
-    def step() -> None:
-        ddp(data).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    for _ in range(WARM):
-        step()
-    recorder = session._session.recorder
-    emit = recorder._emit
-    recorder._emit = lambda record: (records.append(record), emit(record))
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        for _ in range(STEPS):
-            step()
-        torch.cuda.synchronize()
-    step()
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    profiler = under_both(ddp, data, activities, records, finish=torch.cuda.synchronize)
     comm, compute, begins = [], [], []
     for event in profiler.events():
         span = (round(event.time_range.start * 1000), round(event.time_range.end * 1000))

@@ -14,6 +14,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Callable
 
 os.environ["DDPWATCH_SHADOW"] = "0"
 
@@ -31,19 +32,21 @@ from ddpwatch.messages import Step
 from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
 
-STEPS, WARM = 40, 12
+STEPS, WARM = 40, 20
 LAYERS, WIDTH, BATCH = 24, 512, 128
 Events = dict[str, list[tuple[int, int]]]
 
 
-def train(records: list[StepRecord]) -> Events:
-    """Trains under both; the profiler's events by name, in ns of the monotonic clock."""
-    torch.manual_seed(0)
-    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-    ddp = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=4)
+def under_both(
+    ddp: DistributedDataParallel,
+    data: torch.Tensor,
+    activities: list[ProfilerActivity],
+    records: list[StepRecord],
+    finish: Callable[[], None] = lambda: None,
+) -> profile:
+    """Trains with ddpwatch and the profiler both watching the last steps; ``finish`` is the last thing profiled."""
     ddpwatch.watch(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
-    data = torch.randn(BATCH, WIDTH)
 
     def step() -> None:
         ddp(data).square().mean().backward()
@@ -55,10 +58,20 @@ def train(records: list[StepRecord]) -> Events:
     recorder = session._session.recorder
     emit = recorder._emit
     recorder._emit = lambda record: (records.append(record), emit(record))
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=activities) as profiler:
         for _ in range(STEPS):
             step()
-    ddp(data)  # closes the last step
+        finish()
+    step()  # closes the last step
+    return profiler
+
+
+def train(records: list[StepRecord]) -> Events:
+    """The profiler's events of the reference job by name, in ns of the monotonic clock."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    ddp = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=4)
+    profiler = under_both(ddp, torch.randn(BATCH, WIDTH), [ProfilerActivity.CPU], records)
     zero = profiler.profiler.kineto_results.trace_start_ns() - time.time_ns() + time.monotonic_ns()
     found: Events = defaultdict(list)
     for event in profiler.events():
