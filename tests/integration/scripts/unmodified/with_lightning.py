@@ -44,6 +44,7 @@ def main() -> None:
     trainer.fit(Classifier(), loader(1024, shuffle=True), loader(256, shuffle=False))
     trainer.print(f"validation loss {trainer.callback_metrics['val_loss']:.6f}")
     trainer.save_checkpoint(sys.argv[1])
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
