@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from ddpwatch.probe.recorder import BucketRecord, StepRecord
 
@@ -25,8 +25,8 @@ LEAK_NS = 20_000  # per step, so that a GPU clock that runs fast cannot carry a 
 class Event(Protocol):
     """The part of ``torch.cuda.Event`` that is used here."""
 
-    def record(self) -> None:
-        """Enqueues the event on the current stream."""
+    def record(self, stream: Any) -> None:
+        """Enqueues the event on a stream."""
 
     def query(self) -> bool:
         """Whether the GPU has passed it."""
@@ -46,6 +46,9 @@ class CudaClock:
 
     Args:
         make_event: Makes an event with timing.
+        stream: The current stream of the device that the model is on. Not of the current device: a script that never
+            calls ``set_device`` computes on one GPU while another is current, and an event there would claim memory
+            on a GPU that the job does not use.
         capturing: Whether a CUDA graph is being captured: then nothing may be enqueued, and stamps are the host's.
         host: Host time in ns.
     """
@@ -53,10 +56,12 @@ class CudaClock:
     def __init__(
         self,
         make_event: Callable[[], Event],
+        stream: Callable[[], Any],
         capturing: Callable[[], bool],
         host: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._make_event = make_event
+        self._stream = stream
         self._capturing = capturing
         self._host = host
         self._pool: list[Event] = []
@@ -70,7 +75,7 @@ class CudaClock:
         event = self._pool.pop() if self._pool else self._make_event()
         stamp = GpuStamp(self._host())
         stamp.event = event
-        event.record()
+        event.record(self._stream())
         return stamp
 
     def follow(self, record: StepRecord) -> None:
@@ -83,7 +88,7 @@ class CudaClock:
 
     def poll(self) -> None:
         """Resolves the records whose events the GPU has passed. Never waits."""
-        while self._waiting:
+        while self._waiting and not self._capturing():  # asking an event would break the capture
             record = self._waiting[0]
             stamps = list(_stamps(record))
             if not all(isinstance(stamp, GpuStamp) for stamp in stamps) or not _launched(record):

@@ -15,6 +15,7 @@ import sys
 import time
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -94,7 +95,8 @@ class Session:
     def add(self, ddp: DistributedDataParallel) -> DdpProbe:
         """Attaches to one more module."""
         if ddp.device_type == "cuda" and self.recorder.gpu is None:
-            self.recorder.use(CudaClock(_cuda_event, torch.cuda.is_current_stream_capturing))
+            stream = partial(torch.cuda.current_stream, ddp.device)
+            self.recorder.use(CudaClock(_cuda_event, stream, torch.cuda.is_current_stream_capturing))
         if self.recorder.pace is None:
             self.recorder.pace = pace_of()
         probe = DdpProbe(ddp, self._modules, self._parameters, self.recorder, self._publish_layout, self._give_up)

@@ -17,7 +17,8 @@ class Gpu:
         self.host = 10_000 * MS
         self.offset = offset  # host time = GPU time + offset
         self.compute = self.comm = 0
-        self.current = "compute"
+        self.current = "compute"  # what the model's device has as its current stream
+        self.asked = 0  # how often an event was queried
         self.passed: int | None = None  # GPU time up to which events report as passed; None: all
 
     def work(self, ms: float) -> None:
@@ -36,11 +37,12 @@ class Event:
         self.gpu = gpu
         self.at = 0
 
-    def record(self) -> None:
+    def record(self, stream: str) -> None:
         now = self.gpu.host - self.gpu.offset
-        self.at = max(now, self.gpu.compute if self.gpu.current == "compute" else self.gpu.comm)
+        self.at = max(now, self.gpu.compute if stream == "compute" else self.gpu.comm)
 
     def query(self) -> bool:
+        self.gpu.asked += 1
         return self.gpu.passed is None or self.at <= self.gpu.passed
 
     def elapsed_time(self, end_event: Event) -> float:
@@ -52,7 +54,7 @@ class Rig:
         self.gpu = Gpu(offset)
         self.capturing = False
         self.records: list[StepRecord] = []
-        self.clock = CudaClock(self.gpu.event, lambda: self.capturing, lambda: self.gpu.host)
+        self.clock = CudaClock(self.gpu.event, lambda: self.gpu.current, lambda: self.capturing, lambda: self.gpu.host)
         self.recorder = StepRecorder(self.records.append)
         self.recorder.use(self.clock)
 
@@ -143,6 +145,22 @@ def test_nothing_is_enqueued_while_a_graph_is_captured() -> None:
     rig.step()
     rig.recorder.finish()
     assert rig.records[0].message(0, 0).bucket_done == [None, None]
+
+
+def test_no_event_is_asked_while_a_graph_is_captured() -> None:
+    """CUDA refuses to query an event during a capture, and the capture is lost."""
+    rig = Rig()
+    rig.gpu.passed = -1
+    rig.step()
+    rig.step()  # closes the first, which the GPU has not passed
+    rig.gpu.passed = None
+    asked, rig.capturing = rig.gpu.asked, True
+    rig.step()
+    assert rig.gpu.asked == asked
+    rig.capturing = False
+    rig.step()
+    assert rig.records[0].settled()
+    assert rig.records[0].message(0, 0).bucket_done != [None, None]
 
 
 def test_events_are_used_again() -> None:
