@@ -11,6 +11,7 @@ from ddpwatch.messages import Bye, Hello, Layout, Mark, Message, Status, Step
 from ddpwatch.tui.text import ms
 
 KEEP_EVENTS = 2000
+GONE_NS = 3_000_000_000  # a finding that comes back sooner was never gone: a figure that wavers around its threshold
 _QUIET = ("starting", "collecting", "ended")
 
 
@@ -36,7 +37,7 @@ class EventLog:
 
     Attributes:
         events: Oldest first.
-        finding: The finding that holds now.
+        finding: The finding that holds now, or has been gone for less than `GONE_NS`.
         count: Events so far.
     """
 
@@ -44,6 +45,7 @@ class EventLog:
         self.events: deque[Event] = deque(maxlen=KEEP_EVENTS)
         self.finding: Verdict | None = None
         self.count = 0
+        self._gone: tuple[int, int | None] | None = None  # since when (ns, step) the finding does not hold
         self._trouble = ""
         self._layouts: set[tuple[int, int]] = set()
         self._odd: set[tuple[int, str]] = set()
@@ -74,15 +76,19 @@ class EventLog:
             self._recording(message.recording_error, at_ns)
 
     def judge(self, verdict: Verdict, at_ns: int, step: int | None) -> None:
-        """Notes a finding that is new, and one that is gone. Changing figures make no new finding."""
+        """Notes a finding that is new, and one that is gone for good. Changing figures make no new finding."""
         before = self.finding
         if before is not None and _same(before, verdict):
-            self.finding = verdict
+            self.finding, self._gone = verdict, None
             return
-        if before is not None and before.severity in ("warn", "bad") and before.kind not in _QUIET:
-            self.add(Event(at_ns, "finding", f"cleared: {before.text}", "good", step))
-        self.finding = verdict
-        if verdict.severity in ("warn", "bad"):
+        if before is not None and _found(before) and before.kind not in _QUIET:
+            self._gone = self._gone or (at_ns, step)
+            since_ns, last = self._gone
+            if not _found(verdict) and 0 <= at_ns - since_ns < GONE_NS:
+                return
+            self.add(Event(at_ns, "finding", f"cleared: {before.text}", "good", last))
+        self.finding, self._gone = verdict, None
+        if _found(verdict):
             self.add(Event(at_ns, "finding", verdict.text, verdict.severity, step))
 
     def _step(self, step: Step, at_ns: int) -> None:
@@ -130,6 +136,10 @@ class JobOutput:
     def events(self) -> list[Event]:
         """Oldest first."""
         return [*self._lines, *self._begun]
+
+
+def _found(verdict: Verdict) -> bool:
+    return verdict.severity in ("warn", "bad")
 
 
 def _same(a: Verdict, b: Verdict) -> bool:
