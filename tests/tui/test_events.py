@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpwatch.analysis.verdict import Verdict
 from ddpwatch.tui.events import GONE_NS, EventLog
+from tests.tui.frames import step
 
 EXPOSED = Verdict("exposed", "warn", "exposed communication 11 %", bucket=2)
 HIDDEN = Verdict("hidden", "ok", "communication is hidden: exposed only 9 %")
@@ -42,3 +43,11 @@ def test_a_finding_that_comes_back_later_is_told_again() -> None:
     for at, verdict in [(0, EXPOSED), (1, HIDDEN), (1 + GONE_NS, HIDDEN), (2 + GONE_NS, EXPOSED)]:
         log.judge(verdict, at, 0)
     assert texts(log) == [EXPOSED.text, f"cleared: {EXPOSED.text}", EXPOSED.text]
+
+
+def test_a_step_that_is_out_of_the_ordinary_is_told_once_and_a_shadow_is_not() -> None:
+    log = EventLog()
+    for number, status in enumerate(["warmup", "ok", "shadow", "shadow", "aborted"]):
+        for rank in (0, 1):
+            log.take(step(rank, number, status=status), number)
+    assert texts(log) == ["step 0 is warm-up (rank 0)", "step 4 is aborted (rank 0)"]
