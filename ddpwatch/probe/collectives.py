@@ -1,9 +1,9 @@
 """Sees a DDP module's collectives: when each was issued, when its result was there, and who issues them.
 
 Without a comm hook the reducer all-reduces through its process group. `TimedGroup` stands in front of that group, for
-this one reducer only, and takes two stamps; what is reduced, and how, stays DDP's own C++ path. A comm hook of the
-user's is wrapped when it is registered. One that was registered before is left alone: its completion is seen through
-the process group's own hooks where torch has them (2.14), and is unknown elsewhere.
+this one reducer only, and takes two stamps; what is reduced, and how, stays DDP's own C++ path. Where process groups
+have hooks of their own (torch 2.14), a comm hook of the user's is left alone and seen through them. Elsewhere it is
+wrapped when it is registered, and one that was registered before stays as it is: its completion is unknown.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ class Observer(Protocol):
     def failed(self, error: Exception) -> None:
         """Something of ours went wrong."""
 
+    def hooked(self) -> None:
+        """The module was given a comm hook that was not wrapped, since its group has hooks of its own."""
+
 
 def nbytes_of(tensor: torch.Tensor) -> int:
     """Bytes of a bucket's values, also of a sparse one."""
@@ -72,6 +75,7 @@ class TimedGroup(dist.ProcessGroup):
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner = inner
         self.observer = observer
+        self.bound_device_id = inner.bound_device_id  # registering a backend also tells it this
         kinds = dist.ProcessGroup.BackendType
         for device in inner._device_types:
             backend = inner._get_backend(device)
@@ -143,11 +147,14 @@ def timed(hook: Hook, observer: Observer, count: Callable[[], int | None]) -> Ho
     return ddpwatch_timing
 
 
-class GroupHooks:
-    """Sees what a comm hook that we could not wrap issues on its process group, on torch ≥ 2.14.
+MOST_CALLED = 64  # collectives that were called and not issued: each has failed
 
-    One call of a comm hook may issue several collectives, and they do not say which bucket they are for: only a hook
-    that issues one for each bucket is told rightly. With any other the number of buckets does not fit the layout.
+
+class GroupHooks:
+    """Sees what a comm hook issues on its process group, on torch ≥ 2.14. The user's hook runs as it is.
+
+    One call of it may issue several collectives, and they do not say which bucket they are for: only a hook that issues
+    one all-reduce for each bucket is told rightly. With any other the number of buckets does not fit the layout.
 
     Args:
         group: The process group; see `supported`.
@@ -171,15 +178,30 @@ class GroupHooks:
         self._handles.clear()
 
     def _before(self, args: Any) -> None:
-        at = self._observer.called()
-        if at:
-            nbytes = sum(tensor.nbytes for tensor in getattr(args, "input_tensors", None) or ())
-            self._called[args.op_id] = (nbytes, at)
+        try:
+            tensors = _reduced_by(args)
+            at = self._observer.called() if tensors else 0
+            if at:
+                if len(self._called) > MOST_CALLED:
+                    self._called.clear()
+                self._called[args.op_id] = (sum(map(nbytes_of, tensors)), at)
+        except Exception as error:
+            self._observer.failed(error)
 
     def _after(self, args: Any) -> None:
-        nbytes, at = self._called.pop(args.op_id, (0, 0))
-        if at:
-            self._observer.issued(None, nbytes, at, args.work.get_future())
+        try:
+            nbytes, at = self._called.pop(args.op_id, (0, 0))
+            if at:
+                self._observer.issued(None, nbytes, at, args.work.get_future())
+        except Exception as error:
+            self._observer.failed(error)
+
+
+def _reduced_by(args: Any) -> list[torch.Tensor]:
+    """What an all-reduce of gradients takes; nothing for any other collective (these see all of a process group's)."""
+    if "allreduce" not in str(args.name).lower().replace("_", ""):
+        return []
+    return [tensor for tensor in args.input_tensors if tensor.dtype is not torch.int32]
 
 
 # -- the moment at which a user registers a comm hook ------------------------------------------------------------
@@ -218,6 +240,10 @@ def _teach_registration() -> None:
         observer = None if reference is None else reference()
         if observer is None or not hasattr(hook, "__qualname__"):  # DDP refuses what has no name
             _original_register(self, state, hook)
+            return
+        if GroupHooks.supported(self.process_group):
+            _original_register(self, state, hook)
+            observer.hooked()
             return
         _original_register(self, state, timed(hook, observer, _counter(self.process_group)))
         self._comm_hooks[-1] = (hook, state)  # who looks finds the hook that was given

@@ -6,7 +6,8 @@ whether the GPU has passed them; when it has passed them all, every stamp of the
 
 CUDA gives differences between events only. The host time of a step's first event is bounded from below: the GPU cannot
 reach an event before the host has enqueued it. The tightest such bound of all events, carried over from step to step,
-is taken; it is exact to some microseconds as soon as the GPU was not behind the host once in a while.
+is taken; it is exact to some microseconds as soon as the GPU was not behind the host once in a while. A stamp that is
+the host's by nature (a collective that the host has carried out, as Gloo does) fits in as it is.
 """
 
 from __future__ import annotations
@@ -91,10 +92,11 @@ class CudaClock:
         while self._waiting and not self._capturing():  # asking an event would break the capture
             record = self._waiting[0]
             stamps = list(_stamps(record))
-            if not all(isinstance(stamp, GpuStamp) for stamp in stamps) or not _launched(record):
+            events = [stamp for stamp in stamps if isinstance(stamp, GpuStamp)]
+            if len(events) < len(stamps) or not _launched(record):
                 self._give_up(self._waiting.popleft())
-            elif all(stamp.event.query() for stamp in stamps if isinstance(stamp, GpuStamp)):
-                self._resolve(self._waiting.popleft(), [s for s in stamps if isinstance(s, GpuStamp)])
+            elif all(stamp.event.query() for stamp in events):
+                self._resolve(self._waiting.popleft(), events)
             else:
                 return
 
@@ -129,14 +131,14 @@ class CudaClock:
 
 
 def _stamps(record: StepRecord) -> Iterator[int]:
-    """All stamps of a record, its start first and its end last."""
+    """All stamps of a record that the GPU has to take, its start first and its end last."""
     yield record.start
     for _, begin, end in record.spans:
         yield begin
         yield end
     for bucket in record.buckets:
         yield bucket.launch
-        if bucket.done is not None:
+        if isinstance(bucket.done, GpuStamp):
             yield bucket.done
     yield record.end
 
@@ -150,14 +152,16 @@ def _replace(record: StepRecord, gpu: Callable[[int], int]) -> None:
     record.spans = [(phase, gpu(begin), gpu(end)) for phase, begin, end in record.spans]
     for bucket in record.buckets:
         bucket.ready = bucket.launch = gpu(bucket.launch)
-        bucket.done = None if bucket.done is None else gpu(bucket.done)
-    _derive_launches(record.buckets)
+    in_order = [bucket for bucket in record.buckets if isinstance(bucket.done, GpuStamp)]
+    for bucket in in_order:
+        bucket.done = gpu(bucket.done or 0)
+    _derive_launches(in_order)
     record.start, record.end = gpu(record.start), gpu(record.end)
 
 
 def _derive_launches(buckets: Iterable[BucketRecord]) -> None:
-    """Collectives run in order on one stream: each starts once it is enqueued there and the one before it is done."""
-    previous = 0
+    """A module's collectives run in order on one stream: each starts once the one before it is done."""
+    done: dict[int, int] = {}
     for bucket in buckets:
-        bucket.launch = max(bucket.launch, previous)
-        previous = bucket.done or bucket.launch
+        bucket.launch = max(bucket.launch, done.get(bucket.module, 0))
+        done[bucket.module] = bucket.done or bucket.launch

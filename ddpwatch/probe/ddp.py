@@ -102,6 +102,7 @@ class DdpProbe:
         self._synced_backwards = 0
         self._launched: list[BucketRecord] = []
         self._begin_hook = self._guarded(self._backward_begin)
+        self._begin_hook.__torch_unserializable__ = True  # type: ignore[attr-defined]  # saving an output warns of no hook
         self._compute_end_callback = self._guarded(self._compute_end)
         self._end_callback = self._guarded(self._backward_end)
         self.foreign_hook = comm_hook_of(ddp)
@@ -114,6 +115,8 @@ class DdpProbe:
         elif GroupHooks.supported(ddp.process_group):
             self._group_hooks = GroupHooks(ddp.process_group, self)
         self._blind = bool(self.foreign_hook) and self._group_hooks is None
+        # Gloo reduces on the host also what lies on a GPU, and its threads have no stream that waits for the result.
+        self._by_host = not self._host and ddp.process_group._get_backend(ddp.device).name() == "gloo"
         # Whether completions can be stamped: on a GPU the future completes when the collective is enqueued, and its
         # callback runs on a stream that waits for it, where only a GPU clock can stamp.
         self.timed = (self._host or recorder.gpu is not None) and not self._blind
@@ -207,7 +210,8 @@ class DdpProbe:
         self._forward_end_ns = self._recorder.since
         self._will_sync = module.require_backward_grad_sync
         for tensor in _tensors(output):
-            if tensor.requires_grad:
+            # A leaf among the outputs is a parameter, which would gather a hook with every forward.
+            if tensor.grad_fn is not None:
                 tensor.register_hook(self._begin_hook)  # type: ignore[no-untyped-call]
 
     # -- backward --------------------------------------------------------------------------------------------
@@ -336,12 +340,21 @@ class DdpProbe:
             if entry is not None:
                 self._launched.append(entry)
                 if self.timed:
-                    future.add_done_callback(Callback(self._recorder.bucket_done, entry))
+                    future.add_done_callback(Callback(self._done, entry))
                 self._recorder.charge(time.monotonic_ns() - entered)
             return entry
         except Exception as error:
             self.failed(error)
             return None
+
+    def _done(self, entry: BucketRecord) -> None:
+        self._recorder.bucket_done(entry, time.monotonic_ns() if self._by_host else None)
+
+    def hooked(self) -> None:
+        """A comm hook was registered which runs unwrapped: its collectives are seen on its process group."""
+        ddp = self._ddp()
+        if self.active and ddp is not None and self._group_hooks is None:
+            self._group_hooks = GroupHooks(ddp.process_group, self)
 
     def failed(self, error: Exception) -> None:
         """Something of ours went wrong: the probe falls silent."""

@@ -22,6 +22,7 @@ def hello_of(
     """The introduction of the rank that trains ``module``."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    uuid = getattr(properties, "uuid", None)  # older versions of torch do not tell it
     return Hello(
         run_id=run_id,
         attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
@@ -34,7 +35,7 @@ def hello_of(
         time_ns=clock.time_namespace(),
         device_kind=device.type,
         device_name="" if properties is None else properties.name,
-        device_uuid="" if properties is None else f"GPU-{properties.uuid}",
+        device_uuid="" if uuid is None else f"GPU-{uuid}",
         backend=backend,
         torch=str(torch.__version__),
         module=type(module).__name__,

@@ -20,6 +20,7 @@ from ddpwatch.probe.pace import Pace
 
 Clock = Callable[[], int]
 MOST_REDUCTIONS = 64  # in one step; then every reduced backward is a step of its own
+MOST_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
 Phase = Literal["input", "forward", "between", "backward", "sync", "optimizer"]
 
 
@@ -78,7 +79,7 @@ class StepRecord:
             rank=rank,
             step=self.step,
             status=self.status,
-            synced=bool(buckets),
+            synced=bool(buckets) or self.reductions > 0,
             micro_steps=self.backwards,
             epoch=self.epoch,
             start_ns=start,
@@ -123,7 +124,7 @@ class StepRecorder:
         pace: Chooses the shadow steps (`ddpwatch.probe.pace`), once whoever owns the hooks has set it.
         shadow: Whether the open step is one.
         cpu: CPU time of the job in this process, ns.
-        on_validation: Told when a validation began and ended (ns), once the step after it begins.
+        on_validation: Told when a validation began and ended (ns), once training goes on.
         phase, since: Where training is now and since when; read by the heartbeat thread.
         last_hook: Id of the newest parameter whose gradient is known to have arrived, or None.
         current: The open record, or None before the first forward.
@@ -147,6 +148,7 @@ class StepRecorder:
         self.steps = 0
         self.epoch = 0
         self._begin = 0  # start of the phase that is open
+        self._forwards = 0  # since the last backward
         self._optimizer_end: int | None = None
         self._optimizer_seen = False
         self._optimizer_depth = 0
@@ -174,13 +176,24 @@ class StepRecorder:
                 self._cpu_ns = self.cpu()
             self.current = StepRecord(self.steps, now if end is None else max(end, self._outside_until))
             self._outside_until = 0
-            if self._validation is not None:
-                self.on_validation(*self._validation)
-                self._validation = None
+            self._tell_validation()
             self.shadow = self.pace is not None and self.pace.is_shadow(self.steps)
             if self.shadow:
                 self.current.status = "shadow"
+        self._forwards += 1
+        if self._forwards > MOST_FORWARDS:
+            self._drop_forwards(self.current, now)
         self._enter("forward", now)
+
+    def _drop_forwards(self, record: StepRecord, now: int) -> None:
+        """Takes the forwards that no backward has followed out of the step, which may begin only now."""
+        self._forwards = 1
+        while record.spans and record.spans[-1][0] == "forward":
+            record.spans.pop()
+        if not record.spans:
+            begin, _ = self._validation or (record.start, now)
+            self._validation = (begin, now)
+            record.start = now
 
     def forward_end(self) -> None:
         """The forward that began last has returned."""
@@ -201,6 +214,11 @@ class StepRecorder:
             self._outside_until = self.clock()
             self._validation = (self._validation[0], self._outside_until)
 
+    def _tell_validation(self) -> None:
+        if self._validation is not None:
+            self.on_validation(*self._validation)
+            self._validation = None
+
     def saved(self) -> None:
         """A checkpoint has been written."""
         if self.phase == "input":
@@ -213,6 +231,8 @@ class StepRecorder:
         if self.current is None or self.phase in ("backward", "sync"):
             return False
         self.current.backwards += 1
+        self._forwards = 0
+        self._tell_validation()
         self._enter("backward", self.clock())
         return True
 
@@ -275,9 +295,9 @@ class StepRecorder:
         self.box.launch(index)
         return bucket
 
-    def bucket_done(self, bucket: BucketRecord) -> None:
-        """The bucket's result is there. May be called from any thread."""
-        bucket.done = self.clock()
+    def bucket_done(self, bucket: BucketRecord, at: int | None = None) -> None:
+        """The bucket's result is there, now or at ``at`` (absolute ns). May be called from any thread."""
+        bucket.done = self.clock() if at is None else at
         self.box.done(bucket.index)
 
     def hook_fired(self, param: int, at_ns: int | None = None) -> None:

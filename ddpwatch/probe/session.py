@@ -75,6 +75,7 @@ class Session:
         self._address = self._start_collector(record) if self.rank == 0 else None
         self._probes: weakref.WeakSet[DdpProbe] = weakref.WeakSet()  # the modules' hooks own them
         self._modules = self._parameters = 0
+        self._gpu: torch.device | None = None
         self.sender = Sender(self.rank, self._find_endpoint, self._give_up)
         self.recorder: StepRecorder = self.sender.recorder
         self._optimizer_hooks = [
@@ -94,6 +95,8 @@ class Session:
 
     def add(self, ddp: DistributedDataParallel) -> DdpProbe:
         """Attaches to one more module."""
+        if ddp.device_type == "cuda":
+            self._check_gpu(ddp)
         if ddp.device_type == "cuda" and self.recorder.gpu is None:
             stream = partial(torch.cuda.current_stream, ddp.device)
             self.recorder.use(CudaClock(_cuda_event, stream, torch.cuda.is_current_stream_capturing))
@@ -111,6 +114,14 @@ class Session:
         self._probes.add(probe)
         self.start(ddp.module, str(dist.get_backend(ddp.process_group)), ddp_flags(ddp), probe.timed)
         return probe
+
+    def _check_gpu(self, ddp: DistributedDataParallel) -> None:
+        """One clock serves a process, and it is that of one GPU: what computes on others would get false times."""
+        used = {param.device for param in ddp.parameters()}
+        self._gpu = self._gpu or ddp.device
+        if used != {self._gpu}:
+            others = ", ".join(sorted(map(str, used - {self._gpu})))
+            raise DdpwatchError(f"{type(ddp.module).__name__} computes on {others}, while {self._gpu} is watched")
 
     @property
     def watches_anything(self) -> bool:

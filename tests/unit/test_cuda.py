@@ -58,8 +58,17 @@ class Rig:
         self.recorder = StepRecorder(self.records.append)
         self.recorder.use(self.clock)
 
-    def step(self, launch_ms: float = 0.01) -> None:
-        """Forward 10 ms, backward 2 × 20 ms with a 15 ms collective after each, optimizer 5 ms; enqueued at once."""
+    def step(
+        self,
+        launch_ms: float = 0.01,
+        modules: tuple[int, int] = (0, 0),
+        collective_ms: float = 15,
+        by_host: list[int] | None = None,
+    ) -> None:
+        """Forward 10 ms, backward 2 × 20 ms with a collective after each, optimizer 5 ms; enqueued at once.
+
+        ``by_host``: when the host has carried out each collective, if that is who does.
+        """
         gpu, recorder = self.gpu, self.recorder
         gpu.host += int(launch_ms * MS)
         recorder.forward_begin()
@@ -69,11 +78,11 @@ class Rig:
         for index in (0, 1):
             gpu.work(20)
             stamp = self.clock()
-            bucket = recorder.bucket_launch(0, index, 64, launch=stamp)
+            bucket = recorder.bucket_launch(modules[index], index, 64, launch=stamp)
             assert bucket is not None
-            gpu.collective(15)
+            gpu.collective(collective_ms)
             gpu.current = "comm"
-            recorder.bucket_done(bucket)
+            recorder.bucket_done(bucket, by_host[index] if by_host else None)
             gpu.current = "compute"
         recorder.backward_compute_end()
         gpu.compute = max(gpu.compute, gpu.comm)  # DDP lets the compute stream wait for the collectives
@@ -102,6 +111,24 @@ def test_a_collective_starts_when_the_one_before_is_done() -> None:
     rig.recorder.finish()
     buckets = rig.records[0].buckets
     assert buckets[1].launch == max(buckets[1].ready or 0, buckets[0].done or 0)
+
+
+def test_a_collective_that_the_host_has_carried_out_keeps_the_hosts_time() -> None:
+    """As with Gloo: its thread knows when the result was there, and no stream of the GPU does. Two may run at once."""
+    rig = Rig(offset=3 * MS)
+    begin = rig.gpu.host + 10_000
+    rig.step(by_host=[begin + 80 * MS, begin + 60 * MS])
+    rig.recorder.finish()
+    step = rig.records[0].message(0, 0)
+    assert step.bucket_done == [80 * MS, 60 * MS]
+    assert step.bucket_launch == [30 * MS, 50 * MS]
+
+
+def test_two_modules_collectives_do_not_wait_for_each_other() -> None:
+    rig = Rig()
+    rig.step(modules=(0, 1), collective_ms=30)
+    rig.recorder.finish()
+    assert rig.records[0].message(0, 0).bucket_launch == [30 * MS, 50 * MS]
 
 
 def test_host_time_is_found_although_the_gpu_is_behind() -> None:

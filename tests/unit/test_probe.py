@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +20,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Layout, Mark, Step
 from ddpwatch.probe.collectives import GroupHooks, TimedGroup, drain
 from ddpwatch.probe.ddp import DdpProbe
 from ddpwatch.probe.layout import bucket_layout
 from ddpwatch.probe.outside import Outside
 from ddpwatch.probe.recorder import MOST_REDUCTIONS, BucketRecord, StepRecord, StepRecorder
+from ddpwatch.probe.session import Session
 
 MS = 1_000_000
 LAYERS = 4
@@ -309,10 +314,12 @@ class FutureGroup:
         self.after.append(hook)
         return SimpleNamespace(remove=lambda: self.after.remove(hook))
 
-    def collective(self, op_id: int, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    def collective(
+        self, op_id: int, tensor: torch.Tensor, name: str = "HookOpName.all_reduce"
+    ) -> torch.futures.Future[torch.Tensor]:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         for hook in list(self.before):
-            hook(SimpleNamespace(op_id=op_id, input_tensors=[tensor]))
+            hook(SimpleNamespace(op_id=op_id, name=name, input_tensors=[tensor]))
         for hook in list(self.after):
             hook(SimpleNamespace(op_id=op_id, work=SimpleNamespace(get_future=lambda: future)))
         return future
@@ -331,12 +338,99 @@ def test_the_process_groups_own_hooks_are_used_where_torch_has_them() -> None:
     second.set_result(torch.ones(4))
     first.set_result(torch.ones(8))
     group.collective(3, torch.ones(2))  # the observer did not want it
+    group.collective(5, torch.ones(2), "HookOpName.all_gather")
+    group.collective(6, torch.ones(2, dtype=torch.int32))  # which parameters were used
     hooks.close()
     group.collective(4, torch.ones(2))
     assert seen == [(None, 32, 11), (None, 16, 12)]
     assert done == [12, 11]
     assert GroupHooks.supported(group)
     assert not GroupHooks.supported(object())
+
+
+def test_an_error_in_a_process_groups_hook_stays_ours() -> None:
+    group, errors = FutureGroup(), []
+
+    def issued(*_: Any) -> None:
+        raise ValueError("ours")
+
+    GroupHooks(group, SimpleNamespace(called=lambda: 1, issued=issued, failed=errors.append))
+    group.collective(1, torch.ones(1))
+    assert [str(error) for error in errors] == ["ours"]
+
+
+def test_a_comm_hook_runs_unwrapped_where_process_groups_have_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = FutureGroup()
+    for name in ("register_pre_hook", "register_post_hook"):
+        monkeypatch.setattr(dist.ProcessGroup, name, method_of(group, name), raising=False)
+    callers: list[str] = []
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP takes no annotation in quotes
+        callers.append(sys._getframe(1).f_code.co_name)
+        group.collective(bucket.index(), bucket.buffer()).set_result(bucket.buffer())
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    watched = Watched()
+    watched.ddp.register_comm_hook(None, hook)
+    steps = watched.train(3)
+    assert "ddpwatch_timing" not in callers
+    assert steps[-1].bucket_index == list(range(LAYERS))
+    assert None not in steps[-1].bucket_done
+    watched.probe.close()
+    assert (group.before, group.after) == ([], [])
+
+
+def method_of(group: FutureGroup, name: str) -> Callable[..., Any]:
+    """The stand-in's method as one of every process group."""
+    return lambda self, hook: getattr(group, name)(hook)
+
+
+class Tempered(nn.Module):
+    """Returns a parameter beside its output, as CLIP does with its temperature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(8, 8), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x), self.scale
+
+
+def test_a_parameter_among_the_outputs_gathers_no_hooks() -> None:
+    ddp = DistributedDataParallel(Tempered())
+    probe = DdpProbe(ddp, 0, 0, StepRecorder(lambda record: None), lambda layout: None, pytest.fail)
+    for _ in range(3):
+        output, scale = ddp(torch.ones(2, 8))
+        (output.sum() * scale).backward()
+    assert not ddp.module.scale._backward_hooks
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns of hooks that are not saved
+        torch.save(ddp(torch.ones(2, 8)), io.BytesIO())
+    probe.close()
+
+
+def test_the_groups_backend_stays_bound_to_its_device() -> None:
+    inner = dist.ProcessGroup(0, 1)
+    inner.bound_device_id = torch.device("cuda:0")
+    backend = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+    inner._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    assert TimedGroup(inner, None).bound_device_id == torch.device("cuda:0")
+
+
+def test_one_gpu_is_watched_in_a_process() -> None:
+    def module(*devices: int) -> Any:
+        gpus = [torch.device("cuda", index) for index in devices]
+        params = [SimpleNamespace(device=gpu) for gpu in gpus]
+        return SimpleNamespace(device=gpus[0], module=nn.Linear(1, 1), parameters=lambda: params)
+
+    session: Any = SimpleNamespace(_gpu=None)
+    Session._check_gpu(session, module(1, 1))
+    with pytest.raises(DdpwatchError, match="computes on cuda:0, while cuda:1 is watched"):
+        Session._check_gpu(session, module(0))
+    with pytest.raises(DdpwatchError, match="computes on cuda:2, while cuda:1 is watched"):
+        Session._check_gpu(session, module(1, 2))
 
 
 class Slow(Dataset[torch.Tensor]):

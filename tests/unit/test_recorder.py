@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpwatch.analysis.steps import figures
 from ddpwatch.messages import Step
-from ddpwatch.probe.recorder import StepRecord, StepRecorder
+from ddpwatch.probe.recorder import MOST_FORWARDS, StepRecord, StepRecorder
 
 
 class Script:
@@ -159,6 +159,41 @@ def test_a_forward_without_a_backward_stays_in_the_step() -> None:
     script.optimize()
     script.recorder.finish()
     assert [step.micro_steps for step in script.messages()] == [1]
+
+
+def test_an_evaluation_with_gradients_on_is_no_part_of_a_step_and_does_not_grow() -> None:
+    script, validations = Script(), []
+    script.recorder.on_validation = lambda begin, end: validations.append((begin, end))
+    script.forward()
+    script.backward()
+    script.optimize()
+    begin = script.now
+    for _ in range(3 * MOST_FORWARDS):
+        script.forward()
+        assert len(script.recorder.current.spans) <= MOST_FORWARDS  # type: ignore[union-attr]
+    assert validations == []
+    script.backward()
+    script.optimize()
+    script.recorder.finish()
+    _, second = script.messages()
+    (told,) = validations
+    assert told[0] == begin
+    assert told[1] == second.start_ns
+    assert second.duration_ns < MOST_FORWARDS * 11 + 200
+    assert second.duration_ns == sum(figures(second).parts_ns.values())
+
+
+def test_a_reduction_whose_buckets_were_not_seen_is_one() -> None:
+    """So a shadow step on a GPU is compared with the full ones beside it, and not called unsynced."""
+    script = Script()
+    script.forward()
+    script.after(1).backward_begin()
+    script.after(5).backward_compute_end()
+    script.after(5).backward_end(reduced=True)
+    script.optimize()
+    script.recorder.finish()
+    (step,) = script.messages()
+    assert (step.synced, step.bucket_index) == (True, [])
 
 
 def test_hooks_outside_a_step_are_no_error() -> None:
