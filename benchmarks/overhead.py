@@ -8,8 +8,8 @@ with the plain block of the same round, so that a noisy machine is equally noisy
 floor. Besides the duration, which holds whatever else the machine does, the CPU time of the rank's process is compared.
 The idle sender thread and the optimizer's hooks of ddpwatch are there in every block; they are not in its cost.
 
-The second table is what ddpwatch says about itself in the same run: the difference between its full and its shadow
-steps, the share of full steps that it has chosen, and what that makes (`ddpwatch.analysis.cost`).
+The last table is what ddpwatch says about itself in the same run: the difference between its full, its shadow and its
+unwatched steps, the share of full steps that it has chosen, and what that makes (`ddpwatch.analysis.cost`).
 """
 
 from __future__ import annotations
@@ -189,16 +189,14 @@ def by_itself(meter: CostMeter, own: list[int]) -> None:
     """What the dashboard and the report would say of this run."""
     cost = meter.cost()
     if cost is None:
-        print("too few pairs of full and shadow steps")
+        print("too few unwatched steps to compare with; hint: more --rounds")
         return
-    difference = statistics.median(meter.differences) / 1e6
     rows = [
-        ["pairs of a full and a shadow step", str(cost.pairs)],
-        [
-            "a full step takes more than its shadow (ms of CPU time)",
-            f"{difference:.2f}",
-        ],
-        ["of that seen by the hooks themselves (ms)", f"{statistics.median(own) / 1e6:.2f}"],
+        [f"{more} step − {less} one (ms of CPU time)", f"{known.interval()[0] / 1e6:.2f} of {known.count}"]
+        for (less, more), known in meter.differences.items()
+    ]
+    rows += [
+        ["a full step's cost as its hooks see it (ms)", f"{statistics.median(own) / 1e6:.2f}"],
         ["recorded in full", f"1 step in {1 / cost.full_share:.1f}"],
         ["watching costs", f"{100 * cost.ratio:.2f} % ({100 * cost.low:.2f} … {100 * cost.high:.2f})"],
     ]

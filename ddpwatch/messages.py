@@ -30,7 +30,7 @@ Column = Annotated[list[Ns], Meta(max_length=65536)]
 SparseColumn = Annotated[list[Ns | None], Meta(max_length=65536)]
 
 PhaseName = Literal["forward", "backward", "sync", "optimizer"]
-StepStatus = Literal["ok", "warmup", "aborted", "shadow"]
+StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched"]
 EndReason = Literal["finished", "exception", "killed", "lost"]
 
 
@@ -110,7 +110,7 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
     parameter's gradient was accumulated, in order; the bucket columns are in launch order. A bucket index
     occurs once per synced backward. ``reduced`` is False if a comm hook handed every bucket back at once, with nothing
     communicated. A ``shadow`` step has no hook columns and no ``bucket_done``; its launches are derived from DDP's own
-    ready times.
+    ready times. An ``unwatched`` step has its begin, its end, its CPU time, and nothing else.
 
     ``own_ns`` is what ddpwatch's hooks saw of themselves and ``sender_ns`` the CPU time of its thread since the frame
     before; ``cpu_ns`` is the CPU time of the rank's process since the end of the step before, without that thread.

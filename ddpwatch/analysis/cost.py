@@ -1,22 +1,25 @@
-"""What watching costs the job, by comparing full steps with the shadow steps beside them.
+"""What watching costs the job, by comparing steps that are watched with those beside them that are not.
 
-A shadow step leaves the collectives alone (`ddpwatch.probe.pace`). The two kinds lie side by side in one run, so a step
-of one kind is set against its two neighbours of the other: what is different in the CPU time of the rank's process is
-what seeing the collectives took. CPU time, because a step's duration also holds what other ranks and the network did.
+A few steps are not watched at all, and of the others most are shadows, whose collectives are left alone
+(`ddpwatch.probe.pace`). The kinds lie side by side in one run, so a step of one kind is set against its two neighbours
+of another: what is different in the CPU time of the rank's process is what the additional watching took. CPU time,
+because a step's duration also holds what other ranks and the network did.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import ceil, floor, sqrt
+from math import ceil, floor, hypot, sqrt
 from statistics import median
 
 from ddpwatch.messages import Step
 
 PAIRS = 2048
 ENOUGH_PAIRS = 8
-STEPS = 512  # that share and median are taken over
+STEPS = 512  # that shares and the median are taken over
+LESS = ("unwatched", "shadow", "ok")  # kinds of steps, from less to more watching
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +27,10 @@ class Cost:
     """What watching costs, as a share of the step.
 
     Attributes:
-        ratio: (Median difference × share of full steps + what the hooks see of themselves in a shadow) / median step.
+        ratio: (What each kind of step takes more than an unwatched one × its share + what the hooks see of themselves
+            in an unwatched one) / median step.
         low, high: 95 % interval of that, from the order statistics of the differences (no assumption on their shape).
-        pairs: How many differences there are.
+        pairs: How many unwatched steps were compared.
         full_share: Share of the steps that are recorded in full.
     """
 
@@ -37,21 +41,51 @@ class Cost:
     full_share: float
 
 
+class Differences:
+    """CPU time of steps of one kind less that of their neighbours of another (ns); the newest.
+
+    Attributes:
+        values: In the order in which they came.
+        count: How many there have ever been.
+    """
+
+    def __init__(self) -> None:
+        self.values: deque[float] = deque(maxlen=PAIRS)
+        self.count = 0
+
+    def add(self, value: float) -> None:
+        """Takes one."""
+        self.values.append(value)
+        self.count += 1
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough to speak of a median."""
+        return len(self.values) >= ENOUGH_PAIRS
+
+    def interval(self) -> tuple[float, float, float]:
+        """The median, and the order statistics between which it lies with 95 %: binomial(n, 1/2), approximated."""
+        ordered, count = sorted(self.values), len(self.values)
+        half = 1.96 * sqrt(count) / 2
+        low, high = max(0, floor(count / 2 - half)), min(count - 1, ceil(count / 2 + half))
+        return median(ordered), ordered[low], ordered[high]
+
+
 @dataclass(slots=True)
 class CostMeter:
     """Takes steps, tells the cost. It follows one rank: all run the same code, and share what disturbs a step.
 
     Attributes:
-        differences: CPU time of a full step less that of the shadow beside it, ns; the newest.
+        differences: By the two kinds of steps that were compared, the one with less watching first.
     """
 
-    differences: deque[float] = field(default_factory=lambda: deque(maxlen=PAIRS))
+    differences: dict[tuple[str, str], Differences] = field(default_factory=dict)
+    _before: tuple[str, str] | None = None  # what the comparison was of that has just used the step before
     _rank: int | None = None
     _last: list[Step] = field(default_factory=list)
-    _full: deque[bool] = field(default_factory=lambda: deque(maxlen=STEPS))
+    _kinds: deque[str] = field(default_factory=lambda: deque(maxlen=STEPS))
     _durations: deque[int] = field(default_factory=lambda: deque(maxlen=STEPS))
     _own: deque[int] = field(default_factory=lambda: deque(maxlen=STEPS))
-    _pairs: int = 0
 
     def add(self, step: Step) -> None:
         """Takes one step of one rank, in order. Of several ranks, the first that comes is followed."""
@@ -59,46 +93,73 @@ class CostMeter:
             self._rank = step.rank
         if step.rank != self._rank:
             return
-        if step.status not in ("ok", "shadow") or step.cpu_ns is None:
+        if step.status not in LESS or step.cpu_ns is None:
             self._last.clear()
             return
-        self._full.append(step.status == "ok")
+        self._kinds.append(step.status)
         self._durations.append(step.duration_ns)
-        if step.status == "shadow":
+        if step.status == "unwatched":
             self._own.append(step.own_ns)
-        if self._last and not _alike(self._last[-1], step):
-            self._last.clear()
         self._last.append(step)
         if len(self._last) == 3:
-            before, middle, after = self._last
-            if before.status == after.status != middle.status:
-                # Between its two neighbours: what grows from step to step cancels out.
-                difference = _cpu_ns(middle) - (_cpu_ns(before) + _cpu_ns(after)) / 2
-                self.differences.append(difference if middle.status == "ok" else -difference)
-                self._pairs += 1
-                self._last.clear()  # differences that share a step are not independent
+            kinds = _compared(*self._last)
+            if kinds is not None and kinds != self._before:  # differences that share a step are not independent
+                self._compare(kinds, *self._last)
+                self._before = kinds
+                del self._last[:2]
             else:
+                self._before = None
                 del self._last[0]
 
+    def _compare(self, kinds: tuple[str, str], before: Step, middle: Step, after: Step) -> None:
+        """Between its two neighbours: what grows from step to step cancels out."""
+        difference = _cpu_ns(middle) - (_cpu_ns(before) + _cpu_ns(after)) / 2
+        self.differences.setdefault(kinds, Differences()).add(difference if middle.status == kinds[1] else -difference)
+
     def cost(self) -> Cost | None:
-        """The cost, None while there are too few pairs."""
-        if len(self.differences) < ENOUGH_PAIRS or not (step_ns := median(self._durations)):
+        """The cost, None while too little was compared."""
+        kinds = Counter(self._kinds)
+        full, watched = kinds["ok"], kinds["ok"] + kinds["shadow"]
+        usual = "ok" if full > kinds["shadow"] else "shadow"
+        # What the usual kind takes more than an unwatched step, for all watched ones; and what full ones take yet more.
+        terms = [(watched, self.differences.get(("unwatched", usual)))]
+        if usual == "shadow" and full:
+            terms.append((full, self.differences.get(("shadow", "ok"))))
+        found = [(count / len(self._kinds), known) for count, known in terms if known is not None and known.enough]
+        step_ns = median(self._durations) if self._durations else 0
+        if len(found) < len(terms) or not step_ns:
             return None
-        ordered, count = sorted(self.differences), len(self.differences)
-        # ranks of the order statistics between which the median lies with 95 %: binomial(n, 1/2), normal approximation
-        half = 1.96 * sqrt(count) / 2
-        low, high = max(0, floor(count / 2 - half)), min(count - 1, ceil(count / 2 + half))
-        share, own = sum(self._full) / len(self._full), median(self._own)
-
-        def ratio(difference: float) -> float:
-            return (difference * share + own) / step_ns
-
-        return Cost(ratio(median(ordered)), ratio(ordered[low]), ratio(ordered[high]), self._pairs, share)
+        return _cost(found, median(self._own), step_ns, full / len(self._kinds))
 
 
-def _alike(before: Step, step: Step) -> bool:
-    """Whether two steps follow each other and did the same work."""
-    return (before.step, before.synced, before.micro_steps) == (step.step - 1, step.synced, step.micro_steps)
+def _cost(terms: Iterable[tuple[float, Differences]], own_ns: float, step_ns: float, full_share: float) -> Cost:
+    """The terms' sum; their errors are independent."""
+    total, below, above, pairs = own_ns, 0.0, 0.0, 0
+    for share, known in terms:
+        middle, low, high = known.interval()
+        total += share * middle
+        below, above = hypot(below, share * (middle - low)), hypot(above, share * (high - middle))
+        pairs = pairs or known.count
+    return Cost(total / step_ns, (total - below) / step_ns, (total + above) / step_ns, pairs, full_share)
+
+
+def _compared(before: Step, middle: Step, after: Step) -> tuple[str, str] | None:
+    """The two kinds, if the outer two are of one and the middle of another, all in a row, and all did the same work."""
+    if before.status != after.status or before.status == middle.status:
+        return None
+    if (before.step, after.step) != (middle.step - 1, middle.step + 1):
+        return None
+    if not (_alike(before, after) and _alike(before, middle)):
+        return None
+    less, more = sorted((before.status, middle.status), key=LESS.index)
+    return less, more
+
+
+def _alike(one: Step, other: Step) -> bool:
+    """Whether two steps did the same work, as far as is known."""
+    if "unwatched" in (one.status, other.status):
+        return True
+    return (one.synced, one.micro_steps) == (other.synced, other.micro_steps)
 
 
 def _cpu_ns(step: Step) -> int:

@@ -24,7 +24,7 @@ class StepGroup:
 
     @property
     def counted(self) -> bool:
-        """Whether the step belongs into statistics: neither warm-up nor aborted on any rank."""
+        """Whether the step belongs into statistics: neither warm-up, aborted nor unwatched on any rank."""
         return all(step.status in ("ok", "shadow") for step in self.steps.values())
 
     @cached_property

@@ -51,7 +51,8 @@ def _head(report: dict[str, Any]) -> list[str]:
     lines = [
         f"{clean(run['id'] or 'run')}: {clean(run['model'] or '?')} on {run['world_size'] or UNKNOWN} ranks "
         f"({clean(run['backend'] or '?')}, torch {clean(run['torch'] or '?')}, {hosts}), times from {source} stamps",
-        f"{steps['count']} steps ({steps['warmup']} warm-up, {steps['aborted']} aborted, {steps['shadow']} shadow), "
+        f"{steps['count']} steps ({steps['warmup']} warm-up, {steps['aborted']} aborted, {steps['shadow']} shadow, "
+        f"{steps['unwatched']} unwatched), "
         f"p50 {number(steps['step_ms_p50'])} ms, p90 {number(steps['step_ms_p90'])} ms",
         f"overlap {percent(overlap['ratio_p50'])}, communication {number(overlap['comm_ms_p50'])} ms, "
         f"of that exposed {number(overlap['exposed_ms_p50'])} ms (p50 over ranks and steps)",
@@ -59,7 +60,7 @@ def _head(report: dict[str, Any]) -> list[str]:
     if (cost := report["cost"])["ratio"] is not None:
         lines.append(
             f"watching cost {percent(cost['ratio'], 2)} of the step (95 % interval {percent(cost['low'], 2)} to "
-            f"{percent(cost['high'], 2)}, from {cost['pairs']} pairs of a full and a shadow step)"
+            f"{percent(cost['high'], 2)}, from {cost['pairs']} unwatched steps and their neighbours)"
         )
     recording = report.get("recording")
     if recording:

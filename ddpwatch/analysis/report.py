@@ -126,6 +126,7 @@ class ReportBuilder:
                 "warmup": warmup,
                 "aborted": aborted,
                 "shadow": self._statuses["shadow"],
+                "unwatched": self._statuses["unwatched"],
                 "unreduced": self._statuses["unreduced"],
                 "step_ms_p50": self._step_ns.p50(NS_PER_MS),
                 "step_ms_p90": self._step_ns.quantile(0.9, NS_PER_MS),
@@ -157,7 +158,7 @@ class ReportBuilder:
     def _close(self, group: StepGroup) -> None:
         """Counts one step, with all the ranks that have sent it."""
         statuses = {step.status for step in group.steps.values()}
-        for status in ("warmup", "aborted", "shadow"):
+        for status in ("warmup", "aborted", "shadow", "unwatched"):
             if status in statuses:
                 self._statuses[status] += 1
         if not all(step.reduced for step in group.steps.values()):

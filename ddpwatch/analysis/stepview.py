@@ -176,8 +176,8 @@ class StepView:
     Attributes:
         step: Its number.
         comparable: Whether its ranks stamp with one clock.
-        counted: Whether it belongs into statistics: neither warm-up nor aborted on any rank.
-        shadow: Whether a rank left its collectives untimed.
+        counted: Whether it belongs into statistics: neither warm-up, aborted nor unwatched on any rank.
+        shadow: Whether a rank left its collectives untimed, or was not watched at all.
         ranks: The ranks' frames.
         longest_ns: Duration on the slowest rank.
         start_ns: Earliest start on any rank.
@@ -217,7 +217,7 @@ class StepView:
         self.end_ns = max(self.end_ns, step.start_ns + step.duration_ns)
         self.longest_ns = max(self.longest_ns, step.duration_ns)
         self.counted = self.counted and step.status in ("ok", "shadow")
-        self.shadow = self.shadow or step.status == "shadow"
+        self.shadow = self.shadow or step.status in ("shadow", "unwatched")
         self._frames[step.rank] = step
         self._facts.pop(step.rank, None)
         self._arrivals = None

@@ -139,19 +139,24 @@ class DdpProbe:
         self._handles.clear()
 
     def _attach(self, ddp: DistributedDataParallel, params: list[torch.nn.Parameter]) -> Iterator[RemovableHandle]:
-        yield ddp.register_forward_pre_hook(_ModuleHook(self._guarded(self._forward_begin)))
+        yield ddp.register_forward_pre_hook(_ModuleHook(self._guarded(self._forward_begin, begins=True)))
         yield ddp.register_forward_hook(_ModuleHook(self._guarded(self._forward_end)))
         if self._host and not self._has_stats:
             for position, param in enumerate(params):
                 hook = _ModuleHook(self._param_hook(position))
                 yield param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
-    def _guarded(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a hook: our errors never reach the job, and our time is added to the step's own cost."""
+    def _guarded(self, call: Callable[..., Any], begins: bool = False) -> Callable[..., Any]:
+        """Wraps a hook: our errors never reach the job, and our time is added to the step's own cost.
+
+        Args:
+            call: The hook. Not called in an unwatched step.
+            begins: Whether the hook may begin a step; then it is always called.
+        """
         clock = time.monotonic_ns  # of cost, whatever the stamps are
 
         def guarded(*arguments: Any) -> None:
-            if not self.active:
+            if not self.active or not (begins or self._recorder.phase):
                 return
             entered = clock()
             try:
@@ -200,6 +205,8 @@ class DdpProbe:
             return
         self._in_backward = False
         self._recorder.forward_begin()
+        if not self._recorder.phase:
+            self._observe_group(module, False)
 
     def _forward_end(self, module: Any, arguments: Any, output: Any) -> None:
         if not torch.is_grad_enabled():

@@ -1,10 +1,11 @@
-"""Which steps are recorded in full, so that recording stays within its budget, and which serve as comparison.
+"""Which steps are recorded in full, so that recording stays within its budget, and which are not watched at all.
 
 Seeing a bucket's collective means to run Python in the middle of a backward that had none. The code itself takes a
 few microseconds; that it is cold, and leaves the backward's own caches cold, takes several times that. So not every
 step need be recorded in full: a *shadow* step keeps its phases and what DDP notes by itself (when each gradient
-came, hence when each bucket was launched), and leaves the collectives alone. Steps of both kinds lie side by side, so
-what the full ones cost can be told at any time by comparison (`ddpwatch.analysis.cost`).
+came, hence when each bucket was launched), and leaves the collectives alone. And a few steps are *unwatched*: of these
+only begin and end are known. Steps of all kinds lie side by side, so what watching costs can be told at any time by
+comparison (`ddpwatch.analysis.cost`).
 
 All ranks have to choose the same steps without talking to each other: a choice depends on the step's number alone,
 and what a longer period chooses, the shorter ones choose too.
@@ -19,7 +20,7 @@ from statistics import median
 BUDGET = 0.003  # of a step
 FIRST_FULL = 12  # steps from the start that are recorded in full: DDP settles its buckets there
 LONGEST = 32
-COMPARED = 16  # every how many steps one is a shadow, where all could be full
+UNWATCHED = 32  # every how many steps one is not watched
 JUDGED = 8  # full steps that a decision rests on
 # What a full step takes for each nanosecond that the hooks see of themselves (benchmarks/overhead.py prints both).
 UNSEEN = 5
@@ -40,10 +41,12 @@ class Pace:
 
     def is_shadow(self, step: int) -> bool:
         """Whether this step is a shadow."""
-        if step < FIRST_FULL:
-            return False
-        # A chosen step's twin is chosen by no period: what is full at a longer period is no shadow here.
-        return chosen(step ^ 1, COMPARED) if self.period == 1 else not chosen(step, self.period)
+        return step >= FIRST_FULL and not chosen(step, self.period)
+
+    @staticmethod
+    def is_unwatched(step: int) -> bool:
+        """Whether this step is not watched. It mostly has neighbours of one kind: the full ones lie elsewhere."""
+        return step >= UNWATCHED and chosen(step ^ 2, UNWATCHED)
 
     def learn(self, own_ns: int, step_ns: int) -> None:
         """Takes what the hooks saw of themselves in a full step, and its duration."""

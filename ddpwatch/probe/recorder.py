@@ -21,7 +21,7 @@ from ddpwatch.probe.pace import Pace
 Clock = Callable[[], int]
 MOST_REDUCTIONS = 64  # in one step; then every reduced backward is a step of its own
 MOST_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
-Phase = Literal["input", "forward", "between", "backward", "sync", "optimizer"]
+Phase = Literal["", "input", "forward", "between", "backward", "sync", "optimizer"]  # "": in an unwatched step
 
 
 class BucketRecord:
@@ -122,7 +122,7 @@ class StepRecorder:
 
     Attributes:
         pace: Chooses the shadow steps (`ddpwatch.probe.pace`), once whoever owns the hooks has set it.
-        shadow: Whether the open step is one.
+        shadow: Whether the open step is one, or unwatched.
         cpu: CPU time of the job in this process, ns.
         on_validation: Told when a validation began and ended (ns), once training goes on.
         phase, since: Where training is now and since when; read by the heartbeat thread.
@@ -168,6 +168,9 @@ class StepRecorder:
         now = self.clock()
         if self.phase in ("forward", "backward", "sync"):
             self.abort(now)
+        elif self.phase == "" and self._forwards >= MOST_FORWARDS:  # no optimizer ends it any more
+            self._optimizer_seen = False
+            self.abort(now)
         end = self._step_end()
         if end is not None:
             self._close(end)
@@ -177,13 +180,24 @@ class StepRecorder:
             self.current = StepRecord(self.steps, now if end is None else max(end, self._outside_until))
             self._outside_until = 0
             self._tell_validation()
-            self.shadow = self.pace is not None and self.pace.is_shadow(self.steps)
-            if self.shadow:
-                self.current.status = "shadow"
+            self.current.status = self._kind()
+            self.shadow = self.current.status != "ok"
+            self._forwards = 0
         self._forwards += 1
+        if self.current.status == "unwatched":
+            self._enter("", now)
+            return
         if self._forwards > MOST_FORWARDS:
             self._drop_forwards(self.current, now)
         self._enter("forward", now)
+
+    def _kind(self) -> StepStatus:
+        """How much of the step that begins is to be seen. An unwatched one is sure to end only by an optimizer."""
+        if self.pace is None:
+            return "ok"
+        if self._optimizer_seen and self.pace.is_unwatched(self.steps):
+            return "unwatched"
+        return "shadow" if self.pace.is_shadow(self.steps) else "ok"
 
     def _drop_forwards(self, record: StepRecord, now: int) -> None:
         """Takes the forwards that no backward has followed out of the step, which may begin only now."""
@@ -228,7 +242,7 @@ class StepRecorder:
 
     def backward_begin(self) -> bool:
         """The first gradient of a watched output arrived. False if this backward is already open."""
-        if self.current is None or self.phase in ("backward", "sync"):
+        if self.current is None or self.phase in ("", "backward", "sync"):
             return False
         self.current.backwards += 1
         self._forwards = 0
@@ -329,6 +343,9 @@ class StepRecorder:
         self._optimizer_depth = max(0, self._optimizer_depth - 1)
         if self._optimizer_depth or self.current is None:
             return
+        if self.phase == "":
+            self._enter("input", self.clock())
+            self._optimizer_end = self._begin
         if self.phase not in ("optimizer", "between"):
             return
         # "between" if a closure ran forward and backward in there: what came after them is the optimizer's own

@@ -62,7 +62,7 @@ class EventLog:
     def take(self, message: Message, at_ns: int) -> None:
         """Takes one message; most are no event."""
         if isinstance(message, Step):
-            if message.status not in ("ok", "shadow"):
+            if message.status in ("warmup", "aborted"):
                 self._step(message, at_ns)
         elif isinstance(message, Mark):
             self.add(_mark(message, at_ns))

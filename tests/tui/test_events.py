@@ -45,9 +45,9 @@ def test_a_finding_that_comes_back_later_is_told_again() -> None:
     assert texts(log) == [EXPOSED.text, f"cleared: {EXPOSED.text}", EXPOSED.text]
 
 
-def test_a_step_that_is_out_of_the_ordinary_is_told_once_and_a_shadow_is_not() -> None:
+def test_a_step_that_is_out_of_the_ordinary_is_told_once_and_others_are_not() -> None:
     log = EventLog()
-    for number, status in enumerate(["warmup", "ok", "shadow", "shadow", "aborted"]):
+    for number, status in enumerate(["warmup", "ok", "shadow", "unwatched", "aborted"]):
         for rank in (0, 1):
             log.take(step(rank, number, status=status), number)
     assert texts(log) == ["step 0 is warm-up (rank 0)", "step 4 is aborted (rank 0)"]

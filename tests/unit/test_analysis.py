@@ -147,6 +147,7 @@ def test_the_report_of_a_run() -> None:
         "warmup": 1,
         "aborted": 0,
         "shadow": 0,
+        "unwatched": 0,
         "unreduced": 0,
         "step_ms_p50": 100,
         "step_ms_p90": 100,

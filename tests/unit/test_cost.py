@@ -8,75 +8,96 @@ import pytest
 
 from ddpwatch.analysis.cost import ENOUGH_PAIRS, Cost, CostMeter
 from ddpwatch.messages import Step
-from ddpwatch.probe.pace import chosen
+from ddpwatch.probe.pace import UNWATCHED, Pace
 
 MS = 1_000_000
 STEP_MS = 100
 
 
-def measured(extra_ms: float, steps: int = 800, period: int = 8, seed: int = 0, noise_ms: float = 4) -> Cost | None:
-    """64 ranks in one noise that drifts; full steps take ``extra_ms`` more CPU time than shadows."""
-    meter, noise = CostMeter(), random.Random(seed)
-    drift = 0.0
+SHADOW_MS = 0.5  # what a shadow step takes more than one that is not watched
+OWN_MS = 0.05
+
+
+def measured(
+    extra_ms: float, steps: int = 2000, period: int = 8, seed: int = 0, noise_ms: float = 4, ranks: int = 2
+) -> tuple[Cost | None, float]:
+    """The cost as told, and as it is, in a noise that drifts; ``extra_ms``: what full steps take more than shadows."""
+    meter, noise, pace = CostMeter(), random.Random(seed), Pace()
+    pace.period = period
+    drift = put_in = 0.0
     for number in range(steps):
         drift = 0.9 * drift + noise.gauss(0, noise_ms)
-        full = chosen(number, period)
-        cpu = 80 + drift + noise.gauss(0, noise_ms) + extra_ms * full
-        for rank in range(64):
-            meter.add(step(number, rank, full, int(cpu * MS)))
-    return meter.cost()
+        kind = "unwatched" if pace.is_unwatched(number) else "shadow" if pace.is_shadow(number) else "ok"
+        mine = {"unwatched": 0.0, "shadow": SHADOW_MS, "ok": SHADOW_MS + extra_ms}[kind]
+        put_in += mine
+        cpu = 80 + drift + noise.gauss(0, noise_ms) + mine
+        for rank in range(ranks):
+            meter.add(step(number, rank, kind, int(cpu * MS)))
+    return meter.cost(), (put_in / steps + OWN_MS) / STEP_MS
 
 
-def step(number: int, rank: int, full: bool, cpu_ns: int | None, status: str | None = None) -> Step:
-    kind = status or ("ok" if full else "shadow")
+def step(number: int, rank: int, kind: str, cpu_ns: int | None) -> Step:
     return Step(
         rank=rank,
         step=number,
         status=kind,  # type: ignore[arg-type]
         start_ns=number * STEP_MS * MS,
         duration_ns=STEP_MS * MS,
-        own_ns=MS // 20,
+        own_ns=int(OWN_MS * MS),
         cpu_ns=cpu_ns,
     )
 
 
+@pytest.mark.parametrize("period", [1, 8, 32])
 @pytest.mark.parametrize("extra_ms", [0, 3, 10])
-def test_the_cost_lies_in_its_interval(extra_ms: float) -> None:
-    cost = measured(extra_ms)
+def test_the_cost_lies_in_its_interval(extra_ms: float, period: int) -> None:
+    cost, truth = measured(extra_ms, period=period)
     assert cost is not None
-    truth = (extra_ms / 8 + 0.05) / STEP_MS
     assert cost.low <= truth <= cost.high
     assert cost.low < cost.ratio < cost.high
-    assert cost.full_share == pytest.approx(1 / 8, abs=0.05)
+    assert cost.full_share == pytest.approx({1: 0.97, 8: 0.125, 32: 0.03}[period], abs=0.03)
+
+
+def test_without_noise_it_is_exact() -> None:
+    cost, truth = measured(3, noise_ms=0)
+    assert cost is not None
+    assert cost.ratio == pytest.approx(truth, rel=0.05)  # shares are those of the newest steps
 
 
 def test_the_interval_is_a_95_percent_one() -> None:
     """Of 200 jobs, about ten may miss."""
-    truth = (3 / 8 + 0.05) / STEP_MS
-    costs = [measured(3, steps=320, seed=seed) for seed in range(200)]
-    missed = sum(cost is None or not cost.low <= truth <= cost.high for cost in costs)
+    missed = 0
+    for seed in range(200):
+        cost, truth = measured(3, steps=600, seed=seed)
+        missed += cost is None or not cost.low <= truth <= cost.high
     assert missed <= 18  # of 200; more happens once in a hundred times
 
 
 def test_more_steps_tell_it_more_closely() -> None:
-    few, many = measured(3, steps=300), measured(3, steps=4800)
+    (few, _), (many, _) = measured(3, steps=600), measured(3, steps=9600)
     assert few is not None
     assert many is not None
     assert many.high - many.low < 0.5 * (few.high - few.low)
 
 
 def test_too_few_pairs_tell_nothing() -> None:
+    assert measured(3, steps=UNWATCHED * ENOUGH_PAIRS)[0] is None
+
+
+def test_without_unwatched_steps_it_is_not_known() -> None:
     meter = CostMeter()
-    for number in range(3 * ENOUGH_PAIRS - 1):
-        meter.add(step(number, 0, number % 2 == 0, 80 * MS))
+    for number in range(400):
+        meter.add(step(number, 0, "shadow" if number % 2 else "ok", 80 * MS))
     assert meter.cost() is None
 
 
 def test_only_neighbours_are_compared() -> None:
     """Not across a gap, a step without a figure, or one that was aborted."""
     meter = CostMeter()
-    for number in range(0, 400, 4):
-        meter.add(step(number, 0, True, 90 * MS))
-        meter.add(step(number + 1, 0, False, None))
-        meter.add(step(number + 2, 0, False, 80 * MS, status="aborted"))
-    assert meter.cost() is None
+    for number in range(0, 400, 6):
+        meter.add(step(number, 0, "ok", 90 * MS))
+        meter.add(step(number + 1, 0, "shadow", None))
+        meter.add(step(number + 2, 0, "ok", 90 * MS))
+        meter.add(step(number + 3, 0, "aborted", 80 * MS))
+        meter.add(step(number + 4, 0, "unwatched", 80 * MS))
+    assert not meter.differences

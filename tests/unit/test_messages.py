@@ -49,7 +49,7 @@ def steps(draw: st.DrawFn) -> Step:
     return Step(
         rank=draw(st.integers(0, 1023)),
         step=draw(COUNT),
-        status=draw(st.sampled_from(["ok", "warmup", "aborted", "shadow"])),
+        status=draw(st.sampled_from(["ok", "warmup", "aborted", "shadow", "unwatched"])),
         start_ns=draw(NS),
         duration_ns=draw(COUNT),
         spans=[Span("forward", *pair) for pair in draw(st.lists(st.tuples(NS, NS), max_size=4))],

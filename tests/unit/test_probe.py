@@ -79,7 +79,9 @@ class Watched:
         self.recorder = StepRecorder(self.records.append)
         if shadows:
             self.recorder.pace = SimpleNamespace(  # type: ignore[assignment]
-                is_shadow=lambda step: step >= 4 and step % 2 == 1, learn=lambda own, step: None
+                is_shadow=lambda step: step >= 4 and step % 2 == 1,
+                is_unwatched=lambda step: False,
+                learn=lambda own, step: None,
             )
         self.probe = DdpProbe(self.ddp, 0, 100, self.recorder, self.layouts.append, self.errors.append)
 
@@ -297,6 +299,28 @@ def test_an_error_of_the_collective_is_the_one_that_ddp_would_raise() -> None:
     quiet = SimpleNamespace(called=lambda: 0, failed=lambda error: None)
     with pytest.raises(dist.DistBackendError, match="the wire is cut"):
         dist.ProcessGroup.allreduce(TimedGroup(Broken(), quiet), [torch.ones(1)], dist.AllreduceOptions())  # type: ignore[arg-type]
+
+
+def test_an_unwatched_step_is_left_alone() -> None:
+    watched = Watched()
+    watched.recorder.pace = SimpleNamespace(  # type: ignore[assignment]
+        is_shadow=lambda step: False, is_unwatched=lambda step: step in (3, 5), learn=lambda own, step: None
+    )
+    hooked, ours = [], []
+    for _ in range(7):
+        output = watched.ddp(torch.ones(2, 8))
+        hooked.append(bool(output._backward_hooks))
+        output.sum().backward()
+        ours.append(watched.probe._observing)
+        watched.recorder.optimizer_begin()
+        watched.recorder.optimizer_end()
+    watched.recorder.finish()
+    drain()
+    assert watched.errors == []
+    assert hooked == ours == [step not in (3, 5) for step in range(7)]
+    steps = [record.message(0, 0) for record in watched.records]
+    assert [step.status for step in steps] == ["warmup", "ok", "ok", "unwatched", "ok", "unwatched", "ok"]
+    assert all(step.bucket_index for step in steps if step.status != "unwatched")
 
 
 class FutureGroup:

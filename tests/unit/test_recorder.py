@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpwatch.analysis.steps import figures
 from ddpwatch.messages import Step
+from ddpwatch.probe.pace import Pace
 from ddpwatch.probe.recorder import MOST_FORWARDS, StepRecord, StepRecorder
 
 
@@ -194,6 +195,57 @@ def test_a_reduction_whose_buckets_were_not_seen_is_one() -> None:
     script.recorder.finish()
     (step,) = script.messages()
     assert (step.synced, step.bucket_index) == (True, [])
+
+
+class EverySecond(Pace):
+    """Every second step is unwatched."""
+
+    @staticmethod
+    def is_unwatched(step: int) -> bool:
+        return step % 2 == 1
+
+
+def test_an_unwatched_step_has_a_begin_and_an_end() -> None:
+    script = Script()
+    script.recorder.pace = EverySecond()
+    for _ in range(4):
+        for synced in (False, True):  # micro-batches
+            script.forward()
+            script.backward(synced=synced)
+        script.optimize()
+    script.recorder.finish()
+    steps = script.messages()
+    assert [step.status for step in steps] == ["ok", "unwatched", "ok", "unwatched"]
+    assert len({step.duration_ns for step in steps[1:]}) == 1  # the first has no optimizer before it
+    for step in steps[1::2]:
+        assert (step.spans, step.bucket_index, step.hook_param, step.micro_steps) == ([], [], [], 0)
+
+
+def test_without_an_optimizer_every_step_is_watched() -> None:
+    """Nothing would tell where an unwatched one ends."""
+    script = Script()
+    script.recorder.pace = EverySecond()
+    for _ in range(4):
+        script.forward()
+        script.backward()
+    script.recorder.finish()
+    assert [step.status for step in script.messages()] == ["ok"] * 4
+
+
+def test_an_unwatched_step_that_no_optimizer_ends_is_given_up() -> None:
+    script = Script()
+    script.recorder.pace = EverySecond()
+    script.forward()
+    script.backward()
+    script.optimize()
+    for _ in range(MOST_FORWARDS + 3):
+        script.forward()
+        script.backward()
+    script.recorder.finish()
+    steps = script.messages()
+    assert [step.status for step in steps[:2]] == ["ok", "aborted"]
+    assert len(steps) == 5
+    assert {step.status for step in steps[2:]} == {"ok"}
 
 
 def test_hooks_outside_a_step_are_no_error() -> None:

@@ -21,8 +21,8 @@ class OverviewView(RunView):
   late      how long after the first rank it launched a bucket, at most
   wait      how long its bucket waited for the last rank, at most
   slowest   the latest rank, where that stands clear of the noise
-  cost      what watching takes of a step: full steps against the shadow
-            steps beside them (CPU time), and the 95 % interval of that
+  cost      what watching takes of a step: watched steps against those
+            beside them that are not (CPU time), and its 95 % interval
   own cost  the same as far as the probe sees itself, until it is known"""
 
     def __init__(self, session: Session) -> None:

@@ -31,7 +31,8 @@ class TimelineView(RunView):
   Numbers are buckets, dots are idle time, ▾ ▸ a launch, ⡇ a gradient,
   ◆ a mark, ╱╱ exposed communication. waited: until the last rank launched
   the bucket. Times are from the start of the first rank's step. In a
-  shadow step collectives are not timed, to keep down what watching costs."""
+  shadow step collectives are not timed, to keep down what watching costs,
+  and of an unwatched one only begin and end are known."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,h", "move(-1)", "cursor left"),
         Binding("right,l", "move(1)", "cursor right"),
