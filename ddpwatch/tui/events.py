@@ -148,7 +148,7 @@ def _same(a: Verdict, b: Verdict) -> bool:
 
 def _mark(mark: Mark, at_ns: int) -> Event:
     took = "" if mark.end_ns is None else f", {ms(mark.end_ns - mark.start_ns)} ms"
-    what = "garbage collection" if mark.kind == "gc" else f"mark “{mark.name}”"
+    what = {"gc": "garbage collection", "user": f"mark “{mark.name}”"}.get(mark.kind, mark.name)
     return Event(at_ns, "mark", f"rank {mark.rank}: {what}{took}", "strong" if mark.kind == "user" else "dim")
 
 

@@ -153,6 +153,8 @@ def inspect(trace: Trace, cursor: Cursor, names: Names) -> Inspection:
         return Inspection((*place, Field("between steps", "–", 1, "dim")), measured=measured)
     place += _phase(lane, at) + _hook(lane, at, names) + _marks(lane, at)
     view = next(view for view in trace.views if view.step == lane.step.step)
+    if lane.step.status == "unwatched":
+        return Inspection(tuple(place), measured=measured)
     flying = [bar for bar in lane.bars() if bar.start <= at and (bar.end is None or at < bar.end)]
     if not flying:
         return Inspection(tuple(place), (Field("no bucket in flight", "no bucket", 0, "dim"),), measured=measured)
@@ -165,6 +167,8 @@ def _holds(lane: Lane, at: int) -> bool:
 
 
 def _phase(lane: Lane, at: int) -> list[Field]:
+    if lane.step.status == "unwatched":
+        return [Field("not watched: what it does is not known", "not watched", 1, "dim")]
     inside = at - lane.offset_ns
     for span in lane.step.spans:
         if span.start <= inside < span.end:

@@ -74,17 +74,31 @@ class TestInspection:
         assert "done – ms" not in text(inspect(model, Cursor(75 * MS, 0), state).bucket)
         assert "exposed –" in text(inspect(model, Cursor(75 * MS, 0), state).bucket)
 
+    def test_an_unwatched_step_is_not_idle(self):
+        columns = ("hook_param", "hook_ns", "bucket_module", "bucket_index", "bucket_bytes")
+        empty = {name: [] for name in (*columns, "bucket_ready", "bucket_launch", "bucket_done", "spans")}
+        model, state = trace([hello(0, 1), step(0, status="unwatched", **empty)])
+        found = inspect(model, Cursor(40 * MS, 0), state)
+        assert "not watched" in text(found.place)
+        assert found.bucket == ()
+        rows = plain(paint_trace(model, Window.all_of(model.length_ns), Cursor(), Inspection(), (111, 16), 0))
+        assert "(unwatched)" in rows[0]
+        assert any("not watched" in row for row in rows)
+        assert not any("··" in row for row in rows)
+
     def test_a_mark_is_drawn_and_named(self):
         start = START_NS + 20 * MS
         marks = [
             Mark(rank=0, name="eval\x1b[2J", start_ns=start),
             Mark(rank=0, kind="gc", name="gc", start_ns=start + 30 * MS, end_ns=start + 40 * MS),
+            Mark(rank=0, kind="save", name="torch.save", start_ns=start + 50 * MS, end_ns=start + 60 * MS),
         ]
         model, state = trace([hello(0, 1), step(0), *marks])
         assert "◆ eval[2J" in text(inspect(model, Cursor(20 * MS + 1, 0), state).place)
         rows = plain(paint_trace(model, Window.all_of(model.length_ns), Cursor(0, 0), Inspection(), (111, 16), 0))
         assert "◆eval[2J" in rows[1]
         assert rows[1][10 + 50 :].startswith("◆gc╌")
+        assert rows[1][10 + 70 :].startswith("◆torch.save")
 
 
 class TestSeconds:

@@ -256,7 +256,7 @@ def _paint_marks(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
             continue
         first, last = axis.span(begin, finish)
         canvas.fill(first, last, y, MARK_LINE, "mark")
-        label = f"{MARK}{clean(name if kind == 'user' else 'gc', 16)}"
+        label = f"{MARK}{clean('gc' if kind == 'gc' else name, 16)}"
         if first >= free:
             free = canvas.put(first, y, label if first + len(label) < canvas.width else MARK, "mark") + 1
 
@@ -265,6 +265,10 @@ def _paint_compute(canvas: Canvas, lane: Lane, axis: Axis, y: int, labelled: boo
     if not axis.sees(lane.offset_ns, lane.offset_ns + lane.step.duration_ns):
         return
     start, end = axis.span(lane.offset_ns, lane.offset_ns + lane.step.duration_ns)
+    if lane.step.status == "unwatched":
+        if labelled:
+            _centred(canvas, start, end, y, ("not watched", "?"), "dim")
+        return
     canvas.fill(start, end, y, "·", "idle")
     for span in lane.step.spans:
         if span.end <= span.start or not _on(axis, lane, span.start, span.end):
