@@ -61,7 +61,7 @@ def _capture(source: Source, writer: RotatingWriter, duration_s: float | None, s
                 break
     except KeyboardInterrupt:
         pass
-    writer.close(attachments=closing.documents())
+    writer.close({"lost": str(source.missed)}, closing.documents())
 
 
 class _Ending:

@@ -126,11 +126,13 @@ def run(
     headless: Annotated[bool, typer.Option("--headless", help="No dashboard: a line every few seconds.")] = False,
 ) -> None:
     """Run a job and watch it, without a change to its script. The exit code is the job's."""
-    from ddpwatch.launch import Launch, run_headless, run_with_dashboard
+    from ddpwatch.launch import Launch, run_headless, run_unwatched, run_with_dashboard
     from ddpwatch.recording.rotation import environment_of
 
     if record_to is None and (max_size is not None or every != 1):
         raise UsageError("--max-size and --every are about a recording", "give --record FILE, too")
+    if os.environ.get("DDPWATCH") == "0":
+        run_unwatched(command)
     launch = Launch(command, record_to, environment_of(max_size, every))
     show = run_headless if _is_plain(headless) else run_with_dashboard
     raise typer.Exit(show(launch))
@@ -174,11 +176,10 @@ def replay(
 ) -> None:
     """Replay a recording in the dashboard, or follow one that is being written."""
     from ddpwatch.recording.place import locate, parse_spot
-    from ddpwatch.recording.reader import Recording
 
     if follow and (speed is not None or start is not None or loop):
         raise UsageError("--follow shows a file as it grows", "leave --speed, --from and --loop away")
-    recording = Recording(file)
+    recording = _opened(file)
     spot = parse_spot(start) if start is not None else None
     place = locate(recording, spot) if spot is not None else None
     if _is_plain(plain):
@@ -274,11 +275,21 @@ def export(
 ) -> None:
     """Write a recording for other tools: a trace for Perfetto, tables, or raw frames."""
     from ddpwatch.export.writers import export as write
-    from ddpwatch.recording.reader import Recording
     from ddpwatch.recording.selection import selection_of
 
-    for line in write(Recording(file), form, output, selection_of(steps, ranks), anonymize):
+    for line in write(_opened(file), form, output, selection_of(steps, ranks), anonymize):
         typer.echo(line, err=True)
+
+
+def _opened(file: Path) -> Recording:
+    """The recording; what there is to know about it is said."""
+    from ddpwatch.analysis.text import clean
+    from ddpwatch.recording.reader import Recording
+
+    recording = Recording(file)
+    for note in recording.notes:
+        typer.echo(f"note: {clean(note)}", err=True)
+    return recording
 
 
 def _print_lines(

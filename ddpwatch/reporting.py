@@ -43,8 +43,6 @@ def report_of_recording(recording: Recording, selection: Selection | None = None
 
 
 def _about(recording: Recording) -> dict[str, Any]:
-    ends = [part.end for part in recording.parts]
-    lost = [end["lost"] for end in ends if end.get("lost", "").isdecimal()]
     return {
         "frames": recording.frames,
         "bytes": recording.nbytes,
@@ -53,7 +51,9 @@ def _about(recording: Recording) -> dict[str, Any]:
         "skipped": recording.skipped,
         "parts": len(recording.parts),
         "dropped_parts": recording.dropped_parts,
-        "lost": int(lost[-1]) if lost else 0,
+        "missing_parts": recording.missing_parts,
+        "lost": recording.lost,
+        "rank_files": recording.rank_files,
         "notes": recording.notes,
     }
 

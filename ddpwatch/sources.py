@@ -21,10 +21,12 @@ class Source(Protocol):
     Attributes:
         over: No frame will come any more.
         unreadable: Frames that could not be decoded, skipped.
+        missed: Frames that were lost on the way.
     """
 
     over: bool
     unreadable: int
+    missed: int
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[tuple[Message, Envelope]]:
         """The next frames, at most ``limit``; waits up to ``timeout_s`` for the first."""
@@ -57,6 +59,8 @@ class LiveSource:
         self._synced = False
         self._held: list[Envelope] = []
         self._newest = 0
+        self._recovered = 0
+        self._presumed = 0
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[tuple[Message, Envelope]]:
         """See `Source.read`."""
@@ -86,7 +90,11 @@ class LiveSource:
         topic, envelope = parsed
         if topic != transport.LIVE:
             yield from self._retained(envelope)
-        elif not self._synced:
+        else:
+            yield from self._live(envelope)
+
+    def _live(self, envelope: Envelope) -> Iterator[Envelope]:
+        if not self._synced:
             self._held.append(envelope)
         elif envelope.seq == self._newest + 1:
             self._newest = envelope.seq
@@ -99,19 +107,22 @@ class LiveSource:
             return
         if envelope.frame:
             if envelope.seq > self._newest:
-                self.missed = max(0, self.missed - 1)
+                self._recovered += 1
                 yield envelope
             return
         self._synced = True
+        if self._newest:  # what lay before a viewer came is not lost
+            self.missed += max(0, envelope.seq - self._newest - self._recovered) - self._presumed
+        self._recovered = self._presumed = 0
         self._newest = max(self._newest, envelope.seq)
         held, self._held = self._held, []
         for live in held:
-            if live.seq > self._newest:
-                self._newest = live.seq
-                yield live
+            yield from self._live(live)
 
     def _resync(self, envelope: Envelope) -> None:
-        self.missed += envelope.seq - self._newest - 1
+        """Frames up to this one are lost, unless they are retained: asks for those."""
+        self._presumed = envelope.seq - self._newest - 1
+        self.missed += self._presumed
         self._socket.unsubscribe(SNAPSHOT + self._token)
         self._token = secrets.token_hex(8).encode()
         self._synced, self._held = False, [envelope]
@@ -134,6 +145,7 @@ class FileSource:
     def __init__(self, frames: Iterator[tuple[Message, Envelope]]) -> None:
         self.over = False
         self.unreadable = 0
+        self.missed = 0
         self._frames = frames
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[tuple[Message, Envelope]]:

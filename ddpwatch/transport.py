@@ -24,7 +24,7 @@ LIVE: Final = b"live"
 SNAPSHOT: Final = b"snap."
 RANK_QUEUE: Final = 1000
 # How long a rank that ends may wait for a collector that is still starting, or dead. A job's exit is worth more.
-LAST_WORDS_MS: Final = 800
+LAST_WORDS_MS: Final = 500
 VIEWER_QUEUE: Final = 100_000
 # What a socket accepts at all. Between MAX_FRAME_BYTES and this the collector counts and refuses a frame
 # itself; beyond it ZeroMQ drops the connection before allocating.

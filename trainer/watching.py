@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ def watched(strategy: Strategy, record: Path | None = None) -> Iterator[None]:
     from ddpwatch.probe import watch_recorder
 
     if strategy.channel.world.rank == 0:
-        print("watched: run `ddpwatch` in another terminal to attach", file=sys.stderr, flush=True)
+        print(f"watched: {_where_to_look()}", file=sys.stderr, flush=True)
     if isinstance(strategy, DDP):
         with watch(strategy.ddp, record=record):
             yield
@@ -27,3 +28,10 @@ def watched(strategy: Strategy, record: Path | None = None) -> Iterator[None]:
             strategy.watch_with(handle.recorder, handle.layout)
             yield
             strategy.watch_with(Unwatched(), lambda names, buckets: None)
+
+
+def _where_to_look() -> str:
+    directory = os.environ.get("DDPWATCH_RECORD_DIR")
+    if directory:
+        return f"every rank writes a file below {directory}; `ddpwatch replay {directory} --follow` shows them live"
+    return "run `ddpwatch` in another terminal to attach"

@@ -93,7 +93,7 @@ class Difference:
         ratio: Step time of B over that of A, less 1: above 0 B is slower.
         low, high: Its confidence interval.
         verdict: ``faster``, ``slower``; ``same`` if no more than a few percent can hide in the noise; ``unclear`` if
-            more can; ``unknown`` with too few steps.
+            more can; ``unknown`` with too few steps, or where those of A take no time.
         part: The part of the step that explains the most of a difference; empty if none does.
         overlap: Change of the overlap (0.1 is ten points) if it is beyond chance, with its interval; None if not.
         text: All that in words.
@@ -141,6 +141,8 @@ def compare(a: RunSeries, b: RunSeries, seed: int = 0) -> Difference:
     if min(len(a.step), len(b.step)) < FEWEST_STEPS:
         return Difference(None, None, None, "unknown", "", None, _too_short(a, b))
     blocks_a, blocks_b = _block_medians(a.step), _block_medians(b.step)
+    if not all(blocks_a):
+        return Difference(None, None, None, "unknown", "", None, f"steps of {a.name} take no time: no ratio to them")
     dice = random.Random(seed)
     found = _interval(blocks_a, blocks_b, lambda x, y: y / x - 1, dice)
     verdict = _verdict(*found)

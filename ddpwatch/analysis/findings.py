@@ -8,6 +8,7 @@ LATE_MS = 2.0
 LATE_SHARE = 0.05
 EXPOSED_SHARE = 0.10
 INPUT_SHARE = 0.10
+NAMED_RANKS = 16
 
 Finding = dict[str, Any]
 
@@ -82,9 +83,23 @@ def _recording(report: dict[str, Any]) -> list[Finding]:
         text = f"frames left out: {skipped}, unknown to this ddpwatch or damaged"
         found.append(_finding("skipped", "info", text, skipped=skipped))
     if lost := recording.get("lost"):
-        text = f"{lost} frames are not in the recording: its disk was full, gone or too slow"
+        text = f"{lost} frames are not in the recording: its disk was full, gone or too slow, or its viewer was"
         found.append(_finding("recording_lost", "warning", text, lost=lost))
-    return found
+    if missing := recording.get("missing_parts"):
+        text = f"{missing} of the recording's parts are missing: not removed by --max-size, and not beside the others"
+        found.append(_finding("missing_parts", "warning", text, missing_parts=missing))
+    return found + _missing_ranks(recording.get("rank_files"), report["run"]["world_size"] or 0)
+
+
+def _missing_ranks(files: list[int] | None, world_size: int) -> list[Finding]:
+    """Of recordings that every rank makes by itself."""
+    missing = [] if files is None else sorted(set(range(world_size)) - set(files))
+    if not missing:
+        return []
+    names = ", ".join(map(str, missing[:NAMED_RANKS])) + (", …" if len(missing) > NAMED_RANKS else "")
+    whose = f"rank {names}" if len(missing) == 1 else f"{len(missing)} of {world_size} ranks ({names})"
+    text = f"the recording of {whose} is missing: each rank records into a file of its own, and it is not here"
+    return [_finding("missing_ranks", "warning", text, ranks=missing[:NAMED_RANKS], count=len(missing))]
 
 
 def _drops(report: dict[str, Any]) -> list[Finding]:

@@ -50,8 +50,10 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def _split(report: dict[str, Any]) -> list[str]:
     whole = report["steps"]["step_ms_p50"]
+    if not whole:
+        return []
     rows = [[name, number(ms), percent(None if ms is None else ms / whole)] for name, ms in report["phases_ms"].items()]
-    return _table("The median step", ["part", "ms", "share"], rows) if whole else []
+    return _table("The median step", ["part", "ms", "share"], rows)
 
 
 def _ranks(rows: list[dict[str, Any]]) -> list[str]:

@@ -49,9 +49,9 @@ class Outline:
         point = _point(group)
         self._add_point(point)
         self._add_spread(group)
-        _keep_top(self._slowest, point.step_ms, group)
+        self._keep_top(self._slowest, point.step_ms, group)
         if point.exposed_ms is not None:
-            _keep_top(self._exposed, point.exposed_ms, group)
+            self._keep_top(self._exposed, point.exposed_ms, group)
 
     def details(self) -> list[tuple[StepGroup, str]]:
         """Steps to look at, in order, and why: ``slow``, ``exposed`` or ``sample``."""
@@ -79,6 +79,14 @@ class Outline:
                 self._spread_every *= 2
         self._count += 1
 
+    def _keep_top(self, heap: list[tuple[float, int, StepGroup]], value: float, group: StepGroup) -> None:
+        """The count keeps groups from being compared: a step number may come twice."""
+        entry = (value, self._count, group)
+        if len(heap) < EXTREME_STEPS:
+            heapq.heappush(heap, entry)
+        elif value > heap[0][0]:
+            heapq.heapreplace(heap, entry)
+
 
 def _point(group: StepGroup) -> Point:
     figures = list(group.figures.values())
@@ -92,13 +100,6 @@ def _point(group: StepGroup) -> Point:
         overlap=fmean(overlaps) if overlaps else None,
         late_ms=max(late) / NS_PER_MS if late else None,
     )
-
-
-def _keep_top(heap: list[tuple[float, int, StepGroup]], value: float, group: StepGroup) -> None:
-    if len(heap) < EXTREME_STEPS:
-        heapq.heappush(heap, (value, group.number, group))
-    elif value > heap[0][0]:
-        heapq.heapreplace(heap, (value, group.number, group))
 
 
 def _pairs(points: list[Point]) -> list[tuple[Point, ...]]:

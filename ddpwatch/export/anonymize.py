@@ -1,7 +1,8 @@
 """Names taken out of a recording before it is shared: the same name always becomes the same word.
 
-Replaced are the hosts, run ids, scripts, models, parameters, marks, devices' ids, paths and the text of errors. Kept
-are times, sizes, layouts, versions, device types and exception types.
+Every text is replaced that is not one of a known few: phases, backends, versions of torch, types of devices, what their
+makers call GPUs, DDP's flags, signals, and exceptions of Python and torch (of any other even the class may tell a
+name). Kept are times, sizes and layouts.
 
 The words are hashes. With ``DDPWATCH_ANONYMIZE_KEY`` in the environment they are keyed, and nobody without the key can
 test whether a name that he guesses is the one behind a word.
@@ -9,19 +10,33 @@ test whether a name that he guesses is the one behind a word.
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+import signal
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from typing import Any
 
 from msgspec.structs import replace
 
-from ddpwatch.messages import Bye, Device, Hello, Layout, Mark, Message, Status, encode
+from ddpwatch.blackbox import PHASES
+from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Status, encode
 from ddpwatch.transport import Envelope
 
-_EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,80}(?:Error|Exception|Interrupt|Exit|Warning))\b")
-_SIGNAL = re.compile(r"^SIG[A-Z0-9+]{1,12}$")
+_BACKEND = r"(?:(?:cpu|cuda|xpu|mps|hpu):)?(?:gloo|nccl|mpi|ucc|xccl|hccl)"
+_EXCEPTIONS = frozenset(
+    name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)
+) | {
+    "AcceleratorError", "DistBackendError", "DistError", "DistNetworkError", "DistStoreError", "OutOfMemoryError",
+    "QueueEmptyError",
+}  # fmt: skip
+_FLAGS = frozenset(
+    ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers", "bucket_cap_mb")
+)
+_REFUSALS = frozenset(("oversize", "invalid", "unknown type", "not msgpack", "multipart", "not a rank's to send"))
+_SIGNALS = frozenset(number.name for number in signal.Signals)
 
 
 def anonymized(frames: Iterable[tuple[Message, Envelope]]) -> Iterator[tuple[Message, Envelope]]:
@@ -34,21 +49,10 @@ def anonymized(frames: Iterable[tuple[Message, Envelope]]) -> Iterator[tuple[Mes
 
 def anonymous(message: Message) -> Message:
     """The message with every name replaced."""
-    if isinstance(message, Hello):
-        return _hello(message)
-    if isinstance(message, Layout):
-        params = [word("param", name) for name in message.params]
-        return replace(message, module_name=word("model", message.module_name), params=params)
-    if isinstance(message, Mark):
-        return replace(message, name=word("mark", message.name))
-    if isinstance(message, Device):
-        return replace(message, host=word("host", message.host), uuid=word("device", message.uuid))
-    if isinstance(message, Bye):
-        return replace(message, detail=_detail(message.detail))
-    if isinstance(message, Status):
-        error = "hidden" if message.recording_error else ""
-        return replace(message, recording=word("path", message.recording), recording_error=error)
-    return message
+    rules = _RULES.get(type(message))
+    if rules is None:
+        return message
+    return replace(message, **{field: hide(getattr(message, field)) for field, hide in rules.items()})
 
 
 def word(kind: str, name: str) -> str:
@@ -61,24 +65,64 @@ def _digest(name: str, key: str) -> str:
     return hashlib.blake2b(name.encode(), digest_size=5, key=hashlib.sha256(key.encode()).digest()).hexdigest()
 
 
-def _hello(hello: Hello) -> Hello:
-    flags = {name: word("flag", value) if isinstance(value, str) else value for name, value in hello.ddp.items()}
-    return replace(
-        hello,
-        run_id=word("run", hello.run_id),
-        host=word("host", hello.host),
-        pid=0,
-        boot_id=word("boot", hello.boot_id),
-        device_uuid=word("device", hello.device_uuid),
-        module=word("model", hello.module),
-        script=word("path", hello.script),
-        ddp=flags,
-    )
+def _word(kind: str, known: str = "") -> Callable[[str], str]:
+    """Replaces a text, unless all of it matches ``known``."""
+    pattern = re.compile(known)
+    return lambda text: text if pattern.fullmatch(text) else word(kind, text)
+
+
+def _words(kind: str) -> Callable[[list[str]], list[str]]:
+    return lambda names: [word(kind, name) for name in names]
+
+
+def _flags(flags: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name if name in _FLAGS else word("flag", name): word("flag", value) if isinstance(value, str) else value
+        for name, value in flags.items()
+    }
+
+
+def _refused(counts: dict[str, int]) -> dict[str, int]:
+    return {reason if reason in _REFUSALS else word("reason", reason): count for reason, count in counts.items()}
 
 
 def _detail(detail: str) -> str:
-    """The type of an exception or the name of a signal; its text may say anything."""
-    if _SIGNAL.match(detail):
+    """A signal, or the type of an exception: its text may say anything."""
+    if detail in _SIGNALS or detail.isdecimal():
         return detail
-    found = _EXCEPTION.match(detail)
-    return found[1] if found else ("hidden" if detail else "")
+    found = re.match(r"(?:[\w.]*\.)?(\w+)(?::|$)", detail)
+    if found is None:
+        return "hidden" if detail else ""
+    return found[1] if found[1] in _EXCEPTIONS else word("error", found[1])
+
+
+_PHASE = _word("phase", "|".join(PHASES))
+_PRODUCT = _word("device", r"(?:NVIDIA|Tesla|GeForce|Quadro|GRID|AMD|Intel)[A-Za-z0-9 .()+-]{1,60}|\d+ CPUs")
+_RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
+    Hello: {
+        "run_id": _word("run"),
+        "host": _word("host"),
+        "pid": lambda _: 0,
+        "boot_id": _word("boot"),
+        "time_ns": _word("clock"),
+        "device_kind": _word("device", "cpu|cuda|xpu|mps|hpu"),
+        "device_name": _PRODUCT,
+        "device_uuid": _word("device"),
+        "backend": _word("backend", f"{_BACKEND}(?:,{_BACKEND})*"),
+        "torch": _word("torch", r"\d+(?:\.\d+)+(?:a\d+|b\d+|rc\d+)?(?:\.dev\d+)?(?:\+(?:cpu|cu\d+|rocm[\d.]+|xpu))?"),
+        "module": _word("model"),
+        "timing_source": _word("source", r"(?:host|cuda events)(?: \(launch only\))?"),
+        "script": _word("path"),
+        "ddp": _flags,
+    },
+    Layout: {"module_name": _word("model"), "params": _words("param")},
+    Beat: {"phase": _PHASE},
+    Mark: {"name": _word("mark")},
+    Device: {"host": _word("host"), "uuid": _word("device"), "name": _PRODUCT},
+    Bye: {"detail": _detail, "phase": _PHASE},
+    Status: {
+        "refused": _refused,
+        "recording": _word("path"),
+        "recording_error": lambda error: "hidden" if error else "",
+    },
+}

@@ -1,7 +1,7 @@
 """The report as one HTML file: figures, findings, and a timeline to zoom and click in. It loads nothing from anywhere.
 
-Names in a recording come from other machines. They travel as JSON and are only ever put on the page as text, and the
-page's own policy forbids it any connection.
+Names in a recording come from other machines. They travel as JSON, without characters that do more than show themselves
+(`ddpwatch.analysis.text`), and are only ever put on the page as text; the page's own policy forbids it any connection.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from ddpwatch.analysis.groups import StepGroup
 from ddpwatch.analysis.outline import Outline
+from ddpwatch.analysis.text import clean
 from ddpwatch.messages import Layout
 
 MOST_RANKS = 64
@@ -31,11 +32,11 @@ def render_html(report: dict[str, Any], outline: Outline, layouts: list[Layout],
         version: Of ddpwatch.
     """
     data = {
-        "report": report,
+        "report": _cleaned(report),
         "points": [asdict(point) for point in outline.points],
         "stride": outline.stride,
         "steps": [_step(group, why) for group, why in outline.details()],
-        "params": _params(layouts),
+        "params": _cleaned(_params(layouts)),
         "version": version,
     }
     encoded = msgspec.json.encode(data).decode()
@@ -46,6 +47,15 @@ def render_html(report: dict[str, Any], outline: Outline, layouts: list[Layout],
     return template.replace(_PLACE, safe, 1).encode()
 
 
+def _cleaned(value: Any) -> Any:
+    """The same with every text in it cleaned."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {key: _cleaned(item) for key, item in value.items()}
+    return [_cleaned(item) for item in value] if isinstance(value, list) else value
+
+
 def _step(group: StepGroup, why: str) -> dict[str, Any]:
     ranks = sorted(group.steps)[:MOST_RANKS]
     origin = min(group.steps[rank].start_ns for rank in ranks)
@@ -53,8 +63,19 @@ def _step(group: StepGroup, why: str) -> dict[str, Any]:
         "step": group.number,
         "why": why,
         "comparable": group.comparable,
+        "cut": _cut(group),
         "ranks": [_rank(group, rank, origin if group.comparable else group.steps[rank].start_ns) for rank in ranks],
     }
+
+
+def _cut(group: StepGroup) -> str:
+    """What of the step is not drawn, in words; empty for nothing."""
+    cut = []
+    if len(group.steps) > MOST_RANKS:
+        cut.append(f"the first {MOST_RANKS} of {len(group.steps)} ranks")
+    if any(len(step.hook_ns) > MOST_HOOKS for step in group.steps.values()):
+        cut.append(f"the first {MOST_HOOKS} hooks of each rank")
+    return f"This shows only {' and '.join(cut)}." if cut else ""
 
 
 def _rank(group: StepGroup, rank: int, origin: int) -> dict[str, Any]:

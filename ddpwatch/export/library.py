@@ -47,12 +47,12 @@ class OpenedRecording:
         self._selection = selection
 
     def select(self, steps: str | None = None, ranks: str | None = None) -> OpenedRecording:
-        """A part of it: ``steps`` as ``"100:200"``, ``ranks`` as ``"0,4-7"``; found through the file's index.
+        """A part of what is selected here: ``steps`` as ``"100:200"``, ``ranks`` as ``"0,4-7"``; found by the index.
 
         Raises:
             UsageError: One of them is not understood.
         """
-        return OpenedRecording(self.recording, selection_of(steps, ranks))
+        return OpenedRecording(self.recording, self._selection.narrowed(selection_of(steps, ranks)))
 
     @property
     def metadata(self) -> dict[str, str]:

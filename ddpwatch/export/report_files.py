@@ -9,6 +9,7 @@ from typing import Any
 from ddpwatch.analysis.render import render_report
 from ddpwatch.errors import UsageError
 from ddpwatch.export.html import render_html
+from ddpwatch.export.output import check_output
 from ddpwatch.messages import Layout
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
@@ -20,8 +21,9 @@ def write_html(path: Path, out: Path, selection: Selection) -> int:
     """Writes the report of a recording as one HTML file; returns its size in bytes.
 
     Raises:
-        UsageError: Nothing is readable or selected, or the output cannot be written.
+        UsageError: Nothing is readable or selected, or the output cannot be written or is a recording.
     """
+    check_output(out)
     recording = Recording(path)
     report = report_of_recording(recording, selection)
     layouts = [message for message, _ in recording.select(selection) if isinstance(message, Layout)]

@@ -7,13 +7,14 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import IO, Any, get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
 
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymized
 from ddpwatch.export.chrome import align, write_chrome
+from ddpwatch.export.output import check_output
 from ddpwatch.export.tables import TABLES, Frames, TableRow, columns, rows
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
@@ -37,7 +38,8 @@ def export(recording: Recording, form: str, out: Path, selection: Selection, ano
         What was written, a line for each file.
 
     Raises:
-        UsageError: An unknown format, nothing to export, or the output cannot be written.
+        UsageError: An unknown format, nothing to export, a figure that the format cannot hold, or the output cannot
+            be written or is a recording.
         DdpwatchError: ``parquet`` without pyarrow.
     """
 
@@ -47,11 +49,13 @@ def export(recording: Recording, form: str, out: Path, selection: Selection, ano
 
     if form not in FORMATS:
         raise UsageError(f"{form!r} is not a format", f"give one of {', '.join(FORMATS)}")
+    for file in _files(form, out):
+        check_output(file)
     recording.check(selection)
     ranks = None if selection.ranks is None else len(selection.ranks)
     try:
         if form == "chrome":
-            return _chrome(frames, out, ranks)
+            return _chrome(frames, out, ranks, around=selection.first == 0 and selection.stop is None)
         if form == "ndjson":
             return [f"{out}: {_ndjson(frames(), out)} frames"]
         return list(_tables(frames, form, out, ranks))
@@ -59,10 +63,15 @@ def export(recording: Recording, form: str, out: Path, selection: Selection, ano
         raise UsageError(f"{error.filename or out}: {error.strerror}", "give -o a place you can write to") from error
 
 
-def _chrome(frames: Callable[[], Frames], out: Path, ranks: int | None) -> list[str]:
-    aligner = align(frames(), ranks)
+def _files(form: str, out: Path) -> list[Path]:
+    """What is written."""
+    return [out] if form in ("chrome", "ndjson") else [out / f"{table}.{form}" for table in TABLES]
+
+
+def _chrome(frames: Callable[[], Frames], out: Path, ranks: int | None, around: bool) -> list[str]:
+    line = align(frames(), ranks)
     with out.open("wb") as file:
-        count = write_chrome(frames(), aligner, file, ranks)
+        count = write_chrome(frames(), line, file, ranks, around)
     return [f"{out}: {count} events; open it in https://ui.perfetto.dev"]
 
 
@@ -80,8 +89,7 @@ def _ndjson(frames: Frames, out: Path) -> int:
 def _tables(frames: Callable[[], Frames], form: str, out: Path, ranks: int | None) -> Iterator[str]:
     write = _csv if form == "csv" else _parquet_writer()
     out.mkdir(parents=True, exist_ok=True)
-    for name, kind in TABLES.items():
-        file = out / f"{name}.{form}"
+    for (name, kind), file in zip(TABLES.items(), _files(form, out), strict=True):
         count = write(rows(frames(), name, ranks), kind, file)
         yield f"{file}: {count} rows"
 
@@ -117,7 +125,11 @@ def _parquet_writer() -> Callable[[Iterable[TableRow], type[TableRow], Path], in
         count, source = 0, iter(found)
         with pyarrow.parquet.ParquetWriter(str(path), schema, compression="zstd") as writer:
             while batch := list(itertools.islice(source, _BATCH)):
-                writer.write_table(pyarrow.table(columns(batch, kind), schema=schema))
+                try:
+                    table = pyarrow.table(columns(batch, kind), schema=schema)
+                except OverflowError as error:
+                    raise UsageError(f"{path}: a figure needs more than 64 bits", "export to csv instead") from error
+                writer.write_table(table)
                 count += len(batch)
         return count
 
@@ -132,15 +144,3 @@ def _arrow_type(hint: object, pyarrow: Any) -> object:
     if "bool" in text:
         return pyarrow.bool_()
     return pyarrow.int64() if "int" in text else pyarrow.string()
-
-
-def open_output(path: Path) -> IO[bytes]:
-    """A file to write to.
-
-    Raises:
-        UsageError: It cannot be created.
-    """
-    try:
-        return path.open("wb")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", "give a place you can write to") from error

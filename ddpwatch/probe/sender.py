@@ -16,7 +16,8 @@ from typing import Protocol
 
 import zmq
 
-from ddpwatch import transport
+from ddpwatch import rundir, transport
+from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Beat, Bye, Hello, Layout, Mark, Message, Step, encode
 from ddpwatch.probe.recorder import StepRecord, StepRecorder
 
@@ -24,6 +25,7 @@ TICK_S = 0.1
 BEAT_S = 0.5
 SETTLE_NS = 500_000_000
 BACKLOG = 4096
+STOP_S = 0.6  # a little longer than a socket holds on to the last frames
 
 
 class Outlet(Protocol):
@@ -61,6 +63,7 @@ class Sender(threading.Thread):
         self._stopping = threading.Event()
         self._context = transport.Context()
         self._socket: Outlet | None = None
+        self._hello: Hello | None = None
         self._farewell: Bye | None = None
         self._last_beat = 0.0
         self._cpu_ns = 0
@@ -78,10 +81,12 @@ class Sender(threading.Thread):
 
     def post(self, message: Hello | Layout | Mark) -> None:
         """Accepts any other message, to go out before the steps that follow it."""
+        if isinstance(message, Hello):
+            self._hello = message
         self.dropped += len(self._outbox) == BACKLOG
         self._outbox.append(message)
 
-    def stop(self, farewell: Bye, timeout_s: float = 0.85) -> None:
+    def stop(self, farewell: Bye, timeout_s: float = STOP_S) -> None:
         """Sends what is left and a farewell, and waits for that at most ``timeout_s``."""
         self._farewell = farewell
         self._stopping.set()
@@ -114,16 +119,32 @@ class Sender(threading.Thread):
             self._context.term()
 
     def _connect(self) -> None:
-        if os.environ.get("DDPWATCH_RECORD_DIR"):
-            from ddpwatch.recording.rankfile import rank_file
-
-            self._socket = rank_file(os.environ, self._rank)
+        """Looks every tick for where frames go, until there is such a place or nothing to send any more."""
+        directory = os.environ.get("DDPWATCH_RECORD_DIR")
         while self._socket is None:
-            endpoint = self._find_endpoint()
-            if endpoint is not None:
-                self._socket = transport.rank_push(self._context, endpoint)
-            elif self._stopping.wait(TICK_S):
+            self._socket = self._own_file(directory) if directory else self._collector()
+            if self._socket is None and self._stopping.wait(TICK_S):
                 return
+
+    def _collector(self) -> Outlet | None:
+        endpoint = self._find_endpoint()
+        return None if endpoint is None else transport.rank_push(self._context, endpoint)
+
+    def _own_file(self, directory: str) -> Outlet | None:
+        """The rank's own file, once it knows what the run is called. There is no collector, on no host."""
+        from ddpwatch.recording.rankfile import RankFile
+
+        hello = self._hello
+        if hello is None:
+            return None
+        try:
+            if self._find_endpoint() is None:
+                return None
+            rundir.blackbox(hello.run_id, self._rank).unlink(missing_ok=True)  # no collector will read it, or clean up
+        except DdpwatchError:  # rank 0 is on another host, or else was not found at all: then the run has no name
+            if not hello.run_id:
+                raise
+        return RankFile(directory, hello)
 
     def _tick(self) -> None:
         self._send_outbox()

@@ -34,6 +34,7 @@ MAGIC: Final = b"\x89MCAP0\r\n"
 ROW_OPCODE: Final = 0x81
 RECORD_LIMIT: Final = 16 * MAX_FRAME_BYTES
 INDEX_NAME: Final = "ddpwatch.index"
+END_NAME: Final = "ddpwatch.end"
 KINDS: Final = tuple(MESSAGE_TYPES)
 ALL_KINDS: Final = (1 << 16) - 1
 NO_STEP: Final = (1 << 64) - 1
@@ -42,6 +43,7 @@ _CHUNK = struct.Struct("<QQQII")  # start, end, unpacked size, CRC, length of th
 _MESSAGE = struct.Struct("<BQHIQQ")
 _ROW = struct.Struct("<7Q")
 _LENGTH = struct.Struct("<Q")
+_FARTHEST = (1 << 62) - 1
 BROKEN: Final = (McapError, zstandard.ZstdError, struct.error, ValueError, KeyError, IndexError, EOFError, MemoryError)
 
 
@@ -98,8 +100,10 @@ def record_at(fd: int, offset: int) -> Record | None:
     """The record that begins there; None where the file does not hold all of it.
 
     Raises:
-        ValueError: It claims to be larger than any of ours.
+        ValueError: It claims to be larger than any of ours, or to lie where no file reaches.
     """
+    if offset > _FARTHEST:
+        raise ValueError(f"record at {offset}")
     head = os.pread(fd, _HEAD.size, offset)
     if len(head) < _HEAD.size:
         return None
@@ -195,11 +199,13 @@ class Index:
 
     Attributes:
         complete: The file has its end.
+        last_metadata: Where the last metadata record begins; 0 where there is none.
     """
 
-    def __init__(self, values: array[int], complete: bool) -> None:
+    def __init__(self, values: array[int], complete: bool, last_metadata: int) -> None:
         self._values = values
         self.complete = complete
+        self.last_metadata = last_metadata
 
     def __len__(self) -> int:
         return len(self._values) // 7
@@ -242,43 +248,51 @@ def read_index(fd: int) -> Index:
 
 
 def _stored_index(fd: int) -> Index | None:
-    """Follows the footer to the summary's offsets, from there to the index of attachments, and to ours."""
+    """Follows the footer to the summary's offsets, from there to the indexes of attachments and metadata."""
     size = os.fstat(fd).st_size
     footer_at = size - len(MAGIC) - _HEAD.size - 20
     record = record_at(fd, footer_at) if footer_at > 0 else None
     if record is None or record.opcode != Opcode.FOOTER or os.pread(fd, 8, size - 8) != MAGIC:
         return None
     footer = Footer.read(ReadDataStream(io.BytesIO(record.content)))
-    for offset in records(fd, footer.summary_offset_start) if footer.summary_offset_start else ():
-        if offset.opcode == Opcode.SUMMARY_OFFSET and offset.content[0] == Opcode.ATTACHMENT_INDEX:
-            return _attached_index(fd, struct.unpack_from("<Q", offset.content, 1)[0], size)
-    return None
+    if not footer.summary_offset_start:
+        return None
+    groups = records(fd, footer.summary_offset_start)
+    begins = {g.content[0]: _LENGTH.unpack_from(g.content, 1)[0] for g in groups if g.opcode == Opcode.SUMMARY_OFFSET}
+    rows = _attached_rows(fd, _indexed(fd, begins, Opcode.ATTACHMENT_INDEX))
+    last_metadata = max(_indexed(fd, begins, Opcode.METADATA_INDEX), default=0)
+    return None if rows is None else Index(rows, complete=True, last_metadata=last_metadata)
 
 
-def _attached_index(fd: int, offset: int, size: int) -> Index | None:
-    for record in records(fd, offset):
-        if record.opcode != Opcode.ATTACHMENT_INDEX:
-            return None
-        place = record_at(fd, _LENGTH.unpack_from(record.content)[0])
-        if place is not None and place.opcode == Opcode.ATTACHMENT:
-            attachment = attachment_of(place)
+def _indexed(fd: int, begins: dict[int, int], kind: Opcode) -> Iterator[int]:
+    """Where the records are that the summary has an index of that kind for."""
+    entries = records(fd, begins[kind]) if kind in begins else iter(())
+    for entry in itertools.takewhile(lambda record: record.opcode == kind, entries):
+        yield _LENGTH.unpack_from(entry.content)[0]
+
+
+def _attached_rows(fd: int, offsets: Iterator[int]) -> array[int] | None:
+    for offset in offsets:
+        record = record_at(fd, offset)
+        if record is not None and record.opcode == Opcode.ATTACHMENT:
+            attachment = attachment_of(record)
             if attachment.name == INDEX_NAME:
-                return _checked(attachment.data, size)
+                return _checked(attachment.data, os.fstat(fd).st_size)
     return None
 
 
-def _checked(data: bytes, size: int) -> Index | None:
+def _checked(data: bytes, size: int) -> array[int] | None:
     """The stored rows, if every chunk they name can lie in the file, in order."""
     values = array("Q")
     values.frombytes(data)
     offsets = values[0::7]
     if len(values) % 7 or any(a >= b for a, b in itertools.pairwise(offsets)):
         return None
-    return Index(values, complete=True) if not offsets or offsets[-1] < size else None
+    return values if not offsets or offsets[-1] < size else None
 
 
 def _walk(fd: int) -> Index:
-    values, offset, complete = array("Q"), len(MAGIC), False
+    values, offset, complete, last_metadata = array("Q"), len(MAGIC), False, 0
     size = os.fstat(fd).st_size
     while True:
         head = os.pread(fd, _HEAD.size + _CHUNK.size, offset)
@@ -295,8 +309,10 @@ def _walk(fd: int) -> Index:
             row = _ROW.unpack(os.pread(fd, _ROW.size, offset + _HEAD.size))
             if row[0] == values[-7]:
                 values[-7:] = array("Q", row)
+        elif opcode == Opcode.METADATA:
+            last_metadata = offset
         elif opcode == Opcode.FOOTER:
             complete = True
             break
         offset = end
-    return Index(values, complete)
+    return Index(values, complete, last_metadata)

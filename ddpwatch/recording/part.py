@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ddpwatch.errors import UsageError
 from ddpwatch.messages import SCHEMA_VERSION, FrameError, Message, decode
 from ddpwatch.recording.container import (
     BROKEN,
+    END_NAME,
     MAGIC,
     ROW_OPCODE,
     Index,
@@ -29,6 +31,7 @@ from ddpwatch.recording.container import (
     tells_of,
 )
 from ddpwatch.recording.selection import CONTEXT, Selection
+from ddpwatch.recording.writer import SCHEMA_MINOR
 from ddpwatch.transport import Envelope
 
 Frame = tuple[Message, Envelope]
@@ -46,24 +49,38 @@ class Part:
 
     Attributes:
         metadata: What the recorder wrote when it began.
-        end: What it wrote when it ended; empty for a file that was cut, until it was read.
+        note: What a user should know about its format; empty if nothing.
         skipped: Frames of the last pass that could not be decoded.
         cut_tail: The last pass came upon the end of the file, or damage, before the end that a writer writes.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.end: dict[str, str] = {}
         self.skipped = 0
         self.cut_tail = False
         self.metadata = self._peek()
+        self.note = _checked_format(path, self.metadata)
         self._index: Index | None = None
 
     @property
     def number(self) -> int:
         """Which part of a rotated recording this is, from 0."""
-        text = self.metadata.get("part", "0")
-        return int(text) if text.isdecimal() and len(text) < 9 else 0
+        return count_in(self.metadata, "part")
+
+    @property
+    def end(self) -> dict[str, str]:
+        """What the recorder wrote when it ended; empty for a file that was cut."""
+        with self._open() as file, contextlib.suppress(*BROKEN):
+            record = record_at(file.fileno(), self.index.last_metadata)
+            if record is not None and record.opcode == Opcode.METADATA:
+                metadata = metadata_of(record)
+                return dict(metadata.metadata) if metadata.name == END_NAME else {}
+        return {}
+
+    @property
+    def lost(self) -> int:
+        """Frames of the whole recording that had not got to the disk when the part ended, or else when it began."""
+        return max(count_in(self.metadata, "lost"), count_in(self.end, "lost"))
 
     @property
     def index(self) -> Index:
@@ -116,7 +133,7 @@ class Part:
             with contextlib.suppress(*BROKEN):
                 for record in itertools.islice(records(file.fileno()), _HEAD_RECORDS):
                     if record.opcode == Opcode.METADATA and (metadata := metadata_of(record)).name == "ddpwatch":
-                        return _checked(self.path, metadata.metadata)
+                        return dict(metadata.metadata)
         raise UsageError(f"{self.path}: not a ddpwatch recording, or cut before its first second", "nothing to read")
 
     def _safely(self, source: Iterator[Record]) -> Iterator[Record]:
@@ -144,19 +161,9 @@ class Part:
                     yield message, True
             elif record.opcode == ROW_OPCODE and not tells_of(record, chunk_at):
                 break  # damage has made the chunk before it look like something else
-            elif record.opcode == Opcode.METADATA:
-                self._note_end(record)
         else:
             return
         self.cut_tail = True
-
-    def _note_end(self, record: Record) -> None:
-        try:
-            metadata = metadata_of(record)
-        except BROKEN:
-            return
-        if metadata.name == "ddpwatch.end":
-            self.end = dict(metadata.metadata)
 
     def _selected(self, fd: int, selection: Selection) -> Iterator[tuple[RawMessage, bool]]:
         """Messages of the chunks that the selection needs, and whether more than context is wanted of them."""
@@ -214,11 +221,20 @@ class _File:
         return self._fd
 
 
-def _checked(path: Path, metadata: dict[str, str]) -> dict[str, str]:
-    version = metadata.get("schema_version", "")
-    if not version.isdecimal() or len(version) > 9 or int(version) > SCHEMA_VERSION:
+def count_in(metadata: dict[str, str], name: str) -> int:
+    """A count that metadata holds; 0 where it holds none."""
+    text = metadata.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 19 else 0
+
+
+def _checked_format(path: Path, metadata: dict[str, str]) -> str:
+    """A note on a file of a newer minor version: additions only, which are skipped; a newer major one is refused."""
+    text = metadata.get("schema_version", "")
+    version = re.fullmatch(r"(\d{1,9})(?:\.(\d{1,9}))?", text, re.ASCII)
+    if version is None or int(version[1]) > SCHEMA_VERSION:
         raise UsageError(
-            f"{path}: recorded in format {version[:20]!r}, this ddpwatch reads up to {SCHEMA_VERSION}",
-            "update ddpwatch",
+            f"{path}: recorded in format {text[:20]!r}, this ddpwatch reads up to {SCHEMA_VERSION}", "update ddpwatch"
         )
-    return dict(metadata)
+    if int(version[1]) == SCHEMA_VERSION and int(version[2] or 0) > SCHEMA_MINOR:
+        return f"{path.name} was recorded by a newer ddpwatch (format {text}): what this one does not know is left out"
+    return ""

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import heapq
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Hello, Message, Step
+from ddpwatch.recording.chain import chains_of, newest_run, with_siblings
 from ddpwatch.recording.container import NO_STEP
 from ddpwatch.recording.part import Frame, Part
 from ddpwatch.recording.place import Place
 from ddpwatch.recording.selection import Selection
 from ddpwatch.transport import Envelope
 
-PART_NAME = re.compile(r"\.(\d{4,8})$")
 NEARBY = 4096
 StrPath = str | os.PathLike[str]
 
@@ -32,7 +31,8 @@ class Recording:
 
     Args:
         path: A file, a directory with one file per rank, or several of these, which are merged by receive time. The
-            older parts of a rotated recording are found beside the newest.
+            older parts of a rotated recording are found beside the newest. Of several runs in a directory the newest
+            is taken.
 
     Raises:
         UsageError: A file cannot be opened, is not an MCAP file, or was written by a newer major version.
@@ -43,7 +43,8 @@ class Recording:
         cut_tail: A file ends before its end was written; what was read lies before the cut.
         seconds: From the first to the last frame, by receive time.
         metadata: What the recorder wrote about the run.
-        notes: What a user should know about files that were left out.
+        notes: What a user should know about files that were left out, or are of a newer version.
+        chains: The recordings that are merged: one, or one per rank.
     """
 
     def __init__(self, path: StrPath | Iterable[StrPath]) -> None:
@@ -52,11 +53,12 @@ class Recording:
             raise UsageError("no recording was given", "give a file that was written with --record")
         self.path = paths[0]
         self.notes: list[str] = []
-        self._chains = _chains([part for item in paths for part in self._parts_of(item)])
+        self.chains = chains_of([part for item in paths for part in self._parts_of(item)])
+        self._note_formats()
         self.frames = 0
         self.skipped = 0
         self.cut_tail = False
-        self.metadata = self._chains[0][0].metadata
+        self.metadata = self.chains[0].parts[0].metadata
         self._first_ns = 0
         self._last_ns = 0
 
@@ -73,7 +75,7 @@ class Recording:
     @property
     def parts(self) -> list[Part]:
         """The files, oldest first."""
-        return [part for chain in self._chains for part in chain]
+        return [part for chain in self.chains for part in chain.parts]
 
     @property
     def steps(self) -> tuple[int, int] | None:
@@ -89,8 +91,24 @@ class Recording:
 
     @property
     def dropped_parts(self) -> int:
-        """How many of the oldest parts of a rotated recording are gone."""
-        return sum(chain[0].number for chain in self._chains)
+        """How many of the oldest parts of a rotated recording its recorder has removed."""
+        return sum(chain.dropped for chain in self.chains)
+
+    @property
+    def missing_parts(self) -> int:
+        """How many parts of a rotated recording are not where the others are."""
+        return sum(chain.missing for chain in self.chains)
+
+    @property
+    def lost(self) -> int:
+        """Frames that did not get to the disk."""
+        return sum(chain.lost for chain in self.chains)
+
+    @property
+    def rank_files(self) -> list[int] | None:
+        """The ranks that have a file of their own; None where one file is about all of them."""
+        ranks = [chain.rank for chain in self.chains]
+        return None if None in ranks else sorted(rank for rank in ranks if rank is not None)
 
     def __iter__(self) -> Iterator[Frame]:
         """The frames in the order in which they were received."""
@@ -101,7 +119,7 @@ class Recording:
         self.frames = self.skipped = 0
         self._first_ns = self._last_ns = 0
         self.cut_tail = False
-        chains = [self._chain(chain, selection) for chain in self._chains]
+        chains = [chain.frames(selection) for chain in self.chains]
         merged = chains[0] if len(chains) == 1 else heapq.merge(*chains, key=_received)
         for message, envelope in merged:
             yield self._counted(message, envelope)
@@ -117,7 +135,7 @@ class Recording:
         Returns:
             ns since the Unix epoch, for `seek`; 0 where everything is needed. Worked out from the index alone.
         """
-        return min(_lead_in(chain, at_ns, steps, int(seconds * 1e9)) for chain in self._chains)
+        return min(chain.lead_in(at_ns, steps, int(seconds * 1e9)) for chain in self.chains)
 
     def find_step(self, number: int, back: bool = False) -> Place | None:
         """The step of that number, or else the one after it (``back``: before it), once its last rank has sent it.
@@ -152,7 +170,7 @@ class Recording:
 
     def _what_there_is(self) -> str:
         introductions = Selection(first=NO_STEP)  # no step, and what is needed to understand any
-        ranks = {m.rank for chain in self._chains for m, _ in self._chain(chain, introductions) if isinstance(m, Hello)}
+        ranks = {m.rank for chain in self.chains for m, _ in chain.frames(introductions) if isinstance(m, Hello)}
         if self.steps is None or not ranks:
             return "leave --steps and --ranks away"
         return f"it holds the steps {self.steps[0]} to {self.steps[1]} of the ranks {min(ranks)} to {max(ranks)}"
@@ -163,12 +181,12 @@ class Recording:
 
     def _steps(self, selection: Selection) -> Iterator[tuple[Step, int]]:
         """Without counting: another pass may be under way."""
-        frames = (frame for chain in self._chains for frame in self._chain(chain, selection))
+        frames = (frame for chain in self.chains for frame in chain.frames(selection))
         return ((message, envelope.received_ns) for message, envelope in frames if isinstance(message, Step))
 
     def _parts_of(self, path: Path) -> list[Part]:
         if not path.is_dir():
-            return _with_siblings(Part(path))
+            return with_siblings(Part(path))
         parts = []
         for file in sorted(path.rglob("*.mcap")):
             try:
@@ -177,12 +195,14 @@ class Recording:
                 self.notes.append(f"left out: {error.message}")
         if not parts:
             raise UsageError(f"{path}: no recording in this directory", "give one with .mcap files in it")
-        return parts
+        newest, note = newest_run(parts)
+        self.notes += [note] if note else []
+        return newest
 
-    @staticmethod
-    def _chain(chain: list[Part], selection: Selection) -> Iterator[Frame]:
-        for place, part in enumerate(chain):
-            yield from part.frames(selection, first=place == 0)
+    def _note_formats(self) -> None:
+        found = [part.note for part in self.parts if part.note]
+        if found:
+            self.notes.append(found[0] + (f"; so were {len(found) - 1} other files" if len(found) > 1 else ""))
 
     def _counted(self, message: Message, envelope: Envelope) -> Frame:
         self.frames += 1
@@ -197,46 +217,3 @@ class Recording:
 
 def _received(frame: Frame) -> int:
     return frame[1].received_ns
-
-
-def _lead_in(chain: list[Part], at_ns: int, steps: int, span_ns: int) -> int:
-    """See `Recording.lead_in`. A quarter more steps than asked for: not every rank is equally far."""
-    newest = 0
-    for row in (row for part in reversed(chain) for row in part.index.backwards(at_ns)):
-        if row.has_steps:
-            newest = max(newest, row.last_step)
-            if row.last_step < newest - steps - steps // 4 and row.end_ns < at_ns - span_ns:
-                return row.start_ns
-    return 0
-
-
-def _with_siblings(newest: Part) -> list[Part]:
-    """The file and the older parts of the same recording that lie beside it."""
-    name, found = newest.path, [newest]
-    if "recording_id" not in newest.metadata or PART_NAME.search(name.stem) or not newest.number:
-        return found
-    for file in name.parent.glob(f"{_escaped(name.stem)}.*{name.suffix}"):
-        if PART_NAME.search(file.stem) and PART_NAME.sub("", file.stem) == name.stem:
-            try:
-                part = Part(file)
-            except UsageError:
-                continue
-            if part.metadata.get("recording_id") == newest.metadata["recording_id"]:
-                found.append(part)
-    return found
-
-
-def _escaped(stem: str) -> str:
-    return re.sub(r"([*?[])", r"[\1]", stem)
-
-
-def _chains(parts: list[Part]) -> list[list[Part]]:
-    """Parts of one recording after each other, recordings side by side. A file given twice counts once."""
-    chains: dict[str, list[Part]] = {}
-    seen = set()
-    for part in parts:
-        identity = (part.path.stat().st_dev, part.path.stat().st_ino)
-        if identity not in seen:
-            seen.add(identity)
-            chains.setdefault(part.metadata.get("recording_id") or str(part.path), []).append(part)
-    return [sorted(chain, key=lambda part: part.number) for chain in chains.values()]

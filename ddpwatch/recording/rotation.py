@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,8 +96,45 @@ def environment_of(max_size: str | None, every: int) -> dict[str, str]:
     return found if max_size is None else {**found, "DDPWATCH_RECORD_MAX_SIZE": str(parse_bytes(max_size))}
 
 
+class Introductions:
+    """What a part has to begin with to be understood: who the ranks are, how buckets are laid out, who has ended.
+
+    Attributes:
+        newest_ns: Receive time of the newest frame (ns since the Unix epoch).
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[object, ...], Message] = {}
+        self.newest_ns = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._kept.values())
+
+    def apply(self, message: Message, received_ns: int) -> None:
+        """Takes one message, whether it gets to the disk or not."""
+        self.newest_ns = received_ns
+        if isinstance(message, Hello):
+            self._kept["hello", message.rank] = message
+            self._kept.pop(("bye", message.rank), None)
+        elif isinstance(message, Layout):
+            self._kept["layout", message.rank, message.module, message.epoch] = message
+            self._kept.pop(("layout", message.rank, message.module, message.epoch - 4), None)
+        elif isinstance(message, Bye) and message.rank is not None:
+            self._kept["bye", message.rank] = message
+
+
 class RotatingWriter:
     """Like `RecordingWriter`, within limits.
+
+    Args:
+        path: Of the newest part.
+        about: Free text about the run, kept as the metadata of every part.
+        limits: Of the size.
+        clock: Seconds.
+        introductions: What went by before the file could be created; it begins with them.
 
     Attributes:
         frames: Frames written so far, over all parts.
@@ -110,13 +147,14 @@ class RotatingWriter:
         about: Mapping[str, str] | None = None,
         limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        introductions: Introductions | None = None,
     ) -> None:
         self.path = Path(path)
         self.dropped_parts = 0
         self._limits = limits or Limits()
         self._clock = clock
         self._about = {"recording_id": secrets.token_hex(8), **(about or {})}
-        self._context: dict[tuple[object, ...], Message] = {}
+        self._introductions = Introductions() if introductions is None else introductions
         self._closed_frames = 0
         self._parts: list[tuple[Path, int]] = []
         self._begin(RecordingWriter(self.path, {**self._about, "part": "0"}), 0)
@@ -128,11 +166,10 @@ class RotatingWriter:
 
     def write_message(self, message: Message, envelope: Envelope) -> None:
         """Adds one frame. May raise OSError."""
-        self._remember(message)
+        self._introductions.apply(message, envelope.received_ns)
         if isinstance(message, Step) and message.step % self._limits.every:
             envelope = Envelope(envelope.seq, envelope.received_ns, encode(summary_of(message)))
         self._writer.write_message(message, envelope)
-        self._newest_ns = envelope.received_ns
 
     def flush(self) -> int:
         """Hands everything to the operating system, begins a new part if it is time; returns the size of all parts.
@@ -145,7 +182,7 @@ class RotatingWriter:
             raise FileNotFoundError(2, "the file or its directory was removed")
         limit = self._limits.part_limit
         old = self._limits.part_age_s and self._clock() - self._opened >= self._limits.part_age_s
-        if (limit and size >= limit) or (old and self._writer.frames > len(self._context)):
+        if (limit and size >= limit) or (old and self._writer.frames > len(self._introductions)):
             self._rotate()
         return size + sum(nbytes for _, nbytes in self._parts)
 
@@ -157,29 +194,33 @@ class RotatingWriter:
         """See `RecordingWriter.abandon`."""
         self._writer.abandon()
 
-    def reopen(self) -> None:
-        """Goes on in a new part, after an error and `abandon`.
+    def reopen(self, about: Mapping[str, str] | None = None) -> None:
+        """Goes on in a new part, after an error and `abandon`; ``about`` is added to the metadata.
 
         Raises:
             OSError: The disk is still full or gone.
         """
+        self._about.update(about or {})
         self._continue()
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _begin(self, writer: RecordingWriter, number: int) -> None:
+        """Writes what is needed to understand the part. That counts as written in the part before."""
         self._writer, self._number = writer, number
         self._opened = self._clock()
-        self._newest_ns = 0
+        for message in self._introductions:
+            writer.write_message(message, Envelope(0, self._introductions.newest_ns, encode(message)))
+        self._closed_frames -= writer.frames
 
     def _rotate(self) -> None:
-        self._writer.close({"continued": "1"})
+        self._writer.close({"continued": "1", "dropped_parts": str(self.dropped_parts)})
         self._continue()
         self._keep_cap()
 
     def _continue(self) -> None:
-        """Begins the next part with what is needed to understand it; the old one keeps its name until that is there."""
-        newest_ns, draft = self._newest_ns, self.path.with_name(f"{self.path.name}.next")
+        """Begins the next part; the old one keeps its name until that is there."""
+        draft = self.path.with_name(f"{self.path.name}.next")
         try:
             writer = RecordingWriter(draft, {**self._about, "part": str(self._number + 1)})
         except UsageError as error:
@@ -189,9 +230,6 @@ class RotatingWriter:
             self._set_aside()
         writer.move(self.path)
         self._begin(writer, self._number + 1)
-        for message in self._context.values():
-            self._writer.write_message(message, Envelope(0, newest_ns, encode(message)))
-        self._closed_frames -= self._writer.frames
 
     def _set_aside(self) -> None:
         """Gives the finished (or broken) part its number."""
@@ -210,16 +248,6 @@ class RotatingWriter:
             self.dropped_parts += 1
             with contextlib.suppress(OSError):  # somebody else has removed it
                 oldest.unlink()
-
-    def _remember(self, message: Message) -> None:
-        if isinstance(message, Hello):
-            self._context["hello", message.rank] = message
-            self._context.pop(("bye", message.rank), None)
-        elif isinstance(message, Layout):
-            self._context["layout", message.rank, message.module, message.epoch] = message
-            self._context.pop(("layout", message.rank, message.module, message.epoch - 4), None)
-        elif isinstance(message, Bye) and message.rank is not None:
-            self._context["bye", message.rank] = message
 
 
 def summary_of(step: Step) -> Step:

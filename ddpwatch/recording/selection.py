@@ -41,6 +41,18 @@ class Selection:
         """Whether nothing is left out."""
         return self == Selection()
 
+    def narrowed(self, other: Selection) -> Selection:
+        """What both select."""
+        stops = [stop for stop in (self.stop, other.stop) if stop is not None]
+        ranks = [ranks for ranks in (self.ranks, other.ranks) if ranks is not None]
+        return Selection(
+            max(self.first, other.first),
+            min(stops, default=None),
+            frozenset.intersection(*ranks) if ranks else None,
+            max(self.start_ns, other.start_ns),
+            self.context and other.context,
+        )
+
     def wants_chunk(self, row: Row) -> bool:
         """Whether the chunk may hold more than context."""
         if row.end_ns < self.start_ns:

@@ -16,11 +16,13 @@ import msgspec
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import MESSAGE_TYPES, SCHEMA_VERSION, FrameError, Message, Step, decode, type_name
+from ddpwatch.recording.container import END_NAME
 from ddpwatch.recording.mcap_writer import McapWriter
 from ddpwatch.transport import Envelope
 from ddpwatch.version import __version__
 
 PROFILE = "ddpwatch"
+SCHEMA_MINOR = 0  # grows with additions to recordings that an older reader may leave out
 _SCHEMAS: dict[str, bytes] = {}
 
 
@@ -53,7 +55,11 @@ class RecordingWriter:
             ) from error
         status = os.fstat(self._file.fileno())
         self._identity = (status.st_dev, status.st_ino)
-        head = {"schema_version": str(SCHEMA_VERSION), "recording_id": secrets.token_hex(8), **(about or {})}
+        head = {
+            "schema_version": f"{SCHEMA_VERSION}.{SCHEMA_MINOR}",
+            "recording_id": secrets.token_hex(8),
+            **(about or {}),
+        }
         try:
             self._writer = McapWriter(self._file, PROFILE, f"ddpwatch {__version__}")
             self._writer.add_metadata("ddpwatch", head)
@@ -99,14 +105,14 @@ class RecordingWriter:
         """Writes index and end.
 
         Args:
-            end: Text about how the recording went, kept as metadata ``ddpwatch.end``.
+            end: Text about how the recording went, kept as metadata `END_NAME`.
             attachments: JSON documents to keep in the file, by name.
         """
         try:
             for name, content in (attachments or {}).items():
                 self._writer.add_attachment(name, "application/json", content)
             if end:
-                self._writer.add_metadata("ddpwatch.end", dict(end))
+                self._writer.add_metadata(END_NAME, dict(end))
             self._writer.finish()
         finally:
             self._file.close()

@@ -21,6 +21,7 @@ from ddpwatch.transport import Envelope
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+DDPWATCH = [sys.executable, "-c", "from ddpwatch.cli import main; main()"]
 PATIENCE_S = 60.0
 Frames = list[tuple[Message, Envelope]]
 
@@ -92,7 +93,7 @@ def finished(*command: str, **environment: str) -> subprocess.CompletedProcess[s
 
 def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The ``ddpwatch`` command, run to its end."""
-    return finished(sys.executable, "-c", "from ddpwatch.cli import main; main()", *arguments, **environment)
+    return finished(*DDPWATCH, *arguments, **environment)
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:

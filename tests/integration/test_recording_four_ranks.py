@@ -26,7 +26,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = folder / "run.mcap"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDPWATCH_DIR", str(tmp_path_factory.mktemp("dw")))
-        options = ("--model", "gpt:width=48,layers=2", "--steps", str(STEPS), "--record", str(file))
+        model = (
+            "--model",
+            "gpt:width=48,layers=2",
+            "--bucket-cap-mb",
+            "0.005",
+        )  # eleven buckets at once
+        options = (*model, "--steps", str(STEPS), "--record", str(file))
         with Job(TRAIN, *options, ranks=4, log=folder / "log") as job:
             info = the_run(job)
             wait_for(file.exists, "the recording is there")

@@ -58,6 +58,15 @@ def test_names_are_never_markup(page_file: Path, tmp_path: Path) -> None:
         assert page.evaluate("document.images.length") == 0
 
 
+def test_what_is_not_drawn_is_said(page_file: Path, tmp_path: Path) -> None:
+    write_html(record(tmp_path / "run.mcap", run_of(ranks=65, steps=2)), tmp_path / "report.html", Selection())
+    note = 'document.getElementById("cut").textContent'
+    with chromium.Page((tmp_path / "report.html").as_uri(), tmp_path / "profile") as page:
+        assert page.evaluate(note) == "This shows only the first 64 of 65 ranks."
+    with chromium.Page(page_file.as_uri(), tmp_path / "profile2") as page:
+        assert page.evaluate(note) == ""
+
+
 def test_a_screenshot_can_be_taken(page_file: Path, tmp_path: Path) -> None:
     with chromium.Page(page_file.as_uri(), tmp_path / "profile") as page:
         assert page.screenshot().startswith(b"\x89PNG")

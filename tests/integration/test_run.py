@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
 import sys
+import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ddpwatch.reporting import report_of
-from tests.integration.jobs import SCRIPTS, ddpwatch
+from tests.integration.jobs import DDPWATCH, SCRIPTS, ddpwatch, finished, wait_for
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 SPAWNED = str(SCRIPTS / "unmodified" / "spawned.py")
+UNWATCHED = "ddpwatch: DDPWATCH=0: the command runs unwatched\n"
+SIGNALS = ["HUP", "INT", "QUIT", "TERM", "USR1", "USR2"]
+# Says how it finds the signals.
+BEGIN = f"""
+import signal
+numbers = [getattr(signal, "SIG" + name) for name in {SIGNALS}]
+print("blocked", [n.name for n in signal.pthread_sigmask(signal.SIG_BLOCK, numbers)])
+print("ignored", [n.name for n in numbers if signal.getsignal(n) == signal.SIG_IGN], flush=True)
+"""
+# Then says each that it gets; ends with 5 at USR2. It waits for them: a handler might have to wait for Python.
+LISTENER = f"""{BEGIN}
+n = print("ready", flush=True)
+while n != signal.SIGUSR2:
+    n = signal.sigwait(numbers)
+    print(n.name, flush=True)
+exit(5)
+"""
+# ddpwatch, but it gets a signal when it is about to start the job.
+EARLY = """
+import os, signal, subprocess
+from ddpwatch.cli import main
+
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        super().__init__(*arguments, **options)
+
+subprocess.Popen = Popen
+main()
+"""
+NOHUP = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def test_spawned_ranks_forked_workers_and_a_sitecustomize_that_is_already_there(tmp_path: Path) -> None:
@@ -37,8 +76,71 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
     command = [sys.executable, SPAWNED, str(tmp_path / "store")]
     done = ddpwatch("run", "--headless", "--record", str(file), "--", *command, DDPWATCH="0")
     assert done.returncode == 0, done.stderr
-    assert "nothing was watched" in done.stderr
+    assert done.stderr.startswith(UNWATCHED)
     assert not file.exists()
+
+
+def test_turned_off_the_command_takes_our_place() -> None:
+    tell = "import json, os, sys; print(json.dumps([os.getpid(), dict(os.environ), sys.stdin.read()])); sys.exit(7)"
+    with _running(*DDPWATCH, "run", "--", sys.executable, "-c", tell, DDPWATCH="0", PYTHONPATH="here") as process:
+        out, err = process.communicate("input")
+    pid, environment, heard = json.loads(out)
+    assert (process.returncode, pid, heard, err) == (7, process.pid, "input", UNWATCHED)
+    assert environment["PYTHONPATH"] == "here"
+    assert "DDPWATCH_RUN" not in environment
+    pipe = ddpwatch("run", "--", "sh", "-c", "kill -PIPE $$; echo SIGPIPE was ignored", DDPWATCH="0")
+    assert (pipe.returncode, pipe.stdout) == (-signal.SIGPIPE, "")
+
+
+def test_the_job_gets_the_signals_that_are_sent_to_us() -> None:
+    with _running(*DDPWATCH, "run", "--headless", "--", sys.executable, "-c", LISTENER) as process:
+        assert process.stdout is not None
+        began = [process.stdout.readline() for _ in range(3)]
+        assert began == ["blocked []\n", "ignored []\n", "ready\n"]
+        for name in SIGNALS:
+            process.send_signal(getattr(signal, f"SIG{name}"))
+            assert process.stdout.readline() == f"SIG{name}\n"
+        out, _ = process.communicate()
+    assert (process.returncode, out) == (5, "")
+
+
+def test_a_signal_that_comes_before_the_job_is_kept_for_it() -> None:
+    job = [sys.executable, "-c", "import signal; signal.pause()"]
+    done = finished(sys.executable, "-c", EARLY, "run", "--headless", "--", *job)
+    assert done.returncode == 128 + signal.SIGUSR1, done.stderr
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    command = [*DDPWATCH, "run", "--headless", "--", sys.executable, "-c", BEGIN]
+    done = finished(sys.executable, "-c", NOHUP, *command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "blocked []\nignored ['SIGHUP']\n"
+
+
+def test_an_interrupt_at_the_terminal_reaches_the_job_once() -> None:
+    command = [*DDPWATCH, "run", "--headless", "--", sys.executable, "-c", LISTENER]
+    with _at_a_terminal(*command) as (process, terminal):
+        _read_until(terminal, "ready")
+        process.send_signal(signal.SIGSTOP)  # lest a second one come while the first is pending, and be lost
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        os.write(terminal, b"\x03")
+        _read_until(terminal, "SIGINT")
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGUSR1)  # comes after whatever else was passed on
+        assert "SIGINT" not in _read_until(terminal, "SIGUSR1")
+        process.send_signal(signal.SIGINT)
+        _read_until(terminal, "SIGINT")
+        process.send_signal(signal.SIGUSR2)
+        assert process.wait() == 5
+
+
+def test_a_dashboard_passes_signals_on_and_closes_with_the_job(run_directory: Path) -> None:
+    job = "from signal import *; pthread_sigmask(0, {2}); print('ready', flush=True); sigwait({2}); exit(7)"
+    with _at_a_terminal(*DDPWATCH, "run", "--", sys.executable, "-c", job) as (process, terminal):
+        wait_for(lambda: [log for log in run_directory.glob("*.out") if log.read_text()], "the job is ready")
+        process.send_signal(signal.SIGINT)
+        _read_until(terminal, "the job's output is in")
+        assert process.wait() == 7
 
 
 @pytest.mark.parametrize("arguments", [["--", "no-such-command"], ["--"], []])
@@ -49,6 +151,41 @@ def test_bad_usage_is_one_line_and_exit_2(arguments: list[str]) -> None:
     assert "rror: " in done.stderr
 
 
+def test_without_a_dashboard_the_job_is_still_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (settings := tmp_path / "config.toml").write_text("no_such_setting = 1\n")
+    monkeypatch.setenv("DDPWATCH_CONFIG", str(settings))
+    with _at_a_terminal(*DDPWATCH, "run", "--", sys.executable, "-c", "exit(7)") as (process, terminal):
+        said = _read_until(terminal, "the job's output is in")
+        assert "no dashboard: " in said
+        assert process.wait() == 7
+
+
+@pytest.mark.parametrize("off", ["0", "1"])
+@pytest.mark.parametrize(
+    ("text", "mode", "why"),
+    [
+        ("echo no first line\n", 0o755, "neither a program nor a script"),
+        ("#!/no/such/interpreter\n", 0o755, "the interpreter that its first line names is not there"),
+        ("#!/bin/sh\n", 0o644, "permission denied"),
+        (None, 0o755, "is a directory"),
+    ],
+)
+def test_what_cannot_be_started_is_told(tmp_path: Path, text: str | None, mode: int, why: str, off: str) -> None:
+    path = tmp_path / "job"
+    if text is None:
+        path.mkdir()
+    else:
+        path.write_text(text)
+        path.chmod(mode)
+    _is_refused(ddpwatch("run", "--headless", "--", str(path), DDPWATCH=off), f"{path}", why)
+
+
+def test_too_long_an_argument_list_is_told() -> None:
+    longest = 131_072 - len("PYTHONPATH=") - 1  # of one string; the bootstrap makes it longer
+    done = ddpwatch("run", "--headless", "--", "true", PYTHONPATH="x" * longest)
+    _is_refused(done, "true: the argument list is too long")
+
+
 def test_a_directory_that_others_can_read_is_refused_before_the_job_starts(tmp_path: Path) -> None:
     (shared := tmp_path / "shared").mkdir(mode=0o755)
     command = [sys.executable, "-c", "print('the job ran')"]
@@ -57,3 +194,62 @@ def test_a_directory_that_others_can_read_is_refused_before_the_job_starts(tmp_p
     assert done.stdout == ""
     assert "not a private directory" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def _is_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    error, hint = done.stderr.removeprefix(UNWATCHED).splitlines()
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert error.startswith("ddpwatch: error: ")
+    assert all(word in error for word in words), error
+    assert hint.startswith("hint: ")
+
+
+@contextlib.contextmanager
+def _running(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A command with pipes to it. It and its children are killed at the end."""
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            _kill_session(process.pid)
+
+
+@contextlib.contextmanager
+def _at_a_terminal(*command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A command in the foreground of a terminal of its own, and the terminal's other end."""
+    ours, its = os.openpty()
+
+    def take_it() -> None:
+        fcntl.ioctl(its, termios.TIOCSCTTY, 0)
+
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    with subprocess.Popen(
+        command, env=environment, stdin=its, stdout=its, stderr=its, start_new_session=True, preexec_fn=take_it
+    ) as process:
+        os.close(its)
+        try:
+            yield process, ours
+        finally:
+            _kill_session(process.pid)
+            os.close(ours)
+
+
+def _kill_session(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _read_until(terminal: int, word: str) -> str:
+    text = b""
+    while not text.endswith(word.encode()):
+        text += os.read(terminal, 1)  # what comes after the word is for the next to read
+    return text.decode(errors="replace")

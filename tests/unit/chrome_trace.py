@@ -30,7 +30,17 @@ def check(path: Path, recording: Path) -> None:
     named = {event["pid"] for event in events if event["name"] == "process_name"}
     assert {event["pid"] for event in events} == named
     lanes = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
-    assert {(e["pid"], e["tid"]) for e in events if e["ph"] in "Xistf" and e["ph"] != "i"} <= lanes
+    assert {(e["pid"], e["tid"]) for e in events if e["ph"] in "Xistf"} <= lanes
+
+
+def lane_names(events: list[Event], rank: int) -> list[str]:
+    """The names of a rank's lanes, from the top of the screen to its bottom."""
+    mine = [event for event in events if event["pid"] == rank]
+    order = {e["tid"]: e["args"]["sort_index"] for e in mine if e["name"] == "thread_sort_index"}
+    names = {e["tid"]: e["args"]["name"] for e in mine if e["name"] == "thread_name"}
+    assert names.keys() == order.keys()
+    assert len(set(names.values())) == len(names)
+    return [names[tid] for tid in sorted(names, key=order.__getitem__)]
 
 
 def check_durations(events: list[Event], steps: list[Step]) -> None:

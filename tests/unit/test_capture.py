@@ -13,6 +13,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.messages import Bye, Message, Step, encode
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.rotation import Limits
+from ddpwatch.reporting import report_of
 from ddpwatch.transport import Envelope
 from tests.unit.runs import run_of
 
@@ -23,6 +24,7 @@ class Played:
     def __init__(self, frames: list[tuple[Message, int]], before: Callable[[int], object] = lambda batch: None) -> None:
         self.over = False
         self.unreadable = 0
+        self.missed = 0
         self.closed = False
         self._frames = [(m, Envelope(n + 1, at, encode(m))) for n, (m, at) in enumerate(frames)]
         self._before = before
@@ -52,6 +54,15 @@ def test_until_the_run_ends(tmp_path: Path) -> None:
     assert steps_in(tmp_path / "a.mcap") == list(range(30))
     assert source.closed
     assert "findings.json" in Recording(tmp_path / "a.mcap").attachments()
+
+
+def test_what_the_viewer_missed_is_lost_to_the_recording(tmp_path: Path) -> None:
+    source = Played(run())
+    source.missed = 12
+    capture(source, tmp_path / "a.mcap", None, None)
+    report = report_of(tmp_path / "a.mcap")
+    assert report["recording"]["lost"] == 12
+    assert [f["evidence"] for f in report["findings"] if f["kind"] == "recording_lost"] == [{"lost": 12}]
 
 
 def test_as_many_steps_as_wanted(tmp_path: Path) -> None:

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import inspect
+from msgspec.structs import replace
 
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.export.anonymize import word
-from ddpwatch.export.chrome import align
+from ddpwatch.export.anonymize import anonymous, word
+from ddpwatch.export.chrome import align, write_chrome
+from ddpwatch.export.report_files import write_html
 from ddpwatch.export.tables import TABLES
-from ddpwatch.export.writers import export
-from ddpwatch.messages import Hello, Step
+from ddpwatch.export.writers import FORMATS, export
+from ddpwatch.messages import MESSAGE_TYPES, Beat, Bye, Device, Hello, Mark, Message, Status, Step
 from ddpwatch.recording import open_recording
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection, selection_of
+from ddpwatch.transport import Envelope
 from tests.unit import chrome_trace
-from tests.unit.runs import HOSTILE, MS, record, run_of
+from tests.unit.runs import BEGIN, HOSTILE, MS, hello_of, record, run_of, step_of
 
 ALL = Selection()
 
@@ -59,12 +68,87 @@ def test_an_arrow_goes_from_the_first_rank_to_the_last(tmp_path: Path) -> None:
 def test_clocks_of_two_hosts_are_aligned(tmp_path: Path) -> None:
     """7 s apart; the shared collectives leave a bracket of 34 ms, and its middle is at most 2 ms off here."""
     recorded = record(tmp_path / "run.mcap", run_of(ranks=2, boots=("a", "b")))
-    offsets = align(Recording(recorded)).offsets()
+    offsets = align(Recording(recorded)).offsets
     assert offsets[0] == 0
     assert abs(offsets[1] + 7_000 * MS) <= 2 * MS
     export(Recording(recorded), "chrome", tmp_path / "trace.json", ALL)
     starts = [e["ts"] for e in chrome_trace.load(tmp_path / "trace.json") if e.get("cat") == "step"]
     assert max(starts) - min(starts) < 12 * 110_000
+
+
+def test_any_number_of_buckets_is_in_flight(tmp_path: Path) -> None:
+    """Forty at once, of which only those that fit into no other lane get a lane of their own."""
+
+    def crowded(step: Step) -> Step:
+        n = 40
+        return replace(
+            step, bucket_module=[0] * n, bucket_index=list(range(n)), bucket_bytes=[1000] * n, bucket_ready=[None] * n,
+            bucket_launch=[(40 + i) * MS for i in range(n)], bucket_done=[(80 + i) * MS for i in range(n)],
+        )  # fmt: skip
+
+    frames = ((crowded(m) if isinstance(m, Step) and m.step == 2 else m, at) for m, at in run_of(steps=4))
+    recorded = record(tmp_path / "run.mcap", frames)
+    export(Recording(recorded), "chrome", tmp_path / "trace.json", ALL)
+    chrome_trace.check(tmp_path / "trace.json", recorded)
+    communication = ["communication", *(f"communication {n}" for n in range(2, 41))]
+    names = chrome_trace.lane_names(chrome_trace.load(tmp_path / "trace.json"), rank=0)
+    assert names == ["step", "compute", "hooks", *communication]
+
+
+SPANS = st.lists(st.tuples(st.integers(-50, 50), st.integers(0, 30)), max_size=30)
+
+
+@given(SPANS)
+def test_marks_nest_whatever_their_times(spans: list[tuple[int, int]]) -> None:
+    marks = [Mark(rank=0, name="m", start_ns=start * MS, end_ns=(start + ms) * MS) for start, ms in spans]
+    messages: list[Message] = [hello_of(0, 1), *marks, step_of(0, 0)]
+    frames = [(message, Envelope(0, BEGIN, b"")) for message in messages]
+    out = io.BytesIO()
+    write_chrome(frames, align(frames), out)
+    events = json.loads(out.getvalue())["traceEvents"]
+    chrome_trace.check_nesting(events)
+    assert sorted(e["dur"] for e in events if e.get("cat") == "mark,user") == sorted(1000.0 * ms for _, ms in spans)
+    assert not spans or "marks" in chrome_trace.lane_names(events, rank=0)
+
+
+def test_a_trace_of_some_steps_begins_and_ends_with_them(tmp_path: Path) -> None:
+    """Steps 30 and 31 go from 3300 to 3510 ms."""
+
+    def marked() -> Iterator[tuple[Message, int]]:
+        yield from run_of(steps=60)
+        spans = {
+            "before": (1000, 2000),
+            "over": (3000, 3400),
+            "in": (3400, 3450),
+            "out": (3500, 9000),
+            "after": (4000, 4001),
+        }
+        for name, (start, end) in spans.items():
+            yield Mark(rank=0, name=name, start_ns=start * MS, end_ns=end * MS), BEGIN
+        for at in (3299, 3300, 3510, 3511):
+            yield Mark(rank=1, name=f"at {at}", start_ns=at * MS), BEGIN
+
+    recorded = record(tmp_path / "run.mcap", marked())
+    export(Recording(recorded), "chrome", tmp_path / "trace.json", selection_of("30:32", None))
+    events = chrome_trace.load(tmp_path / "trace.json")
+    marks = {e["name"]: (e["ts"], e.get("dur")) for e in events if e.get("cat") == "mark,user"}
+    assert marks == {
+        "over": (0, 100_000), "in": (100_000, 50_000), "out": (200_000, 10_000), "at 3300": (0, None),
+        "at 3510": (210_000, None),
+    }  # fmt: skip
+    assert not [e for e in events if e.get("cat") == "end"]
+    assert min(e["ts"] for e in events if "ts" in e) == 0
+    assert max(e["ts"] for e in events if "ts" in e) == 210_000
+    export(Recording(recorded), "chrome", tmp_path / "trace.json", selection_of(None, "0"))
+    assert [e["name"] for e in chrome_trace.load(tmp_path / "trace.json") if e.get("cat") == "end"] == ["finished"]
+
+
+def test_a_rank_without_an_introduction_has_a_name(tmp_path: Path) -> None:
+    recorded = record(tmp_path / "run.mcap", ((m, at) for m, at in run_of() if not isinstance(m, Hello)))
+    export(Recording(recorded), "chrome", tmp_path / "trace.json", ALL)
+    named = [e for e in chrome_trace.load(tmp_path / "trace.json") if e["name"] == "process_name"]
+    assert {e["pid"]: e["args"]["name"] for e in named if e["pid"] < 2} == {0: "rank 0", 1: "rank 1"}
+    assert len({e["pid"] for e in named}) == len(named)
 
 
 def test_tables_as_csv(recorded: Path, tmp_path: Path) -> None:
@@ -116,11 +200,116 @@ def test_without_pyarrow_it_says_what_to_install(
 
 
 def test_tables_as_parquet(recorded: Path, tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet = pytest.importorskip("pyarrow.parquet")  # not on every version of Python
     export(Recording(recorded), "parquet", tmp_path / "out", ALL)
     opened = open_recording(recorded)
     for name in TABLES:
         assert parquet.read_table(tmp_path / "out" / f"{name}.parquet").to_pydict() == opened.columns(name)
+
+
+def test_what_parquet_cannot_hold_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    three = {
+        name: [0] * 3 for name in ("bucket_module", "bucket_index", "bucket_ready", "bucket_launch", "bucket_done")
+    }
+    huge = replace(step_of(0, 1), **three, bucket_bytes=[(1 << 62) - 1] * 3)
+    messages: list[Message] = [hello_of(0, 1), huge]
+    recorded = record(tmp_path / "run.mcap", iter([(message, BEGIN) for message in messages]))
+    with pytest.raises(UsageError, match=r"steps\.parquet: a figure needs more than 64 bits") as error:
+        export(Recording(recorded), "parquet", tmp_path / "out", ALL)
+    assert error.value.hint == "export to csv instead"
+    export(Recording(recorded), "csv", tmp_path / "out", ALL)
+    assert str(3 * ((1 << 62) - 1)) in (tmp_path / "out" / "steps.csv").read_text()
+
+
+@pytest.mark.parametrize("how", ["itself", "symlink", "hard link", "another part"])
+@pytest.mark.parametrize("form", [*FORMATS, "html"])
+def test_a_recording_is_never_written_over(form: str, how: str, recorded: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    out = folder / f"steps.{form}"
+    source = recorded if how != "itself" else recorded.rename(out)
+    if how == "symlink":
+        out.symlink_to(source)
+    elif how == "hard link":
+        out.hardlink_to(source)
+    elif how == "another part":
+        record(out)
+    before = out.read_bytes()
+
+    def write() -> None:
+        if form == "html":
+            write_html(source, out, ALL)
+        else:
+            export(Recording(source), form, folder if form in ("csv", "parquet") else out, ALL)
+
+    with pytest.raises(UsageError, match="is a recording, and would be written over") as error:
+        write()
+    assert error.value.exit_code == 2
+    assert out.read_bytes() == before
+    assert list(folder.iterdir()) == [out]
+
+
+def filled(kind: inspect.Type, text: str) -> Any:
+    """A value of the type, with the text wherever any text may stand."""
+    if isinstance(kind, inspect.StructType):
+        return kind.cls(**{field.name: filled(field.type, text) for field in kind.fields})
+    if isinstance(kind, inspect.UnionType):
+        return filled(next((k for k in kind.types if isinstance(k, inspect.StrType)), kind.types[0]), text)
+    if isinstance(kind, inspect.ListType):
+        return [filled(kind.item_type, text)]
+    if isinstance(kind, inspect.DictType):
+        return {filled(kind.key_type, text): filled(kind.value_type, text)}
+    if isinstance(kind, inspect.LiteralType):
+        return kind.values[0]
+    plain: dict[type, object] = {
+        inspect.StrType: text, inspect.IntType: 1, inspect.FloatType: 1.0, inspect.BoolType: True,
+    }  # fmt: skip
+    return plain[type(kind)]
+
+
+def exported(source: Path, form: str, out: Path, anonymize: bool) -> str:
+    """All that an export tells."""
+    parquet = pytest.importorskip("pyarrow.parquet") if form == "parquet" else None
+    export(Recording(source), form, out, ALL, anonymize)
+    if parquet is not None:
+        return "".join(str(parquet.read_table(file).to_pydict()) for file in sorted(out.iterdir()))
+    return "".join(file.read_text() for file in (sorted(out.iterdir()) if out.is_dir() else [out]))
+
+
+TEXTS = [
+    "SECRET", "lab.SECRET.FooError: SECRET", "SECRETError", "SECRET.SECRETError: 1", "KeyError: SECRET",
+    "SIGKILL SECRET", "SIGSECRET", "forward\nSECRET", "gloo,SECRET", "2.13.0+SECRET", "cpu SECRET", "host (SECRET)",
+    "16 CPUs SECRET", "multipart SECRET", "static_graph SECRET",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_no_text_passes_unless_it_is_known(form: str, text: str, tmp_path: Path) -> None:
+    """In every field of every message that takes free text, those added later included."""
+    messages = [filled(inspect.type_info(kind), text) for kind in MESSAGE_TYPES.values()]
+    source = record(tmp_path / "run.mcap", iter([(message, BEGIN) for message in messages]))
+    assert "SECRET" in exported(source, form, tmp_path / "open", anonymize=False)
+    assert "SECRET" not in exported(source, form, tmp_path / "hidden", anonymize=True)
+
+
+def test_what_is_known_passes() -> None:
+    """GPUs' product names too: without them figures of several machines could not be told apart."""
+    hello = replace(
+        hello_of(0, 1), pid=0, run_id="", host="", boot_id="", module="", script="", device_kind="cuda",
+        device_name="NVIDIA H100 80GB HBM3", backend="cpu:gloo,cuda:nccl", torch="2.13.0.dev20261101+cu128",
+        timing_source="cuda events (launch only)", ddp={"static_graph": True, "bucket_cap_mb": 25.0},
+    )  # fmt: skip
+    bye = Bye(rank=0, by="collector", reason="killed", detail="SIGKILL", at_ns=1, phase="backward")
+    known: list[Message] = [
+        hello, bye, replace(bye, detail="OutOfMemoryError"), Beat(rank=0, at_ns=1, step=1, phase="between", since_ns=1),
+        Device(host="", kind="cpu", at_ns=1, name="16 CPUs"), step_of(0, 1),
+        Status(at_ns=1, frames=1, bytes=1, refused={"not a rank's to send": 1}),
+    ]  # fmt: skip
+    assert [anonymous(message) for message in known] == known
+    assert anonymous(replace(bye, detail="torch.OutOfMemoryError: /home/me")) == replace(bye, detail="OutOfMemoryError")
+    assert anonymous(replace(bye, detail="lab.LabError: x")) == replace(bye, detail=word("error", "LabError"))
 
 
 @pytest.mark.parametrize("form", ["chrome", "ndjson", "csv"])

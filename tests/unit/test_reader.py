@@ -16,11 +16,10 @@ from mcap.reader import make_reader
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Beat, BucketLayout, Bye, Hello, Layout, Message, Step, encode
-from ddpwatch.recording import container
+from ddpwatch.recording import container, open_recording
 from ddpwatch.recording.follow import FollowSource
 from ddpwatch.recording.part import Part
 from ddpwatch.recording.place import Place
-from ddpwatch.recording.rankfile import RankFile, rank_file
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.rotation import (
     Limits,
@@ -32,6 +31,7 @@ from ddpwatch.recording.rotation import (
 )
 from ddpwatch.recording.selection import Selection, parse_ranks, parse_steps, selection_of
 from ddpwatch.recording.writer import RecordingWriter
+from ddpwatch.reporting import report_of
 from ddpwatch.transport import Envelope
 
 BEGIN = 1_700_000_000 * 10**9
@@ -223,37 +223,58 @@ def test_summaries_keep_everything_but_hooks(tmp_path: Path) -> None:
     assert found[7].bucket_done == [9]
 
 
-def test_files_of_ranks_are_merged(tmp_path: Path) -> None:
-    for rank in (1, 0):
-        file = RankFile(tmp_path, "my run/1", rank)
-        file.send(encode(Hello(run_id="r", rank=rank, world_size=2, host="h", pid=1)))
-        for number in range(3):
-            file.send(encode(step(number, rank)))
-        file.close()
-    (tmp_path / "my-run-1" / "notes.mcap").write_text("no recording")
-    recording = Recording(tmp_path)
-    frames = list(recording)
-    times = [e.received_ns for _, e in frames]
-    assert times == sorted(times)
-    assert sorted(steps_of(frames)) == [(n, r) for n in range(3) for r in (0, 1)]
-    assert len(recording.notes) == 1
-    assert "not an MCAP recording" in recording.notes[0]
+def test_a_part_that_is_gone_is_said(tmp_path: Path) -> None:
+    """One in the middle, the oldest, the newest; parts that the cap has dropped are something else."""
+    record(tmp_path / "a.mcap", steps=200, limits=Limits(part_bytes=5000))
+    assert Recording(tmp_path / "a.mcap").missing_parts == 0
+    (tmp_path / "a.0002.mcap").unlink()
+    (tmp_path / "a.0000.mcap").unlink()
+    recording = Recording(tmp_path / "a.mcap")
+    assert (recording.missing_parts, recording.dropped_parts) == (2, 0)
+    found = {finding["kind"]: finding for finding in report_of(tmp_path / "a.mcap")["findings"]}
+    assert found["missing_parts"]["evidence"] == {"missing_parts": 2}
+    assert "dropped_parts" not in found
+    assert Recording(tmp_path / "a.0001.mcap").missing_parts == 0  # it was asked for alone
+    (tmp_path / "a.mcap").unlink()
+    assert Recording(tmp_path).missing_parts == 3
+    capped = Recording(record(tmp_path / "b.mcap", steps=6000, limits=Limits(max_bytes=160_000)))
+    assert capped.missing_parts == 0
+    assert capped.dropped_parts > 2
 
 
-@pytest.mark.parametrize(
-    ("environment", "place"),
-    [
-        ({"TORCHELASTIC_RUN_ID": "job7", "MASTER_PORT": "1"}, "job7"),
-        ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "42", "TORCHELASTIC_RESTART_COUNT": "2"}, "42.2"),
-        ({}, "run"),
-    ],
-)
-def test_ranks_that_cannot_talk_agree_on_a_place(environment: dict[str, str], place: str, tmp_path: Path) -> None:
-    assert rank_file(environment, 3) is None
-    file = rank_file({**environment, "DDPWATCH_RECORD_DIR": str(tmp_path)}, 3)
-    assert file is not None
-    file.close()
-    assert file.path == tmp_path / place / "rank00003.mcap"
+@pytest.mark.parametrize("selection", [Selection(), Selection(10, 20), Selection(ranks=frozenset({1}))])
+def test_what_was_lost_is_told_whatever_is_selected(selection: Selection, tmp_path: Path) -> None:
+    writer = RecordingWriter(tmp_path / "a.mcap")
+    for number, (message, at) in enumerate(messages(40)):
+        writer.write_message(message, Envelope(number + 1, at, encode(message)))
+    writer.close({"lost": "77"}, {"run.json": b"{}"})
+    report = report_of(tmp_path / "a.mcap", selection)
+    assert report["recording"]["lost"] == 77
+    assert "recording_lost" in [finding["kind"] for finding in report["findings"]]
+    data = (tmp_path / "a.mcap").read_bytes()
+    (tmp_path / "cut.mcap").write_bytes(data[:-30])  # without a footer
+    assert report_of(tmp_path / "cut.mcap", selection)["recording"]["lost"] == 77
+
+
+def test_a_newer_minor_format_is_read_with_a_note(tmp_path: Path) -> None:
+    for version, notes in (("1", 0), ("1.0", 0), ("1.1", 1), ("1.23", 1)):
+        writer = RecordingWriter(tmp_path / "a.mcap", {"schema_version": version})
+        writer.write_message(step(0), Envelope(1, BEGIN, encode(step(0))))
+        new = msgspec.msgpack.encode({"type": "something new"})
+        writer.write(Envelope(2, BEGIN, new), "something new")
+        writer.close()
+        recording = Recording(tmp_path / "a.mcap")
+        assert len(steps_of(recording)) == 1
+        assert len(recording.notes) == notes
+        assert all(f"newer ddpwatch (format {version})" in note for note in recording.notes)
+        assert recording.skipped == 1
+
+
+@pytest.mark.parametrize("version", ["2", "2.0", "10.1", "", "1.", "1.1.1", "one", "-1", "1" * 99])
+def test_a_newer_major_format_is_refused(version: str, tmp_path: Path) -> None:
+    RecordingWriter(tmp_path / "a.mcap", {"schema_version": version}).close()
+    with pytest.raises(UsageError, match="this ddpwatch reads up to 1"):
+        Recording(tmp_path / "a.mcap")
 
 
 @pytest.mark.parametrize(("text", "nbytes"), [("1M", 1 << 20), ("500MB", 500 << 20), ("1.5 GiB", 3 << 29)])
@@ -353,6 +374,15 @@ def test_damage_anywhere_is_survived(seed: int, tmp_path_factory: pytest.TempPat
         recording.attachments()
     except UsageError as error:
         assert "\n" not in error.message  # noqa: PT017 - either is fine
+
+
+def test_selections_narrow_each_other(tmp_path: Path) -> None:
+    opened = open_recording(record(tmp_path / "a.mcap", ranks=4), steps="10:20", ranks="0-2")
+    assert steps_of(opened.select(ranks="2-3").frames()) == [(n, 2) for n in range(10, 20)]
+    assert steps_of(opened.select(steps="15:99").select(steps=":17", ranks="1").frames()) == [(15, 1), (16, 1)]
+    assert steps_of(opened.select(steps="30:40").frames()) == []
+    assert steps_of(opened.select(ranks="3").frames()) == []
+    assert opened.select().metrics()["steps"] == opened.metrics()["steps"]
 
 
 def test_a_chunk_made_unrecognisable_is_not_skipped_in_silence(tmp_path: Path) -> None:

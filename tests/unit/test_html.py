@@ -1,0 +1,63 @@
+"""The HTML report's data: nothing in it that reorders what stands beside it, and a note about what is left out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from ddpwatch.export.html import MOST_HOOKS, MOST_RANKS
+from ddpwatch.export.report_files import write_html
+from ddpwatch.messages import Bye, Hello, Layout, Message, Step
+from ddpwatch.recording.selection import Selection
+from tests.unit.runs import MS, record, run_of
+
+REORDERED = "in\u202eni\x1b[31m\u2066x\u200b"
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    found = re.search(r"^const DATA = (.*);$", page.read_text(), re.MULTILINE)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def test_no_name_reorders_the_page(tmp_path: Path) -> None:
+    def hostile() -> Iterator[tuple[Message, int]]:
+        for message, at in run_of():
+            if isinstance(message, Hello):
+                message = replace(message, run_id=REORDERED, host=REORDERED, module=REORDERED, torch=REORDERED)
+            elif isinstance(message, Layout):
+                message = replace(message, params=[REORDERED] * 3)
+            elif isinstance(message, Bye):
+                message = replace(message, detail=REORDERED, phase=REORDERED)
+            yield message, at
+
+    write_html(record(tmp_path / "run.mcap", hostile()), tmp_path / "report.html", Selection())
+    data = data_of(tmp_path / "report.html")
+    text = json.dumps(data, ensure_ascii=False)
+    assert not [c for c in ("\u202e", "\u2066", "\u200b", "\\u001b") if c in text]
+    assert data["report"]["run"]["id"] == data["params"][0]["names"][0] == "inni[31mx"
+    assert "inni[31mx" in data["report"]["findings"][0]["message"]
+
+
+def test_the_page_says_what_it_does_not_draw(tmp_path: Path) -> None:
+    def hooked(step: Step) -> Step:
+        return replace(step, hook_param=[0] * (MOST_HOOKS + 1), hook_ns=[30 * MS] * (MOST_HOOKS + 1))
+
+    def large() -> Iterator[tuple[Message, int]]:
+        for message, at in run_of(ranks=MOST_RANKS + 1, steps=3):
+            yield hooked(message) if isinstance(message, Step) and message.step == 2 else message, at
+
+    write_html(record(tmp_path / "large.mcap", large()), tmp_path / "large.html", Selection())
+    first, second = data_of(tmp_path / "large.html")["steps"]
+    assert first["cut"] == "This shows only the first 64 of 65 ranks."
+    assert second["cut"] == "This shows only the first 64 of 65 ranks and the first 2000 hooks of each rank."
+    assert len(second["ranks"]) == MOST_RANKS
+    assert len(second["ranks"][0]["hooks"]) == MOST_HOOKS
+    write_html(record(tmp_path / "small.mcap"), tmp_path / "small.html", Selection())
+    assert {step["cut"] for step in data_of(tmp_path / "small.html")["steps"]} == {""}

@@ -1,0 +1,297 @@
+"""A file per rank: what a disk does to it, which runs are read together, and following all files at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ddpwatch.analysis.closing import Closing
+from ddpwatch.messages import Beat, Bye, Hello, Message, Step, encode
+from ddpwatch.recording import follow
+from ddpwatch.recording.follow import FollowSource
+from ddpwatch.recording.lasting import LastingWriter
+from ddpwatch.recording.rankfile import RankFile
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.rotation import Limits
+from ddpwatch.recording.writer import RecordingWriter
+from ddpwatch.reporting import report_of
+from ddpwatch.transport import Envelope
+from tests.unit.runs import hello_of, step_of
+
+
+@pytest.fixture(autouse=True)
+def _flush_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpwatch.recording.rankfile.FLUSH_S", 0.0)
+
+
+def hello(rank: int = 0, run_id: str = "train-1", world: int = 2) -> Hello:
+    return msgspec.structs.replace(hello_of(rank, world), run_id=run_id)
+
+
+def begun(folder: Path, rank: int = 0, run_id: str = "train-1", world: int = 2) -> RankFile:
+    """A rank's file with its introduction; it looks at a failed disk with every frame."""
+    file = RankFile(folder, hello(rank, run_id, world), retry_s=0.0)
+    file.send(encode(hello(rank, run_id, world)))
+    return file
+
+
+def add(file: RankFile, rank: int, *steps: int) -> None:
+    for number in steps:
+        file.send(encode(step_of(rank, number)))
+
+
+def recorded(folder: Path, rank: int = 0, run_id: str = "train-1", steps: int = 5, world: int = 2) -> Path:
+    file = begun(folder, rank, run_id, world)
+    add(file, rank, *range(steps))
+    file.send(encode(Bye(rank=rank, by="rank", reason="finished", at_ns=1)))
+    file.close()
+    return file.path
+
+
+def steps_of(frames: object) -> list[tuple[int, int]]:
+    return [(m.step, m.rank) for m, _ in frames if isinstance(m, Step)]  # type: ignore[attr-defined]
+
+
+def kinds(folder: Path) -> dict[str, dict[str, object]]:
+    return {finding["kind"]: finding for finding in report_of(folder)["findings"]}
+
+
+# -- one file ------------------------------------------------------------------------------------------------
+
+
+def test_files_of_ranks_are_merged(tmp_path: Path) -> None:
+    files = [begun(tmp_path, rank, "my run/1") for rank in (1, 0)]
+    for number in range(3):
+        for rank, file in zip((1, 0), files, strict=True):
+            add(file, rank, number)
+    for file in files:
+        file.close()
+    assert files[1].path == tmp_path / "my-run-1" / "rank00000.mcap"
+    (tmp_path / "my-run-1" / "notes.mcap").write_text("no recording")
+    recording = Recording(tmp_path)
+    frames = list(recording)
+    times = [e.received_ns for _, e in frames]
+    assert times == sorted(times)
+    assert steps_of(frames) == [(n, r) for n in range(3) for r in (1, 0)]
+    assert recording.rank_files == [0, 1]
+    assert len(recording.notes) == 1
+    assert "not an MCAP recording" in recording.notes[0]
+
+
+def test_a_file_that_is_there_already_is_not_overwritten(tmp_path: Path) -> None:
+    first, second, third = (recorded(tmp_path, steps=n) for n in (3, 4, 5))
+    assert [p.parent.name for p in (first, second, third)] == ["train-1", "train-1-2", "train-1-3"]
+    assert len(steps_of(Recording(first))) == 3
+    assert len(steps_of(Recording(tmp_path))) == 5  # the newest, and none of the others
+
+
+def test_who_ran_is_attached(tmp_path: Path) -> None:
+    """As the collector attaches it, for this rank alone; what stood out no rank alone can know."""
+    bye = Bye(rank=0, by="rank", reason="exception", detail="X", at_ns=7, step=3, phase="sync", in_flight=[1])
+    file = begun(tmp_path)
+    add(file, 0, 0, 1)
+    file.send(encode(bye))
+    file.close()
+    closing = Closing()
+    for message in (hello(), bye):
+        closing.apply(message)
+    found = Recording(file.path).attachments()
+    assert json.loads(found["run.json"]) == json.loads(closing.documents()["run.json"])
+    assert "findings.json" not in found
+
+
+def remove_the_folder(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+def remove_everything(path: Path) -> None:
+    shutil.rmtree(path.parent.parent)
+
+
+def remove_the_file(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("strike", [remove_the_file, remove_the_folder, remove_everything])
+def test_what_is_removed_under_way_begins_anew(strike: object, tmp_path: Path) -> None:
+    file = begun(tmp_path / "files")
+    add(file, 0, 0, 1, 2)
+    strike(file.path)  # type: ignore[operator]
+    add(file, 0, 3, 4, 5, 6)
+    file.close()
+    assert 1 <= file.lost <= 3
+    report = report_of(tmp_path / "files")
+    assert report["recording"]["lost"] == file.lost
+    assert report["run"]["world_size"] == 2  # the introduction is repeated
+    assert report["ranks"][0]["steps"] == 4 - file.lost
+    assert {"recording_lost", "missing_parts", "missing_ranks"} <= kinds(tmp_path / "files").keys()
+    assert kinds(tmp_path / "files")["recording_lost"]["evidence"] == {"lost": file.lost}
+
+
+def test_a_disk_that_is_full_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    file = begun(tmp_path)
+    add(file, 0, 0, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("ddpwatch.recording.mcap_writer.McapWriter.close_chunk", full)
+        add(file, 0, 2, 3)
+    add(file, 0, 4, 5)
+    file.close()
+    assert file.lost == 2
+    assert steps_of(Recording(file.path)) == [(n, 0) for n in (0, 1, 4, 5)]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]  # at once, and the sum at the end
+    assert "No space left on device" in caplog.text
+    assert "2 frames" in caplog.text
+
+
+def test_killed_after_a_loss(tmp_path: Path) -> None:
+    """The part that came after it knows of the loss from its beginning on."""
+    file = begun(tmp_path)
+    add(file, 0, 0)
+    file.path.unlink()
+    add(file, 0, 1, 2, 3)
+    assert file.lost >= 1
+    found = report_of(tmp_path)["recording"]
+    file.close()
+    assert (found["cut_tail"], found["lost"]) == (True, file.lost)
+
+
+def test_a_place_that_cannot_be_written_to_at_first(tmp_path: Path) -> None:
+    """The introduction comes late, but it comes."""
+    (tmp_path / "files").write_text("in the way")
+    file = begun(tmp_path / "files")
+    add(file, 0, 0, 1)
+    (tmp_path / "files").unlink()
+    add(file, 0, 2, 3)
+    file.close()
+    assert file.lost == 3
+    recording = Recording(tmp_path / "files")
+    frames = list(recording)
+    assert [type(message).__name__ for message, _ in frames] == ["Hello", "Step", "Step"]
+    assert recording.seconds < 60  # not since 1970
+    assert recording.lost == 3
+
+
+def test_a_place_that_can_never_be_written_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "files").write_text("in the way")
+    file = begun(tmp_path / "files")
+    add(file, 0, 0, 1)
+    file.close()
+    assert file.lost == 3
+    assert "3 frames" in caplog.text
+
+
+def test_a_disk_that_fails_twice_in_a_row_keeps_its_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = LastingWriter(tmp_path / "a.mcap", {}, Limits(), retry_s=0.0)
+    now_ns = time.time_ns()
+    writer.write_message(hello(), Envelope(1, now_ns, encode(hello())))
+    for _ in range(2):
+        (tmp_path / "a.mcap").unlink()
+        writer.flush()
+        writer.flush()
+    writer.close()
+    assert Recording(tmp_path / "a.mcap").span_ns == (now_ns, now_ns)
+
+
+# -- all files of a run, and only these ----------------------------------------------------------------------
+
+
+def test_a_rank_without_a_file_is_named(tmp_path: Path) -> None:
+    recorded(tmp_path, rank=0, world=3)
+    found = kinds(tmp_path)["missing_ranks"]
+    assert found["evidence"] == {"ranks": [1, 2], "count": 2}
+    assert "2 of 3 ranks (1, 2)" in str(found["message"])
+    recorded(tmp_path, rank=2, world=3)
+    assert kinds(tmp_path)["missing_ranks"]["evidence"] == {"ranks": [1], "count": 1}
+    recorded(tmp_path, rank=1, world=3)
+    assert "missing_ranks" not in kinds(tmp_path)
+
+
+def test_of_several_runs_the_newest_is_read(tmp_path: Path) -> None:
+    """An elastic restart, and another job with other ranks: nothing of them gets into the report."""
+    for run_id, ranks, steps in (("b", 4, 7), ("b.1", 2, 3), ("a", 3, 5)):
+        for rank in range(ranks):
+            recorded(tmp_path, rank, run_id, steps, world=ranks)
+    recording = Recording(tmp_path)
+    assert sorted(steps_of(recording)) == [(n, r) for n in range(5) for r in range(3)]
+    assert recording.notes == [
+        f"this is the newest run, {tmp_path / 'a'}; 2 other runs are in the directory, give its path to open it: "
+        f"{tmp_path / 'b.1'}, {tmp_path / 'b'}"
+    ]
+    older = Recording(tmp_path / "b")
+    assert len(steps_of(older)) == 28
+    assert older.notes == []
+    assert report_of(tmp_path)["recording"]["notes"] == recording.notes
+
+
+def test_recordings_that_do_not_name_their_run_are_told_apart(tmp_path: Path) -> None:
+    for place, (folder, run_id) in enumerate([("x", "r"), ("y", "r"), ("y", "s")]):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        writer = RecordingWriter(tmp_path / folder / f"{place}.mcap", {"recorder": "viewer"})
+        writer.write_message(hello(0, run_id), Envelope(1, 10**18 + place, encode(hello(0, run_id))))
+        writer.close()
+    recording = Recording(tmp_path)
+    assert [message.run_id for message, _ in recording if isinstance(message, Hello)] == ["s"]
+    assert f"{tmp_path / 'y' / '1.mcap'}, {tmp_path / 'x' / '0.mcap'}" in recording.notes[0]
+
+
+# -- following -----------------------------------------------------------------------------------------------
+
+
+def read(source: FollowSource) -> list[Message]:
+    found: list[Message] = []
+    while batch := source.read(0.0):
+        found += [message for message, _ in batch]
+    return found
+
+
+def test_all_files_are_followed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that comes later; in the order of time; to the end of the last one."""
+    monkeypatch.setattr(follow, "SEARCH_S", 0.0)
+    recorded(tmp_path, 0, "an older run")
+    files = [begun(tmp_path, 0)]
+    source = FollowSource(tmp_path, sleep=lambda _: None)
+    assert [type(m).__name__ for m in read(source)] == ["Hello"]
+    files.append(begun(tmp_path, 1))
+    seen = read(source)
+    for number in range(20):
+        for rank, file in enumerate(files):
+            add(file, rank, number)
+        seen += read(source)
+        assert not source.over
+    steps = [(m.step, m.rank) for m in seen if isinstance(m, Step)]
+    assert steps == [(n, r) for n in range(20) for r in (0, 1)][: len(steps)]
+    assert len(steps) >= 39  # the newest frame waits for a word of the other rank
+    files[0].close()
+    assert not source.over
+    files[1].close()
+    seen += read(source)
+    assert len([m for m in seen if isinstance(m, Step)]) == 40
+    assert source.over
+    source.close()
+
+
+def test_a_rank_that_is_behind_is_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [begun(tmp_path, rank) for rank in (0, 1)]
+    source = FollowSource(tmp_path, sleep=lambda _: None)
+    read(source)
+    add(files[0], 0, 0, 1, 2)
+    assert not [m for m in read(source) if isinstance(m, Step)]
+    files[1].send(encode(Beat(rank=1, at_ns=1, step=0, phase="input", since_ns=0)))
+    assert len([m for m in read(source) if isinstance(m, Step)]) == 3
+    add(files[0], 0, 3)
+    assert not read(source)[1:]
+    monkeypatch.setattr(follow, "HOLD_S", 0.0)
+    assert [m.step for m in read(source) if isinstance(m, Step)] == [3]
+    source.close()
+    for file in files:
+        file.close()

@@ -1,0 +1,104 @@
+"""What a live view is given, and what it counts as missed, over real sockets with a collector made up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpwatch import transport
+from ddpwatch.messages import Beat, encode
+from ddpwatch.sources import LiveSource
+from ddpwatch.transport import LIVE, SNAPSHOT, Envelope
+
+
+class Publisher:
+    """Publishes numbered heartbeats, loses some of them, and retains others."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = transport.Context()
+        self._socket = transport.collector_publish(self._context, endpoint)
+
+    def live(self, *numbers: int) -> None:
+        for number in numbers:
+            self._socket.send_multipart(self._envelope(number).parts(LIVE))
+
+    def answer(self, retained: list[int], newest: int) -> None:
+        """Waits until a viewer asks for what is retained."""
+        while True:
+            assert self._socket.poll(5000), "no viewer asks"
+            request = self._socket.recv()
+            if request[:1] == b"\x01" and request[1:].startswith(SNAPSHOT):
+                break
+        for number in retained:
+            self._socket.send_multipart(self._envelope(number).parts(request[1:]))
+        self._socket.send_multipart(Envelope(newest, 1, b"").parts(request[1:]))
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+    @staticmethod
+    def _envelope(number: int) -> Envelope:
+        return Envelope(number, 1, encode(Beat(rank=0, at_ns=1, step=number, phase="input", since_ns=0)))
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[Publisher]:
+    made = Publisher(f"ipc://{tmp_path}/pub")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def source(publisher: Publisher, tmp_path: Path) -> Iterator[LiveSource]:
+    made = LiveSource(f"ipc://{tmp_path}/pub")
+    yield made
+    made.close()
+
+
+def read(source: LiveSource, count: int) -> list[int]:
+    """The numbers of the next frames."""
+    found: list[int] = []
+    deadline = time.monotonic() + 5.0
+    while len(found) < count and time.monotonic() < deadline:
+        found += [envelope.seq for _, envelope in source.read(0.1)]
+    return found
+
+
+def test_a_late_viewer_has_missed_nothing(publisher: Publisher, source: LiveSource) -> None:
+    publisher.answer([3, 7, 8], 8)
+    publisher.live(8, 9)
+    assert read(source, 4) == [3, 7, 8, 9]
+    assert source.missed == 0
+
+
+def test_what_is_not_retained_of_a_gap_is_missed(publisher: Publisher, source: LiveSource) -> None:
+    """Of 11 to 20 three are retained; the frames after the gap count for none of them."""
+    publisher.answer([10], 10)
+    assert read(source, 1) == [10]
+    source.read(1.0)
+    publisher.live(21, 22)
+    source.read(1.0)
+    publisher.answer([12, 15, 18, 21, 22], 22)
+    publisher.live(23)
+    assert read(source, 6) == [12, 15, 18, 21, 22, 23]
+    assert source.missed == 7
+
+
+def test_a_gap_within_a_gap(publisher: Publisher, source: LiveSource) -> None:
+    """Frames are lost again while the viewer waits for those that it has asked for."""
+    publisher.answer([1], 1)
+    assert read(source, 1) == [1]
+    publisher.live(5)
+    source.read(1.0)
+    publisher.live(6, 9)
+    publisher.answer([5, 6], 6)
+    assert read(source, 2) == [5, 6]
+    source.read(1.0)
+    publisher.answer([9], 9)
+    publisher.live(10)
+    assert read(source, 2) == [9, 10]
+    assert source.missed == 3 + 2
