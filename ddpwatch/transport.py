@@ -91,7 +91,7 @@ def _socket(context: Context, kind: int, **options: Any) -> Socket:
 def rank_push(context: Context, endpoint: str) -> Socket:
     """The sending end in a rank. Queues a bounded number of frames and never delays the process's exit."""
     socket = _socket(context, zmq.PUSH, SNDHWM=RANK_QUEUE, LINGER=LAST_WORDS_MS, RECONNECT_IVL=50)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
     socket.connect(check_endpoint(endpoint))
     return socket
 

@@ -232,11 +232,15 @@ class RotatingWriter:
         self._begin(writer, self._number + 1)
 
     def _set_aside(self) -> None:
-        """Gives the finished (or broken) part its number."""
+        """Gives the finished (or broken) part its number. It keeps its name, too, until the next part takes that."""
         older = self.path.with_name(f"{self.path.stem}.{self._number:04d}{self.path.suffix}")
         nbytes = self.path.stat().st_size
-        self.path.rename(older)
-        self._parts.append((older, nbytes))
+        try:
+            os.link(self.path, older)
+        except OSError:  # not every file system has links
+            self.path.rename(older)
+        if (older, nbytes) not in self._parts:
+            self._parts.append((older, nbytes))
 
     def _keep_cap(self) -> None:
         """Removes the oldest parts until one more full part fits."""

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from ddpwatch.messages import Bye, Hello, Step
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.selection import Selection
 from ddpwatch.reporting import report_of
+from ddpwatch.rundir import RunInfo
 from tests.integration.jobs import (
+    PATIENCE_S,
+    ROOT,
     SCRIPTS,
     Frames,
     Job,
@@ -25,6 +36,8 @@ from tests.integration.jobs import (
 
 ENDLESS = ("--steps", "100000")
 TRAIN = SCRIPTS.parents[2] / "demo" / "train.py"
+KILLS = 30
+LOST_NS = 1_000_000_000
 
 
 def begun(frames: Frames) -> bool:
@@ -91,3 +104,54 @@ def test_the_collector_is_killed_too(tmp_path: Path) -> None:
     report = report_of(file)
     assert report["recording"]["cut_tail"]
     assert min(row["steps"] for row in report["ranks"]) >= 3
+
+
+def test_everything_is_killed_at_thirty_random_moments(run_directory: Path) -> None:
+    """Ranks and collector of whole jobs: every recording opens, and what is missing is from the last second.
+
+    The ranks themselves note when their steps ended. A collector that has only just come up has its second, too.
+    """
+    dice = random.Random(9)
+    moments = [dice.uniform(n, n + 1) / 10 for n in range(KILLS)]  # s; see the script
+    dice.shuffle(moments)
+    kill_jobs(run_directory, moments)
+    assert any(run_directory.glob("*/run.0000.mcap"))  # also of several parts
+    safe = [compare(run_directory / str(number)) for number in range(KILLS)]
+    assert all(count > 0 for count, moment in zip(safe, moments, strict=True) if moment > 2)
+
+
+def kill_jobs(base: Path, moments: list[float]) -> None:
+    """Runs as many jobs as there are moments, and kills one at each."""
+    jobs = subprocess.Popen(
+        [sys.executable, SCRIPTS / "killed_jobs.py", base, *map(str, moments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    try:
+        assert jobs.wait(2 * PATIENCE_S) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(jobs.pid, signal.SIGKILL)
+        jobs.wait()
+
+
+def compare(folder: Path) -> int:
+    """Compares the recording of a killed job with what its ranks have noted; how many of the steps it had to hold."""
+    killed = json.loads((folder / "killed").read_text())
+    assert len(killed["pids"]) == 3
+    for file in folder.glob("*.json"):
+        assert msgspec.json.decode(file.read_bytes(), type=RunInfo).pid in killed["pids"]
+    recording = folder / "run.mcap"
+    recorded = messages(list(Recording(recording)), Step) if recording.exists() else []
+    safe = {0: 0, 1: 0}
+    for rank in safe:
+        ended = [int(line) for line in (folder / f"rank{rank}").read_bytes().splitlines()]
+        if killed["collector_ns"] > LOST_NS:
+            safe[rank] = sum(killed["at_ns"] - at > LOST_NS for at in ended)
+        kept = [step.step for step in recorded if step.rank == rank]
+        assert kept == list(range(len(kept)))
+        assert safe[rank] <= len(kept) <= len(ended), (folder.name, rank, killed)
+    if recorded:
+        last = recorded[-1].step
+        assert {m.step for m in messages(list(Recording(recording).select(Selection(last))), Step)} >= {last}
+    return min(safe.values())

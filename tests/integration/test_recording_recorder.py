@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -21,16 +20,12 @@ from ddpwatch.collector.recorder import Recorder
 from ddpwatch.messages import Beat, Bye, Message, Status, Step, encode
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.rotation import Limits
-from ddpwatch.recording.selection import Selection
 from ddpwatch.reporting import report_of
 from ddpwatch.state import RunState
 from ddpwatch.transport import Envelope
-from tests.integration.jobs import ROOT, live, messages, read_until, wait_for
+from tests.integration.jobs import live, messages, read_until, wait_for
 from tests.integration.test_collector import Stage
 from tests.unit.runs import run_of, step_of
-
-KILLS = 30
-LOST_NS = 1_000_000_000
 
 
 def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -163,60 +158,6 @@ def test_an_error_of_our_own_is_told_and_counted(
 
 
 # -- kill -9 -------------------------------------------------------------------------------------------------
-
-
-WRITER = """
-import sys, time
-from ddpwatch.collector.recorder import Recorder
-from ddpwatch.messages import encode
-from ddpwatch.recording.rotation import Limits
-from ddpwatch.transport import Envelope
-from tests.unit.runs import run_of, step_of
-recorder = Recorder(sys.argv[1], {"run_id": "r"}, Limits(part_bytes=int(sys.argv[2])))
-recorder.start()
-for message, _ in run_of(steps=1):
-    recorder.take(message, Envelope(1, time.time_ns(), encode(message)))
-number = 0
-while True:
-    number += 1
-    message = step_of(0, number)
-    recorder.take(message, Envelope(number + 1, time.time_ns(), encode(message)))
-    if number % 50 == 0:
-        print(time.time_ns(), flush=True)
-    time.sleep(0.001)
-"""
-
-
-def test_killed_at_thirty_random_moments(tmp_path: Path) -> None:
-    """The recording opens each time, and what is missing was received in the last second."""
-    dice = random.Random(6)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for start in range(0, KILLS, 10):  # ten at a time: starting an interpreter is what takes long
-        files = [tmp_path / f"{start + n}.mcap" for n in range(10)]
-        victims = [
-            subprocess.Popen(
-                [sys.executable, "-c", WRITER, str(file), str(dice.choice([0, 8000]))],
-                stdout=subprocess.PIPE, env=environment,
-            )
-            for file in files
-        ]  # fmt: skip
-        killed = [_kill(victim, dice.randint(1, 12)) for victim in victims]
-        for file, (begun_ns, killed_ns) in zip(files, killed, strict=True):
-            frames = list(Recording(file))
-            steps = [m.step for m, _ in frames if isinstance(m, Step) and m.rank == 0]
-            assert steps == list(range(len(steps)))
-            assert killed_ns - max([begun_ns, *(e.received_ns for _, e in frames)]) < LOST_NS
-            assert len(list(Recording(file).select(Selection(first=5)))) <= len(frames)
-
-
-def _kill(victim: subprocess.Popen[bytes], lines: int) -> tuple[int, int]:
-    """Kills it after so many signs of life; when the first of them was, and when it was killed."""
-    assert victim.stdout is not None
-    begun_ns = [int(victim.stdout.readline()) for _ in range(lines)][0]  # noqa: RUF015 - all are read
-    killed_ns = time.time_ns()
-    victim.send_signal(signal.SIGKILL)
-    victim.communicate()
-    return begun_ns, killed_ns
 
 
 @pytest.mark.usefixtures("run_directory")

@@ -1,8 +1,13 @@
-"""Timings against schedules known in closed form, stamped by the script itself, and against DDP's own logger."""
+"""Timings against schedules known in closed form, stamped by the script itself, and against DDP's own logger.
+
+Every test here reads the rows of one job. The last one gives them rows with a wrong stamp, and they have to fail.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -15,13 +20,15 @@ from tests.integration.jobs import SCRIPTS, Job
 
 MS = 1_000_000
 TOLERANCE = 5 * MS
+WRONG = 10 * MS
 
 Row = dict[str, Any]
+Rows = dict[str, list[Row]]  # by case; one per rank
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
-    """Every case's rows, one per rank, from one job."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """Every case's rows, from one job."""
     path = tmp_path_factory.mktemp("truth")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDPWATCH_DIR", str(path))
@@ -32,8 +39,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
     return {rows[0]["case"]: rows for rows in lines}
 
 
-def probe_step(row: Row, which: str = "step", rank: int = 0) -> Step:
-    sent = row[which]
+def probe_step(row: Row, rank: int = 0) -> Step:
+    sent = row["step"]
     count = len(sent["index"])
     return Step(
         rank=rank,
@@ -54,21 +61,21 @@ def near(measured: float | None, expected: float) -> bool:
     return measured is not None and abs(measured - expected) <= max(TOLERANCE, 0.05 * expected)
 
 
-SCHEDULES = ("hidden", "exposed", "half", "out of order", "many", "two modules")
+SCHEDULES = ("hidden", "exposed", "half", "out of order", "many", "two modules", "gap")
 
 
-@pytest.mark.parametrize("case", SCHEDULES)
-def test_communication_and_overlap(results: dict[str, list[Row]], case: str) -> None:
-    for row in results[case]:
-        comm, compute = union(map(tuple, row["comm"])), union(map(tuple, row["compute"]))
-        expected_exposed = total(comm) - total(intersect(comm, compute))
-        measured = figures(probe_step(row))
-        assert near(measured.comm_ns, total(comm))
-        assert near(measured.exposed_ns, expected_exposed)
-        assert measured.overlap == pytest.approx(1 - expected_exposed / total(comm), abs=TOLERANCE / total(comm))
+def test_communication_and_overlap(results: Rows) -> None:
+    for case in SCHEDULES:
+        for row in results[case]:
+            comm, compute = union(map(tuple, row["comm"])), union(map(tuple, row["compute"]))
+            exposed = total(comm) - total(intersect(comm, compute))
+            measured = figures(probe_step(row))
+            assert near(measured.comm_ns, total(comm)), case
+            assert near(measured.exposed_ns, exposed), case
+            assert measured.overlap == pytest.approx(1 - exposed / total(comm), abs=TOLERANCE / total(comm)), case
 
 
-def test_the_schedules_are_what_their_names_say(results: dict[str, list[Row]]) -> None:
+def test_the_schedules_are_what_their_names_say(results: Rows) -> None:
     """In closed form: all hidden; all exposed; half; the rest in between."""
     overlap = {case: figures(probe_step(results[case][0])).overlap or 0.0 for case in SCHEDULES}
     assert overlap["hidden"] > 0.9
@@ -83,16 +90,16 @@ def test_the_schedules_are_what_their_names_say(results: dict[str, list[Row]]) -
     assert overlap["two modules"] == pytest.approx(80 / 110, abs=0.1)
 
 
-def test_the_forward_is_where_the_script_saw_it(results: dict[str, list[Row]]) -> None:
+def test_forward_and_backward_are_where_the_script_saw_them(results: Rows) -> None:
     for case in SCHEDULES:
         for row in results[case]:
-            sent, (begin, end) = row["step"], row["compute"][0]
-            own = [span[1:] for span in sent["spans"] if span[0] == "forward"]  # of each module
-            assert abs(sent["start_ns"] + own[0][0] - begin) < TOLERANCE
-            assert abs(sent["start_ns"] + own[-1][1] - end) < TOLERANCE
+            for phase, (begin, end) in zip(("forward", "backward"), row["compute"], strict=True):
+                spans = [span[1:] for span in row["step"]["spans"] if span[0] == phase]  # forwards: of each module
+                assert abs(row["step"]["start_ns"] + spans[0][0] - begin) < TOLERANCE, (case, phase)
+                assert abs(row["step"]["start_ns"] + spans[-1][1] - end) < TOLERANCE, (case, phase)
 
 
-def test_every_bucket_is_stamped_where_it_was_launched_and_done(results: dict[str, list[Row]]) -> None:
+def test_every_bucket_is_stamped_where_it_was_launched_and_done(results: Rows) -> None:
     for case in SCHEDULES:
         for row in results[case]:
             sent = row["step"]
@@ -102,7 +109,7 @@ def test_every_bucket_is_stamped_where_it_was_launched_and_done(results: dict[st
                 assert abs(sent["start_ns"] + done - own_done) < TOLERANCE
 
 
-def test_a_bucket_is_ready_when_its_last_gradient_has_come(results: dict[str, list[Row]]) -> None:
+def test_a_bucket_is_ready_when_its_last_gradient_has_come(results: Rows) -> None:
     """Here each bucket is launched as soon as it is ready: the reducer's own ready times must agree with that."""
     for rows in results.values():
         for row in rows:
@@ -110,32 +117,97 @@ def test_a_bucket_is_ready_when_its_last_gradient_has_come(results: dict[str, li
             assert all(0 <= b - a < TOLERANCE for a, b in zip(row["step"]["ready"], row["step"]["launch"], strict=True))
 
 
-def test_a_late_rank_is_late_by_what_it_slept(results: dict[str, list[Row]]) -> None:
+def test_a_late_rank_is_late_by_what_it_slept(results: Rows) -> None:
     """Rank 1 needs 40 ms longer before its first gradient; the other waits for it, at every bucket."""
     buckets = bucket_figures({rank: probe_step(row, rank=rank) for rank, row in enumerate(results["late rank"])})
     assert len(buckets) == 3
-    backwards = [row["compute"][1] for row in results["late rank"]]
-    slept = (backwards[1][1] - backwards[1][0]) - (backwards[0][1] - backwards[0][0])
-    head_start = backwards[1][0] - backwards[0][0]
+    # A layer is a bucket. Of its gradients, which are noted in the order of their arrival, the last one is kept.
+    punctual, late = (
+        {name.partition(".")[0]: at for name, at in row["gradients"].items()} for row in results["late rank"]
+    )
+    slept = max(late[layer] - punctual[layer] for layer in punctual)
     assert slept > 30 * MS
-    assert near(lateness(buckets, 1), slept + head_start)
-    assert near(waiting(buckets, 0), slept + head_start)
+    assert near(lateness(buckets, 1), slept)
+    assert near(waiting(buckets, 0), slept)
     assert all(bucket.last_rank == 1 for bucket in buckets)
     assert all(bucket.transfer is not None and bucket.transfer < slept / 2 for bucket in buckets)
 
 
-def test_the_envelope_of_a_step_is_what_ddps_own_logger_says(results: dict[str, list[Row]]) -> None:
-    """DDP logs first launch to last done as one envelope, one iteration late."""
-    for row in results["late rank"]:
-        sent = row["before"]
-        assert near(max(sent["done"]) - min(sent["launch"]), row["logged_comm_ns"])
+def test_the_envelope_of_a_step_is_what_ddps_own_logger_says(results: Rows) -> None:
+    """First launch to last done; DDP's own lasts to the end of the backward where that comes later ("hidden")."""
+    for case in [*SCHEDULES, "late rank"]:
+        for row in results[case]:
+            if case != "two modules":  # each has a logger of its own
+                sent = row["step"]
+                compute_end = next(end for phase, _, end in sent["spans"] if phase == "backward")
+                envelope = max(*sent["done"], compute_end) - min(sent["launch"])
+                assert near(envelope, row["logged"]["backward_comm_time"]), (case, row)
 
 
-@pytest.mark.parametrize("source", ["DDP's statistics", "Python hooks"])
-def test_gradients_arrive_when_a_hook_of_the_scripts_own_says(results: dict[str, list[Row]], source: str) -> None:
+def test_a_gap_is_communication_to_ddps_own_logger_but_not_to_us(results: Rows) -> None:
+    """The first bucket's collective is over after 5 ms, the second one's begins 95 ms later and is all exposed."""
+    for row in results["gap"]:
+        logged, (first, second) = row["logged"], row["comm"]
+        gap, measured = second[0] - first[1], figures(probe_step(row))
+        assert gap > 80 * MS
+        assert near(measured.comm_ns, logged["backward_comm_time"] - gap)
+        hidden = measured.comm_ns - measured.exposed_ns
+        assert near(hidden, logged["backward_compute_comm_overlap_time"] - gap)
+        assert hidden / measured.comm_ns < 0.4
+        assert logged["backward_compute_comm_overlap_time"] / logged["backward_comm_time"] > 0.6
+
+
+def test_gradients_arrive_when_a_hook_of_the_scripts_own_says(results: Rows) -> None:
     """Layers are 15 ms apart, so an offset, or the times of another parameter, would show."""
-    for row in results[f"hooks, by {source}"]:
-        own, probed = row["own"], row["probed"]
-        assert len(own) == 8
-        assert probed.keys() == own.keys()
-        assert all(abs(probed[name] - own[name]) < TOLERANCE for name in own)
+    for source in ("DDP's statistics", "Python hooks"):
+        for row in results[f"hooks, by {source}"]:
+            own, probed = row["own"], row["probed"]
+            assert len(own) == 8
+            assert probed.keys() == own.keys()
+            assert all(abs(probed[name] - own[name]) < TOLERANCE for name in own), source
+
+
+@pytest.mark.parametrize("ns", [WRONG, -WRONG], ids=["late", "early"])
+@pytest.mark.parametrize(
+    ("stamp", "test"),
+    [
+        ("launch", test_every_bucket_is_stamped_where_it_was_launched_and_done),
+        ("launch", test_the_envelope_of_a_step_is_what_ddps_own_logger_says),
+        ("done", test_every_bucket_is_stamped_where_it_was_launched_and_done),
+        ("done", test_a_gap_is_communication_to_ddps_own_logger_but_not_to_us),
+        ("ready", test_a_bucket_is_ready_when_its_last_gradient_has_come),
+        ("forward begin", test_forward_and_backward_are_where_the_script_saw_them),
+        ("forward end", test_forward_and_backward_are_where_the_script_saw_them),
+        ("backward begin", test_forward_and_backward_are_where_the_script_saw_them),
+        ("backward end", test_forward_and_backward_are_where_the_script_saw_them),
+        ("backward end", test_communication_and_overlap),
+        ("a late rank's launch", test_a_late_rank_is_late_by_what_it_slept),
+        ("a gradient", test_gradients_arrive_when_a_hook_of_the_scripts_own_says),
+    ],
+)
+def test_a_wrong_stamp_is_noticed(results: Rows, stamp: str, test: Callable[[Rows], None], ns: int) -> None:
+    """The proof that the tests above can fail."""
+    rows = deepcopy(results)
+    for case in rows.values():
+        for rank, row in enumerate(case):
+            shift(row, rank, stamp, ns)
+    with pytest.raises(AssertionError):
+        test(rows)
+
+
+def shift(row: Row, rank: int, stamp: str, ns: int) -> None:
+    """Makes one kind of stamp of a row wrong."""
+    step = row["step"]
+    if stamp in ("launch", "done", "ready"):
+        step[stamp] = [at + ns for at in step[stamp]]
+    elif stamp == "a late rank's launch":
+        if rank == 1:
+            step["launch"] = [at + ns for at in step["launch"]]
+    elif stamp == "a gradient":
+        if "probed" in row:
+            row["probed"][min(row["probed"])] += ns
+    else:
+        phase, edge = stamp.split()
+        for span in step["spans"]:
+            if span[0] == phase:
+                span[("begin", "end").index(edge) + 1] += ns

@@ -223,6 +223,27 @@ def test_summaries_keep_everything_but_hooks(tmp_path: Path) -> None:
     assert found[7].bucket_done == [9]
 
 
+def test_killed_in_the_middle_of_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recording is there under its name at any moment."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(writer: RecordingWriter, path: Path) -> None:
+        writer.abandon()
+        raise Killed
+
+    now = [0.0]
+    writer = RotatingWriter(tmp_path / "a.mcap", None, Limits(part_age_s=60), clock=lambda: now[0])
+    writer.write_message(step(0), Envelope(1, BEGIN, encode(step(0))))
+    writer.flush()
+    now[0] = 61
+    monkeypatch.setattr(RecordingWriter, "move", kill)
+    with pytest.raises(Killed):
+        writer.flush()
+    assert [message.step for message, _ in Recording(tmp_path / "a.mcap") if isinstance(message, Step)] == [0]
+
+
 def test_a_part_that_is_gone_is_said(tmp_path: Path) -> None:
     """One in the middle, the oldest, the newest; parts that the cap has dropped are something else."""
     record(tmp_path / "a.mcap", steps=200, limits=Limits(part_bytes=5000))

@@ -21,7 +21,7 @@ from ddpwatch.probe import ddp as probe
 from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
 
-STEPS = 7
+STEPS = 10
 SETTLED = 3  # DDP has rebuilt its buckets, and told
 MS = 1e-3
 
@@ -33,6 +33,7 @@ class Stamps:
         self.compute: list[tuple[int, int]] = []  # forward, then backward
         self.comm: dict[tuple[str, int], list[int]] = {}  # module and bucket -> [launch, done]
         self.hooks: dict[str, int] = {}  # parameter -> its gradient was accumulated
+        self.end = 0  # the backward has returned
 
 
 stamps = Stamps()
@@ -95,31 +96,36 @@ def take_time(ddp: DDP, delays: list[float], module: str = "") -> None:
 
 
 def case(layers: list[float], delays: list[float] | None, pause: float = 0.0, one_bucket: bool = False) -> dict:
-    """Trains a few steps; the stamps of one of them, ours and the probe's. ``layers`` from the last to the first."""
+    """Trains a few steps; the stamps of one of them: ours, the probe's, and what DDP logged, one step late.
+
+    ``layers`` from the last to the first.
+    """
     stack = (
         [Pause(pause), *[Layer(seconds) for seconds in reversed(layers)]]
         if pause
         else [Layer(seconds) for seconds in reversed(layers)]
     )
     ddp = DDP(nn.Sequential(*stack), bucket_cap_mb=25 if one_bucket else 0.0005)
+    ddp._set_ddp_runtime_logging_sample_rate(1)
+    note_gradients(ddp)
     records: list[StepRecord] = []
     with ddpwatch.watch(ddp):
         if delays is not None:
             take_time(ddp, delays)
-        else:
-            ddp._set_ddp_runtime_logging_sample_rate(1)
         tap(records)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        seen = [one_step(ddp, optimizer) for _ in range(STEPS)]
-        logged = ddp._get_ddp_logging_data() if delays is None else {}
+        seen, logged = [], []
+        for _ in range(STEPS + 1):
+            seen.append(one_step(ddp, optimizer))
+            logged.append(ddp._get_ddp_logging_data())
         session._session.recorder.finish()
-    chosen = undisturbed(seen) if delays is not None else STEPS - 1
+    chosen = undisturbed(seen[:STEPS])
     return {
         "compute": seen[chosen].compute,
         "comm": sorted(seen[chosen].comm.values()),
+        "gradients": seen[chosen].hooks,
         "step": message(records[chosen]),
-        "before": message(records[chosen - 1]),
-        "logged_comm_ns": logged.get("backward_comm_time"),
+        "logged": {key: value for key, value in logged[chosen + 1].items() if key.startswith("backward_")},
     }
 
 
@@ -145,7 +151,7 @@ def two_modules(layers: list[float], delays: tuple[list[float], list[float]], pa
 
 def undisturbed(seen: list[Stamps]) -> int:
     """The step that was quickest by the script's own stamps, on the slowest rank: other load can only delay it."""
-    took = [max(end for _, end in [*step.compute, *step.comm.values()]) - step.compute[0][0] for step in seen]
+    took = [step.end - step.compute[0][0] for step in seen]
     slowest = torch.tensor(took[SETTLED:])
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return SETTLED + int(slowest.argmin())
@@ -157,8 +163,7 @@ def hook_fires(layers: list[float], statistics: bool) -> dict:
     ``statistics``: the probe reads them from DDP, as it does where it can; otherwise from Python hooks of its own.
     """
     ddp = DDP(nn.Sequential(*[Layer(seconds) for seconds in reversed(layers)]), bucket_cap_mb=0.0005)
-    for name, param in ddp.module.named_parameters():
-        param.register_post_accumulate_grad_hook(partial(fired, name))
+    note_gradients(ddp)
     records: list[StepRecord] = []
     if not statistics:
         probe.hasattr = lambda owner, name: name != "get_backward_stats" and hasattr(owner, name)
@@ -177,6 +182,11 @@ def hook_fires(layers: list[float], statistics: bool) -> dict:
     return {"own": stamps.hooks, "probed": probed, "step": step}
 
 
+def note_gradients(ddp: DDP) -> None:
+    for name, param in ddp.module.named_parameters():
+        param.register_post_accumulate_grad_hook(partial(fired, name))
+
+
 def fired(name: str, param: torch.Tensor) -> None:
     stamps.hooks[name] = time.monotonic_ns()
 
@@ -192,6 +202,7 @@ def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Stamps:
     loss = output.square().mean()
     backward_begin = time.monotonic_ns()
     loss.backward()
+    stamps.end = time.monotonic_ns()
     optimizer.step()
     optimizer.zero_grad()
     return stamps
@@ -233,6 +244,7 @@ def main() -> None:
         "out of order": lambda: case([15 * MS] * 4, [70 * MS, 5 * MS, 20 * MS, 5 * MS]),
         "many": lambda: case([4 * MS] * 12, [12 * MS, 3 * MS]),
         "two modules": lambda: two_modules([20 * MS] * 2, ([50 * MS], [35 * MS]), pause=20 * MS),
+        "gap": lambda: case([10 * MS, 100 * MS], [5 * MS, 30 * MS]),
         "late rank": lambda: case([10 * MS + late, 10 * MS, 10 * MS], None),
     }
     cases["hooks, by DDP's statistics"] = lambda: hook_fires([15 * MS] * 4, statistics=True)
