@@ -105,18 +105,22 @@ def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
     return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
-def tap(meter: CostMeter, own: list[int]) -> None:
-    """Has the meter see every step that the probe records, as a viewer would."""
+def tap(meter: CostMeter, own: list[int], steps: int) -> None:
+    """Has the meter see every step that the probe records, as a viewer would, but for the last one of a block.
+
+    That one ends when the next block of its kind begins; in between others have trained.
+    """
     recorder = session._session.recorder
-    emit = recorder._emit
+    emit, first = recorder._emit, recorder.steps
 
     def seen(record: StepRecord) -> None:
         emit(record)
+        last = (record.step - first) % steps == 0  # the first that comes is the last of the block before
         meter.add(
             Step(
                 rank=0,
                 step=record.step,
-                status=record.status,
+                status="aborted" if last else record.status,
                 start_ns=record.start,
                 duration_ns=record.end - record.start,
                 own_ns=record.own_ns,
@@ -142,7 +146,7 @@ def main() -> None:
             way.block(WARM_STEPS if name == "ddpwatch" else 4)
     meter = CostMeter()
     own: list[int] = []
-    tap(meter, own)
+    tap(meter, own, args.steps)
     # The profiler comes last, and has plain blocks of its own: a process that has profiled once is not as before.
     tables = []
     for names in (
