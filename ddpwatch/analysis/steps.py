@@ -22,7 +22,7 @@ class StepFigures(NamedTuple):
 
     Attributes:
         step_ns: From the end of the previous step's optimizer to the end of this one's.
-        parts_ns: The six PARTS; they add up to ``step_ns`` without remainder.
+        parts_ns: The six PARTS; they add up to ``step_ns`` without remainder. Empty for an unwatched step.
         comm_ns: |C|, None if the completion of a bucket was not measured, 0 if nothing was communicated.
         exposed_ns: |C| - |C ∩ K|, None likewise.
         overlap: |C ∩ K| / |C| from 0 to 1; None if there was no communication, or it was not measured.
@@ -56,7 +56,7 @@ def figures(step: Step) -> StepFigures:
     }
     return StepFigures(
         step_ns=step.duration_ns,
-        parts_ns=_split(step.duration_ns, claims),
+        parts_ns={} if step.status == "unwatched" else _split(step.duration_ns, claims),
         comm_ns=comm_ns if measured else None,
         exposed_ns=exposed_ns if measured else None,
         overlap=(comm_ns - exposed_ns) / comm_ns if measured and comm_ns else None,
@@ -87,7 +87,7 @@ def spans_of(step: Step) -> dict[str, Intervals]:
 
 def comm_of(step: Step) -> Intervals | None:
     """C: when at least one bucket was on its way. None if a completion was not measured."""
-    if None in step.bucket_done:
+    if None in step.bucket_done or step.status == "unwatched":
         return None
     return union(zip(step.bucket_launch, cast("list[int]", step.bucket_done), strict=True))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from ddpwatch.analysis.groups import StepGroup, StepGroups
 from ddpwatch.analysis.intervals import intersect, total
 from ddpwatch.analysis.ranks import lateness, waiting
-from ddpwatch.analysis.steps import NS_PER_MS
+from ddpwatch.analysis.steps import NS_PER_MS, PARTS
 from ddpwatch.messages import Bye, Device, Hello, Mark, Message, Step
 from ddpwatch.transport import Envelope
 
@@ -21,28 +21,28 @@ Frames = Iterable[tuple[Message, Envelope]]
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One step of one rank. ``start_ns`` is on the rank's clock; the six parts add up to ``step_ms``."""
+    """One step of one rank. ``start_ns`` is on the rank's clock; the six parts add up to ``step_ms``, if known."""
 
     step: int
     rank: int
     status: str
-    synced: bool
-    micro_steps: int
+    synced: bool | None
+    micro_steps: int | None
     start_ns: int
     step_ms: float
-    input_ms: float
-    forward_ms: float
-    backward_ms: float
-    exposed_comm_ms: float
-    optimizer_ms: float
-    other_ms: float
+    input_ms: float | None
+    forward_ms: float | None
+    backward_ms: float | None
+    exposed_comm_ms: float | None
+    optimizer_ms: float | None
+    other_ms: float | None
     comm_ms: float | None
     exposed_ms: float | None
     overlap: float | None
     late_ms: float | None
     wait_ms: float | None
-    comm_bytes: int
-    buckets: int
+    comm_bytes: int | None
+    buckets: int | None
     own_ms: float
     dropped: int
 
@@ -151,13 +151,14 @@ def step_rows(group: StepGroup) -> Iterator[StepRow]:
     """The rows of one step, by rank."""
     for rank, step in sorted(group.steps.items()):
         figure = group.figures[rank]
-        parts = {f"{name}_ms": ns / NS_PER_MS for name, ns in figure.parts_ns.items()}
+        parts = {f"{name}_ms": _ms(figure.parts_ns.get(name)) for name in PARTS}
+        known = step.status != "unwatched"
         yield StepRow(
             step=step.step,
             rank=rank,
             status=step.status,
-            synced=step.synced,
-            micro_steps=step.micro_steps,
+            synced=step.synced if known else None,
+            micro_steps=step.micro_steps if known else None,
             start_ns=step.start_ns,
             step_ms=figure.step_ns / NS_PER_MS,
             comm_ms=_ms(figure.comm_ns),
@@ -165,8 +166,8 @@ def step_rows(group: StepGroup) -> Iterator[StepRow]:
             overlap=figure.overlap,
             late_ms=_ms(lateness(group.buckets, rank)),
             wait_ms=_ms(waiting(group.buckets, rank)),
-            comm_bytes=sum(step.bucket_bytes),
-            buckets=len(step.bucket_index),
+            comm_bytes=sum(step.bucket_bytes) if known else None,
+            buckets=len(step.bucket_index) if known else None,
             own_ms=(step.own_ns + step.sender_ns) / NS_PER_MS,
             dropped=step.dropped,
             **parts,

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from hypothesis import strategies as st
 from msgspec import inspect
 from msgspec.structs import replace
 
+from ddpwatch.analysis.groups import StepGroup
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymous, word
 from ddpwatch.export.chrome import align, write_chrome
 from ddpwatch.export.report_files import write_html
-from ddpwatch.export.tables import TABLES
+from ddpwatch.export.tables import TABLES, step_rows
 from ddpwatch.export.writers import FORMATS, export
 from ddpwatch.messages import MESSAGE_TYPES, Beat, Bye, Device, Hello, Mark, Message, Status, Step
 from ddpwatch.recording import open_recording
@@ -167,6 +169,14 @@ def test_tables_as_csv(recorded: Path, tmp_path: Path) -> None:
         }
     )  # fmt: skip
     assert {file.name for file in (tmp_path / "out").iterdir()} == {f"{name}.csv" for name in TABLES}
+
+
+def test_what_an_unwatched_step_did_is_unknown() -> None:
+    columns = ("hook_param", "hook_ns", "bucket_module", "bucket_index", "bucket_bytes")
+    empty = {name: [] for name in (*columns, "bucket_ready", "bucket_launch", "bucket_done", "spans")}
+    (row,) = step_rows(StepGroup(1, steps={0: replace(step_of(0, 1), status="unwatched", synced=False, **empty)}))
+    known = {"step", "rank", "status", "start_ns", "step_ms", "own_ms", "dropped"}
+    assert {name for name, value in asdict(row).items() if value is not None} == known
 
 
 def test_no_cell_is_a_formula(recorded: Path, tmp_path: Path) -> None:
