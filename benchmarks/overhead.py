@@ -2,11 +2,12 @@
 
     torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py
 
-The reference step has 300 parameters in about 25 buckets and takes 100 to 200 ms on two cores. Every way to train is a
-DDP module of its own with the same weights and data; blocks of steps alternate between them, and each block is compared
-with the plain block of the same round, so that a noisy machine is equally noisy to all. `plain again` is the noise
-floor. Besides the duration, which holds whatever else the machine does, the CPU time of the rank's process is compared.
-The idle sender thread and the optimizer's hooks of ddpwatch are there in every block; they are not in its cost.
+The reference step has 300 parameters in about 25 buckets and takes 100 to 200 ms on two cores. All ways to train share
+one DDP module (where two lie in memory makes up to 1 % between them): what a way adds is put on before a block of its
+steps and taken off after it. Blocks alternate, and each is compared with the plain block of the same round, so that a
+noisy machine is equally noisy to all. `plain again` is the noise floor. Besides the duration, which holds whatever else
+the machine does, the CPU time of the rank's process is compared. The idle sender thread and the optimizer's hooks of
+ddpwatch are there in every block; they are not in its cost.
 
 The last table is what ddpwatch says about itself in the same run: the difference between its full, its shadow and its
 unwatched steps, the share of full steps that it has chosen, and what that makes (`ddpwatch.analysis.cost`).
@@ -18,8 +19,8 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,9 @@ from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
 
 LAYERS, WIDTH, BATCH = 150, 256, 192
-WARM_STEPS = 64  # DDP's warm-up and rebuild, caches, and ddpwatch finds its pace
+WARM_STEPS = 64  # ddpwatch finds its pace
+
+Way = Callable[[DistributedDataParallel], AbstractContextManager[None]]
 
 
 class Sample(NamedTuple):
@@ -46,22 +49,20 @@ class Sample(NamedTuple):
     cpu: float
 
 
-class Way:
-    """One way to train: a model, and what surrounds a block of its steps."""
+class Job:
+    """The reference job on this rank."""
 
-    def __init__(self, prepare: Callable[[DistributedDataParallel], None], profiled: bool = False) -> None:
+    def __init__(self) -> None:
         torch.manual_seed(0)
         layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
         self.ddp = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1.6)
-        prepare(self.ddp)
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=1e-3)
         self.data = torch.randn(BATCH, WIDTH)
-        self.profiled = profiled
 
-    def block(self, steps: int) -> Sample:
-        """Trains; what a step took on average, with all ranks starting together."""
-        dist.barrier()
-        with profile(activities=[ProfilerActivity.CPU]) if self.profiled else nullcontext():
+    def block(self, way: Way, steps: int) -> Sample:
+        """Trains in one way; what a step took on average, with all ranks starting together."""
+        with way(self.ddp):
+            dist.barrier()
             begin, cpu = time.perf_counter(), time.process_time()
             for _ in range(steps):
                 self.ddp(self.data).square().mean().backward()
@@ -70,32 +71,54 @@ class Way:
             return Sample((time.perf_counter() - begin) / steps, (time.process_time() - cpu) / steps)
 
 
-def python_hooks(ddp: DistributedDataParallel) -> None:
+@contextmanager
+def plain(ddp: DistributedDataParallel) -> Iterator[None]:
+    """Nothing is added."""
+    yield
+
+
+class Watched:
+    """ddpwatch, put on and taken off: its forward hooks are what all else hangs on."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        ddpwatch.watch(ddp)
+        (self._probe,) = session._session._probes
+        self._hooks = [(hooks, dict(hooks)) for hooks in (ddp._forward_pre_hooks, ddp._forward_hooks)]
+        self._off(ddp)
+
+    @contextmanager
+    def __call__(self, ddp: DistributedDataParallel) -> Iterator[None]:
+        """Puts it on for a block."""
+        for hooks, ours in self._hooks:
+            hooks.update(ours)
+        yield
+        self._off(ddp)
+
+    def _off(self, ddp: DistributedDataParallel) -> None:
+        for hooks, ours in self._hooks:
+            for key in ours:
+                del hooks[key]
+        self._probe._observe_group(ddp, False)
+
+
+@contextmanager
+def python_hooks(ddp: DistributedDataParallel) -> Iterator[None]:
     """A Python hook per parameter that does nothing but take the time."""
 
     def stamp(param: torch.Tensor) -> None:
         time.monotonic_ns()
 
-    for param in ddp.parameters():
-        param.register_post_accumulate_grad_hook(stamp)
+    handles = [param.register_post_accumulate_grad_hook(stamp) for param in ddp.parameters()]
+    yield
+    for handle in handles:
+        handle.remove()
 
 
-def ways() -> dict[str, Way]:
-    """What is compared."""
-
-    def nothing(ddp: DistributedDataParallel) -> None:
-        pass
-
-    def watched(ddp: DistributedDataParallel) -> None:
-        ddpwatch.watch(ddp)
-
-    return {
-        "plain": Way(nothing),
-        "plain again": Way(nothing),
-        "ddpwatch": Way(watched),
-        "a Python hook per parameter": Way(python_hooks),
-        "torch.profiler, always on": Way(nothing, profiled=True),
-    }
+@contextmanager
+def profiled(ddp: DistributedDataParallel) -> Iterator[None]:
+    """torch.profiler, always on."""
+    with profile(activities=[ProfilerActivity.CPU]):
+        yield
 
 
 def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
@@ -140,20 +163,17 @@ def main() -> None:
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    contestants = ways()
-    for name, way in contestants.items():
-        if not way.profiled:
-            way.block(WARM_STEPS if name == "ddpwatch" else 4)
+    job = Job()
+    job.block(plain, 12)  # DDP's warm-up and rebuild, caches
+    watched = Watched(job.ddp)
+    job.block(watched, WARM_STEPS)
     meter = CostMeter()
     own: list[int] = []
     tap(meter, own, args.steps)
+    ways: dict[str, Way] = {"plain": plain, "plain again": plain, "ddpwatch": watched}
+    tables = [take_turns(job, {**ways, "a Python hook per parameter": python_hooks}, args.rounds, args.steps)]
     # The profiler comes last, and has plain blocks of its own: a process that has profiled once is not as before.
-    tables = []
-    for names in (
-        [name for name, way in contestants.items() if not way.profiled],
-        ["plain", *(name for name, way in contestants.items() if way.profiled)],
-    ):
-        tables.append(take_turns({name: contestants[name] for name in names}, args.rounds, args.steps))
+    tables.append(take_turns(job, {"plain": plain, "torch.profiler, always on": profiled}, args.rounds, args.steps))
     if dist.get_rank() == 0:
         for samples in tables:
             compare(samples)
@@ -162,13 +182,13 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def take_turns(contestants: dict[str, Way], rounds: int, steps: int) -> dict[str, list[Sample]]:
+def take_turns(job: Job, ways: dict[str, Way], rounds: int, steps: int) -> dict[str, list[Sample]]:
     """Blocks of each, in an order that changes with every round."""
-    samples: dict[str, list[Sample]] = {name: [] for name in contestants}
+    samples: dict[str, list[Sample]] = {name: [] for name in ways}
     order = random.Random(1)
     for _ in range(rounds):
-        for name in order.sample(list(contestants), len(contestants)):
-            samples[name].append(contestants[name].block(steps))
+        for name in order.sample(list(ways), len(ways)):
+            samples[name].append(job.block(ways[name], steps))
     return samples
 
 

@@ -299,5 +299,5 @@ _READERS: dict[str, Callable[[StepView, int], float | None]] = {
     "step": lambda view, rank: view.figures[rank].step_ns,
     "exposed": lambda view, rank: view.figures[rank].exposed_ns,
     "overlap": lambda view, rank: view.figures[rank].overlap,
-    "input": lambda view, rank: view.figures[rank].parts_ns["input"],
+    "input": lambda view, rank: view.figures[rank].parts_ns.get("input"),
 }

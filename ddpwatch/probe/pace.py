@@ -23,7 +23,7 @@ LONGEST = 32
 UNWATCHED = 32  # every how many steps one is not watched
 JUDGED = 8  # full steps that a decision rests on
 # What a full step takes for each nanosecond that the hooks see of themselves (benchmarks/overhead.py prints both).
-UNSEEN = 5
+UNSEEN = 10
 
 
 class Pace:

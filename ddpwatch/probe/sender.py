@@ -1,6 +1,6 @@
 """The sender thread: everything that encodes, sends or waits happens here, never on the training thread.
 
-The training thread appends finished records to a deque (atomic, no lock) and goes on. This thread looks ten times
+The training thread appends finished records to a deque (atomic, no lock) and goes on. This thread looks five times
 a second, sends what is settled, and twice a second a heartbeat, so that a hang is visible while it lasts.
 """
 
@@ -21,7 +21,7 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Beat, Bye, Hello, Layout, Mark, Message, Step, encode
 from ddpwatch.probe.recorder import StepRecord, StepRecorder
 
-TICK_S = 0.1
+TICK_S = 0.2
 BEAT_S = 0.5
 SETTLE_NS = 500_000_000
 BACKLOG = 4096

@@ -111,3 +111,10 @@ def state_of(messages: Iterator[Message] | list[Message]) -> RunState:
     for message, envelope in enveloped(messages):
         state.apply(message, envelope.received_ns)
     return state
+
+
+def unwatched(rank: int = 0, number: int = 0) -> Step:
+    """A step of which only begin and end are known."""
+    columns = ("hook_param", "hook_ns", "bucket_module", "bucket_index", "bucket_bytes")
+    empty = {name: [] for name in (*columns, "bucket_ready", "bucket_launch", "bucket_done", "spans")}
+    return step(rank, number, status="unwatched", synced=False, **empty)

@@ -10,7 +10,7 @@ from ddpwatch.tui.canvas import plain
 from ddpwatch.tui.lanes import timeline_of
 from ddpwatch.tui.paint.trace import paint_trace, ranks_in_view, trace_axis
 from ddpwatch.tui.trace import Cursor, Inspection, Window, inspect, trace_of_seconds, trace_of_step
-from tests.tui.frames import MS, START_NS, hello, layout, run, state_of, step
+from tests.tui.frames import MS, START_NS, hello, layout, run, state_of, step, unwatched
 
 
 def trace(messages, number=None):
@@ -75,9 +75,7 @@ class TestInspection:
         assert "exposed –" in text(inspect(model, Cursor(75 * MS, 0), state).bucket)
 
     def test_an_unwatched_step_is_not_idle(self):
-        columns = ("hook_param", "hook_ns", "bucket_module", "bucket_index", "bucket_bytes")
-        empty = {name: [] for name in (*columns, "bucket_ready", "bucket_launch", "bucket_done", "spans")}
-        model, state = trace([hello(0, 1), step(0, status="unwatched", **empty)])
+        model, state = trace([hello(0, 1), unwatched(0)])
         found = inspect(model, Cursor(40 * MS, 0), state)
         assert "not watched" in text(found.place)
         assert found.bucket == ()

@@ -9,12 +9,12 @@ import pytest
 from textual import events
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Mark
+from ddpwatch.messages import Mark, Step
 from ddpwatch.tui.screens import AskScreen, HelpScreen
 from ddpwatch.tui.settings import Settings, load_settings
 from ddpwatch.tui.views import VIEWS
 from tests.tui.fakes import FakeJobs, ended_recording, live_app, replay_app, screen_text, until
-from tests.tui.frames import MS, START_NS, beat, bye, device, hello, killed, run, step
+from tests.tui.frames import MS, START_NS, beat, bye, device, hello, killed, run, step, unwatched
 
 KEYS = {view.NAME: key for key, view in VIEWS.items()}
 
@@ -52,6 +52,17 @@ class TestEveryView:
                 await pilot.resize_terminal(*size)
                 await pilot.pause()
                 assert len(screen_text(app).splitlines()) == size[1]
+
+    @pytest.mark.parametrize("key", VIEWS)
+    async def test_draws_an_unwatched_step(self, key):
+        app = app_on()
+        frames = [m for m in run(40) if not (isinstance(m, Step) and m.step % 4 == 3)]
+        async with app.run_test(size=(120, 36)) as pilot:
+            await watching(pilot, [*frames, *(unwatched(rank, n) for n in range(3, 40, 4) for rank in (0, 1))])
+            await pilot.press(key, "space", "left", "left", "left", "left", "left", "m", "m", "m", "m", "m")
+            app.session.select(27)
+            await pilot.press("r", "r", "j", "enter")
+            assert app.is_running
 
     @pytest.mark.parametrize("key", VIEWS)
     async def test_pause_freezes_it_and_the_stream_goes_on(self, key):

@@ -11,7 +11,7 @@ from ddpwatch.analysis.buckets import BucketTable, bucket_steps
 from ddpwatch.analysis.ranks import bucket_figures, lateness, waiting
 from ddpwatch.analysis.stepview import METRICS, StepView
 from ddpwatch.state import KEEP_DECODED, KEEP_RANK_STEPS, RunState
-from tests.tui.frames import MS, hello, run, state_of, step
+from tests.tui.frames import MS, hello, run, state_of, step, unwatched
 
 offsets = st.lists(st.integers(0, 40), min_size=2, max_size=2)
 
@@ -105,3 +105,11 @@ class TestBuckets:
         table.update(views[-3:])
         assert sorted(table.steps) == [17, 18, 19]
         assert [number for number, _ in table.history((0, 1))] == [17, 18, 19]
+
+
+def test_of_an_unwatched_step_only_the_length_is_known():
+    view = view_of([unwatched(0, 7), unwatched(1, 7)])
+    view.forget_facts()
+    known = {metric for metric in METRICS if not all(math.isnan(value) for value in view.row(metric))}
+    assert known == {"step"}
+    assert not view.counted
