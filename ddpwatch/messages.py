@@ -31,6 +31,7 @@ SparseColumn = Annotated[list[Ns | None], Meta(max_length=65536)]
 
 PhaseName = Literal["forward", "backward", "sync", "optimizer"]
 StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched"]
+COUNTED: Final = ("ok", "shadow")  # what belongs into statistics
 EndReason = Literal["finished", "exception", "killed", "lost"]
 
 

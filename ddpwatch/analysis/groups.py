@@ -9,7 +9,7 @@ from functools import cached_property
 
 from ddpwatch.analysis.ranks import BucketFigures, bucket_figures, same_clock
 from ddpwatch.analysis.steps import StepFigures, figures
-from ddpwatch.messages import Hello, Message, Step
+from ddpwatch.messages import COUNTED, Hello, Message, Step
 
 OPEN_STEPS = 1024  # steps that wait for their last ranks; older ones are closed with the ranks they have
 
@@ -25,7 +25,7 @@ class StepGroup:
     @property
     def counted(self) -> bool:
         """Whether the step belongs into statistics: neither warm-up, aborted nor unwatched on any rank."""
-        return all(step.status in ("ok", "shadow") for step in self.steps.values())
+        return all(step.status in COUNTED for step in self.steps.values())
 
     @cached_property
     def figures(self) -> dict[int, StepFigures]:

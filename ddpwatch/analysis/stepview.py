@@ -16,7 +16,7 @@ from operator import sub
 from ddpwatch.analysis.intervals import Intervals
 from ddpwatch.analysis.ranks import BucketFigures, BucketKey, bucket_figures
 from ddpwatch.analysis.steps import StepFigures, figures
-from ddpwatch.messages import Message, Step, decode, encode
+from ddpwatch.messages import COUNTED, Message, Step, decode, encode
 
 METRICS = ("late", "wait", "step", "exposed", "overlap", "input")
 
@@ -216,7 +216,7 @@ class StepView:
         self.start_ns = min(self.start_ns, step.start_ns) if self._frames else step.start_ns
         self.end_ns = max(self.end_ns, step.start_ns + step.duration_ns)
         self.longest_ns = max(self.longest_ns, step.duration_ns)
-        self.counted = self.counted and step.status in ("ok", "shadow")
+        self.counted = self.counted and step.status in COUNTED
         self.shadow = self.shadow or step.status in ("shadow", "unwatched")
         self._frames[step.rank] = step
         self._facts.pop(step.rank, None)

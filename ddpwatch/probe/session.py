@@ -97,9 +97,9 @@ class Session:
         """Attaches to one more module."""
         if ddp.device_type == "cuda":
             self._check_gpu(ddp)
-        if ddp.device_type == "cuda" and self.recorder.gpu is None:
-            stream = partial(torch.cuda.current_stream, ddp.device)
-            self.recorder.use(CudaClock(_cuda_event, stream, torch.cuda.is_current_stream_capturing))
+            if self.recorder.gpu is None:
+                stream = partial(torch.cuda.current_stream, ddp.device)
+                self.recorder.use(CudaClock(_cuda_event, stream, torch.cuda.is_current_stream_capturing))
         if self.recorder.pace is None:
             self.recorder.pace = pace_of()
         probe = DdpProbe(ddp, self._modules, self._parameters, self.recorder, self._publish_layout, self._give_up)

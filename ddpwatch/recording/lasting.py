@@ -61,8 +61,8 @@ class LastingWriter:
     def write_message(self, message: Message, envelope: Envelope) -> None:
         """Adds one frame, or counts it as lost."""
         self._mend()
-        self._introductions.apply(message, envelope.received_ns)
         if self._writer is None or self._broken_since is not None:
+            self._introductions.apply(message, envelope.received_ns)  # else the writer does
             self.lost += 1
             return
         self._unflushed += 1

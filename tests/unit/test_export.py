@@ -29,6 +29,7 @@ from ddpwatch.recording import open_recording
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection, selection_of
 from ddpwatch.transport import Envelope
+from tests.tui.frames import unwatched
 from tests.unit import chrome_trace
 from tests.unit.runs import BEGIN, HOSTILE, MS, hello_of, record, run_of, step_of
 
@@ -172,9 +173,7 @@ def test_tables_as_csv(recorded: Path, tmp_path: Path) -> None:
 
 
 def test_what_an_unwatched_step_did_is_unknown() -> None:
-    columns = ("hook_param", "hook_ns", "bucket_module", "bucket_index", "bucket_bytes")
-    empty = {name: [] for name in (*columns, "bucket_ready", "bucket_launch", "bucket_done", "spans")}
-    (row,) = step_rows(StepGroup(1, steps={0: replace(step_of(0, 1), status="unwatched", synced=False, **empty)}))
+    (row,) = step_rows(StepGroup(1, steps={0: unwatched(0, 1)}))
     known = {"step", "rank", "status", "start_ns", "step_ms", "own_ms", "dropped"}
     assert {name for name, value in asdict(row).items() if value is not None} == known
 
