@@ -30,7 +30,8 @@ demo: install
 	$(BIN)/python demo/main_job.py
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 4 --ignore tests/integration
+	$(BIN)/python -m pytest tests/integration
 
 check: install
 	$(BIN)/ruff check .

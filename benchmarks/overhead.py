@@ -2,12 +2,16 @@
 
     torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py
 
-The reference step has 300 parameters in about 25 buckets and takes 100 to 200 ms on two cores. All ways to train share
-one DDP module (where two lie in memory makes up to 1 % between them): what a way adds is put on before a block of its
-steps and taken off after it. Blocks alternate, and each is compared with the plain block of the same round, so that a
-noisy machine is equally noisy to all. `plain again` is the noise floor. Besides the duration, which holds whatever else
-the machine does, the CPU time of the rank's process is compared. The idle sender thread and the optimizer's hooks of
-ddpwatch are there in every block; they are not in its cost.
+The reference step has 300 parameters in about 25 buckets and takes 100 ms. Each rank is bound to a core of its own, as
+launchers bind them (it halves the noise). All ways to train share one DDP module (where two lie in memory makes up to
+1 % between them): what a way adds is put on before a block of its steps and taken off after it. Blocks take turns in an
+order that changes, and each is compared with the plain blocks of its round, so that a noisy machine is equally noisy to
+all. `plain again` against `plain` is the noise floor. Of the rounds' ratios the table gives the Hodges-Lehmann median
+with its 95 % interval (both from the averages of all pairs, as in Wilcoxon's signed-rank test).
+
+Besides the duration, which holds whatever else the machine does (also what the collector takes from the ranks' cores),
+the CPU time of the rank's process is compared. The idle sender thread and collector, and the optimizer's hooks of
+ddpwatch, are there in every block; they are not in its cost.
 
 The last table is what ddpwatch says about itself in the same run: the difference between its full, its shadow and its
 unwatched steps, the share of full steps that it has chosen, and what that makes (`ddpwatch.analysis.cost`).
@@ -16,13 +20,17 @@ unwatched steps, the share of full steps that it has chosen, and what that makes
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -36,8 +44,10 @@ from ddpwatch.messages import Step
 from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
 
-LAYERS, WIDTH, BATCH = 150, 256, 192
+LAYERS, WIDTH, BATCH = 150, 128, 512
 WARM_STEPS = 64  # ddpwatch finds its pace
+
+PLAIN = ("plain", "plain again")
 
 Way = Callable[[DistributedDataParallel], AbstractContextManager[None]]
 
@@ -55,7 +65,7 @@ class Job:
     def __init__(self) -> None:
         torch.manual_seed(0)
         layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-        self.ddp = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1.6)
+        self.ddp = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.4)
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=1e-3)
         self.data = torch.randn(BATCH, WIDTH)
 
@@ -121,11 +131,21 @@ def profiled(ddp: DistributedDataParallel) -> Iterator[None]:
         yield
 
 
-def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
-    """95 % bootstrap interval of the median."""
-    generator = random.Random(0)
-    medians = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(draws))
-    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+def bind() -> None:
+    """Binds every thread of this process to one core, another one for each rank."""
+    cores = sorted(os.sched_getaffinity(0))
+    core = cores[int(os.environ["LOCAL_RANK"]) % len(cores)]
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {core})
+
+
+def middle(ratios: list[float]) -> tuple[float, float, float]:
+    """The Hodges-Lehmann median and its 95 % interval."""
+    values, count = np.array(ratios), len(ratios)
+    averages = np.sort(((values[:, None] + values[None, :]) / 2)[np.triu_indices(count)])
+    spread = 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24)
+    low = max(0, math.floor(count * (count + 1) / 4 - spread))
+    return float(np.median(averages)), float(averages[low]), float(averages[-1 - low])
 
 
 def tap(meter: CostMeter, own: list[int], steps: int) -> None:
@@ -158,7 +178,7 @@ def tap(meter: CostMeter, own: list[int], steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=128)
     parser.add_argument("--steps", type=int, default=16, help="steps in a block")
     args = parser.parse_args()
     dist.init_process_group("gloo")
@@ -166,14 +186,20 @@ def main() -> None:
     job = Job()
     job.block(plain, 12)  # DDP's warm-up and rebuild, caches
     watched = Watched(job.ddp)
+    bind()
     job.block(watched, WARM_STEPS)
     meter = CostMeter()
     own: list[int] = []
     tap(meter, own, args.steps)
-    ways: dict[str, Way] = {"plain": plain, "plain again": plain, "ddpwatch": watched}
-    tables = [take_turns(job, {**ways, "a Python hook per parameter": python_hooks}, args.rounds, args.steps)]
-    # The profiler comes last, and has plain blocks of its own: a process that has profiled once is not as before.
-    tables.append(take_turns(job, {"plain": plain, "torch.profiler, always on": profiled}, args.rounds, args.steps))
+    tables = [
+        take_turns(job, {**dict.fromkeys(PLAIN, plain), **ways}, rounds, args.steps)
+        for rounds, ways in (
+            (args.rounds, {"ddpwatch": watched}),
+            (args.rounds // 8, {"a Python hook per parameter": python_hooks}),
+            # The last: a process that has profiled once is not as before.
+            (args.rounds // 8, {"torch.profiler, always on": profiled}),
+        )
+    ]
     if dist.get_rank() == 0:
         for samples in tables:
             compare(samples)
@@ -193,19 +219,16 @@ def take_turns(job: Job, ways: dict[str, Way], rounds: int, steps: int) -> dict[
 
 
 def compare(samples: dict[str, list[Sample]]) -> None:
-    """Every way against the plain blocks of the same rounds."""
+    """Every way against the plain blocks of the same rounds; of these, the second against the first."""
     rows = []
     for name, values in samples.items():
         row = [name, f"{1000 * statistics.median(value.wall for value in values):.1f}"]
-        for column in ("wall", "cpu"):
-            pairs = zip(values, samples["plain"], strict=True)
-            ratios = [getattr(value, column) / getattr(plain, column) for value, plain in pairs]
-            low, high = interval(ratios)
-            row += [
-                f"{100 * (statistics.median(ratios) - 1):+.2f} %",
-                f"{100 * (low - 1):+.2f} … {100 * (high - 1):+.2f}",
-            ]
-        rows.append(row)
+        for column in Sample._fields:
+            way, one, other = ([getattr(value, column) for value in samples[key]] for key in (name, *PLAIN))
+            against = one if name in PLAIN else [(a + b) / 2 for a, b in zip(one, other, strict=True)]
+            ratios = [value / plain for value, plain in zip(way, against, strict=True)]
+            row += ["{:+.2f} %|{:+.2f} … {:+.2f}".format(*(100 * (ratio - 1) for ratio in middle(ratios)))]
+        rows.append([cell for entry in row for cell in entry.split("|")])
     print("\n".join(table(["", "step ms (p50)", "duration", "95 % interval", "CPU time", "95 % interval"], rows)))
 
 

@@ -1,6 +1,6 @@
 """What watching costs the job, by comparing steps that are watched with those beside them that are not.
 
-A few steps are not watched at all, and of the others most are shadows, whose collectives are left alone
+Some steps are not watched at all, and of the others most are shadows, whose collectives are left alone
 (`ddpwatch.probe.pace`). The kinds lie side by side in one run, so a step of one kind is set against its two neighbours
 of another: what is different in the CPU time of the rank's process is what the additional watching took. CPU time,
 because a step's duration also holds what other ranks and the network did.
@@ -30,7 +30,7 @@ class Cost:
         ratio: (What each kind of step takes more than an unwatched one × its share + what the hooks see of themselves
             in an unwatched one) / median step.
         low, high: 95 % interval of that, from the order statistics of the differences (no assumption on their shape).
-        pairs: How many unwatched steps were compared.
+        pairs: How many times watched and unwatched steps were compared.
         full_share: Share of the steps that are recorded in full.
     """
 
@@ -119,17 +119,25 @@ class CostMeter:
     def cost(self) -> Cost | None:
         """The cost, None while too little was compared."""
         kinds = Counter(self._kinds)
-        full, watched = kinds["ok"], kinds["ok"] + kinds["shadow"]
-        usual = "ok" if full > kinds["shadow"] else "shadow"
-        # What the usual kind takes more than an unwatched step, for all watched ones; and what full ones take yet more.
-        terms = [(watched, self.differences.get(("unwatched", usual)))]
-        if usual == "shadow" and full:
-            terms.append((full, self.differences.get(("shadow", "ok"))))
+        terms = self._terms(kinds["ok"], kinds["shadow"])
         found = [(count / len(self._kinds), known) for count, known in terms if known is not None and known.enough]
         step_ns = median(self._durations) if self._durations else 0
         if len(found) < len(terms) or not step_ns:
             return None
-        return _cost(found, median(self._own), step_ns, full / len(self._kinds))
+        return _cost(found, median(self._own), step_ns, kinds["ok"] / len(self._kinds))
+
+    def _terms(self, full: int, shadow: int) -> list[tuple[int, Differences | None]]:
+        """Numbers of steps, and what each of these takes more. A full step is set against unwatched ones, or shadows."""
+        direct, watched, further = (
+            self.differences.get(kinds) for kinds in (("unwatched", "ok"), ("unwatched", "shadow"), ("shadow", "ok"))
+        )
+        if full > shadow:
+            return [(full + shadow, direct)]
+        if not full:
+            return [(shadow, watched)]
+        if direct is not None and (further is None or direct.count > further.count):
+            return [(shadow, watched), (full, direct)]
+        return [(full + shadow, watched), (full, further)]
 
 
 def _cost(terms: Iterable[tuple[float, Differences]], own_ns: float, step_ns: float, full_share: float) -> Cost:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 
 from ddpwatch.collector.service import Collector, Options
+
+
+NICENESS = 10  # where cores are short, training goes first; a tenth of one is left even then, and that is plenty
 
 
 def main() -> None:
@@ -17,6 +21,7 @@ def main() -> None:
     parser.add_argument("--script", default="")
     parser.add_argument("--record", default="")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    os.nice(NICENESS)
     Collector(Options(**vars(parser.parse_args()))).run()
 
 

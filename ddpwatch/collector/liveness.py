@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Container
 from pathlib import Path
 
 import psutil
@@ -43,10 +44,15 @@ class Liveness:
             del self.fds[fd]
             os.close(fd)
 
-    def gone(self) -> dict[int, tuple[EndReason, str, int | None]]:
-        """The followed ranks whose process has ended since: reason, detail and signal of each."""
+    def gone(self, readable: Container[int]) -> dict[int, tuple[EndReason, str, int | None]]:
+        """The followed ranks whose process has ended since: reason, detail and signal of each.
+
+        Args:
+            readable: Which of `fds` are. A rank without one is looked up.
+        """
+        running = {rank for fd, rank in self.fds.items() if fd not in readable}
         ended = {}
-        for rank, pid in list(self._pids.items()):
+        for rank, pid in [entry for entry in self._pids.items() if entry[0] not in running]:
             state, status = _proc_state(pid)
             if state in ("", "Z", "X"):
                 ended[rank] = explain(status if state else None)

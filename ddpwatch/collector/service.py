@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Container
 from dataclasses import dataclass
 
 import zmq
@@ -26,7 +27,6 @@ from ddpwatch.recording.rotation import limits_from_environment
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.transport import LIVE, SNAPSHOT, Envelope
 
-POLL_MS = 100
 TICK_S = 0.5
 SAMPLE_S = 1.0
 GOODBYE_GRACE_S = 0.5  # between a process's end and the arrival of the goodbye it may have sent
@@ -105,15 +105,17 @@ class Collector:
     # -- one turn of the loop --------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        ready = {socket for socket, _ in self._poller.poll(POLL_MS)}
+        left = self._next_tick - time.monotonic()
+        ready = {socket for socket, _ in self._poller.poll(max(0, int(left * 1000) + 1))}
         self._ingest()
         if self._samples in ready:
             self._take_samples()
         self._answer_viewers()
-        if ready & self._liveness.fds.keys() or time.monotonic() >= self._next_tick:
-            self._notice_departures()
-        if time.monotonic() >= self._next_tick:
-            self._next_tick = time.monotonic() + TICK_S
+        now = time.monotonic()
+        if ready & self._liveness.fds.keys() or now >= self._next_tick:
+            self._notice_departures(ready)
+        if now >= self._next_tick:
+            self._next_tick = now + TICK_S
             self._tick()
 
     def _ingest(self) -> None:
@@ -185,10 +187,10 @@ class Collector:
             self._poller.unregister(fd)
         self._liveness.forget(rank)
 
-    def _notice_departures(self) -> None:
+    def _notice_departures(self, ready: Container[object]) -> None:
         """Finds processes that have ended; those that do not say goodbye within the grace get it said for them."""
         fds = dict(self._liveness.fds)
-        for rank, end in self._liveness.gone().items():
+        for rank, end in self._liveness.gone(ready).items():
             for fd in [fd for fd, owner in fds.items() if owner == rank]:
                 self._poller.unregister(fd)
             self._departed[rank] = (time.monotonic_ns(), *end)

@@ -92,7 +92,6 @@ class DdpProbe:
         # exactly when an unwatched one's would.
         self._ddp = weakref.ref(ddp)
         self._has_stats = hasattr(ddp.reducer, "get_backward_stats")
-        self._previous_stats: list[int] = []
         self._forward_end_ns = 0
         self._buckets: list[BucketLayout] = []
         self._layout_tries = LAYOUT_TRIES
@@ -172,7 +171,7 @@ class DdpProbe:
 
     def _observe_group(self, ddp: DistributedDataParallel, observe: bool) -> None:
         """Has the reducer all-reduce through our view of its process group, or through the group itself."""
-        if self.foreign_hook:
+        if self.foreign_hook or not (observe or self._observing):
             return
         group, made = ddp.process_group, _groups.setdefault(ddp, [])
         ours = next((known for known in made if known.inner is group), None)
@@ -282,8 +281,8 @@ class DdpProbe:
         after its bucket was launched: whatever seems to is that difference, and is taken off.
         """
         fired = self._fired(record, stats, forward_end_ns)
-        params = {bucket.index: bucket.params for bucket in buckets}
-        ready = [max((fired.get(p, 0) for p in params.get(bucket.index, ())), default=0) for bucket in launched]
+        readies = {bucket.index: _last(fired, bucket) for bucket in buckets}
+        ready = [readies.get(bucket.index, 0) for bucket in launched]
         shift = max(0, *(at - bucket.launch for at, bucket in zip(ready, launched, strict=True)))
         latest = 0
         for at, bucket in zip(ready, launched, strict=True):
@@ -292,9 +291,9 @@ class DdpProbe:
                 self._lag_ns[bucket.index] = bucket.launch - at
             latest = bucket.launch
         if stats is not None:
-            record.hooks.extend((self._param_base + i, at - shift) for i, at in fired.items())
-        if fired:
-            self._recorder.last_hook = self._param_base + max(fired, key=fired.__getitem__)
+            record.hooks.extend((self._param_base + i, at - shift) for i, at in enumerate(fired) if at)
+        if newest := max(fired, default=0):
+            self._recorder.last_hook = self._param_base + fired.index(newest)
 
     def _derive_launches(
         self, stats: list[int] | None, forward_end_ns: int, buckets: list[BucketLayout], record: StepRecord
@@ -305,24 +304,23 @@ class DdpProbe:
         seen last is added.
         """
         fired = self._fired(record, stats, forward_end_ns)
-        latest = min(fired.values(), default=0)
-        for bucket in buckets if fired else ():
-            ready = max((fired.get(p, 0) for p in bucket.params), default=0)
+        latest = min(filter(None, fired), default=0)
+        for bucket in buckets if latest else ():
+            ready = _last(fired, bucket)
             latest = max(latest, ready + self._lag_ns.get(bucket.index, 0))
             entry = BucketRecord(self._module, bucket.index, bucket.nbytes, latest)
             entry.ready = min(ready, latest) or None
             record.buckets.append(entry)
 
-    def _fired(self, record: StepRecord, stats: list[int] | None, forward_end_ns: int) -> dict[int, int]:
-        """When each parameter's gradient came (absolute ns), for those that have one this time."""
+    def _fired(self, record: StepRecord, stats: list[int] | None, forward_end_ns: int) -> list[int]:
+        """When each parameter's gradient came (absolute ns), 0 where that is not known.
+
+        For parameters that are unused this time, DDP notes the moment at which it counts them as ready.
+        """
         if stats is None:
-            own = range(self._param_base, self._param_base + self.parameters)
-            return {param - self._param_base: at for param, at in record.hooks if param in own}
-        previous, self._previous_stats = self._previous_stats, stats
-        if len(previous) != len(stats):
-            previous = [0] * len(stats)
-        # A parameter without a gradient this time keeps its old value, to the nanosecond.
-        return {i: forward_end_ns + ns for i, ns in enumerate(stats) if ns > 0 and ns != previous[i]}
+            by_hook = dict(record.hooks)
+            return [by_hook.get(self._param_base + i, 0) for i in range(self.parameters)]
+        return [forward_end_ns + ns if ns > 0 else 0 for ns in stats]
 
     # -- buckets: the observer of `ddpwatch.probe.collectives` -------------------------------------------------
 
@@ -400,6 +398,11 @@ class DdpProbe:
                 buckets=self._buckets,
             )
         )
+
+
+def _last(fired: list[int], bucket: BucketLayout) -> int:
+    """When the last gradient of a bucket came."""
+    return max([fired[param] for param in bucket.params], default=0)
 
 
 def _tensors(output: Any) -> Iterator[torch.Tensor]:

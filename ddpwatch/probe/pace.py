@@ -1,11 +1,12 @@
-"""Which steps are recorded in full, so that recording stays within its budget, and which are not watched at all.
+"""Which steps are recorded in full, which are watched at all: as many as keep what watching takes within its budget.
 
 Seeing a bucket's collective means to run Python in the middle of a backward that had none. The code itself takes a
 few microseconds; that it is cold, and leaves the backward's own caches cold, takes several times that. So not every
 step need be recorded in full: a *shadow* step keeps its phases and what DDP notes by itself (when each gradient
-came, hence when each bucket was launched), and leaves the collectives alone. And a few steps are *unwatched*: of these
-only begin and end are known. Steps of all kinds lie side by side, so what watching costs can be told at any time by
-comparison (`ddpwatch.analysis.cost`).
+came, hence when each bucket was launched), and leaves the collectives alone. That, too, takes a few tenths of a
+millisecond: nothing in a step of half a second, noticeable in one of a tenth. The remaining steps are *unwatched*: of
+these only begin and end are known. Steps of all kinds lie side by side, so what watching costs can be told at any time
+by comparison (`ddpwatch.analysis.cost`).
 
 All ranks have to choose the same steps without talking to each other: a choice depends on the step's number alone,
 and what a longer period chooses, the shorter ones choose too.
@@ -17,48 +18,66 @@ import os
 from collections.abc import Mapping
 from statistics import median
 
-BUDGET = 0.003  # of a step
+BUDGET = 0.003  # of a step: what watching may take
 FIRST_FULL = 12  # steps from the start that are recorded in full: DDP settles its buckets there
-LONGEST = 32
-UNWATCHED = 32  # every how many steps one is not watched
-JUDGED = 8  # full steps that a decision rests on
-# What a full step takes for each nanosecond that the hooks see of themselves (benchmarks/overhead.py prints both).
-UNSEEN = 10
+UNWATCHED = 32  # every how many steps at least one is not watched
+JUDGED = 8  # steps that a decision rests on
 
 
-class Pace:
-    """Chooses.
+class Period:
+    """One step in so many, a power of two: what they take, spread over all steps, is to stay within a budget.
 
     Args:
-        budget: What recording may take, as a share of the step.
+        budget: As a share of the step.
+        unseen: What such a step takes for each nanosecond that the hooks see of themselves (`benchmarks/overhead.py`
+            prints both).
+        longest: The longest period, whatever they take.
+
+    Attributes:
+        value: The period.
     """
 
-    def __init__(self, budget: float = BUDGET) -> None:
-        self.period = 1
+    def __init__(self, budget: float, unseen: float, longest: int) -> None:
+        self.value = 1
         self._budget = budget
+        self._unseen = unseen
+        self._longest = longest
         self._own: list[int] = []
         self._steps: list[int] = []
 
-    def is_shadow(self, step: int) -> bool:
-        """Whether this step is a shadow."""
-        return step >= FIRST_FULL and not chosen(step, self.period)
-
-    @staticmethod
-    def is_unwatched(step: int) -> bool:
-        """Whether this step is not watched. It mostly has neighbours of one kind: the full ones lie elsewhere."""
-        return step >= UNWATCHED and chosen(step ^ 2, UNWATCHED)
-
     def learn(self, own_ns: int, step_ns: int) -> None:
-        """Takes what the hooks saw of themselves in a full step, and its duration."""
+        """Takes what the hooks saw of themselves in such a step, and its duration."""
         self._own.append(own_ns)
         self._steps.append(step_ns)
         if len(self._own) < JUDGED:
             return
-        wanted = UNSEEN * median(self._own) / max(1.0, self._budget * median(self._steps))
+        wanted = self._unseen * median(self._own) / max(1.0, self._budget * median(self._steps))
         self._own.clear()
         self._steps.clear()
-        if wanted > self.period or 4 * wanted < self.period:
-            self.period = min(LONGEST, 1 << max(0, int(wanted - 1e-9)).bit_length())
+        if wanted > self.value or 4 * wanted < self.value:
+            self.value = min(self._longest, 1 << max(0, int(wanted - 1e-9)).bit_length())
+
+
+class Pace:
+    """Chooses. A third of the budget is for full steps, the rest for watching at all.
+
+    Attributes:
+        full: The period of the full steps.
+        watched: That of the watched ones, the full among them. A step of 5 ms is watched more often than its budget
+            allows, so that a second still holds enough of them to judge by.
+    """
+
+    def __init__(self) -> None:
+        self.full = Period(BUDGET / 3, unseen=10, longest=64)
+        self.watched = Period(BUDGET * 2 / 3, unseen=2, longest=8)
+
+    def is_shadow(self, step: int) -> bool:
+        """Whether this step, if it is watched, is a shadow."""
+        return step >= FIRST_FULL and not chosen(step, self.full.value)
+
+    def is_unwatched(self, step: int) -> bool:
+        """Whether this step is not watched. Where few are not, they have neighbours of one kind: full ones lie elsewhere."""
+        return step >= UNWATCHED and (chosen(step ^ 2, UNWATCHED) or not chosen(step, self.watched.value))
 
 
 def pace_of(environment: Mapping[str, str] = os.environ) -> Pace | None:

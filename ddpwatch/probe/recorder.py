@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from ddpwatch.blackbox import BlackBox
-from ddpwatch.messages import Span, Step, StepStatus
+from ddpwatch.messages import COUNTED, Span, Step, StepStatus
 from ddpwatch.probe.pace import Pace
 
 Clock = Callable[[], int]
@@ -397,8 +397,9 @@ class StepRecorder:
         record.epoch = self.epoch
         before, self._cpu_ns = self._cpu_ns, self.cpu()
         record.cpu_ns = None if self._outside_until else max(0, self._cpu_ns - before)
-        if self.pace is not None and record.status == "ok":
-            self.pace.learn(record.own_ns, record.end - record.start)
+        if self.pace is not None and record.status in COUNTED:
+            period = self.pace.full if record.status == "ok" else self.pace.watched
+            period.learn(record.own_ns, record.end - record.start)
         self.steps += 1
         if self.gpu is not None:
             self.gpu.follow(record)

@@ -1,12 +1,12 @@
 """The sender thread: everything that encodes, sends or waits happens here, never on the training thread.
 
-The training thread appends finished records to a deque (atomic, no lock) and goes on. This thread looks five times
-a second, sends what is settled, and twice a second a heartbeat, so that a hang is visible while it lasts.
+The training thread appends finished records to a deque (atomic, no lock) and goes on. This thread wakes twice a
+second (a wake costs more than what it sends), sends what is settled, and a heartbeat, so that a hang is visible while
+it lasts.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -21,8 +21,7 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Beat, Bye, Hello, Layout, Mark, Message, Step, encode
 from ddpwatch.probe.recorder import StepRecord, StepRecorder
 
-TICK_S = 0.2
-BEAT_S = 0.5
+TICK_S = 0.5
 SETTLE_NS = 500_000_000
 BACKLOG = 4096
 STOP_S = 0.6  # a little longer than a socket holds on to the last frames
@@ -65,9 +64,8 @@ class Sender(threading.Thread):
         self._socket: Outlet | None = None
         self._hello: Hello | None = None
         self._farewell: Bye | None = None
-        self._last_beat = 0.0
         self._cpu_ns = 0
-        self._clock_id: int | None = None
+        self._told_ns = 0
         self.recorder = StepRecorder(self.take)
         self.recorder.cpu = self._job_cpu_ns
         self.dropped = 0
@@ -93,18 +91,13 @@ class Sender(threading.Thread):
         self.join(timeout_s)
 
     def _job_cpu_ns(self) -> int:
-        """CPU time of the process, without this thread's."""
-        with contextlib.suppress(OSError):  # the thread has just ended
-            if self._clock_id is not None:
-                return time.process_time_ns() - time.clock_gettime_ns(self._clock_id)
-        return time.process_time_ns()
+        """CPU time of the process, without what this thread had taken when it last went to sleep."""
+        return time.process_time_ns() - self._cpu_ns
 
     # -- the thread ------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Ticks until stopped."""
-        with contextlib.suppress(AttributeError, OSError):  # not on every system
-            self._clock_id = time.pthread_getcpuclockid(threading.get_ident())
         try:
             self._connect()
             while not self._stopping.wait(TICK_S):
@@ -113,7 +106,6 @@ class Sender(threading.Thread):
         except Exception as error:
             self._on_error(error)
         finally:
-            self._clock_id = None  # no clock outlives its thread
             if self._socket is not None:
                 self._socket.close()
             self._context.term()
@@ -151,9 +143,8 @@ class Sender(threading.Thread):
         now = time.monotonic_ns()
         while self._records and self._ready(self._records[0], now):
             self._send(self._step(self._records.popleft()))
-        if time.monotonic() - self._last_beat >= BEAT_S:
-            self._last_beat = time.monotonic()
-            self._send(self._beat(now))
+        self._send(self._beat(now))
+        self._cpu_ns = time.thread_time_ns()
 
     @staticmethod
     def _ready(record: StepRecord, now: int) -> bool:
@@ -185,8 +176,8 @@ class Sender(threading.Thread):
     def _step(self, record: StepRecord) -> Step:
         """The frame of a record, with what this thread has taken since the last one."""
         message = record.message(self._rank, self.dropped)
-        before, self._cpu_ns = self._cpu_ns, time.thread_time_ns()
-        message.sender_ns = self._cpu_ns - before
+        before, self._told_ns = self._told_ns, time.thread_time_ns()
+        message.sender_ns = self._told_ns - before
         return message
 
     def _beat(self, now: int) -> Beat:

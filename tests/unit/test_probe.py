@@ -26,6 +26,7 @@ from ddpwatch.probe.collectives import GroupHooks, TimedGroup, drain
 from ddpwatch.probe.ddp import DdpProbe
 from ddpwatch.probe.layout import bucket_layout
 from ddpwatch.probe.outside import Outside
+from ddpwatch.probe.pace import Pace
 from ddpwatch.probe.recorder import MOST_REDUCTIONS, BucketRecord, StepRecord, StepRecorder
 from ddpwatch.probe.session import Session
 
@@ -61,6 +62,19 @@ class Layer(nn.Linear):
         return napped
 
 
+def never(step: int) -> bool:
+    return False
+
+
+class Given(Pace):
+    """The kinds of steps are given."""
+
+    def __init__(self, shadow: Callable[[int], bool] = never, unwatched: Callable[[int], bool] = never) -> None:
+        super().__init__()
+        self.is_shadow = shadow  # type: ignore[method-assign]
+        self.is_unwatched = unwatched  # type: ignore[method-assign]
+
+
 class Watched:
     """A DDP module with a probe on it; every second step from the fourth on is a shadow, where wanted."""
 
@@ -78,11 +92,7 @@ class Watched:
         self.errors: list[Exception] = []
         self.recorder = StepRecorder(self.records.append)
         if shadows:
-            self.recorder.pace = SimpleNamespace(  # type: ignore[assignment]
-                is_shadow=lambda step: step >= 4 and step % 2 == 1,
-                is_unwatched=lambda step: False,
-                learn=lambda own, step: None,
-            )
+            self.recorder.pace = Given(shadow=lambda step: step >= 4 and step % 2 == 1)
         self.probe = DdpProbe(self.ddp, 0, 100, self.recorder, self.layouts.append, self.errors.append)
 
     def train(self, steps: int) -> list[Step]:
@@ -303,9 +313,7 @@ def test_an_error_of_the_collective_is_the_one_that_ddp_would_raise() -> None:
 
 def test_an_unwatched_step_is_left_alone() -> None:
     watched = Watched()
-    watched.recorder.pace = SimpleNamespace(  # type: ignore[assignment]
-        is_shadow=lambda step: False, is_unwatched=lambda step: step in (3, 5), learn=lambda own, step: None
-    )
+    watched.recorder.pace = Given(unwatched=lambda step: step in (3, 5))
     hooked, ours = [], []
     for _ in range(7):
         output = watched.ddp(torch.ones(2, 8))

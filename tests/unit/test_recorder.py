@@ -200,8 +200,7 @@ def test_a_reduction_whose_buckets_were_not_seen_is_one() -> None:
 class EverySecond(Pace):
     """Every second step is unwatched."""
 
-    @staticmethod
-    def is_unwatched(step: int) -> bool:
+    def is_unwatched(self, step: int) -> bool:
         return step % 2 == 1
 
 
