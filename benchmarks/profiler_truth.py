@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
 
-os.environ["DDPWATCH_SHADOW"] = "0"
+os.environ["DDPWATCH_STEPS"] = "full"
 
 import torch
 import torch.distributed as dist

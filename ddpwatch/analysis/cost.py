@@ -127,7 +127,7 @@ class CostMeter:
         return _cost(found, median(self._own), step_ns, kinds["ok"] / len(self._kinds))
 
     def _terms(self, full: int, shadow: int) -> list[tuple[int, Differences | None]]:
-        """Numbers of steps, and what each of these takes more. A full step is set against unwatched ones, or shadows."""
+        """Numbers of steps, and what each of them takes more; a full one than an unwatched one, or than a shadow."""
         direct, watched, further = (
             self.differences.get(kinds) for kinds in (("unwatched", "ok"), ("unwatched", "shadow"), ("shadow", "ok"))
         )

@@ -8,7 +8,6 @@ import os
 
 from ddpwatch.collector.service import Collector, Options
 
-
 NICENESS = 10  # where cores are short, training goes first; a tenth of one is left even then, and that is plenty
 
 

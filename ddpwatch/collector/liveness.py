@@ -44,7 +44,7 @@ class Liveness:
             del self.fds[fd]
             os.close(fd)
 
-    def gone(self, readable: Container[int]) -> dict[int, tuple[EndReason, str, int | None]]:
+    def gone(self, readable: Container[object]) -> dict[int, tuple[EndReason, str, int | None]]:
         """The followed ranks whose process has ended since: reason, detail and signal of each.
 
         Args:

@@ -5,15 +5,18 @@ few microseconds; that it is cold, and leaves the backward's own caches cold, ta
 step need be recorded in full: a *shadow* step keeps its phases and what DDP notes by itself (when each gradient
 came, hence when each bucket was launched), and leaves the collectives alone. That, too, takes a few tenths of a
 millisecond: nothing in a step of half a second, noticeable in one of a tenth. The remaining steps are *unwatched*: of
-these only begin and end are known. Steps of all kinds lie side by side, so what watching costs can be told at any time
-by comparison (`ddpwatch.analysis.cost`).
+these only begin and end are known. When steps become longer or shorter all at once, the next ones are all watched, and
+more of them in full: something has happened that is to be named. Steps of all kinds lie side by side, so what watching
+costs can be told at any time by comparison (`ddpwatch.analysis.cost`).
 
 All ranks have to choose the same steps without talking to each other: a choice depends on the step's number alone,
-and what a longer period chooses, the shorter ones choose too.
+and what a longer period chooses, the shorter ones choose too. (That steps have changed shows on every rank: they
+wait for each other.)
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from statistics import median
@@ -22,6 +25,12 @@ BUDGET = 0.003  # of a step: what watching may take
 FIRST_FULL = 12  # steps from the start that are recorded in full: DDP settles its buckets there
 UNWATCHED = 32  # every how many steps at least one is not watched
 JUDGED = 8  # steps that a decision rests on
+CHANGED = 0.2  # two steps in a row that are so much longer or shorter than those before have a reason
+ATTENTIVE = 32  # steps that are all watched then
+DETAILED = 8  # and every how many of these at least one is full
+
+
+_log = logging.getLogger("ddpwatch")
 
 
 class Period:
@@ -70,19 +79,50 @@ class Pace:
     def __init__(self) -> None:
         self.full = Period(BUDGET / 3, unseen=10, longest=64)
         self.watched = Period(BUDGET * 2 / 3, unseen=2, longest=8)
+        self._durations: list[int] = []
+        self._usual = 0.0
+        self._unusual = 0  # steps in a row
+        self._attentive = 0  # until this step
+
+    def ended(self, step: int, duration_ns: int) -> None:
+        """Takes how long a step was, of whatever kind."""
+        if self._usual and abs(duration_ns - self._usual) > CHANGED * self._usual:
+            self._unusual += 1
+            if self._unusual >= 2:
+                self._attentive = step + 1 + ATTENTIVE
+        else:
+            self._unusual = 0
+        self._durations.append(duration_ns)
+        if len(self._durations) == JUDGED:
+            self._usual = median(self._durations)
+            self._durations.clear()
 
     def is_shadow(self, step: int) -> bool:
         """Whether this step, if it is watched, is a shadow."""
-        return step >= FIRST_FULL and not chosen(step, self.full.value)
+        period = min(self.full.value, DETAILED) if step < self._attentive else self.full.value
+        return step >= FIRST_FULL and not chosen(step, period)
 
     def is_unwatched(self, step: int) -> bool:
-        """Whether this step is not watched. Where few are not, they have neighbours of one kind: full ones lie elsewhere."""
-        return step >= UNWATCHED and (chosen(step ^ 2, UNWATCHED) or not chosen(step, self.watched.value))
+        """Whether this step is not watched. Where few are not, full ones lie elsewhere: both neighbours are shadows."""
+        if step < UNWATCHED:
+            return False
+        return chosen(step ^ 2, UNWATCHED) or (step >= self._attentive and not chosen(step, self.watched.value))
 
 
 def pace_of(environment: Mapping[str, str] = os.environ) -> Pace | None:
-    """The pace of this process; None where every step is to be recorded in full (``DDPWATCH_SHADOW=0``)."""
-    return None if environment.get("DDPWATCH_SHADOW") == "0" else Pace()
+    """The pace of this process, None where every step is to be recorded in full.
+
+    ``DDPWATCH_STEPS`` asks for that with ``full``; with ``watched``, for every step to be watched (but the one in 32).
+    """
+    wanted = environment.get("DDPWATCH_STEPS", "")
+    if wanted == "full":
+        return None
+    pace = Pace()
+    if wanted == "watched":
+        pace.watched = Period(BUDGET, unseen=0, longest=1)
+    elif wanted:
+        _log.warning("DDPWATCH_STEPS is %r, which asks for nothing; hint: full or watched", wanted[:50])
+    return pace
 
 
 def chosen(step: int, period: int) -> bool:

@@ -22,6 +22,7 @@ from ddpwatch.messages import Beat, Bye, Hello, Layout, Mark, Message, Step, enc
 from ddpwatch.probe.recorder import StepRecord, StepRecorder
 
 TICK_S = 0.5
+LOOK_S = 0.1  # for where to send
 SETTLE_NS = 500_000_000
 BACKLOG = 4096
 STOP_S = 0.6  # a little longer than a socket holds on to the last frames
@@ -42,7 +43,7 @@ class Sender(threading.Thread):
 
     Args:
         rank: Put into every frame.
-        find_endpoint: Asked every tick until it returns the collector's endpoint; may raise to give up.
+        find_endpoint: Asked again and again until it returns the collector's endpoint; may raise to give up.
         on_error: Told once, if watching has to end.
 
     Attributes:
@@ -111,12 +112,14 @@ class Sender(threading.Thread):
             self._context.term()
 
     def _connect(self) -> None:
-        """Looks every tick for where frames go, until there is such a place or nothing to send any more."""
+        """Looks for where frames go until there is such a place, once more when nothing follows."""
         directory = os.environ.get("DDPWATCH_RECORD_DIR")
-        while self._socket is None:
+        last = False
+        while self._socket is None and not last:
+            last = self._stopping.is_set()
             self._socket = self._own_file(directory) if directory else self._collector()
-            if self._socket is None and self._stopping.wait(TICK_S):
-                return
+            if self._socket is None:
+                self._stopping.wait(LOOK_S)
 
     def _collector(self) -> Outlet | None:
         endpoint = self._find_endpoint()

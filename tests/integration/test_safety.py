@@ -132,12 +132,14 @@ def both(path: Path, ranks: int, *arguments: str, **environment: str) -> Outcome
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Outcome:
-    return both(tmp_path_factory.mktemp("two"), 2, DDPWATCH_SHADOW="0")  # every step in full
+    return both(tmp_path_factory.mktemp("two"), 2, DDPWATCH_STEPS="full")  # every step in full
 
 
 @pytest.fixture(scope="module")
 def three_ranks(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Outcome:
-    return both(tmp_path_factory.mktemp("three"), 3, "--quick")  # full and shadow steps in turn
+    return both(
+        tmp_path_factory.mktemp("three"), 3, "--quick", DDPWATCH_STEPS="watched"
+    )  # full and shadow steps in turn
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     path = tmp_path_factory.mktemp("truth")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDPWATCH_DIR", str(path))
-        patch.setenv("DDPWATCH_SHADOW", "0")  # every step in full
+        patch.setenv("DDPWATCH_STEPS", "full")  # every step in full
         with Job(SCRIPTS / "truth.py", log=path / "log") as job:
             assert job.wait() == 0, job.output()
         lines = [json.loads(line[7:]) for line in job.output().splitlines() if line.startswith("RESULT ")]

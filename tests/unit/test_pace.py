@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpwatch.probe.pace import JUDGED, UNWATCHED, Pace, Period, chosen, pace_of
+from ddpwatch.probe.pace import ATTENTIVE, JUDGED, UNWATCHED, Pace, Period, chosen, pace_of
 
 MS = 1_000_000
 PERIODS = (1, 2, 4, 8, 16, 32, 64)
@@ -86,6 +86,48 @@ def test_a_period_does_not_flutter() -> None:
     assert taught(int(1.5 * BUDGET * 100 * MS / UNSEEN), 100 * MS, period).value == 4
 
 
-def test_shadows_can_be_turned_off() -> None:
-    assert pace_of({"DDPWATCH_SHADOW": "0"}) is None
-    assert pace_of({}) is not None
+def watched_of(pace: Pace | None) -> list[int]:
+    """The steps that are watched once their cost was found to be high."""
+    assert pace is not None
+    taught(100 * MS, 100 * MS, pace.watched)
+    return [step for step in range(UNWATCHED, 64_000) if not pace.is_unwatched(step)]
+
+
+def test_more_can_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    assert pace_of({"DDPWATCH_STEPS": "full"}) is None
+    assert len(watched_of(pace_of({}))) < 64_000 / 7
+    assert len(watched_of(pace_of({"DDPWATCH_STEPS": "watched"}))) > 64_000 * 30 / 32
+    assert not caplog.messages
+    assert len(watched_of(pace_of({"DDPWATCH_STEPS": "all"}))) < 64_000 / 7
+    (message,) = caplog.messages
+    assert "'all'" in message
+    assert "full or watched" in message
+
+
+def attentive(durations_ms: list[int]) -> tuple[list[int], list[int]]:
+    """The steps that are watched, and those that are full, beyond the pace, when those before them took that long."""
+    pace, watched, full = paced(64, 8), [], []
+    for step, duration in enumerate(durations_ms, start=64):
+        if not pace.is_unwatched(step):
+            if not chosen(step, 8):
+                watched.append(step)
+            if not pace.is_shadow(step) and not chosen(step, 64):
+                full.append(step)
+        pace.ended(step, duration * MS)
+    return watched, full
+
+
+@pytest.mark.parametrize("changed", [50, 130])
+def test_when_steps_change_the_next_ones_are_all_watched(changed: int) -> None:
+    assert attentive([100] * 200) == ([], [])
+    found, full = attentive([100] * 50 + [changed] * 150)
+    begin = 64 + 50 + 2  # two have shown it
+    assert found[0] <= begin + 1
+    assert len(found) > 0.8 * ATTENTIVE
+    assert found[-1] < begin + JUDGED + ATTENTIVE  # then that is what is usual
+    assert len(full) >= 3
+    assert set(full) <= set(range(begin, found[-1] + 1))
+
+
+def test_one_odd_step_or_a_little_noise_changes_nothing() -> None:
+    assert attentive(([100] * 9 + [300] + [95, 110]) * 20) == ([], [])
