@@ -20,6 +20,8 @@ from ddpwatch.analysis.ranks import lateness, waiting
 from ddpwatch.analysis.steps import NS_PER_MS, PARTS, StepFigures
 from ddpwatch.messages import Bye, Hello, Layout, Message, Step
 
+_TOLD = ("warmup", "aborted", "unwatched", "shadow")  # a step is counted as the first of these that any rank tells
+
 
 class Samples:
     """A growing sample of a figure (8 bytes each), with its quantiles. None is not a sample."""
@@ -157,10 +159,8 @@ class ReportBuilder:
 
     def _close(self, group: StepGroup) -> None:
         """Counts one step, with all the ranks that have sent it."""
-        statuses = {step.status for step in group.steps.values()}
-        for status in ("warmup", "aborted", "shadow", "unwatched"):
-            if status in statuses:
-                self._statuses[status] += 1
+        found = {step.status for step in group.steps.values()}
+        self._statuses[next((status for status in _TOLD if status in found), "ok")] += 1
         if not all(step.reduced for step in group.steps.values()):
             self._statuses["unreduced"] += 1
         if not group.counted:
