@@ -195,9 +195,9 @@ def main() -> None:
         take_turns(job, {**dict.fromkeys(PLAIN, plain), **ways}, rounds, args.steps)
         for rounds, ways in (
             (args.rounds, {"ddpwatch": watched}),
-            (args.rounds // 8, {"a Python hook per parameter": python_hooks}),
+            (max(8, args.rounds // 8), {"a Python hook per parameter": python_hooks}),
             # The last: a process that has profiled once is not as before.
-            (args.rounds // 8, {"torch.profiler, always on": profiled}),
+            (max(8, args.rounds // 8), {"torch.profiler, always on": profiled}),
         )
     ]
     if dist.get_rank() == 0:

@@ -149,7 +149,11 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
 
 
 class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
-    """A rank's sign of life, twice a second: where it is now, and which buckets it waits for."""
+    """A rank's sign of life, twice a second: where it is now, and which buckets it waits for.
+
+    ``issued`` is how many collectives it has issued, where its process group counts them. The phase is empty in a step
+    that is not watched; there this tells who is awaited.
+    """
 
     rank: Rank
     at_ns: Ns
@@ -158,6 +162,7 @@ class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
     since_ns: Ns
     last_hook: Count | None = None
     in_flight: Annotated[list[Count], Meta(max_length=65536)] = []
+    issued: Count | None = None
     dropped: Count = 0
 
 

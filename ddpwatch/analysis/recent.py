@@ -19,9 +19,7 @@ from ddpwatch.analysis.stepview import Arrivals, RankFacts, StepView
 NOISE_NS = LATE_MS * NS_PER_MS
 NOISE_SHARE = LATE_SHARE
 ENOUGH_STEPS = 8
-JUDGED_STEPS = (
-    16  # of the newest: a rank that becomes slow is named, and one that is not any more is cleared, within 20
-)
+JUDGED_STEPS = 16  # the newest that were watched: a rank that becomes slow is named, and cleared, within 20
 _COMPARED_PARTS = ("input", "forward", "backward")
 _FEW_RANKS = 16
 _REFERENCES = 8  # other ranks that a late one's gradients are compared with
@@ -207,7 +205,7 @@ def _quartile(values: Sequence[float], which: int) -> float | None:
 
 
 def _rate(facts: Sequence[StepFacts]) -> float | None:
-    """Steps per second of the lowest rank; the durations leave no gap, so their sum is the time that passed."""
+    """Steps per second of the lowest rank, from the durations of those that were watched: steps leave no gap."""
     rank = min(facts[-1].ranks, default=None)
     if rank is None:
         return None

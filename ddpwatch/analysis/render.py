@@ -60,7 +60,7 @@ def _head(report: dict[str, Any]) -> list[str]:
     if (cost := report["cost"])["ratio"] is not None:
         lines.append(
             f"watching cost {percent(cost['ratio'], 2)} of the step (95 % interval {percent(cost['low'], 2)} to "
-            f"{percent(cost['high'], 2)}, from {cost['pairs']} unwatched steps and their neighbours)"
+            f"{percent(cost['high'], 2)}, from {cost['pairs']} comparisons with unwatched steps)"
         )
     recording = report.get("recording")
     if recording:

@@ -123,13 +123,26 @@ def _hang(ranks: Mapping[int, Presence], over: bool) -> Verdict | None:
     if not silent and not stuck:
         return None
     waiting = {rank: beat for rank, beat in stuck.items() if beat.phase == "sync"}
-    blamed = silent or [rank for rank in stuck if rank not in waiting]
+    blamed = silent or [rank for rank, beat in stuck.items() if beat.phase not in ("", "sync")]
+    if not blamed and (behind := _behind(stuck)) is not None:
+        return behind
     if not blamed:
-        rank, beat = next(iter(waiting.items()))
-        return Verdict("hang", "bad", f"{_names(sorted(waiting))} {_stuck_words(beat)}", rank=rank)
+        stand = waiting or stuck
+        rank, beat = next(iter(stand.items()))
+        return Verdict("hang", "bad", f"{_names(sorted(stand))} {_stuck_words(beat)}", rank=rank if waiting else None)
     rank = blamed[0]
     text = _silent_words(rank, ranks[rank]) if silent else f"rank {rank} {_stuck_words(stuck[rank])}"
     return Verdict("hang", "bad", text + _who_waits(ranks, blamed), rank=rank)
+
+
+def _behind(stuck: Mapping[int, Beat]) -> Verdict | None:
+    """The rank that has issued fewer collectives than others is awaited, also where its phase is not known."""
+    issued = {rank: beat.issued for rank, beat in stuck.items() if beat.issued is not None}
+    rank = min(issued, key=issued.__getitem__, default=None)
+    if rank is None or issued[rank] == max(issued.values()):
+        return None
+    text = f"rank {rank} {_stuck_words(stuck[rank])}; others wait: it has issued {issued[rank]} collectives"
+    return Verdict("hang", "bad", f"{text}, they {max(issued.values())}", rank=rank)
 
 
 def _stuck(beat: Beat) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
+from pathlib import Path
 
 from ddpwatch.collector.service import Collector, Options
 
@@ -21,6 +23,8 @@ def main() -> None:
     parser.add_argument("--record", default="")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # where the kernel groups by session, that is what counts
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
     Collector(Options(**vars(parser.parse_args()))).run()
 
 

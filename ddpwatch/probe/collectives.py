@@ -222,7 +222,8 @@ def comm_hook_of(ddp: DistributedDataParallel) -> str:
     return str(ddp._get_ddp_logging_data().get("comm_hook", ""))  # type: ignore[no-untyped-call]
 
 
-def _counter(group: Any) -> Callable[[], int | None]:
+def counter(group: Any) -> Callable[[], int | None]:
+    """Tells how many collectives a process group has issued on this rank; None where it does not count."""
     count = getattr(group, "_get_sequence_number_for_group", None)
     try:
         count = None if count is None or count() is None else count
@@ -245,7 +246,7 @@ def _teach_registration() -> None:
             _original_register(self, state, hook)
             observer.hooked()
             return
-        _original_register(self, state, timed(hook, observer, _counter(self.process_group)))
+        _original_register(self, state, timed(hook, observer, counter(self.process_group)))
         self._comm_hooks[-1] = (hook, state)  # who looks finds the hook that was given
 
     with _lock:

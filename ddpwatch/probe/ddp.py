@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import BucketLayout, Layout
-from ddpwatch.probe.collectives import Callback, GroupHooks, TimedGroup, comm_hook_of, time_later_hook
+from ddpwatch.probe.collectives import Callback, GroupHooks, TimedGroup, comm_hook_of, counter, time_later_hook
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.layout import bucket_layout, reduced_parameters
 from ddpwatch.probe.recorder import BucketRecord, StepRecord, StepRecorder
@@ -125,6 +125,11 @@ class DdpProbe:
     def parameters(self) -> int:
         """Number of parameter tensors with gradients."""
         return len(self._param_names)
+
+    def issue_count(self) -> int | None:
+        """How many collectives the module's process group has issued, None where it does not count. For any thread."""
+        ddp = self._ddp()
+        return None if ddp is None else counter(ddp.process_group)()
 
     def close(self) -> None:
         """Takes the hooks off. A comm hook cannot be unregistered: the user's stays wrapped, which only passes on."""

@@ -19,13 +19,16 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from math import inf
 from statistics import median
 
 BUDGET = 0.003  # of a step: what watching may take
 FIRST_FULL = 12  # steps from the start that are recorded in full: DDP settles its buckets there
 UNWATCHED = 32  # every how many steps at least one is not watched
 JUDGED = 8  # steps that a decision rests on
-CHANGED = 0.2  # two steps in a row that are so much longer or shorter than those before have a reason
+CHANGED = (
+    0.2  # two steps in a row, so much longer (or shorter) than the longest (shortest) of those before, have a reason
+)
 ATTENTIVE = 32  # steps that are all watched then
 DETAILED = 8  # and every how many of these at least one is full
 
@@ -72,29 +75,28 @@ class Pace:
 
     Attributes:
         full: The period of the full steps.
-        watched: That of the watched ones, the full among them. A step of 5 ms is watched more often than its budget
-            allows, so that a second still holds enough of them to judge by.
+        watched: That of the watched ones, the full among them. Both have an end, so that there are always enough of
+            them among the newest steps to judge by: watching steps shorter than 50 ms may cost more than the budget.
     """
 
     def __init__(self) -> None:
-        self.full = Period(BUDGET / 3, unseen=10, longest=64)
-        self.watched = Period(BUDGET * 2 / 3, unseen=2, longest=8)
+        self.full = Period(BUDGET / 3, unseen=10, longest=32)
+        self.watched = Period(BUDGET * 2 / 3, unseen=2, longest=4)
         self._durations: list[int] = []
-        self._usual = 0.0
-        self._unusual = 0  # steps in a row
+        self._range = 0.0, inf
+        self._unusual = 0  # 1: the last step was unusually long, -1: short
         self._attentive = 0  # until this step
 
     def ended(self, step: int, duration_ns: int) -> None:
         """Takes how long a step was, of whatever kind."""
-        if self._usual and abs(duration_ns - self._usual) > CHANGED * self._usual:
-            self._unusual += 1
-            if self._unusual >= 2:
-                self._attentive = step + 1 + ATTENTIVE
-        else:
-            self._unusual = 0
+        shortest, longest = self._range
+        unusual = (duration_ns > (1 + CHANGED) * longest) - (duration_ns < (1 - CHANGED) * shortest)
+        if unusual and unusual == self._unusual:
+            self._attentive = step + 1 + ATTENTIVE
+        self._unusual = unusual
         self._durations.append(duration_ns)
         if len(self._durations) == JUDGED:
-            self._usual = median(self._durations)
+            self._range = min(self._durations), max(self._durations)
             self._durations.clear()
 
     def is_shadow(self, step: int) -> bool:

@@ -386,7 +386,8 @@ class StepRecorder:
     @staticmethod
     def _learn(pace: Pace, record: StepRecord) -> None:
         duration = record.end - record.start
-        pace.ended(record.step, duration)
+        if record.status in (*COUNTED, "unwatched"):
+            pace.ended(record.step, duration)
         if record.status in COUNTED:
             (pace.full if record.status == "ok" else pace.watched).learn(record.own_ns, duration)
 

@@ -22,7 +22,7 @@ from ddpwatch.messages import Beat, Bye, Hello, Layout, Mark, Message, Step, enc
 from ddpwatch.probe.recorder import StepRecord, StepRecorder
 
 TICK_S = 0.5
-LOOK_S = 0.1  # for where to send
+FIRST_LOOK_S = 0.05  # for where to send
 SETTLE_NS = 500_000_000
 BACKLOG = 4096
 STOP_S = 0.6  # a little longer than a socket holds on to the last frames
@@ -48,6 +48,7 @@ class Sender(threading.Thread):
 
     Attributes:
         recorder: Where the heartbeat looks; set before the thread starts.
+        issued: Tells how many collectives this rank has issued, for the heartbeat.
         dropped: Frames lost since the start, because the collector was slow, dead or never came.
     """
 
@@ -69,6 +70,7 @@ class Sender(threading.Thread):
         self._told_ns = 0
         self.recorder = StepRecorder(self.take)
         self.recorder.cpu = self._job_cpu_ns
+        self.issued: Callable[[], int | None] = lambda: None
         self.dropped = 0
 
     # -- called by the training thread -----------------------------------------------------------------------
@@ -112,14 +114,13 @@ class Sender(threading.Thread):
             self._context.term()
 
     def _connect(self) -> None:
-        """Looks for where frames go until there is such a place, once more when nothing follows."""
-        directory = os.environ.get("DDPWATCH_RECORD_DIR")
-        last = False
-        while self._socket is None and not last:
-            last = self._stopping.is_set()
+        """Looks for where frames go, less and less often, until there is such a place or nothing to send any more."""
+        directory, pause = os.environ.get("DDPWATCH_RECORD_DIR"), FIRST_LOOK_S
+        while self._socket is None:
             self._socket = self._own_file(directory) if directory else self._collector()
-            if self._socket is None:
-                self._stopping.wait(LOOK_S)
+            if self._socket is None and self._stopping.wait(pause):
+                return
+            pause = min(2 * pause, TICK_S)
 
     def _collector(self) -> Outlet | None:
         endpoint = self._find_endpoint()
@@ -195,5 +196,6 @@ class Sender(threading.Thread):
             since_ns=recorder.since,
             last_hook=recorder.last_hook,
             in_flight=waiting,
+            issued=self.issued(),
             dropped=self.dropped,
         )

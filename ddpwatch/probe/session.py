@@ -82,6 +82,7 @@ class Session:
             register_optimizer_step_pre_hook(lambda *_: self._stamp(self.recorder.optimizer_begin)),
             register_optimizer_step_post_hook(lambda *_: self._stamp(self.recorder.optimizer_end)),
         ]
+        self.sender.issued = self._issued
         self._pauses = CollectorPauses(self.rank, self.sender.post)
         self._outside = Outside(self.rank, self.sender.post, lambda: self._stamp(self.recorder.saved))
         self.recorder.on_validation = self._mark_validation
@@ -159,6 +160,11 @@ class Session:
 
     def _mark_validation(self, begin: int, end: int) -> None:
         self.sender.post(Mark(rank=self.rank, kind="validation", name="validation", start_ns=begin, end_ns=end))
+
+    def _issued(self) -> int | None:
+        """How many collectives the watched modules' groups have issued: on every rank as many, unless one waits."""
+        counts = [count for probe in list(self._probes) if (count := probe.issue_count()) is not None]
+        return sum(counts) if counts else None
 
     def _stamp(self, stamp: Any) -> None:
         if not self.active:

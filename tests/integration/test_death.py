@@ -1,4 +1,4 @@
-"""kill -9 of one rank, and of all of them: who died, what was in flight, and nothing left behind."""
+"""kill -9 of one rank, and of all of them: who died, what was in flight, and nothing left behind. And who hangs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -15,11 +16,14 @@ import msgspec
 import psutil
 import pytest
 
-from ddpwatch.messages import Bye, Hello, Step
+from ddpwatch.analysis.recent import Summary
+from ddpwatch.analysis.verdict import verdict
+from ddpwatch.messages import Beat, Bye, Hello, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.reporting import report_of
 from ddpwatch.rundir import RunInfo
+from ddpwatch.state import RunState
 from tests.integration.jobs import (
     PATIENCE_S,
     ROOT,
@@ -46,6 +50,28 @@ def begun(frames: Frames) -> bool:
 
 def over(frames: Frames) -> bool:
     return any(m.rank is None for m in messages(frames, Bye))
+
+
+@pytest.mark.usefixtures("run_directory")
+def test_who_hangs_is_named_in_a_step_that_is_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known of its phase, but it has issued fewer collectives than those that wait for it."""
+    monkeypatch.setattr("ddpwatch.analysis.verdict.STUCK_NS", 1_000_000_000)
+
+    def both_stand(frames: Frames) -> bool:
+        return {m.rank for m in messages(frames, Beat) if m.step == 5 and m.at_ns - m.since_ns > 1.1e9} == {0, 1}
+
+    with Job(SCRIPTS / "hang.py", log=tmp_path / "log") as job, live(the_run(job)) as source:
+        frames = read_until(source, both_stand, "both ranks stand")
+        state = RunState()
+        for message, envelope in frames:
+            state.apply(message, envelope.received_ns)
+        found = verdict(Summary(), state.presence())
+    assert {beat.phase for beat in messages(frames, Beat) if beat.step == 5} == {""}
+    assert (found.kind, found.rank) == ("hang", 1)
+    assert re.fullmatch(
+        r"rank 1 in an unknown phase of step 5 for \d s; others wait: it has issued \d+ collectives, they \d+",
+        found.text,
+    )
 
 
 @pytest.mark.usefixtures("run_directory")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from ddpwatch.probe.pace import ATTENTIVE, JUDGED, UNWATCHED, Pace, Period, chosen, pace_of
 
 MS = 1_000_000
-PERIODS = (1, 2, 4, 8, 16, 32, 64)
+PERIODS = (1, 2, 4, 8, 16, 32)
 BUDGET, UNSEEN, LONGEST = 0.001, 10, 64
 
 
@@ -95,10 +97,10 @@ def watched_of(pace: Pace | None) -> list[int]:
 
 def test_more_can_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     assert pace_of({"DDPWATCH_STEPS": "full"}) is None
-    assert len(watched_of(pace_of({}))) < 64_000 / 7
+    assert len(watched_of(pace_of({}))) < 64_000 / 3.9
     assert len(watched_of(pace_of({"DDPWATCH_STEPS": "watched"}))) > 64_000 * 30 / 32
     assert not caplog.messages
-    assert len(watched_of(pace_of({"DDPWATCH_STEPS": "all"}))) < 64_000 / 7
+    assert len(watched_of(pace_of({"DDPWATCH_STEPS": "all"}))) < 64_000 / 3.9
     (message,) = caplog.messages
     assert "'all'" in message
     assert "full or watched" in message
@@ -129,5 +131,14 @@ def test_when_steps_change_the_next_ones_are_all_watched(changed: int) -> None:
     assert set(full) <= set(range(begin, found[-1] + 1))
 
 
-def test_one_odd_step_or_a_little_noise_changes_nothing() -> None:
+def test_one_odd_step_or_turns_of_two_kinds_change_nothing() -> None:
     assert attentive(([100] * 9 + [300] + [95, 110]) * 20) == ([], [])
+    assert attentive([70, 130] * 200) == ([], [])
+
+
+@pytest.mark.parametrize(("spread", "share"), [(0.1, 0), (0.15, 0.02), (0.3, 0.2)])
+def test_noise_changes_little(spread: float, share: float) -> None:
+    """Also where steps are of very different length."""
+    noise = random.Random(0)
+    watched, _ = attentive([round(100 * max(0.2, noise.gauss(1, spread))) for _ in range(20_000)])
+    assert len(watched) <= share * 20_000

@@ -151,6 +151,24 @@ class TestVerdict:
         found = judged([*run(), beat(0, 40, "sync", 12, in_flight=[1]), beat(1, 40, "sync", 12, in_flight=[1])])
         assert found.text == "ranks 0, 1 waiting for bucket 1 for 12 s in step 40"
 
+    def test_a_hang_in_a_step_that_is_not_watched(self):
+        """Who has issued fewer collectives is awaited; who is outside of a step, by all."""
+        beats = [beat(rank, 40, "", 12, issued=count) for rank, count in enumerate((43, 41))]
+        found = judged([*run(), *beats])
+        assert (found.kind, found.rank) == ("hang", 1)
+        assert found.text == (
+            "rank 1 in an unknown phase of step 40 for 12 s; others wait: it has issued 41 collectives, they 43"
+        )
+        assert judged([*run(), beats[0], beat(1, 40, "input", 12, issued=43)]).text.startswith(
+            "rank 1 in input of step 40"
+        )
+
+    def test_a_hang_in_which_nobody_is_known_to_be_behind(self):
+        for issued in (None, 43):
+            found = judged([*run(), *(beat(rank, 40, "", 12, issued=issued) for rank in (0, 1))])
+            assert (found.kind, found.rank) == ("hang", None)
+            assert found.text == "ranks 0, 1 in an unknown phase of step 40 for 12 s"
+
     def test_a_silent_rank(self):
         beats = [beat(0, 40, "sync", 1, in_flight=[1]) for _ in range(100)]
         found = judged([*run(), beat(1, 40, "forward"), *beats])
