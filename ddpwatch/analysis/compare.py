@@ -66,7 +66,7 @@ class RunSeries:
     overlap: list[float] = field(default_factory=list)
 
     def add(self, group: OneStep) -> None:
-        """Takes one step; warm-up and aborted ones are left out."""
+        """Takes one step; warm-up, aborted and unwatched ones are left out."""
         if not group.counted or not group.figures:
             return
         figures = list(group.figures.values())

@@ -43,7 +43,7 @@ class Outline:
         self._exposed: list[tuple[float, int, StepGroup]] = []
 
     def add(self, group: StepGroup) -> None:
-        """Takes one step; warm-up and aborted ones are left out."""
+        """Takes one step; warm-up, aborted and unwatched ones are left out."""
         if not group.counted or not group.figures:
             return
         point = _point(group)

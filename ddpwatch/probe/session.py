@@ -163,7 +163,10 @@ class Session:
 
     def _issued(self) -> int | None:
         """How many collectives the watched modules' groups have issued: on every rank as many, unless one waits."""
-        counts = [count for probe in list(self._probes) if (count := probe.issue_count()) is not None]
+        try:
+            counts = [count for probe in list(self._probes) if (count := probe.issue_count()) is not None]
+        except RuntimeError:  # the training thread adds a module right now, or a group is gone
+            return None
         return sum(counts) if counts else None
 
     def _stamp(self, stamp: Any) -> None:
