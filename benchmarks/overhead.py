@@ -1,6 +1,7 @@
 """What watching costs: the same job with and without, block by block in one run, as ratios with their intervals.
 
     torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py
+    DDPWATCH_STEPS=few torchrun …  (with only as many steps watched as the budget allows)
 
 The reference step has 300 parameters in about 25 buckets and takes 100 ms. Each rank is bound to a core of its own, as
 launchers bind them (it halves the noise). All ways to train share one DDP module (where two lie in memory makes up to

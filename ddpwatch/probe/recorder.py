@@ -383,14 +383,6 @@ class StepRecorder:
             self.current.spans.append((phase, self._begin, now))
         self._enter(following, now)
 
-    @staticmethod
-    def _learn(pace: Pace, record: StepRecord) -> None:
-        duration = record.end - record.start
-        if record.status in (*COUNTED, "unwatched"):
-            pace.ended(record.step, duration)
-        if record.status in COUNTED:
-            (pace.full if record.status == "ok" else pace.watched).learn(record.own_ns, duration)
-
     def _step_end(self) -> int | None:
         if self._optimizer_end is not None:
             return self._optimizer_end
@@ -405,8 +397,9 @@ class StepRecorder:
         record.epoch = self.epoch
         before, self._cpu_ns = self._cpu_ns, self.cpu()
         record.cpu_ns = None if self._outside_until else max(0, self._cpu_ns - before)
-        if self.pace is not None:
-            self._learn(self.pace, record)
+        if self.pace is not None and record.status in COUNTED:
+            period = self.pace.full if record.status == "ok" else self.pace.watched
+            period.learn(record.own_ns, record.end - record.start)
         self.steps += 1
         if self.gpu is not None:
             self.gpu.follow(record)
