@@ -21,7 +21,8 @@ import os
 from collections.abc import Mapping
 from statistics import median
 
-BUDGET = 0.003  # of a step: what watching may take
+BUDGET = 0.003  # of a step: what full steps may take
+WATCHED_BUDGET = 0.002  # what watching at all may take, where few steps are asked for
 FIRST_FULL = 12  # steps from the start that are recorded in full: DDP settles its buckets there
 UNWATCHED = 32  # every how many steps at least one is not watched
 JUDGED = 8  # steps that a decision rests on
@@ -64,7 +65,7 @@ class Period:
 
 
 class Pace:
-    """Chooses. A third of the budget is for full steps, the rest for watching at all.
+    """Chooses.
 
     Args:
         few: Whether to watch as few steps as the budget asks for; else at most one in 32 is not watched.
@@ -76,8 +77,8 @@ class Pace:
     """
 
     def __init__(self, few: bool = False) -> None:
-        self.full = Period(BUDGET / 3, unseen=10, longest=32)
-        self.watched = Period(BUDGET * 2 / 3, unseen=2, longest=4 if few else 1)
+        self.full = Period(BUDGET, unseen=10, longest=32)
+        self.watched = Period(WATCHED_BUDGET, unseen=2, longest=4 if few else 1)
 
     def is_shadow(self, step: int) -> bool:
         """Whether this step, if it is watched, is a shadow."""

@@ -8,7 +8,7 @@ from ddpwatch.probe.pace import JUDGED, UNWATCHED, Pace, Period, chosen, pace_of
 
 MS = 1_000_000
 PERIODS = (1, 2, 4, 8, 16, 32)
-BUDGET, UNSEEN, LONGEST = 0.001, 10, 64
+BUDGET, UNSEEN, LONGEST = 0.003, 10, 32
 
 
 @pytest.mark.parametrize("period", PERIODS)
