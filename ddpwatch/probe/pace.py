@@ -53,6 +53,8 @@ class Period:
 
     def learn(self, own_ns: int, step_ns: int) -> None:
         """Takes what the hooks saw of themselves in such a step, and its duration."""
+        if self._longest == 1:  # nothing to choose, and this runs in every step of the job
+            return
         self._own.append(own_ns)
         self._steps.append(step_ns)
         if len(self._own) < JUDGED:
