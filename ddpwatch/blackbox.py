@@ -17,6 +17,9 @@ from typing import Final
 PHASES: Final = ("", "input", "forward", "between", "backward", "sync", "optimizer")
 _CODES: Final = {phase: code for code, phase in enumerate(PHASES)}
 _HEAD: Final = struct.Struct("<8sQB")
+_STEP: Final = struct.Struct("<Q")
+_STEP_AT: Final = 8
+_PHASE_AT: Final = 16
 _MAGIC: Final = b"ddpwbox1"
 _BUCKETS_AT: Final = 64
 SIZE: Final = 4096
@@ -36,7 +39,7 @@ class BlackBox:
 
     def __init__(self) -> None:
         self._page: bytearray | mmap.mmap = bytearray(SIZE)
-        self.enter(0, "input")
+        _HEAD.pack_into(self._page, 0, _MAGIC, 0, _CODES["input"])
 
     def open(self, path: Path) -> None:
         """Moves into a file. Raises OSError if there is no room for it: a full disk must show now, not as a SIGBUS."""
@@ -49,9 +52,13 @@ class BlackBox:
         page[:] = bytes(self._page)
         self._page = page
 
-    def enter(self, step: int, phase: str) -> None:
-        """Training is in that phase of that step now."""
-        _HEAD.pack_into(self._page, 0, _MAGIC, step, _CODES[phase])
+    def begin(self, step: int) -> None:
+        """That step begins."""
+        _STEP.pack_into(self._page, _STEP_AT, step)
+
+    def enter(self, phase: str) -> None:
+        """Training is in that phase of the step now. One byte: this runs several times a step, in cold caches."""
+        self._page[_PHASE_AT] = _CODES[phase]
 
     def launch(self, bucket: int) -> None:
         """A bucket is on its way."""

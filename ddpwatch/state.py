@@ -21,6 +21,7 @@ __all__ = ["KEEP_STEPS", "RankState", "RankStatus", "RunState", "StepView"]
 KEEP_STEPS = 512
 KEEP_RANK_STEPS = 65_536  # steps times ranks: what bounds memory in large jobs
 KEEP_DECODED = 2_048  # likewise; older frames are kept encoded
+FULL_STEPS = 3  # what is known only of steps recorded in full is not to rest on one of them
 KEEP_FIGURES = 64  # steps; older figures are worked out again when somebody looks
 KEEP_DEVICES = 600
 KEEP_MARKS = 1000
@@ -225,11 +226,18 @@ class RunState:
         return []
 
     def recent(self, count: int = 50) -> list[StepView]:
-        """The newest ``count`` steps that belong into statistics and that every known rank has sent, oldest first."""
-        found = []
+        """The newest ``count`` steps that belong into statistics and that every known rank has sent, oldest first.
+
+        As many more, further back, as it takes to have a few among them that are recorded in full.
+        """
+        found: list[StepView] = []
+        full = 0
         for view in reversed(self.steps.values()):
-            if view.counted and len(view) >= len(self.ranks):
+            if not view.counted or len(view) < len(self.ranks):
+                continue
+            if len(found) < count or not view.shadow:
                 found.append(view)
-                if len(found) == count:
-                    break
+                full += not view.shadow
+            if len(found) >= count and full >= FULL_STEPS:
+                break
         return found[::-1]

@@ -64,7 +64,11 @@ class Slowest:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Medians over the newest steps and all ranks. ``bucket_exposed_ns`` is by bucket index, ``rate`` in steps/s."""
+    """Medians over the newest steps and all ranks. ``bucket_exposed_ns`` is by bucket index, ``rate`` in steps/s.
+
+    ``exposed_ns`` is known of steps recorded in full, ``waited_ns`` of all that were watched: for how long the backward
+    did nothing but wait for its buckets.
+    """
 
     count: int = 0
     rate: float | None = None
@@ -72,6 +76,7 @@ class Summary:
     comm_ns: float | None = None
     overlap: float | None = None
     exposed_ns: float | None = None
+    waited_ns: float | None = None
     measured: bool = True
     communicates: bool = False
     cost: float | None = None
@@ -91,6 +96,7 @@ class StepFacts:
         figures = [fact.figures for fact in self.ranks.values()]
         self.step_ns = sorted(figure.step_ns for figure in figures)
         self.input_ns = sorted(figure.parts_ns["input"] for figure in figures)
+        self.waited_ns = sorted(figure.parts_ns["exposed_comm"] for figure in figures)
         self.comm_ns = sorted(figure.comm_ns for figure in figures if figure.comm_ns is not None)
         self.overlap = sorted(figure.overlap for figure in figures if figure.overlap is not None)
         self.exposed_ns = sorted(f.exposed_ns for f in figures if f.comm_ns and f.exposed_ns is not None)
@@ -174,6 +180,7 @@ def _summary(facts: Sequence[StepFacts]) -> Summary:
         comm_ns=_merged_p50([fact.comm_ns for fact in facts]),
         overlap=_merged_p50([fact.overlap for fact in facts]),
         exposed_ns=_merged_p50([fact.exposed_ns for fact in facts]),
+        waited_ns=_merged_p50([fact.waited_ns for fact in facts]),
         measured=any(fact.comm_ns for fact in facts),
         communicates=any(rank.keys for fact in facts for rank in fact.ranks.values()),
         cost=_merged_p50([fact.cost for fact in facts]),

@@ -7,7 +7,7 @@ came, hence when each bucket was launched), and leaves the collectives alone. An
 only begin and end are known. Steps of all kinds lie side by side, so what watching costs can be told at any time by
 comparison (`ddpwatch.analysis.cost`).
 
-A shadow, too, takes a few tenths of a millisecond: nothing in a step of half a second, noticeable in one of a tenth.
+A shadow, too, takes two tenths of a millisecond: nothing in a step of half a second, 0.2 % of one of a tenth.
 Who minds that more than knowing every step can have only a few of them watched.
 
 All ranks have to choose the same steps without talking to each other: a choice depends on the step's number alone,
@@ -21,7 +21,7 @@ import os
 from collections.abc import Mapping
 from statistics import median
 
-BUDGET = 0.003  # of a step: what full steps may take
+BUDGET = 0.001  # of a step: what full steps may take
 WATCHED_BUDGET = 0.002  # what watching at all may take, where few steps are asked for
 FIRST_FULL = 12  # steps from the start that are recorded in full: DDP settles its buckets there
 UNWATCHED = 32  # every how many steps at least one is not watched
@@ -79,8 +79,8 @@ class Pace:
     """
 
     def __init__(self, few: bool = False) -> None:
-        self.full = Period(BUDGET, unseen=10, longest=32)
-        self.watched = Period(WATCHED_BUDGET, unseen=2, longest=4 if few else 1)
+        self.full = Period(BUDGET, unseen=6, longest=32)
+        self.watched = Period(WATCHED_BUDGET, unseen=1.5, longest=4 if few else 1)
 
     def is_shadow(self, step: int) -> bool:
         """Whether this step, if it is watched, is a shadow."""

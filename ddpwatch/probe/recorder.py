@@ -125,7 +125,7 @@ class StepRecorder:
         shadow: Whether the open step is one, or unwatched.
         cpu: CPU time of the job in this process, ns.
         on_validation: Told when a validation began and ended (ns), once training goes on.
-        phase, since: Where training is now and since when; read by the heartbeat thread.
+        phase: Where training is now; read by the heartbeat thread.
         last_hook: Id of the newest parameter whose gradient is known to have arrived, or None.
         current: The open record, or None before the first forward.
         box: The black box, kept up to date.
@@ -143,11 +143,10 @@ class StepRecorder:
         self.current: StepRecord | None = None
         self.box = BlackBox()
         self.phase: Phase = "input"
-        self.since = clock()
         self.last_hook: int | None = None
         self.steps = 0
         self.epoch = 0
-        self._begin = 0  # start of the phase that is open
+        self._begin = clock()  # of the phase that is open
         self._forwards = 0  # since the last backward
         self._optimizer_end: int | None = None
         self._optimizer_seen = False
@@ -156,6 +155,11 @@ class StepRecorder:
         self.on_validation: Callable[[int, int], None] = lambda begin, end: None
         self._validation: tuple[int, int] | None = None
         self._outside_until = 0  # what lies between the last step and this is not part of the next one
+
+    @property
+    def since(self) -> int:
+        """When the phase began, on the host."""
+        return int(self._begin)
 
     def use(self, gpu: GpuClock) -> None:
         """Takes stamps on a GPU from now on."""
@@ -374,14 +378,16 @@ class StepRecorder:
 
     def _enter(self, phase: Phase, now: int) -> None:
         self.phase = phase
-        self.since, self._begin = int(now), now
-        self.box.enter(self.steps, phase)
+        self._begin = now
+        self.box.enter(phase)
 
     def _leave(self, phase: Phase, following: Phase) -> None:
         now = self.clock()
         if self.current is not None:
             self.current.spans.append((phase, self._begin, now))
-        self._enter(following, now)
+        self.phase = following
+        self._begin = now
+        self.box.enter(following)
 
     def _step_end(self) -> int | None:
         if self._optimizer_end is not None:
@@ -401,6 +407,7 @@ class StepRecorder:
             period = self.pace.full if record.status == "ok" else self.pace.watched
             period.learn(record.own_ns, record.end - record.start)
         self.steps += 1
+        self.box.begin(self.steps)
         if self.gpu is not None:
             self.gpu.follow(record)
         self._emit(record)
