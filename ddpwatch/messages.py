@@ -110,8 +110,8 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
     (from there until DDP has waited for the buckets), ``optimizer``. The hook columns say when each
     parameter's gradient was accumulated, in order; the bucket columns are in launch order. A bucket index
     occurs once per synced backward. ``reduced`` is False if a comm hook handed every bucket back at once, with nothing
-    communicated. A ``shadow`` step has no hook columns and no ``bucket_done``; its launches are derived from DDP's own
-    ready times. An ``unwatched`` step has its begin, its end, its CPU time, and nothing else.
+    communicated. A ``shadow`` step has no ``bucket_done``, and one in eight has hook columns; its launches are derived
+    from DDP's own ready times. An ``unwatched`` step has its begin, its end, its CPU time, and nothing else.
 
     ``own_ns`` is what ddpwatch's hooks saw of themselves and ``sender_ns`` the CPU time of its thread since the frame
     before; ``cpu_ns`` is the CPU time of the rank's process since the end of the step before, without that thread.

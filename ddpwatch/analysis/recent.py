@@ -269,7 +269,7 @@ def _slowest(facts: Sequence[StepFacts]) -> Slowest | None:
         return None
     p50 = median(late[rank])
     part, excess = _cause(rank, p50, facts)
-    param = _late_param(rank, p50, _with_hooks(facts)) if part == "backward" else None
+    param = _late_param(rank, p50, _with_hooks(rank, facts)) if part == "backward" else None
     return Slowest(rank, p50, _first_late_bucket(rank, p50, facts), part, excess, param, len(facts))
 
 
@@ -301,9 +301,11 @@ def _others(rank: int, part: str, fact: StepFacts) -> float:
     return median(other.figures.parts_ns[part] for number, other in fact.ranks.items() if number != rank)
 
 
-def _with_hooks(facts: Sequence[StepFacts]) -> StepView:
-    """The newest step that tells when each gradient came: not a shadow, if there is one."""
-    return next((fact.view for fact in reversed(facts) if not fact.view.shadow), facts[-1].view)
+def _with_hooks(rank: int, facts: Sequence[StepFacts]) -> StepView:
+    """The newest step in which the rank tells when each gradient came, if there is one: not every shadow does."""
+    views = (fact.view for fact in reversed(facts))
+    tells = (view for view in views if rank in view.members and view.ranks[rank].hook_param)
+    return next(tells, facts[-1].view)
 
 
 def _late_param(rank: int, late_ns: float, view: StepView) -> int | None:

@@ -32,10 +32,12 @@ from ddpwatch.messages import BucketLayout, Layout
 from ddpwatch.probe.collectives import Callback, GroupHooks, TimedGroup, comm_hook_of, counter, time_later_hook
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.layout import bucket_layout, reduced_parameters
+from ddpwatch.probe.pace import chosen
 from ddpwatch.probe.recorder import BucketRecord, StepRecord, StepRecorder
 
 _on_graph_end = Variable._execution_engine.queue_callback  # only from within a backward
 _OURS = -1  # among a tensor's hooks; handles count from 0
+HOOKS_PERIOD = 8  # of the steps whose collectives are not seen, those that tell when every gradient came
 LAYOUT_TRIES = 12  # steps; DDP notes its final buckets in its first ten iterations
 
 # What the reducers all-reduce through. Must live as long as a reducer or a built-in comm hook may call it, and no
@@ -295,8 +297,7 @@ class DdpProbe:
                 self._lag_ns[bucket.index] = bucket.launch - at
             latest = bucket.launch
         if stats is not None:
-            first = forward_end_ns - shift
-            record.hooks.extend((self._param_base + i, first + at) for i, at in enumerate(offsets) if at)
+            self._tell_hooks(record, stats, forward_end_ns - shift)
         if newest := max(offsets, default=0):
             self._recorder.last_hook = self._param_base + offsets.index(newest)
 
@@ -306,7 +307,8 @@ class DdpProbe:
         """The launches of a step whose collectives were not seen: DDP launches in index order, each once it is ready.
 
         From the last gradient to the launch it copies that gradient into the bucket; how long that took where it was
-        seen last is added.
+        seen last is added. Some of these steps tell every gradient: who is late is asked of the newest sixteen, and
+        where in the bucket it begins.
         """
         offsets = self._ready_offsets(record, stats, forward_end_ns)
         readies = [_last(offsets, bucket) for bucket in buckets]
@@ -316,6 +318,11 @@ class DdpProbe:
             entry = BucketRecord(self._module, bucket.index, bucket.nbytes, forward_end_ns + latest)
             entry.ready = forward_end_ns + min(ready, latest) if ready else None
             record.buckets.append(entry)
+        if stats is not None and chosen(record.step, HOOKS_PERIOD):
+            self._tell_hooks(record, stats, forward_end_ns)
+
+    def _tell_hooks(self, record: StepRecord, offsets: list[int], first: int) -> None:
+        record.hooks.extend((self._param_base + i, first + at) for i, at in enumerate(offsets) if at)
 
     def _ready_offsets(self, record: StepRecord, stats: list[int] | None, forward_end_ns: int) -> list[int]:
         """When each parameter's gradient came (ns from the forward's end), 0 where that is not known.

@@ -6,6 +6,7 @@ import io
 import pickle
 import re
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,11 +23,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Layout, Mark, Step
+from ddpwatch.probe import collectives
 from ddpwatch.probe.collectives import GroupHooks, TimedGroup, drain
-from ddpwatch.probe.ddp import DdpProbe
+from ddpwatch.probe.ddp import HOOKS_PERIOD, DdpProbe
 from ddpwatch.probe.layout import bucket_layout
 from ddpwatch.probe.outside import Outside
-from ddpwatch.probe.pace import Pace
+from ddpwatch.probe.pace import Pace, chosen
 from ddpwatch.probe.recorder import MOST_REDUCTIONS, BucketRecord, StepRecord, StepRecorder
 from ddpwatch.probe.session import Session
 
@@ -121,12 +123,13 @@ def test_a_shadow_step_tells_its_launches_without_having_seen_them(mixed: tuple[
     steps, _ = mixed
     shadows = [step for step in steps if step.status == "shadow"]
     assert [step.step for step in shadows] == [5, 7, 9, 11]
+    assert {bool(step.hook_param) for step in shadows} == {True, False}
     full = next(step for step in steps if step.step == 10)
     for shadow in shadows:
         assert shadow.bucket_index == full.bucket_index == list(range(LAYERS))
         assert shadow.bucket_bytes == full.bucket_bytes
         assert shadow.bucket_done == [None] * LAYERS
-        assert shadow.hook_param == []
+        assert len(shadow.hook_param) == (2 * LAYERS if chosen(shadow.step, HOOKS_PERIOD) else 0)
         backward = next(span for span in shadow.spans if span.phase == "backward")
         for position, launch in enumerate(shadow.bucket_launch):
             napped = launch - backward.start
@@ -253,6 +256,52 @@ def test_two_modules_whose_forwards_lie_in_another_step_than_their_backwards() -
     assert sum(step.bucket_module.count(0) for step in steps) >= 9 * LAYERS
     assert sum(backwards) == 20
     assert all((None in step.bucket_done) == (step.status == "shadow") for step in steps if step.bucket_index)
+
+
+class Hooked(Layer):
+    """Has a hook on its own output."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        out.register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
+        return out
+
+
+def test_hooks_on_an_output_live_beside_ours() -> None:
+    """The module's own, which was there before, and the user's, one of them taken off again."""
+    watched = Watched()
+    watched.ddp.module.append(Hooked(8, 8))  # DDP does not know its parameters, and need not
+    seen: list[torch.Tensor] = []
+    for _ in range(3):
+        for ddp in (watched.ddp, watched.ddp.module):
+            out = ddp(torch.ones(2, 8))
+            out.register_hook(seen.append)
+            out.register_hook(lambda gradient: seen.clear()).remove()
+            out.sum().backward()
+        watched.recorder.optimizer_begin()
+        watched.recorder.optimizer_end()
+    watched.recorder.finish()
+    assert len(seen) == 6
+    assert [sum(name == "backward" for name, _, _ in record.spans) for record in watched.records] == [1, 1, 1]
+
+
+def test_a_thread_of_the_group_keeps_its_python_state() -> None:
+    """Else it makes one for each callback, in which nothing of the last one is left."""
+    kept: dict[int, list[bool]] = {}
+    done = threading.Semaphore(0)
+
+    def call(entry: BucketRecord) -> None:
+        kept.setdefault(threading.get_native_id(), []).append(hasattr(collectives._here, "kept"))
+        done.release()
+
+    for _ in range(200):
+        future = dist.all_reduce(torch.ones(1 << 16), async_op=True).get_future()  # type: ignore[union-attr]
+        future.add_done_callback(collectives.Callback(call, BucketRecord(0, 0, 0, 0)))
+        assert done.acquire(timeout=10)
+    kept.pop(threading.get_native_id(), None)  # who was done before it was asked calls back at once
+    drain()
+    assert sum(map(len, kept.values())) > 100
+    assert all(all(later) for _, *later in kept.values())
 
 
 def test_a_comm_hook_sees_sparse_gradients() -> None:

@@ -69,6 +69,10 @@ class Named:
         return [["c", "d"], ["a", "b"]][index]
 
 
+def shadow_unless(full, number):
+    return step(0, number) if full else step(0, number, status="shadow", bucket_done=[None, None])
+
+
 class TestNamesAndChange:
     def summary(self, *lateness):
         """Steps with rank 1 that late (ms)."""
@@ -116,6 +120,26 @@ class TestVerdict:
         found = judged(run())
         assert (found.kind, found.severity, found.bucket) == ("exposed", "warn", 1)
         assert found.text == "exposed communication 10 ms of 100 ms (10 %): last bucket 1 alone 10 ms"
+
+    def test_a_disturbed_full_step_is_no_verdict_on_the_others(self):
+        """One step in 20 is full and exposes 10 ms; of the rest, each backward waits for 2 ms."""
+
+        def shadow(n, waits):
+            spans = [Span("forward", 2 * MS, 30 * MS), Span("backward", 31 * MS, 80 * MS)]
+            spans += [Span("sync", 80 * MS, (80 + waits) * MS), Span("optimizer", 91 * MS, 95 * MS)]
+            return step(0, n, status="shadow", bucket_done=[None, None], spans=spans, hook_param=[], hook_ns=[])
+
+        for waits, kind, figure in ((2, "hidden", "exposed only 2.0 ms"), (30, "exposed", "communication 10 ms")):
+            found = judged([hello(0), *(shadow(n, waits) if n % 20 else step(0, n) for n in range(60))])
+            assert found.kind == kind
+            assert figure in found.text
+
+    def test_full_steps_are_looked_for_further_back(self):
+        state = state_of([hello(0, world=1), *(shadow_unless(n % 64 == 0, n) for n in range(1, 300))])
+        recent = state.recent()
+        assert [view.step for view in recent[-50:]] == list(range(250, 300))
+        assert [view.step for view in recent if not view.shadow] == [128, 192, 256]
+        assert verdict(summarise(recent), state.presence()).kind == "exposed"
 
     def test_late_rank_goes_before_exposed(self):
         found = judged(run(late_rank=1))
