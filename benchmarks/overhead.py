@@ -7,8 +7,8 @@ The reference step has 300 parameters in about 25 buckets and takes 100 ms. Each
 launchers bind them (it halves the noise). All ways to train share one DDP module (where two lie in memory makes up to
 1 % between them): what a way adds is put on before a block of its steps and taken off after it. Blocks take turns in an
 order that changes, and each is compared with the plain blocks of its round, so that a noisy machine is equally noisy to
-all. `plain again` against `plain` is the noise floor. Of the rounds' ratios the table gives the Hodges-Lehmann median
-with its 95 % interval (both from the averages of all pairs, as in Wilcoxon's signed-rank test).
+all. `plain again` against `plain` is the noise floor. Of the rounds' ratios the table gives the middle and its 95 %
+interval (`paired.middle`).
 
 Besides the duration, which holds whatever else the machine does (also what the collector takes from the ranks' cores),
 the CPU time of the rank's process is compared. The idle sender thread and collector, and the optimizer's hooks of
@@ -21,7 +21,6 @@ unwatched steps, the share of full steps that it has chosen, and what that makes
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import random
 import statistics
@@ -29,11 +28,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from paired import middle
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -49,6 +48,7 @@ LAYERS, WIDTH, BATCH = 150, 128, 512
 WARM_STEPS = 64  # ddpwatch finds its pace
 
 PLAIN = ("plain", "plain again")
+WATCHED, PROFILED = "ddpwatch", "torch.profiler, always on"
 
 Way = Callable[[DistributedDataParallel], AbstractContextManager[None]]
 
@@ -140,41 +140,17 @@ def bind() -> None:
         os.sched_setaffinity(int(thread.name), {core})
 
 
-def middle(ratios: list[float]) -> tuple[float, float, float]:
-    """The Hodges-Lehmann median and its 95 % interval."""
-    values, count = np.array(ratios), len(ratios)
-    averages = np.sort(((values[:, None] + values[None, :]) / 2)[np.triu_indices(count)])
-    spread = 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24)
-    low = max(0, math.floor(count * (count + 1) / 4 - spread))
-    return float(np.median(averages)), float(averages[low]), float(averages[-1 - low])
-
-
-def tap(meter: CostMeter, own: list[int], steps: int) -> None:
-    """Has the meter see every step that the probe records, as a viewer would, but for the last one of a block.
-
-    That one ends when the next block of its kind begins; in between others have trained.
-    """
+def note_steps() -> list[tuple[Any, ...]]:
+    """Notes of every step what its cost is told from. No more than that: it happens in the steps that are measured."""
     recorder = session._session.recorder
-    emit, first = recorder._emit, recorder.steps
+    emit, notes = recorder._emit, []
 
-    def seen(record: StepRecord) -> None:
+    def noted(record: StepRecord) -> None:
         emit(record)
-        last = (record.step - first) % steps == 0  # the first that comes is the last of the block before
-        meter.add(
-            Step(
-                rank=0,
-                step=record.step,
-                status="aborted" if last else record.status,
-                start_ns=record.start,
-                duration_ns=record.end - record.start,
-                own_ns=record.own_ns,
-                cpu_ns=record.cpu_ns,
-            )
-        )
-        if record.status == "ok":
-            own.append(record.own_ns)
+        notes.append((record.step, record.status, record.start, record.end, record.own_ns, record.cpu_ns))
 
-    recorder._emit = seen
+    recorder._emit = noted
+    return notes
 
 
 def main() -> None:
@@ -189,23 +165,22 @@ def main() -> None:
     watched = Watched(job.ddp)
     bind()
     job.block(watched, WARM_STEPS)
-    meter = CostMeter()
-    own: list[int] = []
-    tap(meter, own, args.steps)
+    notes = note_steps()
     tables = [
         take_turns(job, {**dict.fromkeys(PLAIN, plain), **ways}, rounds, args.steps)
         for rounds, ways in (
-            (args.rounds, {"ddpwatch": watched}),
+            (args.rounds, {WATCHED: watched}),
             (max(8, args.rounds // 8), {"a Python hook per parameter": python_hooks}),
             # The last: a process that has profiled once is not as before.
-            (max(8, args.rounds // 8), {"torch.profiler, always on": profiled}),
+            (max(8, args.rounds // 8), {PROFILED: profiled}),
         )
     ]
     if dist.get_rank() == 0:
         for samples in tables:
             compare(samples)
             print()
-        by_itself(meter, own)
+        profiler_against_ddpwatch(added(tables[0], WATCHED, "wall"), added(tables[-1], PROFILED, "wall"))
+        by_itself(notes, args.steps)
     dist.destroy_process_group()
 
 
@@ -225,16 +200,43 @@ def compare(samples: dict[str, list[Sample]]) -> None:
     for name, values in samples.items():
         row = [name, f"{1000 * statistics.median(value.wall for value in values):.1f}"]
         for column in Sample._fields:
-            way, one, other = ([getattr(value, column) for value in samples[key]] for key in (name, *PLAIN))
-            against = one if name in PLAIN else [(a + b) / 2 for a, b in zip(one, other, strict=True)]
-            ratios = [value / plain for value, plain in zip(way, against, strict=True)]
-            row += ["{:+.2f} %|{:+.2f} … {:+.2f}".format(*(100 * (ratio - 1) for ratio in middle(ratios)))]
+            row += ["{:+.2f} %|{:+.2f} … {:+.2f}".format(*(100 * share for share in added(samples, name, column)))]
         rows.append([cell for entry in row for cell in entry.split("|")])
     print("\n".join(table(["", "step ms (p50)", "duration", "95 % interval", "CPU time", "95 % interval"], rows)))
 
 
-def by_itself(meter: CostMeter, own: list[int]) -> None:
-    """What the dashboard and the report would say of this run."""
+def added(samples: dict[str, list[Sample]], name: str, column: str) -> tuple[float, float, float]:
+    """What a way adds, as a share of the plain blocks of the same rounds: the middle and its interval."""
+    way, one, other = ([getattr(value, column) for value in samples[key]] for key in (name, *PLAIN))
+    against = one if name in PLAIN else [(a + b) / 2 for a, b in zip(one, other, strict=True)]
+    return middle([value / plain - 1 for value, plain in zip(way, against, strict=True)])
+
+
+def profiler_against_ddpwatch(watched: tuple[float, float, float], profiled: tuple[float, float, float]) -> None:
+    """How many times as much the profiler takes; at least so many, by the ends of the two intervals."""
+    if watched[2] <= 0:
+        print("ddpwatch took nothing that could be told from zero: there is no ratio to torch.profiler")
+        return
+    times = f"{profiled[0] / watched[0]:.0f}" if watched[0] > 0 else "any number of"
+    print(f"torch.profiler adds {times} times what ddpwatch adds, at least {profiled[1] / watched[2]:.0f} times")
+
+
+def by_itself(notes: list[tuple[Any, ...]], steps: int) -> None:
+    """What the dashboard and the report would say of this run.
+
+    The last step of a block ends when the next block of its kind begins; others have trained in between.
+    """
+    meter, own = CostMeter(), []
+    for number, (step, status, start, end, own_ns, cpu_ns) in enumerate(notes):
+        last = number % steps == 0  # the first that was noted is the last of the block before
+        meter.add(
+            Step(
+                rank=0, step=step, status="aborted" if last else status, start_ns=start, duration_ns=end - start,
+                own_ns=own_ns, cpu_ns=cpu_ns,
+            )
+        )  # fmt: skip
+        if status == "ok":
+            own.append(own_ns)
     cost = meter.cost()
     if cost is None:
         print("too few unwatched steps to compare with; hint: more --rounds")

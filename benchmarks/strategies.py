@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -20,13 +19,13 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch.distributed as dist
+from paired import middle
 
 from trainer import TrainConfig, Trainer, TrainerError, build_task
 from trainer.cli import fail
 from trainer.distributed import World, process_group
 
 WARM_UP_STEPS = 3
-RESAMPLES = 2000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,16 +71,10 @@ def one_round(runners: dict[str, Runner], steps: int, backwards: bool) -> dict[s
 
 
 def summarise(rounds: list[dict[str, float]], way: str, reference: str) -> dict[str, float]:
-    """Give the median step, the median of the paired ratios and its 95 % interval (bootstrap over rounds)."""
-    ratios = [times[way] / times[reference] for times in rounds]
-    draw = random.Random(0)
-    medians = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
-    return {
-        "step_ms": median(times[way] for times in rounds) * 1e3,
-        "ratio": median(ratios),
-        "ratio_low": medians[int(0.025 * RESAMPLES)],
-        "ratio_high": medians[int(0.975 * RESAMPLES)],
-    }
+    """Give the median step, the middle of the paired ratios and its 95 % interval."""
+    ratio, low, high = middle([times[way] / times[reference] for times in rounds])
+    step_ms = median(times[way] for times in rounds) * 1e3
+    return {"step_ms": step_ms, "ratio": ratio, "ratio_low": low, "ratio_high": high}
 
 
 def table(summary: dict[str, dict[str, float]], reference: str) -> list[str]:

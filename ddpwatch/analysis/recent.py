@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from statistics import median, median_low, quantiles
+from math import floor, sqrt
+from statistics import median, median_low
 
 from ddpwatch.analysis.findings import LATE_MS, LATE_SHARE
 from ddpwatch.analysis.ranks import BucketKey
@@ -19,7 +20,7 @@ from ddpwatch.analysis.stepview import Arrivals, RankFacts, StepView
 NOISE_NS = LATE_MS * NS_PER_MS
 NOISE_SHARE = LATE_SHARE
 ENOUGH_STEPS = 8
-JUDGED_STEPS = 16  # the newest that were watched: a rank that becomes slow is named, and cleared, within 20
+JUDGED_STEPS = 16  # the newest, of these the watched: a rank that becomes slow is named, and cleared, within 20
 _COMPARED_PARTS = ("input", "forward", "backward")
 _FEW_RANKS = 16
 _REFERENCES = 8  # other ranks that a late one's gradients are compared with
@@ -27,12 +28,11 @@ _REFERENCES = 8  # other ranks that a late one's gradients are compared with
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """Medians of one rank. ``parts_ns`` are the six parts of a step, ``late_low_ns`` the lower quartile of lateness."""
+    """Medians of one rank. ``parts_ns`` are the six parts of a step."""
 
     rank: int
     step_ns: float | None = None
     late_ns: float | None = None
-    late_low_ns: float | None = None
     wait_ns: float | None = None
     overlap: float | None = None
     exposed_ns: float | None = None
@@ -187,7 +187,7 @@ def _summary(facts: Sequence[StepFacts]) -> Summary:
         input_ns=_merged_p50([fact.input_ns for fact in facts]),
         ranks=ranks,
         bucket_exposed_ns=_exposed_p50(facts),
-        slowest=_slowest(facts[-JUDGED_STEPS:]),
+        slowest=_slowest(_judged(facts)),
     )
 
 
@@ -205,12 +205,6 @@ def _p50(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _quartile(values: Sequence[float], which: int) -> float | None:
-    if len(values) < 2:
-        return values[0] if values else None
-    return quantiles(values, n=4, method="inclusive")[which - 1]
-
-
 def _rate(facts: Sequence[StepFacts]) -> float | None:
     """Steps per second of the lowest rank, from the durations of those that were watched: steps leave no gap."""
     rank = min(facts[-1].ranks, default=None)
@@ -223,12 +217,10 @@ def _rate(facts: Sequence[StepFacts]) -> float | None:
 def _rank_summary(rank: int, facts: Sequence[StepFacts]) -> RankSummary:
     own = [fact.ranks[rank] for fact in facts if rank in fact.ranks]
     rows = [fact.figures for fact in own]
-    late = _late(rank, facts)
     return RankSummary(
         rank=rank,
         step_ns=_p50(row.step_ns for row in rows),
-        late_ns=_p50(late),
-        late_low_ns=_quartile(late, 1),
+        late_ns=_p50(_late(rank, facts)),
         wait_ns=_p50(fact.arrivals.wait.get(rank) for fact in facts),
         overlap=_p50(row.overlap for row in rows),
         exposed_ns=_p50(row.exposed_ns if row.comm_ns else None for row in rows),
@@ -252,25 +244,38 @@ def _exposed_p50(facts: Sequence[StepFacts]) -> dict[int, float]:
 # -- the slowest rank ----------------------------------------------------------------------------------------
 
 
+def _judged(facts: Sequence[StepFacts]) -> Sequence[StepFacts]:
+    """The newest steps, and where few of them were watched some older ones."""
+    newest = [fact for fact in facts if fact.view.step > facts[-1].view.step - JUDGED_STEPS]
+    return newest if len(newest) >= ENOUGH_STEPS else facts[-ENOUGH_STEPS:]
+
+
 def _slowest(facts: Sequence[StepFacts]) -> Slowest | None:
     """The latest rank, if its lateness stands clear of what is usual.
 
-    That is: its lower quartile lies above the upper one of a typical rank, by more than `NOISE_NS` and by more than
-    `NOISE_SHARE` of a step.
+    That is: its median surely lies above that of a typical rank, by more than `NOISE_NS` and by more than
+    `NOISE_SHARE` of a step. Of 16 steps 12 have to say so, of 8 all but one.
     """
     late = {rank: values for rank in facts[-1].ranks if (values := _late(rank, facts))}
     if len(late) < 2 or len(facts) < ENOUGH_STEPS:
         return None
     rank = max(late, key=lambda rank: median(late[rank]))
     usual = [float(fact.usual_late) for fact in facts if fact.usual_late is not None]
-    low, high = _quartile(late[rank], 1), _quartile(usual, 3)
+    (low, _), (_, high) = _median_bounds(late[rank]), _median_bounds(usual)
     step_ns = median(fact.ranks[rank].figures.step_ns for fact in facts if rank in fact.ranks)
-    if low is None or high is None or low - high < max(NOISE_NS, NOISE_SHARE * step_ns):
+    if low - high < max(NOISE_NS, NOISE_SHARE * step_ns):
         return None
     p50 = median(late[rank])
     part, excess = _cause(rank, p50, facts)
     param = _late_param(rank, p50, _with_hooks(rank, facts)) if part == "backward" else None
     return Slowest(rank, p50, _first_late_bucket(rank, p50, facts), part, excess, param, len(facts))
+
+
+def _median_bounds(values: Sequence[float]) -> tuple[float, float]:
+    """Above the one and below the other the median lies, each with 96 % certainty: the sign test, approximated."""
+    ordered, count = sorted(values), len(values)
+    skipped = max(0, floor(count / 2 - 0.98 * sqrt(count)))
+    return ordered[skipped], ordered[-1 - skipped]
 
 
 def _first_late_bucket(rank: int, late_ns: float, facts: Sequence[StepFacts]) -> int | None:

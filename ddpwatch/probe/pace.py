@@ -7,8 +7,8 @@ came, hence when each bucket was launched), and leaves the collectives alone. An
 only begin and end are known. Steps of all kinds lie side by side, so what watching costs can be told at any time by
 comparison (`ddpwatch.analysis.cost`).
 
-A shadow, too, takes two tenths of a millisecond: nothing in a step of half a second, 0.2 % of one of a tenth.
-Who minds that more than knowing every step can have only a few of them watched.
+A shadow, too, takes two tenths of a millisecond: nothing in a step of half a second, 0.2 % of one of a tenth. So where
+steps are short, every second one is watched. Who minds more can have every fourth; who minds less, all.
 
 All ranks have to choose the same steps without talking to each other: a choice depends on the step's number alone,
 and what a longer period chooses, the shorter ones choose too.
@@ -22,7 +22,8 @@ from collections.abc import Mapping
 from statistics import median
 
 BUDGET = 0.001  # of a step: what full steps may take
-WATCHED_BUDGET = 0.002  # what watching at all may take, where few steps are asked for
+WATCHED_BUDGET = 0.002  # what watching at all may take
+LONGEST = {"": 2, "all": 1, "few": 4}  # period of the watched steps
 FIRST_FULL = 12  # steps from the start that are recorded in full: DDP settles its buckets there
 UNWATCHED = 32  # every how many steps at least one is not watched
 JUDGED = 8  # steps that a decision rests on
@@ -70,17 +71,17 @@ class Pace:
     """Chooses.
 
     Args:
-        few: Whether to watch as few steps as the budget asks for; else at most one in 32 is not watched.
+        longest: The longest period of the watched steps.
 
     Attributes:
         full: The period of the full steps.
         watched: That of the watched ones, the full among them. Both have an end, so that there are always enough of
-            them among the newest steps to judge by: watching steps shorter than 50 ms may cost more than the budget.
+            them among the newest steps to judge by: watching steps shorter than 60 ms may cost more than the budget.
     """
 
-    def __init__(self, few: bool = False) -> None:
+    def __init__(self, longest: int = LONGEST[""]) -> None:
         self.full = Period(BUDGET, unseen=6, longest=32)
-        self.watched = Period(WATCHED_BUDGET, unseen=1.5, longest=4 if few else 1)
+        self.watched = Period(WATCHED_BUDGET, unseen=1.5, longest=longest)
 
     def is_shadow(self, step: int) -> bool:
         """Whether this step, if it is watched, is a shadow."""
@@ -88,18 +89,23 @@ class Pace:
 
     def is_unwatched(self, step: int) -> bool:
         """Whether this step is not watched. Where few are not, full ones lie elsewhere: both neighbours are shadows."""
-        return step >= UNWATCHED and (chosen(step ^ 2, UNWATCHED) or not chosen(step, self.watched.value))
+        if self.watched.value > 1:
+            return step >= UNWATCHED and not chosen(step, self.watched.value)
+        return step >= UNWATCHED and chosen(step ^ 2, UNWATCHED)
 
 
 def pace_of(environment: Mapping[str, str] = os.environ) -> Pace | None:
     """The pace of this process, None where every step is to be recorded in full.
 
-    ``DDPWATCH_STEPS`` asks for that with ``full``; with ``few``, for no more steps than the budget allows.
+    ``DDPWATCH_STEPS`` asks for that with ``full``; with ``all``, for every step to be watched, but for one in 32; with
+    ``few``, for at least every fourth rather than every second, where steps are short.
     """
     wanted = environment.get("DDPWATCH_STEPS", "")
-    if wanted not in ("", "few", "full"):
-        _log.warning("DDPWATCH_STEPS is %r, which asks for nothing; hint: few or full", wanted[:50])
-    return None if wanted == "full" else Pace(few=wanted == "few")
+    if wanted == "full":
+        return None
+    if wanted not in ("", *LONGEST):
+        _log.warning("DDPWATCH_STEPS is %r, which asks for nothing; hint: few, all or full", wanted[:50])
+    return Pace(LONGEST.get(wanted, LONGEST[""]))
 
 
 def chosen(step: int, period: int) -> bool:

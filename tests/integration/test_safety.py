@@ -137,7 +137,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> 
 
 @pytest.fixture(scope="module")
 def three_ranks(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Outcome:
-    return both(tmp_path_factory.mktemp("three"), 3, "--quick")  # full and shadow steps in turn
+    return both(tmp_path_factory.mktemp("three"), 3, "--quick", DDPWATCH_STEPS="all")  # full steps and shadows in turn
 
 
 @pytest.fixture(scope="module")

@@ -93,12 +93,26 @@ def watched_of(pace: Pace | None) -> list[int]:
     return [step for step in range(UNWATCHED, 64_000) if not pace.is_unwatched(step)]
 
 
-def test_more_and_less_can_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    assert pace_of({"DDPWATCH_STEPS": "full"}) is None
-    assert len(watched_of(pace_of({"DDPWATCH_STEPS": "few"}))) < 64_000 / 3.9
-    assert len(watched_of(pace_of({}))) > 64_000 * 30 / 32
+@pytest.mark.parametrize(("wanted", "period"), [("", 2), ("few", 4), ("all", 1)])
+def test_more_and_less_can_be_asked_for(wanted: str, period: int, caplog: pytest.LogCaptureFixture) -> None:
+    watched = watched_of(pace_of({"DDPWATCH_STEPS": wanted}))
+    assert 64_000 / period * 30 / 32 < len(watched) <= 64_000 / period
     assert not caplog.messages
-    assert len(watched_of(pace_of({"DDPWATCH_STEPS": "all"}))) > 64_000 * 30 / 32
+
+
+def test_everything_can_be_asked_for_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    assert pace_of({"DDPWATCH_STEPS": "full"}) is None
+    assert not caplog.messages
+    assert watched_of(pace_of({"DDPWATCH_STEPS": "most"})) == watched_of(pace_of({}))
     (message,) = caplog.messages
-    assert "'all'" in message
-    assert "few or full" in message
+    assert "'most'" in message
+    assert "few, all or full" in message
+
+
+@pytest.mark.parametrize("step_ns", [50 * MS, 100 * MS, 250 * MS, 1000 * MS])
+def test_of_twenty_steps_enough_are_watched_to_name_a_rank(step_ns: int) -> None:
+    """A rank that becomes slow is named within 20 steps (`ddpwatch.analysis.recent`), by seven late ones of eight."""
+    pace = Pace()
+    taught(200_000, step_ns, pace.watched)
+    for first in range(64, 6400):
+        assert sum(not pace.is_unwatched(step) for step in range(first, first + 18)) >= 8

@@ -294,14 +294,19 @@ def test_a_thread_of_the_group_keeps_its_python_state() -> None:
         kept.setdefault(threading.get_native_id(), []).append(hasattr(collectives._here, "kept"))
         done.release()
 
-    for _ in range(200):
+    def calls() -> list[list[bool]]:
+        """Of each thread but this one: who is done before it was asked calls back at once, here."""
+        return [calls for thread, calls in kept.items() if thread != threading.get_native_id()]
+
+    for _ in range(5000):
         future = dist.all_reduce(torch.ones(1 << 16), async_op=True).get_future()  # type: ignore[union-attr]
         future.add_done_callback(collectives.Callback(call, BucketRecord(0, 0, 0, 0)))
         assert done.acquire(timeout=10)
-    kept.pop(threading.get_native_id(), None)  # who was done before it was asked calls back at once
+        if max(map(len, calls()), default=0) > 10:
+            break
     drain()
-    assert sum(map(len, kept.values())) > 100
-    assert all(all(later) for _, *later in kept.values())
+    assert max(map(len, calls())) > 10
+    assert all(all(later) for _, *later in calls())
 
 
 def test_a_comm_hook_sees_sparse_gradients() -> None:
