@@ -1,7 +1,7 @@
 """What watching costs: the same job with and without, block by block in one run, as ratios with their intervals.
 
     torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py
-    DDPWATCH_STEPS=few torchrun …  (with only as many steps watched as the budget allows)
+    DDPWATCH_STEPS=all torchrun …  (with every step watched; few: with fewer than usual)
 
 The reference step has 300 parameters in about 25 buckets and takes 100 ms. Each rank is bound to a core of its own, as
 launchers bind them (it halves the noise). All ways to train share one DDP module (where two lie in memory makes up to
@@ -11,8 +11,8 @@ all. `plain again` against `plain` is the noise floor. Of the rounds' ratios the
 interval (`paired.middle`).
 
 Besides the duration, which holds whatever else the machine does (also what the collector takes from the ranks' cores),
-the CPU time of the rank's process is compared. The idle sender thread and collector, and the optimizer's hooks of
-ddpwatch, are there in every block; they are not in its cost.
+the CPU time of the rank's process is compared. The idle sender thread and collector are there in every block; they are
+not in its cost.
 
 The last table is what ddpwatch says about itself in the same run: the difference between its full, its shadow and its
 unwatched steps, the share of full steps that it has chosen, and what that makes (`ddpwatch.analysis.cost`).
@@ -35,6 +35,7 @@ import torch.distributed as dist
 from paired import middle
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.profiler import ProfilerActivity, profile
 
 import ddpwatch
@@ -89,12 +90,13 @@ def plain(ddp: DistributedDataParallel) -> Iterator[None]:
 
 
 class Watched:
-    """ddpwatch, put on and taken off: its forward hooks are what all else hangs on."""
+    """ddpwatch, put on and taken off: its hooks on forward and optimizer are what all else hangs on."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         ddpwatch.watch(ddp)
         (self._probe,) = session._session._probes
-        self._hooks = [(hooks, dict(hooks)) for hooks in (ddp._forward_pre_hooks, ddp._forward_hooks)]
+        places = ddp._forward_pre_hooks, ddp._forward_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+        self._hooks = [(hooks, dict(hooks)) for hooks in places]
         self._off(ddp)
 
     @contextmanager

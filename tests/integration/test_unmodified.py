@@ -111,7 +111,8 @@ def test_the_time_of_a_step_is_split_without_remainder(runs: Runs) -> None:
 def test_overlap_is_measured(runs: Runs) -> None:
     overlap = runs.report["overlap"]
     assert 0 <= overlap["ratio_p50"] < 1
-    assert 0 < overlap["exposed_ms_p50"] <= overlap["comm_ms_p50"] < runs.report["steps"]["step_ms_p50"]
+    # Of full steps the one, of all that were watched the other: in a short job not quite the same steps.
+    assert 0 < overlap["exposed_ms_p50"] <= overlap["comm_ms_p50"] < runs.report["steps"]["step_ms_p90"]
 
 
 def test_every_bucket_has_its_parameters_and_times(runs: Runs) -> None:
