@@ -81,7 +81,7 @@ class Pace:
 
     def __init__(self, longest: int = LONGEST[""]) -> None:
         self.full = Period(BUDGET, unseen=6, longest=32)
-        self.watched = Period(WATCHED_BUDGET, unseen=1.5, longest=longest)
+        self.watched = Period(WATCHED_BUDGET, unseen=2, longest=longest)
 
     def is_shadow(self, step: int) -> bool:
         """Whether this step, if it is watched, is a shadow."""

@@ -75,12 +75,15 @@ def shadow_unless(full, number):
 
 class TestNamesAndChange:
     def summary(self, *lateness):
+        return summarise(self.state(*lateness).recent())
+
+    def state(self, *lateness):
         """Steps with rank 1 that late (ms)."""
         at, steps = START_NS, []
         for n, late in enumerate(lateness):
             steps += [step(0, n, 0, late, start_ns=at), step(1, n, late, start_ns=at)]
             at += (100 + late) * MS
-        return summarise(state_of([hello(0), hello(1), *steps]).recent())
+        return state_of([hello(0), hello(1), *steps])
 
     def test_bucket_and_layer_are_named(self):
         found = verdict(self.summary(*[40] * 20), {0: Presence(), 1: Presence()}, names=Named())
@@ -95,6 +98,16 @@ class TestNamesAndChange:
         assert self.summary(*[0] * 60).slowest is None
         assert self.summary(*[0] * 40, *[40] * 20).slowest.rank == 1
         assert self.summary(*[0] * 40, *[40] * 40, *[0] * 20).slowest is None
+
+    @pytest.mark.parametrize("parity", [0, 1])
+    def test_so_it_is_where_every_second_step_is_not_watched(self, parity):
+        def seen(late):
+            views = self.state(*late).recent()
+            return summarise([view for view in views if view.step % 2 == parity]).slowest
+
+        assert seen([0] * 60) is None
+        assert seen([0] * 40 + [40] * 20).rank == 1
+        assert seen([0] * 40 + [40] * 40 + [0] * 20) is None
 
     def test_slow_input_on_one_rank_and_on_all(self):
         late = {"spans": [Span("forward", 42 * MS, 70 * MS), Span("backward", 71 * MS, 120 * MS)],
