@@ -66,6 +66,7 @@ def main() -> None:
     data = DataLoader(dataset, batch_size=32, sampler=DistributedSampler(dataset))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     Trainer(model, data, optimizer, arguments.checkpoint).train(arguments.epochs)
+    dist.barrier()  # else torch 2.13 aborts now and then, with nobody watching: one rank leaves while the other saves
     dist.destroy_process_group()
 
 
