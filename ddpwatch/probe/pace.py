@@ -21,7 +21,7 @@ import os
 from collections.abc import Mapping
 from statistics import median
 
-BUDGET = 0.001  # of a step: what full steps may take
+FULL_BUDGET = 0.001  # of a step: what full steps may take
 WATCHED_BUDGET = 0.002  # what watching at all may take
 LONGEST = {"": 2, "all": 1, "few": 4}  # period of the watched steps
 FIRST_FULL = 12  # steps from the start that are recorded in full: DDP settles its buckets there
@@ -76,11 +76,11 @@ class Pace:
     Attributes:
         full: The period of the full steps.
         watched: That of the watched ones, the full among them. Both have an end, so that there are always enough of
-            them among the newest steps to judge by: watching steps shorter than 60 ms may cost more than the budget.
+            them among the newest steps to judge by: watching steps shorter than 80 ms may cost more than the budget.
     """
 
     def __init__(self, longest: int = LONGEST[""]) -> None:
-        self.full = Period(BUDGET, unseen=6, longest=32)
+        self.full = Period(FULL_BUDGET, unseen=6, longest=32)
         self.watched = Period(WATCHED_BUDGET, unseen=2, longest=longest)
 
     def is_shadow(self, step: int) -> bool:

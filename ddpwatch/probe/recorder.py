@@ -385,7 +385,7 @@ class StepRecorder:
         now = self.clock()
         if self.current is not None:
             self.current.spans.append((phase, self._begin, now))
-        self.phase = following
+        self.phase = following  # as `_enter` does; a call more is noticeable here (docs/architecture.md)
         self._begin = now
         self.box.enter(following)
 

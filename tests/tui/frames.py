@@ -53,6 +53,12 @@ def step(rank: int = 0, number: int = 0, late_ms: int = 0, wait_ms: int = 0, **c
     return Step(**{**columns, **changes})  # type: ignore[arg-type]
 
 
+def shadow(rank: int = 0, number: int = 0, **changes: object) -> Step:
+    """A step whose collectives were not timed."""
+    untimed = {"status": "shadow", "bucket_done": [None, None], "hook_param": [], "hook_ns": []}
+    return step(rank, number, **{**untimed, **changes})  # type: ignore[arg-type]
+
+
 def beat(rank: int = 0, number: int = 0, phase: str = "forward", for_s: float = 0.0, **changes: object) -> Beat:
     at_ns = START_NS + 1000 * STEP_MS * MS
     about = {"rank": rank, "at_ns": at_ns, "since_ns": at_ns - int(for_s * 1e9), "step": number, "phase": phase}

@@ -17,7 +17,7 @@ from ddpwatch.tui.comparing import WORK_OF_A_CALL, LiveSeries, setups
 from ddpwatch.tui.feed import AttachFeed
 from ddpwatch.tui.paint.compare import Comparison, paint_compare
 from tests.tui.fakes import FakeJobs, ended_recording, live_app, screen_text, until
-from tests.tui.frames import hello, run, state_of, step
+from tests.tui.frames import hello, run, shadow, state_of, step
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ class TestChanges:
         assert widths[1] == pytest.approx(4 * widths[0])
 
     def test_what_is_exposed_is_taken_from_steps_with_timed_collectives_alone(self):
-        shadows = [step(r, n, status="shadow", bucket_done=[None, None]) for n in range(30, 90) for r in (0, 1)]
+        shadows = [shadow(r, n) for n in range(30, 90) for r in (0, 1)]
         made = RunSeries("x")
         for view in state_of([*run(30), *shadows]).steps.values():
             made.add(view)

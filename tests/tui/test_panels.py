@@ -13,7 +13,7 @@ from ddpwatch.tui.paint.history import GUTTER, paint_history
 from ddpwatch.tui.paint.overview import paint_overview
 from ddpwatch.tui.paint.split import paint_split
 from ddpwatch.tui.paint.table import paint_table
-from tests.tui.frames import beat, bye, device, enveloped, hello, killed, run, state_of, status, step
+from tests.tui.frames import beat, bye, device, enveloped, hello, killed, run, shadow, state_of, status, step
 
 LIVE = LinkState(Link.LIVE)
 
@@ -243,10 +243,6 @@ def test_states_before_the_first_step():
     waiting = overview([], LinkState(Link.WAITING, directory="/run/x"))
     assert "looking in /run/x" in text(paint_overview(waiting, 80, 24))
     assert "waiting for every rank's first step" in text(paint_overview(overview([hello(0)]), 80, 24))
-
-
-def shadow(rank, number):
-    return step(rank, number, status="shadow", bucket_done=[None, None], hook_param=[], hook_ns=[])
 
 
 def test_the_newest_step_with_timed_collectives_is_shown():

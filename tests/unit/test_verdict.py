@@ -3,7 +3,7 @@ import pytest
 from ddpwatch.analysis.recent import ENOUGH_STEPS, summarise
 from ddpwatch.analysis.verdict import Presence, verdict
 from ddpwatch.messages import Span
-from tests.tui.frames import MS, START_NS, beat, bye, hello, killed, run, state_of, step
+from tests.tui.frames import MS, START_NS, beat, bye, hello, killed, run, shadow, state_of, step
 
 
 def judged(messages):
@@ -67,10 +67,6 @@ class Named:
 
     def bucket_params(self, index):
         return [["c", "d"], ["a", "b"]][index]
-
-
-def shadow_unless(full, number):
-    return step(0, number) if full else step(0, number, status="shadow", bucket_done=[None, None])
 
 
 class TestNamesAndChange:
@@ -137,18 +133,18 @@ class TestVerdict:
     def test_a_disturbed_full_step_is_no_verdict_on_the_others(self):
         """One step in 20 is full and exposes 10 ms; of the rest, each backward waits for 2 ms."""
 
-        def shadow(n, waits):
+        def waiting(n, waits):
             spans = [Span("forward", 2 * MS, 30 * MS), Span("backward", 31 * MS, 80 * MS)]
             spans += [Span("sync", 80 * MS, (80 + waits) * MS), Span("optimizer", 91 * MS, 95 * MS)]
-            return step(0, n, status="shadow", bucket_done=[None, None], spans=spans, hook_param=[], hook_ns=[])
+            return shadow(0, n, spans=spans)
 
         for waits, kind, figure in ((2, "hidden", "exposed only 2.0 ms"), (30, "exposed", "communication 10 ms")):
-            found = judged([hello(0), *(shadow(n, waits) if n % 20 else step(0, n) for n in range(60))])
+            found = judged([hello(0), *(waiting(n, waits) if n % 20 else step(0, n) for n in range(60))])
             assert found.kind == kind
             assert figure in found.text
 
     def test_full_steps_are_looked_for_further_back(self):
-        state = state_of([hello(0, world=1), *(shadow_unless(n % 64 == 0, n) for n in range(1, 300))])
+        state = state_of([hello(0, world=1), *(shadow(0, n) if n % 64 else step(0, n) for n in range(1, 300))])
         recent = state.recent()
         assert [view.step for view in recent[-50:]] == list(range(250, 300))
         assert [view.step for view in recent if not view.shadow] == [128, 192, 256]
