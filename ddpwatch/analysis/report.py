@@ -239,14 +239,14 @@ class ReportBuilder:
         }
 
     def _phases(self) -> dict[str, float | None]:
-        """The split of the median step: shares over the tenth of all rank-steps around it, times the median.
+        """The split of the median step: shares over the tenth of all rank-steps around it, or eight, times the median.
 
         Medians of the parts would not add up to any step; this split adds up to ``step_ms_p50``.
         """
         order = sorted(range(len(self._step_ns)), key=self._step_ns.values.__getitem__)
         if not order:
             return dict.fromkeys(PARTS)
-        half = max(1, len(order) // 20)
+        half = max(4, len(order) // 20)
         middle = len(order) // 2
         central = order[max(0, middle - half) : middle + half]
         step_ms = self._step_ns.p50(NS_PER_MS) or 0.0

@@ -105,7 +105,7 @@ def test_every_step_of_every_rank_is_there(runs: Runs) -> None:
 def test_the_time_of_a_step_is_split_without_remainder(runs: Runs) -> None:
     phases = runs.report["phases_ms"]
     assert sum(phases.values()) == pytest.approx(runs.report["steps"]["step_ms_p50"], rel=1e-3)
-    assert all(phases[name] > 0 for name in ("input", "forward", "backward", "exposed_comm", "optimizer"))
+    assert {name for name, ms in phases.items() if not ms > 0} <= {"other"}
 
 
 def test_overlap_is_measured(runs: Runs) -> None:
