@@ -97,6 +97,7 @@ class DdpProbe:
         # exactly when an unwatched one's would.
         self._ddp = weakref.ref(ddp)
         self._has_stats = hasattr(ddp.reducer, "get_backward_stats")
+        self._stats: list[int] | None = None  # DDP's ready times in this backward
         self._forward_end_ns = 0
         self._buckets: list[BucketLayout] = []
         self._layout_tries = LAYOUT_TRIES
@@ -243,8 +244,14 @@ class DdpProbe:
             _on_graph_end(self._compute_end_callback)
 
     def _compute_end(self) -> None:
+        """What comes next is waiting: the moment for whatever need not be done at another."""
         self._recorder.backward_compute_end()
         _on_graph_end(self._end_callback)
+        if not (self._will_sync or self._launched):
+            return
+        if self._host and self._has_stats and (ddp := self._ddp()) is not None:
+            self._stats = ddp.reducer.get_backward_stats()
+        self._recorder.lull()
 
     def _backward_end(self) -> None:
         self._in_backward = False
@@ -262,8 +269,7 @@ class DdpProbe:
             self._update_layout(ddp, [bucket.nbytes for bucket in sorted(launched, key=lambda bucket: bucket.index)])
         if self._host:
             read = self._derive_launches if derived else partial(self._read_stats, launched)
-            stats = ddp.reducer.get_backward_stats() if self._has_stats else None
-            record.later.append(partial(read, stats, self._forward_end_ns, self._buckets))
+            record.later.append(partial(read, self._stats, self._forward_end_ns, self._buckets))
         record.untimed = record.untimed or derived or not self.timed
 
     # -- gradients -------------------------------------------------------------------------------------------
@@ -313,11 +319,12 @@ class DdpProbe:
         offsets = self._ready_offsets(record, stats, forward_end_ns)
         readies = [_last(offsets, bucket) for bucket in buckets]
         latest = min(filter(None, readies if any(readies) else offsets), default=0)
+        base, lag = forward_end_ns - record.start, self._lag_ns
         for bucket, ready in zip(buckets, readies, strict=True) if latest else ():
-            latest = max(latest, ready + self._lag_ns.get(bucket.index, 0))
-            entry = BucketRecord(self._module, bucket.index, bucket.nbytes, forward_end_ns + latest)
-            entry.ready = forward_end_ns + min(ready, latest) if ready else None
-            record.buckets.append(entry)
+            index = bucket.index
+            latest = max(latest, ready + lag.get(index, 0))
+            known = base + min(ready, latest) if ready else None
+            record.derived.append((base + latest, self._module, index, bucket.nbytes, known, None))
         if stats is not None and chosen(record.step, HOOKS_PERIOD):
             self._tell_hooks(record, stats, forward_end_ns)
 

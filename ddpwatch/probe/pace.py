@@ -8,7 +8,8 @@ only begin and end are known. Steps of all kinds lie side by side, so what watch
 comparison (`ddpwatch.analysis.cost`).
 
 A shadow, too, takes two tenths of a millisecond: nothing in a step of half a second, 0.2 % of one of a tenth. So where
-steps are short, every second one is watched. Who minds more can have every fourth; who minds less, all.
+steps are short, every second one is watched, and one in 64 in full. Who minds more can have every fourth watched; who
+minds less, all.
 
 All ranks have to choose the same steps without talking to each other: a choice depends on the step's number alone,
 and what a longer period chooses, the shorter ones choose too.
@@ -21,9 +22,10 @@ import os
 from collections.abc import Mapping
 from statistics import median
 
-FULL_BUDGET = 0.001  # of a step: what full steps may take
+FULL_BUDGET = 0.00075  # of a step: what full steps may take
 WATCHED_BUDGET = 0.002  # what watching at all may take
 LONGEST = {"": 2, "all": 1, "few": 4}  # period of the watched steps
+LONGEST_FULL = 64  # period of the full ones
 FIRST_FULL = 12  # steps from the start that are recorded in full: DDP settles its buckets there
 UNWATCHED = 32  # every how many steps at least one is not watched
 JUDGED = 8  # steps that a decision rests on
@@ -80,7 +82,7 @@ class Pace:
     """
 
     def __init__(self, longest: int = LONGEST[""]) -> None:
-        self.full = Period(FULL_BUDGET, unseen=6, longest=32)
+        self.full = Period(FULL_BUDGET, unseen=6, longest=LONGEST_FULL)
         self.watched = Period(WATCHED_BUDGET, unseen=2, longest=longest)
 
     def is_shadow(self, step: int) -> bool:

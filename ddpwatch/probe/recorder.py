@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Literal, Protocol
 
 from ddpwatch.blackbox import BlackBox
@@ -19,6 +20,7 @@ from ddpwatch.messages import COUNTED, Span, Step, StepStatus
 from ddpwatch.probe.pace import Pace
 
 Clock = Callable[[], int]
+BucketRow = tuple[int, int, int, int, "int | None", "int | None"]  # launch, module, index, bytes, ready, done
 MOST_REDUCTIONS = 64  # in one step; then every reduced backward is a step of its own
 MOST_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
 Phase = Literal["", "input", "forward", "between", "backward", "sync", "optimizer"]  # "": in an unwatched step
@@ -38,12 +40,18 @@ class BucketRecord:
         self.done: int | None = None
         self.idle = False  # its comm hook returned a finished result at once: nothing was communicated
 
+    def row(self, start: int) -> BucketRow:
+        """As it travels: stamps are offsets from ``start``."""
+        ready = None if self.ready is None else self.ready - start
+        done = None if self.done is None else self.done - start
+        return self.launch - start, self.module, self.index, self.nbytes, ready, done
+
 
 class StepRecord:
     """A step being recorded. Stamps are absolute ns; `message` makes them offsets."""
 
     __slots__ = (
-        "backwards", "buckets", "cpu_ns", "end", "epoch", "hooks", "later",
+        "backwards", "buckets", "cpu_ns", "derived", "end", "epoch", "hooks", "later",
         "own_ns", "reductions", "resolved", "spans", "start", "status", "step", "untimed",
     )  # fmt: skip
 
@@ -56,6 +64,7 @@ class StepRecord:
         self.backwards = 0
         self.spans: list[tuple[str, int, int]] = []
         self.buckets: list[BucketRecord] = []
+        self.derived: list[BucketRow] = []  # buckets that were not seen
         self.hooks: list[tuple[int, int]] = []
         self.later: list[Callable[[StepRecord], None]] = []  # work put off to the sender thread
         self.own_ns = 0
@@ -73,13 +82,15 @@ class StepRecord:
         later, self.later = self.later, []
         for work in later:
             work(self)
-        start, buckets = self.start, sorted(self.buckets, key=lambda bucket: bucket.launch)
-        hooks = sorted(self.hooks, key=lambda hook: hook[1])
+        start = self.start
+        rows = sorted([*(bucket.row(start) for bucket in self.buckets), *self.derived])
+        launch, module, index, nbytes, ready, done = map(list, zip(*rows, strict=True)) if rows else ([],) * 6
+        hooks = sorted(self.hooks, key=itemgetter(1))
         return Step(
             rank=rank,
             step=self.step,
             status=self.status,
-            synced=bool(buckets) or self.reductions > 0,
+            synced=bool(rows) or self.reductions > 0,
             micro_steps=self.backwards,
             epoch=self.epoch,
             start_ns=start,
@@ -87,13 +98,13 @@ class StepRecord:
             spans=[Span(phase, begin - start, end - start) for phase, begin, end in self.spans],  # type: ignore[arg-type]
             hook_param=[param for param, _ in hooks],
             hook_ns=[at - start for _, at in hooks],
-            bucket_module=[bucket.module for bucket in buckets],
-            bucket_index=[bucket.index for bucket in buckets],
-            bucket_bytes=[bucket.nbytes for bucket in buckets],
-            bucket_ready=[None if bucket.ready is None else bucket.ready - start for bucket in buckets],
-            bucket_launch=[bucket.launch - start for bucket in buckets],
-            bucket_done=[None if bucket.done is None else bucket.done - start for bucket in buckets],
-            reduced=not buckets or not all(bucket.idle for bucket in buckets),
+            bucket_module=module,
+            bucket_index=index,
+            bucket_bytes=nbytes,
+            bucket_ready=ready,
+            bucket_launch=launch,
+            bucket_done=done,
+            reduced=not self.buckets or not all(bucket.idle for bucket in self.buckets),
             own_ns=self.own_ns,
             cpu_ns=self.cpu_ns,
             dropped=dropped,
@@ -124,6 +135,7 @@ class StepRecorder:
         pace: Chooses the shadow steps (`ddpwatch.probe.pace`), once whoever owns the hooks has set it.
         shadow: Whether the open step is one, or unwatched.
         cpu: CPU time of the job in this process, ns.
+        lull: Told that the training thread is about to wait for its buckets.
         on_validation: Told when a validation began and ended (ns), once training goes on.
         phase: Where training is now; read by the heartbeat thread.
         last_hook: Id of the newest parameter whose gradient is known to have arrived, or None.
@@ -152,6 +164,7 @@ class StepRecorder:
         self._optimizer_seen = False
         self._optimizer_depth = 0
         self._synced_end: int | None = None
+        self.lull: Callable[[], None] = lambda: None
         self.on_validation: Callable[[int, int], None] = lambda begin, end: None
         self._validation: tuple[int, int] | None = None
         self._outside_until = 0  # what lies between the last step and this is not part of the next one

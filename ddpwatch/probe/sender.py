@@ -1,17 +1,20 @@
 """The sender thread: everything that encodes, sends or waits happens here, never on the training thread.
 
 The training thread appends finished records to a deque (atomic, no lock) and goes on. This thread wakes twice a
-second (a wake costs more than what it sends), sends what is settled, and a heartbeat, so that a hang is visible while
-it lasts.
+second or so (a wake costs more than what it sends), sends what is settled, and a heartbeat, so that a hang is visible
+while it lasts. It prefers the moment at which the training thread begins to wait for its buckets: what it takes from
+that thread's core is then not missed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import zmq
@@ -21,7 +24,8 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Beat, Bye, Hello, Layout, Mark, Message, Step, encode
 from ddpwatch.probe.recorder import StepRecord, StepRecorder
 
-TICK_S = 0.5
+REST_S = 0.4
+LULL_S = 0.25  # how long after that it waits for the training thread to wait
 FIRST_LOOK_S = 0.05  # for where to send
 SETTLE_NS = 500_000_000
 BACKLOG = 4096
@@ -62,6 +66,8 @@ class Sender(threading.Thread):
         self._records: deque[StepRecord] = deque(maxlen=BACKLOG)
         self._outbox: deque[Message] = deque(maxlen=BACKLOG)
         self._stopping = threading.Event()
+        self._due = False
+        self._wakes: SimpleQueue[None] = SimpleQueue()
         self._context = transport.Context()
         self._socket: Outlet | None = None
         self._hello: Hello | None = None
@@ -70,6 +76,7 @@ class Sender(threading.Thread):
         self._told_ns = 0
         self.recorder = StepRecorder(self.take)
         self.recorder.cpu = self._job_cpu_ns
+        self.recorder.lull = self._lull
         self.issued: Callable[[], int | None] = lambda: None
         self.dropped = 0
 
@@ -91,7 +98,14 @@ class Sender(threading.Thread):
         """Sends what is left and a farewell, and waits for that at most ``timeout_s``."""
         self._farewell = farewell
         self._stopping.set()
+        self._wakes.put(None)
         self.join(timeout_s)
+
+    def _lull(self) -> None:
+        """The training thread is about to wait. Neither blocks nor locks."""
+        if self._due:
+            self._due = False
+            self._wakes.put(None)
 
     def _job_cpu_ns(self) -> int:
         """CPU time of the process, without what this thread had taken when it last went to sleep."""
@@ -103,7 +117,8 @@ class Sender(threading.Thread):
         """Ticks until stopped."""
         try:
             self._connect()
-            while not self._stopping.wait(TICK_S):
+            while not self._stopping.wait(REST_S):
+                self._await_lull()
                 self._tick()
             self._flush_all()
         except Exception as error:
@@ -120,7 +135,7 @@ class Sender(threading.Thread):
             self._socket = self._own_file(directory) if directory else self._collector()
             if self._socket is None and self._stopping.wait(pause):
                 return
-            pause = min(2 * pause, TICK_S)
+            pause = min(2 * pause, REST_S)
 
     def _collector(self) -> Outlet | None:
         endpoint = self._find_endpoint()
@@ -141,6 +156,12 @@ class Sender(threading.Thread):
             if not hello.run_id:
                 raise
         return RankFile(directory, hello)
+
+    def _await_lull(self) -> None:
+        self._due = True
+        with contextlib.suppress(Empty):  # in long steps, in unwatched ones, in a hang
+            self._wakes.get(timeout=LULL_S)
+        self._due = False
 
     def _tick(self) -> None:
         self._send_outbox()

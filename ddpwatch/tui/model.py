@@ -21,7 +21,7 @@ from ddpwatch.tui.history import HistoryPoint, StepHistory
 from ddpwatch.tui.lanes import Timeline, timeline_of
 
 HISTORY_S = 120
-LOOK_BACK = 70  # steps: at least every 32nd is recorded in full
+LOOK_BACK = 130  # steps: at least one of every 64 is recorded in full
 SUMMARY_NS = 500_000_000
 
 

@@ -7,7 +7,7 @@ import pytest
 from ddpwatch.probe.pace import JUDGED, UNWATCHED, Pace, Period, chosen, pace_of
 
 MS = 1_000_000
-PERIODS = (1, 2, 4, 8, 16, 32)
+PERIODS = (1, 2, 4, 8, 16, 32, 64)
 BUDGET, UNSEEN, LONGEST = 0.003, 10, 32
 
 

@@ -1,4 +1,4 @@
-"""The sender thread's last words: said if somebody listens, and given up soon if nobody does."""
+"""The sender thread: when it works, and its last words, said if somebody listens and given up soon if nobody does."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+import zmq
 
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Bye, Hello, Step
+from ddpwatch.messages import Beat, Bye, Hello, Step, decode
+from ddpwatch.probe import sender as sender_module
 from ddpwatch.probe.sender import Sender
 from ddpwatch.recording.reader import Recording
 from tests.unit.runs import hello_of
@@ -83,3 +85,35 @@ def test_a_run_without_a_name_is_not_recorded(tmp_path: Path, monkeypatch: pytes
     sender.join(5.0)
     assert [str(error) for error in errors] == ["rank 0 has not called watch() within 60 s"]
     assert not (tmp_path / "files").exists()
+
+
+def test_it_works_when_the_training_thread_begins_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "LULL_S", 3600.0)
+    endpoint = f"ipc://{tmp_path}/collector"
+    with zmq.Context() as context, context.socket(zmq.PULL) as collector:
+        collector.bind(endpoint)
+        sender = Sender(0, lambda: endpoint, pytest.fail)
+        sender.start()
+        deadline = time.monotonic() + 10.0
+        while not sender._due and time.monotonic() < deadline:
+            time.sleep(0.01)
+        sender.post(hello_of(0, 1))
+        sender.recorder.lull()
+        assert not sender._due
+        assert collector.poll(10_000)
+        assert isinstance(decode(collector.recv()), Hello)  # and nothing before it, not even a heartbeat
+        assert collector.poll(10_000)
+        assert isinstance(decode(collector.recv()), Beat)
+        sender.stop(BYE)
+
+
+def test_a_training_thread_that_never_waits_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "LULL_S", 0.01)
+    endpoint = f"ipc://{tmp_path}/collector"
+    with zmq.Context() as context, context.socket(zmq.PULL) as collector:
+        collector.bind(endpoint)
+        sender = Sender(0, lambda: endpoint, pytest.fail)
+        sender.start()
+        assert collector.poll(10_000)
+        assert isinstance(decode(collector.recv()), Beat)
+        sender.stop(BYE)
