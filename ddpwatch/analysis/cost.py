@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import ceil, floor, hypot, sqrt
+from math import hypot
 from statistics import median
 
+from ddpwatch.analysis.bounds import median_bounds
 from ddpwatch.messages import Step
 
 PAIRS = 2048
 ENOUGH_PAIRS = 8
+FEW_PAIRS = 3  # of a kind of steps that is rare: what is wrong by a few percent of little is little
+RARE = 1 / 16
 STEPS = 512  # that shares and the median are taken over
 LESS = ("unwatched", "shadow", "ok")  # kinds of steps, from less to more watching
 
@@ -58,17 +61,13 @@ class Differences:
         self.values.append(value)
         self.count += 1
 
-    @property
-    def enough(self) -> bool:
-        """Whether there are enough to speak of a median."""
-        return len(self.values) >= ENOUGH_PAIRS
+    def enough(self, share: float) -> bool:
+        """Whether there are enough to speak of a median, for steps that make up such a share of all."""
+        return len(self.values) >= (FEW_PAIRS if share < RARE else ENOUGH_PAIRS)
 
     def interval(self) -> tuple[float, float, float]:
-        """The median, and the order statistics between which it lies with 95 %: binomial(n, 1/2), approximated."""
-        ordered, count = sorted(self.values), len(self.values)
-        half = 1.96 * sqrt(count) / 2
-        low, high = max(0, floor(count / 2 - half)), min(count - 1, ceil(count / 2 + half))
-        return median(ordered), ordered[low], ordered[high]
+        """The median, and between what it lies."""
+        return median(self.values), *median_bounds(self.values)
 
 
 @dataclass(slots=True)
@@ -118,13 +117,17 @@ class CostMeter:
 
     def cost(self) -> Cost | None:
         """The cost, None while too little was compared."""
-        kinds = Counter(self._kinds)
-        terms = self._terms(kinds["ok"], kinds["shadow"])
-        found = [(count / len(self._kinds), known) for count, known in terms if known is not None and known.enough]
         step_ns = median(self._durations) if self._durations else 0
-        if len(found) < len(terms) or not step_ns:
+        if not step_ns:
             return None
-        return _cost(found, median(self._own), step_ns, kinds["ok"] / len(self._kinds))
+        kinds, count = Counter(self._kinds), len(self._kinds)
+        found = []
+        for steps, known in self._terms(kinds["ok"], kinds["shadow"]):
+            share = steps / count
+            if known is None or not known.enough(share):
+                return None
+            found.append((share, known))
+        return _cost(found, median(self._own), step_ns, kinds["ok"] / count)
 
     def _terms(self, full: int, shadow: int) -> list[tuple[int, Differences | None]]:
         """Numbers of steps, and what each of them takes more; a full one than an unwatched one, or than a shadow."""

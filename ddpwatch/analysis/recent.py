@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from math import floor, sqrt
 from statistics import median, median_low
 
+from ddpwatch.analysis.bounds import median_bounds
 from ddpwatch.analysis.findings import LATE_MS, LATE_SHARE
 from ddpwatch.analysis.ranks import BucketKey
 from ddpwatch.analysis.steps import NS_PER_MS, PARTS
@@ -261,7 +261,7 @@ def _slowest(facts: Sequence[StepFacts]) -> Slowest | None:
         return None
     rank = max(late, key=lambda rank: median(late[rank]))
     usual = [float(fact.usual_late) for fact in facts if fact.usual_late is not None]
-    (low, _), (_, high) = _median_bounds(late[rank]), _median_bounds(usual)
+    (low, _), (_, high) = median_bounds(late[rank]), median_bounds(usual)
     step_ns = median(fact.ranks[rank].figures.step_ns for fact in facts if rank in fact.ranks)
     if low - high < max(NOISE_NS, NOISE_SHARE * step_ns):
         return None
@@ -269,13 +269,6 @@ def _slowest(facts: Sequence[StepFacts]) -> Slowest | None:
     part, excess = _cause(rank, p50, facts)
     param = _late_param(rank, p50, _with_hooks(rank, facts)) if part == "backward" else None
     return Slowest(rank, p50, _first_late_bucket(rank, p50, facts), part, excess, param, len(facts))
-
-
-def _median_bounds(values: Sequence[float]) -> tuple[float, float]:
-    """Above the one and below the other the median lies, each with 96 % certainty: the sign test, approximated."""
-    ordered, count = sorted(values), len(values)
-    skipped = max(0, floor(count / 2 - 0.98 * sqrt(count)))
-    return ordered[skipped], ordered[-1 - skipped]
 
 
 def _first_late_bucket(rank: int, late_ns: float, facts: Sequence[StepFacts]) -> int | None:

@@ -237,7 +237,7 @@ class DdpProbe:
         self._recorder.backward_begin()
         if not self._in_backward:
             self._in_backward = True
-            self._launched = []
+            self._launched, self._stats = [], None
             self._observed = not self._recorder.shadow
             if (ddp := self._ddp()) is not None:  # nothing of this backward has been launched yet
                 self._observe_group(ddp, self._observed)

@@ -54,7 +54,7 @@ def step(number: int, rank: int, kind: str, cpu_ns: int | None) -> Step:
     )
 
 
-@pytest.mark.parametrize(("period", "watched"), [(1, 1), (8, 1), (32, 1), (16, 2), (32, 4), (32, 8)])
+@pytest.mark.parametrize(("period", "watched"), [(1, 1), (8, 1), (32, 1), (16, 2), (64, 2), (32, 4), (32, 8)])
 @pytest.mark.parametrize("extra_ms", [0, 3, 10])
 def test_the_cost_lies_in_its_interval(extra_ms: float, period: int, watched: int) -> None:
     cost, truth = measured(extra_ms, period=period, watched=watched)
