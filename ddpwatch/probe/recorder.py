@@ -83,8 +83,8 @@ class StepRecord:
         for work in later:
             work(self)
         start = self.start
-        rows = sorted([*(bucket.row(start) for bucket in self.buckets), *self.derived])
-        launch, module, index, nbytes, ready, done = map(list, zip(*rows, strict=True)) if rows else ([],) * 6
+        rows = sorted([*(bucket.row(start) for bucket in self.buckets), *self.derived], key=itemgetter(0))
+        launch, module, index, nbytes, ready, done = map(list, zip(*rows, strict=True)) if rows else ([] for _ in range(6))
         hooks = sorted(self.hooks, key=itemgetter(1))
         return Step(
             rank=rank,

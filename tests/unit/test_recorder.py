@@ -272,6 +272,23 @@ def test_an_unmeasured_completion_is_none_not_zero() -> None:
     assert (measured.comm_ns, measured.exposed_ns, measured.overlap) == (None, None, None)
 
 
+def test_buckets_that_are_launched_at_the_same_moment_keep_their_order() -> None:
+    """Two alike, of two backwards of one step on a coarse clock, one of them not measured."""
+    script = Script()
+    script.forward()
+    script.after(1).backward_begin()
+    for done in (False, True):
+        bucket = script.recorder.bucket_launch(0, 0, 64)
+        if done:
+            script.recorder.bucket_done(bucket)
+    script.after(10).backward_compute_end()
+    script.after(2).backward_end()
+    script.recorder.finish()
+    (step,) = script.messages()
+    assert step.bucket_launch == [11, 11]
+    assert step.bucket_done == [None, 11]
+
+
 def test_a_wait_inside_the_backward_is_no_compute() -> None:
     script = Script()
     script.forward()
