@@ -21,6 +21,7 @@ unwatched steps, the share of full steps that it has chosen, and what that makes
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import statistics
@@ -220,7 +221,9 @@ def profiler_against_ddpwatch(watched: tuple[float, float, float], profiled: tup
         print("ddpwatch took nothing that could be told from zero: there is no ratio to torch.profiler")
         return
     times = f"{profiled[0] / watched[0]:.0f}" if watched[0] > 0 else "any number of"
-    print(f"torch.profiler adds {times} times what ddpwatch adds, at least {profiled[1] / watched[2]:.0f} times")
+    print(
+        f"torch.profiler adds {times} times what ddpwatch adds, at least {math.floor(profiled[1] / watched[2])} times"
+    )
 
 
 def by_itself(notes: list[tuple[Any, ...]], steps: int) -> None:

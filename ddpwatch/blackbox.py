@@ -1,8 +1,8 @@
 """The black box: what a rank was doing at the very moment it died.
 
-A heartbeat is up to half a second old, several steps on a fast job. So each rank also keeps its phase, its step and
-the buckets in flight in a page of shared memory (a file in the rendezvous directory). Writing it costs well under a
-microsecond and no system call; the collector reads it once the process is gone, however it went.
+A heartbeat is up to 0.7 s old, several steps on a fast job, and comes when it is convenient. So each rank also keeps
+its phase, its step and the buckets in flight in a page of shared memory (a file in the rendezvous directory). Writing
+it costs well under a microsecond and no system call; the collector reads it once the process is gone, however it went.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
 
 
 class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
-    """A rank's sign of life, twice a second: where it is now, and which buckets it waits for.
+    """A rank's sign of life, about twice a second: where it is now, and which buckets it waits for.
 
     ``issued`` is how many collectives it has issued, where its process group counts them. The phase is empty in a step
     that is not watched; there this tells who is awaited.

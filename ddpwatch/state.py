@@ -7,8 +7,10 @@ so a replayed run goes silent, waits and ends exactly as the live one did.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 from ddpwatch.analysis.clocks import Clock, clock_of
 from ddpwatch.analysis.cost import CostMeter
@@ -150,9 +152,12 @@ class RunState:
         return max(min(KEEP_STEPS, KEEP_RANK_STEPS // max(len(self.ranks), 1)), 2)
 
     def _tidy(self) -> None:
-        """Drops the oldest steps, packs those that are not new any more."""
-        while len(self.steps) > self._room():
-            self.steps.popitem(last=False)
+        """Drops the oldest steps, but for the last few full ones, and packs those that are not new any more."""
+        if (spare := len(self.steps) - self._room()) > 0:
+            full = islice((view for view in reversed(self.steps.values()) if view.full), FULL_STEPS)
+            kept = {view.step for view in full}
+            for step in [step for step in islice(self.steps, spare) if step not in kept]:
+                del self.steps[step]
         views = list(self.steps.values())
         for view in views[: -max(KEEP_DECODED // max(len(self.ranks), 1), 2)]:
             view.pack()
@@ -226,18 +231,22 @@ class RunState:
         return []
 
     def recent(self, count: int = 50) -> list[StepView]:
-        """The newest ``count`` steps that belong into statistics and that every known rank has sent, oldest first.
+        """The `newest` steps that belong into statistics and that every known rank has sent."""
+        views = reversed(self.steps.values())
+        return newest(count, (view for view in views if view.counted and len(view) >= len(self.ranks)))
 
-        As many more, further back, as it takes to have a few among them that are recorded in full.
-        """
-        found: list[StepView] = []
-        full = 0
-        for view in reversed(self.steps.values()):
-            if not view.counted or len(view) < len(self.ranks):
-                continue
-            if len(found) < count or not view.shadow:
-                found.append(view)
-                full += not view.shadow
-            if len(found) >= count and full >= FULL_STEPS:
-                break
-        return found[::-1]
+
+def newest(count: int, views: Iterable[StepView]) -> list[StepView]:
+    """The first ``count`` of steps that come newest first; oldest first.
+
+    As many more, further back, as it takes to have a few among them that are recorded in full.
+    """
+    found: list[StepView] = []
+    full = 0
+    for view in views:
+        if len(found) < count or view.full:
+            found.append(view)
+            full += view.full
+        if len(found) >= count and full >= FULL_STEPS:
+            break
+    return found[::-1]

@@ -12,19 +12,23 @@ from ddpwatch.analysis.report import ReportBuilder
 from ddpwatch.messages import Bye, Hello, Layout, Message, Step
 
 KEEP_STEPS = 2000  # of all ranks together: working them out takes a fraction of a second
+KEEP_FULL = 400  # older ones that were recorded in full, which may be one in 64
 
 
 class Closing:
     """Keeps the newest steps, and what introduces them; bounded in memory."""
 
     def __init__(self) -> None:
-        self._steps: deque[Step] = deque(maxlen=KEEP_STEPS)
+        self._full: deque[Step] = deque(maxlen=KEEP_FULL)
+        self._steps: deque[Step] = deque()
         self._others: dict[tuple[object, ...], Message] = {}
 
     def apply(self, message: Message) -> None:
         """Takes one message."""
         if isinstance(message, Step):
             self._steps.append(message)
+            if len(self._steps) > KEEP_STEPS and (oldest := self._steps.popleft()).status == "ok":
+                self._full.append(oldest)
         elif isinstance(message, (Hello, Bye)):
             self._others[type(message), message.rank] = message
         elif isinstance(message, Layout):
@@ -40,6 +44,6 @@ class Closing:
 
     def _report(self) -> dict[str, Any]:
         builder = ReportBuilder()
-        for message in (*self._others.values(), *self._steps):
+        for message in (*self._others.values(), *self._full, *self._steps):
             builder.apply(message)
         return builder.report()

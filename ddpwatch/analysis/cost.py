@@ -19,8 +19,8 @@ from ddpwatch.messages import Step
 
 PAIRS = 2048
 ENOUGH_PAIRS = 8
-FEW_PAIRS = 3  # of a kind of steps that is rare: what is wrong by a few percent of little is little
-RARE = 1 / 16
+FEW_PAIRS = 3  # for steps that are rare: however wrong, it is little of the whole
+RARE = 1 / 12  # of all steps
 STEPS = 512  # that shares and the median are taken over
 LESS = ("unwatched", "shadow", "ok")  # kinds of steps, from less to more watching
 
@@ -66,8 +66,8 @@ class Differences:
         return len(self.values) >= (FEW_PAIRS if share < RARE else ENOUGH_PAIRS)
 
     def interval(self) -> tuple[float, float, float]:
-        """The median, and between what it lies."""
-        return median(self.values), *median_bounds(self.values)
+        """The median, and between what it lies with 95 %; of fewer than six values, the least and the greatest."""
+        return median(self.values), *median_bounds(self.values, 0.975)
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ NOISE_NS = LATE_MS * NS_PER_MS
 NOISE_SHARE = LATE_SHARE
 ENOUGH_STEPS = 8
 JUDGED_STEPS = 16  # the newest, of these the watched: a rank that becomes slow is named, and cleared, within 20
+CERTAIN = 0.95  # of a late rank's median, and of that of the others
 _COMPARED_PARTS = ("input", "forward", "backward")
 _FEW_RANKS = 16
 _REFERENCES = 8  # other ranks that a late one's gradients are compared with
@@ -261,7 +262,7 @@ def _slowest(facts: Sequence[StepFacts]) -> Slowest | None:
         return None
     rank = max(late, key=lambda rank: median(late[rank]))
     usual = [float(fact.usual_late) for fact in facts if fact.usual_late is not None]
-    (low, _), (_, high) = median_bounds(late[rank]), median_bounds(usual)
+    (low, _), (_, high) = median_bounds(late[rank], CERTAIN), median_bounds(usual, CERTAIN)
     step_ns = median(fact.ranks[rank].figures.step_ns for fact in facts if rank in fact.ranks)
     if low - high < max(NOISE_NS, NOISE_SHARE * step_ns):
         return None

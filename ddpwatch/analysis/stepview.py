@@ -207,6 +207,11 @@ class StepView:
         return _Figures(self)
 
     @property
+    def full(self) -> bool:
+        """Whether its collectives were timed, on all ranks so far."""
+        return self.counted and not self.shadow and bool(self._frames)
+
+    @property
     def members(self) -> KeysView[int]:
         """The ranks that have sent the step."""
         return self._frames.keys()

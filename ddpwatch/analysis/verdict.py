@@ -160,7 +160,7 @@ def _stuck_words(beat: Beat) -> str:
 def _silent_words(rank: int, presence: Presence) -> str:
     text = f"rank {rank} silent for {presence.silent_ns / 1e9:.0f} s"
     beat = presence.beat
-    return text if beat is None else f"{text}, last seen in {beat.phase or 'an unknown phase'} of step {beat.step}"
+    return text if beat is None else f"{text}, last seen in step {beat.step}"
 
 
 # -- performance ---------------------------------------------------------------------------------------------

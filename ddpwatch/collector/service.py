@@ -199,11 +199,11 @@ class Collector:
                 self._tell(self._obituary(rank, at_ns, reason, detail, signal))
 
     def _obituary(self, rank: int, at_ns: int, reason: EndReason, detail: str, signal: int | None) -> Bye:
-        """A goodbye for a rank that can say none: its black box tells where it was, or else its last heartbeat."""
+        """A goodbye for a rank that can say none: its black box tells where it was, or its last heartbeat the step."""
         beat = self._hub.ranks[rank].last_beat
         last = blackbox.read(rundir.blackbox(self._options.run_id, rank))
         if last is None and beat is not None:
-            last = blackbox.LastWords(beat.step, beat.phase, beat.in_flight)
+            last = blackbox.LastWords(beat.step, "", [])  # a beat is old, and comes mostly when a backward waits
         return Bye(
             rank=rank,
             by="collector",

@@ -244,14 +244,13 @@ class DdpProbe:
             _on_graph_end(self._compute_end_callback)
 
     def _compute_end(self) -> None:
-        """What comes next is waiting: the moment for whatever need not be done at another."""
+        """On the host, what comes next is waiting: the moment for whatever need not be done at another."""
         self._recorder.backward_compute_end()
         _on_graph_end(self._end_callback)
-        if not (self._will_sync or self._launched):
-            return
-        if self._host and self._has_stats and (ddp := self._ddp()) is not None:
-            self._stats = ddp.reducer.get_backward_stats()
-        self._recorder.lull()
+        if self._host and (self._will_sync or self._launched):
+            if self._has_stats and (ddp := self._ddp()) is not None:
+                self._stats = ddp.reducer.get_backward_stats()
+            self._recorder.lull()
 
     def _backward_end(self) -> None:
         self._in_backward = False

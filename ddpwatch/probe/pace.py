@@ -22,8 +22,8 @@ import os
 from collections.abc import Mapping
 from statistics import median
 
-FULL_BUDGET = 0.00075  # of a step: what full steps may take
-WATCHED_BUDGET = 0.002  # what watching at all may take
+WATCHED_BUDGET = 0.002  # of a step: what watching at all may take
+FULL_BUDGET = 0.00075  # what full steps may take beyond that; together less than the 0.3 % that ddpwatch promises
 LONGEST = {"": 2, "all": 1, "few": 4}  # period of the watched steps
 LONGEST_FULL = 64  # period of the full ones
 FIRST_FULL = 12  # steps from the start that are recorded in full: DDP settles its buckets there

@@ -84,7 +84,8 @@ class StepRecord:
             work(self)
         start = self.start
         rows = sorted([*(bucket.row(start) for bucket in self.buckets), *self.derived], key=itemgetter(0))
-        launch, module, index, nbytes, ready, done = map(list, zip(*rows, strict=True)) if rows else ([] for _ in range(6))
+        columns = zip(*rows, strict=True) if rows else [()] * 6
+        launch, module, index, nbytes, ready, done = map(list, columns)
         hooks = sorted(self.hooks, key=itemgetter(1))
         return Step(
             rank=rank,
@@ -135,7 +136,7 @@ class StepRecorder:
         pace: Chooses the shadow steps (`ddpwatch.probe.pace`), once whoever owns the hooks has set it.
         shadow: Whether the open step is one, or unwatched.
         cpu: CPU time of the job in this process, ns.
-        lull: Told that the training thread is about to wait for its buckets.
+        lull: Called by whoever knows that the training thread is about to wait for its buckets. Must not block.
         on_validation: Told when a validation began and ended (ns), once training goes on.
         phase: Where training is now; read by the heartbeat thread.
         last_hook: Id of the newest parameter whose gradient is known to have arrived, or None.

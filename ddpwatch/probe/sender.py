@@ -1,14 +1,15 @@
 """The sender thread: everything that encodes, sends or waits happens here, never on the training thread.
 
-The training thread appends finished records to a deque (atomic, no lock) and goes on. This thread wakes twice a
-second or so (a wake costs more than what it sends), sends what is settled, and a heartbeat, so that a hang is visible
-while it lasts. It prefers the moment at which the training thread begins to wait for its buckets: what it takes from
-that thread's core is then not missed.
+The training thread appends finished records to a deque (atomic, no lock) and goes on. This thread wakes about twice a
+second (a wake costs more than what it sends), sends what is settled, and a heartbeat, so that a hang is visible while
+it lasts. It prefers the moment at which the training thread begins to wait for its buckets: what it then takes from
+that thread's core is not missed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -25,7 +26,7 @@ from ddpwatch.messages import Beat, Bye, Hello, Layout, Mark, Message, Step, enc
 from ddpwatch.probe.recorder import StepRecord, StepRecorder
 
 REST_S = 0.4
-LULL_S = 0.25  # how long after that it waits for the training thread to wait
+LULL_S = 0.25  # how much longer it rests if the training thread does not begin to wait: in long steps, or in a hang
 FIRST_LOOK_S = 0.05  # for where to send
 SETTLE_NS = 500_000_000
 BACKLOG = 4096
@@ -66,8 +67,8 @@ class Sender(threading.Thread):
         self._records: deque[StepRecord] = deque(maxlen=BACKLOG)
         self._outbox: deque[Message] = deque(maxlen=BACKLOG)
         self._stopping = threading.Event()
-        self._due = False
         self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._due = math.inf  # from when on the training thread may wake this one
         self._context = transport.Context()
         self._socket: Outlet | None = None
         self._hello: Hello | None = None
@@ -102,9 +103,9 @@ class Sender(threading.Thread):
         self.join(timeout_s)
 
     def _lull(self) -> None:
-        """The training thread is about to wait. Neither blocks nor locks."""
-        if self._due:
-            self._due = False
+        """The training thread is about to wait. Never blocks."""
+        if time.monotonic() >= self._due:
+            self._due = math.inf
             self._wakes.put(None)
 
     def _job_cpu_ns(self) -> int:
@@ -117,8 +118,7 @@ class Sender(threading.Thread):
         """Ticks until stopped."""
         try:
             self._connect()
-            while not self._stopping.wait(REST_S):
-                self._await_lull()
+            while not self._rest():
                 self._tick()
             self._flush_all()
         except Exception as error:
@@ -157,11 +157,14 @@ class Sender(threading.Thread):
                 raise
         return RankFile(directory, hello)
 
-    def _await_lull(self) -> None:
-        self._due = True
-        with contextlib.suppress(Empty):  # in long steps, in unwatched ones, in a hang
-            self._wakes.get(timeout=LULL_S)
-        self._due = False
+    def _rest(self) -> bool:
+        """Sleeps until there is something to do. True if that is to stop."""
+        if not self._stopping.is_set():
+            self._due = time.monotonic() + REST_S
+            with contextlib.suppress(Empty):
+                self._wakes.get(timeout=REST_S + LULL_S)
+            self._due = math.inf
+        return self._stopping.is_set()
 
     def _tick(self) -> None:
         self._send_outbox()

@@ -38,7 +38,7 @@ from ddpwatch.tui.session import Session
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 SEARCH_NS = 30_000_000_000  # how much is searched backwards at first; then four times as much, and so on
-SEARCH_STEPS, SEARCH_S = 64, 10.0  # what a verdict looks at
+SEARCH_STEPS, SEARCH_S = 256, 10.0  # what a verdict looks at
 
 
 class Film(Protocol):

@@ -14,7 +14,7 @@ from ddpwatch.tui.screens import AskScreen, HelpScreen
 from ddpwatch.tui.settings import Settings, load_settings
 from ddpwatch.tui.views import VIEWS
 from tests.tui.fakes import FakeJobs, ended_recording, live_app, replay_app, screen_text, until
-from tests.tui.frames import MS, START_NS, beat, bye, device, hello, killed, run, step, unwatched
+from tests.tui.frames import MS, START_NS, beat, bye, device, hello, killed, run, shadow, step, unwatched
 
 KEYS = {view.NAME: key for key, view in VIEWS.items()}
 
@@ -195,6 +195,13 @@ class TestBuckets:
             assert fired == [["0", "29.0", "1", "b"], ["1", "39.0", "0", "a"]]
             await pilot.press("escape")
             assert "bytes▼" in body(app)
+
+    async def test_completions_are_those_of_full_steps_however_long_ago(self):
+        app = app_on()
+        async with app.run_test(size=(140, 30)) as pilot:
+            await watching(pilot, [hello(0, world=1), step(0, 1), step(0, 2), *(shadow(0, n) for n in range(3, 90))])
+            await pilot.press("3")
+            assert [row.done is not None for row in app.view.rows()] == [True, True]
 
 
 class TestRanks:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpwatch.analysis.closing import KEEP_STEPS, Closing
 from ddpwatch.analysis.findings import findings
 from ddpwatch.analysis.ranks import bucket_figures, lateness, same_clock, waiting
 from ddpwatch.analysis.render import percent, render_report, size
@@ -13,6 +16,7 @@ from ddpwatch.analysis.report import ReportBuilder
 from ddpwatch.analysis.steps import PARTS, figures
 from ddpwatch.analysis.text import clean
 from ddpwatch.messages import BucketLayout, Bye, Hello, Layout, Span, Step
+from tests.unit.runs import hello_of, step_of
 
 MS = 1_000_000
 
@@ -192,6 +196,19 @@ def test_a_run_without_a_second_rank_has_dashes_not_zeros() -> None:
     assert report["overlap"]["ratio_p50"] is None
     report["findings"] = findings(report)
     assert " –" in render_report(report)
+
+
+def test_what_a_recording_says_of_its_newest_steps_rests_on_full_ones_that_are_older() -> None:
+    closing = Closing()
+    closing.apply(hello_of(0, 1))
+    for number in range(1, 1 + 2 * KEEP_STEPS):
+        step = step_of(0, number)
+        if number > 64:
+            step.status, step.bucket_done = "shadow", [None, None]
+        closing.apply(step)
+    found = json.loads(closing.documents()["findings.json"])
+    assert found["steps"] == [KEEP_STEPS + 1, 2 * KEEP_STEPS]
+    assert found["overlap"]["ratio_p50"] == pytest.approx(0.75, abs=0.001)
 
 
 def test_an_empty_run_has_a_report() -> None:

@@ -70,12 +70,12 @@ def test_without_noise_it_is_exact() -> None:
     assert cost.ratio == pytest.approx(truth, rel=0.05)  # shares are those of the newest steps
 
 
-@pytest.mark.parametrize("watched", [1, 4])
-def test_the_interval_is_a_95_percent_one(watched: int) -> None:
+@pytest.mark.parametrize(("period", "watched"), [(8, 1), (8, 4), (64, 2)])
+def test_the_interval_is_a_95_percent_one(period: int, watched: int) -> None:
     """Of 200 jobs, about ten may miss."""
     missed = 0
     for seed in range(200):
-        cost, truth = measured(3, steps=600, seed=seed, watched=watched)
+        cost, truth = measured(3, steps=600, period=period, seed=seed, watched=watched)
         missed += cost is None or not cost.low <= truth <= cost.high
     assert missed <= 18  # of 200; more happens once in a hundred times
 

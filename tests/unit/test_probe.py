@@ -385,6 +385,25 @@ def test_an_unwatched_step_is_left_alone() -> None:
     assert all(step.bucket_index for step in steps if step.status != "unwatched")
 
 
+def test_the_moment_at_which_a_backward_waits_is_told() -> None:
+    """Once for each that reduces, with DDP's statistics read by then; not of an unwatched step."""
+    watched = Watched()
+    watched.recorder.pace = Given(shadow=lambda step: step == 2, unwatched=lambda step: step == 3)
+    told: list[tuple[int, str, bool]] = []
+    watched.recorder.lull = lambda: told.append(
+        (watched.recorder.steps, watched.recorder.phase, bool(watched.probe._stats))
+    )
+    for _ in range(5):
+        with watched.ddp.no_sync():
+            watched.ddp(torch.ones(2, 8)).sum().backward()
+        watched.ddp(torch.ones(2, 8)).sum().backward()
+        watched.recorder.optimizer_begin()
+        watched.recorder.optimizer_end()
+    drain()
+    assert watched.errors == []
+    assert told == [(step, "sync", True) for step in (0, 1, 2, 4)]
+
+
 class FutureGroup:
     """Process groups as torch 2.14 is to have them: hooks around each collective."""
 

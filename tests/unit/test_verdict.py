@@ -150,6 +150,11 @@ class TestVerdict:
         assert [view.step for view in recent if not view.shadow] == [128, 192, 256]
         assert verdict(summarise(recent), state.presence()).kind == "exposed"
 
+    def test_full_steps_outlive_the_others_where_there_is_room_for_few(self, monkeypatch):
+        monkeypatch.setattr("ddpwatch.state.KEEP_RANK_STEPS", 20)
+        state = state_of([hello(0, world=1), *(shadow(0, n) if n % 64 else step(0, n) for n in range(1, 300))])
+        assert list(state.steps) == [128, 192, 256, *range(280, 300)]
+
     def test_late_rank_goes_before_exposed(self):
         found = judged(run(late_rank=1))
         assert (found.kind, found.rank, found.bucket) == ("late-rank", 1, 1)
@@ -205,7 +210,7 @@ class TestVerdict:
     def test_a_silent_rank(self):
         beats = [beat(0, 40, "sync", 1, in_flight=[1]) for _ in range(100)]
         found = judged([*run(), beat(1, 40, "forward"), *beats])
-        assert found.text == "rank 1 silent for 5 s, last seen in forward of step 40; rank 0 waits for bucket 1"
+        assert found.text == "rank 1 silent for 5 s, last seen in step 40; rank 0 waits for bucket 1"
 
     def test_one_rank_alone(self):
         empty = {f"bucket_{name}": [] for name in ("module", "index", "bytes", "ready", "launch", "done")}

@@ -7,6 +7,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from ddpwatch.analysis.buckets import BucketRow, BucketTable
+from ddpwatch.state import newest
 from ddpwatch.tui.canvas import Row
 from ddpwatch.tui.paint.buckets import COLUMNS, paint_bucket, paint_buckets
 from ddpwatch.tui.paint.grid import sort_rows
@@ -57,7 +58,7 @@ class BucketsView(RunView):
 
     def rows(self) -> list[BucketRow]:
         """The table's rows, sorted."""
-        views = [view for view in self.session.steps if view.counted][-NEWEST:]
+        views = newest(NEWEST, (view for view in reversed(self.session.steps) if view.counted))
         complete = [view for view in views if len(view) >= len(self.session.state.ranks)] or views
         self.complete = self.table.update(complete)
         return sort_rows(self.table.rows(), COLUMNS[self.sorted_by], self.falling)
