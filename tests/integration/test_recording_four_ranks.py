@@ -35,7 +35,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         options = (*model, "--steps", str(STEPS), "--record", str(file))
         with Job(TRAIN, *options, ranks=4, log=folder / "log") as job:
             info = the_run(job)
-            wait_for(file.exists, "the recording is there")
+            wait_for(lambda: file.exists() and file.stat().st_size > 0, "the recording is there")
             followed = [message for message, _ in follow_frames(file)]
             assert job.wait() == 0, job.output()
         wait_for(lambda: not collector_pids(info.run_id), "the collector ends")
