@@ -318,12 +318,11 @@ class DdpProbe:
         offsets = self._ready_offsets(record, stats, forward_end_ns)
         readies = [_last(offsets, bucket) for bucket in buckets]
         latest = min(filter(None, readies if any(readies) else offsets), default=0)
-        base, lag = forward_end_ns - record.start, self._lag_ns
+        base = forward_end_ns - record.start
         for bucket, ready in zip(buckets, readies, strict=True) if latest else ():
-            index = bucket.index
-            latest = max(latest, ready + lag.get(index, 0))
+            latest = max(latest, ready + self._lag_ns.get(bucket.index, 0))
             known = base + min(ready, latest) if ready else None
-            record.derived.append((base + latest, self._module, index, bucket.nbytes, known, None))
+            record.derived.append((base + latest, self._module, bucket.index, bucket.nbytes, known, None))
         if stats is not None and chosen(record.step, HOOKS_PERIOD):
             self._tell_hooks(record, stats, forward_end_ns)
 

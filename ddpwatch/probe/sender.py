@@ -159,11 +159,10 @@ class Sender(threading.Thread):
 
     def _rest(self) -> bool:
         """Sleeps until there is something to do. True if that is to stop."""
-        if not self._stopping.is_set():
-            self._due = time.monotonic() + REST_S
-            with contextlib.suppress(Empty):
-                self._wakes.get(timeout=REST_S + LULL_S)
-            self._due = math.inf
+        self._due = time.monotonic() + REST_S
+        with contextlib.suppress(Empty):
+            self._wakes.get(timeout=REST_S + LULL_S)
+        self._due = math.inf
         return self._stopping.is_set()
 
     def _tick(self) -> None:

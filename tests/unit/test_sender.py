@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -88,33 +89,40 @@ def test_a_run_without_a_name_is_not_recorded(tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "files").exists()
 
 
-def test_it_works_when_the_training_thread_begins_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def heard(tmp_path: Path) -> Iterator[tuple[Sender, zmq.Socket[bytes]]]:
+    """A sender that is yet to start, and the collector's end."""
+    endpoint = f"ipc://{tmp_path}/collector"
+    with zmq.Context() as context, context.socket(zmq.PULL) as collector:
+        collector.bind(endpoint)
+        sender = Sender(0, lambda: endpoint, pytest.fail)
+        yield sender, collector
+        sender.stop(BYE)
+
+
+def test_it_works_when_the_training_thread_begins_to_wait(
+    heard: tuple[Sender, zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sender_module, "REST_S", 0.0)
     monkeypatch.setattr(sender_module, "LULL_S", 3600.0)
-    endpoint = f"ipc://{tmp_path}/collector"
-    with zmq.Context() as context, context.socket(zmq.PULL) as collector:
-        collector.bind(endpoint)
-        sender = Sender(0, lambda: endpoint, pytest.fail)
-        sender.start()
-        deadline = time.monotonic() + 10.0
-        while sender._due == math.inf and time.monotonic() < deadline:
-            time.sleep(0.01)
-        sender.post(hello_of(0, 1))
-        sender.recorder.lull()
-        assert collector.poll(10_000)
-        assert isinstance(decode(collector.recv()), Hello)  # and nothing before it, not even a heartbeat
-        assert collector.poll(10_000)
-        assert isinstance(decode(collector.recv()), Beat)
-        sender.stop(BYE)
+    sender, collector = heard
+    sender.start()
+    deadline = time.monotonic() + 10.0
+    while sender._due == math.inf and time.monotonic() < deadline:
+        time.sleep(0.01)
+    sender.post(hello_of(0, 1))
+    sender.recorder.lull()
+    assert collector.poll(10_000)
+    assert isinstance(decode(collector.recv()), Hello)  # and nothing before it, not even a heartbeat
+    assert collector.poll(10_000)
+    assert isinstance(decode(collector.recv()), Beat)
 
 
-def test_a_training_thread_that_never_waits_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_thread_that_never_waits_is_not_waited_for(
+    heard: tuple[Sender, zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sender_module, "LULL_S", 0.01)
-    endpoint = f"ipc://{tmp_path}/collector"
-    with zmq.Context() as context, context.socket(zmq.PULL) as collector:
-        collector.bind(endpoint)
-        sender = Sender(0, lambda: endpoint, pytest.fail)
-        sender.start()
-        assert collector.poll(10_000)
-        assert isinstance(decode(collector.recv()), Beat)
-        sender.stop(BYE)
+    sender, collector = heard
+    sender.start()
+    assert collector.poll(10_000)
+    assert isinstance(decode(collector.recv()), Beat)
