@@ -25,12 +25,12 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from ddpwatch.analysis.assembly import StepGroup
 from ddpwatch.analysis.compare import Difference, RunSeries, compare
-from ddpwatch.analysis.groups import StepGroup
-from ddpwatch.analysis.render import table
-from ddpwatch.analysis.steps import PARTS
+from ddpwatch.analysis.step import PHASES
 from ddpwatch.export.tables import groups
 from ddpwatch.recording.reader import Recording
+from ddpwatch.report.format import table
 
 PAIRS = 50
 KINDS = {"independent": 0.0, "remembers half": 0.5, "remembers 0.8": 0.8, "remembers 0.9": 0.9}
@@ -51,8 +51,8 @@ def made_up(name: str, seed: int, steps: int, memory: float, slower: float) -> R
         level = memory * level + fresh * dice.gauss(0, 2)
         value = (100 + level + dice.gauss(0, 3) + (50 if dice.random() < 0.02 else 0)) * slower
         run.step.append(value)
-        for part in PARTS:
-            run.parts[part].append(value / len(PARTS))
+        for phase in PHASES:
+            run.phases[phase].append(value / len(PHASES))
     return run
 
 
@@ -161,7 +161,7 @@ def _until_closed(file: Path) -> None:
     """The collector ends after the job."""
     if not file.exists():
         raise SystemExit("the job was not recorded: see what it said above")
-    while not Recording(file).parts[0].index.complete:
+    while not Recording(file).phases[0].index.complete:
         time.sleep(0.2)
 
 

@@ -27,10 +27,10 @@ from torch.profiler import ProfilerActivity
 
 import ddpwatch
 from ddpwatch.analysis.intervals import Intervals, intersect, total, union
-from ddpwatch.analysis.render import table
-from ddpwatch.analysis.steps import figures
+from ddpwatch.analysis.step import figures
 from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
+from ddpwatch.report.format import table
 
 WITHIN_POINTS = 2.0
 NCCL_KERNELS = ("nccl", "onerankreduce")

@@ -15,7 +15,7 @@ the CPU time of the rank's process is compared. The idle sender thread and colle
 not in its cost.
 
 The last table is what ddpwatch says about itself in the same run: the difference between its full, its shadow and its
-unwatched steps, the share of full steps that it has chosen, and what that makes (`ddpwatch.analysis.cost`).
+unwatched steps, the share of full steps that it has chosen, and what that makes (`ddpwatch.sampling.cost`).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.profiler import ProfilerActivity, profile
 
 import ddpwatch
-from ddpwatch.analysis.cost import CostMeter
-from ddpwatch.analysis.render import table
 from ddpwatch.messages import Step
 from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
+from ddpwatch.report.format import table
+from ddpwatch.sampling.cost import CostMeter
 
 LAYERS, WIDTH, BATCH = 150, 128, 512
 WARM_STEPS = 64  # ddpwatch finds its pace

@@ -26,11 +26,11 @@ from torch.profiler import ProfilerActivity, profile
 
 import ddpwatch
 from ddpwatch.analysis.intervals import Intervals, intersect, total, union
-from ddpwatch.analysis.render import table
-from ddpwatch.analysis.steps import figures
+from ddpwatch.analysis.step import figures
 from ddpwatch.messages import Step
 from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
+from ddpwatch.report.format import table
 
 STEPS, WARM = 40, 20
 LAYERS, WIDTH, BATCH = 24, 512, 128

@@ -22,16 +22,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import msgspec
 
-from ddpwatch.analysis.recent import Summary, summarise
-from ddpwatch.analysis.render import size, table
+from ddpwatch.analysis.window import Summary, summarise
 from ddpwatch.messages import Hello, Message, Span, Step, encode
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.reporting import report_of
+from ddpwatch.report.build import report_of
+from ddpwatch.report.format import size, table
 from ddpwatch.state import KEEP_STEPS, RunState
 from ddpwatch.transport import Envelope
-from ddpwatch.tui.model import HISTORY_S
+from ddpwatch.tui.models.overview import HISTORY_S
 
 MS = 1_000_000
 BEGIN = 1_700_000_000 * 10**9

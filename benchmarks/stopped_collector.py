@@ -31,9 +31,9 @@ sys.path.insert(0, str(ROOT))
 
 import ddpwatch  # noqa: E402
 from ddpwatch import rundir  # noqa: E402
-from ddpwatch.analysis.render import table  # noqa: E402
 from ddpwatch.probe import session  # noqa: E402
-from ddpwatch.reporting import report_of  # noqa: E402
+from ddpwatch.report.build import report_of  # noqa: E402
+from ddpwatch.report.format import table  # noqa: E402
 
 PHASE_S = float(os.environ.get("PHASE_S", "20"))
 ROUNDS = int(os.environ.get("ROUNDS", "3"))

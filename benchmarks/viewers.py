@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ddpwatch import rundir  # noqa: E402
-from ddpwatch.analysis.render import table  # noqa: E402
 from ddpwatch.messages import Step  # noqa: E402
+from ddpwatch.report.format import table  # noqa: E402
 from ddpwatch.sources import LiveSource  # noqa: E402
 
 BIN = Path(sys.executable).parent

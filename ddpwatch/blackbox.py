@@ -26,7 +26,7 @@ SIZE: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class LastWords:
+class LastState:
     """Step, phase and the indices of the buckets that were launched and not done."""
 
     step: int
@@ -71,7 +71,7 @@ class BlackBox:
             self._page[_BUCKETS_AT + bucket] = 0
 
 
-def read(path: Path) -> LastWords | None:
+def read(path: Path) -> LastState | None:
     """What a black box says; None if it is not there or not one."""
     try:
         page = path.read_bytes()
@@ -83,4 +83,4 @@ def read(path: Path) -> LastWords | None:
     if magic != _MAGIC or code >= len(PHASES):
         return None
     in_flight = [bucket for bucket, flag in enumerate(page[_BUCKETS_AT:]) if flag]
-    return LastWords(step, PHASES[code], in_flight)
+    return LastState(step, PHASES[code], in_flight)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from ddpwatch.analysis.closing import Closing
+from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Message, Step
 from ddpwatch.recording.rotation import Limits, RotatingWriter
@@ -42,7 +42,7 @@ def capture(
 
 
 def _capture(source: Source, writer: RotatingWriter, duration_s: float | None, steps: int | None) -> None:
-    closing, ending = Closing(), _Ending(steps)
+    closing, ending = AttachmentBuilder(), _Ending(steps)
     begun = flushed = heard = time.monotonic()
     try:
         while not ending.reached and (duration_s is None or time.monotonic() - begun < duration_s):

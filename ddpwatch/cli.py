@@ -16,8 +16,8 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.version import __version__
 
 if TYPE_CHECKING:
-    from ddpwatch.recording.place import Place
     from ddpwatch.recording.reader import Recording
+    from ddpwatch.recording.seek import Position
     from ddpwatch.rundir import RunInfo
 
 app = typer.Typer(
@@ -175,12 +175,12 @@ def replay(
     baseline: Baseline = None,
 ) -> None:
     """Replay a recording in the dashboard, or follow one that is being written."""
-    from ddpwatch.recording.place import locate, parse_spot
+    from ddpwatch.recording.seek import locate, parse_target
 
     if follow and (speed is not None or start is not None or loop):
         raise UsageError("--follow shows a file as it grows", "leave --speed, --from and --loop away")
     recording = _opened(file)
-    spot = parse_spot(start) if start is not None else None
+    spot = parse_target(start) if start is not None else None
     place = locate(recording, spot) if spot is not None else None
     if _is_plain(plain):
         _no_baseline(baseline)
@@ -211,13 +211,13 @@ def report(
 ) -> None:
     """Print the figures of a recording."""
     from ddpwatch.recording.selection import selection_of
-    from ddpwatch.reporting import report_of
+    from ddpwatch.report.build import report_of
 
     if as_json + markdown + (html is not None) > 1:
         raise UsageError("--json, --markdown and --html exclude each other", "give one of them")
     selection = selection_of(steps, ranks)
     if html is not None:
-        from ddpwatch.export.report_files import write_html
+        from ddpwatch.report.files import write_html
 
         typer.echo(f"{html}: {write_html(file, html, selection)} bytes", err=True)
         return
@@ -227,11 +227,11 @@ def report(
 
         typer.echo(json.dumps(result, indent=2))
     elif markdown:
-        from ddpwatch.analysis.markdown import render_markdown
+        from ddpwatch.report.markdown import render_markdown
 
         typer.echo(render_markdown(result))
     else:
-        from ddpwatch.export.report_files import text_report
+        from ddpwatch.report.files import text_report
 
         typer.echo(text_report(file, result, selection, sys.stdout.isatty()))
 
@@ -248,7 +248,7 @@ def compare(
 ) -> None:
     """Compare recordings: figures side by side, and whether one is slower."""
     from ddpwatch.recording.selection import selection_of
-    from ddpwatch.reporting import compare_recordings, parse_percent, slower_than
+    from ddpwatch.report.build import compare_recordings, parse_percent, slower_than
 
     limit = None if fail_if_slower is None else parse_percent(fail_if_slower)
     result = compare_recordings(files, selection_of(steps, ranks))
@@ -257,7 +257,7 @@ def compare(
 
         typer.echo(json.dumps(result, indent=2))
     else:
-        from ddpwatch.analysis.render_compare import render_compare
+        from ddpwatch.report.compare_text import render_compare
 
         typer.echo(render_compare(result))
     if limit is not None:
@@ -283,8 +283,8 @@ def export(
 
 def _opened(file: Path) -> Recording:
     """The recording; what there is to know about it is said."""
-    from ddpwatch.analysis.text import clean
     from ddpwatch.recording.reader import Recording
+    from ddpwatch.report.format import clean
 
     recording = Recording(file)
     for note in recording.notes:
@@ -293,7 +293,7 @@ def _opened(file: Path) -> Recording:
 
 
 def _print_lines(
-    file: Path, follow: bool, recording: Recording, place: Place | None, speed: float | None, loop: bool
+    file: Path, follow: bool, recording: Recording, place: Position | None, speed: float | None, loop: bool
 ) -> None:
     from ddpwatch.plain import print_lines, replay_lines
 

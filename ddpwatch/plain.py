@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddpwatch import rundir
-from ddpwatch.analysis.recent import summarise
-from ddpwatch.analysis.render import UNKNOWN, number, percent, table
-from ddpwatch.analysis.steps import NS_PER_MS
-from ddpwatch.analysis.text import clean
-from ddpwatch.analysis.verdict import verdict
+from ddpwatch.analysis.diagnosis.verdict import verdict
+from ddpwatch.analysis.step import NS_PER_MS
+from ddpwatch.analysis.window import summarise
 from ddpwatch.messages import Message
+from ddpwatch.report.format import UNKNOWN, clean, number, percent, table
 from ddpwatch.rundir import RunInfo
 from ddpwatch.sources import SILENCE_S, LiveSource, newest_run
 from ddpwatch.state import KEEP_STEPS, RunState

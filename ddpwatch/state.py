@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import Clock, clock_of
-from ddpwatch.analysis.cost import CostMeter
-from ddpwatch.analysis.stepview import StepView
-from ddpwatch.analysis.verdict import Presence
+from ddpwatch.analysis.diagnosis.verdict import Presence
 from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Status, Step
+from ddpwatch.sampling.cost import CostMeter
 
-__all__ = ["KEEP_STEPS", "RankState", "RankStatus", "RunState", "StepView"]
+__all__ = ["KEEP_STEPS", "RankState", "RankStatus", "RunState", "StepAcrossRanks"]
 
 KEEP_STEPS = 512
 KEEP_RANK_STEPS = 65_536  # steps times ranks: what bounds memory in large jobs
@@ -73,7 +73,7 @@ class RunState:
     version: int = 0
     frames: int = 0
     ranks: dict[int, RankState] = field(default_factory=dict)
-    steps: OrderedDict[int, StepView] = field(default_factory=OrderedDict)
+    steps: OrderedDict[int, StepAcrossRanks] = field(default_factory=OrderedDict)
     layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
     devices: dict[tuple[str, str, int], deque[Device]] = field(default_factory=dict)
     marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=KEEP_MARKS))
@@ -139,7 +139,7 @@ class RunState:
             if len(self.steps) >= self._room() and step.step < next(iter(self.steps)):
                 return  # older than anything kept
             in_order = not self.steps or step.step > next(reversed(self.steps))
-            view = self.steps[step.step] = StepView(step.step, self.comparable)
+            view = self.steps[step.step] = StepAcrossRanks(step.step, self.comparable)
             if not in_order:
                 self.steps = OrderedDict(sorted(self.steps.items()))
             self._tidy()
@@ -190,7 +190,7 @@ class RunState:
             for rank, state in self.ranks.items()
         }
 
-    def newest_step(self) -> StepView | None:
+    def newest_step(self) -> StepAcrossRanks | None:
         """The newest step that every rank still running has sent; the newest at all if there is none."""
         alive = {rank for rank, state in self.ranks.items() if state.bye is None} or set(self.ranks)
         for view in reversed(self.steps.values()):
@@ -230,18 +230,18 @@ class RunState:
                     return [layout.params[param] for param in bucket.params if param < len(layout.params)]
         return []
 
-    def recent(self, count: int = 50) -> list[StepView]:
+    def recent(self, count: int = 50) -> list[StepAcrossRanks]:
         """The `newest` steps that belong into statistics and that every known rank has sent."""
         views = reversed(self.steps.values())
         return newest(count, (view for view in views if view.counted and len(view) >= len(self.ranks)))
 
 
-def newest(count: int, views: Iterable[StepView]) -> list[StepView]:
+def newest(count: int, views: Iterable[StepAcrossRanks]) -> list[StepAcrossRanks]:
     """The first ``count`` of steps that come newest first; oldest first.
 
     As many more, further back, as it takes to have a few among them that are recorded in full.
     """
-    found: list[StepView] = []
+    found: list[StepAcrossRanks] = []
     full = 0
     for view in views:
         if len(found) < count or view.full:

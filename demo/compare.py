@@ -21,7 +21,7 @@ import torch.distributed as dist
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Step
 from ddpwatch.recording.reader import Recording
-from ddpwatch.reporting import report_of
+from ddpwatch.report.build import report_of
 from trainer import TrainConfig, Trainer, TrainerError, build_task
 from trainer.cli import fail
 from trainer.comm_hooks import HookOptions

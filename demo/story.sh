@@ -20,7 +20,7 @@ trap leave EXIT
 
 start() { # options of the job
     echo none >"$trouble"
-    "$BIN/torchrun" --standalone --nproc-per-node=2 tests/tui/story_job.py "$trouble" "$@" >"$DDPWATCH_DIR/job.log" 2>&1 &
+    "$BIN/torchrun" --standalone --nproc-per-node=2 demo/story_job.py "$trouble" "$@" >"$DDPWATCH_DIR/job.log" 2>&1 &
     job=$!
 }
 screen() { tmux capture-pane -p -t "$session"; }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ddpwatch.analysis.stepview import StepView
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.messages import Step
 
 Bucket = tuple[int, int]  # module, index
@@ -34,7 +34,7 @@ class BucketStep:
 
 
 @dataclass(frozen=True, slots=True)
-class BucketRow:
+class BucketSummary:
     """One bucket over the newest steps. ``last_share`` says how often ``last_rank`` launched last (0 to 1)."""
 
     module: int
@@ -59,7 +59,7 @@ class BucketTable:
         self.steps: dict[int, dict[Bucket, BucketStep]] = {}
         self._ranks: dict[int, int] = {}
 
-    def update(self, views: Sequence[StepView]) -> bool:
+    def update(self, views: Sequence[StepAcrossRanks]) -> bool:
         """Takes the newest steps (oldest first); returns whether all of them are worked out now."""
         wanted = {view.step: view for view in views}
         self.steps = {step: rows for step, rows in self.steps.items() if step in wanted}
@@ -74,7 +74,7 @@ class BucketTable:
         self._ranks = {step: count for step, count in self._ranks.items() if step in wanted}
         return True
 
-    def rows(self) -> list[BucketRow]:
+    def rows(self) -> list[BucketSummary]:
         """Every bucket of the newest step, over all steps that have it, by module and index."""
         if not self.steps:
             return []
@@ -84,11 +84,11 @@ class BucketTable:
         """One bucket step by step, oldest first."""
         return [(step, rows[bucket]) for step, rows in sorted(self.steps.items()) if bucket in rows]
 
-    def _row(self, bucket: Bucket) -> BucketRow:
+    def _row(self, bucket: Bucket) -> BucketSummary:
         found = [step for _, step in self.history(bucket)]
         last = Counter(step.last_rank for step in found if step.last_rank is not None).most_common(1)
         known = sum(step.last_rank is not None for step in found)
-        return BucketRow(
+        return BucketSummary(
             *bucket,
             nbytes=found[-1].nbytes,
             ready=_p50(found, lambda step: step.ready),
@@ -109,7 +109,7 @@ def _p50(steps: Iterable[BucketStep], read: Callable[[BucketStep], float | None]
     return median(values) if values else None
 
 
-def bucket_steps(view: StepView) -> dict[Bucket, BucketStep]:
+def bucket_steps(view: StepAcrossRanks) -> dict[Bucket, BucketStep]:
     """Works out the buckets of one step."""
     columns: dict[Bucket, list[tuple[float | None, float, float | None, float | None]]] = {}
     sizes: dict[Bucket, int] = {}
@@ -133,7 +133,10 @@ def _stamps(step: Step, position: int) -> tuple[float | None, float, float | Non
 
 
 def _bucket_step(
-    bucket: Bucket, nbytes: int, rows: Sequence[tuple[float | None, float, float | None, float | None]], view: StepView
+    bucket: Bucket,
+    nbytes: int,
+    rows: Sequence[tuple[float | None, float, float | None, float | None]],
+    view: StepAcrossRanks,
 ) -> BucketStep:
     ready, launch, done, exposed = (_median(column) for column in zip(*rows, strict=True))
     arrivals, n = view.arrivals, len(view)

@@ -1,4 +1,4 @@
-"""Compares runs: is one slower than the other beyond what chance explains, and which part of the step is it?
+"""Compares runs: is one slower than the other beyond what chance explains, and which phase of the step is it?
 
 The unit is a step: its time is the mean over its ranks, which synchronised training keeps together. Steps are not
 independent (caches, clocks and neighbours drift), so a run is cut into consecutive blocks, longer ones where blocks
@@ -18,7 +18,7 @@ from itertools import pairwise
 from statistics import NormalDist, fmean, median, pvariance, stdev
 from typing import Any, Protocol
 
-from ddpwatch.analysis.steps import NS_PER_MS, PARTS, StepFigures
+from ddpwatch.analysis.step import NS_PER_MS, PHASES, StepFigures
 
 SMALLEST = 0.01
 SMALLEST_OVERLAP = 0.02
@@ -56,13 +56,13 @@ class RunSeries:
     Attributes:
         name: What the run is called in words.
         step: Time of each step.
-        parts: The six parts of each step; exposed communication and the rest only where completions were timed.
+        phases: The six phases of each step; exposed communication and the rest only where completions were timed.
         overlap: Overlap of each step that communicated.
     """
 
     name: str
     step: list[float] = field(default_factory=list)
-    parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    phases: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
     overlap: list[float] = field(default_factory=list)
 
     def add(self, group: OneStep) -> None:
@@ -72,16 +72,16 @@ class RunSeries:
         figures = list(group.figures.values())
         self.step.append(fmean(figure.step_ns for figure in figures) / NS_PER_MS)
         measured = all(figure.exposed_ns is not None for figure in figures)
-        for part, values in self.parts.items():
-            if measured or part not in _NEED_COMPLETIONS:
-                values.append(fmean(figure.parts_ns[part] for figure in figures) / NS_PER_MS)
+        for phase, values in self.phases.items():
+            if measured or phase not in _NEED_COMPLETIONS:
+                values.append(fmean(figure.phases_ns[phase] for figure in figures) / NS_PER_MS)
         overlaps = [figure.overlap for figure in figures if figure.overlap is not None]
         if overlaps:
             self.overlap.append(fmean(overlaps))
 
     def keep(self, steps: int) -> None:
         """Forgets all but the newest so many steps."""
-        for values in (self.step, self.overlap, *self.parts.values()):
+        for values in (self.step, self.overlap, *self.phases.values()):
             del values[:-steps]
 
 
@@ -94,7 +94,7 @@ class Difference:
         low, high: Its confidence interval.
         verdict: ``faster``, ``slower``; ``same`` if no more than a few percent can hide in the noise; ``unclear`` if
             more can; ``unknown`` with too few steps, or where those of A take no time.
-        part: The part of the step that explains the most of a difference; empty if none does.
+        phase: The phase of the step that explains the most of a difference; empty if none does.
         overlap: Change of the overlap (0.1 is ten points) if it is beyond chance, with its interval; None if not.
         text: All that in words.
     """
@@ -103,7 +103,7 @@ class Difference:
     low: float | None
     high: float | None
     verdict: str
-    part: str
+    phase: str
     overlap: tuple[float, float, float] | None
     text: str
 
@@ -119,10 +119,10 @@ class Change:
 
 
 def changes(a: RunSeries, b: RunSeries) -> dict[str, Change | None]:
-    """How ``step`` and the six parts (ms), and ``overlap`` (ratio), changed from A to B; None with too few steps."""
+    """How ``step`` and the six phases (ms), and ``overlap`` (ratio), changed from A to B; None with too few steps."""
     least = SMALLEST * (_median(a.step) or 0.0)
     found = {"step": _change_of(a.step, b.step, least)}
-    found |= {part: _change_of(a.parts[part], b.parts[part], least) for part in PARTS}
+    found |= {phase: _change_of(a.phases[phase], b.phases[phase], least) for phase in PHASES}
     return {**found, "overlap": _change_of(a.overlap, b.overlap, SMALLEST_OVERLAP)}
 
 
@@ -146,10 +146,10 @@ def compare(a: RunSeries, b: RunSeries, seed: int = 0) -> Difference:
     dice = random.Random(seed)
     found = _interval(blocks_a, blocks_b, lambda x, y: y / x - 1, dice)
     verdict = _verdict(*found)
-    part = _part(a, b) if verdict in ("slower", "faster") else ""
+    phase = _phase(a, b) if verdict in ("slower", "faster") else ""
     overlap = _overlap(a, b, dice)
-    text = _words(a, b, found, verdict, part) + _overlap_words(a, b, overlap)
-    return Difference(*found, verdict, part, overlap, text)
+    text = _words(a, b, found, verdict, phase) + _overlap_words(a, b, overlap)
+    return Difference(*found, verdict, phase, overlap, text)
 
 
 def _verdict(ratio: float, low: float, high: float) -> str:
@@ -172,7 +172,7 @@ def figures_of(series: RunSeries) -> dict[str, Any]:
         "name": series.name,
         "steps": len(series.step),
         "step_ms": _median(series.step),
-        "parts_ms": {part: _median(values) for part, values in series.parts.items()},
+        "phases_ms": {phase: _median(values) for phase, values in series.phases.items()},
         "overlap": _median(series.overlap),
     }
 
@@ -224,19 +224,21 @@ def _student(confidence: float, freedom: int) -> float:
     return z + first / freedom + second / freedom**2
 
 
-def _part(a: RunSeries, b: RunSeries) -> str:
-    """The part whose change goes the same way as the step's, and furthest."""
+def _phase(a: RunSeries, b: RunSeries) -> str:
+    """The phase whose change goes the same way as the step's, and furthest."""
     change = _change(a.step, b.step)
-    changes = {part: _change(a.parts[part], b.parts[part]) for part in PARTS if a.parts[part] and b.parts[part]}
-    part = max(changes, key=lambda name: changes[name] * math.copysign(1, change))
-    return part if changes[part] * change > 0 and abs(changes[part]) >= abs(change) / 3 else ""
+    changes = {
+        phase: _change(a.phases[phase], b.phases[phase]) for phase in PHASES if a.phases[phase] and b.phases[phase]
+    }
+    phase = max(changes, key=lambda name: changes[name] * math.copysign(1, change))
+    return phase if changes[phase] * change > 0 and abs(changes[phase]) >= abs(change) / 3 else ""
 
 
 def _change(a: Sequence[float], b: Sequence[float]) -> float:
     return median(b) - median(a)
 
 
-def _words(a: RunSeries, b: RunSeries, found: tuple[float, float, float], verdict: str, part: str) -> str:
+def _words(a: RunSeries, b: RunSeries, found: tuple[float, float, float], verdict: str, phase: str) -> str:
     ratio, low, high = (round(100 * value, 1) + 0.0 for value in found)  # + 0.0: no difference has no sign
     between = f"between {a.name} and {b.name}"
     interval = f"{ratio:+.1f} %, {low:+.1f} to {high:+.1f}"
@@ -247,9 +249,11 @@ def _words(a: RunSeries, b: RunSeries, found: tuple[float, float, float], verdic
         return f"no difference {between} that chance could not make ({interval}), but {hidden} could hide in the noise"
     ends = sorted((abs(low), abs(high)))
     text = f"{b.name} is {abs(ratio):.1f} % {verdict} than {a.name} ({ends[0]:.1f} to {ends[1]:.1f})"
-    if part:
-        before, after = median(a.parts[part]), median(b.parts[part])
-        text += f", because {_WORDS[part]} {'fell' if after < before else 'rose'} from {_ms(before)} to {_ms(after)} ms"
+    if phase:
+        before, after = median(a.phases[phase]), median(b.phases[phase])
+        text += (
+            f", because {_WORDS[phase]} {'fell' if after < before else 'rose'} from {_ms(before)} to {_ms(after)} ms"
+        )
     return text
 
 

@@ -6,8 +6,8 @@ import heapq
 from dataclasses import dataclass
 from statistics import fmean
 
-from ddpwatch.analysis.groups import StepGroup
-from ddpwatch.analysis.steps import NS_PER_MS
+from ddpwatch.analysis.assembly import StepGroup
+from ddpwatch.analysis.step import NS_PER_MS
 
 MOST_POINTS = 1000
 SPREAD_STEPS = 16

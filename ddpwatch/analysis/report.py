@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ddpwatch.analysis.cost import CostMeter
-from ddpwatch.analysis.groups import StepGroup, StepGroups
+from ddpwatch.analysis.assembly import StepAssembler, StepGroup
 from ddpwatch.analysis.intervals import Intervals, intersect, total
 from ddpwatch.analysis.ranks import lateness, waiting
-from ddpwatch.analysis.steps import NS_PER_MS, PARTS, StepFigures
+from ddpwatch.analysis.step import NS_PER_MS, PHASES, StepFigures
 from ddpwatch.messages import Bye, Hello, Layout, Message, Step
+from ddpwatch.sampling.cost import CostMeter
 
 _TOLD = ("warmup", "aborted", "unwatched", "shadow")  # a step is counted as the first of these that any rank tells
 
@@ -91,12 +91,12 @@ class ReportBuilder:
         self.ranks: dict[int, RankSamples] = {}
         self.end: Bye | None = None
         self._layouts: dict[tuple[int, int], Layout] = {}
-        self._groups = StepGroups(expected)
+        self._groups = StepAssembler(expected)
         self._statuses: Counter[str] = Counter()
         self._cost = CostMeter()
         self._step_ns = Samples()
         self._comm = Samples()
-        self._parts = {part: Samples() for part in PARTS}
+        self._phases = {phase: Samples() for phase in PHASES}
         self._buckets: defaultdict[tuple[int, int, int], BucketSamples] = defaultdict(BucketSamples)
 
     def apply(self, message: Message) -> None:
@@ -133,7 +133,7 @@ class ReportBuilder:
                 "step_ms_p50": self._step_ns.p50(NS_PER_MS),
                 "step_ms_p90": self._step_ns.quantile(0.9, NS_PER_MS),
             },
-            "phases_ms": self._phases(),
+            "phases_ms": self._split(),
             "cost": self._watching(),
             "overlap": {
                 "ratio_p50": _together(rank.overlap for rank in self.ranks.values()).p50(),
@@ -177,8 +177,8 @@ class ReportBuilder:
             self._comm.values.append(figure.comm_ns)
             samples.overlap.add(figure.overlap)
             samples.exposed.add(figure.exposed_ns)
-        for part, ns in figure.parts_ns.items():
-            self._parts[part].values.append(ns)
+        for phase, ns in figure.phases_ns.items():
+            self._phases[phase].values.append(ns)
         if figure.step_ns:
             samples.cost.add((step.own_ns + step.sender_ns) / figure.step_ns)
 
@@ -238,23 +238,23 @@ class ReportBuilder:
             "pairs": 0 if cost is None else cost.pairs,
         }
 
-    def _phases(self) -> dict[str, float | None]:
+    def _split(self) -> dict[str, float | None]:
         """The split of the median step: shares over the tenth of all rank-steps around it, or eight, times the median.
 
-        Medians of the parts would not add up to any step; this split adds up to ``step_ms_p50``.
+        Medians of the phases would not add up to any step; this split adds up to ``step_ms_p50``.
         """
         order = sorted(range(len(self._step_ns)), key=self._step_ns.values.__getitem__)
         if not order:
-            return dict.fromkeys(PARTS)
+            return dict.fromkeys(PHASES)
         half = max(4, len(order) // 20)
         middle = len(order) // 2
         central = order[max(0, middle - half) : middle + half]
         step_ms = self._step_ns.p50(NS_PER_MS) or 0.0
         whole = sum(self._step_ns.values[i] for i in central)
         if not whole:
-            return dict.fromkeys(PARTS)
+            return dict.fromkeys(PHASES)
         return {
-            part: sum(samples.values[i] for i in central) / whole * step_ms for part, samples in self._parts.items()
+            phase: sum(samples.values[i] for i in central) / whole * step_ms for phase, samples in self._phases.items()
         }
 
     def _rank_row(self, rank: int, samples: RankSamples) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ddpwatch import blackbox, clock, rundir, transport
 from ddpwatch.collector.devices import DeviceSampler
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.liveness import Liveness
-from ddpwatch.collector.recorder import Recorder, RecorderState
+from ddpwatch.collector.recording_thread import RecordingState, RecordingThread
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Device, EndReason, Hello, Message, Status, decode, encode, type_name
 from ddpwatch.recording.rotation import limits_from_environment
@@ -66,8 +66,8 @@ class Collector:
         self._poller = zmq.Poller()
         for socket in (self._pull, self._publish, self._samples):
             self._poller.register(socket, zmq.POLLIN)
-        self._recorder: Recorder | None = None
-        self._recording = RecorderState()
+        self._recorder: RecordingThread | None = None
+        self._recording = RecordingState()
         self._departed: dict[int, tuple[int, EndReason, str, int | None]] = {}
         self._ended: dict[int, Bye] = {}
         self._started = time.monotonic()
@@ -203,7 +203,7 @@ class Collector:
         beat = self._hub.ranks[rank].last_beat
         last = blackbox.read(rundir.blackbox(self._options.run_id, rank))
         if last is None and beat is not None:
-            last = blackbox.LastWords(beat.step, "", [])  # a beat is old, and comes mostly when a backward waits
+            last = blackbox.LastState(beat.step, "", [])  # a beat is old, and comes mostly when a backward waits
         return Bye(
             rank=rank,
             by="collector",
@@ -279,10 +279,10 @@ class Collector:
         try:
             limits = limits_from_environment(os.environ)
         except DdpwatchError as error:
-            self._recording = RecorderState(error=str(error))
+            self._recording = RecordingState(error=str(error))
             _log.error("not recording: %s", error)
             return
-        self._recorder = Recorder(self._options.record, self._about(), limits)
+        self._recorder = RecordingThread(self._options.record, self._about(), limits)
         self._recorder.start()
 
     # -- devices ---------------------------------------------------------------------------------------------

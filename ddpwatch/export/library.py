@@ -27,7 +27,7 @@ from ddpwatch.export.tables import (
 from ddpwatch.messages import Layout, Message
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection, selection_of
-from ddpwatch.reporting import report_of_recording
+from ddpwatch.report.build import report_of_recording
 from ddpwatch.transport import Envelope
 
 StrPath = str | os.PathLike[str]

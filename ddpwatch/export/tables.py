@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
-from ddpwatch.analysis.groups import StepGroup, StepGroups
+from ddpwatch.analysis.assembly import StepAssembler, StepGroup
 from ddpwatch.analysis.intervals import intersect, total
 from ddpwatch.analysis.ranks import lateness, waiting
-from ddpwatch.analysis.steps import NS_PER_MS, PARTS
+from ddpwatch.analysis.step import NS_PER_MS, PHASES
 from ddpwatch.messages import Bye, Device, Hello, Mark, Message, Step
 from ddpwatch.transport import Envelope
 
@@ -21,7 +21,7 @@ Frames = Iterable[tuple[Message, Envelope]]
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One step of one rank. ``start_ns`` is on the rank's clock; the six parts add up to ``step_ms``, if known."""
+    """One step of one rank. ``start_ns`` is on the rank's clock; the six phases add up to ``step_ms``, if known."""
 
     step: int
     rank: int
@@ -138,8 +138,8 @@ TABLES: dict[str, type[TableRow]] = {
 
 
 def groups(frames: Frames, ranks: int | None = None) -> Iterator[StepGroup]:
-    """The steps, over their ranks. ``ranks`` as for `StepGroups`."""
-    collected = StepGroups(ranks)
+    """The steps, over their ranks. ``ranks`` as for `StepAssembler`."""
+    collected = StepAssembler(ranks)
     for message, _ in frames:
         group = collected.apply(message)
         if group is not None:
@@ -151,7 +151,7 @@ def step_rows(group: StepGroup) -> Iterator[StepRow]:
     """The rows of one step, by rank."""
     for rank, step in sorted(group.steps.items()):
         figure = group.figures[rank]
-        parts = {f"{name}_ms": _ms(figure.parts_ns.get(name)) for name in PARTS}
+        phases = {f"{name}_ms": _ms(figure.phases_ns.get(name)) for name in PHASES}
         known = step.status != "unwatched"
         yield StepRow(
             step=step.step,
@@ -170,7 +170,7 @@ def step_rows(group: StepGroup) -> Iterator[StepRow]:
             buckets=len(step.bucket_index) if known else None,
             own_ms=(step.own_ns + step.sender_ns) / NS_PER_MS,
             dropped=step.dropped,
-            **parts,
+            **phases,
         )
 
 

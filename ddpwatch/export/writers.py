@@ -13,9 +13,9 @@ import msgspec
 
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymized
-from ddpwatch.export.chrome import align, write_chrome
-from ddpwatch.export.output import check_output
+from ddpwatch.export.chrome_trace import align, write_chrome
 from ddpwatch.export.tables import TABLES, Frames, TableRow, columns, rows
+from ddpwatch.recording.output import check_output
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 

@@ -23,7 +23,7 @@ BACKLOG = 8  # steps whose events are still awaited; over that the oldest goes w
 LEAK_NS = 20_000  # per step, so that a GPU clock that runs fast cannot carry a bound away
 
 
-class Event(Protocol):
+class CudaEvent(Protocol):
     """The part of ``torch.cuda.Event`` that is used here."""
 
     def record(self, stream: Any) -> None:
@@ -32,14 +32,14 @@ class Event(Protocol):
     def query(self) -> bool:
         """Whether the GPU has passed it."""
 
-    def elapsed_time(self, end_event: Event) -> float:
+    def elapsed_time(self, end_event: CudaEvent) -> float:
         """Milliseconds from this event to another."""
 
 
 class GpuStamp(int):
     """A host time in ns that knows the event enqueued at that moment."""
 
-    event: Event
+    event: CudaEvent
 
 
 class CudaClock:
@@ -56,7 +56,7 @@ class CudaClock:
 
     def __init__(
         self,
-        make_event: Callable[[], Event],
+        make_event: Callable[[], CudaEvent],
         stream: Callable[[], Any],
         capturing: Callable[[], bool],
         host: Callable[[], int] = time.monotonic_ns,
@@ -65,7 +65,7 @@ class CudaClock:
         self._stream = stream
         self._capturing = capturing
         self._host = host
-        self._pool: list[Event] = []
+        self._pool: list[CudaEvent] = []
         self._waiting: deque[StepRecord] = deque()
         self._next_base: int | None = None
 

@@ -17,10 +17,10 @@ from typing import Literal, Protocol
 
 from ddpwatch.blackbox import BlackBox
 from ddpwatch.messages import COUNTED, Span, Step, StepStatus
-from ddpwatch.probe.pace import Pace
+from ddpwatch.sampling.schedule import SamplingSchedule
 
 Clock = Callable[[], int]
-BucketRow = tuple[int, int, int, int, "int | None", "int | None"]  # launch, module, index, bytes, ready, done
+BucketColumns = tuple[int, int, int, int, "int | None", "int | None"]  # launch, module, index, bytes, ready, done
 MOST_REDUCTIONS = 64  # in one step; then every reduced backward is a step of its own
 MOST_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
 Phase = Literal["", "input", "forward", "between", "backward", "sync", "optimizer"]  # "": in an unwatched step
@@ -40,7 +40,7 @@ class BucketRecord:
         self.done: int | None = None
         self.idle = False  # its comm hook returned a finished result at once: nothing was communicated
 
-    def row(self, start: int) -> BucketRow:
+    def row(self, start: int) -> BucketColumns:
         """As it travels: stamps are offsets from ``start``."""
         ready = None if self.ready is None else self.ready - start
         done = None if self.done is None else self.done - start
@@ -64,7 +64,7 @@ class StepRecord:
         self.backwards = 0
         self.spans: list[tuple[str, int, int]] = []
         self.buckets: list[BucketRecord] = []
-        self.derived: list[BucketRow] = []  # buckets that were not seen
+        self.derived: list[BucketColumns] = []  # buckets that were not seen
         self.hooks: list[tuple[int, int]] = []
         self.later: list[Callable[[StepRecord], None]] = []  # work put off to the sender thread
         self.own_ns = 0
@@ -133,7 +133,7 @@ class StepRecorder:
         clock: Nanoseconds, monotonic. Injected by tests.
 
     Attributes:
-        pace: Chooses the shadow steps (`ddpwatch.probe.pace`), once whoever owns the hooks has set it.
+        pace: Chooses the shadow steps (`ddpwatch.sampling.schedule`), once whoever owns the hooks has set it.
         shadow: Whether the open step is one, or unwatched.
         cpu: CPU time of the job in this process, ns.
         lull: Called by whoever knows that the training thread is about to wait for its buckets. Must not block.
@@ -149,7 +149,7 @@ class StepRecorder:
         self._emit = emit
         self.clock = clock
         self.gpu: GpuClock | None = None
-        self.pace: Pace | None = None
+        self.sampling: SamplingSchedule | None = None
         self.shadow = False
         self.cpu: Clock = time.process_time_ns
         self._cpu_ns = 0
@@ -211,11 +211,11 @@ class StepRecorder:
 
     def _kind(self) -> StepStatus:
         """How much of the step that begins is to be seen. An unwatched one is sure to end only by an optimizer."""
-        if self.pace is None:
+        if self.sampling is None:
             return "ok"
-        if self._optimizer_seen and self.pace.is_unwatched(self.steps):
+        if self._optimizer_seen and self.sampling.is_unwatched(self.steps):
             return "unwatched"
-        return "shadow" if self.pace.is_shadow(self.steps) else "ok"
+        return "shadow" if self.sampling.is_shadow(self.steps) else "ok"
 
     def _drop_forwards(self, record: StepRecord, now: int) -> None:
         """Takes the forwards that no backward has followed out of the step, which may begin only now."""
@@ -417,8 +417,8 @@ class StepRecorder:
         record.epoch = self.epoch
         before, self._cpu_ns = self._cpu_ns, self.cpu()
         record.cpu_ns = None if self._outside_until else max(0, self._cpu_ns - before)
-        if self.pace is not None and record.status in COUNTED:
-            period = self.pace.full if record.status == "ok" else self.pace.watched
+        if self.sampling is not None and record.status in COUNTED:
+            period = self.sampling.full if record.status == "ok" else self.sampling.watched
             period.learn(record.own_ns, record.end - record.start)
         self.steps += 1
         self.box.begin(self.steps)

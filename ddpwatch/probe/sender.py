@@ -143,7 +143,7 @@ class Sender(threading.Thread):
 
     def _own_file(self, directory: str) -> Outlet | None:
         """The rank's own file, once it knows what the run is called. There is no collector, on no host."""
-        from ddpwatch.recording.rankfile import RankFile
+        from ddpwatch.recording.rank_file import RankFile
 
         hello = self._hello
         if hello is None:

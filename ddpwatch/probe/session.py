@@ -29,14 +29,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ddpwatch import clock, rundir
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import BucketLayout, Bye, EndReason, Layout, Mark
-from ddpwatch.probe.cuda import CudaClock, Event
-from ddpwatch.probe.ddp import DdpProbe, check_watchable
+from ddpwatch.probe.activity import ActivityMonitor
+from ddpwatch.probe.cuda import CudaClock, CudaEvent
+from ddpwatch.probe.gc_pauses import GcPauses
+from ddpwatch.probe.hooks import DdpProbe, check_watchable
 from ddpwatch.probe.identity import Flags, ddp_flags, hello_of
-from ddpwatch.probe.outside import Outside
-from ddpwatch.probe.pace import pace_of
-from ddpwatch.probe.pauses import CollectorPauses
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.sender import Sender
+from ddpwatch.sampling.schedule import schedule_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,7 +46,7 @@ _log = logging.getLogger("ddpwatch")
 _sessions = 0
 
 
-class Address(msgspec.Struct):
+class CollectorAddress(msgspec.Struct):
     """What rank 0 tells the other ranks through the job's own store."""
 
     run_id: str
@@ -54,7 +54,7 @@ class Address(msgspec.Struct):
     boot_id: str
 
 
-class Session:
+class ProbeSession:
     """Everything ddpwatch does in this process.
 
     Args:
@@ -83,8 +83,8 @@ class Session:
             register_optimizer_step_post_hook(lambda *_: self._stamp(self.recorder.optimizer_end)),
         ]
         self.sender.issued = self._issued
-        self._pauses = CollectorPauses(self.rank, self.sender.post)
-        self._outside = Outside(self.rank, self.sender.post, lambda: self._stamp(self.recorder.saved))
+        self._pauses = GcPauses(self.rank, self.sender.post)
+        self._outside = ActivityMonitor(self.rank, self.sender.post, lambda: self._stamp(self.recorder.saved))
         self.recorder.on_validation = self._mark_validation
         self.active = True
         self._started = False
@@ -101,8 +101,8 @@ class Session:
             if self.recorder.gpu is None:
                 stream = partial(torch.cuda.current_stream, ddp.device)
                 self.recorder.use(CudaClock(_cuda_event, stream, torch.cuda.is_current_stream_capturing))
-        if self.recorder.pace is None:
-            self.recorder.pace = pace_of()
+        if self.recorder.sampling is None:
+            self.recorder.sampling = schedule_of()
         probe = DdpProbe(ddp, self._modules, self._parameters, self.recorder, self._publish_layout, self._give_up)
         if probe.foreign_hook:
             _log.warning(
@@ -179,12 +179,12 @@ class Session:
 
     # -- the collector and how to find it --------------------------------------------------------------------
 
-    def _start_collector(self, record: str | os.PathLike[str] | None) -> Address:
+    def _start_collector(self, record: str | os.PathLike[str] | None) -> CollectorAddress:
         self.run_id = new_run_id()
         ingest, _ = rundir.endpoints(self.run_id)
         if not os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a file of its own
             spawn_collector(self.run_id, self.world_size, record)
-        address = Address(self.run_id, ingest, clock.boot_id())
+        address = CollectorAddress(self.run_id, ingest, clock.boot_id())
         if self._store is not None:
             self._store.set(self._key, msgspec.json.encode(address).decode())
         return address
@@ -200,7 +200,7 @@ class Session:
                 if time.monotonic() > self._deadline:
                     raise DdpwatchError(f"rank 0 has not called watch() within {FIND_TIMEOUT_S:.0f} s")
                 return None
-            self._address = msgspec.json.decode(self._store.get(self._key), type=Address)
+            self._address = msgspec.json.decode(self._store.get(self._key), type=CollectorAddress)
             self.run_id = self._hello.run_id = self._address.run_id
             self._store = None
         if self._address is None:
@@ -277,8 +277,8 @@ def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str]
     process.returncode = 0  # it outlives us on purpose: no warning about that when the handle is collected
 
 
-def _cuda_event() -> Event:
-    return cast("Event", torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+def _cuda_event() -> CudaEvent:
+    return cast("CudaEvent", torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
 def new_run_id() -> str:
@@ -307,7 +307,7 @@ def recording_path(record: str | os.PathLike[str]) -> Path:
 class Watch:
     """What ``watch()`` returns: closes the watching of its module; usable as a context manager."""
 
-    def __init__(self, session: Session | None, probe: DdpProbe | None) -> None:
+    def __init__(self, session: ProbeSession | None, probe: DdpProbe | None) -> None:
         self._session = session
         self._probe = probe
 
@@ -338,7 +338,7 @@ class Watch:
             self.close()  # otherwise the exit handler closes, and can say which exception it was
 
 
-_session: Session | None = None
+_session: ProbeSession | None = None
 _watches: weakref.WeakKeyDictionary[DistributedDataParallel, Watch] = weakref.WeakKeyDictionary()
 
 
@@ -366,7 +366,7 @@ def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = Non
     if (known := _watches.get(ddp)) is not None and known._probe is not None and known._probe.active:
         return known
     try:
-        _session = _session or Session(record)
+        _session = _session or ProbeSession(record)
         if not _session.active:
             return Watch(None, None)
         handle = Watch(_session, _session.add(ddp))
@@ -384,7 +384,7 @@ class RecorderWatch(Watch):
         recorder: Call its methods at the moments they name; never raises, never blocks.
     """
 
-    def __init__(self, session: Session | None, name: str) -> None:
+    def __init__(self, session: ProbeSession | None, name: str) -> None:
         super().__init__(session, None)
         self._name = name
         self.recorder = StepRecorder(lambda record: None) if session is None else session.recorder
@@ -415,7 +415,7 @@ def watch_recorder(model: torch.nn.Module, *, record: str | os.PathLike[str] | N
     if os.environ.get("DDPWATCH") == "0":
         return RecorderWatch(None, name)
     try:
-        _session = _session or Session(record)
+        _session = _session or ProbeSession(record)
         backend = str(dist.get_backend()) if dist.is_available() and dist.is_initialized() else ""
         _session.start(model, backend, {})
         return RecorderWatch(_session, name)

@@ -52,7 +52,7 @@ def kind_bit(kind: str) -> int:
     return 1 << (KINDS.index(kind) if kind in KINDS else 15)
 
 
-class Row(NamedTuple):
+class ChunkRow(NamedTuple):
     """What one chunk holds. Times in ns since the Unix epoch; ``first_step`` is above ``last_step`` without a step."""
 
     offset: int
@@ -210,15 +210,15 @@ class Index:
     def __len__(self) -> int:
         return len(self._values) // 7
 
-    def __getitem__(self, place: int) -> Row:
-        return Row(*self._values[7 * place : 7 * place + 7])
+    def __getitem__(self, place: int) -> ChunkRow:
+        return ChunkRow(*self._values[7 * place : 7 * place + 7])
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[ChunkRow]:
         values = self._values
         for place in range(0, len(values), 7):
-            yield Row(*values[place : place + 7])
+            yield ChunkRow(*values[place : place + 7])
 
-    def backwards(self, at_ns: int) -> Iterator[Row]:
+    def backwards(self, at_ns: int) -> Iterator[ChunkRow]:
         """The rows of chunks that begin at that moment or before it, newest first."""
         for place in range(bisect_right(self._values[1::7], at_ns) - 1, -1, -1):
             yield self[place]

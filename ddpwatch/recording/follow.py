@@ -1,6 +1,6 @@
 """Reads a recording while it is being written: the live view where only a shared disk connects you.
 
-A `Tail` reads one file, `FollowSource` puts those of all ranks together.
+A `GrowingFile` reads one file, `FollowSource` puts those of all ranks together.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class FollowSource:
         self._run = run_of(recording.chains[0].newest)
         self._known = {chain.identity for chain in recording.chains}  # recordings and files that need no second look
         self._searched = time.monotonic()
-        self._tails = [Tail([part.path for part in chain.parts], sleep) for chain in recording.chains]
+        self._tails = [GrowingFile([part.path for part in chain.parts], sleep) for chain in recording.chains]
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[tuple[Message, Envelope]]:
         """See `Source.read`."""
@@ -113,13 +113,13 @@ class FollowSource:
             try:
                 part = Part(file)
                 if identity_of(part) not in self._known and run_of(part) == self._run:
-                    self._tails.append(Tail([file], self._sleep))
+                    self._tails.append(GrowingFile([file], self._sleep))
             except (UsageError, OSError):
                 continue  # it has only just been created, or removed
             self._known |= {str(file), identity_of(part)}
 
 
-class Tail:
+class GrowingFile:
     """The frames of one recording that grows. Goes on with the next part when the file is rotated.
 
     Args:

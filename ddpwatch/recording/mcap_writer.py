@@ -27,7 +27,7 @@ from mcap.records import (
     SummaryOffset,
 )
 
-from ddpwatch.recording.container import INDEX_NAME, MAGIC, NO_STEP, ROW_OPCODE, Row, kind_bit
+from ddpwatch.recording.container import INDEX_NAME, MAGIC, NO_STEP, ROW_OPCODE, ChunkRow, kind_bit
 
 CHUNK_BYTES: Final = 1 << 20
 _MESSAGE = struct.Struct("<BQHIQQ")
@@ -122,7 +122,7 @@ class McapWriter:
                 uncompressed_size=len(data),
             )
         )
-        row = Row(
+        row = ChunkRow(
             self._offset, self._start_ns, self._end_ns, self._first_step, self._last_step, self._kinds, self._frames
         ).pack()
         self._chunk_index += _bytes_of(

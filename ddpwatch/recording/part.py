@@ -18,10 +18,10 @@ from ddpwatch.recording.container import (
     END_NAME,
     MAGIC,
     ROW_OPCODE,
+    ChunkRow,
     Index,
     RawMessage,
     Record,
-    Row,
     attachment_of,
     chunk_messages,
     metadata_of,
@@ -176,7 +176,7 @@ class Part:
                 if self.cut_tail and self.index.complete:
                     return
 
-    def _chunk(self, fd: int, row: Row) -> list[RawMessage]:
+    def _chunk(self, fd: int, row: ChunkRow) -> list[RawMessage]:
         try:
             record = record_at(fd, row.offset)
             if record is not None and record.opcode == Opcode.CHUNK:

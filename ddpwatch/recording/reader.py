@@ -18,7 +18,7 @@ from ddpwatch.messages import Hello, Message, Step
 from ddpwatch.recording.chain import chains_of, newest_run, with_siblings
 from ddpwatch.recording.container import NO_STEP
 from ddpwatch.recording.part import Frame, Part
-from ddpwatch.recording.place import Place
+from ddpwatch.recording.seek import Position
 from ddpwatch.recording.selection import Selection
 from ddpwatch.transport import Envelope
 
@@ -137,7 +137,7 @@ class Recording:
         """
         return min(chain.lead_in(at_ns, steps, int(seconds * 1e9)) for chain in self.chains)
 
-    def find_step(self, number: int, back: bool = False) -> Place | None:
+    def find_step(self, number: int, back: bool = False) -> Position | None:
         """The step of that number, or else the one after it (``back``: before it), once its last rank has sent it.
 
         Returns:
@@ -175,9 +175,9 @@ class Recording:
             return "leave --steps and --ranks away"
         return f"it holds the steps {self.steps[0]} to {self.steps[1]} of the ranks {min(ranks)} to {max(ranks)}"
 
-    def _step_at(self, number: int) -> Place | None:
+    def _step_at(self, number: int) -> Position | None:
         received = [at_ns for _, at_ns in self._steps(Selection(number, number + 1, context=False))]
-        return Place(max(received), number) if received else None
+        return Position(max(received), number) if received else None
 
     def _steps(self, selection: Selection) -> Iterator[tuple[Step, int]]:
         """Without counting: another pass may be under way."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Beat, Bye, Hello, Layout, Mark, Message, Step
-from ddpwatch.recording.container import NO_STEP, Row, kind_bit
+from ddpwatch.recording.container import NO_STEP, ChunkRow, kind_bit
 
 CONTEXT = (Hello, Layout, Bye, Mark)
 _NEEDED = (Hello, Layout, Bye)
@@ -53,7 +53,7 @@ class Selection:
             self.context and other.context,
         )
 
-    def wants_chunk(self, row: Row) -> bool:
+    def wants_chunk(self, row: ChunkRow) -> bool:
         """Whether the chunk may hold more than context."""
         if row.end_ns < self.start_ns:
             return False
@@ -63,7 +63,7 @@ class Selection:
             return True  # it has steps, and does not say which
         return row.first_step < (NO_STEP if self.stop is None else self.stop) and row.last_step >= self.first
 
-    def wants_context(self, row: Row) -> bool:
+    def wants_context(self, row: ChunkRow) -> bool:
         """Whether the chunk may hold what the rest needs."""
         marks = 0 if row.end_ns < self.start_ns else _MARK
         return self.context and bool(row.kinds & (_NEEDED_KINDS | marks))

@@ -19,12 +19,12 @@ from ddpwatch import rundir
 from ddpwatch.recording.reader import Recording
 from ddpwatch.sources import SILENCE_S
 from ddpwatch.tui import feed
-from ddpwatch.tui.actions import COMMANDS, Actions
+from ddpwatch.tui.controller import COMMANDS, Actions
 from ddpwatch.tui.feed import AttachFeed, LiveFeed
 from ddpwatch.tui.paint.header import Tab
-from ddpwatch.tui.palette import SCHEMES
+from ddpwatch.tui.paint.palette import SCHEMES
 from ddpwatch.tui.replay import FeedSpec, FileFeed, open_feed
-from ddpwatch.tui.session import Session
+from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.settings import Settings, load_settings
 from ddpwatch.tui.views import VIEWS, CompareView, RunView, TimelineView
 
@@ -34,10 +34,10 @@ JOIN_S = 0.5
 GC_THRESHOLDS = (2_000, 5, 40_000)
 
 
-class FeedEvent(Message):
+class FeedMessage(Message):
     """Something the feed's thread has posted."""
 
-    def __init__(self, event: feed.Event) -> None:
+    def __init__(self, event: feed.FeedEvent) -> None:
         super().__init__()
         self.event = event
 
@@ -115,7 +115,7 @@ class DashboardApp(Actions):
         self.look = self.settings.resolved_theme()
         super().__init__(ansi_color=self.look in ("none", "ansi"))
         self.ascii_only = self.settings.ascii
-        self.session = Session(replay=not isinstance(spec, AttachFeed))
+        self.session = ViewerSession(replay=not isinstance(spec, AttachFeed))
         self.session.follow_slowest = self.settings.follow_slowest
         self.feed: LiveFeed | FileFeed = open_feed(spec, self._post)
         self.views: dict[str, RunView] = {key: view(self.session) for key, view in VIEWS.items()}
@@ -127,8 +127,8 @@ class DashboardApp(Actions):
         self._heard = clock()
         self._baseline = baseline
 
-    def _post(self, event: feed.Event) -> None:
-        self.post_message(FeedEvent(event))
+    def _post(self, event: feed.FeedEvent) -> None:
+        self.post_message(FeedMessage(event))
 
     def compose(self) -> ComposeResult:
         """All views; one of them is seen."""
@@ -197,7 +197,7 @@ class DashboardApp(Actions):
 
     # -- what the feed says ----------------------------------------------------------------------------------
 
-    def on_feed_event(self, message: FeedEvent) -> None:
+    def on_feed_message(self, message: FeedMessage) -> None:
         """Applies what the feed has posted."""
         event = message.event
         if isinstance(event, feed.Frames):

@@ -21,7 +21,7 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.rundir import RunInfo
 from ddpwatch.sources import LiveSource, Source
 from ddpwatch.transport import Envelope
-from ddpwatch.tui.tail import Tail
+from ddpwatch.tui.job_output import OutputTail
 
 Frame = tuple[Message, Envelope]
 
@@ -90,7 +90,7 @@ class Frames:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Lines that the job has printed, and the one that it has begun (see `ddpwatch.tui.tail`)."""
+    """Lines that the job has printed, and the one that it has begun (see `ddpwatch.tui.job_output`)."""
 
     lines: list[str]
     begun: str = ""
@@ -129,7 +129,7 @@ class Failed:
     error: Exception
 
 
-Event = Waiting | Attached | Frames | Output | Over | Rewound | Arrived | Missed | Failed
+FeedEvent = Waiting | Attached | Frames | Output | Over | Rewound | Arrived | Missed | Failed
 
 
 class Feed(Protocol):
@@ -148,7 +148,7 @@ class Feed(Protocol):
 class ThreadFeed:
     """What both kinds share: the thread, its end, and the bound on batches that wait."""
 
-    def __init__(self, post: Callable[[Event], object]) -> None:
+    def __init__(self, post: Callable[[FeedEvent], object]) -> None:
         self._post_event = post
         self._stopped = threading.Event()
         self._slots = threading.Semaphore(IN_FLIGHT)
@@ -180,7 +180,7 @@ class ThreadFeed:
     def _run(self) -> None:
         raise NotImplementedError
 
-    def _post(self, event: Event) -> None:
+    def _post(self, event: FeedEvent) -> None:
         if not self._stopped.is_set():
             self._post_event(event)
 
@@ -194,12 +194,12 @@ class ThreadFeed:
 class LiveFeed(ThreadFeed):
     """Attaches, reads, and attaches again."""
 
-    def __init__(self, spec: AttachFeed, post: Callable[[Event], object]) -> None:
+    def __init__(self, spec: AttachFeed, post: Callable[[FeedEvent], object]) -> None:
         super().__init__(post)
         self._spec = spec
         self._wanted: RunInfo | Path | None = spec.run
         self._looked_back = False
-        self._tail = Tail(spec.output) if spec.output is not None else None
+        self._tail = OutputTail(spec.output) if spec.output is not None else None
         self._follows_new = spec.run is None and spec.endpoint is None
         self._seen: set[str] = set()  # runs that had begun when one was attached to: none of them is new
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Step
-from ddpwatch.recording.place import Place, Spot, locate
+from ddpwatch.recording.seek import Position, SeekTarget, locate
 from ddpwatch.state import KEEP_STEPS
 from ddpwatch.tui.feed import (
     BATCH,
@@ -25,7 +25,7 @@ from ddpwatch.tui.feed import (
     Arrived,
     Attached,
     AttachFeed,
-    Event,
+    FeedEvent,
     Frame,
     LiveFeed,
     Missed,
@@ -33,15 +33,15 @@ from ddpwatch.tui.feed import (
     Rewound,
     ThreadFeed,
 )
-from ddpwatch.tui.model import HISTORY_S
-from ddpwatch.tui.session import Session
+from ddpwatch.tui.models.overview import HISTORY_S
+from ddpwatch.tui.session import ViewerSession
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 SEARCH_NS = 30_000_000_000  # how much is searched backwards at first; then four times as much, and so on
 SEARCH_STEPS, SEARCH_S = 256, 10.0  # what a verdict looks at
 
 
-class Film(Protocol):
+class Playable(Protocol):
     """What can be played; see `ddpwatch.recording.reader.Recording`, which can."""
 
     cut_tail: bool
@@ -56,7 +56,7 @@ class Film(Protocol):
     def lead_in(self, at_ns: int, steps: int, seconds: float) -> int:
         """Where to begin so as to know so much of what came before a moment."""
 
-    def find_step(self, number: int, back: bool = False) -> Place | None:
+    def find_step(self, number: int, back: bool = False) -> Position | None:
         """When a step, or else the next one (the one before), was complete."""
 
 
@@ -70,25 +70,25 @@ class FrameList:
 
     @property
     def span_ns(self) -> tuple[int, int]:
-        """See `Film`."""
+        """See `Playable`."""
         return (self._frames[0][1].received_ns, self._frames[-1][1].received_ns) if self._frames else (0, 0)
 
     def seek(self, at_ns: int) -> Iterator[Frame]:
-        """See `Film`. All frames: whoever plays them takes those before the moment at once."""
+        """See `Playable`. All frames: whoever plays them takes those before the moment at once."""
         return iter(self._frames)
 
     def lead_in(self, at_ns: int, steps: int, seconds: float) -> int:
-        """See `Film`."""
+        """See `Playable`."""
         return 0
 
-    def find_step(self, number: int, back: bool = False) -> Place | None:
-        """See `Film`."""
+    def find_step(self, number: int, back: bool = False) -> Position | None:
+        """See `Playable`."""
         found = [(m.step, e.received_ns) for m, e in self._frames if isinstance(m, Step)]
         numbers = [n for n, _ in found if (n <= number if back else n >= number)]
         if not numbers:
             return None
         nearest = max(numbers) if back else min(numbers)
-        return Place(max(at_ns for n, at_ns in found if n == nearest), nearest)
+        return Position(max(at_ns for n, at_ns in found if n == nearest), nearest)
 
 
 @dataclass(frozen=True)
@@ -96,17 +96,17 @@ class ReplayFeed:
     """A recording, at ``speed`` times the pace at which it was received, from ``start`` on; ``loop``: over and over."""
 
     name: str
-    film: Film
+    film: Playable
     speed: float = 1.0
     clock: Callable[[], float] = time.monotonic
-    start: Spot | None = None
+    start: SeekTarget | None = None
     loop: bool = False
 
 
 FeedSpec = AttachFeed | ReplayFeed
 
 
-def open_feed(spec: FeedSpec, post: Callable[[Event], object]) -> LiveFeed | FileFeed:
+def open_feed(spec: FeedSpec, post: Callable[[FeedEvent], object]) -> LiveFeed | FileFeed:
     """The feed for what was asked for, not started yet."""
     return LiveFeed(spec, post) if isinstance(spec, AttachFeed) else FileFeed(spec, post)
 
@@ -149,7 +149,7 @@ class Pacer:
         return batch
 
 
-Goal = Callable[[int], Place | None]  # from a moment to another place; None: there is none
+Goal = Callable[[int], Position | None]  # from a moment to another place; None: there is none
 
 
 class FileFeed(ThreadFeed):
@@ -162,7 +162,7 @@ class FileFeed(ThreadFeed):
         position_s, length_s: Where it is, and how long it is.
     """
 
-    def __init__(self, spec: ReplayFeed, post: Callable[[Event], object]) -> None:
+    def __init__(self, spec: ReplayFeed, post: Callable[[FeedEvent], object]) -> None:
         super().__init__(post)
         self._spec = spec
         self._film = spec.film
@@ -201,9 +201,9 @@ class FileFeed(ThreadFeed):
 
     def go_by(self, seconds: float) -> None:
         """Forwards or backwards in time, as far as there is any."""
-        self._want(lambda here_ns: Place(here_ns + int(seconds * 1e9)))
+        self._want(lambda here_ns: Position(here_ns + int(seconds * 1e9)))
 
-    def go_to(self, spot: Spot) -> None:
+    def go_to(self, spot: SeekTarget) -> None:
         """To a step or a time."""
         self._want(lambda _: locate(self._film, spot))
 
@@ -217,7 +217,7 @@ class FileFeed(ThreadFeed):
 
     def jump_to_end(self) -> None:
         """Plays all that is left at once."""
-        self._want(lambda _: Place(self._end_ns))
+        self._want(lambda _: Position(self._end_ns))
         self.pause(False)
 
     @property
@@ -267,7 +267,7 @@ class FileFeed(ThreadFeed):
     def _end(self) -> None:
         """Begins anew, or says once that there is no more and waits for what is wanted next."""
         if self.loop and self._end_ns > self._begin_ns and not self.paused:
-            self._move(Place(self._begin_ns))
+            self._move(Position(self._begin_ns))
             return
         if not self._told:
             self._told = True
@@ -287,11 +287,11 @@ class FileFeed(ThreadFeed):
                 self._post(Missed("there is none"))
             else:
                 here_ns = min(max(place.at_ns, self._begin_ns), self._end_ns)
-                target = Place(here_ns, place.step)
+                target = Position(here_ns, place.step)
         if target is not None:
             self._move(target)
 
-    def _move(self, place: Place) -> None:
+    def _move(self, place: Position) -> None:
         since_ns = self._film.lead_in(place.at_ns, KEEP_STEPS, HISTORY_S)
         if place.at_ns < self._pacer.now_ns or since_ns > self._pacer.now_ns:
             self._post(Rewound())
@@ -303,7 +303,7 @@ class FileFeed(ThreadFeed):
 
     # -- findings --------------------------------------------------------------------------------------------
 
-    def _finding(self, by: int, step: int | None, here_ns: int) -> Place | None:
+    def _finding(self, by: int, step: int | None, here_ns: int) -> Position | None:
         """Both directions leave out the finding that is shown now."""
         shown = self._film.find_step(step) if step is not None else None
         here_ns = shown.at_ns if shown is not None else here_ns
@@ -312,14 +312,14 @@ class FileFeed(ThreadFeed):
         if found is None:
             return None
         seen = self._film.find_step(found.step) if found.step is not None else None
-        place = Place(max(found.at_ns, seen.at_ns) if seen is not None else found.at_ns, found.step)
+        place = Position(max(found.at_ns, seen.at_ns) if seen is not None else found.at_ns, found.step)
         self._at_moment = (place.at_ns, found.at_ns)
         return place
 
-    def _next_finding(self, here_ns: int) -> Place | None:
+    def _next_finding(self, here_ns: int) -> Position | None:
         return next(self._search(here_ns, self._end_ns), None)
 
-    def _finding_before(self, here_ns: int) -> Place | None:
+    def _finding_before(self, here_ns: int) -> Position | None:
         high_ns, reach_ns = here_ns, SEARCH_NS
         while high_ns > self._begin_ns:
             low_ns = max(high_ns - reach_ns, self._begin_ns - 1)
@@ -331,16 +331,16 @@ class FileFeed(ThreadFeed):
                 break
         return None
 
-    def _search(self, after_ns: int, until_ns: int) -> Iterator[Place]:
+    def _search(self, after_ns: int, until_ns: int) -> Iterator[Position]:
         """The moments with something to see, after the first and up to the second moment."""
         frames = self._film.seek(self._film.lead_in(after_ns, SEARCH_STEPS, SEARCH_S))
         wanted = takewhile(lambda _: not self._stopped.is_set(), frames)
         return (place for place in remarkable(wanted, until_ns) if place.at_ns > after_ns)
 
 
-def remarkable(frames: Iterable[Frame], until_ns: int) -> Iterator[Place]:
+def remarkable(frames: Iterable[Frame], until_ns: int) -> Iterator[Position]:
     """The moments up to one at which something begins to stand out: what the log warns of, and slow steps."""
-    session, slow = Session(replay=True), set[int]()
+    session, slow = ViewerSession(replay=True), set[int]()
     for message, envelope in frames:
         if envelope.received_ns > until_ns:
             return
@@ -348,7 +348,7 @@ def remarkable(frames: Iterable[Frame], until_ns: int) -> Iterator[Place]:
         session.apply([(message, envelope)])
         for event in session.log.newest(session.log.count - told):
             if event.severity in ("warn", "bad"):
-                yield Place(envelope.received_ns, event.step)
+                yield Position(envelope.received_ns, event.step)
         if isinstance(message, Step) and message.step not in slow and session.is_slow(message.step):
             slow.add(message.step)
-            yield Place(envelope.received_ns, message.step)
+            yield Position(envelope.received_ns, message.step)

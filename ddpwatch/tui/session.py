@@ -6,15 +6,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ddpwatch.messages import Mark, Step
-from ddpwatch.state import RunState, StepView
-from ddpwatch.tui.events import EventLog, JobOutput
+from ddpwatch.state import RunState, StepAcrossRanks
 from ddpwatch.tui.feed import BATCH, Frame
-from ddpwatch.tui.model import SUMMARY_NS, Link, LinkState, Overview, OverviewBuilder, judge, paused_overview, pictured
+from ddpwatch.tui.models.log import JobOutput, RunLog
+from ddpwatch.tui.models.overview import (
+    SUMMARY_NS,
+    Link,
+    LinkState,
+    Overview,
+    OverviewBuilder,
+    judge,
+    paused_overview,
+    pictured,
+)
 
 SLOW_STEP = 1.5  # times the median: a step worth jumping to
 
 
-class Session:
+class ViewerSession:
     """One dashboard's state. `refresh` turns it into the `overview` that is drawn.
 
     Args:
@@ -50,7 +59,7 @@ class Session:
 
     def _begin(self) -> None:
         self.state = RunState()
-        self.log = EventLog()
+        self.log = RunLog()
         self.over = False
         self._moving = False
         self._judged_ns = 0
@@ -58,8 +67,8 @@ class Session:
         self._builder = OverviewBuilder()
         self._judging = OverviewBuilder()  # another, for when the screen is drawn shall not matter
         self._frozen: Overview | None = None
-        self._frozen_steps: list[StepView] = []
-        self._selected: StepView | None = None
+        self._frozen_steps: list[StepAcrossRanks] = []
+        self._selected: StepAcrossRanks | None = None
         self._drawn: tuple[object, ...] = ()
 
     # -- what the feed says ----------------------------------------------------------------------------------
@@ -176,7 +185,7 @@ class Session:
 
     @property
     def filter(self) -> str:
-        """Which ranks are shown (see `ddpwatch.tui.filters`)."""
+        """Which ranks are shown (see `ddpwatch.tui.rank_filter`)."""
         return self._filter
 
     @filter.setter
@@ -201,12 +210,12 @@ class Session:
         self._frozen_steps = list(self.state.steps.values())
 
     @property
-    def steps(self) -> Sequence[StepView]:
+    def steps(self) -> Sequence[StepAcrossRanks]:
         """The steps kept, oldest first; those of the moment of the pause while there is one."""
         return self._frozen_steps if self._frozen is not None else list(self.state.steps.values())
 
     @property
-    def view(self) -> StepView | None:
+    def view(self) -> StepAcrossRanks | None:
         """The step shown: the selected one, or the newest."""
         return self._selected or pictured(self.state)
 
@@ -220,7 +229,7 @@ class Session:
         """The run's marks."""
         return self.state.marks
 
-    def shown(self, view: StepView) -> list[int]:
+    def shown(self, view: StepAcrossRanks) -> list[int]:
         """The ranks of a step that the filter lets through."""
         return self._builder.shown(self.state, view.members, self._filter)
 
@@ -268,5 +277,5 @@ class Session:
         return slow | told
 
 
-def _slow(view: StepView, usual_ns: float | None) -> bool:
+def _slow(view: StepAcrossRanks, usual_ns: float | None) -> bool:
     return bool(usual_ns) and view.counted and view.longest_ns > SLOW_STEP * (usual_ns or 0)

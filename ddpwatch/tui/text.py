@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from ddpwatch.analysis.render import UNKNOWN, percent, size
-from ddpwatch.analysis.text import clean as harmless_text
+from ddpwatch.report.format import UNKNOWN, percent, size
+from ddpwatch.report.format import clean as harmless_text
 
 __all__ = ["UNKNOWN", "Field", "clean", "fit", "ms", "number", "percent", "shorten", "size", "with_unit", "wrap"]
 

@@ -17,7 +17,7 @@ from ddpwatch import rundir, transport
 from ddpwatch.clock import boot_id
 from ddpwatch.messages import MAX_FRAME_BYTES, Bye, Device, Hello, Mark, Message, Status, Step, encode
 from ddpwatch.recording.reader import Recording
-from tests.integration.jobs import PATIENCE_S, live, messages, read_until
+from tests.support.jobs import PATIENCE_S, live, messages, read_until
 
 
 class Stage:

@@ -16,15 +16,15 @@ import msgspec
 import psutil
 import pytest
 
-from ddpwatch.analysis.recent import Summary
-from ddpwatch.analysis.verdict import verdict
+from ddpwatch.analysis.diagnosis.verdict import verdict
+from ddpwatch.analysis.window import Summary
 from ddpwatch.messages import Beat, Bye, Hello, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
-from ddpwatch.reporting import report_of
+from ddpwatch.report.build import report_of
 from ddpwatch.rundir import RunInfo
 from ddpwatch.state import RunState
-from tests.integration.jobs import (
+from tests.support.jobs import (
     PATIENCE_S,
     ROOT,
     SCRIPTS,
@@ -55,7 +55,7 @@ def over(frames: Frames) -> bool:
 @pytest.mark.usefixtures("run_directory")
 def test_who_hangs_is_named_in_a_step_that_is_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known of its phase, but it has issued fewer collectives than those that wait for it."""
-    monkeypatch.setattr("ddpwatch.analysis.verdict.STUCK_NS", 1_000_000_000)
+    monkeypatch.setattr("ddpwatch.analysis.diagnosis.verdict.STUCK_NS", 1_000_000_000)
 
     def both_stand(frames: Frames) -> bool:
         return {m.rank for m in messages(frames, Beat) if m.step == 5 and m.at_ns - m.since_ns > 1.1e9} == {0, 1}

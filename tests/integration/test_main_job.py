@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from ddpwatch import rundir
-from ddpwatch.analysis.steps import PARTS
+from ddpwatch.analysis.step import PHASES
 from ddpwatch.messages import Bye, Device, Hello, Layout, Status, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.state import RunState
-from tests.integration.jobs import ROOT, Frames, Job, collector_pids, live, messages, read_until, the_run, wait_for
+from tests.support.jobs import ROOT, Frames, Job, collector_pids, live, messages, read_until, the_run, wait_for
 
 TRAIN = ROOT / "demo" / "train.py"
 
@@ -76,7 +76,7 @@ def check_report(file: Path, steps: int) -> None:
     assert len(report["buckets"]) >= 3
     assert sum(bucket["nbytes"] for bucket in report["buckets"]) == 4 * messages_of(file, Hello)[0].parameters
     assert all(bucket["params"] for bucket in report["buckets"])
-    assert list(report["phases_ms"]) == list(PARTS)
+    assert list(report["phases_ms"]) == list(PHASES)
     assert sum(report["phases_ms"].values()) == pytest.approx(report["steps"]["step_ms_p50"], rel=0.01)
     assert 0 <= report["overlap"]["ratio_p50"] <= 1
     assert report["steps"]["warmup"] == 1

@@ -12,8 +12,8 @@ from ddpwatch.recording import open_recording
 from ddpwatch.recording.follow import follow_frames
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
-from tests.integration.jobs import ROOT, Job, collector_pids, the_run, wait_for
-from tests.unit import chrome_trace
+from tests.support import chrome_trace
+from tests.support.jobs import ROOT, Job, collector_pids, the_run, wait_for
 
 TRAIN = ROOT / "demo" / "train.py"
 STEPS = 40

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch.export.report_files import write_html
 from ddpwatch.recording.selection import Selection
-from tests.integration import chromium
-from tests.unit.runs import HOSTILE, record, run_of
+from ddpwatch.report.files import write_html
+from tests.support import chromium
+from tests.support.runs import HOSTILE, record, run_of
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="needs Chromium (apt install chromium)")
 INK = """(() => {

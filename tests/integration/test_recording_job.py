@@ -16,7 +16,7 @@ from ddpwatch.messages import Status, Step
 from ddpwatch.plain import line
 from ddpwatch.recording.reader import Recording
 from ddpwatch.state import RunState
-from tests.integration.jobs import (
+from tests.support.jobs import (
     ROOT,
     Frames,
     Job,

@@ -11,7 +11,7 @@ import pytest
 
 from ddpwatch import rundir
 from ddpwatch.recording.reader import Recording
-from tests.integration.jobs import ROOT, Job, ddpwatch, wait_for
+from tests.support.jobs import ROOT, Job, ddpwatch, wait_for
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 TRAINING = ["--model", "mlp:width=64", "--data", "digits", "--watch", "--inject", "slow-forward:ms=20"]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch.reporting import report_of
-from tests.integration.jobs import DDPWATCH, SCRIPTS, ddpwatch, finished, wait_for
+from ddpwatch.report.build import report_of
+from tests.support.jobs import DDPWATCH, SCRIPTS, ddpwatch, finished, wait_for
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 SPAWNED = str(SCRIPTS / "unmodified" / "spawned.py")

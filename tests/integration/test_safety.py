@@ -15,8 +15,8 @@ import pytest
 
 from ddpwatch.messages import Step
 from ddpwatch.recording.reader import Recording
-from ddpwatch.reporting import report_of
-from tests.integration.jobs import ROOT, SCRIPTS, TORCHRUN, ddpwatch, finished
+from ddpwatch.report.build import report_of
+from tests.support.jobs import ROOT, SCRIPTS, TORCHRUN, ddpwatch, finished
 
 sys.path.append(str(SCRIPTS))
 with warnings.catch_warnings():

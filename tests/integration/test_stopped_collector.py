@@ -10,8 +10,8 @@ import pytest
 
 from ddpwatch.messages import Step
 from ddpwatch.recording.reader import Recording
-from ddpwatch.reporting import report_of
-from tests.integration.jobs import SCRIPTS, Frames, Job, ddpwatch, live, messages, read_until, the_run, wait_for
+from ddpwatch.report.build import report_of
+from tests.support.jobs import SCRIPTS, Frames, Job, ddpwatch, live, messages, read_until, the_run, wait_for
 
 
 def newest(frames: Frames) -> dict[int, Step]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from ddpwatch import rundir
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import AttachFeed
-from tests.integration.jobs import Job
-from tests.tui.fakes import screen_text, until
+from tests.support.dashboards import screen_text, until
+from tests.support.jobs import ROOT, Job
 
-SCRIPT = Path(__file__).parents[1] / "tui" / "story_job.py"
+SCRIPT = ROOT / "demo" / "story_job.py"
 SOON = 20 + 8  # steps: 20, and what passes while the job reads the file and the screen is drawn
 PATIENCE = (90.0, 0.05)  # seconds in all, and between two looks
 HEALTHY = 300  # steps without trouble
@@ -80,7 +80,7 @@ async def test_trouble_is_named_in_words_and_clears(run_directory, tmp_path):
             )
             assert said is not None, words(app)
             walls = [
-                row.summary.parts_ns["backward"] + row.summary.parts_ns["exposed_comm"]
+                row.summary.phases_ns["backward"] + row.summary.phases_ns["exposed_comm"]
                 for row in app.session.overview.ranks
             ]
             assert max(walls) < 1.25 * min(walls)  # what a step timer sees: both backwards are alike

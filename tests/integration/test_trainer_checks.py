@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.jobs import SCRIPTS, Job
+from tests.support.jobs import SCRIPTS, Job
 
 Answers = dict[str, Any]
 

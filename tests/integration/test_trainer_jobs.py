@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.jobs import ROOT, Job, wait_for
+from tests.support.jobs import ROOT, Job, wait_for
 
 TRAIN = ROOT / "demo" / "train.py"
 SMALL = ("--model", "mlp", "--data", "digits", "--batch-size", "16", "--bucket-cap-mb", "0.2", "--log-every", "1")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.jobs import SCRIPTS, Job
 from tests.integration.scripts.trainer_matrix import CAST_HOOKS, EXACT_HOOKS, EXACT_STRATEGIES, LOW_RANK_HOOKS
+from tests.support.jobs import SCRIPTS, Job
 
 Outcomes = dict[str, dict[str, Any]]
 EXACT = (*EXACT_STRATEGIES, *EXACT_HOOKS)

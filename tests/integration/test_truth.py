@@ -14,9 +14,9 @@ import pytest
 
 from ddpwatch.analysis.intervals import intersect, total, union
 from ddpwatch.analysis.ranks import bucket_figures, lateness, waiting
-from ddpwatch.analysis.steps import figures
+from ddpwatch.analysis.step import figures
 from ddpwatch.messages import Span, Step
-from tests.integration.jobs import SCRIPTS, Job
+from tests.support.jobs import SCRIPTS, Job
 
 MS = 1_000_000
 TOLERANCE = 5 * MS

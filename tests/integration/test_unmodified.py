@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ddpwatch.recording import open_recording
-from tests.integration.jobs import SCRIPTS, TORCHRUN, ddpwatch, finished
+from tests.support.jobs import SCRIPTS, TORCHRUN, ddpwatch, finished
 
 Report = dict[str, Any]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes=2"]

@@ -8,8 +8,8 @@ from ddpwatch.errors import UsageError
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.replay import FrameList, ReplayFeed
 from ddpwatch.tui.screens import HelpScreen, RunPicker
-from tests.tui.fakes import Clock, FakeJobs, live_app, replay_app, screen_text, until
-from tests.tui.frames import bye, device, enveloped, hello, killed, run, step
+from tests.support.dashboards import Clock, FakeJobs, live_app, replay_app, screen_text, until
+from tests.support.frames import bye, device, enveloped, hello, killed, run, step
 
 
 def attached(app, frames=1):

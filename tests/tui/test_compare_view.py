@@ -8,16 +8,16 @@ import pytest
 from textual.widgets import Input
 
 from ddpwatch.analysis.compare import RunSeries, changes, compare
-from ddpwatch.analysis.steps import PARTS
+from ddpwatch.analysis.step import PHASES
 from ddpwatch.cli import main
 from ddpwatch.errors import UsageError
-from ddpwatch.tui import comparing
 from ddpwatch.tui.app import run_dashboard
-from ddpwatch.tui.comparing import WORK_OF_A_CALL, LiveSeries, setups
 from ddpwatch.tui.feed import AttachFeed
+from ddpwatch.tui.models import compare as comparing
+from ddpwatch.tui.models.compare import WORK_OF_A_CALL, LiveSeries, setups
 from ddpwatch.tui.paint.compare import Comparison, paint_compare
-from tests.tui.fakes import FakeJobs, ended_recording, live_app, screen_text, until
-from tests.tui.frames import hello, run, shadow, state_of, step
+from tests.support.dashboards import FakeJobs, ended_recording, live_app, screen_text, until
+from tests.support.frames import hello, run, shadow, state_of, step
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ class TestChanges:
     @staticmethod
     def series(values, overlap=0.5):
         made = RunSeries("x", list(values), overlap=[overlap] * len(values))
-        made.parts = {part: [value / len(PARTS) for value in values] for part in PARTS}
+        made.phases = {phase: [value / len(PHASES) for value in values] for phase in PHASES}
         return made
 
     def test_what_is_beyond_chance_is(self):
@@ -215,8 +215,8 @@ class TestChanges:
         made = RunSeries("x")
         for view in state_of([*run(30), *shadows]).steps.values():
             made.add(view)
-        assert (len(made.step), len(made.parts["forward"]), len(made.parts["exposed_comm"])) == (89, 89, 29)
-        assert set(made.parts["exposed_comm"]) == {10.0}
+        assert (len(made.step), len(made.phases["forward"]), len(made.phases["exposed_comm"])) == (89, 89, 29)
+        assert set(made.phases["exposed_comm"]) == {10.0}
         assert compare(made, made).verdict == "same"
 
     def test_too_few_steps(self):

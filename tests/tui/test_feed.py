@@ -15,8 +15,8 @@ from ddpwatch.tui.feed import (
     Waiting,
 )  # fmt: skip
 from ddpwatch.tui.replay import open_feed
-from tests.tui.fakes import FakeJobs
-from tests.tui.frames import bye, hello, step
+from tests.support.dashboards import FakeJobs
+from tests.support.frames import bye, hello, step
 
 
 def after_waiting(events):

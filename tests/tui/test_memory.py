@@ -6,9 +6,9 @@ import weakref
 import pytest
 
 from ddpwatch.state import KEEP_STEPS
-from ddpwatch.tui.view import RowStrip
-from tests.tui.fakes import FakeJobs, live_app, until
-from tests.tui.frames import run, state_of, step
+from ddpwatch.tui.views.painted import RowStrip
+from tests.support.dashboards import FakeJobs, live_app, until
+from tests.support.frames import run, state_of, step
 
 
 @pytest.fixture

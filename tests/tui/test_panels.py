@@ -2,18 +2,18 @@ import re
 
 import pytest
 
-from ddpwatch.tui.canvas import plain
-from ddpwatch.tui.history import SPARK_STEPS, HistoryPoint, StepHistory
-from ddpwatch.tui.layout import layout
-from ddpwatch.tui.model import Link, LinkState, OverviewBuilder, device_rows
+from ddpwatch.tui.models.history import SPARK_STEPS, HistoryPoint, StepHistory
+from ddpwatch.tui.models.overview import Link, LinkState, OverviewBuilder, device_rows
+from ddpwatch.tui.paint.canvas import plain
 from ddpwatch.tui.paint.chart import chart, chart_rows
-from ddpwatch.tui.paint.devices import mean_history, meter, paint_devices
+from ddpwatch.tui.paint.device_panel import mean_history, meter, paint_devices
 from ddpwatch.tui.paint.header import badge_of, paint_footer, paint_header, paint_verdict
 from ddpwatch.tui.paint.history import GUTTER, paint_history
 from ddpwatch.tui.paint.overview import paint_overview
+from ddpwatch.tui.paint.screen_layout import layout
 from ddpwatch.tui.paint.split import paint_split
 from ddpwatch.tui.paint.table import paint_table
-from tests.tui.frames import beat, bye, device, enveloped, hello, killed, run, shadow, state_of, status, step
+from tests.support.frames import beat, bye, device, enveloped, hello, killed, run, shadow, state_of, status, step
 
 LIVE = LinkState(Link.LIVE)
 

@@ -1,8 +1,8 @@
 """A recording that the disk does not take is said where the user looks: in the header and in the log."""
 
-from ddpwatch.tui.events import EventLog
-from tests.tui.fakes import FakeJobs, live_app, screen_text, until
-from tests.tui.frames import EPOCH_NS, run, status
+from ddpwatch.tui.models.log import RunLog
+from tests.support.dashboards import FakeJobs, live_app, screen_text, until
+from tests.support.frames import EPOCH_NS, run, status
 
 FULL = "No space left on device; {} frames lost"
 
@@ -14,7 +14,7 @@ def troubled(lost):
 
 
 def test_once_in_the_log_however_many_frames_are_lost():
-    log = EventLog()
+    log = RunLog()
     for message in (status(), troubled(1), troubled(2), troubled(300)):
         log.take(message, EPOCH_NS)
     assert [(event.text, event.severity) for event in log.events] == [("recording: No space left on device", "bad")]

@@ -6,19 +6,19 @@ from dataclasses import asdict
 
 import pytest
 
-from ddpwatch.analysis.recent import summarise
+from ddpwatch.analysis.window import summarise
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Mark
-from ddpwatch.recording.place import Place, Spot, locate, minutes, parse_spot
 from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.seek import Position, SeekTarget, locate, minutes, parse_target
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.state import KEEP_STEPS, RunState
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import Arrived, Attached, Failed, Frames, Missed, Over, Rewound
-from ddpwatch.tui.model import HISTORY_S, device_rows
+from ddpwatch.tui.models.overview import HISTORY_S, device_rows
 from ddpwatch.tui.replay import FileFeed, FrameList, Pacer, ReplayFeed
-from tests.tui.fakes import Clock, ended_recording, replay_app, screen_text, until
-from tests.tui.frames import EPOCH_NS, MS, beat, bye, device, enveloped, hello, killed, layout, run, status, step
+from tests.support.dashboards import Clock, ended_recording, replay_app, screen_text, until
+from tests.support.frames import EPOCH_NS, MS, beat, bye, device, enveloped, hello, killed, layout, run, status, step
 
 SECOND_NS = 10**9
 
@@ -27,28 +27,29 @@ class TestPlaces:
     @pytest.mark.parametrize(
         ("text", "meant"),
         [
-            ("120", Spot(step=120)), (" 7 ", Spot(step=7)), ("1:30", Spot(seconds=90)), ("90s", Spot(seconds=90)),
-            ("1:02:03", Spot(seconds=3723)), ("1.5s", Spot(seconds=1.5)), ("0:00", Spot(seconds=0)),
+            ("120", SeekTarget(step=120)), (" 7 ", SeekTarget(step=7)),
+            ("1:30", SeekTarget(seconds=90)), ("90s", SeekTarget(seconds=90)),
+            ("1:02:03", SeekTarget(seconds=3723)), ("1.5s", SeekTarget(seconds=1.5)), ("0:00", SeekTarget(seconds=0)),
         ],
     )  # fmt: skip
     def test_what_is_typed(self, text, meant):
-        assert parse_spot(text) == meant
+        assert parse_target(text) == meant
 
     @pytest.mark.parametrize("text", ["", "x", "-3", "1:", "1.5", ":", "s", "1:2:3:4", "9" * 40])
     def test_what_makes_no_sense(self, text):
         with pytest.raises(UsageError, match="not a place"):
-            parse_spot(text)
+            parse_target(text)
 
     def test_where_they_are(self):
         film = FrameList(enveloped([step(0, 3), step(1, 3), step(0, 5)], every_ms=1000))
         first_ns = film.span_ns[0]
-        assert locate(film, Spot(step=3)) == Place(first_ns + SECOND_NS, 3)  # once rank 1 has sent it
-        assert locate(film, Spot(step=4)) == Place(first_ns + 2 * SECOND_NS, 5)
-        assert locate(film, Spot(seconds=1.5)) == Place(first_ns + 3 * SECOND_NS // 2)
+        assert locate(film, SeekTarget(step=3)) == Position(first_ns + SECOND_NS, 3)  # once rank 1 has sent it
+        assert locate(film, SeekTarget(step=4)) == Position(first_ns + 2 * SECOND_NS, 5)
+        assert locate(film, SeekTarget(seconds=1.5)) == Position(first_ns + 3 * SECOND_NS // 2)
         with pytest.raises(UsageError, match="ends before step 6"):
-            locate(film, Spot(step=6))
+            locate(film, SeekTarget(step=6))
         with pytest.raises(UsageError, match="only 0:02 long"):
-            locate(film, Spot(seconds=3))
+            locate(film, SeekTarget(seconds=3))
 
     def test_minutes(self):
         assert [minutes(s) for s in (0, 65.9, 3600, 3725)] == ["0:00", "1:05", "1:00:00", "1:02:05"]
@@ -219,7 +220,7 @@ class TestSeeking:
         places = [0.5, 0.98, 0.1, 0.97, 0.0, 1.0, 0.75, 0.7, 0.71]
         for share in places:
             seconds = share * (end_ns - begin_ns) / 1e9
-            player.feed.go_to(Spot(seconds=seconds))
+            player.feed.go_to(SeekTarget(seconds=seconds))
             player.arrive()
             everything = state_until(Recording(long_recording), begin_ns + int(seconds * 1e9))
             assert shown(player.state) == shown(everything)
@@ -237,7 +238,7 @@ class TestSeeking:
     def test_a_step_is_shown_once_its_last_rank_has_sent_it(self, long_recording, feed_of):
         player = Player(feed_of, Recording(long_recording))
         for number in (400, 3, 399):
-            player.feed.go_to(Spot(step=number))
+            player.feed.go_to(SeekTarget(step=number))
             assert player.arrive() == Arrived(number)
             assert player.state.newest_step().step == number
         player.feed.go_to_neighbour(399, 1)
@@ -262,12 +263,12 @@ class TestSeeking:
 
     def test_beyond_the_end_is_told_and_nothing_moves(self, long_recording, feed_of):
         player = Player(feed_of, Recording(long_recording))
-        player.feed.go_to(Spot(step=5000))
+        player.feed.go_to(SeekTarget(step=5000))
         assert "ends before step 5000" in player.arrive(Missed).why
         assert player.feed.position_s == 0
 
     def test_a_start_is_where_it_begins(self, long_recording, feed_of):
-        player = Player(feed_of, Recording(long_recording), start=Spot(step=250))
+        player = Player(feed_of, Recording(long_recording), start=SeekTarget(step=250))
         assert player.arrive() == Arrived(250)
         assert player.state.newest_step().step == 250
 
@@ -313,8 +314,8 @@ class TestFindings:
             found.append(event.step)
 
     def test_forwards_and_backwards_find_the_same(self, feed_of):
-        forwards = self.places(feed_of, 1, Spot(step=0))
-        backwards = self.places(feed_of, -1, Spot(seconds=20.25))
+        forwards = self.places(feed_of, 1, SeekTarget(step=0))
+        backwards = self.places(feed_of, -1, SeekTarget(seconds=20.25))
         late = next(number for number in forwards if number is not None and number > 50)
         assert 60 < late <= 80  # within 20 steps
         assert {150, 180} <= set(forwards)
@@ -322,7 +323,7 @@ class TestFindings:
         assert backwards[::-1] == forwards[:-1]  # it began at the last one
 
     def test_seen_from_a_step(self, feed_of):
-        player = Player(feed_of, FrameList(enveloped(eventful(), every_ms=50)), start=Spot(step=190))
+        player = Player(feed_of, FrameList(enveloped(eventful(), every_ms=50)), start=SeekTarget(step=190))
         player.arrive()
         player.feed.go_to_finding(-1, 170)
         assert player.arrive() == Arrived(150)

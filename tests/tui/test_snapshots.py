@@ -9,8 +9,8 @@ from textual.pilot import Pilot
 from benchmarks.synthetic import Fleet
 from ddpwatch.messages import Mark
 from ddpwatch.tui.settings import Settings
-from tests.tui.fakes import FakeJobs, ended_recording, live_app, until
-from tests.tui.frames import MS, START_NS, bye, device, killed, run
+from tests.support.dashboards import FakeJobs, ended_recording, live_app, until
+from tests.support.frames import MS, START_NS, bye, device, killed, run
 
 SMALL, MEDIUM, LARGE = (80, 24), (120, 36), (200, 50)
 

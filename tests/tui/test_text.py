@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ddpwatch.tui.canvas import Canvas, plain
+from ddpwatch.tui.paint.canvas import Canvas, plain
 from ddpwatch.tui.text import Field, clean, fit, ms, number, shorten, wrap
 
 HOSTILE = [

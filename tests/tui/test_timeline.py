@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from ddpwatch.tui.canvas import plain
-from ddpwatch.tui.lanes import timeline_of
-from ddpwatch.tui.paint.timeline import EXPOSED, Axis, LaneRows, capacity, lane_rows, nice_step, paint_timeline
-from tests.tui.frames import MS, hello, run, state_of, step
+from ddpwatch.tui.models.lanes import timeline_of
+from ddpwatch.tui.paint.canvas import plain
+from ddpwatch.tui.paint.lanes import EXPOSED, Axis, LaneRows, capacity, lane_rows, nice_step, paint_timeline
+from tests.support.frames import MS, hello, run, state_of, step
 
 WIDTH = 9 + 100 + 1  # gutter, axis, one blank
 

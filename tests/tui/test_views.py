@@ -13,8 +13,8 @@ from ddpwatch.messages import Mark, Step
 from ddpwatch.tui.screens import AskScreen, HelpScreen
 from ddpwatch.tui.settings import Settings, load_settings
 from ddpwatch.tui.views import VIEWS
-from tests.tui.fakes import FakeJobs, ended_recording, live_app, replay_app, screen_text, until
-from tests.tui.frames import MS, START_NS, beat, bye, device, hello, killed, run, shadow, step, unwatched
+from tests.support.dashboards import FakeJobs, ended_recording, live_app, replay_app, screen_text, until
+from tests.support.frames import MS, START_NS, beat, bye, device, hello, killed, run, shadow, step, unwatched
 
 KEYS = {view.NAME: key for key, view in VIEWS.items()}
 

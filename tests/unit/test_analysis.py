@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.analysis.closing import KEEP_STEPS, Closing
-from ddpwatch.analysis.findings import findings
+from ddpwatch.analysis.attachments import KEEP_STEPS, AttachmentBuilder
+from ddpwatch.analysis.diagnosis.findings import findings
 from ddpwatch.analysis.ranks import bucket_figures, lateness, same_clock, waiting
-from ddpwatch.analysis.render import percent, render_report, size
 from ddpwatch.analysis.report import ReportBuilder
-from ddpwatch.analysis.steps import PARTS, figures
-from ddpwatch.analysis.text import clean
+from ddpwatch.analysis.step import PHASES, figures
 from ddpwatch.messages import BucketLayout, Bye, Hello, Layout, Span, Step
-from tests.unit.runs import hello_of, step_of
+from ddpwatch.report.format import clean, percent, size
+from ddpwatch.report.text import render_report
+from tests.support.runs import hello_of, step_of
 
 MS = 1_000_000
 
@@ -77,9 +77,9 @@ def test_no_communication_has_no_overlap() -> None:
     assert (result.comm_ns, result.exposed_ns, result.overlap) == (0, 0, None)
 
 
-def test_the_parts_of_a_step() -> None:
-    parts = {name: ns / MS for name, ns in figures(make_step()).parts_ns.items()}
-    assert parts == {"input": 5, "forward": 20, "backward": 50, "exposed_comm": 10, "optimizer": 10, "other": 5}
+def test_the_phases_of_a_step() -> None:
+    phases = {name: ns / MS for name, ns in figures(make_step()).phases_ns.items()}
+    assert phases == {"input": 5, "forward": 20, "backward": 50, "exposed_comm": 10, "optimizer": 10, "other": 5}
 
 
 @given(
@@ -91,14 +91,14 @@ def test_the_parts_of_a_step() -> None:
     ),
     st.lists(st.tuples(st.integers(0, 120), st.integers(0, 120)), max_size=6),
 )
-def test_parts_add_up_whatever_the_spans(spans: list[tuple[str, int, int]], buckets: list[tuple[int, int]]) -> None:
+def test_phases_add_up_whatever_the_spans(spans: list[tuple[str, int, int]], buckets: list[tuple[int, int]]) -> None:
     step = make_step(buckets=[(a / MS, b / MS) for a, b in buckets])
     step.duration_ns = 100
     step.spans = [Span(phase, a, b) for phase, a, b in spans]  # type: ignore[arg-type]
     result = figures(step)
-    assert sum(result.parts_ns.values()) == 100
-    assert all(ns >= 0 for ns in result.parts_ns.values())
-    assert result.parts_ns["exposed_comm"] == result.exposed_ns
+    assert sum(result.phases_ns.values()) == 100
+    assert all(ns >= 0 for ns in result.phases_ns.values())
+    assert result.phases_ns["exposed_comm"] == result.exposed_ns
 
 
 def test_lateness_waiting_and_transfer() -> None:
@@ -199,7 +199,7 @@ def test_a_run_without_a_second_rank_has_dashes_not_zeros() -> None:
 
 
 def test_what_a_recording_says_of_its_newest_steps_rests_on_full_ones_that_are_older() -> None:
-    closing = Closing()
+    closing = AttachmentBuilder()
     closing.apply(hello_of(0, 1))
     for number in range(1, 1 + 2 * KEEP_STEPS):
         step = step_of(0, number)
@@ -214,7 +214,7 @@ def test_what_a_recording_says_of_its_newest_steps_rests_on_full_ones_that_are_o
 def test_an_empty_run_has_a_report() -> None:
     report = ReportBuilder().report()
     report["findings"] = findings(report)
-    assert report["phases_ms"] == dict.fromkeys(PARTS)
+    assert report["phases_ms"] == dict.fromkeys(PHASES)
     assert "nothing stands out" in render_report(report)
 
 

@@ -13,9 +13,9 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.messages import Bye, Message, Step, encode
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.rotation import Limits
-from ddpwatch.reporting import report_of
+from ddpwatch.report.build import report_of
 from ddpwatch.transport import Envelope
-from tests.unit.runs import run_of
+from tests.support.runs import run_of
 
 
 class Played:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from ddpwatch.analysis.compare import RunSeries, compare
-from ddpwatch.analysis.render_compare import render_compare
-from ddpwatch.analysis.steps import PARTS
+from ddpwatch.analysis.step import PHASES
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.selection import Selection
-from ddpwatch.reporting import compare_recordings, parse_percent, slower_than
-from tests.unit.runs import record, run_of
+from ddpwatch.report.build import compare_recordings, parse_percent, slower_than
+from ddpwatch.report.compare_text import render_compare
+from tests.support.runs import record, run_of
 
 
 def series(
@@ -26,8 +26,8 @@ def series(
         memory = stays * memory + dice.gauss(0, noise)
         value = (100 + memory + (50 if dice.random() < 0.02 else 0)) * slower + exposed
         run.step.append(value)
-        for part in PARTS:
-            run.parts[part].append(exposed if part == "exposed_comm" else (value - exposed) / 5)
+        for phase in PHASES:
+            run.phases[phase].append(exposed if phase == "exposed_comm" else (value - exposed) / 5)
     return run
 
 
@@ -54,7 +54,7 @@ def test_five_percent_are_found() -> None:
 def test_the_words_name_the_cause() -> None:
     found = compare(series("A", 1, exposed=41), series("B", 2, exposed=18))
     assert found.verdict == "faster"
-    assert found.part == "exposed_comm"
+    assert found.phase == "exposed_comm"
     assert found.low is not None
     assert found.high is not None
     assert found.low < -23 / 141 < found.high
@@ -66,7 +66,7 @@ def test_noise_that_could_hide_much_is_not_called_equal() -> None:
     def noisy(name: str, seed: int) -> RunSeries:
         dice, run = random.Random(seed), RunSeries(name)
         run.step = [dice.uniform(50, 150) for _ in range(60)]
-        run.parts = {part: [value / 6 for value in run.step] for part in PARTS}
+        run.phases = {phase: [value / 6 for value in run.step] for phase in PHASES}
         return run
 
     found = compare(noisy("A", 1), noisy("B", 2))
@@ -104,7 +104,7 @@ def test_recordings_are_compared(tmp_path: Path) -> None:
     result = compare_recordings([a, b])
     assert [run["steps"] for run in result["runs"]] == [59, 59]
     difference = result["differences"][0]
-    assert (difference["a"], difference["b"], difference["verdict"], difference["part"]) == (
+    assert (difference["a"], difference["b"], difference["verdict"], difference["phase"]) == (
         "a",
         "b",
         "slower",

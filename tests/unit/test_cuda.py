@@ -28,11 +28,11 @@ class Gpu:
     def collective(self, ms: float) -> None:
         self.comm = max(self.comm, self.compute, self.host - self.offset) + int(ms * MS)
 
-    def event(self) -> Event:
-        return Event(self)
+    def event(self) -> CudaEvent:
+        return CudaEvent(self)
 
 
-class Event:
+class CudaEvent:
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
         self.at = 0
@@ -45,7 +45,7 @@ class Event:
         self.gpu.asked += 1
         return self.gpu.passed is None or self.at <= self.gpu.passed
 
-    def elapsed_time(self, end_event: Event) -> float:
+    def elapsed_time(self, end_event: CudaEvent) -> float:
         return (end_event.at - self.at) / MS
 
 
@@ -191,7 +191,7 @@ def test_no_event_is_asked_while_a_graph_is_captured() -> None:
 
 
 def test_events_are_used_again() -> None:
-    made: list[Event] = []
+    made: list[CudaEvent] = []
     rig = Rig()
     rig.clock._make_event = lambda: made.append(rig.gpu.event()) or made[-1]  # type: ignore[func-returns-value]
     for _ in range(50):

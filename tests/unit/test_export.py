@@ -17,21 +17,21 @@ from hypothesis import strategies as st
 from msgspec import inspect
 from msgspec.structs import replace
 
-from ddpwatch.analysis.groups import StepGroup
+from ddpwatch.analysis.assembly import StepGroup
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymous, word
-from ddpwatch.export.chrome import align, write_chrome
-from ddpwatch.export.report_files import write_html
+from ddpwatch.export.chrome_trace import align, write_chrome
 from ddpwatch.export.tables import TABLES, step_rows
 from ddpwatch.export.writers import FORMATS, export
 from ddpwatch.messages import MESSAGE_TYPES, Beat, Bye, Device, Hello, Mark, Message, Status, Step
 from ddpwatch.recording import open_recording
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection, selection_of
+from ddpwatch.report.files import write_html
 from ddpwatch.transport import Envelope
-from tests.tui.frames import unwatched
-from tests.unit import chrome_trace
-from tests.unit.runs import BEGIN, HOSTILE, MS, hello_of, record, run_of, step_of
+from tests.support import chrome_trace
+from tests.support.frames import unwatched
+from tests.support.runs import BEGIN, HOSTILE, MS, hello_of, record, run_of, step_of
 
 ALL = Selection()
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ddpwatch.export.html import MOST_HOOKS, MOST_RANKS
-from ddpwatch.export.report_files import write_html
 from ddpwatch.messages import Bye, Hello, Layout, Message, Step
 from ddpwatch.recording.selection import Selection
-from tests.unit.runs import MS, record, run_of
+from ddpwatch.report.files import write_html
+from ddpwatch.report.html import MOST_HOOKS, MOST_RANKS
+from tests.support.runs import MS, record, run_of
 
 REORDERED = "in\u202eni\x1b[31m\u2066x\u200b"
 

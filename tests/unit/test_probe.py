@@ -24,13 +24,13 @@ from torch.utils.data import DataLoader, Dataset
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Layout, Mark, Step
 from ddpwatch.probe import collectives
+from ddpwatch.probe.activity import ActivityMonitor
+from ddpwatch.probe.bucket_layout import bucket_layout
 from ddpwatch.probe.collectives import GroupHooks, TimedGroup, drain
-from ddpwatch.probe.ddp import HOOKS_PERIOD, DdpProbe
-from ddpwatch.probe.layout import bucket_layout
-from ddpwatch.probe.outside import Outside
-from ddpwatch.probe.pace import Pace, chosen
+from ddpwatch.probe.hooks import HOOKS_PERIOD, DdpProbe
 from ddpwatch.probe.recorder import MOST_REDUCTIONS, BucketRecord, StepRecord, StepRecorder
-from ddpwatch.probe.session import Session
+from ddpwatch.probe.session import ProbeSession
+from ddpwatch.sampling.schedule import SamplingSchedule, chosen
 
 MS = 1_000_000
 LAYERS = 4
@@ -68,7 +68,7 @@ def never(step: int) -> bool:
     return False
 
 
-class Given(Pace):
+class Given(SamplingSchedule):
     """The kinds of steps are given."""
 
     def __init__(self, shadow: Callable[[int], bool] = never, unwatched: Callable[[int], bool] = never) -> None:
@@ -94,7 +94,7 @@ class Watched:
         self.errors: list[Exception] = []
         self.recorder = StepRecorder(self.records.append)
         if shadows:
-            self.recorder.pace = Given(shadow=lambda step: step >= 4 and step % 2 == 1)
+            self.recorder.sampling = Given(shadow=lambda step: step >= 4 and step % 2 == 1)
         self.probe = DdpProbe(self.ddp, 0, 100, self.recorder, self.layouts.append, self.errors.append)
 
     def train(self, steps: int) -> list[Step]:
@@ -367,7 +367,7 @@ def test_an_error_of_the_collective_is_the_one_that_ddp_would_raise() -> None:
 
 def test_an_unwatched_step_is_left_alone() -> None:
     watched = Watched()
-    watched.recorder.pace = Given(unwatched=lambda step: step in (3, 5))
+    watched.recorder.sampling = Given(unwatched=lambda step: step in (3, 5))
     hooked, ours = [], []
     for _ in range(7):
         output = watched.ddp(torch.ones(2, 8))
@@ -388,7 +388,7 @@ def test_an_unwatched_step_is_left_alone() -> None:
 def test_the_moment_at_which_a_backward_waits_is_told() -> None:
     """Once for each that reduces, with DDP's statistics read by then; not of an unwatched step."""
     watched = Watched()
-    watched.recorder.pace = Given(shadow=lambda step: step == 2, unwatched=lambda step: step == 3)
+    watched.recorder.sampling = Given(shadow=lambda step: step == 2, unwatched=lambda step: step == 3)
     told: list[tuple[int, str, bool]] = []
     watched.recorder.lull = lambda: told.append(
         (watched.recorder.steps, watched.recorder.phase, bool(watched.probe._stats))
@@ -531,11 +531,11 @@ def test_one_gpu_is_watched_in_a_process() -> None:
         return SimpleNamespace(device=gpus[0], module=nn.Linear(1, 1), parameters=lambda: params)
 
     session: Any = SimpleNamespace(_gpu=None)
-    Session._check_gpu(session, module(1, 1))
+    ProbeSession._check_gpu(session, module(1, 1))
     with pytest.raises(DdpwatchError, match="computes on cuda:0, while cuda:1 is watched"):
-        Session._check_gpu(session, module(0))
+        ProbeSession._check_gpu(session, module(0))
     with pytest.raises(DdpwatchError, match="computes on cuda:2, while cuda:1 is watched"):
-        Session._check_gpu(session, module(1, 2))
+        ProbeSession._check_gpu(session, module(1, 2))
 
 
 class Slow(Dataset[torch.Tensor]):
@@ -556,7 +556,7 @@ def test_what_happens_outside_the_steps_is_marked(tmp_path: Any) -> None:
     marks: list[Mark] = []
     saved: list[int] = []
     untouched = torch.save
-    outside = Outside(7, marks.append, lambda: saved.append(1))
+    outside = ActivityMonitor(7, marks.append, lambda: saved.append(1))
     assert len(list(DataLoader(Slow()))) == 3
     torch.save({}, tmp_path / "checkpoint")
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))

@@ -10,23 +10,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpwatch.analysis.closing import Closing
+from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.messages import Beat, Bye, Hello, Message, Step, encode
 from ddpwatch.recording import follow
 from ddpwatch.recording.follow import FollowSource
-from ddpwatch.recording.lasting import LastingWriter
-from ddpwatch.recording.rankfile import RankFile
+from ddpwatch.recording.rank_file import RankFile
 from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.resilient import ResilientWriter
 from ddpwatch.recording.rotation import Limits
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.reporting import report_of
+from ddpwatch.report.build import report_of
 from ddpwatch.transport import Envelope
-from tests.unit.runs import hello_of, step_of
+from tests.support.runs import hello_of, step_of
 
 
 @pytest.fixture(autouse=True)
 def _flush_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpwatch.recording.rankfile.FLUSH_S", 0.0)
+    monkeypatch.setattr("ddpwatch.recording.rank_file.FLUSH_S", 0.0)
 
 
 def hello(rank: int = 0, run_id: str = "train-1", world: int = 2) -> Hello:
@@ -97,7 +97,7 @@ def test_who_ran_is_attached(tmp_path: Path) -> None:
     add(file, 0, 0, 1)
     file.send(encode(bye))
     file.close()
-    closing = Closing()
+    closing = AttachmentBuilder()
     for message in (hello(), bye):
         closing.apply(message)
     found = Recording(file.path).attachments()
@@ -191,7 +191,7 @@ def test_a_place_that_can_never_be_written_to(tmp_path: Path, caplog: pytest.Log
 
 
 def test_a_disk_that_fails_twice_in_a_row_keeps_its_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = LastingWriter(tmp_path / "a.mcap", {}, Limits(), retry_s=0.0)
+    writer = ResilientWriter(tmp_path / "a.mcap", {}, Limits(), retry_s=0.0)
     now_ns = time.time_ns()
     writer.write_message(hello(), Envelope(1, now_ns, encode(hello())))
     for _ in range(2):

@@ -19,7 +19,6 @@ from ddpwatch.messages import Beat, BucketLayout, Bye, Hello, Layout, Message, S
 from ddpwatch.recording import container, open_recording
 from ddpwatch.recording.follow import FollowSource
 from ddpwatch.recording.part import Part
-from ddpwatch.recording.place import Place
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.rotation import (
     Limits,
@@ -29,9 +28,10 @@ from ddpwatch.recording.rotation import (
     parse_bytes,
     summary_of,
 )
+from ddpwatch.recording.seek import Position
 from ddpwatch.recording.selection import Selection, parse_ranks, parse_steps, selection_of
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.reporting import report_of
+from ddpwatch.report.build import report_of
 from ddpwatch.transport import Envelope
 
 BEGIN = 1_700_000_000 * 10**9
@@ -116,7 +116,7 @@ def test_a_moment_is_found(end: bool, tmp_path: Path) -> None:
         later = [m for m, e in everything if e.received_ns >= at]
         assert [m for m, _ in found][-len(later) :] == later
         assert steps_of(found)[0] == (number, 0)
-        assert recording.find_step(number) == Place(at + 1, number)  # once rank 1 has sent it
+        assert recording.find_step(number) == Position(at + 1, number)  # once rank 1 has sent it
     assert recording.find_step(1000) is None
     assert recording.find_step(1000, back=True) == recording.find_step(39)
 

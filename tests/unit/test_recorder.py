@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ddpwatch.analysis.steps import figures
+from ddpwatch.analysis.step import figures
 from ddpwatch.messages import Step
-from ddpwatch.probe.pace import Pace
 from ddpwatch.probe.recorder import MOST_FORWARDS, StepRecord, StepRecorder
+from ddpwatch.sampling.schedule import SamplingSchedule
 
 
 class Script:
@@ -65,7 +65,7 @@ def test_a_step_has_phases_and_buckets() -> None:
     assert parts.exposed_ns == 30
     assert parts.comm_ns == 90
     assert parts.overlap == 60 / 90
-    assert sum(parts.parts_ns.values()) == second.duration_ns
+    assert sum(parts.phases_ns.values()) == second.duration_ns
 
 
 def test_accumulation_is_one_step_and_its_gaps_are_input() -> None:
@@ -80,7 +80,7 @@ def test_accumulation_is_one_step_and_its_gaps_are_input() -> None:
     (step,) = script.messages()
     assert step.micro_steps == 2
     assert [span.phase for span in step.spans].count("backward") == 2
-    assert figures(step).parts_ns["input"] == 501
+    assert figures(step).phases_ns["input"] == 501
     assert step.bucket_index == [0, 1]
 
 
@@ -181,7 +181,7 @@ def test_an_evaluation_with_gradients_on_is_no_part_of_a_step_and_does_not_grow(
     assert told[0] == begin
     assert told[1] == second.start_ns
     assert second.duration_ns < MOST_FORWARDS * 11 + 200
-    assert second.duration_ns == sum(figures(second).parts_ns.values())
+    assert second.duration_ns == sum(figures(second).phases_ns.values())
 
 
 def test_a_reduction_whose_buckets_were_not_seen_is_one() -> None:
@@ -197,7 +197,7 @@ def test_a_reduction_whose_buckets_were_not_seen_is_one() -> None:
     assert (step.synced, step.bucket_index) == (True, [])
 
 
-class EverySecond(Pace):
+class EverySecond(SamplingSchedule):
     """Every second step is unwatched."""
 
     def is_unwatched(self, step: int) -> bool:
@@ -206,7 +206,7 @@ class EverySecond(Pace):
 
 def test_an_unwatched_step_has_a_begin_and_an_end() -> None:
     script = Script()
-    script.recorder.pace = EverySecond()
+    script.recorder.sampling = EverySecond()
     for _ in range(4):
         for synced in (False, True):  # micro-batches
             script.forward()
@@ -223,7 +223,7 @@ def test_an_unwatched_step_has_a_begin_and_an_end() -> None:
 def test_without_an_optimizer_every_step_is_watched() -> None:
     """Nothing would tell where an unwatched one ends."""
     script = Script()
-    script.recorder.pace = EverySecond()
+    script.recorder.sampling = EverySecond()
     for _ in range(4):
         script.forward()
         script.backward()
@@ -233,7 +233,7 @@ def test_without_an_optimizer_every_step_is_watched() -> None:
 
 def test_an_unwatched_step_that_no_optimizer_ends_is_given_up() -> None:
     script = Script()
-    script.recorder.pace = EverySecond()
+    script.recorder.sampling = EverySecond()
     script.forward()
     script.backward()
     script.optimize()
@@ -306,7 +306,7 @@ def test_a_wait_inside_the_backward_is_no_compute() -> None:
     step = script.messages()[0]
     assert step.micro_steps == 1
     assert figures(step).exposed_ns == 30
-    assert figures(step).parts_ns["backward"] == 15
+    assert figures(step).phases_ns["backward"] == 15
 
 
 def test_a_step_whose_hook_handed_every_bucket_back_is_not_reduced() -> None:

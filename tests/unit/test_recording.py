@@ -12,7 +12,7 @@ from ddpwatch.errors import UsageError
 from ddpwatch.messages import Beat, Step, encode
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.reporting import report_of
+from ddpwatch.report.build import report_of
 from ddpwatch.transport import Envelope
 
 

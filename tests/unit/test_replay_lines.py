@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ddpwatch.plain import HEADER, replay_lines
-from ddpwatch.recording.place import locate, parse_spot
 from ddpwatch.recording.reader import Recording
-from tests.unit.runs import record, run_of
+from ddpwatch.recording.seek import locate, parse_target
+from tests.support.runs import record, run_of
 
 STEPS = 60  # of 110 ms
 
@@ -33,7 +33,7 @@ def test_all_lines_at_once(recording: Recording, capsys: pytest.CaptureFixture[s
 
 
 def test_from_a_place_they_are_the_same(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
-    replay_lines(recording, locate(recording, parse_spot("30")).at_ns)
+    replay_lines(recording, locate(recording, parse_target("30")).at_ns)
     told = capsys.readouterr().out
     assert steps_told(told) == [48, STEPS - 1]
     replay_lines(recording)

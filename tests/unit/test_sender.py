@@ -15,7 +15,7 @@ from ddpwatch.messages import Beat, Bye, Hello, Step, decode
 from ddpwatch.probe import sender as sender_module
 from ddpwatch.probe.sender import Sender
 from ddpwatch.recording.reader import Recording
-from tests.unit.runs import hello_of
+from tests.support.runs import hello_of
 
 BYE = Bye(rank=0, by="rank", reason="finished", at_ns=1)
 

@@ -12,11 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddpwatch.analysis.markdown import render_markdown
-from ddpwatch.analysis.render import render_report
-from ddpwatch.analysis.render_compare import render_compare
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.export.report_files import text_report, write_html
 from ddpwatch.export.writers import FORMATS, export
 from ddpwatch.messages import (
     Beat,
@@ -33,8 +29,12 @@ from ddpwatch.messages import (
 )
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
-from ddpwatch.reporting import compare_recordings, outline_of, report_of
-from tests.unit.runs import BEGIN, hello_of, record, run_of
+from ddpwatch.report.build import compare_recordings, outline_of, report_of
+from ddpwatch.report.compare_text import render_compare
+from ddpwatch.report.files import text_report, write_html
+from ddpwatch.report.markdown import render_markdown
+from ddpwatch.report.text import render_report
+from tests.support.runs import BEGIN, hello_of, record, run_of
 
 MOST_NS, MOST_COUNT, MOST_RANK = (1 << 62) - 1, (1 << 53) - 1, (1 << 20) - 1
 NS = st.sampled_from([0, 1, -1, 1_000, 10**8, 10**8 + 1, -(10**8), MOST_NS, -MOST_NS])

@@ -1,9 +1,9 @@
 import pytest
 
-from ddpwatch.analysis.recent import ENOUGH_STEPS, summarise
-from ddpwatch.analysis.verdict import Presence, verdict
+from ddpwatch.analysis.diagnosis.verdict import Presence, verdict
+from ddpwatch.analysis.window import ENOUGH_STEPS, summarise
 from ddpwatch.messages import Span
-from tests.tui.frames import MS, START_NS, beat, bye, hello, killed, run, shadow, state_of, step
+from tests.support.frames import MS, START_NS, beat, bye, hello, killed, run, shadow, state_of, step
 
 
 def judged(messages):
@@ -20,7 +20,7 @@ class TestSummary:
         assert summary.overlap == pytest.approx(20 / 30)
         assert summary.cost == pytest.approx(0.002)
         assert summary.bucket_exposed_ns == {0: 0, 1: 10 * MS}
-        assert sum(summary.ranks[0].parts_ns.values()) == 100 * MS
+        assert sum(summary.ranks[0].phases_ns.values()) == 100 * MS
 
     def test_no_step_no_figure(self):
         summary = summarise([])
@@ -30,7 +30,7 @@ class TestSummary:
         slowest = summarise(state_of(run(20, late_rank=1)).recent()).slowest
         assert slowest is not None
         assert (slowest.rank, slowest.late_ns, slowest.bucket) == (1, 40 * MS, 1)
-        assert (slowest.part, slowest.excess_ns) == ("backward", 40 * MS)
+        assert (slowest.phase, slowest.excess_ns) == ("backward", 40 * MS)
 
     def test_noise_has_no_slowest_rank(self):
         def noisy():

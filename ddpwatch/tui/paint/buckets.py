@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpwatch.analysis.buckets import BucketRow, BucketStep
-from ddpwatch.tui.canvas import Canvas, Row
+from ddpwatch.analysis.buckets import BucketStep, BucketSummary
+from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.grid import GridColumn, paint_grid
 from ddpwatch.tui.paint.spark import paint_columns
 from ddpwatch.tui.text import UNKNOWN, clean, ms, number, percent, shorten, size
@@ -14,11 +14,11 @@ _LEAST_BAR = 16
 _CHART_ROWS = 4
 
 
-def _exposed_style(row: BucketRow) -> str:
+def _exposed_style(row: BucketSummary) -> str:
     return "warn" if row.exposed else "text"
 
 
-COLUMNS: tuple[GridColumn[BucketRow], ...] = (
+COLUMNS: tuple[GridColumn[BucketSummary], ...] = (
     GridColumn("bucket", 8, lambda r: f"{r.module}:{r.index}" if r.module else str(r.index), lambda r: r.index, 0),
     GridColumn("bytes", 11, lambda r: size(r.nbytes), lambda r: r.nbytes, 5),
     GridColumn("ready ms", 10, lambda r: ms(r.ready), lambda r: r.ready, 6),
@@ -34,12 +34,17 @@ COLUMNS: tuple[GridColumn[BucketRow], ...] = (
 )  # fmt: skip
 
 
-def _last(row: BucketRow) -> str:
+def _last(row: BucketSummary) -> str:
     return UNKNOWN if row.last_rank is None else f"{row.last_rank} {percent(row.last_share)}".replace(" %", "%")
 
 
 def paint_buckets(
-    rows: Sequence[BucketRow], layers: Sequence[str], size_: tuple[int, int], first: int, selected: int, sorted_by: str
+    rows: Sequence[BucketSummary],
+    layers: Sequence[str],
+    size_: tuple[int, int],
+    first: int,
+    selected: int,
+    sorted_by: str,
 ) -> list[Row]:
     """The table, its bars (launch to done over the backward, exposed hatched), the selected bucket's first parameter.
 
@@ -79,7 +84,7 @@ def _copy(source: Canvas, target: Canvas) -> None:
         target.put_runs(0, y, row)
 
 
-def _paint_bar(canvas: Canvas, row: BucketRow, x: int, width: int, longest: float, y: int) -> None:
+def _paint_bar(canvas: Canvas, row: BucketSummary, x: int, width: int, longest: float, y: int) -> None:
     start = row.launch or 0.0
     if row.done is None:
         canvas.put(x + round(start * width / longest), y, "▸", "launch")
@@ -94,7 +99,7 @@ def _paint_bar(canvas: Canvas, row: BucketRow, x: int, width: int, longest: floa
 
 
 def paint_bucket(
-    row: BucketRow,
+    row: BucketSummary,
     history: Sequence[tuple[int, BucketStep]],
     params: Sequence[str],
     fired: Sequence[tuple[str, float]],

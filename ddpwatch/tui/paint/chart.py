@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from ddpwatch.tui.canvas import Canvas, Row
+from ddpwatch.tui.paint.canvas import Canvas, Row
 
 Points = tuple[tuple[float, float], ...]
 

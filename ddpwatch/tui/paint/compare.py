@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpwatch.analysis.compare import FEWEST_STEPS, Change
-from ddpwatch.analysis.steps import PARTS
-from ddpwatch.tui.canvas import Canvas, Row
-from ddpwatch.tui.comparing import HERE, Compared
+from ddpwatch.analysis.step import PHASES
+from ddpwatch.tui.models.compare import HERE, Compared
+from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.spark import paint_columns
-from ddpwatch.tui.paint.split import PART_LOOKS
+from ddpwatch.tui.paint.split import PHASE_LOOKS
 from ddpwatch.tui.text import UNKNOWN, number, percent, shorten, wrap
 
 _SIGNS = {"slower": ("✗", "bad"), "faster": ("✓", "good"), "same": ("✓", "text")}
@@ -103,8 +103,8 @@ def _paint_figures(canvas: Canvas, compared: Compared, name: str, y: int) -> int
     return y + 1 + len(_FIGURES)
 
 
-_SHORT = {part: full for part, full, *_ in PART_LOOKS}
-_FIGURES = (("step ms", "step"), *((f"  {_SHORT[part]}", part) for part in PARTS), ("overlap", "overlap"))
+_SHORT = {phase: full for phase, full, *_ in PHASE_LOOKS}
+_FIGURES = (("step ms", "step"), *((f"  {_SHORT[phase]}", phase) for phase in PHASES), ("overlap", "overlap"))
 
 
 def _paint_figure(
@@ -135,7 +135,7 @@ def _style(key: str, change: Change | None) -> str:
 def _value(figures: dict[str, Any], key: str) -> str:
     if key == "overlap":
         return percent(figures["overlap"])
-    return number(figures["step_ms"] if key == "step" else figures["parts_ms"][key])
+    return number(figures["step_ms"] if key == "step" else figures["phases_ms"][key])
 
 
 def _signed(key: str, value: float | None) -> str:
@@ -148,16 +148,16 @@ def _signed(key: str, value: float | None) -> str:
 
 def _paint_bars(canvas: Canvas, compared: Compared, name: str, y: int) -> int:
     """Where a step goes, both to one scale."""
-    rows = [(name, compared.baseline["parts_ms"]), (HERE, compared.run["parts_ms"])]
-    longest = max(sum(value or 0.0 for value in parts.values()) for _, parts in rows)
+    rows = [(name, compared.baseline["phases_ms"]), (HERE, compared.run["phases_ms"])]
+    longest = max(sum(value or 0.0 for value in phases.values()) for _, phases in rows)
     if y + len(rows) > canvas.height or not longest:
         return y - 1
     room = max(canvas.width - _GUTTER - 2, 0)
-    for row, (label, parts) in enumerate(rows, start=y):
+    for row, (label, phases) in enumerate(rows, start=y):
         canvas.put(1, row, shorten(label, _GUTTER - 2), "strong")
         x = 0.0
-        for part, full, short, style, glyph in PART_LOOKS:
-            end = x + (parts[part] or 0.0) * room / longest
+        for phase, full, short, style, glyph in PHASE_LOOKS:
+            end = x + (phases[phase] or 0.0) * room / longest
             first, last = _GUTTER + round(x), _GUTTER + round(end)
             canvas.fill(first, last, row, glyph, style)
             text = next((text for text in (f" {full} ", short) if len(text) + 2 <= last - first), "")

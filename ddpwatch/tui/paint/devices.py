@@ -1,120 +1,118 @@
-"""The device panel: a line or two per GPU and host, and the history of utilisation."""
+"""The Devices view: every device with what its busy time consists of, and the histories of the selected one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpwatch.messages import Device
-from ddpwatch.tui.canvas import Canvas, Row
-from ddpwatch.tui.model import DeviceRow
+from ddpwatch.tui.models.overview import DeviceLine, RankLine
+from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.chart import Points, paint_chart
-from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, number, shorten, size, with_unit
+from ddpwatch.tui.paint.device_panel import device_fields, meter
+from ddpwatch.tui.paint.spark import sparkline
+from ddpwatch.tui.text import UNKNOWN, fit, percent, shorten
 
-_LEAST_CHART = 5
-_SIDE_BY_SIDE = 72
+_LEAST_CHART = 6
+CARD_ROWS = 4
 
 
-def paint_devices(devices: Sequence[DeviceRow], width: int, height: int) -> list[Row]:
-    """Heading, devices, and below or beside them the history chart."""
+def split_of(ranks: Sequence[RankLine]) -> dict[str, float] | None:
+    """Shares of the step (means over the device's ranks): computing, waiting in a collective, and the rest.
+
+    None where completions are not measured, so that nobody can tell computing from waiting.
+    """
+    known = [row.summary for row in ranks if row.summary.step_ns and row.summary.exposed_ns is not None]
+    if not known:
+        return None
+    shares = {"compute": 0.0, "waiting": 0.0, "rest": 0.0}
+    for summary in known:
+        phases, step = summary.phases_ns, summary.step_ns or 1.0
+        compute = sum(phases.get(phase, 0.0) for phase in ("forward", "backward", "optimizer")) / step
+        waiting = phases.get("exposed_comm", 0.0) / step
+        shares["compute"] += compute / len(known)
+        shares["waiting"] += waiting / len(known)
+        shares["rest"] += max(1 - compute - waiting, 0.0) / len(known)
+    return shares
+
+
+def paint_machines(
+    devices: Sequence[DeviceLine], ranks: Sequence[Sequence[RankLine]], size: tuple[int, int], selected: int, first: int
+) -> list[Row]:
+    """Cards on the left (or above), histories of the selected device beside (or below) them.
+
+    Args:
+        devices: GPUs before hosts.
+        ranks: The ranks on each.
+        size: Columns and rows.
+        selected: Whose histories are shown.
+        first: First card shown.
+    """
+    width, height = size
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
-    canvas.put(1, 0, "devices", "heading")
+    canvas.put(
+        1, 0, shorten("devices: busy as the driver counts it, and what that time is spent on", width - 2), "heading"
+    )
     if not devices:
         canvas.put(1, 1, f"{UNKNOWN} no sample yet", "dim")
         return canvas.rows()
-    if width >= _SIDE_BY_SIDE and height <= 3 * _LEAST_CHART:
-        half = min(width // 2, 44)
-        _paint_list(canvas, devices, 1, half - 2, height - 1)
-        _paint_chart(canvas, devices, half, 1, width - half, height - 1)
-        return canvas.rows()
-    lines = _paint_list(canvas, devices, 1, width - 2, max(height - 1 - 2 * _LEAST_CHART, 3))
-    _paint_chart(canvas, devices, 0, 1 + lines, width, min(height - 1 - lines, 14))
+    wide = width >= 120
+    cards = max((height - 1) // CARD_ROWS, 1) if wide else max((height - 1 - 2 * _LEAST_CHART) // CARD_ROWS, 1)
+    card_width = width // 2 - 2 if wide else width - 2
+    y = 1
+    for place in range(first, min(first + cards, len(devices))):
+        _paint_card(canvas, devices[place], ranks[place], y, card_width, place == selected)
+        y += CARD_ROWS
+    if wide:
+        _paint_histories(canvas, devices[selected], (width // 2, 1, width - width // 2, height - 1))
+    else:
+        _paint_histories(canvas, devices[selected], (0, y, width, height - y))
     return canvas.rows()
 
 
-def _paint_list(canvas: Canvas, devices: Sequence[DeviceRow], x: int, width: int, height: int) -> int:
-    """Returns the number of lines used."""
-    tall = 3 if 3 * len(devices) <= height else 2 if 2 * len(devices) <= height else 1
-    y = 1
-    for row in devices[: max(height // tall, 1)]:
-        for line in _lines(row.device, width, tall):
-            canvas.put_runs(x, y, line)
-            y += 1
-    return y - 1
+def _paint_card(canvas: Canvas, row: DeviceLine, ranks: Sequence[RankLine], y: int, width: int, here: bool) -> None:
+    canvas.put(0, y, "▶" if here else " ", "warn")
+    canvas.put_runs(1, y, fit(device_fields(row.device), width))
+    busy = row.device.utilization
+    spark = sparkline([value for _, value in row.history], max(width // 3, 8), 100.0)
+    x = canvas.put(1, y + 1, f"busy {percent(None if busy is None else busy / 100):>6} ", "dim")
+    x = canvas.put_runs(x, y + 1, meter(busy, max(width - len(spark) - (x - 1) - 2, 4)))
+    canvas.put(x + 1, y + 1, spark, "chart")
+    _paint_spent(canvas, split_of(ranks), len(ranks), y + 2, width)
 
 
-def _lines(device: Device, width: int, tall: int) -> list[Row]:
-    name, util = device_name(device), Field(*_utilisation(device), 0, "strong")
-    if tall == 1:
-        short = name.split(" ")[0]
-        return [fit([Field(short, short, 0, "text"), util, *_figures(device)], width)]
-    heading = fit([Field(clean(name, width - 8), clean(name, max(width - 8, 4)), 0, "text"), util], width)
-    if tall == 2:
-        return [heading, fit(_figures(device), width)]
-    return [heading, meter(device.utilization, width), fit(_figures(device), width)]
-
-
-def device_name(device: Device) -> str:
-    """GPU with its index, or CPU; then the model, then the host."""
-    kind = f"GPU{device.index}" if device.kind == "cuda" else "CPU"
-    return clean(f"{kind} {clean(device.name, 32)} {clean(device.host, 24)}", 80)
-
-
-def device_fields(device: Device) -> list[Field]:
-    """Name, utilisation and figures for one line."""
-    name = device_name(device)
-    return [Field(name, shorten(name, 24), 0, "strong"), Field(*_utilisation(device), 0, "strong"), *_figures(device)]
-
-
-def _utilisation(device: Device) -> tuple[str, str]:
-    text = with_unit(UNKNOWN if device.utilization is None else f"{device.utilization:.0f}", "%")
-    return text, text
-
-
-def meter(percent: float | None, width: int) -> Row:
-    """A bar of that many percent of the width; a dotted line where it is not known."""
-    if percent is None:
-        return [("┄" * max(width, 0), "faint")]
-    filled = min(max(round(percent * width / 100), 0), width)
-    return [("━" * filled, "chart"), ("━" * (width - filled), "faint")]
-
-
-def _figures(device: Device) -> list[Field]:
-    memory = f"mem {size(device.memory_used)}"
-    short = memory
-    if device.memory_total is not None:
-        memory += f" of {size(device.memory_total)}"
-    power = with_unit(number(device.power_w), "W")
-    limit = f" of {number(device.power_limit_w)}" if device.power_limit_w is not None else ""
-    temperature = with_unit(number(device.temperature_c), "°C")
-    return [
-        Field(memory, short, 1),
-        Field(f"power {power.removesuffix(' W')}{limit} W" if limit else f"power {power}", f"pwr {power}", 2),
-        Field(f"temp {temperature}", f"{temperature}", 3),
-    ]
-
-
-def _paint_chart(canvas: Canvas, devices: Sequence[DeviceRow], x: int, y: int, width: int, height: int) -> None:
-    if height < _LEAST_CHART or width < 16:
+def _paint_spent(canvas: Canvas, shares: dict[str, float] | None, ranks: int, y: int, width: int) -> None:
+    """Waiting is hatched as exposed communication is everywhere: "100 % busy" may be just that."""
+    if not ranks:
         return
-    kind = devices[0].device.kind
-    charted = [row for row in devices if row.device.kind == kind]
-    canvas.put(x + 1, y, chart_title(charted), "dim")
-    points = mean_history(charted)
-    paint_chart(canvas, points, (x, y + 1, width - 1, height - 1))
+    if shares is None:
+        canvas.put(
+            1, y, f"step {UNKNOWN}: completions are not measured, waiting cannot be told from computing"[:width], "dim"
+        )
+        return
+    text = (
+        f"compute {percent(shares['compute'])}, waiting {percent(shares['waiting'])}, other {percent(shares['rest'])}"
+    )
+    text = shorten(f" {text} of the step, {ranks} rank{'s' if ranks > 1 else ''}", max(width - 8, 0))
+    room = max(width - len(text) - 1, 0)
+    compute = round(room * shares["compute"])
+    waiting = min(round(room * shares["waiting"]), room - compute)
+    canvas.fill(1, 1 + compute, y, "▓", "backward")
+    canvas.fill(1 + compute, 1 + compute + waiting, y, "╱", "exposed")
+    canvas.fill(1 + compute + waiting, 1 + room, y, "·", "idle")
+    canvas.put(1 + room, y, text, "warn" if shares["waiting"] >= 0.1 else "dim")
 
 
-def chart_title(devices: Sequence[DeviceRow]) -> str:
-    """What the chart shows, with its unit."""
-    kind = "GPU" if devices[0].device.kind == "cuda" else "CPU"
-    mean = f", mean of {len(devices)}" if len(devices) > 1 else ""
-    return f"{kind} busy %{mean} over the last seconds"
-
-
-def mean_history(devices: Sequence[DeviceRow]) -> Points:
-    """The mean utilisation of several devices by age, oldest first, as (-age s, %)."""
-    by_age: dict[int, list[float]] = {}
-    for row in devices:
-        for age, utilisation in row.history:
-            by_age.setdefault(age, []).append(utilisation)
-    return tuple((-age, sum(values) / len(values)) for age, values in sorted(by_age.items(), reverse=True))
+def _paint_histories(canvas: Canvas, row: DeviceLine, box: tuple[int, int, int, int]) -> None:
+    x, y, width, height = box
+    histories = [("busy %", row.history), ("memory %", row.memory), ("power % of its limit", row.power)]
+    charts: list[tuple[str, Points]] = [
+        (name, tuple((-age, value) for age, value in points)) for name, points in histories if points
+    ]
+    charts = charts[: max(height // _LEAST_CHART, 1)]
+    for number, (name, points) in enumerate(charts):
+        tall = height // len(charts)
+        top = y + number * tall
+        if tall < _LEAST_CHART or width < 16:
+            return
+        canvas.put(x + 1, top, f"{name} over the last seconds", "dim")
+        paint_chart(canvas, points, (x, top + 1, width - 1, min(tall - 1, 14)))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ddpwatch.tui.canvas import Canvas
+from ddpwatch.tui.paint.canvas import Canvas
 from ddpwatch.tui.text import UNKNOWN, shorten
 
 T = TypeVar("T")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ddpwatch.analysis.verdict import Severity
-from ddpwatch.recording.place import minutes
-from ddpwatch.tui.canvas import Canvas, Row
-from ddpwatch.tui.history import NEW_STEPS, SPARK_STEPS
-from ddpwatch.tui.model import Link, LinkState, Overview
+from ddpwatch.analysis.diagnosis.verdict import Severity
+from ddpwatch.recording.seek import minutes
+from ddpwatch.tui.models.history import NEW_STEPS, SPARK_STEPS
+from ddpwatch.tui.models.overview import Link, LinkState, Overview
+from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.spark import sparkline
 from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, fits, ms, number, percent, shorten, size, with_unit, wrap
 

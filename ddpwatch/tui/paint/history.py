@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpwatch.tui.canvas import Canvas, Row
-from ddpwatch.tui.history import HistoryPoint
+from ddpwatch.tui.models.history import HistoryPoint
+from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.text import ms
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"

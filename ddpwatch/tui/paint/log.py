@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ddpwatch.tui.canvas import Canvas, Row
-from ddpwatch.tui.events import Event
+from ddpwatch.tui.models.log import LogLine
+from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.text import clean, shorten
 
 _ROOMY = 60
 
 
 def paint_log(
-    events: Sequence[Event],
+    events: Sequence[LogLine],
     lists: Sequence[tuple[str, int]],
     listed: int,
     size: tuple[int, int],
@@ -44,7 +44,7 @@ def paint_log(
     return canvas.rows()
 
 
-def _paint_event(canvas: Canvas, event: Event, y: int, here: bool) -> None:
+def _paint_event(canvas: Canvas, event: LogLine, y: int, here: bool) -> None:
     x = canvas.put(0, y, "▶" if here else " ", "warn")
     x = canvas.put(x, y, f"{clock_time(event.at_ns)} ", "selected" if here else "dim")
     if event.kind != "output" and canvas.width >= _ROOMY:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ddpwatch.tui.canvas import Row
-from ddpwatch.tui.layout import Box, Layout, layout
-from ddpwatch.tui.model import Overview
-from ddpwatch.tui.paint.devices import paint_devices
+from ddpwatch.tui.models.overview import Overview
+from ddpwatch.tui.paint.canvas import Row
+from ddpwatch.tui.paint.device_panel import paint_devices
 from ddpwatch.tui.paint.header import Keys, Tab, paint_footer, paint_header, paint_verdict, verdict_lines
 from ddpwatch.tui.paint.history import paint_history
+from ddpwatch.tui.paint.lanes import paint_timeline, rows_wanted
+from ddpwatch.tui.paint.screen_layout import Box, ScreenLayout, layout
 from ddpwatch.tui.paint.split import paint_split, rows_for
 from ddpwatch.tui.paint.table import paint_table
-from ddpwatch.tui.paint.timeline import paint_timeline, rows_wanted
 from ddpwatch.tui.paint.waiting import paint_waiting
 
 ONE_LINE = 150  # columns in which most verdicts fit
@@ -21,7 +21,7 @@ Part = tuple[Box, list[Row]]
 Body = Callable[[int, int], list[Row]]
 
 
-def overview_layout(model: Overview, width: int, height: int) -> Layout:
+def overview_layout(model: Overview, width: int, height: int) -> ScreenLayout:
     """Where the parts lie for this model."""
     wanted = rows_wanted(model.timeline) if model.timeline else (6, 6)
     return layout(
@@ -90,7 +90,7 @@ def _waiting(model: Overview, width: int, height: int, header: int, footer: int)
     return middle, paint_waiting(model.link, middle.width, middle.height)
 
 
-def _body(model: Overview, boxes: Layout, first: int) -> Iterable[Part]:
+def _body(model: Overview, boxes: ScreenLayout, first: int) -> Iterable[Part]:
     box = boxes.verdict
     yield box, paint_verdict(model, box.width, box.height)
     if model.timeline is not None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpwatch.analysis.steps import StepFigures
-from ddpwatch.tui.canvas import Canvas, Row
-from ddpwatch.tui.heat import LEVELS, HeatMap
-from ddpwatch.tui.model import DeviceRow, RankRow
-from ddpwatch.tui.paint.devices import device_fields
-from ddpwatch.tui.paint.split import PART_LOOKS
+from ddpwatch.analysis.step import StepFigures
+from ddpwatch.tui.models.overview import DeviceLine, RankLine
+from ddpwatch.tui.models.ranks import LEVELS, HeatMap
+from ddpwatch.tui.paint.canvas import Canvas, Row
+from ddpwatch.tui.paint.device_panel import device_fields
+from ddpwatch.tui.paint.split import PHASE_LOOKS
 from ddpwatch.tui.text import UNKNOWN, clean, fit, ms, percent, shorten
 
 GUTTER = 12
@@ -90,9 +90,9 @@ def _paint_row(
 
 
 def paint_rank(
-    row: RankRow,
+    row: RankLine,
     history: Sequence[StepFigures],
-    devices: Sequence[DeviceRow],
+    devices: Sequence[DeviceLine],
     marks: Sequence[str],
     width: int,
     height: int,
@@ -110,7 +110,7 @@ def paint_rank(
     canvas.put(1, 1, shorten(line, width - 2))
     below = min(len(devices) + 1 + min(len(marks), 4), max(height - 10, 0))
     chart = max(height - 4 - below, 0)
-    _paint_parts(canvas, history, 3, chart)
+    _paint_phases(canvas, history, 3, chart)
     y = 3 + chart + 1
     for device in devices[: max(below - 1, 0)]:
         canvas.put_runs(1, y, fit([*device_fields(device.device)], width - 2))
@@ -121,11 +121,11 @@ def paint_rank(
     return canvas.rows()
 
 
-def _paint_parts(canvas: Canvas, history: Sequence[StepFigures], y: int, height: int) -> None:
-    """A column per step, its parts stacked in the order in which they come."""
+def _paint_phases(canvas: Canvas, history: Sequence[StepFigures], y: int, height: int) -> None:
+    """A column per step, its phases stacked in the order in which they come."""
     x = 1
-    for part, full, _, style, glyph in PART_LOOKS:
-        p50 = sorted(figures.parts_ns[part] for figures in history)
+    for phase, full, _, style, glyph in PHASE_LOOKS:
+        p50 = sorted(figures.phases_ns[phase] for figures in history)
         value = ms(p50[len(p50) // 2]) if p50 else UNKNOWN
         x = canvas.put(x, y - 1, glyph * 2, style)
         x = canvas.put(x, y - 1, f" {full} {value} ms  ", "dim")
@@ -137,8 +137,8 @@ def _paint_parts(canvas: Canvas, history: Sequence[StepFigures], y: int, height:
     for place, figures in enumerate(shown):
         x = canvas.width - 1 - wide * (len(shown) - place)
         bottom = 0.0
-        for part, _, _, style, glyph in PART_LOOKS:
-            top = bottom + figures.parts_ns[part] * height / longest
+        for phase, _, _, style, glyph in PHASE_LOOKS:
+            top = bottom + figures.phases_ns[phase] * height / longest
             for cell in range(round(bottom), round(top)):
                 canvas.fill(x, x + wide, y + height - 1 - cell, glyph, style)
             bottom = top

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpwatch.tui.canvas import Canvas
+from ddpwatch.tui.paint.canvas import Canvas
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 

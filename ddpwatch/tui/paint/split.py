@@ -1,14 +1,14 @@
-"""Where a step goes: its six parts per rank, as medians of the newest steps."""
+"""Where a step goes: its six phases per rank, as medians of the newest steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpwatch.tui.canvas import Canvas, Row
-from ddpwatch.tui.model import RankRow
+from ddpwatch.tui.models.overview import RankLine
+from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.text import ms
 
-PART_LOOKS = (  # part, heading in full and in short, style, glyph
+PHASE_LOOKS = (  # phase, heading in full and in short, style, glyph
     ("input", "input", "in", "idle", "·"),
     ("forward", "forward", "fwd", "forward", "▒"),
     ("backward", "backward", "bwd", "backward", "▓"),
@@ -24,30 +24,30 @@ def rows_for(ranks: int) -> int:
     return 2 + 2 * max(ranks, 1)
 
 
-def paint_split(ranks: Sequence[RankRow], width: int, height: int, first: int = 0) -> list[Row]:
-    """A heading, and per rank its parts in ms and a bar of them, all to one scale."""
+def paint_split(ranks: Sequence[RankLine], width: int, height: int, first: int = 0) -> list[Row]:
+    """A heading, and per rank its phases in ms and a bar of them, all to one scale."""
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
     canvas.put(1, 0, "where a step goes, ms", "heading")
-    cell = max((width - _GUTTER) // len(PART_LOOKS), 1)
-    for column, (_, full, short, _, _) in enumerate(PART_LOOKS):
+    cell = max((width - _GUTTER) // len(PHASE_LOOKS), 1)
+    for column, (_, full, short, _, _) in enumerate(PHASE_LOOKS):
         canvas.put(_GUTTER + column * cell, 1, f"{full if cell > 8 else short:>{cell - 1}}", "dim")
     first = min(max(first, 0), max(len(ranks) - max((height - 2) // 2, 1), 0))
     shown = ranks[first : first + max(height - 1, 0) // 2]
-    longest = max((sum(row.summary.parts_ns.values()) for row in shown), default=0)
+    longest = max((sum(row.summary.phases_ns.values()) for row in shown), default=0)
     for index, row in enumerate(shown):
         _paint_rank(canvas, row, 2 + 2 * index, cell, longest)
     return canvas.rows()
 
 
-def _paint_rank(canvas: Canvas, row: RankRow, y: int, cell: int, longest: float) -> None:
-    parts = row.summary.parts_ns
+def _paint_rank(canvas: Canvas, row: RankLine, y: int, cell: int, longest: float) -> None:
+    phases = row.summary.phases_ns
     canvas.put(1, y, f"{row.rank:>3}", "strong")
     x = float(_GUTTER)
     room = canvas.width - _GUTTER - 1
-    for column, (part, _, _, style, glyph) in enumerate(PART_LOOKS):
-        text_style = "warn" if part == "exposed_comm" and parts.get(part) else "text"
-        canvas.put(_GUTTER + column * cell, y, f"{ms(parts.get(part)):>{cell - 1}}", text_style)
-        end = x + (parts.get(part, 0.0) * room / longest if longest else 0.0)
+    for column, (phase, _, _, style, glyph) in enumerate(PHASE_LOOKS):
+        text_style = "warn" if phase == "exposed_comm" and phases.get(phase) else "text"
+        canvas.put(_GUTTER + column * cell, y, f"{ms(phases.get(phase)):>{cell - 1}}", text_style)
+        end = x + (phases.get(phase, 0.0) * room / longest if longest else 0.0)
         canvas.fill(round(x), round(end), y + 1, glyph, style)
         x = end

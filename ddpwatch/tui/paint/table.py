@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from ddpwatch.tui.canvas import Canvas, Row
-from ddpwatch.tui.model import RankRow
+from ddpwatch.tui.models.overview import RankLine
+from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.text import UNKNOWN, clean, ms, percent
 
 SLOWEST = "◀"
@@ -20,7 +20,7 @@ class Column:
 
     heading: str
     width: int
-    cell: Callable[[RankRow], str]
+    cell: Callable[[RankLine], str]
     priority: int = 0
 
 
@@ -50,7 +50,7 @@ def columns_for(width: int) -> list[Column]:
     return columns
 
 
-def paint_table(ranks: Sequence[RankRow], width: int, height: int, first: int = 0) -> list[Row]:
+def paint_table(ranks: Sequence[RankLine], width: int, height: int, first: int = 0) -> list[Row]:
     """A heading and one line per rank, from the ``first`` on."""
     canvas = Canvas(width, height)
     columns = columns_for(width)
@@ -81,7 +81,7 @@ def _figures_at(canvas: Canvas, columns: Sequence[Column], host: int) -> int:
     return min(canvas.width - sum(column.width for column in columns), 7 + host + _STATUS_MOST)
 
 
-def _paint_row(canvas: Canvas, row: RankRow, columns: Sequence[Column], host: int, y: int) -> None:
+def _paint_row(canvas: Canvas, row: RankLine, columns: Sequence[Column], host: int, y: int) -> None:
     canvas.put(1, y, f"{row.rank:>4}", "bad" if row.slowest else "strong")
     if host:
         canvas.put(7, y, clean(f"{clean(row.host, host - 10)} / {_number(row.pid)}", host - 1), "dim")
@@ -98,7 +98,7 @@ def _paint_row(canvas: Canvas, row: RankRow, columns: Sequence[Column], host: in
         x += column.width
 
 
-def _cell_style(column: Column, row: RankRow, text: str) -> str:
+def _cell_style(column: Column, row: RankLine, text: str) -> str:
     if text == UNKNOWN:
         return "dim"
     if (column.heading == "drops" and row.dropped) or (column.heading == "late ms" and row.slowest):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.cells import cell_len
 
-from ddpwatch.tui.canvas import Canvas, Row
-from ddpwatch.tui.model import Link, LinkState
+from ddpwatch.tui.models.overview import Link, LinkState
+from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.text import clean
 
 

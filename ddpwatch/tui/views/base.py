@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from textual import events
 
-from ddpwatch.tui.canvas import Row
+from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.header import Tab
 from ddpwatch.tui.paint.overview import framed, verdict_rows
-from ddpwatch.tui.session import Session
-from ddpwatch.tui.view import PaintedView
+from ddpwatch.tui.session import ViewerSession
+from ddpwatch.tui.views.painted import PaintedView
 
 HEADER_ROWS, FOOTER_ROWS = 2, 1
 
@@ -29,7 +29,7 @@ class RunView(PaintedView, can_focus=True):
     DEFINITIONS: ClassVar[str] = ""
     tabs: tuple[Tab, ...] = ()
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ViewerSession) -> None:
         super().__init__(id=self.NAME.lower())
         self.session = session
 

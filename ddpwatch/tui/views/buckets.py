@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from ddpwatch.analysis.buckets import BucketRow, BucketTable
+from ddpwatch.analysis.buckets import BucketSummary, BucketTable
 from ddpwatch.state import newest
-from ddpwatch.tui.canvas import Row
 from ddpwatch.tui.paint.buckets import COLUMNS, paint_bucket, paint_buckets
+from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.grid import sort_rows
-from ddpwatch.tui.session import Session
+from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
 
 NEWEST = 50
@@ -37,7 +37,7 @@ class BucketsView(RunView):
         Binding("escape", "back", "all buckets"),
     ]
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
         self.forget()
 
@@ -56,7 +56,7 @@ class BucketsView(RunView):
         """See `PaintedView.pending`: a large job's steps are worked out a few at a time."""
         return not self.complete
 
-    def rows(self) -> list[BucketRow]:
+    def rows(self) -> list[BucketSummary]:
         """The table's rows, sorted."""
         views = newest(NEWEST, (view for view in reversed(self.session.steps) if view.counted))
         complete = [view for view in views if len(view) >= len(self.session.state.ranks)] or views
@@ -74,11 +74,11 @@ class BucketsView(RunView):
         layers = [self.session.state.bucket_layer(row.index) for row in rows]
         return paint_buckets(rows, layers, (width, height), self.first, place, COLUMNS[self.sorted_by].heading)
 
-    def _place(self, rows: list[BucketRow]) -> int:
+    def _place(self, rows: list[BucketSummary]) -> int:
         places = [(row.module, row.index) for row in rows]
         return places.index(self.selected) if self.selected in places else 0
 
-    def _detail(self, row: BucketRow, width: int, height: int) -> list[Row]:
+    def _detail(self, row: BucketSummary, width: int, height: int) -> list[Row]:
         params = self.session.state.bucket_params(row.index)
         history = self.table.history((row.module, row.index))
         return paint_bucket(row, history, params, self._fired(set(params)), (width, height), self.first)

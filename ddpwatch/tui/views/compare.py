@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from ddpwatch.tui.canvas import Row
-from ddpwatch.tui.comparing import Baseline, LiveSeries, setups
-from ddpwatch.tui.model import Link
+from ddpwatch.tui.models.compare import Baseline, LiveSeries, setups
+from ddpwatch.tui.models.overview import Link
+from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.compare import Comparison, paint_compare
-from ddpwatch.tui.session import Session
+from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
 
 EVERY_NS = 2_000_000_000
@@ -32,7 +32,7 @@ class CompareView(RunView):
             (overlap: 2 points); in colour whether that is good or bad"""
     BINDINGS: ClassVar[list[BindingType]] = [Binding("b", "app.baseline", "a recording to compare with")]
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
         self.baseline: Baseline | None = None
         self.forget()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddpwatch.tui.canvas import Row
-from ddpwatch.tui.paint.machines import CARD_ROWS, paint_machines
-from ddpwatch.tui.session import Session
+from ddpwatch.tui.paint.canvas import Row
+from ddpwatch.tui.paint.devices import CARD_ROWS, paint_machines
+from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
 
 
@@ -20,7 +20,7 @@ class DevicesView(RunView):
   waiting   exposed communication, likewise
   other     input, and what is between"""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
         self.forget()
 

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from ddpwatch.tui.canvas import Row
-from ddpwatch.tui.events import Event
+from ddpwatch.tui.models.log import LogLine
+from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.log import paint_log
-from ddpwatch.tui.session import Session
+from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
 
 KINDS = ("events and findings", "findings", "the job's output")
@@ -30,7 +30,7 @@ class LogView(RunView):
         Binding("enter", "go", "to the line's step"),
     ]
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
         self.chosen: int | None = None
         self.forget()
@@ -38,7 +38,7 @@ class LogView(RunView):
     def forget(self) -> None:
         """See `RunView.forget`."""
         self.selected: int | None = None  # None follows the newest
-        self._frozen: list[list[Event]] | None = None
+        self._frozen: list[list[LogLine]] | None = None
 
     def moved(self) -> None:
         """See `RunView.moved`."""
@@ -49,7 +49,7 @@ class LogView(RunView):
         """See `RunView.early`."""
         return bool(self.session.output.events)
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[LogLine]:
         """The lines; those of the moment of the pause while there is one."""
         return self.lists()[self.kind]
 
@@ -61,7 +61,7 @@ class LogView(RunView):
         events, _, output = self.lists()
         return 2 if output and not events else 0
 
-    def lists(self) -> list[list[Event]]:
+    def lists(self) -> list[list[LogLine]]:
         """The lines of each of the `KINDS`."""
         if not self.session.paused:
             self._frozen = None
@@ -69,12 +69,12 @@ class LogView(RunView):
             self._frozen = self._now()
         return self._now() if self._frozen is None else self._frozen
 
-    def _now(self) -> list[list[Event]]:
+    def _now(self) -> list[list[LogLine]]:
         events = list(self.session.log.events)
         return [events, [event for event in events if event.kind == "finding"], self.session.output.events]
 
     @property
-    def current(self) -> Event | None:
+    def current(self) -> LogLine | None:
         """The selected line."""
         events = self.events()
         if not events:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ddpwatch.tui.canvas import Row
+from ddpwatch.tui.paint.canvas import Row
+from ddpwatch.tui.paint.lanes import capacity
 from ddpwatch.tui.paint.overview import overview_layout, paint_overview
-from ddpwatch.tui.paint.timeline import capacity
-from ddpwatch.tui.session import Session
+from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
 
 
@@ -25,7 +25,7 @@ class OverviewView(RunView):
             beside them that are not (CPU time), and its 95 % interval
   own cost  the same as far as the probe sees itself, until it is known"""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
         self.first_rank = 0
 

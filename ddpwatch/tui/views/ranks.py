@@ -6,13 +6,13 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from ddpwatch.analysis.steps import StepFigures
-from ddpwatch.state import StepView
-from ddpwatch.tui.canvas import Row
-from ddpwatch.tui.heat import METRICS, HeatMap, HeatMaps, groups_of
-from ddpwatch.tui.model import DeviceRow
+from ddpwatch.analysis.step import StepFigures
+from ddpwatch.state import StepAcrossRanks
+from ddpwatch.tui.models.overview import DeviceLine
+from ddpwatch.tui.models.ranks import METRICS, HeatMap, HeatMaps, groups_of
+from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.ranks import cell_size, columns_for, paint_heat, paint_rank
-from ddpwatch.tui.session import Session
+from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.text import ms
 from ddpwatch.tui.views.base import RunView
 
@@ -38,7 +38,7 @@ class RanksView(RunView):
         Binding("escape", "back", "all ranks"),
     ]
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
         self.metric = 0
         self.grouped = True
@@ -89,10 +89,10 @@ class RanksView(RunView):
         return paint_rank(row, self._history(steps, rank), self._devices(rank), self._marks(rank), width, height)
 
     @staticmethod
-    def _history(steps: list[StepView], rank: int) -> list[StepFigures]:
+    def _history(steps: list[StepAcrossRanks], rank: int) -> list[StepFigures]:
         return [view.figures[rank] for view in steps]
 
-    def _devices(self, rank: int) -> list[DeviceRow]:
+    def _devices(self, rank: int) -> list[DeviceLine]:
         return [row for row in self.session.overview.devices if rank in row.ranks]
 
     def _marks(self, rank: int) -> list[str]:

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from ddpwatch.tui.canvas import Row
-from ddpwatch.tui.lanes import timeline_of
-from ddpwatch.tui.paint.trace import paint_trace, ranks_in_view, trace_axis, trace_rows
-from ddpwatch.tui.session import Session
-from ddpwatch.tui.trace import Cursor, Trace, Window, inspect, trace_of_seconds, trace_of_step
+from ddpwatch.tui.models.lanes import timeline_of
+from ddpwatch.tui.models.timeline import Cursor, Trace, Window, inspect, trace_of_seconds, trace_of_step
+from ddpwatch.tui.paint.canvas import Row
+from ddpwatch.tui.paint.timeline import paint_trace, ranks_in_view, trace_axis, trace_rows
+from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
 
 SECONDS = 3.0
@@ -48,7 +48,7 @@ class TimelineView(RunView):
         Binding("v", "density", "denser rows"),
     ]
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
         self.span_s = SECONDS
         self.forget()

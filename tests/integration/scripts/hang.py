@@ -45,7 +45,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     ddpwatch.watch(model)
     assert session._session is not None
-    pace = session._session.recorder.pace
+    pace = session._session.recorder.sampling
     assert pace is not None
     pace.is_unwatched = lambda step: step >= 2  # type: ignore[method-assign]
     Stay.come.set()

@@ -1,0 +1,306 @@
+"""A recording as a Chrome trace, for https://ui.perfetto.dev and chrome://tracing.
+
+One process per rank with lanes for the step, compute, hooks, marks and communication, as many of a kind as have
+something going on at once; a flow arrow joins a bucket's collective over the ranks in the order in which they launched
+it; devices are counters. Times are in µs from the first step's start; clocks of several hosts are aligned
+(`ddpwatch.analysis.clocks`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import IO, Any
+
+import msgspec
+
+from ddpwatch.analysis.assembly import StepAssembler, StepGroup
+from ddpwatch.analysis.clocks import ClockAligner
+from ddpwatch.analysis.ranks import BucketKey, bucket_keys
+from ddpwatch.messages import Bye, Device, Hello, Layout, Mark, Message, Step
+from ddpwatch.transport import Envelope
+
+Event = dict[str, Any]
+Frame = tuple[Message, Envelope]
+_LANES = ("step", "compute", "hooks", "marks", "communication")
+STEP_LANE, COMPUTE_LANE, HOOK_LANE, MARK_LANE, COMM_LANE = range(len(_LANES))
+DEVICE_PIDS = 1 << 20  # above every rank
+_MOST_LANES = 1 << 20  # of a kind, for their order alone
+_PHASES = {"sync": "wait for buckets"}
+_GAUGES = (
+    ("utilization", "utilisation %"), ("memory_used", "memory used B"), ("power_w", "power W"),
+    ("temperature_c", "temperature °C"), ("sm_clock_mhz", "SM clock MHz"), ("pcie_tx_bytes_s", "PCIe sent B/s"),
+    ("pcie_rx_bytes_s", "PCIe received B/s"), ("nvlink_tx_bytes_s", "NVLink sent B/s"),
+    ("nvlink_rx_bytes_s", "NVLink received B/s"), ("net_tx_bytes_s", "network sent B/s"),
+    ("net_rx_bytes_s", "network received B/s"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLine:
+    """The one time line of a trace.
+
+    Attributes:
+        offsets: What to add to each rank's stamps (ns).
+        begin, end: On it, the start of the first step and the end of the last.
+    """
+
+    offsets: dict[int, int]
+    begin: int
+    end: int
+
+
+def align(frames: Iterable[Frame], ranks: int | None = None) -> TimeLine:
+    """The time line of a recording; one pass over it."""
+    aligner, collected = ClockAligner(), StepAssembler(ranks)
+    extents: dict[int, tuple[int, int]] = {}
+    for message, envelope in frames:
+        if isinstance(message, Hello):
+            aligner.meet(message)
+        elif isinstance(message, Step):
+            aligner.hear(message, envelope.received_ns)
+            start, end = message.start_ns, message.start_ns + message.duration_ns
+            first, last = extents.get(message.rank, (start, end))
+            extents[message.rank] = (min(first, start), max(last, end))
+        group = collected.apply(message)
+        if group is not None and group.counted:
+            aligner.compare(group.steps)
+    for group in collected.rest():
+        aligner.compare(group.steps)
+    offsets = aligner.offsets()
+    return TimeLine(
+        offsets,
+        begin=min((first + offsets.get(rank, 0) for rank, (first, _) in extents.items()), default=0),
+        end=max((last + offsets.get(rank, 0) for rank, (_, last) in extents.items()), default=0),
+    )
+
+
+def write_chrome(
+    frames: Iterable[Frame], line: TimeLine, out: IO[bytes], ranks: int | None = None, around: bool = True
+) -> int:
+    """Writes the trace; returns the number of events.
+
+    Args:
+        frames: The recording, once more.
+        line: What `align` found.
+        out: A binary file.
+        ranks: How many ranks a step is expected from, where that is fewer than the run has.
+        around: Whether marks, ends and devices from before the first and after the last step belong to it.
+    """
+    count = 0
+    out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+    for event in _Tracer(line, ranks, around).events(frames):
+        out.write((b",\n" if count else b"") + msgspec.json.encode(event))
+        count += 1
+    out.write(b"\n]}\n")
+    return count
+
+
+class _Lanes:
+    """Spreads spans over lanes so that none overlaps another in its lane."""
+
+    def __init__(self) -> None:
+        self._busy: list[tuple[int, int]] = []  # heap of until when, lane
+        self._free: list[tuple[int, int]] = []  # heap of lane, since when
+        self._now = 0
+
+    def take(self, start: int, end: int) -> int:
+        """The lowest lane that is free from ``start`` on; a new one where none is."""
+        if start < self._now:  # out of order: what is free now may not have been then
+            self._busy += [(since, lane) for lane, since in self._free]
+            self._free = []
+            heapify(self._busy)
+        self._now = start
+        while self._busy and self._busy[0][0] <= start:
+            until, lane = heappop(self._busy)
+            heappush(self._free, (lane, until))
+        lane = heappop(self._free)[0] if self._free else len(self._busy)
+        heappush(self._busy, (end, lane))
+        return lane
+
+
+class _Tracer:
+    """Turns frames into events."""
+
+    def __init__(self, line: TimeLine, ranks: int | None, around: bool) -> None:
+        self._line = line
+        self._around = around
+        self._collected = StepAssembler(ranks)
+        self._hosts: dict[str, int] = {}  # offset of the host's clock
+        self._device_pids: dict[tuple[str, str, int], int] = {}
+        self._lanes: dict[tuple[int, int], _Lanes] = {}
+        self._named: set[tuple[int, int]] = set()
+        self._params: dict[tuple[int, int], tuple[int, list[str]]] = {}
+        self._flows = 0
+
+    def events(self, frames: Iterable[Frame]) -> Iterator[Event]:
+        for message, _ in frames:
+            group = self._collected.apply(message)
+            if group is not None:
+                yield from self._group(group)
+            yield from self._other(message)
+        for group in self._collected.rest():
+            yield from self._group(group)
+
+    # -- one message -----------------------------------------------------------------------------------------
+
+    def _other(self, message: Message) -> Iterator[Event]:
+        if isinstance(message, Hello):
+            self._hosts[message.host] = self._line.offsets.get(message.rank, 0)
+            yield from self._process(message.rank, f"rank {message.rank} ({message.host})")
+        elif isinstance(message, Layout):
+            self._params[message.module, message.epoch] = (message.param_base, message.params)
+        elif isinstance(message, Mark):
+            yield from self._mark(message)
+        elif isinstance(message, Device):
+            yield from self._device(message)
+        elif isinstance(message, Bye) and message.rank is not None:
+            own = message.by == "rank"
+            at = message.at_ns + (self._line.offsets.get(message.rank, 0) if own else self._own_offset())
+            yield from self._moment(message.rank, f"{message.reason} {message.detail}".strip(), "end", at)
+
+    def _own_offset(self) -> int:
+        """The collector runs on the host of the lowest rank."""
+        return self._line.offsets.get(min(self._line.offsets, default=0), 0)
+
+    def _mark(self, mark: Mark) -> Iterator[Event]:
+        offset, category = self._line.offsets.get(mark.rank, 0), f"mark,{mark.kind}"
+        start = mark.start_ns + offset
+        if mark.end_ns is None:
+            yield from self._moment(mark.rank, mark.name, category, start)
+        elif (shown := self._shown(start, max(start, mark.end_ns + offset))) is not None:
+            yield from self._span(mark.rank, MARK_LANE, mark.name, category, *shown, {})
+
+    def _moment(self, rank: int, name: str, category: str, at: int) -> Iterator[Event]:
+        if self._shown(at, at) is None:
+            return
+        tid = yield from self._lane(rank, STEP_LANE)
+        yield {"ph": "i", "s": "p", "name": name, "cat": category, "pid": rank, "tid": tid, "ts": self._us(at)}
+
+    def _device(self, device: Device) -> Iterator[Event]:
+        at = device.at_ns + self._hosts.get(device.host, self._own_offset())
+        if self._shown(at, at) is None:
+            return
+        key = (device.host, device.kind, device.index)
+        pid = self._device_pids.get(key)
+        if pid is None:
+            pid = self._device_pids[key] = DEVICE_PIDS + len(self._device_pids)
+            name = f"{device.host} {'host' if device.kind == 'cpu' else f'GPU {device.index}'} {device.name}".strip()
+            yield from self._process(pid, name)
+        for field, name in _GAUGES:
+            value = getattr(device, field)
+            if value is not None and math.isfinite(value):
+                yield {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": self._us(at), "args": {"value": value}}
+
+    def _shown(self, start: int, end: int) -> tuple[int, int] | None:
+        """What of a stretch belongs into the trace."""
+        first, last = self._line.begin, self._line.end
+        if self._around:
+            return start, end
+        return (max(start, first), min(end, last)) if start <= last and end >= first else None
+
+    # -- one step --------------------------------------------------------------------------------------------
+
+    def _group(self, group: StepGroup) -> Iterator[Event]:
+        flows: dict[BucketKey, list[Event]] = {}
+        for rank, step in sorted(group.steps.items()):
+            start = step.start_ns + self._line.offsets.get(rank, 0)
+            yield from self._step(rank, step, start, group)
+            yield from self._hooks(rank, step, start)
+            yield from self._comm(rank, step, start, flows)
+        for turns in flows.values():
+            yield from self._arrows(turns)
+
+    def _step(self, rank: int, step: Step, start: int, group: StepGroup) -> Iterator[Event]:
+        figure = group.figures[rank]
+        facts = {
+            "status": step.status,
+            "overlap": figure.overlap,
+            "exposed_ms": None if figure.exposed_ns is None else figure.exposed_ns / 1e6,
+            "phases_ms": {name: ns / 1e6 for name, ns in figure.phases_ns.items()},
+        }
+        yield from self._span(rank, STEP_LANE, f"step {step.step}", "step", start, start + step.duration_ns, facts)
+        for span in sorted(step.spans, key=lambda span: (span.start, -span.end)):
+            name = _PHASES.get(span.phase, span.phase)
+            yield from self._span(
+                rank, COMPUTE_LANE, name, "compute", start + span.start, start + span.end, {"step": step.step}
+            )
+
+    def _hooks(self, rank: int, step: Step, start: int) -> Iterator[Event]:
+        for param, at in zip(step.hook_param, step.hook_ns, strict=True):
+            tid = yield from self._lane(rank, HOOK_LANE)
+            yield {
+                "ph": "i", "s": "t", "name": self._param(param, step.epoch), "cat": "hook", "pid": rank,
+                "tid": tid, "ts": self._us(start + at), "args": {"step": step.step, "parameter": param},
+            }  # fmt: skip
+
+    def _comm(self, rank: int, step: Step, start: int, flows: dict[BucketKey, list[Event]]) -> Iterator[Event]:
+        keys = bucket_keys(step)
+        for place in sorted(range(len(keys)), key=step.bucket_launch.__getitem__):
+            module, index, _ = keys[place]
+            launch, done, ready = step.bucket_launch[place], step.bucket_done[place], step.bucket_ready[place]
+            facts = {
+                "step": step.step, "module": module, "bucket": index, "bytes": step.bucket_bytes[place],
+                "queued_us": None if ready is None else (launch - ready) / 1000, "done_measured": done is not None,
+            }  # fmt: skip
+            end = launch if done is None else done
+            event = yield from self._span(
+                rank, COMM_LANE, f"bucket {index}", "communication", start + launch, start + end, facts
+            )
+            flows.setdefault(keys[place], []).append(event)
+
+    def _arrows(self, spans: list[Event]) -> Iterator[Event]:
+        """From the rank that launched first to the one that launched last."""
+        if len(spans) < 2:
+            return
+        self._flows += 1
+        spans = sorted(spans, key=lambda event: event["ts"])
+        for place, span in enumerate(spans):
+            phase = "s" if place == 0 else ("f" if place == len(spans) - 1 else "t")
+            event = {name: span[name] for name in ("name", "pid", "tid", "ts")}
+            event.update({"ph": phase, "cat": "collective", "id": self._flows})
+            yield {**event, "bp": "e"} if phase == "f" else event
+
+    def _span(
+        self, rank: int, kind: int, name: str, category: str, start: int, end: int, facts: dict[str, Any]
+    ) -> Generator[Event, None, Event]:
+        end = max(start, end)
+        lanes = self._lanes.setdefault((rank, kind), _Lanes())
+        tid = yield from self._lane(rank, kind, lanes.take(start, end))
+        event = {
+            "ph": "X", "name": name, "cat": category, "pid": rank, "tid": tid, "ts": self._us(start),
+            "dur": (end - start) / 1000, "args": facts,
+        }  # fmt: skip
+        yield event
+        return event
+
+    # -- processes and threads -------------------------------------------------------------------------------
+
+    def _process(self, pid: int, name: str) -> Iterator[Event]:
+        self._named.add((pid, 0))
+        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+
+    def _lane(self, rank: int, kind: int, place: int = 0) -> Generator[Event, None, int]:
+        """The thread id of a lane, which is named before its first event. Lanes of a kind stand together."""
+        tid = 1 + kind + place * len(_LANES)
+        if (rank, tid) not in self._named:
+            if (rank, 0) not in self._named:  # it did not introduce itself
+                yield from self._process(rank, f"rank {rank}")
+            self._named.add((rank, tid))
+            name = _LANES[kind] if place == 0 else f"{_LANES[kind]} {place + 1}"
+            order = kind * _MOST_LANES + place
+            yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": name}}
+            yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": tid, "args": {"sort_index": order}}
+        return tid
+
+    def _us(self, at_ns: int) -> float:
+        return (at_ns - self._line.begin) / 1000
+
+    def _param(self, param: int, epoch: int) -> str:
+        for (_, known), (base, names) in self._params.items():
+            if known <= epoch and 0 <= param - base < len(names):
+                return names[param - base]
+        return f"parameter {param}"

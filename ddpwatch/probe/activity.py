@@ -1,0 +1,99 @@
+"""What a rank does outside its steps, seen without being told: it waits for data, saves a checkpoint, compiles.
+
+Three functions of torch get a stamp before and after: the DataLoader's next batch, ``torch.save``, and a compilation.
+They take milliseconds or more, and are called once a step at most, so the stamps cost nothing that could be measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import wrapt
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ddpwatch.messages import Mark
+
+WAIT_NS = 5_000_000
+Activity = Literal["data", "save", "compile"]
+
+
+class ActivityMonitor:
+    """Tells about each wait for data of at least 5 ms, each ``torch.save`` and each compilation of this process.
+
+    Args:
+        rank: Put into the marks.
+        post: Takes a mark; must not block.
+        saved: Called when a ``torch.save`` has returned: what lies before it is not part of the next step.
+    """
+
+    def __init__(self, rank: int, post: Callable[[Mark], None], saved: Callable[[], None]) -> None:
+        self.active = True
+        self._rank = rank
+        self._post = post
+        self._saved = saved
+        self._thread = threading.get_ident()
+        self._compiling_since = 0
+        self._compilations: Any = None
+        self._next, self._save = _BaseDataLoaderIter.__next__, torch.save
+        _BaseDataLoaderIter.__next__ = self._timed("data", self._next)  # type: ignore[method-assign]
+        # Under both its names: whoever pickles the function finds it where it says it is.
+        torch.save = torch.serialization.save = self._timed("save", self._save)
+        self._patched = _BaseDataLoaderIter.__next__, torch.save
+        see = weakref.WeakMethod(self._see_compilations)  # a post-import hook can not be taken back
+        wrapt.register_post_import_hook(lambda module: (see() or (lambda _: None))(module), "torch._dynamo.callback")
+
+    def close(self) -> None:
+        """Takes the stamps off, where nobody has wrapped them since."""
+        self.active = False
+        if self._compilations is not None:
+            with contextlib.suppress(ValueError):  # torch._dynamo.reset() has removed them
+                self._compilations.remove_start_callback(self._compile_begin)
+                self._compilations.remove_end_callback(self._compile_end)
+            self._compilations = None
+        if _BaseDataLoaderIter.__next__ is self._patched[0]:
+            _BaseDataLoaderIter.__next__ = self._next  # type: ignore[method-assign]
+        if torch.save is self._patched[1]:
+            torch.save = torch.serialization.save = self._save
+
+    def _timed(self, activity: Activity, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def timed(*arguments: Any, **options: Any) -> Any:
+            begin = time.monotonic_ns()
+            try:
+                return original(*arguments, **options)
+            finally:
+                self._tell(activity, begin)
+
+        return timed
+
+    def _tell(self, activity: Activity, begin: int) -> None:
+        end = time.monotonic_ns()
+        if not self.active or threading.get_ident() != self._thread:
+            return
+        if activity == "save":
+            self._saved()
+        if activity != "data" or end - begin >= WAIT_NS:
+            self._post(Mark(rank=self._rank, kind=activity, name=_NAMES[activity], start_ns=begin, end_ns=end))
+
+    def _see_compilations(self, callback: Any) -> None:
+        handler = getattr(callback, "callback_handler", None)
+        if self.active and handler is not None:
+            self._compilations = handler
+            handler.register_start_callback(self._compile_begin)
+            handler.register_end_callback(self._compile_end)
+
+    def _compile_begin(self, *_: Any) -> None:
+        self._compiling_since = time.monotonic_ns()
+
+    def _compile_end(self, *_: Any) -> None:
+        self._tell("compile", self._compiling_since)
+
+
+_NAMES = {"data": "waiting for data", "save": "torch.save", "compile": "torch.compile"}

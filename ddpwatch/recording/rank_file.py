@@ -1,0 +1,110 @@
+"""A recording without a collector: every rank writes a file of its own, and the reader merges them.
+
+For sites where only a shared disk connects the job with those who look at it. `RankFile` takes the place of the socket
+that a rank sends to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import time
+from pathlib import Path
+
+import msgspec
+
+from ddpwatch.messages import Bye, Hello, decode
+from ddpwatch.recording.resilient import RETRY_S, ResilientWriter
+from ddpwatch.recording.rotation import limits_from_environment
+from ddpwatch.transport import Envelope
+
+FLUSH_S = 0.5
+_log = logging.getLogger("ddpwatch.recording")
+
+
+class RankFile:
+    """One rank's file: ``DIRECTORY/RUN/rank00042.mcap``. Call from one thread.
+
+    A disk that fails ends nothing: see `ResilientWriter`. Files of another run of that name are left alone: this one is
+    then called ``RUN-2``.
+
+    Args:
+        directory: Where all ranks of the job record to; created where it is missing.
+        hello: Who the rank is, and in which run.
+        retry_s: Pause before the first try after an error.
+
+    Raises:
+        UsageError: The limits in the environment are not understood.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], hello: Hello, retry_s: float = RETRY_S) -> None:
+        name = re.sub(r"[^\w.-]+", "-", hello.run_id).strip(".") or "run"
+        self.path = _free(Path(directory).absolute(), name, f"rank{hello.rank:05d}.mcap")
+        about = {
+            "run_id": self.path.parent.name,
+            "rank": str(hello.rank),
+            "world_size": str(hello.world_size),
+            "script": hello.script,
+        }
+        self._writer = ResilientWriter(self.path, about, limits_from_environment(os.environ), retry_s, make_folder=True)
+        self._hello = hello
+        self._bye: Bye | None = None
+        self._seq = 0
+        self._flushed = time.monotonic()
+
+    @property
+    def lost(self) -> int:
+        """Frames that did not get to the disk."""
+        return self._writer.lost
+
+    def send(self, frame: bytes, flags: int = 0) -> None:
+        """Records a frame; at least every half second all of them reach the operating system.
+
+        Args:
+            frame: An encoded message.
+            flags: Ignored; sockets have it.
+        """
+        self._seq += 1
+        message = decode(frame)
+        if isinstance(message, Bye):
+            self._bye = message
+        self._writer.write_message(message, Envelope(self._seq, time.time_ns(), frame))
+        if time.monotonic() - self._flushed >= FLUSH_S:
+            self._writer.flush()
+            self._flushed = time.monotonic()
+
+    def close(self, linger: int | None = None) -> None:
+        """Writes who ran and the end. What stood out is left to the report: one rank alone does not know."""
+        self._writer.close({"run.json": _run_document(self._hello, self._bye)})
+        if self.lost:
+            _log.warning("%d frames of ddpwatch are not in %s: %s", self.lost, self.path, self._writer.error)
+
+
+def _free(directory: Path, name: str, file: str) -> Path:
+    """The file of that name in the folder of the run, or of ``NAME-2`` and so on where it is taken."""
+    folders = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(path for folder in folders if not (path := directory / folder / file).exists())
+
+
+def _run_document(hello: Hello, bye: Bye | None) -> bytes:
+    """As `ddpwatch.analysis.attachments.AttachmentBuilder` makes it for all ranks together."""
+    end = None if bye is None else {key: value for key, value in msgspec.to_builtins(bye).items() if key in _END}
+    run = {
+        "id": hello.run_id,
+        "world_size": hello.world_size,
+        "backend": hello.backend,
+        "hosts": [hello.host],
+        "model": hello.module,
+        "torch": hello.torch,
+        "timing_source": hello.timing_source,
+        "ends": {str(hello.rank): end},
+    }
+    return msgspec.json.encode(run)
+
+
+_END = ("reason", "detail", "signal", "step", "phase", "in_flight", "at_ns")

@@ -1,0 +1,1 @@
+"""Figures in, words out: the report as text, Markdown, HTML and charts."""

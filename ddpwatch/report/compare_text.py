@@ -1,0 +1,20 @@
+"""A comparison of runs as text: figures side by side, and the verdict in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddpwatch.report.format import clean, number, percent, table
+
+
+def render_compare(result: dict[str, Any]) -> str:
+    """What `ddpwatch.report.build.compare_recordings` found."""
+    runs = result["runs"]
+    rows = [["steps", *(str(run["steps"]) for run in runs)], ["step ms", *(number(run["step_ms"]) for run in runs)]]
+    rows += [
+        [f"  {phase}", *(number(run["phases_ms"][phase]) for run in runs)]
+        for phase in (runs[0]["phases_ms"] if runs else ())
+    ]
+    rows.append(["overlap", *(percent(run["overlap"]) for run in runs)])
+    lines = table(["p50", *(clean(run["name"]) for run in runs)], [list(row) for row in rows])
+    return "\n".join([*lines, "", *(clean(found["text"]) for found in result["differences"])])

@@ -1,0 +1,47 @@
+"""Words and figures as text: safe names, numbers with units, percentages, sizes, aligned tables.
+
+Names come from other processes and from files. `clean` drops control, formatting and bidirectional characters (Unicode
+categories Cc, Cf, Cs, Zl, Zp), so that no name can move the cursor, ring, or recolour or reorder its neighbours.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+UNKNOWN = "–"
+_DROPPED = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+
+
+def clean(text: str) -> str:
+    """The text without characters that do more than show themselves."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c for c in text if unicodedata.category(c) not in _DROPPED)
+
+
+def number(value: float | None, digits: int = 1, unit: str = "") -> str:
+    """A figure with its unit, or a dash."""
+    return UNKNOWN if value is None else f"{value:,.{digits}f}{unit}"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """A ratio as a percentage, or a dash."""
+    return UNKNOWN if value is None else f"{value:.{digits}%}".replace("%", " %")
+
+
+def size(nbytes: float | None) -> str:
+    """A size in bytes with a binary unit, or a dash."""
+    if nbytes is None:
+        return UNKNOWN
+    value, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Right-aligned columns."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]

@@ -1,0 +1,112 @@
+"""The widget behind every view: it turns painted rows into strips, and repaints the rows that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from ddpwatch.tui.paint import palette
+from ddpwatch.tui.paint.ascii import ascii_text
+from ddpwatch.tui.paint.canvas import Row
+
+
+def changed_cells(row: Row, old: Row, width: int) -> tuple[int, int]:
+    """Which cells of a row differ from before, by whole runs: what need not be sent to the terminal is left out."""
+    first = last = 0
+    for new_run, old_run in zip(row, old, strict=False):
+        if new_run != old_run:
+            break
+        first += cell_len(new_run[0])
+    for new_run, old_run in zip(reversed(row), reversed(old), strict=False):
+        if new_run != old_run or first + last + cell_len(new_run[0]) > width:
+            break
+        last += cell_len(new_run[0])
+    return first, max(width - last, first)
+
+
+class RowStrip(Strip):
+    """A row of the screen that does not keep itself alive, as a `Strip` does that was divided into one piece."""
+
+    def divide(self, cuts: Iterable[int]) -> Sequence[Strip]:
+        """See `Strip.divide`."""
+        places = list(cuts)
+        return [self] if places == [self.cell_length] else super().divide(places)
+
+
+class PaintedView(Widget):
+    """Draws what `paint` gives, one `Segment` per run of equal cells."""
+
+    ALLOW_SELECT = False
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._rows: list[Row] = []
+        self._strips: dict[int, Strip] = {}
+        self._painted: tuple[int, int] = (0, 0)
+        self._was_stale = False
+        self.look("dark")
+
+    def look(self, theme: str, ascii_only: bool = False) -> None:
+        """Changes colours and characters."""
+        self._styles: dict[bool, dict[str, Style]] = {stale: palette.styles(stale, theme) for stale in (False, True)}
+        self._ascii = ascii_only
+        self._strips.clear()
+        self.refresh()
+
+    def paint(self, width: int, height: int) -> list[Row]:
+        """The rows to draw."""
+        raise NotImplementedError
+
+    @property
+    def stale(self) -> bool:
+        """Whether what is drawn is no longer fed."""
+        return False
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is more to paint although no frame came."""
+        return False
+
+    def repaint(self) -> None:
+        """Paints again, and has those rows drawn that differ."""
+        width, height = self.size
+        before, size_before, stale_before = self._rows, self._painted, self._was_stale
+        self._rows, self._painted, self._was_stale = self.paint(width, height), (width, height), self.stale
+        if self._painted != size_before or self._was_stale != stale_before:
+            self._strips.clear()
+            self.refresh()
+            return
+        changed = []
+        for y, (row, old) in enumerate(zip(self._rows, before, strict=False)):
+            if row != old:
+                self._strips.pop(y, None)
+                first, last = changed_cells(row, old, width)
+                changed.append(Region(first, y, last - first, 1))
+        if changed:
+            self.refresh(*changed)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Rows of the screen, without what Textual does for widgets that have borders, padding or filters."""
+        return [self.render_line(y).crop(crop.x, crop.right) for y in crop.line_range]
+
+    def render_line(self, y: int) -> Strip:
+        """One row of the screen."""
+        if self._painted != tuple(self.size):
+            self.repaint()
+        if y >= len(self._rows):
+            return Strip.blank(self.size.width)
+        if y not in self._strips:
+            self._strips[y] = self._strip(self._rows[y])
+        return self._strips[y]
+
+    def _strip(self, row: Row) -> Strip:
+        styles = self._styles[self._was_stale]
+        if self._ascii:
+            row = [(ascii_text(text), name) for text, name in row]
+        return RowStrip([Segment(text, styles[name]) for text, name in row], self.size.width)

@@ -1,0 +1,132 @@
+"""A source that a test feeds by hand, an app on it, and a way to wait for the app instead of sleeping."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from ddpwatch.messages import Message
+from ddpwatch.recording.writer import RecordingWriter
+from ddpwatch.rundir import RunInfo
+from ddpwatch.transport import Envelope
+from ddpwatch.tui.app import DashboardApp
+from ddpwatch.tui.feed import AttachFeed, Frame
+from ddpwatch.tui.replay import FrameList, ReplayFeed
+from ddpwatch.tui.settings import Settings
+from tests.support.frames import MS, enveloped
+
+
+class FakeSource:
+    """Gives what was put into it."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self.unreadable = 0
+        self.closed = False
+        self._passed_ns = 0
+        self._batches: queue.SimpleQueue[list[Frame]] = queue.SimpleQueue()
+
+    def put(self, messages: Iterable[Message], every_ms: int = 1) -> None:
+        """Frames that come one after the other, after those put before."""
+        frames = enveloped(list(messages), every_ms)
+        later = [(m, Envelope(e.seq, e.received_ns + self._passed_ns, e.frame)) for m, e in frames]
+        self._passed_ns += len(frames) * every_ms * MS
+        self._batches.put(later)
+
+    def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
+        try:
+            return self._batches.get(timeout=min(timeout_s, 0.02))
+        except queue.Empty:
+            return []
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeJobs:
+    """Live runs and their sources, by name."""
+
+    def __init__(self, *names: str) -> None:
+        self.runs: list[RunInfo] = []
+        self.sources: dict[str, FakeSource] = {}
+        for name in names:
+            self.start(name)
+
+    def start(self, name: str) -> FakeSource:
+        self.sources[name] = FakeSource()
+        info = RunInfo(
+            run_id=name, ingest="", publish=name, pid=1, world_size=2, started=float(len(self.sources)), script="t.py"
+        )
+        self.runs = [info, *self.runs]
+        return self.sources[name]
+
+    def end(self, name: str) -> None:
+        self.runs = [run for run in self.runs if run.run_id != name]
+
+    def feed(self, **changes: object) -> AttachFeed:
+        about = {
+            "open_source": lambda endpoint: self.sources[endpoint],
+            "list_runs": lambda: list(self.runs),
+            "where": lambda: Path("/run/ddpwatch"),
+        }
+        return AttachFeed(**{**about, **changes})  # type: ignore[arg-type]
+
+
+class Clock:
+    """Stands still until told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def live_app(
+    jobs: FakeJobs,
+    clock: Clock | None = None,
+    wall: Callable[[], float] = time.time,
+    settings: Settings | None = None,
+    baseline: Path | None = None,
+    **changes: object,
+) -> DashboardApp:
+    feed = jobs.feed(**changes)
+    return DashboardApp(feed, clock=clock or Clock(), ticking=False, wall=wall, settings=settings, baseline=baseline)
+
+
+def ended_recording(path: Path, messages: Iterable[Message]) -> Path:
+    """What a run leaves behind."""
+    writer = RecordingWriter(path)
+    for message, envelope in enveloped(list(messages)):
+        writer.write_message(message, envelope)
+    writer.close()
+    return path
+
+
+def replay_app(messages: Iterable[Message], clock: Clock | None = None, every_ms: int = 50) -> DashboardApp:
+    clock = clock or Clock()
+    film = FrameList(enveloped(list(messages), every_ms))
+    return DashboardApp(ReplayFeed("run.mcap", film, 1.0, clock), clock=clock, ticking=False)
+
+
+async def until(pilot: Pilot[int], what: Callable[[], object], patience_s: float = 10, every_s: float = 0.005) -> None:
+    """Lets the app work until something is so."""
+    deadline = time.monotonic() + patience_s
+    while not what():
+        assert time.monotonic() < deadline, f"never came:\n{screen_text(pilot.app)}"  # type: ignore[arg-type]
+        await asyncio.sleep(every_s)
+        await pilot.pause()
+        pilot.app.tick()  # type: ignore[attr-defined]
+    pilot.app.tick()  # type: ignore[attr-defined]
+    await pilot.pause()
+
+
+def screen_text(app: DashboardApp) -> str:
+    """What the overview shows, as text."""
+    view = app.view
+    return "\n".join("".join(segment.text for segment in view.render_line(y)) for y in range(view.size.height))

@@ -1,0 +1,154 @@
+"""Real jobs in child processes, and handshakes with them. No sleeping: everything waits for something it can see."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from ddpwatch import rundir
+from ddpwatch.messages import Message
+from ddpwatch.sources import LiveSource
+from ddpwatch.transport import Envelope
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "tests" / "integration" / "scripts"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+DDPWATCH = [sys.executable, "-c", "from ddpwatch.cli import main; main()"]
+PATIENCE_S = 60.0
+Frames = list[tuple[Message, Envelope]]
+
+
+class Job:
+    """A torchrun job. Use as a context manager: whatever is left of it at the end is killed."""
+
+    def __init__(self, script: Path, *arguments: str, ranks: int = 2, log: Path, options: Sequence[str] = ()) -> None:
+        self.log = log
+        command = [*TORCHRUN, f"--nproc-per-node={ranks}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, *options, str(script), *arguments],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+
+    def wait(self) -> int:
+        """Waits for the end; the exit code."""
+        return self.process.wait(PATIENCE_S)
+
+    def output(self) -> str:
+        """What the job has printed so far."""
+        return self.log.read_text()
+
+    def kill_everything(self) -> None:
+        """``kill -9`` of torchrun and all ranks at once."""
+        for process in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def _family(self) -> list[psutil.Process]:
+        """The launcher and the ranks. Not the collector: it leads a session of its own on purpose."""
+        try:
+            launcher = psutil.Process(self.process.pid)
+        except psutil.NoSuchProcess:
+            return []
+        children = [p for p in launcher.children(recursive=True) if "ddpwatch.collector" not in " ".join(p.cmdline())]
+        return [launcher, *children]
+
+
+def finished(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command that has run to its end, with its output."""
+    return subprocess.run(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
+
+
+def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The ``ddpwatch`` command, run to its end."""
+    return finished(*DDPWATCH, *arguments, **environment)
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    """Waits until a condition of another process holds; fails by name if it never does."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"never happened: {what}")
+        time.sleep(0.02)  # between two looks, not instead of one
+
+
+def the_run(job: Job | None = None) -> rundir.RunInfo:
+    """The one run in the rendezvous directory, once it is there."""
+    found: list[rundir.RunInfo] = []
+
+    def there() -> bool:
+        if job is not None and job.process.poll() not in (None, 0):
+            raise AssertionError(job.output())
+        found[:] = rundir.live_runs()
+        return bool(found)
+
+    wait_for(there, "a run appears in the rendezvous directory")
+    return found[0]
+
+
+@contextlib.contextmanager
+def live(info: rundir.RunInfo) -> Iterator[LiveSource]:
+    """A viewer of the run."""
+    source = LiveSource(info.publish)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def read_until(source: LiveSource, enough: Callable[[Frames], object], what: str) -> Frames:
+    """All frames up to the moment that satisfies the caller."""
+    frames: Frames = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not enough(frames):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"never seen: {what}; saw {len(frames)} frames")
+        frames += source.read(0.1)
+    return frames
+
+
+def messages(frames: Frames, kind: type[Message]) -> list[Message]:
+    """The messages of one type."""
+    return [message for message, _ in frames if isinstance(message, kind)]
+
+
+def collector_pids(run_id: str) -> list[int]:
+    """Collector processes of a run that are alive."""
+    alive = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if process.info["status"] != psutil.STATUS_ZOMBIE and run_id in (process.info["cmdline"] or []):
+            alive.append(process.pid)
+    return alive

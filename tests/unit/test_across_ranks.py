@@ -1,0 +1,115 @@
+"""Columns over ranks against the plain definition in `ranks.bucket_figures`."""
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpwatch.analysis.across_ranks import METRICS, StepAcrossRanks
+from ddpwatch.analysis.buckets import BucketTable, bucket_steps
+from ddpwatch.analysis.ranks import bucket_figures, lateness, waiting
+from ddpwatch.state import KEEP_DECODED, KEEP_RANK_STEPS, RunState
+from tests.support.frames import MS, hello, run, state_of, step, unwatched
+
+offsets = st.lists(st.integers(0, 40), min_size=2, max_size=2)
+
+
+def view_of(steps):
+    view = StepAcrossRanks(0, comparable=True)
+    for one in steps:
+        view.add(one)
+    return view
+
+
+def shifted(rank, late, missing):
+    """A rank whose buckets are launched that much later, without the last one if so wanted."""
+    one = step(rank, 0)
+    launch = [at + extra * MS for at, extra in zip(one.bucket_launch, late, strict=True)]
+    changed = msgspec.structs.replace(one, bucket_launch=launch, bucket_done=[at + 5 * MS for at in launch])
+    if not missing:
+        return changed
+    columns = ("module", "index", "bytes", "ready", "launch", "done")
+    return msgspec.structs.replace(changed, **{f"bucket_{c}": getattr(changed, f"bucket_{c}")[:1] for c in columns})
+
+
+@given(st.lists(st.tuples(offsets, st.booleans()), min_size=1, max_size=5), st.randoms())
+def test_arrivals_are_those_of_the_definition(ranks, shuffle):
+    steps = [shifted(rank, late, missing) for rank, (late, missing) in enumerate(ranks)]
+    shuffled = list(steps)
+    shuffle.shuffle(shuffled)
+    view = view_of(shuffled)
+    plain = bucket_figures({one.rank: one for one in steps}) if len(steps) > 1 else []
+    assert [view.late_ns(r) for r in range(len(steps))] == [lateness(plain, r) for r in range(len(steps))]
+    assert [view.wait_ns(r) for r in range(len(steps))] == [waiting(plain, r) for r in range(len(steps))]
+    assert list(view.arrivals.keys) == [bucket.key for bucket in plain]
+    assert list(view.arrivals.transfer) == [bucket.transfer for bucket in plain]
+    assert [plain[i].launch[r] for i, r in enumerate(view.arrivals.last_rank)] == list(view.arrivals.last)
+
+
+def test_a_packed_step_is_the_same_step():
+    view = view_of([step(0), step(1, late_ms=7)])
+    before = (dict(view.ranks), dict(view.figures), view.arrivals)
+    view.pack()
+    view.forget_facts()
+    assert (dict(view.ranks), dict(view.figures), view.arrivals) == before
+
+
+def test_rows_survive_and_follow_a_late_frame():
+    view = view_of([step(0), step(1, late_ms=7)])
+    view.forget_facts()
+    assert list(view.row("late")) == [0, 7 * MS]
+    view.add(step(2, late_ms=9))
+    assert list(view.row("late")) == [0, 7 * MS, 9 * MS]
+    unmeasured = view_of([step(0, bucket_done=[None, None])])
+    assert all(math.isnan(unmeasured.row(metric)[0]) for metric in METRICS if metric not in ("step", "input"))
+
+
+def test_a_large_job_keeps_fewer_steps_and_packs_the_old_ones():
+    world = 512
+    state = RunState()
+    for rank in range(world):
+        state.apply(hello(rank, world), 1)
+    for number in range(KEEP_RANK_STEPS // world + 3):
+        for rank in range(world):
+            state.apply(step(rank, number), 2)
+    assert len(state.steps) == KEEP_RANK_STEPS // world
+    decoded = [view for view in state.steps.values() if not view._packed]
+    assert 0 < len(decoded) * world <= KEEP_DECODED
+
+
+class TestBuckets:
+    def test_one_step(self):
+        rows = bucket_steps(view_of([step(0), step(1, late_ms=10)]))
+        last = rows[0, 1]
+        assert (last.launch, last.wait, last.last_rank) == (44 * MS, 10 * MS, 1)  # 70 and 80, from 31 on
+        assert (last.transfer, last.exposed) == (20 * MS, 10 * MS)
+        assert last.busbw == pytest.approx((4 << 20) / 0.02)
+
+    def test_the_table_is_filled_a_few_steps_at_a_time(self, monkeypatch):
+        monkeypatch.setattr("ddpwatch.analysis.buckets.WORK_OF_A_CALL", 10)
+        views = state_of(run(20)).recent()
+        table = BucketTable()
+        assert not table.update(views)
+        assert len(table.steps) == 5
+        while not table.update(views):
+            pass
+        assert [row.steps for row in table.rows()] == [19, 19]
+        assert [row.last_share for row in table.rows()] == [1.0, 1.0]
+
+    def test_steps_that_are_gone_are_forgotten(self):
+        views = state_of(run(20)).recent()
+        table = BucketTable()
+        table.update(views)
+        table.update(views[-3:])
+        assert sorted(table.steps) == [17, 18, 19]
+        assert [number for number, _ in table.history((0, 1))] == [17, 18, 19]
+
+
+def test_of_an_unwatched_step_only_the_length_is_known():
+    view = view_of([unwatched(0, 7), unwatched(1, 7)])
+    view.forget_facts()
+    known = {metric for metric in METRICS if not all(math.isnan(value) for value in view.row(metric))}
+    assert known == {"step"}
+    assert not view.counted

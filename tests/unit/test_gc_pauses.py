@@ -1,0 +1,32 @@
+"""Garbage collections that hold a rank up are marked, short ones are not."""
+
+from __future__ import annotations
+
+import gc
+
+from ddpwatch.messages import Mark
+from ddpwatch.probe.gc_pauses import GcPauses
+
+MS = 1_000_000
+
+
+def collected(pause_ns: int) -> list[Mark]:
+    """The marks of one forced collection on a clock that moves on by the pause at each look."""
+    marks: list[Mark] = []
+    looks = iter(range(10**12, 10**15, pause_ns))
+    pauses = GcPauses(3, marks.append, lambda: next(looks))
+    gc.collect()
+    pauses.close()
+    gc.collect()
+    return marks
+
+
+def test_a_long_collection_is_marked() -> None:
+    (mark,) = collected(5 * MS)
+    assert (mark.rank, mark.kind, mark.name) == (3, "gc", "garbage collection, generation 2")
+    assert mark.end_ns is not None
+    assert mark.end_ns - mark.start_ns == 5 * MS
+
+
+def test_a_short_collection_is_not() -> None:
+    assert collected(MS // 2) == []

@@ -1,0 +1,110 @@
+"""The cost that is told is the one that was put in."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ddpwatch.messages import Step
+from ddpwatch.sampling.cost import ENOUGH_PAIRS, Cost, CostMeter
+from ddpwatch.sampling.schedule import UNWATCHED, SamplingSchedule
+
+MS = 1_000_000
+STEP_MS = 100
+
+
+SHADOW_MS = 0.5  # what a shadow step takes more than one that is not watched
+OWN_MS = 0.05
+
+
+def measured(
+    extra_ms: float,
+    steps: int = 2000,
+    period: int = 8,
+    seed: int = 0,
+    noise_ms: float = 4,
+    ranks: int = 2,
+    watched: int = 1,
+) -> tuple[Cost | None, float]:
+    """The cost as told, and as it is, in a noise that drifts; ``extra_ms``: what full steps take more than shadows."""
+    meter, noise, pace = CostMeter(), random.Random(seed), SamplingSchedule()
+    pace.full.value, pace.watched.value = period, watched
+    drift = put_in = 0.0
+    for number in range(steps):
+        drift = 0.9 * drift + noise.gauss(0, noise_ms)
+        kind = "unwatched" if pace.is_unwatched(number) else "shadow" if pace.is_shadow(number) else "ok"
+        mine = {"unwatched": 0.0, "shadow": SHADOW_MS, "ok": SHADOW_MS + extra_ms}[kind]
+        put_in += mine
+        cpu = 80 + drift + noise.gauss(0, noise_ms) + mine
+        for rank in range(ranks):
+            meter.add(step(number, rank, kind, int(cpu * MS)))
+    return meter.cost(), (put_in / steps + OWN_MS) / STEP_MS
+
+
+def step(number: int, rank: int, kind: str, cpu_ns: int | None) -> Step:
+    return Step(
+        rank=rank,
+        step=number,
+        status=kind,  # type: ignore[arg-type]
+        start_ns=number * STEP_MS * MS,
+        duration_ns=STEP_MS * MS,
+        own_ns=int(OWN_MS * MS),
+        cpu_ns=cpu_ns,
+    )
+
+
+@pytest.mark.parametrize(("period", "watched"), [(1, 1), (8, 1), (32, 1), (16, 2), (64, 2), (32, 4), (32, 8)])
+@pytest.mark.parametrize("extra_ms", [0, 3, 10])
+def test_the_cost_lies_in_its_interval(extra_ms: float, period: int, watched: int) -> None:
+    cost, truth = measured(extra_ms, period=period, watched=watched)
+    assert cost is not None
+    assert cost.low <= truth <= cost.high
+    assert cost.low < cost.ratio < cost.high
+    assert cost.full_share == pytest.approx(0.97 if period == 1 else 1 / period, abs=0.03)
+
+
+def test_without_noise_it_is_exact() -> None:
+    cost, truth = measured(3, noise_ms=0)
+    assert cost is not None
+    assert cost.ratio == pytest.approx(truth, rel=0.05)  # shares are those of the newest steps
+
+
+@pytest.mark.parametrize(("period", "watched"), [(8, 1), (8, 4), (64, 2)])
+def test_the_interval_is_a_95_percent_one(period: int, watched: int) -> None:
+    """Of 200 jobs, about ten may miss."""
+    missed = 0
+    for seed in range(200):
+        cost, truth = measured(3, steps=600, period=period, seed=seed, watched=watched)
+        missed += cost is None or not cost.low <= truth <= cost.high
+    assert missed <= 18  # of 200; more happens once in a hundred times
+
+
+def test_more_steps_tell_it_more_closely() -> None:
+    (few, _), (many, _) = measured(3, steps=600), measured(3, steps=9600)
+    assert few is not None
+    assert many is not None
+    assert many.high - many.low < 0.5 * (few.high - few.low)
+
+
+def test_too_few_pairs_tell_nothing() -> None:
+    assert measured(3, steps=UNWATCHED * ENOUGH_PAIRS)[0] is None
+
+
+def test_without_unwatched_steps_it_is_not_known() -> None:
+    meter = CostMeter()
+    for number in range(400):
+        meter.add(step(number, 0, "shadow" if number % 2 else "ok", 80 * MS))
+    assert meter.cost() is None
+
+
+def test_only_neighbours_are_compared() -> None:
+    """Not across a gap, a step without a figure, or one that was aborted."""
+    meter = CostMeter()
+    for number in range(0, 400, 6):
+        meter.add(step(number, 0, "ok", 90 * MS))
+        meter.add(step(number + 1, 0, "shadow", None))
+        meter.add(step(number + 2, 0, "ok", 90 * MS))
+        meter.add(step(number + 3, 0, "aborted", 80 * MS))
+        meter.add(step(number + 4, 0, "unwatched", 80 * MS))
+    assert not meter.differences
