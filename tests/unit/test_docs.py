@@ -16,7 +16,7 @@ from ddpwatch.cli import app
 from ddpwatch.export import tables
 from ddpwatch.messages import MESSAGE_TYPES
 from ddpwatch.report.build import compare_recordings, report_of
-from ddpwatch.sampling.schedule import LONGEST
+from ddpwatch.sampling.schedule import schedule_of
 from ddpwatch.tui.settings import Settings
 from tests.support.runs import record, run_of
 
@@ -176,9 +176,12 @@ def test_the_settings_are_the_defaults() -> None:
     assert written == msgspec.structs.asdict(Settings())
 
 
-def test_every_way_to_sample_is_described() -> None:
-    page = text_of("docs/sampling.md")
-    assert not [name for name in (*filter(None, LONGEST), "full") if f"`{name}`" not in page]
+def test_the_ways_to_sample_exist(caplog: pytest.LogCaptureFixture) -> None:
+    described = text_of("docs/sampling.md").split("`DDPWATCH_STEPS`")[1].split("\n\n")[0]
+    assert names(described) == ["all", "few", "full"]
+    for name in names(described):
+        schedule_of({"DDPWATCH_STEPS": name})
+    assert not caplog.records
 
 
 def test_every_variable_of_the_environment_is_described() -> None:
