@@ -165,7 +165,7 @@ def test_the_comparison_has_the_documented_keys(tmp_path: Path) -> None:
 
 
 def test_the_tables_are_those_of_an_export() -> None:
-    documented = rows(section("docs/recordings.md", "## Tables"))
+    documented = rows(section("docs/recordings.md", "## Tables and library"))
     defined = {name for name, value in vars(tables).items() if name.endswith("Row") and isinstance(value, type)}
     assert {names(cells[2])[0] for cells in documented.values()} == defined
 
