@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from ddpwatch import rundir
 from ddpwatch.tui.app import DashboardApp
