@@ -1,0 +1,195 @@
+"""README and docs agree with the code: links, paths, commands, messages, settings, layers and JSON keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.main import get_command
+
+from ddpwatch.cli import app
+from ddpwatch.export import tables
+from ddpwatch.messages import MESSAGE_TYPES
+from ddpwatch.report.build import compare_recordings, report_of
+from ddpwatch.sampling.schedule import schedule_of
+from ddpwatch.tui.settings import Settings
+from tests.support.runs import record, run_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "trainer" / "README.md",
+    ROOT / "trainer" / "data" / "README.md", *sorted((ROOT / "docs").glob("*.md")),
+]  # fmt: skip
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`\n]+)`")
+PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*(?:\.(?:py|sh|md|toml|html|gz)|/)")
+BANNED = re.compile(
+    r"\b(?:told|tells|anew|of ours|in words|stands for|likewise)\b|\b(?:the|its|a) begin\b", re.IGNORECASE
+)
+GENERATED = re.compile(r"<!-- begin (\w+) -->.*?<!-- end \1 -->", re.DOTALL)  # tables that tests/integration writes
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def section(name: str, heading: str) -> str:
+    """What is below a heading, up to the next of its level."""
+    level = heading.split()[0]
+    return text_of(name).split(f"\n{heading}\n")[1].split(f"\n{level} ")[0]
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def names(cell: str) -> list[str]:
+    return CODE.findall(cell)
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The cells of tables by the first code of their first cell."""
+    found = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and names(cells[0]):
+            found[names(cells[0])[0]] = cells
+    return found
+
+
+def keys_by_row(value: dict[str, Any], prefix: str = "") -> dict[str, set[str]]:
+    """Names of JSON objects as the docs write them (``ranks[].end``), and their keys."""
+    found: dict[str, set[str]] = {}
+    for key, item in value.items():
+        several = isinstance(item, list)
+        name = f"{prefix}{key}{'[]' if several else ''}"
+        for one in item if several else [item]:
+            if isinstance(one, dict) and key != "evidence":
+                found.setdefault(name, set()).update(one)
+                found.update(keys_by_row(one, f"{name}."))
+    return found
+
+
+def assert_documented(result: dict[str, Any]) -> None:
+    documented = {key: set(names(cells[1])) for key, cells in rows(section("docs/metrics.md", "## JSON")).items()}
+    for key, found in keys_by_row(result).items():
+        assert documented[key if key in documented else key.rpartition(".")[2]] == found, key
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text()):
+        if "://" not in link:
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+@each_page
+def test_files_named_exist(page: Path) -> None:
+    """Relative to the repository, the page, or the package."""
+    for code in CODE.findall(FENCED.sub("", page.read_text())):
+        if "/" in code and PATH.fullmatch(code):
+            assert any((base / code).exists() for base in (ROOT, page.parent, ROOT / "ddpwatch")), code
+
+
+@each_page
+def test_plain_english(page: Path) -> None:
+    assert not BANNED.findall(GENERATED.sub("", FENCED.sub("", page.read_text())))
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    linked = {(ROOT / link.partition("#")[0]).resolve() for link in LINK.findall(text_of("README.md"))}
+    assert set((ROOT / "docs").glob("*.md")) <= linked
+
+
+def test_the_readme_lists_every_command_with_its_options() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    table = section("README.md", "## Commands")
+    listed = {code.split()[1]: cells for code, cells in rows(table).items() if " " in code}
+    assert listed.keys() == commands.keys()
+    for name, cells in listed.items():
+        options = set(chain.from_iterable(option.opts for option in commands[name].params))
+        assert set(re.findall(r"(?<!\S)`?(--?[a-z][a-z-]*)", " ".join(cells))) <= options, name
+
+
+def test_every_message_is_in_the_architecture() -> None:
+    documented = rows(section("docs/architecture.md", "## Messages"))
+    assert documented.keys() == {kind.__name__ for kind in MESSAGE_TYPES.values()}
+
+
+def test_the_layers_are_those_that_are_checked() -> None:
+    block = section("docs/architecture.md", "## Modules").split("```\n")[1]
+    drawn = [re.split(r"\s{2,}", line)[0] for line in block.splitlines()]
+    layers = text_of("pyproject.toml").split("layers = [\n")[1].split("]\n")[0]
+    assert drawn == [layer.replace("ddpwatch.", "") for layer in re.findall(r'"(.+)"', layers)]
+
+
+def test_the_layers_are_the_whole_package() -> None:
+    block = section("docs/architecture.md", "## Modules").split("```\n")[1]
+    drawn = set(chain.from_iterable(re.split(r"\s{2,}", line)[0].split(" | ") for line in block.splitlines()))
+    found = {
+        path.stem for path in (ROOT / "ddpwatch").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert drawn == found - {"__init__"}
+
+
+def test_the_modules_described_exist() -> None:
+    for line in section("docs/architecture.md", "## Modules").replace("\n  ", " ").splitlines():
+        if line.startswith("- `"):
+            package, *modules = names(line)
+            found = {path.stem for path in (ROOT / "ddpwatch" / package).iterdir()}
+            assert set(modules) <= found, package
+
+
+def test_the_report_has_the_documented_keys(tmp_path: Path) -> None:
+    report = report_of(record(tmp_path / "run.mcap"))
+    assert report["findings"]
+    assert_documented(report)
+
+
+def test_the_comparison_has_the_documented_keys(tmp_path: Path) -> None:
+    paths = [record(tmp_path / f"{name}.mcap", run_of(steps=25)) for name in "ab"]
+    assert_documented(compare_recordings(paths))
+
+
+def test_the_tables_are_those_of_an_export() -> None:
+    documented = rows(section("docs/recordings.md", "## Tables and library"))
+    defined = {name for name, value in vars(tables).items() if name.endswith("Row") and isinstance(value, type)}
+    assert {names(cells[2])[0] for cells in documented.values()} == defined
+
+
+def test_the_settings_are_the_defaults() -> None:
+    block = section("docs/guide.md", "## Settings").split("```toml\n")[1].split("```")[0]
+    written = msgspec.toml.decode(block)
+    assert written == msgspec.structs.asdict(Settings())
+
+
+def test_the_ways_to_sample_exist(caplog: pytest.LogCaptureFixture) -> None:
+    described = text_of("docs/sampling.md").split("`DDPWATCH_STEPS`")[1].split("\n\n")[0]
+    assert names(described) == ["all", "few", "full"]
+    for name in names(described):
+        schedule_of({"DDPWATCH_STEPS": name})
+    assert not caplog.records
+
+
+def test_every_variable_of_the_environment_is_described() -> None:
+    """But for those that ddpwatch sets for its own processes."""
+    internal = {"DDPWATCH_RUN", "DDPWATCH_RECORD"}
+    sources = "\n".join(path.read_text() for path in (ROOT / "ddpwatch").rglob("*.py"))
+    read = set(re.findall(r'"(DDPWATCH(?:_[A-Z]+)*)"', sources)) - internal
+    documented: Iterable[str] = chain.from_iterable(
+        re.findall(r"DDPWATCH(?:_[A-Z]+)*", text_of(str(page))) for page in PAGES
+    )
+    assert read <= set(documented)
