@@ -85,7 +85,7 @@ def simulated(rounds: Rounds, pairs: int) -> None:
     ]
     header = ["noise", "steps", "A/A called different", *(f"found: {100 * (s - 1):.0f} %" for s in SLOWER[1:])]
     print("\n".join(table(header, rows)))
-    print(f"{rounds_done(len(rows), len(kinds), 'rows')}, {pairs} pairs for each figure")
+    print(f"{rounds_done(len(rows), len(kinds), 'row')}, {pairs} pairs for each figure")
 
 
 # -- real runs -----------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def show(runs: list[RunSeries], pairs: int, steps: int) -> None:
         rows = [[f"A/A, {steps} steps", *summary(equal)], ["A/B, 5 % slept", *summary(different)]]
         print("\n".join(table(["pairs", "verdicts", "different", "median", "all", "interval"], rows)))
         print(f"step: {median(value for run in plain for value in run.step):.1f} ms")
-    print(rounds_done(len(slower), pairs, "pairs of each kind"))
+    print(rounds_done(len(slower), pairs, "pair"))
 
 
 def wait_until_complete(file: Path) -> None:

@@ -176,7 +176,7 @@ def show(steps: list[Step], differences: Differences, planned: int) -> None:
         step_ms = statistics.median(step.duration_ns for step in steps) / 1e6
         print(f"steps of {step_ms:.0f} ms; differences in ms, overlap in points")
         print("\n".join(table(["", "compared", "p50", "|p50|", "|p95|", "|max|"], rows)))
-    print(rounds_done(len(steps), planned, "steps"))
+    print(rounds_done(len(steps), planned, "step"))
 
 
 if __name__ == "__main__":

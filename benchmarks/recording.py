@@ -208,7 +208,7 @@ def main() -> None:
 def show(header: list[str], rows: list[list[str]], planned: int) -> None:
     """Prints a table."""
     print("\n".join(table(header, rows)))
-    print(rounds_done(len(rows), planned, "rows"), end="\n\n", flush=True)
+    print(rounds_done(len(rows), planned, "row"), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -102,6 +102,8 @@ class Rounds:
             signal.signal(number, handler)
 
 
-def rounds_done(done: int, planned: int, what: str = "rounds") -> str:
-    """How many rounds a result rests on, for the line below a table."""
-    return f"{done} {what}" if done >= planned else f"stopped after {done} of {planned} {what}"
+def rounds_done(done: int, planned: int, what: str = "round") -> str:
+    """How many rounds a result rests on, for the line below a table; ``what`` in the singular."""
+    if done < planned:
+        return f"stopped after {done} of {planned} {what}s"
+    return f"{done} {what}{'' if done == 1 else 's'}"
