@@ -121,7 +121,7 @@ CASES = (
     Case(
         "a layer not used",
         Unused,
-        "It never fires, and waiting for it would never end; hence DDP's find_unused_parameters.",
+        "It never fires: waiting for it would never end. Hence find_unused_parameters, and flags in the trainer's buckets.",
     ),
 )
 

@@ -1,7 +1,9 @@
 """Reads a recording as data, from top to bottom or cell by cell in a notebook.
 
-torchrun --standalone --nproc-per-node=2 demo/train.py --steps 60 --record ddpwatch.mcap
-python demo/read_recording.py ddpwatch.mcap
+    torchrun --standalone --nproc-per-node=2 demo/train.py --steps 60 --record ddpwatch.mcap
+    python demo/read_recording.py ddpwatch.mcap
+
+The first command makes a recording to read.
 """
 
 # %% Open it. This only reads the index, so that the size hardly matters.
