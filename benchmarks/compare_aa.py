@@ -3,7 +3,7 @@
     python benchmarks/compare_aa.py                 made-up runs, with correlated noise and outliers
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 benchmarks/compare_aa.py real        a real job
 
-The made-up runs take about six minutes, the real job about five. No budget; docs/recordings.md has the results.
+The made-up runs take about two minutes, the real job about four. No budget; docs/recordings.md has the results.
 
 The real job trains in short runs one after the other: two as they are, then one that sleeps for 5 % of the step time in
 every forward, over and over. Each run is compared with the one before it: the first two should be called the same, the

@@ -121,7 +121,7 @@ CASES = (
     Case(
         "a layer not used",
         Unused,
-        "It never fires: waiting for it would never end. Hence find_unused_parameters, and flags in the trainer's buckets.",
+        "It never fires, so waiting for it never ends; hence find_unused_parameters and the trainer's flags.",
     ),
 )
 
