@@ -72,7 +72,7 @@ class SyntheticSource:
         from benchmarks.synthetic import Fleet
 
         self.over = False
-        self.unreadable = 0
+        self.unreadable = self.missed = 0
         self._fleet = Fleet(world, late={1: 12.0}, gpus=world > 2)
         self._waiting = [*self._fleet.introduction(), *self._fleet.devices(0)]
         self._pool = [[self._fleet.step(rank, number) for rank in range(world)] for number in range(1, POOL + 1)]
@@ -190,9 +190,10 @@ class Terminal:
         ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
         environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
         self.started = time.monotonic()
-        streams = {"stdin": slave, "stdout": slave, "stderr": slave}
         command = [sys.executable, __file__, *arguments]
-        self.process = subprocess.Popen(command, **streams, env=environment, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+        )
         os.close(slave)
 
     def read(self, seconds: float) -> bytes:

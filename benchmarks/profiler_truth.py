@@ -111,7 +111,7 @@ def sent(record: StepRecord) -> Step:
 
 def within(spans: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
     """The spans that start in an interval."""
-    starts = [begin for begin, _ in spans]
+    starts = [span[0] for span in spans]
     return spans[bisect_left(starts, start) : bisect_left(starts, end)]
 
 

@@ -64,8 +64,8 @@ def viewer(kind: str) -> Iterator[None]:
 def dashboard() -> Iterator[subprocess.Popen[bytes]]:
     """``ddpwatch`` in a pseudo-terminal, whose output is read and thrown away."""
     master, slave = pty.openpty()
-    streams = {"stdin": slave, "stdout": slave, "stderr": slave}
-    process = subprocess.Popen([BIN / "ddpwatch"], **streams, start_new_session=True)
+    command = [BIN / "ddpwatch"]
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
     os.close(slave)
     threading.Thread(target=drain, args=(master,), daemon=True).start()
     try:
