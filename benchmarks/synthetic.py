@@ -1,7 +1,7 @@
 """The frames of a made-up job with any number of ranks, of known geometry and with reproducible noise.
 
-One step takes about 120 ms: input 2, forward 28, backward 49, exposed communication, optimizer 8. Hooks fire evenly over
-the backward, in reverse order of the parameters; every bucket is launched 40 µs after its last one.
+One step takes about 120 ms: input 2, forward 28, backward 49, exposed communication, optimizer 8. Hooks fire evenly
+over the backward, in reverse order of the parameters; every bucket is launched 40 µs after its last one.
 """
 
 from __future__ import annotations
