@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+JOB := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2
 STAMP := $(VENV)/.installed
 
 .PHONY: help install demo test check format snapshots safety-table screenshots bench clean
@@ -14,8 +15,8 @@ help:
 	@echo "make format       rewrite the code as the formatter wants it"
 	@echo "make snapshots    accept the dashboard's new look into the tests"
 	@echo "make safety-table write the table in docs/safety.md from what its tests see"
-	@echo "make screenshots  make the README's screenshots anew, from a real run"
-	@echo "make bench        run the benchmarks"
+	@echo "make screenshots  make the screenshots of the README and the guide, from a real and a made-up run"
+	@echo "make bench        run the benchmarks (40 minutes; Ctrl-C ends one with the rounds it has)"
 
 install: $(STAMP)
 
@@ -50,7 +51,7 @@ safety-table: install
 	$(BIN)/python -m pytest tests/integration/test_safety.py --write-table
 
 screenshots: install
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 demo/train.py --steps 120 --record $(VENV)/screens.mcap
+	$(JOB) demo/train.py --steps 120 --record $(VENV)/screens.mcap
 	$(BIN)/python docs/make_screenshots.py $(VENV)/screens.mcap
 	$(BIN)/python docs/make_screenshots.py --synthetic 16 --name synthetic --views
 
@@ -59,10 +60,10 @@ bench: install
 	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/compare_aa.py
 	$(BIN)/python benchmarks/dashboard.py
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/profiler_truth.py
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/strategies.py
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2 benchmarks/stopped_collector.py
+	$(JOB) benchmarks/overhead.py
+	$(JOB) benchmarks/profiler_truth.py
+	$(JOB) benchmarks/strategies.py
+	$(JOB) benchmarks/stopped_collector.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

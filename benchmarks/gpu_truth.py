@@ -1,12 +1,17 @@
-"""Whether the overlap that ddpwatch tells on a GPU is the one that torch.profiler's kernels give, within 2 points.
+"""Whether ddpwatch's overlap on a GPU agrees with the overlap of torch.profiler's kernels.
 
     torchrun --standalone --nproc-per-node=1 benchmarks/gpu_truth.py                    one GPU, NCCL, a world of one
     torchrun --standalone --nproc-per-node=2 benchmarks/gpu_truth.py --backend gloo     two ranks that share one GPU
     torchrun --standalone --nproc-per-node=8 benchmarks/gpu_truth.py                    one rank per GPU
 
-Theirs, by HolisticTraceAnalysis's formula: communication is the union of the NCCL kernels (with Gloo: of its
-collectives), computation the union of all other kernels. Exits with 1 if the median over the steps differs by more, or
-if there was nothing to compare. In a world of one NCCL launches a kernel only for an average, so a comm hook averages.
+Takes about half a minute. Budget: within 2 percentage points; exits with 1 if the median over the steps differs by
+more, or if there was nothing to compare.
+
+The profiler's overlap follows HolisticTraceAnalysis's formula: communication is the union of the NCCL kernels (with
+Gloo: of its collectives), computation the union of all other kernels. In a world of one, NCCL launches a kernel only
+for an average, so a comm hook averages.
+
+The columns: the median overlap by ddpwatch and by torch.profiler, their difference in points, the steps compared.
 """
 
 from __future__ import annotations
@@ -16,16 +21,18 @@ import os
 import statistics
 import sys
 import time
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from profiler_truth import under_both
 from torch import nn
 from torch.autograd import DeviceType
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity
 
 import ddpwatch
+from benchmarks.profiler_truth import under_both
+from benchmarks.rounds import Rounds
 from ddpwatch.analysis.intervals import Intervals, intersect, total, union
 from ddpwatch.analysis.step import figures
 from ddpwatch.probe import session
@@ -37,16 +44,21 @@ NCCL_KERNELS = ("nccl", "onerankreduce")
 
 
 def average(state, bucket):  # without annotations: DDP takes none in quotes
-    """The comm hook of a world of one."""
+    """A comm hook for a world of one."""
     work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
 
 
-def train(backend: str, records: list[StepRecord]) -> tuple[Intervals, Intervals, list[int]]:
-    """Trains under both: the profiler's communication, its computation, and when each step's forward began (its ns)."""
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    dist.init_process_group(backend)
+class Profiled(NamedTuple):
+    """The profiler's intervals in ns of its clock, and the start of each step's forward."""
+
+    communication: Intervals
+    compute: Intervals
+    starts: list[int]
+
+
+def train(device: torch.device, records: list[StepRecord], rounds: Rounds) -> Profiled:
+    """Trains under ddpwatch and the profiler; ``records`` receives ddpwatch's steps."""
     torch.manual_seed(0)
     layers = [layer for _ in range(24) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
     ddp = DistributedDataParallel(nn.Sequential(*layers).to(device), bucket_cap_mb=32)
@@ -55,56 +67,66 @@ def train(backend: str, records: list[StepRecord]) -> tuple[Intervals, Intervals
         ddp.register_comm_hook(None, average)
     data = torch.randn(2048, 2048, device=device)
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    profiler = under_both(ddp, data, activities, records, finish=torch.cuda.synchronize)
-    comm, compute, begins = [], [], []
+    profiler = under_both(ddp, data, activities, records, rounds, finish=torch.cuda.synchronize)
+    communication, compute, starts = [], [], []
     for event in profiler.events():
         span = (round(event.time_range.start * 1000), round(event.time_range.end * 1000))
         kernel = event.device_type == DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))
         if event.name == "DistributedDataParallel.forward" and not kernel:
-            begins.append(span[0])
-        elif event.name.startswith("gloo:") if backend == "gloo" else kernel and is_nccl(event.name):
-            comm.append(span)
+            starts.append(span[0])
+        elif event.name.startswith("gloo:") if dist.get_backend() == "gloo" else kernel and is_nccl(event.name):
+            communication.append(span)
         elif kernel:
             compute.append(span)
-    return union(comm), union(compute), sorted(begins)
+    return Profiled(union(communication), union(compute), sorted(starts))
 
 
 def is_nccl(kernel: str) -> bool:
     return any(name in kernel.lower() for name in NCCL_KERNELS)
 
 
+def overlaps(records: list[StepRecord], profiled: Profiled) -> list[tuple[float, float]]:
+    """The overlap of every step with communication, in percent: ddpwatch's and the profiler's."""
+    found = []
+    for record, start, end in zip(records[1:-1], profiled.starts[1:], profiled.starts[2:], strict=False):
+        while not record.settled():
+            session._session.recorder.gpu.poll()
+            time.sleep(0.01)
+        overlap = figures(record.message(0, 0)).overlap
+        inside = intersect(profiled.communication, [(start, end)])
+        if overlap is not None and inside:
+            found.append((100 * overlap, 100 * total(intersect(inside, profiled.compute)) / total(inside)))
+    return found
+
+
+def show(found: list[tuple[float, float]], backend: str) -> int:
+    """Prints the table; the exit code."""
+    if not found:
+        print("no step with communication was seen by both: no overlap to compare")
+        return 1
+    watched, profiled = zip(*found, strict=True)
+    difference = statistics.median(a - b for a, b in found)
+    medians = [f"{statistics.median(values):.1f}" for values in (watched, profiled)]
+    print(f"{torch.cuda.get_device_name()}, {backend}, {dist.get_world_size()} ranks")
+    header = ["ddpwatch %", "torch.profiler %", "difference", "steps"]
+    print("\n".join(table(header, [[*medians, f"{difference:+.1f}", str(len(found))]])))
+    return int(abs(difference) > WITHIN_POINTS)
+
+
 def main() -> int:
-    """Prints the table on rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=["nccl", "gloo"], default="nccl")
     backend = parser.parse_args().backend
     if not torch.cuda.is_available():
         print("no GPU that torch can use on this machine; hint: this benchmark needs one", file=sys.stderr)
         return 2
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    dist.init_process_group(backend)
     records: list[StepRecord] = []
-    comm, compute, begins = train(backend, records)
-    ours, theirs = [], []
-    for record, begin, end in zip(records[1:-1], begins[1:], begins[2:], strict=False):
-        while not record.settled():
-            session._session.recorder.gpu.poll()
-            time.sleep(0.01)
-        overlap = figures(record.message(0, 0)).overlap
-        inside = intersect(comm, [(begin, end)])
-        if overlap is not None and inside:
-            ours.append(100 * overlap)
-            theirs.append(100 * total(intersect(inside, compute)) / total(inside))
-    code = 0
-    if dist.get_rank() == 0:
-        if not ours:
-            print("no step with communication was seen by both: no overlap to compare")
-            code = 1
-        else:
-            differences = [a - b for a, b in zip(ours, theirs, strict=True)]
-            off = statistics.median(differences)
-            rows = [[f"{statistics.median(v):.1f}" for v in (ours, theirs)] + [f"{off:+.1f}", str(len(ours))]]
-            print(f"{torch.cuda.get_device_name()}, {backend}, {dist.get_world_size()} ranks")
-            print("\n".join(table(["ddpwatch %", "torch.profiler %", "difference", "steps"], rows)))
-            code = int(abs(off) > WITHIN_POINTS)
+    with Rounds.of_job() as rounds:
+        found = overlaps(records, train(device, records, rounds))
+        code = show(found, backend) if dist.get_rank() == 0 else 0
     dist.destroy_process_group()
     return code
 

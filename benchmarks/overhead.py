@@ -1,21 +1,26 @@
-"""What watching costs: the same job with and without, block by block in one run, as ratios with their intervals.
+"""What watching costs: the same job with and without ddpwatch in one run, block by block.
 
-    torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py
-    DDPWATCH_STEPS=all torchrun …  (with every step watched; few: with fewer than usual)
+    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py [--rounds 128] [--steps 16]
 
-The reference step has 300 parameters in about 25 buckets and takes 100 ms. Each rank is bound to a core of its own, as
-launchers bind them (it halves the noise). All ways to train share one DDP module (where two lie in memory makes up to
-1 % between them): what a way adds is put on before a block of its steps and taken off after it. Blocks take turns in an
-order that changes, and each is compared with the plain blocks of its round, so that a noisy machine is equally noisy to
-all. `plain again` against `plain` is the noise floor. Of the rounds' ratios the table gives the middle and its 95 %
-interval (`paired.middle`).
+Takes about 15 minutes on two cores. ``DDPWATCH_STEPS=all`` in the environment watches every step, ``few`` fewer than
+usual. Budget: at most 0.3 % of a step.
 
-Besides the duration, which holds whatever else the machine does (also what the collector takes from the ranks' cores),
-the CPU time of the rank's process is compared. The idle sender thread and collector are there in every block; they are
-not in its cost.
+The reference step has 300 parameters in about 25 buckets and takes 100 ms. Each rank is bound to one core, as launchers
+bind them, which halves the noise. All variants train the same DDP module, because the addresses of two modules alone
+make up to 1 % of difference: what a variant adds is attached before a block of steps and detached after it. The order
+of the blocks changes with every round, and each block is compared with the plain blocks of its round, so that a noisy
+machine disturbs all variants equally.
 
-The last table is what ddpwatch says about itself in the same run: the difference between its full, its shadow and its
-unwatched steps, the share of full steps that it has chosen, and what that makes (`ddpwatch.sampling.cost`).
+The columns:
+    step ms (p50)     a step, by the clock
+    duration          what the variant adds to that, whatever the cause: also the collector's use of the ranks' cores
+    CPU time          what the variant adds to the CPU time of the rank's process
+    95 % interval     of the column before it (`paired.hodges_lehmann`)
+
+"plain again" against "plain" is the noise floor. The idle sender thread and the collector run during every block, so
+they are not part of the cost. The last table is ddpwatch's own figure for the same run: the difference between its
+full, shadow and unwatched steps, the share of full steps that it has chosen, and the resulting cost
+(`ddpwatch.sampling.cost`).
 """
 
 from __future__ import annotations
@@ -29,17 +34,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from paired import middle
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.profiler import ProfilerActivity, profile
 
 import ddpwatch
+from benchmarks.paired import Estimate, hodges_lehmann, ratios
+from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.messages import Step
 from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
@@ -47,19 +53,40 @@ from ddpwatch.report.format import table
 from ddpwatch.sampling.cost import CostMeter
 
 LAYERS, WIDTH, BATCH = 150, 128, 512
-WARM_STEPS = 64  # ddpwatch finds its pace
+WARM_UP_STEPS = 64  # in which ddpwatch finds its sampling schedule
+DDP_WARM_UP_STEPS = 12  # which rebuild the buckets and fill the caches
 
 PLAIN = ("plain", "plain again")
 WATCHED, PROFILED = "ddpwatch", "torch.profiler, always on"
 
-Way = Callable[[DistributedDataParallel], AbstractContextManager[None]]
+Variant = Callable[[DistributedDataParallel], AbstractContextManager[None]]
+Note = tuple[int, str, int, int, int, int | None]  # step, status, start, end, own ns, CPU ns
 
 
 class Sample(NamedTuple):
-    """Seconds per step: by the clock, and of CPU time in this process."""
+    """Seconds per step: by the clock, and of this process's CPU time."""
 
     wall: float
     cpu: float
+
+
+class Comparison(NamedTuple):
+    """A variant against the plain job; of each, one sample per round."""
+
+    variant: str
+    planned: int
+    samples: dict[str, list[Sample]]
+
+    @property
+    def done(self) -> int:
+        """The rounds that took place."""
+        return len(self.samples[PLAIN[0]])
+
+    def added(self, name: str, column: str) -> Estimate:
+        """What a variant adds, as a share of its rounds' plain blocks; these are compared with each other."""
+        values, first, second = ([getattr(value, column) for value in self.samples[key]] for key in (name, *PLAIN))
+        reference = first if name in PLAIN else [(a + b) / 2 for a, b in zip(first, second, strict=True)]
+        return hodges_lehmann([ratio - 1 for ratio in ratios(values, reference)])
 
 
 class Job:
@@ -72,52 +99,53 @@ class Job:
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=1e-3)
         self.data = torch.randn(BATCH, WIDTH)
 
-    def block(self, way: Way, steps: int) -> Sample:
-        """Trains in one way; what a step took on average, with all ranks starting together."""
-        with way(self.ddp):
+    def block(self, variant: Variant, steps: int) -> Sample:
+        """Trains some steps, which all ranks start together; the mean step."""
+        with variant(self.ddp):
             dist.barrier()
-            begin, cpu = time.perf_counter(), time.process_time()
+            start, cpu = time.perf_counter(), time.process_time()
             for _ in range(steps):
                 self.ddp(self.data).square().mean().backward()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            return Sample((time.perf_counter() - begin) / steps, (time.process_time() - cpu) / steps)
+            return Sample((time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps)
 
 
 @contextmanager
 def plain(ddp: DistributedDataParallel) -> Iterator[None]:
-    """Nothing is added."""
+    """Adds nothing."""
     yield
 
 
 class Watched:
-    """ddpwatch, put on and taken off: its hooks on forward and optimizer are what all else hangs on."""
+    """Attaches ddpwatch and detaches it: without its hooks on forward and optimizer the rest never runs."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         ddpwatch.watch(ddp)
         (self._probe,) = session._session._probes
-        places = ddp._forward_pre_hooks, ddp._forward_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
-        self._hooks = [(hooks, dict(hooks)) for hooks in places]
-        self._off(ddp)
+        module_hooks = ddp._forward_pre_hooks, ddp._forward_hooks
+        registries = *module_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+        self._hooks = [(registry, dict(registry)) for registry in registries]
+        self._detach(ddp)
 
     @contextmanager
     def __call__(self, ddp: DistributedDataParallel) -> Iterator[None]:
-        """Puts it on for a block."""
-        for hooks, ours in self._hooks:
-            hooks.update(ours)
+        """Attaches it for one block."""
+        for registry, hooks in self._hooks:
+            registry.update(hooks)
         yield
-        self._off(ddp)
+        self._detach(ddp)
 
-    def _off(self, ddp: DistributedDataParallel) -> None:
-        for hooks, ours in self._hooks:
-            for key in ours:
-                del hooks[key]
+    def _detach(self, ddp: DistributedDataParallel) -> None:
+        for registry, hooks in self._hooks:
+            for key in hooks:
+                del registry[key]
         self._probe._observe_group(ddp, False)
 
 
 @contextmanager
 def python_hooks(ddp: DistributedDataParallel) -> Iterator[None]:
-    """A Python hook per parameter that does nothing but take the time."""
+    """Adds a Python hook per parameter that only reads the clock."""
 
     def stamp(param: torch.Tensor) -> None:
         time.monotonic_ns()
@@ -130,23 +158,24 @@ def python_hooks(ddp: DistributedDataParallel) -> Iterator[None]:
 
 @contextmanager
 def profiled(ddp: DistributedDataParallel) -> Iterator[None]:
-    """torch.profiler, always on."""
+    """Runs the block under torch.profiler."""
     with profile(activities=[ProfilerActivity.CPU]):
         yield
 
 
 def bind() -> None:
-    """Binds every thread of this process to one core, another one for each rank."""
+    """Binds every thread of this process to one core, a different one for each rank."""
     cores = sorted(os.sched_getaffinity(0))
     core = cores[int(os.environ["LOCAL_RANK"]) % len(cores)]
     for thread in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(thread.name), {core})
 
 
-def note_steps() -> list[tuple[Any, ...]]:
-    """Notes of every step what its cost is told from. No more than that: it happens in the steps that are measured."""
+def note_steps() -> list[Note]:
+    """Collects what `CostMeter` needs of each step, and no more: this code runs in the steps that are measured."""
     recorder = session._session.recorder
-    emit, notes = recorder._emit, []
+    emit = recorder._emit
+    notes: list[Note] = []
 
     def noted(record: StepRecord) -> None:
         emit(record)
@@ -157,83 +186,91 @@ def note_steps() -> list[tuple[Any, ...]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=16, help="steps in a block")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=128, help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=16, help="steps in a block (default: %(default)s)")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    job = Job()
-    job.block(plain, 12)  # DDP's warm-up and rebuild, caches
-    watched = Watched(job.ddp)
-    bind()
-    job.block(watched, WARM_STEPS)
-    notes = note_steps()
-    tables = [
-        take_turns(job, {**dict.fromkeys(PLAIN, plain), **ways}, rounds, args.steps)
-        for rounds, ways in (
-            (args.rounds, {WATCHED: watched}),
-            (max(8, args.rounds // 8), {"a Python hook per parameter": python_hooks}),
-            # The last: a process that has profiled once is not as before.
-            (max(8, args.rounds // 8), {PROFILED: profiled}),
-        )
-    ]
-    if dist.get_rank() == 0:
-        for samples in tables:
-            compare(samples)
-            print()
-        profiler_against_ddpwatch(added(tables[0], WATCHED, "wall"), added(tables[-1], PROFILED, "wall"))
-        by_itself(notes, args.steps)
+    with Rounds.of_job() as rounds:
+        measure(rounds, args.rounds, args.steps)
     dist.destroy_process_group()
 
 
-def take_turns(job: Job, ways: dict[str, Way], rounds: int, steps: int) -> dict[str, list[Sample]]:
-    """Blocks of each, in an order that changes with every round."""
-    samples: dict[str, list[Sample]] = {name: [] for name in ways}
+def measure(rounds: Rounds, count: int, steps: int) -> None:
+    """Trains all variants, then prints the tables on rank 0."""
+    job = Job()
+    job.block(plain, DDP_WARM_UP_STEPS)
+    watched = Watched(job.ddp)
+    bind()
+    job.block(watched, WARM_UP_STEPS)
+    notes = note_steps()
+    fewer = max(8, count // 8)
+    comparisons = [
+        take_turns(job, name, variant, planned, steps, rounds)
+        for name, variant, planned in (
+            (WATCHED, watched, count),
+            ("a Python hook per parameter", python_hooks, fewer),
+            (PROFILED, profiled, fewer),  # last, because profiling changes the process for good
+        )
+    ]
+    if dist.get_rank() == 0:
+        show(comparisons, notes, steps)
+
+
+def take_turns(job: Job, name: str, variant: Variant, count: int, steps: int, rounds: Rounds) -> Comparison:
+    """Trains blocks of the variant and of the plain job, in an order that changes with every round."""
+    variants = {**dict.fromkeys(PLAIN, plain), name: variant}
+    samples: dict[str, list[Sample]] = {each: [] for each in variants}
     order = random.Random(1)
-    for _ in range(rounds):
-        for name in order.sample(list(ways), len(ways)):
-            samples[name].append(job.block(ways[name], steps))
-    return samples
+    for _ in rounds.over(range(count), name):
+        for each in order.sample(list(variants), len(variants)):
+            samples[each].append(job.block(variants[each], steps))
+    return Comparison(name, count, samples)
 
 
-def compare(samples: dict[str, list[Sample]]) -> None:
-    """Every way against the plain blocks of the same rounds; of these, the second against the first."""
+def show(comparisons: list[Comparison], notes: list[Note], steps: int) -> None:
+    """Prints what was measured; ``notes`` are those of `note_steps`."""
+    for comparison in comparisons:
+        if comparison.done:
+            print("\n".join(compared(comparison)))
+        print(f"{comparison.variant}: {rounds_done(comparison.done, comparison.planned)}, {steps} steps in a block\n")
+    if all(comparison.done for comparison in comparisons):
+        watched, _, profiled = comparisons
+        print(profiler_against_ddpwatch(watched.added(WATCHED, "wall"), profiled.added(PROFILED, "wall")))
+    print("\n".join(own_figure(notes, steps)))
+
+
+def compared(comparison: Comparison) -> list[str]:
+    """A table of the variant and of the plain job."""
     rows = []
-    for name, values in samples.items():
+    for name, values in comparison.samples.items():
         row = [name, f"{1000 * statistics.median(value.wall for value in values):.1f}"]
         for column in Sample._fields:
-            row += ["{:+.2f} %|{:+.2f} … {:+.2f}".format(*(100 * share for share in added(samples, name, column)))]
-        rows.append([cell for entry in row for cell in entry.split("|")])
-    print("\n".join(table(["", "step ms (p50)", "duration", "95 % interval", "CPU time", "95 % interval"], rows)))
+            value, low, high = (100 * share for share in comparison.added(name, column))
+            row += [f"{value:+.2f} %", f"{low:+.2f} … {high:+.2f}"]
+        rows.append(row)
+    return table(["", "step ms (p50)", "duration", "95 % interval", "CPU time", "95 % interval"], rows)
 
 
-def added(samples: dict[str, list[Sample]], name: str, column: str) -> tuple[float, float, float]:
-    """What a way adds, as a share of the plain blocks of the same rounds: the middle and its interval."""
-    way, one, other = ([getattr(value, column) for value in samples[key]] for key in (name, *PLAIN))
-    against = one if name in PLAIN else [(a + b) / 2 for a, b in zip(one, other, strict=True)]
-    return middle([value / plain - 1 for value, plain in zip(way, against, strict=True)])
+def profiler_against_ddpwatch(watched: Estimate, profiled: Estimate) -> str:
+    """How many times as much the profiler adds; at least so many, by the ends of the two intervals."""
+    if watched.high <= 0:
+        return "ddpwatch added nothing measurable: there is no ratio to torch.profiler"
+    times = f"{profiled.value / watched.value:.0f}" if watched.value > 0 else "any number of"
+    least = math.floor(profiled.low / watched.high)
+    return f"torch.profiler adds {times} times what ddpwatch adds, at least {least} times"
 
 
-def profiler_against_ddpwatch(watched: tuple[float, float, float], profiled: tuple[float, float, float]) -> None:
-    """How many times as much the profiler takes; at least so many, by the ends of the two intervals."""
-    if watched[2] <= 0:
-        print("ddpwatch took nothing that could be told from zero: there is no ratio to torch.profiler")
-        return
-    times = f"{profiled[0] / watched[0]:.0f}" if watched[0] > 0 else "any number of"
-    print(
-        f"torch.profiler adds {times} times what ddpwatch adds, at least {math.floor(profiled[1] / watched[2])} times"
-    )
+def own_figure(notes: list[Note], steps: int) -> list[str]:
+    """A table of what the dashboard and the report would show for this run.
 
-
-def by_itself(notes: list[tuple[Any, ...]], steps: int) -> None:
-    """What the dashboard and the report would say of this run.
-
-    The last step of a block ends when the next block of its kind begins; others have trained in between.
+    The last step of a block ends when the next block of its kind starts, and others have trained in between: it counts
+    as aborted.
     """
     meter, own = CostMeter(), []
     for number, (step, status, start, end, own_ns, cpu_ns) in enumerate(notes):
-        last = number % steps == 0  # the first that was noted is the last of the block before
+        last = number % steps == 0  # the first note is of the last step of the block before
         meter.add(
             Step(
                 rank=0, step=step, status="aborted" if last else status, start_ns=start, duration_ns=end - start,
@@ -244,18 +281,17 @@ def by_itself(notes: list[tuple[Any, ...]], steps: int) -> None:
             own.append(own_ns)
     cost = meter.cost()
     if cost is None:
-        print("too few unwatched steps to compare with; hint: more --rounds")
-        return
+        return ["too few unwatched steps to compare with; hint: more --rounds"]
     rows = [
-        [f"{more} step − {less} one (ms of CPU time)", f"{known.interval()[0] / 1e6:.2f} of {known.count}"]
+        [f"{more} step − {less} step (ms of CPU time)", f"{known.interval()[0] / 1e6:.2f} of {known.count}"]
         for (less, more), known in meter.differences.items()
     ]
     rows += [
-        ["a full step's cost as its hooks see it (ms)", f"{statistics.median(own) / 1e6:.2f}"],
-        ["recorded in full", f"1 step in {1 / cost.full_share:.1f}"],
-        ["watching costs", f"{100 * cost.ratio:.2f} % ({100 * cost.low:.2f} … {100 * cost.high:.2f})"],
+        ["own cost of a full step, as its hooks measure it (ms)", f"{statistics.median(own) / 1e6:.2f}"],
+        ["full steps", f"1 in {1 / cost.full_share:.1f}"],
+        ["cost of watching", f"{100 * cost.ratio:.2f} % ({100 * cost.low:.2f} … {100 * cost.high:.2f})"],
     ]
-    print("\n".join(table(["ddpwatch about itself", ""], rows)))
+    return table(["ddpwatch's own figure", ""], rows)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,33 @@
-"""What a recording costs: bytes per step, time per frame, and how long it takes to open, to seek and to report.
+"""What a recording costs: bytes per step, time per frame, and the time to open it, to seek in it and to report on it.
 
-A step has 60 events: 50 gradient hooks and 5 buckets' launch and completion, with jitter as real stamps have. Chunks
-are closed every tenth step, as the recorder does at 20 steps a second. Beside it the same steps as JSON lines, and as
-torch.profiler's trace of a model with as many parameters.
+    python benchmarks/recording.py [MIB ...]     sizes of the files to open, default 100 and 1100
 
-    python benchmarks/recording.py [MiB ...]     sizes of the files to open, default 100 and 1100
+Takes about four minutes and 1.1 GiB in the temporary directory. Budget: at most 600 bytes per step of 60 events, at
+most 1 s to open a recording of any size, at least 20,000 rank-steps per second of report.
+
+A step has 60 events: 50 hook fires and 5 buckets' launch and done, with jitter as real stamps have. A chunk ends every
+tenth step, as in a recording of 20 steps a second. The same steps as JSON lines, and torch.profiler's trace of a model
+with as many parameters, are there for comparison.
+
+The first table has one row per figure, with its budget; a rank-step is one rank's step. The others show how long it
+takes to open a file of each size and to find something in it, also where its end is missing.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import msgspec
 
+from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.analysis.window import Summary, summarise
 from ddpwatch.messages import Hello, Message, Span, Step, encode
 from ddpwatch.recording.reader import Recording
@@ -34,16 +40,20 @@ from ddpwatch.transport import Envelope
 from ddpwatch.tui.models.overview import HISTORY_S
 
 MS = 1_000_000
-BEGIN = 1_700_000_000 * 10**9
-HOOKS, BUCKETS, PER_CHUNK, POOL = 50, 5, 10, 500
+START_NS = 1_700_000_000 * 10**9
+HOOKS, BUCKETS, STEPS_PER_CHUNK = 50, 5, 10
+POOL = 500  # steps made beforehand, so that making them is not measured
+SMALL = 20_000  # rank-steps in the first file
 PROFILED_STEPS = 10
+FIGURES, LOOKUPS = 7, 8  # rows of the tables
+SIZES_MIB = (100, 1100)
 
 
-def step_of(dice: random.Random) -> Step:
-    """One step of 100 ms; numbers are filled in later."""
+def step_of(jitter: random.Random) -> Step:
+    """One step of 100 ms; rank, number and start are filled in later."""
 
     def at(ms: float) -> int:
-        return int(ms * MS) + dice.randrange(MS // 2)
+        return int(ms * MS) + jitter.randrange(MS // 2)
 
     return Step(
         rank=0, step=0, start_ns=0, duration_ns=at(100), own_ns=at(0.05),
@@ -58,69 +68,66 @@ def step_of(dice: random.Random) -> Step:
 
 
 class Source:
-    """Steps without end, two ranks in turn."""
+    """Steps without end, of two ranks in turn."""
 
     def __init__(self) -> None:
-        dice = random.Random(1)
-        self._pool = [step_of(dice) for _ in range(POOL)]
-        self._order = dice.choices(range(POOL), k=1 << 16)
+        jitter = random.Random(1)
+        self._pool = [step_of(jitter) for _ in range(POOL)]
+        self._order = jitter.choices(range(POOL), k=1 << 16)
         self.count = 0
 
     def next(self) -> tuple[Step, int]:
-        """The next step and when it came in."""
+        """The next step, and when it was received."""
         number, rank = divmod(self.count, 2)
         step = self._pool[self._order[self.count & 0xFFFF]]
         step.rank, step.step, step.start_ns = rank, number, number * 100 * MS
         self.count += 1
-        return step, BEGIN + number * 100 * MS + rank
+        return step, START_NS + number * 100 * MS + rank
 
 
 def write(path: Path, stop: Callable[[int, int], bool]) -> int:
-    """Writes until ``stop(steps, bytes)``; returns the number of rank-steps."""
+    """Writes until ``stop(rank_steps, nbytes)``; the number of rank-steps."""
     source, writer, nbytes = Source(), RecordingWriter(path), 0
     for rank in (0, 1):
         hello = Hello(run_id="bench", rank=rank, world_size=2, host="h", pid=1, boot_id="b")
-        writer.write_message(hello, Envelope(1, BEGIN, encode(hello)))
+        writer.write_message(hello, Envelope(1, START_NS, encode(hello)))
     while not stop(source.count, nbytes):
         step, received_ns = source.next()
         writer.write(Envelope(source.count, received_ns, encode(step)), "step", step.step)
-        if source.count % (2 * PER_CHUNK) == 0:
+        if source.count % (2 * STEPS_PER_CHUNK) == 0:
             nbytes = writer.flush()
     writer.close()
     return source.count
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long it takes."""
-    begun = time.perf_counter()
+    """How long the work takes."""
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
-def small(folder: Path) -> list[list[str]]:
-    """Bytes and time per rank-step."""
-    count = 20_000
-    took = seconds(lambda: write(folder / "a.mcap", lambda steps, _: steps >= count))
+def figures(folder: Path) -> Iterator[list[str]]:
+    """The rows of the first table: bytes and time per rank-step."""
+    file = folder / "small.mcap"
     source, frames = Source(), list[bytes]()
-    encoding = seconds(lambda: frames.extend(encode(source.next()[0]) for _ in range(count)))
-    nbytes = (folder / "a.mcap").stat().st_size / count
-    reporting = count / seconds(lambda: report_of(folder / "a.mcap"))
-    cut = _without_end(folder)
-    return [
-        ["recording, bytes per rank-step", f"{nbytes:.0f}", "≤ 600"],
-        ["the same as msgpack frames", f"{sum(map(len, frames)) / count:.0f}", ""],
-        ["the same as JSON lines", f"{_json_bytes(count):.0f}", ""],
-        ["torch.profiler's trace, per step", f"{_profiler_bytes(folder):.0f}", ""],
-        ["writing a frame, µs (compression included)", f"{1e6 * (took - encoding) / count:.1f}", ""],
-        ["report, rank-steps/s", f"{reporting:,.0f}", "≥ 20,000"],
-        ["opening one without its end, ms", f"{1000 * seconds(lambda: Recording(cut).steps):.1f}", "≤ 1000"],
-    ]
+    writing = seconds(lambda: write(file, lambda rank_steps, _: rank_steps >= SMALL))
+    encoding = seconds(lambda: frames.extend(encode(source.next()[0]) for _ in range(SMALL)))
+    yield ["recording, bytes per rank-step", f"{file.stat().st_size / SMALL:.0f}", "≤ 600"]
+    yield ["the same as msgpack frames", f"{sum(map(len, frames)) / SMALL:.0f}", ""]
+    yield ["the same as JSON lines", f"{_json_bytes(SMALL):.0f}", ""]
+    yield ["torch.profiler's trace, per step", f"{_profiler_bytes(folder):.0f}", ""]
+    yield ["writing a frame, µs (compression included)", f"{1e6 * (writing - encoding) / SMALL:.1f}", ""]
+    yield ["report, rank-steps/s", f"{SMALL / seconds(lambda: report_of(file)):,.0f}", "≥ 20,000"]
+    cut_off = _without_end(file)
+    yield ["opening it without its end, ms", f"{1000 * seconds(lambda: Recording(cut_off).steps):.1f}", "≤ 1000"]
 
 
-def _without_end(folder: Path) -> Path:
-    data = (folder / "a.mcap").read_bytes()
-    (folder / "cut.mcap").write_bytes(data[: len(data) * 2 // 3])
-    return folder / "cut.mcap"
+def _without_end(file: Path) -> Path:
+    data = file.read_bytes()
+    cut_off = file.with_name("cut-off.mcap")
+    cut_off.write_bytes(data[: len(data) * 2 // 3])
+    return cut_off
 
 
 def _json_bytes(count: int) -> float:
@@ -129,7 +136,7 @@ def _json_bytes(count: int) -> float:
 
 
 def _profiler_bytes(folder: Path) -> float:
-    """Bytes of a Chrome trace per step of a model with `HOOKS` parameters, in a process of its own."""
+    """Bytes of a Chrome trace per step of a model with `HOOKS` parameters, in another process."""
     code = f"""
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -140,27 +147,29 @@ with profile(activities=[ProfilerActivity.CPU]) as profiler:
         optimizer.zero_grad(); model(torch.randn(32, 64)).sum().backward(); optimizer.step()
 profiler.export_chrome_trace({str(folder / "trace.json")!r})
 """
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, start_new_session=True)
     return (folder / "trace.json").stat().st_size / PROFILED_STEPS
 
 
-def large(folder: Path, mib: int) -> list[list[str]]:
-    """Opening and seeking in a file of that size; and without its end."""
-    file = folder / "large.mcap"
-    count = write(file, lambda _, nbytes: nbytes >= mib << 20)
+def lookups(file: Path, mib: int, rounds: Rounds) -> Iterator[list[str]]:
+    """The rows of a further table: a file of that size, as it is and without its end."""
+    count = write(file, lambda _, nbytes: nbytes >= mib << 20 or rounds.stop_requested)
     middle = count // 4
-    rows: list[tuple[str, Callable[[], object]]] = [
-        ("open, first and last step", lambda: Recording(file).steps),
-        ("open and read one step in the middle", lambda: _steps(file, Selection(middle, middle + 1))),
-        ("open and seek to a moment, first frame", lambda: _first_step_at(file, BEGIN + middle * 100 * MS)),
-        ("go there in a replay, figures included", lambda: _state_at(file, BEGIN + middle * 100 * MS)),
-    ]
-    told = f"{size(file.stat().st_size)}, {count:,} rank-steps"
-    cells = [[told, what, f"{1000 * seconds(work):.0f} ms"] for what, work in rows]
+    middle_ns = START_NS + middle * 100 * MS
+    work: dict[str, Callable[[], object]] = {
+        "open, first and last step": lambda: Recording(file).steps,
+        "open and read one step in the middle": lambda: _steps(file, Selection(middle, middle + 1)),
+        "open and seek to the middle, first frame": lambda: _first_step_at(file, middle_ns),
+        "go there in a replay, figures included": lambda: _state_at(file, middle_ns),
+    }
+    name = f"{size(file.stat().st_size)}, {count:,} rank-steps"
+    if rounds.stop_requested:
+        return
+    for what, call in work.items():
+        yield [name, what, f"{1000 * seconds(call):.0f} ms"]
     os.truncate(file, file.stat().st_size * 9 // 10)
-    cells += [[f"{told}, end cut off", what, f"{1000 * seconds(work):.0f} ms"] for what, work in rows]
-    file.unlink()
-    return cells
+    for what, call in work.items():
+        yield [f"{name}, end cut off", what, f"{1000 * seconds(call):.0f} ms"]
 
 
 def _steps(file: Path, selection: Selection) -> list[Message]:
@@ -175,7 +184,7 @@ def _first_step_at(file: Path, at_ns: int) -> Message:
 
 
 def _state_at(file: Path, at_ns: int) -> Summary:
-    """What the dashboard does when a replay goes to a place."""
+    """What the dashboard does when a replay seeks."""
     recording, state = Recording(file), RunState()
     for message, envelope in recording.seek(recording.lead_in(at_ns, KEEP_STEPS, HISTORY_S)):
         if envelope.received_ns > at_ns:
@@ -185,13 +194,22 @@ def _state_at(file: Path, at_ns: int) -> Summary:
 
 
 def main() -> None:
-    """Prints two tables."""
-    sizes = [int(argument) for argument in sys.argv[1:]] or [100, 1100]
-    with tempfile.TemporaryDirectory() as name:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sizes", type=int, nargs="*", default=SIZES_MIB, metavar="MIB", help="sizes of files to open")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, Rounds() as rounds:
         folder = Path(name)
-        print("\n".join(table(["what", "measured", "budget"], small(folder))), flush=True)
-        for mib in sizes:
-            print("\n".join(["", *table(["file", "what", "took"], large(folder, mib))]), flush=True)
+        show(["what", "measured", "budget"], list(rounds.over(figures(folder), "figures", FIGURES)), FIGURES)
+        for mib in args.sizes:
+            rows = lookups(folder / "large.mcap", mib, rounds)
+            show(["file", "what", "time"], list(rounds.over(rows, f"{mib} MiB", LOOKUPS)), LOOKUPS)
+
+
+def show(header: list[str], rows: list[list[str]], planned: int) -> None:
+    """Prints a table of the rows that were measured."""
+    if rows:
+        print("\n".join(table(header, rows)))
+    print(rounds_done(len(rows), planned, "row"), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

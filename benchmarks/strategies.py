@@ -1,8 +1,15 @@
-"""Compare the step time of strategies by paired measurements, alternated in one run.
+"""The step time of the trainer's strategies, which take turns in one run.
 
-Run it as ``torchrun --nproc-per-node=2 benchmarks/strategies.py``. Each round times every strategy over a few steps,
-every other round in the opposite order; a round's times are divided by that of the reference. What disturbs the machine
-for longer than a round disturbs both sides of a ratio.
+    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 benchmarks/strategies.py [STRATEGY ...] [--reference ddp]
+
+Takes about three minutes. No budget: it compares the trainer's strategies with one another. Each round times every
+strategy over a few steps, every other round in the opposite order. What disturbs the machine for longer than a round
+disturbs all strategies.
+
+The columns:
+    step              the median step
+    x REFERENCE       how many times as long as the reference's step of the same round (`paired.hodges_lehmann`)
+    95 % interval     of that ratio
 """
 
 from __future__ import annotations
@@ -13,42 +20,63 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from typing import TypedDict
 
 import torch.distributed as dist
-from paired import middle
 
+from benchmarks.paired import hodges_lehmann, ratios
+from benchmarks.rounds import Rounds, rounds_done
 from trainer import TrainConfig, Trainer, TrainerError, build_task
 from trainer.cli import fail
 from trainer.distributed import World, process_group
 
 WARM_UP_STEPS = 3
+STRATEGIES = ("bucketed-hooks", "param-hooks", "manual")
+
+
+class Row(TypedDict):
+    """A strategy's line of the table."""
+
+    step_ms: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print the ratios, and give the exit code."""
+    """Measures, prints the table, and returns the exit code."""
     args = build_parser().parse_args(argv)
     world, base = World.from_environment(), TrainConfig(model=args.model, data=args.data, log_every=10**9)
-    ways = [args.reference, *(way for way in args.strategies if way != args.reference)]
+    names = [args.reference, *(name for name in args.strategies if name != args.reference)]
     try:
-        for way in ways:
-            build_task(replace(base, strategy=way), world)
+        for name in names:
+            build_task(replace(base, strategy=name), world)
     except TrainerError as error:
         return fail(error)
-    with process_group(world):
-        runners = {way: Runner(replace(base, strategy=way), world) for way in ways}
-        rounds = [one_round(runners, args.steps, backwards=bool(number % 2)) for number in range(args.rounds)]
-    if world.rank == 0:
-        summary = {way: summarise(rounds, way, args.reference) for way in ways}
-        print(json.dumps(summary, indent=2) if args.json else "\n".join(table(summary, args.reference)))
+    with process_group(world), Rounds.of_job() as rounds:
+        runners = {name: Runner(replace(base, strategy=name), world) for name in names}
+        times = [
+            one_round(runners, args.steps, reverse=bool(number % 2))
+            for number in rounds.over(range(args.rounds), "strategies")
+        ]
+        if world.rank == 0:
+            show(times, args)
     return 0
 
 
+def show(times: list[dict[str, float]], args: argparse.Namespace) -> None:
+    """Prints the rounds that took place; with ``--json``, stdout is only the table."""
+    summary = {name: summarise(times, name, args.reference) for name in (times[0] if times else ())}
+    if args.json:
+        print(json.dumps(summary, indent=2))
+    elif times:
+        print("\n".join(table(summary, args.reference)))
+    print(rounds_done(len(times), args.rounds), file=sys.stderr if args.json else sys.stdout)
+
+
 class Runner:
-    """A trainer that is past its warm-up."""
+    """A trainer after its warm-up."""
 
     def __init__(self, config: TrainConfig, world: World) -> None:
         self.trainer = Trainer(config, world)
@@ -56,7 +84,7 @@ class Runner:
         self.seconds_per_step(WARM_UP_STEPS)
 
     def seconds_per_step(self, steps: int) -> float:
-        """Time some steps, begun by all ranks together."""
+        """Trains some steps, which all ranks start together; the mean step."""
         dist.barrier()
         start = time.perf_counter()
         for _ in range(steps):
@@ -64,38 +92,38 @@ class Runner:
         return (time.perf_counter() - start) / steps
 
 
-def one_round(runners: dict[str, Runner], steps: int, backwards: bool) -> dict[str, float]:
-    """Time every strategy once."""
-    order = list(runners.items())
-    return {way: runner.seconds_per_step(steps) for way, runner in (reversed(order) if backwards else order)}
+def one_round(runners: dict[str, Runner], steps: int, reverse: bool) -> dict[str, float]:
+    """Seconds per step of every strategy."""
+    order = reversed(runners) if reverse else runners
+    return {name: runners[name].seconds_per_step(steps) for name in order}
 
 
-def summarise(rounds: list[dict[str, float]], way: str, reference: str) -> dict[str, float]:
-    """Give the median step, the middle of the paired ratios and its 95 % interval."""
-    ratio, low, high = middle([times[way] / times[reference] for times in rounds])
-    step_ms = median(times[way] for times in rounds) * 1e3
-    return {"step_ms": step_ms, "ratio": ratio, "ratio_low": low, "ratio_high": high}
+def summarise(times: list[dict[str, float]], name: str, reference: str) -> Row:
+    """The median step, and its ratio to the reference with the 95 % interval."""
+    values = [seconds[name] for seconds in times]
+    ratio, low, high = hodges_lehmann(ratios(values, [seconds[reference] for seconds in times]))
+    return {"step_ms": median(values) * 1e3, "ratio": ratio, "ratio_low": low, "ratio_high": high}
 
 
-def table(summary: dict[str, dict[str, float]], reference: str) -> list[str]:
-    """Lay the summary out for people."""
+def table(summary: dict[str, Row], reference: str) -> list[str]:
+    """The summary as aligned columns."""
     lines = [f"{'strategy':18}{'step':>10}{f'x {reference}':>12}   95 % interval"]
-    for way, row in summary.items():
+    for name, row in summary.items():
         interval = f"{row['ratio_low']:.3f} to {row['ratio_high']:.3f}"
-        lines.append(f"{way:18}{row['step_ms']:7.1f} ms{row['ratio']:12.3f}   {interval}")
+        lines.append(f"{name:18}{row['step_ms']:7.1f} ms{row['ratio']:12.3f}   {interval}")
     return lines
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
-    parser = argparse.ArgumentParser(description="Compare step times by paired, alternated measurements.")
-    parser.add_argument("strategies", nargs="*", default=["bucketed-hooks", "param-hooks", "manual"])
-    parser.add_argument("--reference", default="ddp")
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("strategies", nargs="*", default=STRATEGIES, metavar="STRATEGY", help=", ".join(STRATEGIES))
+    parser.add_argument("--reference", default="ddp", help="the strategy to divide by (default: %(default)s)")
     parser.add_argument("--model", default="gpt")
     parser.add_argument("--data", default="text")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=3, help="steps per strategy and round")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=3, help="steps of each strategy per round (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
     return parser
 
 

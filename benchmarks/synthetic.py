@@ -1,7 +1,7 @@
-"""A job that never ran: frames of any number of ranks, with known geometry and reproducible noise.
+"""The frames of a made-up job with any number of ranks, of known geometry and with reproducible noise.
 
-One step takes about 120 ms: input 2, forward 28, backward 49, exposed communication, optimizer 8. Gradients arrive
-evenly over the backward, in reverse order of the parameters; every bucket is launched when its last one is there.
+One step takes about 120 ms: input 2, forward 28, backward 49, exposed communication, optimizer 8. Hooks fire evenly
+over the backward, in reverse order of the parameters; every bucket is launched 40 µs after its last one.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ EPOCH_NS = 1_700_000_000 * 10**9
 
 
 class Fleet:
-    """Frames of a synthetic job.
+    """The frames of one synthetic job.
 
     Args:
-        world: Ranks.
-        buckets: Buckets per step.
-        params: Parameters, spread evenly over the buckets.
-        late: How late some ranks are, in ms: {rank: ms}.
-        gpus: Whether there are GPUs, eight to a host.
-        seed: Of the noise.
+        world: How many ranks.
+        buckets: How many buckets a step has.
+        params: How many parameters, spread evenly over the buckets.
+        late: By how many ms a rank launches late.
+        gpus: Whether the ranks train on GPUs.
+        seed: The seed of the noise.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Fleet:
         self._names = [f"blocks.{i * 12 // params}.{('attn', 'mlp')[i % 2]}.weight_{i}" for i in range(params)]
 
     def introduction(self) -> Iterator[Message]:
-        """Hellos and layouts."""
+        """The hello and the layout of every rank."""
         per = self.params // self.buckets
         order = list(range(self.params))[::-1]
         layout = [BucketLayout(i, 4 << 20, order[i * per : (i + 1) * per]) for i in range(self.buckets)]
@@ -60,7 +60,7 @@ class Fleet:
             yield Layout(rank=rank, epoch=2, params=self._names, buckets=layout)
 
     def step(self, rank: int, number: int) -> Step:
-        """One rank's frame."""
+        """One rank's step."""
         noise, late = self._random.random, int(self.late.get(rank, 0.0) * MS)
         latest = int(max(self.late.values(), default=0.0) * MS)
         backward = (80 * MS) + late
@@ -83,7 +83,7 @@ class Fleet:
         )  # fmt: skip
 
     def devices(self, second: int) -> Iterator[Device]:
-        """One sample of every device."""
+        """One sample of every device, at that second."""
         at_ns = START_NS + second * 10**9
         for index in range(min(self.world, 8) if self.gpus else 0):
             yield Device(
@@ -97,7 +97,7 @@ class Fleet:
         )  # fmt: skip
 
     def frames(self, steps: int) -> Iterator[Message]:
-        """A whole run, with a sample of the devices every eight steps and one mark."""
+        """A complete run, with a sample of the devices every eight steps and one mark in the last."""
         yield from self.introduction()
         for number in range(steps):
             if number % 8 == 0:
@@ -109,6 +109,6 @@ class Fleet:
 
 
 def enveloped(messages: Iterator[Message], every_ns: int = 10 * MS) -> Iterator[tuple[Message, Envelope]]:
-    """Frames as a source yields them."""
+    """The frames as a source yields them, received at equal intervals."""
     for seq, message in enumerate(messages, start=1):
         yield message, Envelope(seq, EPOCH_NS + seq * every_ns, encode(message))

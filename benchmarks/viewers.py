@@ -1,12 +1,21 @@
-"""Does a viewer slow the job down? One run, windows of steps with each kind of viewer in turn, ratios side by side.
+"""Whether a viewer slows the job down: one run, windows of steps with each kind of viewer in turn.
 
-The windows alternate so that a noisy machine is equally noisy to all. `none` against `none` is the noise floor. On a
-machine with fewer cores than ranks + 2 a *running* dashboard competes for the processor like any other program;
-suspended or killed it must not matter.
+    python benchmarks/viewers.py [--rounds 5]
+
+Takes about four minutes. Budget: 0 ms to training from a suspended or killed viewer.
+
+The windows alternate, so that a noisy machine disturbs all kinds equally. On a machine with fewer cores than ranks + 2
+a *running* dashboard competes for the processor like any other program; suspended or killed it must not matter.
+
+The columns:
+    step ms (p50)     the median over the rounds, of each window's median step
+    ratio             to "none" of the same round (`paired.hodges_lehmann`); "none again" is the noise floor
+    95 % interval     of that ratio
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import pty
@@ -17,125 +26,116 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
+from benchmarks.paired import ratio_cells
+from benchmarks.rounds import Rounds, rounds_done
+from ddpwatch import rundir
+from ddpwatch.messages import Step
+from ddpwatch.report.format import table
+from ddpwatch.sources import LiveSource
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from ddpwatch import rundir  # noqa: E402
-from ddpwatch.messages import Step  # noqa: E402
-from ddpwatch.report.format import table  # noqa: E402
-from ddpwatch.sources import LiveSource  # noqa: E402
-
 BIN = Path(sys.executable).parent
-ROUNDS = int(os.environ.get("ROUNDS", "5"))
-WINDOW_STEPS = 15
-
-
-class Dashboard:
-    """`ddpwatch` in a terminal of its own, whose output is read and thrown away until `deaf`."""
-
-    def __init__(self) -> None:
-        self._master, slave = pty.openpty()
-        self.process = subprocess.Popen([BIN / "ddpwatch"], stdin=slave, stdout=slave, stderr=slave)
-        os.close(slave)
-        threading.Thread(target=self._drain, daemon=True).start()
-
-    def _drain(self) -> None:
-        with contextlib.suppress(OSError):
-            while os.read(self._master, 1 << 16):
-                pass
-
-    def suspend(self) -> None:
-        """Stops it as Ctrl-Z would: it takes no frame any more."""
-        self.process.send_signal(signal.SIGSTOP)
-
-    def kill(self) -> None:
-        """Ends it without a word."""
-        self.process.kill()
-        self.process.wait()
-
-
-def viewers() -> dict[str, Callable[[], Dashboard | None]]:
-    """What to set up before a window; whatever it returns is killed after it."""
-
-    def suspended() -> Dashboard:
-        dashboard = Dashboard()
-        time.sleep(2)  # let it attach first
-        dashboard.suspend()
-        return dashboard
-
-    def killed() -> None:
-        dashboard = Dashboard()
-        time.sleep(2)
-        dashboard.kill()
-
-    def running() -> Dashboard:
-        dashboard = Dashboard()
-        time.sleep(2)
-        return dashboard
-
-    return {
-        "none": lambda: None,
-        "none again": lambda: None,
-        "suspended": suspended,
-        "killed": killed,
-        "running": running,
-    }
-
-
-class Steps:
-    """The job's step durations, as its frames come in."""
-
-    def __init__(self, source: LiveSource) -> None:
-        self._source = source
-
-    def window(self, count: int) -> list[float]:
-        """The next ``count`` step durations of rank 0 in ms, beginning with steps that start from now on."""
-        begin, durations = time.monotonic_ns(), []
-        while len(durations) < count:
-            for message, _ in self._source.read(0.2):
-                if isinstance(message, Step) and message.rank == 0 and message.start_ns >= begin:
-                    durations.append(message.duration_ns / 1e6)
-        return durations[:count]
+VIEWERS = ("none", "none again", "suspended", "killed", "running")
+ATTACH_S = 2.0
+WARM_UP_STEPS, WINDOW_STEPS = 20, 15
 
 
 @contextlib.contextmanager
-def job() -> Iterator[Steps]:
-    """The demo's training, endless."""
+def viewer(kind: str) -> Iterator[None]:
+    """A dashboard that has attached, in the state of that kind; killed afterwards."""
+    if kind.startswith("none"):
+        yield
+        return
+    with dashboard() as process:
+        time.sleep(ATTACH_S)
+        if kind == "suspended":
+            process.send_signal(signal.SIGSTOP)  # as Ctrl-Z would: it reads no more frames
+        elif kind == "killed":
+            process.kill()
+            process.wait()
+        yield
+
+
+@contextlib.contextmanager
+def dashboard() -> Iterator[subprocess.Popen[bytes]]:
+    """``ddpwatch`` in a pseudo-terminal, whose output is read and thrown away."""
+    master, slave = pty.openpty()
+    command = [BIN / "ddpwatch"]
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    os.close(slave)
+    threading.Thread(target=drain, args=(master,), daemon=True).start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def drain(terminal: int) -> None:
+    """Reads a pseudo-terminal until the other side closes it."""
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 1 << 16):
+            pass
+    os.close(terminal)
+
+
+def window(source: LiveSource, count: int) -> float:
+    """The median step in ms, of the next ``count`` steps of rank 0 that start from now on."""
+    start_ns, durations = time.monotonic_ns(), list[float]()
+    while len(durations) < count:
+        for message, _ in source.read(0.2):
+            if isinstance(message, Step) and message.rank == 0 and message.start_ns >= start_ns:
+                durations.append(message.duration_ns / 1e6)
+    return statistics.median(durations[:count])
+
+
+@contextlib.contextmanager
+def job() -> Iterator[LiveSource]:
+    """The demo's training without end; gives its frames."""
     command = [BIN / "torchrun", "--standalone", "--nproc-per-node=2", ROOT / "demo" / "train.py"]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen([*command, "--watch", "--steps", "1000000"], stdout=log, stderr=log)
+        options = ["--watch", "--steps", "1000000"]
+        process = subprocess.Popen([*command, *options], stdout=log, stderr=log, start_new_session=True)
         try:
             while not rundir.live_runs():
                 time.sleep(0.1)
-            source = LiveSource(rundir.live_runs()[0].publish)
-            yield Steps(source)
-            source.close()
+            with contextlib.closing(LiveSource(rundir.live_runs()[0].publish)) as source:
+                yield source
         finally:
             process.terminate()
             process.wait()
 
 
 def main() -> None:
-    os.environ.update(DDPWATCH_DIR=tempfile.mkdtemp(prefix="dw-"), TERM="xterm-256color", OMP_NUM_THREADS="1")
-    medians: dict[str, list[float]] = {name: [] for name in viewers()}
-    with job() as steps:
-        steps.window(20)  # warm-up
-        for _ in range(ROUNDS):
-            for name, set_up in viewers().items():
-                dashboard = set_up()
-                medians[name].append(statistics.median(steps.window(WINDOW_STEPS)))
-                if dashboard is not None:
-                    dashboard.kill()
-    rows = []
-    for name, values in medians.items():
-        ratios = [value / base for value, base in zip(values, medians["none"], strict=True)]
-        spread = f"{min(ratios):.3f} – {max(ratios):.3f}"
-        rows.append([name, f"{statistics.median(values):.1f}", f"{statistics.median(ratios):.3f}", spread])
-    print("\n".join(table(["viewer", "step ms (p50)", "ratio to none (p50)", "range"], rows)))
-    print(f"{ROUNDS} rounds of {WINDOW_STEPS} steps each, {os.cpu_count()} cores, 2 ranks")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    args = parser.parse_args()
+    medians: dict[str, list[float]] = {kind: [] for kind in VIEWERS}
+    with tempfile.TemporaryDirectory(prefix="dw-", ignore_cleanup_errors=True) as folder, Rounds() as rounds:
+        os.environ.update(DDPWATCH_DIR=folder, TERM="xterm-256color", OMP_NUM_THREADS="1")
+        with job() as source:
+            window(source, WARM_UP_STEPS)
+            for _, kind in rounds.over(list(product(range(args.rounds), VIEWERS)), "windows"):
+                with viewer(kind):
+                    medians[kind].append(window(source, WINDOW_STEPS))
+    show(medians, args.rounds)
+
+
+def show(medians: dict[str, list[float]], planned: int) -> None:
+    """Prints the complete rounds."""
+    done = min(map(len, medians.values()))
+    if done:
+        steps_ms = {kind: values[:done] for kind, values in medians.items()}
+        rows = [
+            [kind, f"{statistics.median(values):.1f}", *ratio_cells(values, steps_ms["none"])]
+            for kind, values in steps_ms.items()
+        ]
+        print("\n".join(table(["viewer", "step ms (p50)", "ratio", "95 % interval"], rows)))
+    print(f"{rounds_done(done, planned)}, windows of {WINDOW_STEPS} steps, {os.cpu_count()} cores, 2 ranks")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Run the strategies one after the other on the same work, watched, and put them side by side.
+"""Compares the trainer's strategies: trains the same work with each, watched, and prints one table.
 
-Run it as ``torchrun --nproc-per-node=4 demo/compare.py``. The recordings are kept; open one with ``ddpwatch replay``.
+    torchrun --standalone --nproc-per-node=4 demo/compare.py
+
+Takes about a minute and a half. The recordings remain; open one with ``ddpwatch replay``.
 """
 
 from __future__ import annotations
@@ -12,8 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
@@ -29,19 +29,19 @@ from trainer.distributed import World, process_group
 from trainer.strategies import DDP, ONE_PROCESS
 from trainer.watching import watched
 
-WAYS = (
+VARIANTS = (
     "single", "manual", "param-hooks-sync", "param-hooks", "bucketed-hooks", "ddp", "ddp:fp16", "ddp:powersgd",
 )  # fmt: skip
-PATIENCE_S = 20.0
-CHART_WIDTH = 60
+COLLECTOR_PATIENCE_S = 20.0
+CHART_WIDTH = 60  # characters
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; None is not measured."""
+    """One line of the table; None where nothing was measured."""
 
-    way: str
+    variant: str
     step_ms: float
     overlap: float | None
     exposed_ms: float
@@ -50,9 +50,9 @@ class Row:
     loss: float
 
     def cells(self) -> list[str]:
-        """Give the line as text."""
+        """The line as text."""
         return [
-            self.way,
+            self.variant,
             f"{self.step_ms:.0f} ms",
             "–" if self.overlap is None else f"{self.overlap:.0%}",
             f"{self.exposed_ms:.0f} ms",
@@ -63,20 +63,21 @@ class Row:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, and give the exit code."""
+    """Trains every variant, prints the table and the chart, and returns the exit code."""
     args = build_parser().parse_args(argv)
     world = World.from_environment()
     try:
-        configs = {way: config_for(way, args, world) for way in args.ways}
+        configs = {variant: config_for(variant, args, world) for variant in args.variants}
         for config in configs.values():
-            build_task(config, place_for(config, world))
+            build_task(config, world_for(config, world))
     except TrainerError as error:
         return fail(error)
     args.out.mkdir(parents=True, exist_ok=True)
     with process_group(world):
-        results = {way: run(config, world, recording(args.out, way)) for way, config in configs.items()}
+        files = {variant: args.out / f"{variant.replace(':', '-')}.mcap" for variant in configs}
+        results = {variant: run(config, world, files[variant]) for variant, config in configs.items()}
     if world.rank == 0:
-        rows = [row(way, recording(args.out, way), *result) for way, result in results.items()]
+        rows = [row(variant, files[variant], *result) for variant, result in results.items()]
         print(f"\n{world.size} ranks, {args.steps} steps each, {args.model} on {args.data}\n")
         print("\n".join(table(rows)), end="\n\n")
         print("\n".join(chart(rows)))
@@ -87,9 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 # -- running -----------------------------------------------------------------------------------------------------
 
 
-def config_for(way: str, args: argparse.Namespace, world: World) -> TrainConfig:
-    """Give every way the same samples: ``single`` sees those of all ranks at once."""
-    strategy, _, hook = way.partition(":")
+def config_for(variant: str, args: argparse.Namespace, world: World) -> TrainConfig:
+    """The configuration of a variant. All see the same samples; ``single`` sees those of all ranks at once."""
+    strategy, _, hook = variant.partition(":")
     return TrainConfig(
         model=args.model,
         data=args.data,
@@ -102,42 +103,37 @@ def config_for(way: str, args: argparse.Namespace, world: World) -> TrainConfig:
     )
 
 
-def place_for(config: TrainConfig, world: World) -> World:
-    """Let ``single`` be alone on its rank."""
+def world_for(config: TrainConfig, world: World) -> World:
+    """The ranks that train together; ``single`` trains alone."""
     return replace(world, rank=0, size=1) if config.strategy in ONE_PROCESS else world
 
 
 def run(config: TrainConfig, world: World, file: Path) -> tuple[float, float]:
-    """Train one way, watched and recorded.
+    """Trains one variant, watched and recorded.
 
     Returns:
         The mean loss of the last step, and the bytes on the wire relative to those of the gradients.
     """
-    place = place_for(config, world)
-    idle = place.size == 1 and world.rank > 0
-    trainer = Trainer(config, place)
+    group = world_for(config, world)
+    idle = group.size == 1 and world.rank > 0
+    trainer = Trainer(config, group)
     with watched(trainer.strategy, file):
         loss = torch.tensor(0.0 if idle else trainer.fit().loss, device=world.device)
         dist.all_reduce(loss)
     hook = trainer.strategy.comm_hook if isinstance(trainer.strategy, DDP) else None
-    return loss.item() / place.size, 1.0 if hook is None else hook.wire_ratio()
+    return loss.item() / group.size, 1.0 if hook is None else hook.wire_ratio()
 
 
-def recording(directory: Path, way: str) -> Path:
-    """Name the recording of a way."""
-    return directory / f"{way.replace(':', '-')}.mcap"
+# -- reading the recordings --------------------------------------------------------------------------------------
 
 
-# -- reading what was recorded -----------------------------------------------------------------------------------
-
-
-def row(way: str, file: Path, loss: float, wire_ratio: float) -> Row:
-    """Read a recording into a line of the table."""
+def row(variant: str, file: Path, loss: float, wire_ratio: float) -> Row:
+    """Reads a recording into a line of the table."""
     wait_until_complete(file)
     report = report_of(file)
     steps = list(counted_steps(file))
     return Row(
-        way=way,
+        variant=variant,
         step_ms=report["steps"]["step_ms_p50"],
         overlap=report["overlap"]["ratio_p50"],
         exposed_ms=report["overlap"]["exposed_ms_p50"] or 0.0,
@@ -148,14 +144,14 @@ def row(way: str, file: Path, loss: float, wire_ratio: float) -> Row:
 
 
 def wait_until_complete(file: Path) -> None:
-    """Wait for the collector, which writes on for a moment after the ranks have said goodbye."""
-    deadline = time.monotonic() + PATIENCE_S
+    """Waits for the collector, which still writes for a moment after the ranks' goodbyes."""
+    deadline = time.monotonic() + COLLECTOR_PATIENCE_S
     while time.monotonic() < deadline and not is_complete(file):
         time.sleep(0.1)
 
 
 def is_complete(file: Path) -> bool:
-    """Tell whether the recording ends with the end of its run."""
+    """Whether the recording contains the run's goodbye."""
     try:
         return any(isinstance(message, Bye) and message.rank is None for message, _ in Recording(file))
     except DdpwatchError:
@@ -163,23 +159,23 @@ def is_complete(file: Path) -> bool:
 
 
 def counted_steps(file: Path) -> Iterator[Step]:
-    """Give rank 0's steps."""
+    """Rank 0's full steps."""
     for message, _ in Recording(file):
         if isinstance(message, Step) and message.rank == 0 and message.status == "ok":
             yield message
 
 
 def reverse_share(fired: Sequence[int]) -> float | None:
-    """Give the share of hooks that fired for an earlier parameter of the model than the hook before."""
+    """The share of hooks that fired for an earlier parameter of the model than the hook before them."""
     pairs = list(pairwise(fired))
     return sum(later < earlier for earlier, later in pairs) / len(pairs) if pairs else None
 
 
-# -- showing -----------------------------------------------------------------------------------------------------
+# -- printing ----------------------------------------------------------------------------------------------------
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Lay the rows out as a Markdown table."""
+    """The rows as a Markdown table."""
     header = ["strategy", "step", "overlap", "exposed", "on the wire", "hook order", "loss"]
     lines = [header, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
@@ -189,25 +185,27 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def chart(rows: Sequence[Row]) -> list[str]:
-    """Draw each step as a bar: what would remain without exposed communication, and what that adds."""
+    """A bar for each variant's step: its exposed communication, and the rest."""
     scale = CHART_WIDTH / max(row.step_ms for row in rows)
-    name_width = max(len(row.way) for row in rows)
+    name_width = max(len(row.variant) for row in rows)
     lines = [f"{'':{name_width}} █ rest of the step   ░ exposed communication"]
     for row in rows:
-        whole, exposed = round(row.step_ms * scale), round(row.exposed_ms * scale)
-        lines.append(f"{row.way:{name_width}} {'█' * (whole - exposed)}{'░' * exposed} {row.step_ms:.0f} ms")
+        step, exposed = round(row.step_ms * scale), round(row.exposed_ms * scale)
+        lines.append(f"{row.variant:{name_width}} {'█' * (step - exposed)}{'░' * exposed} {row.step_ms:.0f} ms")
     return lines
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
-    parser = argparse.ArgumentParser(description="Compare ways of synchronising gradients on the same work.")
-    parser.add_argument("ways", nargs="*", default=WAYS, metavar="WAY", help="strategies, with a comm hook as ddp:fp16")
-    parser.add_argument("--model", default="gpt")
-    parser.add_argument("--data", default="text")
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--batch-size", type=int, default=2, help="samples per rank")
-    parser.add_argument("--out", type=Path, default=Path("recordings"), metavar="DIR", help="where recordings go")
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "variants", nargs="*", default=VARIANTS, metavar="VARIANT", help="a strategy, or ddp:HOOK; default: all"
+    )
+    parser.add_argument("--model", default="gpt", help="default: %(default)s")
+    parser.add_argument("--data", default="text", help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=16, help="optimizer steps of each (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=2, help="samples per rank (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("recordings"), metavar="DIR", help="for the recordings")
     return parser
 
 

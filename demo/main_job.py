@@ -1,7 +1,6 @@
-"""The main job: two Gloo ranks train, and the dashboard shows them in this terminal.
+"""Runs the main demo: two Gloo ranks train, and the dashboard shows them in this terminal; ``q`` ends both.
 
-Without a terminal it runs headlessly: it records to a file and prints the file's report. Leaving the dashboard ends
-the training.
+Without a terminal it records the training to a file and prints the report.
 """
 
 from __future__ import annotations
@@ -23,34 +22,34 @@ STEPS_RECORDED = 60
 
 
 def main() -> int:
-    """Runs the job, shown or recorded; the exit code is the job's where it ran to its end."""
+    """Shows or records the job; the exit code is that of the dashboard, or of the training and its report."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         return show()
     return record()
 
 
 def show() -> int:
-    """Trains in the background, watched here until `q`."""
+    """Trains in the background, with the dashboard in front."""
     log = tempfile.NamedTemporaryFile("w", prefix="ddpwatch-demo-", suffix=".log", delete=False)  # noqa: SIM115
     with log, training(f"--watch --steps {STEPS_SHOWN}".split(), log.fileno()):
         code = subprocess.call([BIN / "ddpwatch"])
-    print(f"The training's own output is in {log.name}", file=sys.stderr)
+    print(f"the training's output is in {log.name}", file=sys.stderr)
     return code
 
 
 def record() -> int:
-    """Trains in the foreground with a recording, then reports on it."""
+    """Trains in the foreground with a recording, then prints its report."""
     with training(f"--steps {STEPS_RECORDED} --record {RECORDING}".split(), None) as job:
         code = job.wait()
     if code:
         return code
-    print(f"\nrecorded to {RECORDING}; its report:\n", file=sys.stderr)
+    print(f"\nreport of {RECORDING}:\n", file=sys.stderr)
     return subprocess.call([BIN / "ddpwatch", "report", RECORDING])
 
 
 @contextlib.contextmanager
 def training(options: list[str], output: int | None) -> Iterator[subprocess.Popen[bytes]]:
-    """The torchrun job; ended with everything it started when the block is left."""
+    """Starts the torchrun job, and ends it with the block; ``output`` is a file descriptor, None for this terminal."""
     command = [BIN / "torchrun", "--standalone", "--nproc-per-node=2", ROOT / "demo" / "train.py", *options]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     job = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=output is not None)

@@ -1,11 +1,12 @@
-"""A recording as data: read it from top to bottom, or cell by cell in a notebook.
+"""Reads a recording as data, from top to bottom or cell by cell in a notebook.
 
+    torchrun --standalone --nproc-per-node=2 demo/train.py --steps 60 --record ddpwatch.mcap
     python demo/read_recording.py ddpwatch.mcap
 
-Makes one with `python demo/main_job.py` or `torchrun … train.py --record ddpwatch.mcap`.
+The first command makes a recording to read.
 """
 
-# %% Open it. That takes no time, whatever its size: nothing is read but its index.
+# %% Open it. This only reads the index, so that the size hardly matters.
 import sys
 from collections import Counter
 from statistics import median
@@ -28,11 +29,11 @@ for rank in run.ranks():
 metrics = run.metrics()
 print("overlap", metrics["overlap"], "parts", metrics["phases_ms"])
 
-# %% Typed rows: which rank keeps the others waiting, step by step?
+# %% Typed rows: which rank launched last, step by step?
 late = Counter(row.rank for row in run.steps() if row.late_ms is not None and row.wait_ms == 0)
 print("launched last:", dict(late.most_common()))
 
-# %% Buckets: where is communication exposed?
+# %% Buckets: which one leaves communication exposed?
 exposed: dict[int, list[float]] = {}
 for bucket in run.buckets():
     if bucket.exposed_ms is not None:
@@ -44,7 +45,7 @@ for index, values in sorted(exposed.items()):
 columns = run.columns("steps")
 print(f"{len(columns)} columns of {len(columns['step'])} rows: {', '.join(columns)}")
 
-# %% Only a part of it, found through the index.
+# %% A part of the steps, found through the index.
 first, last = run.step_range or (0, 0)
 middle = (first + last) // 2
 some = run.select(steps=f"{middle}:{middle + 5}", ranks="0")

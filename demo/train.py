@@ -1,14 +1,13 @@
-"""Train data-parallel, watched by ddpwatch or not.
+"""Trains data-parallel, watched by ddpwatch or not.
 
-Run it as ``torchrun --nproc-per-node=2 demo/train.py --watch``.
+    torchrun --standalone --nproc-per-node=2 demo/train.py --watch
+
+``--help`` lists the strategies, comm hooks and faults to inject; docs/trainer.md explains them.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from trainer import TrainerError, TrainResult, train
 from trainer.cli import fail, parse_config
@@ -16,7 +15,7 @@ from trainer.distributed import World
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the training that the command line asks for and give the exit code."""
+    """Runs the training that the command line describes, and returns the exit code."""
     try:
         config, args = parse_config(argv)
         result = train(config, args.watch, args.record)
@@ -28,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(result: TrainResult) -> None:
-    """Say how it ended."""
+    """Prints how the training ended."""
     if result.interrupted:
         print(f"stopped as asked after step {result.steps}", flush=True)
     if result.test_accuracy is not None:

@@ -1,11 +1,11 @@
-"""Makes the README's and the guide's screenshots: the dashboard at the end of a recording, as SVG.
+"""Makes the screenshots of the README and the guide: the dashboard at the end of a recording, as SVG.
 
-python docs/make_screenshots.py RECORDING [-o DIRECTORY] [--name NAME] [--back STEPS] [--views]
-python docs/make_screenshots.py --synthetic RANKS [-o DIRECTORY] [--name NAME] --views
+    python docs/make_screenshots.py RECORDING [-o DIRECTORY] [--name NAME] [--back STEPS] [--views]
+    python docs/make_screenshots.py --synthetic RANKS [-o DIRECTORY] [--name NAME] --views
 
-Without ``--views`` the overview in three terminal sizes; with it, every view at 160x44. A job of many ranks, which no
-laptop can run, is made up by ``benchmarks/synthetic.py``; its run is called "synthetic" on the screen. One of its ranks
-is late; it is compared with the same job without that.
+Without ``--views`` it makes the overview in three terminal sizes; with it, every view at 160x44. For jobs of many ranks
+``benchmarks/synthetic.py`` makes up the frames, and the screen calls the run "synthetic". One of its ranks is late; the
+Compare view compares it with the same job without that.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for the made-up job
 
 from benchmarks.synthetic import Fleet, enveloped
 from ddpwatch.errors import DdpwatchError
@@ -37,13 +35,13 @@ LATE_MS = 12.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the pictures and prints their names."""
+    """Writes the screenshots, prints their names, and returns the exit code."""
     args = _parser().parse_args(argv)
     args.output.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryDirectory() as folder:
             baseline = _baseline(args, Path(folder))
-            for name, size, keys in _pictures(args):
+            for name, size, keys in _screens(args):
                 if keys[-1:] == VIEW_KEYS["compare"] and baseline is None:
                     continue
                 path = args.output / f"{name}.svg"
@@ -55,8 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _pictures(args: argparse.Namespace) -> Iterator[tuple[str, tuple[int, int], tuple[str, ...]]]:
-    """Name, size and keys of each."""
+def _screens(args: argparse.Namespace) -> Iterator[tuple[str, tuple[int, int], tuple[str, ...]]]:
+    """The name, size and keys of each screenshot."""
     back = ("left",) * args.back
     if args.views:
         for name, keys in VIEW_KEYS.items():
@@ -75,7 +73,7 @@ def _frames(args: argparse.Namespace) -> ReplayFeed:
 
 
 def _baseline(args: argparse.Namespace, folder: Path) -> Path | None:
-    """What the Compare view compares with."""
+    """A recording for the Compare view, where the run is made up."""
     if args.synthetic is None:
         return None
     path = folder / "yesterday.mcap"
@@ -89,7 +87,7 @@ def _baseline(args: argparse.Namespace, folder: Path) -> Path | None:
 async def screenshot(
     feed: ReplayFeed, size: tuple[int, int], keys: Sequence[str] = (), baseline: Path | None = None
 ) -> str:
-    """The dashboard with everything played and the keys pressed, as SVG.
+    """The dashboard at the end of the frames, after the keys, as SVG.
 
     Raises:
         DdpwatchError: The recording cannot be read.
@@ -112,13 +110,13 @@ async def screenshot(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recording", type=Path, nargs="?", help="a file written with --record")
     parser.add_argument("-o", "--output", type=Path, default=Path(__file__).parent / "screenshots", metavar="DIRECTORY")
-    parser.add_argument("--name", default="overview", help="how the files' names begin")
-    parser.add_argument("--back", type=int, default=0, metavar="STEPS", help="show this many steps before the last")
-    parser.add_argument("--views", action="store_true", help="every view")
-    parser.add_argument("--synthetic", type=int, metavar="RANKS", help="make a run of that many ranks up")
+    parser.add_argument("--name", default="overview", help="the prefix of the files' names")
+    parser.add_argument("--back", type=int, default=0, metavar="STEPS", help="go back this many steps from the end")
+    parser.add_argument("--views", action="store_true", help="every view instead of the overview")
+    parser.add_argument("--synthetic", type=int, metavar="RANKS", help="make up a run of that many ranks")
     return parser
 
 
