@@ -18,8 +18,8 @@ from ddpwatch import rundir
 from ddpwatch.analysis.window import summarise
 from ddpwatch.collector.recording_thread import RecordingThread
 from ddpwatch.messages import Beat, Bye, Message, Status, Step, encode
+from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.reader import Recording
-from ddpwatch.recording.rotation import Limits
 from ddpwatch.report.build import report_of
 from ddpwatch.state import RunState
 from ddpwatch.transport import Envelope

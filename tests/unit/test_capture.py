@@ -11,10 +11,10 @@ import pytest
 from ddpwatch.capture import capture
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.messages import Bye, Message, Step, encode
+from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.reader import Recording
-from ddpwatch.recording.rotation import Limits
 from ddpwatch.report.build import report_of
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Envelope, Frame
 from tests.support.runs import run_of
 
 
@@ -30,7 +30,7 @@ class Played:
         self._before = before
         self._batch = 0
 
-    def read(self, timeout_s: float, limit: int = 5000) -> list[tuple[Message, Envelope]]:
+    def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
         self._before(self._batch)
         self._batch += 1
         batch, self._frames = self._frames[:10], self._frames[10:]

@@ -14,10 +14,10 @@ from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.messages import Beat, Bye, Hello, Message, Step, encode
 from ddpwatch.recording import follow
 from ddpwatch.recording.follow import FollowSource
+from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.rank_file import RankFile
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.resilient import ResilientWriter
-from ddpwatch.recording.rotation import Limits
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
 from ddpwatch.transport import Envelope

@@ -18,16 +18,10 @@ from ddpwatch.errors import UsageError
 from ddpwatch.messages import Beat, BucketLayout, Bye, Hello, Layout, Message, Step, encode
 from ddpwatch.recording import container, open_recording
 from ddpwatch.recording.follow import FollowSource
+from ddpwatch.recording.limits import Limits, environment_of, limits_from_environment, parse_bytes
 from ddpwatch.recording.part import Part
 from ddpwatch.recording.reader import Recording
-from ddpwatch.recording.rotation import (
-    Limits,
-    RotatingWriter,
-    environment_of,
-    limits_from_environment,
-    parse_bytes,
-    summary_of,
-)
+from ddpwatch.recording.rotation import RotatingWriter, summary_of
 from ddpwatch.recording.seek import Position
 from ddpwatch.recording.selection import Selection, parse_ranks, parse_steps, selection_of
 from ddpwatch.recording.writer import RecordingWriter
