@@ -233,9 +233,7 @@ def report(
         return
     result = report_of(file, selection)
     if as_json:
-        import json
-
-        typer.echo(json.dumps(result, indent=2))
+        _print_json(result)
     elif markdown:
         from ddpwatch.report.markdown import render_markdown
 
@@ -263,9 +261,7 @@ def compare(
     limit = None if fail_if_slower is None else parse_percent(fail_if_slower)
     result = compare_recordings(files, selection_of(steps, ranks))
     if as_json:
-        import json
-
-        typer.echo(json.dumps(result, indent=2))
+        _print_json(result)
     else:
         from ddpwatch.report.compare_text import render_compare
 
@@ -293,6 +289,12 @@ def export(
 
     for line in write(_opened(file), form, output, selection_of(steps, ranks), anonymize):
         typer.echo(line, err=True)
+
+
+def _print_json(document: object) -> None:
+    import json
+
+    typer.echo(json.dumps(document, indent=2))
 
 
 def _opened(file: Path) -> Recording:

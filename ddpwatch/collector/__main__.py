@@ -1,4 +1,4 @@
-"""``python -m ddpwatch.collector``: rank 0 starts it; nobody else needs to."""
+"""``python -m ddpwatch.collector``: rank 0 starts it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--record", default="")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     os.nice(NICENESS)
-    with contextlib.suppress(OSError):  # a kernel that groups by session goes by this instead
+    with contextlib.suppress(OSError):  # some kernels group processes by session, and ignore the niceness
         Path("/proc/self/autogroup").write_text(str(NICENESS))
     Collector(Options(**vars(parser.parse_args()))).run()
 

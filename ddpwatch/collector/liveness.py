@@ -33,7 +33,7 @@ class Liveness:
     second.
 
     Args:
-        poller: Polls the pidfds, together with whatever else its owner waits for.
+        poller: Polls the pidfds, together with the sockets of its owner.
 
     Attributes:
         fds: The rank of each pidfd; a pidfd turns readable when its process ends.
@@ -85,7 +85,7 @@ class Liveness:
 
 
 def _departure(status: int | None) -> Departure:
-    """What the wait status of a process says; None if it is not known."""
+    """Interprets the wait status of an ended process; None means unknown."""
     now_ns = time.monotonic_ns()
     if status is None:
         return Departure("lost", "its process is gone, how is not known", None, now_ns)

@@ -157,7 +157,7 @@ def _unpack(content: bytes) -> bytes:
     if len(packed) != packed_size or size > RECORD_LIMIT:
         raise ValueError(f"chunk of {size} bytes")
     if name == b"zstd":
-        if zstandard.frame_content_size(packed) > RECORD_LIMIT:  # what zstd would allocate, whatever the chunk claims
+        if zstandard.frame_content_size(packed) > RECORD_LIMIT:  # what zstd would allocate; the chunk may claim less
             raise ValueError("a chunk that unpacks to more than the limit")
         data = _local.decompressor.decompress(packed, max_output_size=size)
     elif name == b"":

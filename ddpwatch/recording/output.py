@@ -9,7 +9,7 @@ from ddpwatch.recording.container import MAGIC
 
 
 def check_output(path: Path) -> None:
-    """Checks that writing to the path overwrites no recording, under whatever name, be it the one that is read.
+    """Checks that writing to the path overwrites no recording. It may be the one that is read, under another name.
 
     Raises:
         UsageError: It would.

@@ -33,7 +33,7 @@ from ddpwatch.recording.selection import CONTEXT, Selection
 from ddpwatch.recording.writer import SCHEMA_MINOR
 from ddpwatch.transport import Envelope, Frame
 
-_PEEK_RECORDS = 8  # the metadata is the second record; there is no need to search a whole foreign file
+_PEEK_RECORDS = 8  # the metadata is the second record, so a foreign file need not be searched to its end
 
 
 class Part:

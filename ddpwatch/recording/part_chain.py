@@ -110,11 +110,11 @@ def chains_of(parts: Iterable[Part]) -> list[PartChain]:
 
 def with_siblings(newest: Part) -> list[Part]:
     """The file and the older parts of the same recording in its directory."""
-    name, found = newest.path, [newest]
-    if "recording_id" not in newest.metadata or PART_NAME.search(name.stem) or not newest.number:
+    path, found = newest.path, [newest]
+    if "recording_id" not in newest.metadata or PART_NAME.search(path.stem) or not newest.number:
         return found
-    for file in name.parent.glob(f"{_escaped(name.stem)}.*{name.suffix}"):
-        if PART_NAME.search(file.stem) and PART_NAME.sub("", file.stem) == name.stem:
+    for file in path.parent.glob(f"{_escaped(path.stem)}.*{path.suffix}"):
+        if PART_NAME.search(file.stem) and PART_NAME.sub("", file.stem) == path.stem:
             try:
                 part = Part(file)
             except UsageError:

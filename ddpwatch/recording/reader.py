@@ -77,7 +77,7 @@ class Recording:
 
     @property
     def steps(self) -> tuple[int, int] | None:
-        """First and last step number, from the index; None if there is no step, or no index says."""
+        """First and last step number, from the index; None if there is no step, or no index lists them."""
         found = [steps for part in self.parts if (steps := part.index.steps) is not None]
         return (min(first for first, _ in found), max(last for _, last in found)) if found else None
 

@@ -10,7 +10,7 @@ from ddpwatch.recording.container import NO_STEP, ChunkRow, kind_bit
 
 CONTEXT = (Hello, Layout, Bye, Mark)
 _ALWAYS = (Hello, Layout, Bye)
-_CONTEXT_KINDS = sum(kind_bit(kind) for kind in ("hello", "layout", "bye"))
+_ALWAYS_KINDS = sum(kind_bit(kind) for kind in ("hello", "layout", "bye"))
 _MARK = kind_bit("mark")
 _STEP = kind_bit("step")
 
@@ -66,7 +66,7 @@ class Selection:
     def wants_context(self, row: ChunkRow) -> bool:
         """Whether the chunk may hold context."""
         marks = 0 if row.end_ns < self.start_ns else _MARK
-        return self.context and bool(row.kinds & (_CONTEXT_KINDS | marks))
+        return self.context and bool(row.kinds & (_ALWAYS_KINDS | marks))
 
     def wants(self, message: Message, received_ns: int) -> bool:
         """Whether the message is selected."""
