@@ -142,11 +142,11 @@ class GrowingFile:
         self.newest_ns = 0
         self.grew_at = time.monotonic()
         self._sleep = sleep
-        self._older = paths
+        self._remaining = paths
         self._first = True
         self._continued = False
         self._fd = -1
-        self._open(self._older.pop(0))
+        self._open(self._remaining.pop(0))
 
     def advance(self) -> bool:
         """Reads up to the next frames, if they are there; False if nothing is new."""
@@ -215,8 +215,8 @@ class GrowingFile:
     def _next_part(self) -> bool:
         """Opens the next part; False after the last one."""
         self._first = False
-        if self._older:
-            self._open(self._older.pop(0))
+        if self._remaining:
+            self._open(self._remaining.pop(0))
             return True
         return self._continued and self._reopen_if_replaced(wait_s=2.0)
 
