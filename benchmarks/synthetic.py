@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 from ddpwatch.messages import BucketLayout, Device, Hello, Layout, Mark, Message, Span, Step, encode
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Envelope, Frame
 
 MS = 1_000_000
 STEP_NS = 120 * MS
@@ -108,7 +108,7 @@ class Fleet:
                 yield Mark(rank=0, name="evaluate", start_ns=START_NS + number * STEP_NS + 20 * MS)
 
 
-def enveloped(messages: Iterator[Message], every_ns: int = 10 * MS) -> Iterator[tuple[Message, Envelope]]:
+def enveloped(messages: Iterator[Message], every_ns: int = 10 * MS) -> Iterator[Frame]:
     """The frames as a source yields them, received at equal intervals."""
     for seq, message in enumerate(messages, start=1):
         yield message, Envelope(seq, EPOCH_NS + seq * every_ns, encode(message))

@@ -1,4 +1,4 @@
-"""Records a running job as one of its viewers."""
+"""``ddpwatch record``: records a running job as one of its viewers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import time
 from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Message, Step
-from ddpwatch.recording.rotation import Limits, RotatingWriter
+from ddpwatch.recording.limits import Limits
+from ddpwatch.recording.rotation import RotatingWriter
 from ddpwatch.sources import SILENCE_S, Source
 
 FLUSH_S = 0.5
@@ -21,11 +22,21 @@ def capture(
     steps: int | None,
     limits: Limits | None = None,
 ) -> int:
-    """Writes all frames of a source until it ends, or the limit or Ctrl-C is reached; returns their number.
+    """Writes the frames of a source until it ends, a limit is reached, or Ctrl-C.
+
+    Args:
+        source: Closed at the end.
+        path: The recording.
+        duration_s: Stops after so many seconds; None for no limit.
+        steps: Stops after so many steps; None for no limit.
+        limits: Size limits of the recording.
+
+    Returns:
+        The number of frames written.
 
     Raises:
-        UsageError: The file cannot be written.
-        DdpwatchError: No frame ever came, or the disk is full or gone.
+        UsageError: The file cannot be created.
+        DdpwatchError: No frame arrived, or the disk is full or gone.
     """
     try:
         writer = RotatingWriter(path, {"recorder": "viewer"}, limits)
@@ -33,46 +44,46 @@ def capture(
     except OSError as error:
         writer.abandon()
         text = f"{path}: {error.strerror or error}; recorded {writer.frames} frames before that"
-        raise DdpwatchError(text, "what was written is readable; the job is not affected") from error
+        raise DdpwatchError(text, "the file is readable up to there; the job is not affected") from error
     finally:
         source.close()
     if writer.frames == 0:
-        raise DdpwatchError("the run said nothing", "is it still there? `ddpwatch ls` lists runs")
+        raise DdpwatchError("no frame arrived from the run", "`ddpwatch ls` shows whether it is still live")
     return writer.frames
 
 
 def _capture(source: Source, writer: RotatingWriter, duration_s: float | None, steps: int | None) -> None:
-    closing, ending = AttachmentBuilder(), _Ending(steps)
-    begun = flushed = heard = time.monotonic()
+    attachments, ending = AttachmentBuilder(), _Ending(steps)
+    started = flushed = last_frame = time.monotonic()
     try:
-        while not ending.reached and (duration_s is None or time.monotonic() - begun < duration_s):
+        while not ending.reached and (duration_s is None or time.monotonic() - started < duration_s):
             frames = source.read(0.2)
             now = time.monotonic()
-            heard = now if frames else heard
+            last_frame = now if frames else last_frame
             for message, envelope in frames:
                 writer.write_message(message, envelope)
-                closing.apply(message)
-                if ending.sees(message):
+                attachments.apply(message)
+                if ending.reached_by(message):
                     break
             if now - flushed >= FLUSH_S:
                 writer.flush()
                 flushed = now
-            if now - heard > SILENCE_S:
+            if now - last_frame > SILENCE_S:
                 break
     except KeyboardInterrupt:
         pass
-    writer.close({"lost": str(source.missed)}, closing.documents())
+    writer.close({"lost": str(source.missed)}, attachments.documents())
 
 
 class _Ending:
-    """Whether the run has ended, or as many steps as wanted have come."""
+    """Whether the run has ended, or the wanted number of steps has arrived."""
 
     def __init__(self, steps: int | None) -> None:
         self._steps = steps
         self._first: int | None = None
         self.reached = False
 
-    def sees(self, message: Message) -> bool:
+    def reached_by(self, message: Message) -> bool:
         if isinstance(message, Bye) and message.rank is None:
             self.reached = True
         elif isinstance(message, Step) and self._steps is not None:

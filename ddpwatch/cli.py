@@ -1,6 +1,6 @@
-"""The command line. Each verb imports what it needs inside, so that `ddpwatch ls` does not load a dashboard.
+"""The command line. Each command imports what it needs, so that `ddpwatch ls` does not load the dashboard.
 
-stdout is data, stderr is narration. Exit codes: 0 fine, 1 the thing asked about failed, 2 bad usage or bad input.
+stdout is for data, stderr for messages. Exit codes: 0 success, 1 failure of what was asked for, 2 bad usage or input.
 """
 
 from __future__ import annotations
@@ -30,26 +30,28 @@ app = typer.Typer(
 )
 
 Theme = Annotated[
-    str | None, typer.Option("--theme", metavar="NAME", help="Colours: auto, dark, light, contrast, ansi, none.")
+    str | None, typer.Option("--theme", metavar="NAME", help="Colours: auto, dark, light, contrast, ansi or none.")
 ]
 Ascii = Annotated[bool | None, typer.Option("--ascii/--no-ascii", help="Draw with ASCII characters only.")]
-Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of a dashboard (default without a TTY).")]
+Plain = Annotated[bool, typer.Option("--plain", help="Print plain lines (default without a terminal).")]
 Baseline = Annotated[
-    Path | None, typer.Option("--baseline", metavar="FILE", help="A recording to compare with (view 6).")
+    Path | None, typer.Option("--baseline", metavar="FILE", help="Compare with this recording (view 6).")
 ]
-File = Annotated[Path, typer.Argument(metavar="FILE", help="A recording (.mcap).")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A recording (.mcap), or a directory of rank files.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Steps = Annotated[str | None, typer.Option("--steps", metavar="A:B", help="Only steps A up to, not including, B.")]
+Steps = Annotated[str | None, typer.Option("--steps", metavar="A:B", help="Only steps A to B-1, e.g. 100:200.")]
 Ranks = Annotated[str | None, typer.Option("--ranks", metavar="LIST", help="Only these ranks, e.g. 0,4-7.")]
-MaxSize = Annotated[str | None, typer.Option(metavar="SIZE", help="Record at most this, e.g. 2GB: the oldest goes.")]
-Every = Annotated[int, typer.Option(metavar="N", min=1, help="Record hook stamps of every Nth step only.")]
+MaxSize = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Cap the recording, e.g. 2GB; the oldest part is removed.")
+]
+Every = Annotated[int, typer.Option(metavar="N", min=1, help="Keep hook stamps only every N steps.")]
 Run = Annotated[
-    str | None, typer.Argument(metavar="[RUN|ENDPOINT]", help="A run's id or its beginning, or ipc://… endpoint.")
+    str | None, typer.Argument(metavar="RUN", help="Run id or its start, or ipc:// endpoint (default: newest run).")
 ]
 
 
 def main() -> None:
-    """Entry point: turns our errors into one line, a hint and an exit code."""
+    """Entry point. Turns a `DdpwatchError` into one line, a hint and an exit code."""
     try:
         app()
     except DdpwatchError as error:
@@ -77,11 +79,13 @@ def watch_newest(
     theme: Theme = None,
     ascii_only: Ascii = None,
     baseline: Baseline = None,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     """Watch PyTorch data-parallel training live.
 
-    Without a command: attach to the newest run of yours on this machine, or wait for one.
+    Without a command, attach to your newest run on this machine, or wait for one.
     """
     if context.invoked_subcommand is None:
         _show(None, None, plain, theme, ascii_only, baseline)
@@ -95,14 +99,14 @@ def attach(
     ascii_only: Ascii = None,
     baseline: Baseline = None,
 ) -> None:
-    """Attach to one run."""
+    """Attach to a running job."""
     info, endpoint = _resolve(run)
     _show(info, endpoint, plain, theme, ascii_only, baseline)
 
 
 @app.command()
 def ls(as_json: Json = False) -> None:
-    """List the runs on this machine."""
+    """List the live runs on this machine."""
     from ddpwatch import rundir
     from ddpwatch.plain import run_table
 
@@ -114,23 +118,26 @@ def ls(as_json: Json = False) -> None:
     elif runs:
         typer.echo("\n".join(run_table(runs)))
     else:
-        typer.echo(f"no run is being watched (looked in {rundir.directory()})", err=True)
+        typer.echo(f"no live run in {rundir.directory()}", err=True)
 
 
 @app.command(context_settings={"ignore_unknown_options": False})
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="The job, e.g. torchrun … train.py")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The job, e.g. -- torchrun … train.py")],
     record_to: Annotated[Path | None, typer.Option("--record", metavar="FILE", help="Record to FILE.")] = None,
     max_size: MaxSize = None,
     every: Every = 1,
-    headless: Annotated[bool, typer.Option("--headless", help="No dashboard: a line every few seconds.")] = False,
+    headless: Annotated[bool, typer.Option("--headless", help="No dashboard; print a line every few seconds.")] = False,
 ) -> None:
-    """Run a job and watch it, without a change to its script. The exit code is the job's."""
+    """Run a job and watch it, without changes to its script.
+
+    The exit code is the job's.
+    """
     from ddpwatch.launch import Launch, run_headless, run_unwatched, run_with_dashboard
-    from ddpwatch.recording.rotation import environment_of
+    from ddpwatch.recording.limits import environment_of
 
     if record_to is None and (max_size is not None or every != 1):
-        raise UsageError("--max-size and --every are about a recording", "give --record FILE, too")
+        raise UsageError("--max-size and --every need a recording", "add --record FILE")
     if os.environ.get("DDPWATCH") == "0":
         run_unwatched(command)
     launch = Launch(command, record_to, environment_of(max_size, every))
@@ -140,16 +147,16 @@ def run(
 
 @app.command()
 def record(
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The recording to write.")],
     run: Run = None,
     duration: Annotated[float | None, typer.Option(metavar="S", min=0, help="Stop after S seconds.")] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N more steps.")] = None,
     max_size: MaxSize = None,
     every: Every = 1,
 ) -> None:
-    """Record a running job as a viewer, until it ends (or Ctrl-C)."""
+    """Record a running job until it ends, or Ctrl-C."""
     from ddpwatch.capture import capture
-    from ddpwatch.recording.rotation import environment_of, limits_from_environment
+    from ddpwatch.recording.limits import environment_of, limits_from_environment
     from ddpwatch.sources import LiveSource
 
     limits = limits_from_environment({**os.environ, **environment_of(max_size, every)})
@@ -162,29 +169,32 @@ def record(
 def replay(
     file: File,
     speed: Annotated[
-        float | None, typer.Option(min=0.01, max=1000, help="1 is as fast as it was (default; --plain: at once).")
+        float | None,
+        typer.Option(
+            metavar="X", min=0.01, max=1000, help="Replay X times as fast (default: 1; with --plain: at once)."
+        ),
     ] = None,
     start: Annotated[
-        str | None, typer.Option("--from", metavar="PLACE", help="Begin at a step (120) or a time (1:30, 90s).")
+        str | None, typer.Option("--from", metavar="TARGET", help="Start at a step (120) or a time (1:30, 90s).")
     ] = None,
-    loop: Annotated[bool, typer.Option("--loop", help="Over and over.")] = False,
+    loop: Annotated[bool, typer.Option("--loop", help="Start over at the end.")] = False,
     plain: Plain = False,
     theme: Theme = None,
     ascii_only: Ascii = None,
-    follow: Annotated[bool, typer.Option("--follow", help="The file is being written: show it live.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Show a file live while it is being written.")] = False,
     baseline: Baseline = None,
 ) -> None:
-    """Replay a recording in the dashboard, or follow one that is being written."""
+    """Replay a recording, or follow one that is being written."""
     from ddpwatch.recording.seek import locate, parse_target
 
     if follow and (speed is not None or start is not None or loop):
-        raise UsageError("--follow shows a file as it grows", "leave --speed, --from and --loop away")
+        raise UsageError("--follow excludes --speed, --from and --loop", "a file that is being written is shown live")
     recording = _opened(file)
-    spot = parse_target(start) if start is not None else None
-    place = locate(recording, spot) if spot is not None else None
+    target = parse_target(start) if start is not None else None
+    position = locate(recording, target) if target is not None else None
     if _is_plain(plain):
         _no_baseline(baseline)
-        _print_lines(file, follow, recording, place, speed, loop)
+        _print_lines(file, follow, recording, position, speed, loop)
         return
     from ddpwatch.tui.app import run_dashboard
     from ddpwatch.tui.feed import AttachFeed
@@ -196,7 +206,7 @@ def replay(
         live = AttachFeed(endpoint=file.name, open_source=lambda _: FollowSource(file))
         run_dashboard(live, theme, ascii_only, baseline)
         return
-    spec = ReplayFeed(file.name, recording, speed or 1.0, start=spot, loop=loop)
+    spec = ReplayFeed(file.name, recording, speed or 1.0, start=target, loop=loop)
     run_dashboard(spec, theme, ascii_only, baseline)
 
 
@@ -205,11 +215,11 @@ def report(
     file: File,
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write one HTML file.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write an HTML report to OUT.")] = None,
     steps: Steps = None,
     ranks: Ranks = None,
 ) -> None:
-    """Print the figures of a recording."""
+    """Report the figures and findings of a recording."""
     from ddpwatch.recording.selection import selection_of
     from ddpwatch.report.build import report_of
 
@@ -223,9 +233,7 @@ def report(
         return
     result = report_of(file, selection)
     if as_json:
-        import json
-
-        typer.echo(json.dumps(result, indent=2))
+        _print_json(result)
     elif markdown:
         from ddpwatch.report.markdown import render_markdown
 
@@ -238,24 +246,22 @@ def report(
 
 @app.command()
 def compare(
-    files: Annotated[list[Path], typer.Argument(metavar="A B …", help="Recordings; all are compared with the first.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Two or more; all are compared with the first.")],
     as_json: Json = False,
     fail_if_slower: Annotated[
-        str | None, typer.Option(metavar="PERCENT", help="Exit with 1 if one is slower by more, e.g. 5%.")
+        str | None, typer.Option(metavar="PERCENT", help="Exit with 1 if one is more than e.g. 5% slower.")
     ] = None,
     steps: Steps = None,
     ranks: Ranks = None,
 ) -> None:
-    """Compare recordings: figures side by side, and whether one is slower."""
+    """Compare recordings, and say whether one is slower."""
     from ddpwatch.recording.selection import selection_of
     from ddpwatch.report.build import compare_recordings, parse_percent, slower_than
 
     limit = None if fail_if_slower is None else parse_percent(fail_if_slower)
     result = compare_recordings(files, selection_of(steps, ranks))
     if as_json:
-        import json
-
-        typer.echo(json.dumps(result, indent=2))
+        _print_json(result)
     else:
         from ddpwatch.report.compare_text import render_compare
 
@@ -267,13 +273,17 @@ def compare(
 @app.command()
 def export(
     file: File,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help="File; directory for csv, parquet.")],
-    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="chrome, csv, parquet or ndjson.")] = "chrome",
-    anonymize: Annotated[bool, typer.Option("--anonymize", help="Replace hosts, paths and names by hashes.")] = False,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="OUT", help="A file; for csv and parquet a directory.")
+    ],
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="One of chrome, csv, parquet, ndjson.")
+    ] = "chrome",
+    anonymize: Annotated[bool, typer.Option("--anonymize", help="Replace hosts, paths and names with hashes.")] = False,
     steps: Steps = None,
     ranks: Ranks = None,
 ) -> None:
-    """Write a recording for other tools: a trace for Perfetto, tables, or raw frames."""
+    """Export a recording as a Perfetto trace, tables or raw frames."""
     from ddpwatch.export.writers import export as write
     from ddpwatch.recording.selection import selection_of
 
@@ -281,8 +291,14 @@ def export(
         typer.echo(line, err=True)
 
 
+def _print_json(document: object) -> None:
+    import json
+
+    typer.echo(json.dumps(document, indent=2))
+
+
 def _opened(file: Path) -> Recording:
-    """The recording; what there is to know about it is said."""
+    """Opens a recording and prints its notes."""
     from ddpwatch.recording.reader import Recording
     from ddpwatch.report.format import clean
 
@@ -293,7 +309,7 @@ def _opened(file: Path) -> Recording:
 
 
 def _print_lines(
-    file: Path, follow: bool, recording: Recording, place: Position | None, speed: float | None, loop: bool
+    file: Path, follow: bool, recording: Recording, position: Position | None, speed: float | None, loop: bool
 ) -> None:
     from ddpwatch.plain import print_lines, replay_lines
 
@@ -303,7 +319,7 @@ def _print_lines(
 
         print_lines(follow_frames(file))
         return
-    replay_lines(recording, place.at_ns if place is not None else 0, speed, loop)
+    replay_lines(recording, position.at_ns if position is not None else 0, speed, loop)
 
 
 def _show(
@@ -337,7 +353,7 @@ def _is_plain(plain: bool) -> bool:
 
 
 def _resolve(name: str | None) -> tuple[RunInfo | None, str | None]:
-    """What a RUN or ENDPOINT argument means; both None for the newest run."""
+    """The run or the endpoint that a RUN argument names; both None for the newest run."""
     from ddpwatch import rundir, transport
 
     if name is None:
@@ -348,11 +364,11 @@ def _resolve(name: str | None) -> tuple[RunInfo | None, str | None]:
 
 
 def _endpoint(info: RunInfo | None, endpoint: str | None) -> str:
-    from ddpwatch.sources import newest_run
+    from ddpwatch import rundir
 
-    info = info or (None if endpoint else newest_run())
     if endpoint is not None:
         return endpoint
+    info = info or rundir.newest_run()
     if info is None:
-        raise UsageError("no run to record", "start one first: torchrun … train.py --watch; `ddpwatch ls` lists runs")
+        raise UsageError("no run to record", "start one first; `ddpwatch ls` lists the live runs")
     return info.publish

@@ -1,15 +1,15 @@
-"""The one error family of ddpwatch: a message, a hint and an exit code."""
+"""The base class of all errors that ddpwatch raises: a message, a hint and an exit code."""
 
 from __future__ import annotations
 
 
 class DdpwatchError(Exception):
-    """Something the user can act on.
+    """An error that the user can act on.
 
     Attributes:
         message: What went wrong, one line.
-        hint: What to do about it, one line; empty when there is nothing to add.
-        exit_code: 1 when the thing asked about failed, 2 for bad usage or bad input.
+        hint: What to do about it, one line; may be empty.
+        exit_code: 1 if what was asked for failed, 2 for bad usage or bad input.
     """
 
     exit_code = 1
@@ -24,6 +24,6 @@ class DdpwatchError(Exception):
 
 
 class UsageError(DdpwatchError):
-    """Bad usage or bad input: a wrong flag, a cut file, a missing run."""
+    """Bad usage or bad input: a wrong option, a truncated file, a missing run."""
 
     exit_code = 2

@@ -223,7 +223,7 @@ class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True):
 
 
 class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
-    """The collector about itself, once a second. ``refused`` counts frames by reason."""
+    """The collector about itself, twice a second. ``refused`` counts frames by reason."""
 
     at_ns: Ns
     frames: Count

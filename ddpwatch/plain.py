@@ -12,12 +12,11 @@ from ddpwatch import rundir
 from ddpwatch.analysis.diagnosis.verdict import verdict
 from ddpwatch.analysis.step import NS_PER_MS
 from ddpwatch.analysis.window import summarise
-from ddpwatch.messages import Message
 from ddpwatch.report.format import UNKNOWN, clean, number, percent, table
 from ddpwatch.rundir import RunInfo
-from ddpwatch.sources import SILENCE_S, LiveSource, newest_run
+from ddpwatch.sources import SILENCE_S, LiveSource
 from ddpwatch.state import KEEP_STEPS, RunState
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Frame
 
 if TYPE_CHECKING:
     from ddpwatch.recording.reader import Recording
@@ -136,7 +135,7 @@ def replay_lines(
 
 
 def print_lines(
-    frames: Iterable[tuple[Message, Envelope]],
+    frames: Iterable[Frame],
     from_ns: int = 0,
     speed: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
@@ -160,12 +159,12 @@ def print_lines(
 
 
 def _wait_for_run() -> RunInfo:
-    info = newest_run()
+    info = rundir.newest_run()
     if info is None:
         _narrate(f"waiting for a run (looking in {rundir.directory()}); start one with --watch")
     while info is None:
         time.sleep(0.5)
-        info = newest_run()
+        info = rundir.newest_run()
     return info
 
 

@@ -1,6 +1,6 @@
-"""Rendezvous by file: one small JSON file per running job, in a directory only its owner can read.
+"""The run directory: one small JSON file per run with its addresses, readable only by its owner.
 
-The directory is ``$DDPWATCH_DIR``, else ``$XDG_RUNTIME_DIR/ddpwatch``, else ``/tmp/ddpwatch-<uid>``.
+It is ``$DDPWATCH_DIR``, else ``$XDG_RUNTIME_DIR/ddpwatch``, else ``/tmp/ddpwatch-<uid>``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from ddpwatch import clock
 from ddpwatch.errors import DdpwatchError, UsageError
 
 KEEP_LAST_VIEWS = 5
+KEEP_LOGS_S = 7 * 86_400
 _SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes, and ZeroMQ needs a few
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
-    """Where a run can be reached. ``pid`` is the collector's, ``started`` seconds since the Unix epoch."""
+    """How to reach a run. ``pid`` is the collector's; ``started`` is in seconds since the Unix epoch."""
 
     run_id: str
     ingest: str
@@ -36,19 +37,19 @@ class RunInfo(msgspec.Struct, kw_only=True):
 
 
 def directory() -> Path:
-    """The rendezvous directory, created with mode 0700 where it is missing.
+    """The run directory, created with mode 0700 if it is missing.
 
     Raises:
-        DdpwatchError: It cannot be made, or is somebody else's, or open to others.
+        DdpwatchError: It cannot be created, belongs to another user, or is open to others.
     """
     path = _configured()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
     except OSError as error:
-        raise DdpwatchError(f"{path}: {error.strerror}", "set DDPWATCH_DIR to a directory of your own") from error
+        raise DdpwatchError(f"{path}: {error.strerror}", "set DDPWATCH_DIR to a directory that you own") from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise DdpwatchError(f"{path} is not a private directory of yours", "set DDPWATCH_DIR, or chmod 700 it")
+        raise DdpwatchError(f"{path} is not a private directory that you own", "set DDPWATCH_DIR, or chmod 700 it")
     return path
 
 
@@ -61,7 +62,7 @@ def _configured() -> Path:
 
 
 def new_run_id(script: str) -> str:
-    """A short name that sorts by time within a day: script, clock time, four random hex digits."""
+    """A short name: the script, the time of day, four random hex digits."""
     stem = re.sub(r"[^A-Za-z0-9_]+", "-", Path(script).stem).strip("-")[:24] or "run"
     return f"{stem}-{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
 
@@ -79,7 +80,7 @@ def endpoints(run_id: str) -> tuple[str, str]:
 
 
 def write(info: RunInfo) -> Path:
-    """Publishes a run: mode 0600, and whole from the first moment that it can be seen."""
+    """Publishes a run in one atomic step, with mode 0600."""
     path = directory() / f"{info.run_id}.json"
     draft = path.with_suffix(".tmp")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -89,7 +90,7 @@ def write(info: RunInfo) -> Path:
 
 
 def remove(run_id: str) -> None:
-    """Takes a run's rendezvous file, sockets and black boxes away. The log stays."""
+    """Removes a run's file, sockets and black boxes. The log stays."""
     base = directory()
     leftovers = [base / f"{run_id}{suffix}" for suffix in (".json", ".in", ".pub")]
     for path in [*leftovers, *base.glob(f"{run_id}.box*")]:
@@ -98,12 +99,12 @@ def remove(run_id: str) -> None:
 
 
 def blackbox(run_id: str, rank: int) -> Path:
-    """Where a rank keeps its black box."""
+    """Path of a rank's black box."""
     return directory() / f"{run_id}.box{rank}"
 
 
 def live_runs() -> list[RunInfo]:
-    """The runs whose collector is alive, newest first. Files of dead ones are cleaned up on the way."""
+    """The runs whose collectors are alive, newest first. Removes the files of the others."""
     runs = []
     for path in directory().glob("*.json"):
         info = _read(path)
@@ -113,17 +114,17 @@ def live_runs() -> list[RunInfo]:
             runs.append(info)
         else:
             remove(info.run_id)
-    _forget_old_logs()
+    _remove_old_logs()
     return sorted(runs, key=lambda info: info.started, reverse=True)
 
 
 def last_view(run_id: str) -> Path:
-    """Where a run that has ended leaves what its collector retained, as a recording, for viewers that come late."""
+    """Path of the recording in which an ended run leaves its snapshot, for viewers that attach late."""
     return directory() / f"{run_id}.mcap"
 
 
 def last_views() -> list[Path]:
-    """What ended runs have left, newest first. All but the newest few are cleaned up on the way."""
+    """The recordings that ended runs have left, newest first. Removes all but `KEEP_LAST_VIEWS`."""
     found = sorted(directory().glob("*.mcap"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in found[KEEP_LAST_VIEWS:]:
         with contextlib.suppress(OSError):
@@ -131,18 +132,23 @@ def last_views() -> list[Path]:
     return found[:KEEP_LAST_VIEWS]
 
 
+def newest_run() -> RunInfo | None:
+    """The live run that started last; None without one."""
+    return next(iter(live_runs()), None)
+
+
 def find(name: str) -> RunInfo:
-    """The live run of that id, or whose id begins so.
+    """The live run with that id, or with an id that starts with it.
 
     Raises:
-        UsageError: There is none, or more than one.
+        UsageError: No run matches, or more than one.
     """
     runs = [info for info in live_runs() if info.run_id.startswith(name)]
     if len(runs) == 1 or any(info.run_id == name for info in runs):
         return next((info for info in runs if info.run_id == name), runs[0])
     if not runs:
-        raise UsageError(f"no live run called {name!r}", "`ddpwatch ls` lists them")
-    raise UsageError(f"{name!r} fits {len(runs)} runs", "give more of the id: " + ", ".join(r.run_id for r in runs))
+        raise UsageError(f"no live run called {name!r}", "`ddpwatch ls` lists the live runs")
+    raise UsageError(f"{name!r} matches {len(runs)} runs", "give more of the id: " + ", ".join(r.run_id for r in runs))
 
 
 def _read(path: Path) -> RunInfo | None:
@@ -152,8 +158,8 @@ def _read(path: Path) -> RunInfo | None:
         return None
 
 
-def _forget_old_logs(keep_s: float = 7 * 86400) -> None:
+def _remove_old_logs() -> None:
     for path in directory().glob("*.log"):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > keep_s:
+            if time.time() - path.stat().st_mtime > KEEP_LOGS_S:
                 path.unlink()

@@ -1,1 +1,1 @@
-"""The collector process: ingest, retain, publish, sample devices, record. One per job, spawned by rank 0."""
+"""The collector process: receives, keeps, publishes and records frames, samples devices. Rank 0 starts it."""

@@ -1,4 +1,4 @@
-"""``python -m ddpwatch.collector``: started by rank 0, not by hand."""
+"""``python -m ddpwatch.collector``: rank 0 starts it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ddpwatch.collector.service import Collector, Options
 
-NICENESS = 10  # where cores are short, training goes first; a tenth of one is left even then, and that is plenty
+NICENESS = 10  # training goes first where cores are short; the tenth of a core that is left is plenty
 
 
 def main() -> None:
-    """Parses what rank 0 gave and serves."""
+    """Parses rank 0's arguments and serves until the job has ended."""
     parser = argparse.ArgumentParser(prog="ddpwatch.collector", description=__doc__)
     parser.add_argument("--run-id", required=True)
     parser.add_argument("--world-size", type=int, required=True)
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--record", default="")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     os.nice(NICENESS)
-    with contextlib.suppress(OSError):  # where the kernel groups by session, that is what counts
+    with contextlib.suppress(OSError):  # some kernels group processes by session, and ignore the niceness
         Path("/proc/self/autogroup").write_text(str(NICENESS))
     Collector(Options(**vars(parser.parse_args()))).run()
 

@@ -10,6 +10,7 @@ from ddpwatch.messages import (
     Beat,
     Bye,
     Device,
+    EndReason,
     FrameError,
     Hello,
     Layout,
@@ -18,12 +19,12 @@ from ddpwatch.messages import (
     Status,
     Step,
     decode,
-    encode,
 )  # fmt: skip
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Envelope, Frame
 
 KEEP_STEPS = 512
-KEEP_DEVICES = 600
+KEEP_DEVICES = 64
+KEEP_DEVICE_SAMPLES = 600  # per device: ten minutes at one sample a second
 KEEP_MARKS = 1000
 KEEP_LAYOUTS = 4
 KEEP_BYTES = 64 * 1024 * 1024
@@ -37,18 +38,18 @@ class RankEntry:
     beat: Envelope | None = None
     last_beat: Beat | None = None
     bye: Envelope | None = None
-    pid: int = 0
-    boot_id: str = ""
+    last_bye: Bye | None = None
     steps: deque[Envelope] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
     layouts: deque[Envelope] = field(default_factory=lambda: deque(maxlen=KEEP_LAYOUTS))
 
 
 class Hub:
-    """Validates, numbers and retains frames; answers what a late viewer needs.
+    """Validates, numbers and keeps frames; supplies the snapshot for a viewer that attaches late.
 
     Attributes:
+        ranks: Every rank that has sent a frame.
         refused: Count of refused frames by reason.
-        frames, bytes: What was accepted from ranks so far.
+        frames, bytes: Accepted from ranks so far.
     """
 
     def __init__(self) -> None:
@@ -58,13 +59,13 @@ class Hub:
         self.bytes = 0
         self._seq = 0
         self._kept_bytes = 0
-        self._devices: deque[Envelope] = deque(maxlen=KEEP_DEVICES)
+        self._devices: dict[tuple[str, str, int], deque[Envelope]] = {}  # the most recently sampled last
         self._marks: deque[Envelope] = deque(maxlen=KEEP_MARKS)
         self._status: Envelope | None = None
         self._end: Envelope | None = None
 
-    def accept(self, parts: list[bytes], now_ns: int) -> tuple[Message, Envelope] | None:
-        """Takes what arrived on the ranks' socket; None if it was refused (and counted)."""
+    def accept(self, parts: list[bytes], now_ns: int) -> Frame | None:
+        """Validates and keeps what a rank sent; None if it was refused, which is counted."""
         if len(parts) != 1:
             self.refused["multipart"] += 1
             return None
@@ -78,15 +79,28 @@ class Hub:
             return None
         self.frames += 1
         self.bytes += len(parts[0])
-        return message, self._keep(message, parts[0], now_ns)
+        return message, self.keep(message, parts[0], now_ns)
 
-    def tell(self, message: Device | Bye | Status, now_ns: int) -> Envelope:
-        """Takes a message of the collector's own."""
-        return self._keep(message, encode(message), now_ns)
+    def keep(self, message: Message, frame: bytes, now_ns: int) -> Envelope:
+        """Numbers a frame and keeps it as long as the limits allow."""
+        self._seq += 1
+        envelope = Envelope(self._seq, now_ns, frame)
+        if isinstance(message, Device):
+            self._keep_device(message, envelope)
+        elif isinstance(message, Status):
+            self._status = envelope
+        elif isinstance(message, Mark):
+            self._marks.append(envelope)
+        elif isinstance(message, Bye) and message.rank is None:
+            self._end = envelope
+        elif message.rank is not None:
+            self._keep_rank(self.ranks.setdefault(message.rank, RankEntry()), message, envelope)
+        return envelope
 
     def snapshot(self) -> list[Envelope]:
-        """Everything retained, oldest first."""
-        kept = [*self._devices, *self._marks]
+        """Everything kept, oldest first."""
+        kept = [envelope for samples in self._devices.values() for envelope in samples]
+        kept += self._marks
         for entry in self.ranks.values():
             kept += [*entry.layouts, *entry.steps]
             kept += [e for e in (entry.hello, entry.beat, entry.bye) if e is not None]
@@ -98,20 +112,26 @@ class Hub:
         """Sequence number of the newest frame."""
         return self._seq
 
-    def _keep(self, message: Message, frame: bytes, now_ns: int) -> Envelope:
-        self._seq += 1
-        envelope = Envelope(self._seq, now_ns, frame)
-        if isinstance(message, Device):
-            self._devices.append(envelope)
-        elif isinstance(message, Status):
-            self._status = envelope
-        elif isinstance(message, Mark):
-            self._marks.append(envelope)
-        elif isinstance(message, Bye) and message.rank is None:
-            self._end = envelope
-        elif message.rank is not None:
-            self._keep_rank(self.ranks.setdefault(message.rank, RankEntry()), message, envelope)
-        return envelope
+    @property
+    def all_ended(self) -> bool:
+        """Whether every known rank has ended."""
+        return all(entry.last_bye is not None for entry in self.ranks.values())
+
+    def end_reason(self) -> EndReason:
+        """Why the run ended: the reason of the first rank that did not finish, since the others follow from it."""
+        ends = [entry.last_bye for entry in self.ranks.values() if entry.last_bye is not None]
+        if not ends:
+            return "lost"
+        failures = [bye for bye in ends if bye.reason != "finished"]
+        return min(failures, key=lambda bye: bye.at_ns).reason if failures else "finished"
+
+    def _keep_device(self, device: Device, envelope: Envelope) -> None:
+        key = (device.host, device.kind, device.index)
+        samples = self._devices.pop(key, None) or deque(maxlen=KEEP_DEVICE_SAMPLES)
+        samples.append(envelope)
+        self._devices[key] = samples
+        if len(self._devices) > KEEP_DEVICES:
+            del self._devices[next(iter(self._devices))]
 
     def _keep_rank(self, entry: RankEntry, message: Message, envelope: Envelope) -> None:
         if isinstance(message, Step):
@@ -121,9 +141,9 @@ class Hub:
         elif isinstance(message, Layout):
             entry.layouts.append(envelope)
         elif isinstance(message, Hello):
-            entry.hello, entry.pid, entry.boot_id = envelope, message.pid, message.boot_id
+            entry.hello = envelope
         elif isinstance(message, Bye):
-            entry.bye = envelope
+            entry.bye, entry.last_bye = envelope, message
 
     def _keep_step(self, entry: RankEntry, envelope: Envelope) -> None:
         if len(entry.steps) == KEEP_STEPS:

@@ -5,76 +5,96 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Container
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import zmq
 
 from ddpwatch.messages import EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """How a process ended. ``at_ns`` is when that was noticed, on the collector's clock."""
+
+    reason: EndReason
+    detail: str
+    signal: int | None
+    at_ns: int
 
 
 class Liveness:
     """Follows processes through pidfds (Linux), or by asking whether the pid exists.
 
-    ``fds`` are what to poll: one turns readable when its process ends. For as long as its parent has not reaped
-    it, /proc still says with which signal or exit code; torchrun reaps ten times a second.
+    Until its parent reaps an ended process, /proc still shows its signal or exit code; torchrun reaps ten times a
+    second.
+
+    Args:
+        poller: Polls the pidfds, together with the sockets of its owner.
+
+    Attributes:
+        fds: The rank of each pidfd; a pidfd turns readable when its process ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, poller: zmq.Poller) -> None:
+        self._poller = poller
         self._pids: dict[int, int] = {}
         self.fds: dict[int, int] = {}
 
-    def follow(self, rank: int, pid: int) -> int | None:
-        """Begins to follow a rank. Returns the new file descriptor, or None (then `gone` is the only way)."""
+    def follow(self, rank: int, pid: int) -> None:
+        """Starts to follow a rank's process, instead of the one before."""
         self.forget(rank)
         if not psutil.pid_exists(pid):
-            return None  # ended already, or in another pid namespace: its heartbeat decides
+            return  # ended already, or in another pid namespace: its heartbeat decides
         self._pids[rank] = pid
-        try:
+        with contextlib.suppress(AttributeError, OSError):  # without a pidfd, `departures` looks up the pid
             fd = os.pidfd_open(pid)
-        except (AttributeError, OSError):
-            return None
-        self.fds[fd] = rank
-        return fd
+            self.fds[fd] = rank
+            self._poller.register(fd, zmq.POLLIN)
 
     def forget(self, rank: int) -> None:
         """Stops following a rank."""
         self._pids.pop(rank, None)
         for fd in [fd for fd, owner in self.fds.items() if owner == rank]:
+            self._poller.unregister(fd)
             del self.fds[fd]
             os.close(fd)
 
-    def gone(self, readable: Container[object]) -> dict[int, tuple[EndReason, str, int | None]]:
-        """The followed ranks whose process has ended since: reason, detail and signal of each.
+    def departures(self, readable: Container[object]) -> dict[int, Departure]:
+        """The followed ranks whose processes have ended; they are not followed any longer.
 
         Args:
-            readable: Which of `fds` are. A rank without one is looked up.
+            readable: The readable ones of `fds`. A rank without a pidfd is looked up by its pid.
         """
         running = {rank for fd, rank in self.fds.items() if fd not in readable}
-        ended = {}
+        found = {}
         for rank, pid in [entry for entry in self._pids.items() if entry[0] not in running]:
             state, status = _proc_state(pid)
             if state in ("", "Z", "X"):
-                ended[rank] = explain(status if state else None)
+                found[rank] = _departure(status if state else None)
                 self.forget(rank)
-        return ended
+        return found
 
     def close(self) -> None:
-        """Closes what is open."""
+        """Closes all pidfds."""
         for rank in list(self._pids):
             self.forget(rank)
 
 
-def explain(status: int | None) -> tuple[EndReason, str, int | None]:
-    """Words for a wait status of a process that left without saying goodbye."""
+def _departure(status: int | None) -> Departure:
+    """Interprets the wait status of an ended process; None means unknown."""
+    now_ns = time.monotonic_ns()
     if status is None:
-        return "lost", "its process is gone, how is not known", None
+        return Departure("lost", "its process is gone, how is not known", None, now_ns)
     if number := status & 0x7F:
         name = str(number)
         with contextlib.suppress(ValueError):
             name = signal.Signals(number).name
-        return "killed", name, number
-    return "lost", f"exited with code {status >> 8} without saying goodbye", None
+        return Departure("killed", name, number, now_ns)
+    return Departure("lost", f"exited with code {status >> 8} without saying goodbye", None, now_ns)
 
 
 def _proc_state(pid: int) -> tuple[str, int | None]:

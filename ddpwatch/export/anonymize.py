@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from ddpwatch.blackbox import PHASES
 from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Status, encode
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Envelope, Frame
 
 _BACKEND = r"(?:(?:cpu|cuda|xpu|mps|hpu):)?(?:gloo|nccl|mpi|ucc|xccl|hccl)"
 _EXCEPTIONS = frozenset(
@@ -39,7 +39,7 @@ _REFUSALS = frozenset(("oversize", "invalid", "unknown type", "not msgpack", "mu
 _SIGNALS = frozenset(number.name for number in signal.Signals)
 
 
-def anonymized(frames: Iterable[tuple[Message, Envelope]]) -> Iterator[tuple[Message, Envelope]]:
+def anonymized(frames: Iterable[Frame]) -> Iterator[Frame]:
     """The frames with every name replaced."""
     for message, envelope in frames:
         hidden = anonymous(message)

@@ -20,10 +20,9 @@ from ddpwatch.analysis.assembly import StepAssembler, StepGroup
 from ddpwatch.analysis.clocks import ClockAligner
 from ddpwatch.analysis.ranks import BucketKey, bucket_keys
 from ddpwatch.messages import Bye, Device, Hello, Layout, Mark, Message, Step
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Frame
 
 Event = dict[str, Any]
-Frame = tuple[Message, Envelope]
 _LANES = ("step", "compute", "hooks", "marks", "communication")
 STEP_LANE, COMPUTE_LANE, HOOK_LANE, MARK_LANE, COMM_LANE = range(len(_LANES))
 DEVICE_PIDS = 1 << 20  # above every rank

@@ -24,11 +24,11 @@ from ddpwatch.export.tables import (
     rows,
     step_rows,
 )
-from ddpwatch.messages import Layout, Message
+from ddpwatch.messages import Layout
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection, selection_of
 from ddpwatch.report.build import report_of_recording
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Frame
 
 StrPath = str | os.PathLike[str]
 
@@ -64,7 +64,7 @@ class OpenedRecording:
         """First and last step number of the file, read from its index."""
         return self.recording.steps
 
-    def frames(self) -> Iterator[tuple[Message, Envelope]]:
+    def frames(self) -> Iterator[Frame]:
         """The raw messages with their receive time, in the order in which they were received."""
         return self.recording.select(self._selection)
 

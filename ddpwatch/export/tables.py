@@ -13,10 +13,10 @@ from ddpwatch.analysis.assembly import StepAssembler, StepGroup
 from ddpwatch.analysis.intervals import intersect, total
 from ddpwatch.analysis.ranks import lateness, waiting
 from ddpwatch.analysis.step import NS_PER_MS, PHASES
-from ddpwatch.messages import Bye, Device, Hello, Mark, Message, Step
-from ddpwatch.transport import Envelope
+from ddpwatch.messages import Bye, Device, Hello, Mark, Step
+from ddpwatch.transport import Frame
 
-Frames = Iterable[tuple[Message, Envelope]]
+Frames = Iterable[Frame]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Recordings: raw frames with their receive time, in MCAP files.
+"""Recordings: the frames of a run with their receive times, in MCAP files.
 
     from ddpwatch.recording import open_recording
     for step in open_recording("run.mcap").steps(): ...
 
-The name is brought in when it is first used: it works out figures, which the recorder need not know how to do.
+`open_recording` is imported on first use: it brings in the analysis, which a recorder does not need.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Writes the container of a recording: chunks closed when the caller wants, and an index that is found at once."""
+"""Writes the container of a recording: chunks that the caller may close, and an index at the end."""
 
 from __future__ import annotations
 
-import struct
 import time
 import zlib
+from dataclasses import dataclass, field
 from typing import IO, Final
 
 import zstandard
@@ -27,21 +27,37 @@ from mcap.records import (
     SummaryOffset,
 )
 
-from ddpwatch.recording.container import INDEX_NAME, MAGIC, NO_STEP, ROW_OPCODE, ChunkRow, kind_bit
+from ddpwatch.recording.container import HEAD, INDEX_NAME, MAGIC, MESSAGE, NO_STEP, ROW_OPCODE, ChunkRow, kind_bit
 
 CHUNK_BYTES: Final = 1 << 20
-_MESSAGE = struct.Struct("<BQHIQQ")
-_HEAD = struct.Struct("<BQ")
-_BODY = _MESSAGE.size - _HEAD.size
+_BODY_BYTES: Final = MESSAGE.size - HEAD.size
+
+
+@dataclass(slots=True)
+class _OpenChunk:
+    """The chunk that is being filled."""
+
+    parts: list[bytes] = field(default_factory=list)
+    nbytes: int = 0
+    start_ns: int = NO_STEP
+    end_ns: int = 0
+    first_step: int = NO_STEP
+    last_step: int = 0
+    kinds: int = 0
+    frames: int = 0
+
+    def row(self, offset: int) -> ChunkRow:
+        """The row of the chunk, written at that offset."""
+        return ChunkRow(offset, self.start_ns, self.end_ns, self.first_step, self.last_step, self.kinds, self.frames)
 
 
 class McapWriter:
-    """Appends messages to a file. Any method may raise OSError, and the file is then of no more use.
+    """Appends messages to a file. Any method may raise OSError; the writer is then unusable.
 
     Args:
         file: An empty binary file.
-        profile: Name of the convention that the content follows.
-        library: Who writes.
+        profile: The MCAP profile, which names the convention of the content.
+        library: Name and version of the writing program.
     """
 
     def __init__(self, file: IO[bytes], profile: str, library: str) -> None:
@@ -54,42 +70,41 @@ class McapWriter:
         self._chunk_index = bytearray()
         self._chunk_count = 0
         self._span = (NO_STEP, 0)
+        self._chunk = _OpenChunk()
         self._attachments: list[AttachmentIndex] = []
         self._metadata: list[MetadataIndex] = []
         self._rows = bytearray()
-        self._open: list[bytes] = []
-        self._open_bytes = self._frames = self._kinds = 0
-        self._start_ns, self._end_ns = NO_STEP, 0
-        self._first_step, self._last_step = NO_STEP, 0
         self._write(MAGIC + _bytes_of(Header(profile=profile, library=library)))
 
     def add_message(
         self, kind: str, schema: bytes, log_time: int, sequence: int, data: bytes, step: int | None
     ) -> None:
-        """Adds one message to the open chunk, and closes that when it is full."""
+        """Adds a message to the open chunk, and closes the chunk once it is full."""
         channel = self._channels.get(kind) or self._open_channel(kind, schema)
-        self._open.append(_MESSAGE.pack(Opcode.MESSAGE, _BODY + len(data), channel.id, sequence, log_time, log_time))
-        self._open.append(data)
-        self._open_bytes += _MESSAGE.size + len(data)
-        self._start_ns = min(self._start_ns, log_time)
-        self._end_ns = max(self._end_ns, log_time)
-        self._kinds |= kind_bit(kind)
-        self._frames += 1
+        length = _BODY_BYTES + len(data)
+        chunk = self._chunk
+        chunk.parts.append(MESSAGE.pack(Opcode.MESSAGE, length, channel.id, sequence, log_time, log_time))
+        chunk.parts.append(data)
+        chunk.nbytes += MESSAGE.size + len(data)
+        chunk.start_ns = min(chunk.start_ns, log_time)
+        chunk.end_ns = max(chunk.end_ns, log_time)
+        chunk.kinds |= kind_bit(kind)
+        chunk.frames += 1
         self._counts[channel.id] = self._counts.get(channel.id, 0) + 1
         if step is not None:
-            self._first_step, self._last_step = min(self._first_step, step), max(self._last_step, step)
-        if self._open_bytes >= CHUNK_BYTES:
+            chunk.first_step, chunk.last_step = min(chunk.first_step, step), max(chunk.last_step, step)
+        if chunk.nbytes >= CHUNK_BYTES:
             self.close_chunk()
 
     def add_metadata(self, name: str, values: dict[str, str]) -> None:
-        """Adds named text."""
+        """Adds a metadata record."""
         self.close_chunk()
         data = _bytes_of(Metadata(name=name, metadata=values))
         self._metadata.append(MetadataIndex(offset=self._offset, length=len(data), name=name))
         self._write(data)
 
     def add_attachment(self, name: str, media_type: str, content: bytes) -> None:
-        """Adds a named file."""
+        """Adds an attachment."""
         self.close_chunk()
         now = time.time_ns()
         data = _bytes_of(Attachment(create_time=now, log_time=now, name=name, media_type=media_type, data=content))
@@ -107,42 +122,41 @@ class McapWriter:
         self._write(data)
 
     def close_chunk(self) -> None:
-        """Writes the open chunk, if anything is in it, and the row that says what it holds."""
-        if not self._frames:
+        """Writes the open chunk, unless it is empty, and the row that describes it."""
+        opened = self._chunk
+        if not opened.frames:
             return
-        data = b"".join(self._open)
+        data = b"".join(opened.parts)
         packed = self._compressor.compress(data)
         chunk = _bytes_of(
             Chunk(
                 compression="zstd",
                 data=packed,
-                message_start_time=self._start_ns,
-                message_end_time=self._end_ns,
+                message_start_time=opened.start_ns,
+                message_end_time=opened.end_ns,
                 uncompressed_crc=zlib.crc32(data),
                 uncompressed_size=len(data),
             )
         )
-        row = ChunkRow(
-            self._offset, self._start_ns, self._end_ns, self._first_step, self._last_step, self._kinds, self._frames
-        ).pack()
+        row = opened.row(self._offset).pack()
         self._chunk_index += _bytes_of(
             ChunkIndex(
                 chunk_length=len(chunk),
                 chunk_start_offset=self._offset,
                 compression="zstd",
                 compressed_size=len(packed),
-                message_end_time=self._end_ns,
+                message_end_time=opened.end_ns,
                 message_index_length=0,
                 message_index_offsets={},
-                message_start_time=self._start_ns,
+                message_start_time=opened.start_ns,
                 uncompressed_size=len(data),
             )
         )
         self._chunk_count += 1
-        self._span = (min(self._span[0], self._start_ns), max(self._span[1], self._end_ns))
+        self._span = (min(self._span[0], opened.start_ns), max(self._span[1], opened.end_ns))
         self._rows += row
-        self._begin_chunk()
-        self._write(chunk + _HEAD.pack(ROW_OPCODE, len(row)) + row)
+        self._chunk = _OpenChunk()
+        self._write(chunk + HEAD.pack(ROW_OPCODE, len(row)) + row)
 
     def flush(self) -> int:
         """Closes the chunk and hands everything to the operating system; returns the file's size in bytes."""
@@ -152,7 +166,7 @@ class McapWriter:
 
     def finish(self) -> None:
         """Writes index, summary and footer."""
-        self.close_chunk()  # before the rows are taken
+        self.close_chunk()  # adds its row first
         self.add_attachment(INDEX_NAME, "application/octet-stream", bytes(self._rows))
         self._write(_bytes_of(DataEnd(data_section_crc=0)))
         summary_start = self._offset
@@ -170,18 +184,12 @@ class McapWriter:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _begin_chunk(self) -> None:
-        self._open = []
-        self._open_bytes = self._frames = self._kinds = 0
-        self._start_ns, self._end_ns = NO_STEP, 0
-        self._first_step, self._last_step = NO_STEP, 0
-
     def _open_channel(self, kind: str, schema: bytes) -> Channel:
         number = len(self._channels) + 1
         self._schemas.append(Schema(id=number, data=schema, encoding="jsonschema", name=kind))
         channel = Channel(id=number, topic=kind, message_encoding="msgpack", metadata={}, schema_id=number)
         self._channels[kind] = channel
-        self._open.append(_bytes_of(self._schemas[-1]) + _bytes_of(channel))
+        self._chunk.parts.append(_bytes_of(self._schemas[-1]) + _bytes_of(channel))
         return channel
 
     def _write(self, data: bytes) -> None:
@@ -189,7 +197,7 @@ class McapWriter:
         self._offset += len(data)
 
     def _write_group(self, data: bytes) -> bytes:
-        """Writes summary records of one kind; returns the record that says where they are."""
+        """Writes summary records of one kind; returns the record with their offset."""
         if not data:
             return b""
         start = self._offset

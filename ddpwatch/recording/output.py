@@ -1,4 +1,4 @@
-"""Where exports and reports may be written: anywhere but over a recording."""
+"""Keeps exports and reports from overwriting a recording."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ddpwatch.recording.container import MAGIC
 
 
 def check_output(path: Path) -> None:
-    """Looks whether what would be written over is a recording, under whatever name, whole or a part of one.
+    """Checks that writing to the path overwrites no recording. It may be the one that is read, under another name.
 
     Raises:
-        UsageError: It is. The recording may be the very one that is read.
+        UsageError: It would.
     """
     try:
-        if not path.is_file():  # nothing there, or a pipe, which must not be read
+        if not path.is_file():  # a new file, or a pipe, which must not be read
             return
         with path.open("rb") as file:
             head = file.read(len(MAGIC))
     except OSError:
-        return  # the one who writes will tell
+        return  # writing will report it
     if head == MAGIC:
         raise UsageError(f"{path} is a recording, and would be written over", "give the output another name")

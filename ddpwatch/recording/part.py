@@ -1,4 +1,4 @@
-"""One file of a recording: its metadata, its index, and its frames."""
+"""One file of a recording: its metadata, its index and its frames."""
 
 from __future__ import annotations
 
@@ -12,30 +12,28 @@ from pathlib import Path
 from mcap.opcode import Opcode
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import SCHEMA_VERSION, FrameError, Message, decode
+from ddpwatch.messages import SCHEMA_VERSION, FrameError, decode
 from ddpwatch.recording.container import (
     BROKEN,
     END_NAME,
     MAGIC,
     ROW_OPCODE,
     ChunkRow,
-    Index,
     RawMessage,
     Record,
     attachment_of,
     chunk_messages,
+    describes_chunk,
     metadata_of,
-    read_index,
     record_at,
     records,
-    tells_of,
 )
+from ddpwatch.recording.index import Index, read_index
 from ddpwatch.recording.selection import CONTEXT, Selection
 from ddpwatch.recording.writer import SCHEMA_MINOR
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Envelope, Frame
 
-Frame = tuple[Message, Envelope]
-_HEAD_RECORDS = 8  # the metadata is the second record; a foreign file need not be searched through
+_PEEK_RECORDS = 8  # the metadata is the second record, so a foreign file need not be searched to its end
 
 
 class Part:
@@ -48,10 +46,10 @@ class Part:
         UsageError: The file cannot be opened, is not an MCAP file, or was written by a newer major version.
 
     Attributes:
-        metadata: What the recorder wrote when it began.
-        note: What a user should know about its format; empty if nothing.
+        metadata: What the recorder wrote at the start.
+        note: A warning about its format; may be empty.
         skipped: Frames of the last pass that could not be decoded.
-        cut_tail: The last pass came upon the end of the file, or damage, before the end that a writer writes.
+        cut_tail: The last pass met damage, or the file has no proper end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,11 +63,11 @@ class Part:
     @property
     def number(self) -> int:
         """Which part of a rotated recording this is, from 0."""
-        return count_in(self.metadata, "part")
+        return int_field(self.metadata, "part")
 
     @property
     def end(self) -> dict[str, str]:
-        """What the recorder wrote when it ended; empty for a file that was cut."""
+        """What the recorder wrote at the end; empty for a file that was cut off."""
         with self._open() as file, contextlib.suppress(*BROKEN):
             record = record_at(file.fileno(), self.index.last_metadata)
             if record is not None and record.opcode == Opcode.METADATA:
@@ -79,12 +77,12 @@ class Part:
 
     @property
     def lost(self) -> int:
-        """Frames of the whole recording that had not got to the disk when the part ended, or else when it began."""
-        return max(count_in(self.metadata, "lost"), count_in(self.end, "lost"))
+        """Frames of the whole recording lost by the end of this part, or by its start if it has no end."""
+        return max(int_field(self.metadata, "lost"), int_field(self.end, "lost"))
 
     @property
     def index(self) -> Index:
-        """Where what is. Constant time for a file with its end, else a walk over its chunks' heads."""
+        """The file's chunks. Takes constant time for a file with its end, otherwise a walk from record to record."""
         if self._index is None:
             with self._open() as file:
                 self._index = read_index(file.fileno())
@@ -94,22 +92,22 @@ class Part:
         """The selected frames in file order, up to the end or the first damage.
 
         Args:
-            selection: What is wanted.
-            first: False leaves out frames that were repeated from the part before.
+            selection: Which frames.
+            first: False skips the frames that are repeated from the part before.
         """
         self.skipped, self.cut_tail = 0, False
-        whole = selection.whole
+        everything = selection.everything
         with self._open() as file:
-            source = self._raw(file.fileno()) if whole else self._selected(file.fileno(), selection)
+            source = self._raw(file.fileno()) if everything else self._selected(file.fileno(), selection)
             for raw, wanted in source:
                 if raw.sequence == 0 and not first:
                     continue
                 frame = self._frame(raw)
-                if frame is not None and (whole or self._wants(frame, selection, wanted)):
+                if frame is not None and (everything or self._wants(frame, selection, wanted)):
                     yield frame
 
     def attachments(self) -> dict[str, bytes]:
-        """The documents kept in the file, by name; as far as it is readable."""
+        """The documents in the file, by name, as far as it is readable."""
         found: dict[str, bytes] = {}
         with self._open() as file, contextlib.suppress(*BROKEN):
             for record in records(file.fileno()):
@@ -124,20 +122,22 @@ class Part:
         return _File(self.path)
 
     def _peek(self) -> dict[str, str]:
-        """Checks that this is a recording at all, so that the error comes before anything is drawn."""
+        """Reads the metadata, so that errors come before anything is drawn."""
         with self._open() as file:
             head = os.pread(file.fileno(), len(MAGIC), 0)
             if head != MAGIC:
                 what = "is empty" if not head else "is not an MCAP recording"
                 raise UsageError(f"{self.path}: {what}", "give a file that was written with --record")
             with contextlib.suppress(*BROKEN):
-                for record in itertools.islice(records(file.fileno()), _HEAD_RECORDS):
+                for record in itertools.islice(records(file.fileno()), _PEEK_RECORDS):
                     if record.opcode == Opcode.METADATA and (metadata := metadata_of(record)).name == "ddpwatch":
                         return dict(metadata.metadata)
-        raise UsageError(f"{self.path}: not a ddpwatch recording, or cut before its first second", "nothing to read")
+        raise UsageError(
+            f"{self.path}: not a ddpwatch recording, or cut off in its first second", "there is nothing to read in it"
+        )
 
     def _safely(self, source: Iterator[Record]) -> Iterator[Record]:
-        """Passes records up to the first damage; notes how the file ends."""
+        """Passes on records up to the first damage, and notes how the file ends."""
         ended = False
         try:
             for record in source:
@@ -148,7 +148,7 @@ class Part:
         self.cut_tail = not ended
 
     def _raw(self, fd: int) -> Iterator[tuple[RawMessage, bool]]:
-        """All messages, front to back; needs no index."""
+        """All messages from front to back. Needs no index."""
         chunk_at = 0
         for record in self._safely(records(fd)):
             if record.opcode == Opcode.CHUNK:
@@ -159,14 +159,14 @@ class Part:
                     break
                 for message in messages:
                     yield message, True
-            elif record.opcode == ROW_OPCODE and not tells_of(record, chunk_at):
-                break  # damage has made the chunk before it look like something else
+            elif record.opcode == ROW_OPCODE and not describes_chunk(record, chunk_at):
+                break  # the chunk before it is damaged and was not recognised
         else:
             return
         self.cut_tail = True
 
     def _selected(self, fd: int, selection: Selection) -> Iterator[tuple[RawMessage, bool]]:
-        """Messages of the chunks that the selection needs, and whether more than context is wanted of them."""
+        """Messages of the chunks that the selection needs, each with whether more than context is wanted."""
         self.cut_tail = not self.index.complete
         for row in self.index:
             wanted = selection.wants_chunk(row)
@@ -200,7 +200,7 @@ class Part:
 
 
 class _File:
-    """A file opened for reading at given places, with our error where that fails."""
+    """A file opened for reading; raises a UsageError if that fails."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -217,18 +217,18 @@ class _File:
         os.close(self._fd)
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """The file descriptor."""
         return self._fd
 
 
-def count_in(metadata: dict[str, str], name: str) -> int:
-    """A count that metadata holds; 0 where it holds none."""
+def int_field(metadata: dict[str, str], name: str) -> int:
+    """A count in metadata; 0 if it is missing or malformed."""
     text = metadata.get(name, "")
     return int(text) if text.isdecimal() and len(text) < 19 else 0
 
 
 def _checked_format(path: Path, metadata: dict[str, str]) -> str:
-    """A note on a file of a newer minor version: additions only, which are skipped; a newer major one is refused."""
+    """A note if the file has a newer minor version, whose additions are skipped. Refuses a newer major version."""
     text = metadata.get("schema_version", "")
     version = re.fullmatch(r"(\d{1,9})(?:\.(\d{1,9}))?", text, re.ASCII)
     if version is None or int(version[1]) > SCHEMA_VERSION:
@@ -236,5 +236,5 @@ def _checked_format(path: Path, metadata: dict[str, str]) -> str:
             f"{path}: recorded in format {text[:20]!r}, this ddpwatch reads up to {SCHEMA_VERSION}", "update ddpwatch"
         )
     if int(version[1]) == SCHEMA_VERSION and int(version[2] or 0) > SCHEMA_MINOR:
-        return f"{path.name} was recorded by a newer ddpwatch (format {text}): what this one does not know is left out"
+        return f"{path.name} was recorded by a newer ddpwatch (format {text}): its additions are left out"
     return ""

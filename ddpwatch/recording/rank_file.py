@@ -1,7 +1,7 @@
-"""A recording without a collector: every rank writes a file of its own, and the reader merges them.
+"""Recording without a collector: each rank writes its own file, and the reader merges them.
 
-For sites where only a shared disk connects the job with those who look at it. `RankFile` takes the place of the socket
-that a rank sends to.
+For sites where only a shared disk connects the job to its viewers. A `RankFile` replaces the socket that a rank sends
+to.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from ddpwatch.messages import Bye, Hello, decode
+from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.recording.resilient import RETRY_S, ResilientWriter
-from ddpwatch.recording.rotation import limits_from_environment
 from ddpwatch.transport import Envelope
 
 FLUSH_S = 0.5
@@ -25,18 +25,18 @@ _log = logging.getLogger("ddpwatch.recording")
 
 
 class RankFile:
-    """One rank's file: ``DIRECTORY/RUN/rank00042.mcap``. Call from one thread.
+    """One rank's file: ``DIRECTORY/RUN/rank00042.mcap``. Not thread-safe.
 
-    A disk that fails ends nothing: see `ResilientWriter`. Files of another run of that name are left alone: this one is
-    then called ``RUN-2``.
+    Survives a failing disk, see `ResilientWriter`. If another run has left a file of that name, this run is called
+    ``RUN-2``.
 
     Args:
-        directory: Where all ranks of the job record to; created where it is missing.
+        directory: Directory for all ranks of the job; created if it is missing.
         hello: Who the rank is, and in which run.
-        retry_s: Pause before the first try after an error.
+        retry_s: Pause before the first retry after an error.
 
     Raises:
-        UsageError: The limits in the environment are not understood.
+        UsageError: The limits in the environment are not valid.
 
     Attributes:
         path: The file.
@@ -59,15 +59,15 @@ class RankFile:
 
     @property
     def lost(self) -> int:
-        """Frames that did not get to the disk."""
+        """Frames that did not reach the disk."""
         return self._writer.lost
 
     def send(self, frame: bytes, flags: int = 0) -> None:
-        """Records a frame; at least every half second all of them reach the operating system.
+        """Records a frame. Frames reach the operating system within `FLUSH_S`, as long as more of them come.
 
         Args:
             frame: An encoded message.
-            flags: Ignored; sockets have it.
+            flags: Ignored, as sockets have it.
         """
         self._seq += 1
         message = decode(frame)
@@ -79,20 +79,24 @@ class RankFile:
             self._flushed = time.monotonic()
 
     def close(self, linger: int | None = None) -> None:
-        """Writes who ran and the end. What stood out is left to the report: one rank alone does not know."""
+        """Writes ``run.json`` and the end. There are no findings: these need all ranks.
+
+        Args:
+            linger: Ignored, as sockets have it.
+        """
         self._writer.close({"run.json": _run_document(self._hello, self._bye)})
         if self.lost:
-            _log.warning("%d frames of ddpwatch are not in %s: %s", self.lost, self.path, self._writer.error)
+            _log.warning("%d frames of ddpwatch are missing from %s: %s", self.lost, self.path, self._writer.error)
 
 
 def _free(directory: Path, name: str, file: str) -> Path:
-    """The file of that name in the folder of the run, or of ``NAME-2`` and so on where it is taken."""
+    """The path in the run's folder, or in ``NAME-2`` and so on if it is taken."""
     folders = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(path for folder in folders if not (path := directory / folder / file).exists())
 
 
 def _run_document(hello: Hello, bye: Bye | None) -> bytes:
-    """As `ddpwatch.analysis.attachments.AttachmentBuilder` makes it for all ranks together."""
+    """The counterpart for one rank of what `ddpwatch.analysis.attachments.AttachmentBuilder` writes for all."""
     end = None if bye is None else {key: value for key, value in msgspec.to_builtins(bye).items() if key in _END}
     run = {
         "id": hello.run_id,

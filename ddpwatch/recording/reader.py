@@ -1,8 +1,8 @@
-"""Reads a recording: one file, the parts of a rotated one, or a directory of one file per rank.
+"""Reads a recording: one file, the parts of a rotated one, or a directory with one file per rank.
 
-Recordings are untrusted input, and any file may end in the middle: what lies before the cut or the damage is read, and
-a note says that there was one. Reading everything goes front to back and needs no index; reading a selection uses the
-index, or a walk over the chunks' heads where the file has none.
+Recordings are untrusted input, and any file may end in the middle: everything before the cut or the damage is read, and
+`Recording.cut_tail` reports it. Reading everything goes from front to back and needs no index; reading a selection uses
+the index, or builds it where the file has none.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from pathlib import Path
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Hello, Message, Step
-from ddpwatch.recording.chain import chains_of, newest_run, with_siblings
-from ddpwatch.recording.container import NO_STEP
-from ddpwatch.recording.part import Frame, Part
+from ddpwatch.recording.part import Part
+from ddpwatch.recording.part_chain import chains_of, parts_of_newest_run, with_siblings
 from ddpwatch.recording.seek import Position
-from ddpwatch.recording.selection import Selection
-from ddpwatch.transport import Envelope
+from ddpwatch.recording.selection import CONTEXT_ONLY, Selection
+from ddpwatch.transport import Envelope, Frame
 
-NEARBY = 4096
+NEARBY_STEPS = 4096
 StrPath = str | os.PathLike[str]
 
 
 class Recording:
-    """A recording, to be passed through as often as wanted. Counters are final once a pass is.
+    """A recording, for any number of passes. The counters are those of the last pass.
 
     Args:
         path: A file, a directory with one file per rank, or several of these, which are merged by receive time. The
-            older parts of a rotated recording are found beside the newest. Of several runs in a directory the newest
-            is taken.
+            older parts of a rotated recording are found beside the newest. Of several runs in a directory, the newest
+            is read.
 
     Raises:
         UsageError: A file cannot be opened, is not an MCAP file, or was written by a newer major version.
@@ -40,10 +39,9 @@ class Recording:
     Attributes:
         frames: Frames read so far.
         skipped: Frames that could not be decoded (unknown type, damaged).
-        cut_tail: A file ends before its end was written; what was read lies before the cut.
-        seconds: From the first to the last frame, by receive time.
+        cut_tail: A file is damaged, or ends before its end was written; frames up to there were read.
         metadata: What the recorder wrote about the run.
-        notes: What a user should know about files that were left out, or are of a newer version.
+        notes: Warnings about files that were left out, or have a newer format.
         chains: The recordings that are merged: one, or one per rank.
     """
 
@@ -69,7 +67,7 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """Length of what was read, in seconds."""
+        """Receive time from the first to the last frame read, in seconds."""
         return max(0, self._last_ns - self._first_ns) / 1e9
 
     @property
@@ -79,7 +77,7 @@ class Recording:
 
     @property
     def steps(self) -> tuple[int, int] | None:
-        """First and last step number, from the index; None without a step, or where no index says."""
+        """First and last step number, from the index; None if there is no step, or no index lists them."""
         found = [steps for part in self.parts if (steps := part.index.steps) is not None]
         return (min(first for first, _ in found), max(last for _, last in found)) if found else None
 
@@ -91,22 +89,22 @@ class Recording:
 
     @property
     def dropped_parts(self) -> int:
-        """How many of the oldest parts of a rotated recording its recorder has removed."""
+        """How many of the oldest parts the recorder has removed to stay within its cap."""
         return sum(chain.dropped for chain in self.chains)
 
     @property
     def missing_parts(self) -> int:
-        """How many parts of a rotated recording are not where the others are."""
+        """How many parts are missing from the directory of the others."""
         return sum(chain.missing for chain in self.chains)
 
     @property
     def lost(self) -> int:
-        """Frames that did not get to the disk."""
+        """Frames that did not reach the disk."""
         return sum(chain.lost for chain in self.chains)
 
     @property
     def rank_files(self) -> list[int] | None:
-        """The ranks that have a file of their own; None where one file is about all of them."""
+        """The ranks that wrote these rank files; None for a recording of all ranks."""
         ranks = [chain.rank for chain in self.chains]
         return None if None in ranks else sorted(rank for rank in ranks if rank is not None)
 
@@ -115,7 +113,7 @@ class Recording:
         return self.select(Selection())
 
     def select(self, selection: Selection) -> Iterator[Frame]:
-        """The selected frames, preceded by what is needed to understand them."""
+        """The selected frames and their context."""
         self.frames = self.skipped = 0
         self._first_ns = self._last_ns = 0
         self.cut_tail = False
@@ -126,26 +124,26 @@ class Recording:
         self._note_ends()
 
     def seek(self, at_ns: int) -> Iterator[Frame]:
-        """What is needed to understand the rest, then the frames received from then on (ns since the Unix epoch)."""
+        """The frames received at ``at_ns`` (ns since the Unix epoch) or later, and their context."""
         return self.select(Selection(start_ns=at_ns))
 
     def lead_in(self, at_ns: int, steps: int, seconds: float) -> int:
-        """From which moment on to read so as to know, at ``at_ns``, that many steps and so long a time before it.
+        """Where to start reading to have so many steps and seconds of history at ``at_ns``. Reads only the index.
 
         Returns:
-            ns since the Unix epoch, for `seek`; 0 where everything is needed. Worked out from the index alone.
+            ns since the Unix epoch, for `seek`; 0 to read everything.
         """
         return min(chain.lead_in(at_ns, steps, int(seconds * 1e9)) for chain in self.chains)
 
     def find_step(self, number: int, back: bool = False) -> Position | None:
-        """The step of that number, or else the one after it (``back``: before it), once its last rank has sent it.
+        """The position of a step, or else of the next one (``back``: the previous one): when its last rank sent it.
 
         Returns:
-            None if there is none, or none within `NEARBY` steps before.
+            None if there is no such step, or with ``back`` none within `NEARBY_STEPS` before.
         """
         found = self._step_at(number)
         if found is None and back:
-            near = self._steps(Selection(max(number - NEARBY, 0), number, context=False))
+            near = self._steps(Selection(max(number - NEARBY_STEPS, 0), number, context=False))
             nearest = max((step.step for step, _ in near), default=None)
         elif found is None:
             nearest = next((step.step for step, _ in self._steps(Selection(number, context=False))), None)
@@ -154,25 +152,24 @@ class Recording:
         return None if nearest is None else self._step_at(nearest)
 
     def check(self, selection: Selection) -> None:
-        """Looks whether any step is selected, which takes no pass over the file.
+        """Checks that a step is selected, without a full pass over the file.
 
         Raises:
-            UsageError: None is; the hint says what there is.
+            UsageError: No step is; the hint says which there are.
         """
-        if not selection.whole and next(self._steps(replace(selection, context=False)), None) is None:
-            raise UsageError(f"{self.path}: nothing of what was selected is in it", self._what_there_is())
+        if not selection.everything and next(self._steps(replace(selection, context=False)), None) is None:
+            raise UsageError(f"{self.path}: nothing of what was selected is in it", self._contents())
 
     def attachments(self) -> dict[str, bytes]:
-        """The documents kept in the files, by name; the newest of each."""
+        """The documents in the files, by name; the newest of each."""
         return {name: data for part in self.parts for name, data in part.attachments().items()}
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _what_there_is(self) -> str:
-        introductions = Selection(first=NO_STEP)  # no step, and what is needed to understand any
-        ranks = {m.rank for chain in self.chains for m, _ in chain.frames(introductions) if isinstance(m, Hello)}
+    def _contents(self) -> str:
+        ranks = {m.rank for chain in self.chains for m, _ in chain.frames(CONTEXT_ONLY) if isinstance(m, Hello)}
         if self.steps is None or not ranks:
-            return "leave --steps and --ranks away"
+            return "omit --steps and --ranks"
         return f"it holds the steps {self.steps[0]} to {self.steps[1]} of the ranks {min(ranks)} to {max(ranks)}"
 
     def _step_at(self, number: int) -> Position | None:
@@ -180,7 +177,7 @@ class Recording:
         return Position(max(received), number) if received else None
 
     def _steps(self, selection: Selection) -> Iterator[tuple[Step, int]]:
-        """Without counting: another pass may be under way."""
+        """Steps and their receive times. Does not count frames, since another pass may be under way."""
         frames = (frame for chain in self.chains for frame in chain.frames(selection))
         return ((message, envelope.received_ns) for message, envelope in frames if isinstance(message, Step))
 
@@ -194,8 +191,8 @@ class Recording:
             except UsageError as error:
                 self.notes.append(f"left out: {error.message}")
         if not parts:
-            raise UsageError(f"{path}: no recording in this directory", "give one with .mcap files in it")
-        newest, note = newest_run(parts)
+            raise UsageError(f"{path}: no recording in this directory", "give a directory with .mcap files")
+        newest, note = parts_of_newest_run(parts)
         self.notes += [note] if note else []
         return newest
 

@@ -1,4 +1,4 @@
-"""A recording that outlives its disk: full, gone or read-only, it goes on as soon as there is room again."""
+"""Records on a disk that may fail: when it is full, gone or read-only, recording resumes once it works again."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from pathlib import Path
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Message
-from ddpwatch.recording.rotation import Introductions, Limits, RotatingWriter
+from ddpwatch.recording.limits import Limits
+from ddpwatch.recording.rotation import ContextMessages, RotatingWriter
 from ddpwatch.transport import Envelope
 
 RETRY_S = 2.0  # doubled after each failure
-LONGEST_RETRY_S = 60.0
+MAX_RETRY_S = 60.0
 _log = logging.getLogger("ddpwatch.recording")
 
 
 class ResilientWriter:
-    """Like `RotatingWriter`, but a disk that fails raises nothing: what does not get there is counted.
+    """Like `RotatingWriter`, but a failing disk raises nothing: lost frames are counted.
 
-    It tries again every few seconds and goes on in a new part; what was written before stays readable. Call from one
-    thread.
+    It retries every few seconds and continues in a new part; what was written before stays readable. Not thread-safe.
 
     Args:
         path: The recording.
-        about: Kept as its metadata.
-        limits: Of its size.
-        retry_s: Pause before the first try after an error.
-        make_folder: Create the file's directory where it is missing.
+        about: Its metadata.
+        limits: Its size limits.
+        retry_s: Pause before the first retry after an error.
+        make_folder: Create the file's directory if it is missing.
 
     Attributes:
-        lost: Frames that did not get to the disk.
-        error: What was wrong with the disk last; empty if nothing ever was.
+        lost: Frames that did not reach the disk.
+        error: The disk's last error; empty if there was none.
         nbytes: Size of all parts; None before the first byte.
     """
 
@@ -52,17 +52,17 @@ class ResilientWriter:
         self._limits = limits
         self._retry_s = retry_s
         self._make_folder = make_folder
-        self._introductions = Introductions()
+        self._context = ContextMessages()
         self._writer: RotatingWriter | None = None
-        self._broken_since: float | None = None
+        self._failed_at: float | None = None
         self._unflushed = 0
         self._open()
 
     def write_message(self, message: Message, envelope: Envelope) -> None:
-        """Adds one frame, or counts it as lost."""
-        self._mend()
-        if self._writer is None or self._broken_since is not None:
-            self._introductions.apply(message, envelope.received_ns)  # else the writer does
+        """Adds a frame, or counts it as lost."""
+        self._retry()
+        if self._writer is None or self._failed_at is not None:
+            self._context.apply(message, envelope.received_ns)  # otherwise the writer does it
             self.lost += 1
             return
         self._unflushed += 1
@@ -72,9 +72,9 @@ class ResilientWriter:
             self._fail(error)
 
     def flush(self) -> None:
-        """Hands everything to the operating system; what that refuses is lost."""
-        self._mend()
-        if self._writer is None or self._broken_since is not None:
+        """Hands everything to the operating system; frames that it refuses are lost."""
+        self._retry()
+        if self._writer is None or self._failed_at is not None:
             return
         try:
             self.nbytes = self._writer.flush()
@@ -83,16 +83,16 @@ class ResilientWriter:
             self._fail(error)
 
     def close(self, attachments: Mapping[str, bytes] | None = None, lost_before: int = 0) -> None:
-        """Writes index and end, with a last try where the disk has failed.
+        """Writes index and end; retries once more if the disk has failed.
 
         Args:
             attachments: See `RecordingWriter.close`.
-            lost_before: Frames that were lost on their way here; the recording tells of them, too.
+            lost_before: Frames that were lost on the way here; the recording counts them as well.
         """
         self.flush()
-        if self._broken_since is not None:
+        if self._failed_at is not None:
             self._open()
-        if self._writer is None or self._broken_since is not None:
+        if self._writer is None or self._failed_at is not None:
             return
         try:
             self._writer.close({"lost": str(self.lost + lost_before)}, attachments)
@@ -106,19 +106,19 @@ class ResilientWriter:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _mend(self) -> None:
-        if self._broken_since is not None and time.monotonic() - self._broken_since >= self._retry_s:
+    def _retry(self) -> None:
+        if self._failed_at is not None and time.monotonic() - self._failed_at >= self._retry_s:
             self._open()
 
     def _open(self) -> None:
-        self._broken_since = None
+        self._failed_at = None
         try:
             if self._make_folder:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             lost = {"lost": str(self.lost)}
             if self._writer is None:
                 about = {**self._about, **lost}
-                self._writer = RotatingWriter(self.path, about, self._limits, introductions=self._introductions)
+                self._writer = RotatingWriter(self.path, about, self._limits, context=self._context)
             else:
                 self._writer.reopen(lost)
         except (OSError, UsageError) as error:
@@ -127,10 +127,10 @@ class ResilientWriter:
     def _fail(self, error: OSError | UsageError) -> None:
         reason = error.message if isinstance(error, UsageError) else error.strerror or str(error)
         if not self.error:
-            _log.error("ddpwatch does not record to %s for now: %s", self.path, reason)
+            _log.error("ddpwatch does not record to %s until it can be written again: %s", self.path, reason)
         self.error = reason
         self.lost += self._unflushed
         self._unflushed = 0
-        self._broken_since = time.monotonic()
-        self._retry_s = min(LONGEST_RETRY_S, 2 * self._retry_s)
+        self._failed_at = time.monotonic()
+        self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s)
         self.abandon()

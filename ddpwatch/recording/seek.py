@@ -1,4 +1,4 @@
-"""Places in a recording: what a user types, and the moment it stands for."""
+"""Seek targets: what a user types, and the position in the recording that it means."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Protocol
 from ddpwatch.errors import UsageError
 
 _TIME = re.compile(r"(?:(?:(\d{1,3}):)?(\d{1,3}):)?(\d{1,6}(?:\.\d{1,9})?)(s?)")
-HINT = "a step (120) or a time from the begin (1:30, 90s)"
+HINT = "a step (120) or a time from the start (1:30, 90s)"
 
 
 @dataclass(frozen=True, slots=True)
 class SeekTarget:
-    """What was asked for: a step, or else so many seconds after the recording's begin."""
+    """A step, or else so many seconds after the start of the recording."""
 
     step: int | None = None
     seconds: float = 0.0
@@ -22,14 +22,14 @@ class SeekTarget:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A moment (receive time in ns since the Unix epoch), and the step that it shows, if one was meant."""
+    """A moment (receive time in ns since the Unix epoch), and its step if the target was one."""
 
     at_ns: int
     step: int | None = None
 
 
 class Searchable(Protocol):
-    """What `locate` needs of a recording."""
+    """What `locate` needs from a recording."""
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -40,41 +40,40 @@ class Searchable(Protocol):
 
 
 def parse_target(text: str) -> SeekTarget:
-    """``120`` is a step; ``1:30``, ``1:02:03``, ``90s`` and ``1.5s`` are times.
+    """Parses a step (``120``) or a time (``1:30``, ``1:02:03``, ``90s``, ``1.5s``).
 
     Raises:
-        UsageError: It is something else.
+        UsageError: The text is something else.
     """
     text = text.strip()
     if text.isdecimal() and len(text) <= 15:
         return SeekTarget(step=int(text))
     match = _TIME.fullmatch(text)
     if match is None or not (match[2] or match[4]):
-        raise UsageError(f"{text!r} is not a place in a recording", f"give {HINT}")
+        raise UsageError(f"{text!r} is neither a step nor a time", f"give {HINT}")
     return SeekTarget(seconds=3600 * int(match[1] or 0) + 60 * int(match[2] or 0) + float(match[3]))
 
 
-def locate(recording: Searchable, spot: SeekTarget) -> Position:
-    """The moment that is meant; of a step that is not there, the next one.
+def locate(recording: Searchable, target: SeekTarget) -> Position:
+    """Finds the position of a target; for a step that was not recorded, that of the next one.
 
     Raises:
-        UsageError: It lies beyond the recording's end.
+        UsageError: The target lies beyond the end of the recording.
     """
-    if spot.step is not None:
-        found = recording.find_step(spot.step)
+    if target.step is not None:
+        found = recording.find_step(target.step)
         if found is None:
-            raise UsageError(f"the recording ends before step {spot.step}", f"give {HINT}")
+            raise UsageError(f"the recording ends before step {target.step}", f"give {HINT}")
         return found
-    begin_ns, end_ns = recording.span_ns
-    at_ns = begin_ns + int(spot.seconds * 1e9)
+    start_ns, end_ns = recording.span_ns
+    at_ns = start_ns + int(target.seconds * 1e9)
     if at_ns > end_ns:
-        raise UsageError(f"the recording is only {minutes((end_ns - begin_ns) / 1e9)} long", f"give {HINT}")
+        raise UsageError(f"the recording is only {duration_text((end_ns - start_ns) / 1e9)} long", f"give {HINT}")
     return Position(at_ns)
 
 
-def minutes(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """``1:05``, or ``1:02:05`` from an hour on."""
-    whole = int(seconds)
-    hours, rest = divmod(whole, 3600)
+    hours, rest = divmod(int(seconds), 3600)
     text = f"{rest // 60}:{rest % 60:02d}"
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else text

@@ -1,4 +1,4 @@
-"""Which part of a recording is wanted: steps, ranks, and from which moment on."""
+"""Selects from a recording: by step, rank and receive time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ddpwatch.messages import Beat, Bye, Hello, Layout, Mark, Message, Step
 from ddpwatch.recording.container import NO_STEP, ChunkRow, kind_bit
 
 CONTEXT = (Hello, Layout, Bye, Mark)
-_NEEDED = (Hello, Layout, Bye)
-_NEEDED_KINDS = sum(kind_bit(kind) for kind in ("hello", "layout", "bye"))
+_ALWAYS = (Hello, Layout, Bye)
+_ALWAYS_KINDS = sum(kind_bit(kind) for kind in ("hello", "layout", "bye"))
 _MARK = kind_bit("mark")
 _STEP = kind_bit("step")
 
@@ -19,15 +19,15 @@ _STEP = kind_bit("step")
 class Selection:
     """Steps ``first`` to ``stop - 1``, of these ranks, received at ``start_ns`` or later.
 
-    What is needed to understand the rest (who the ranks are, how buckets are laid out, ends) is selected whatever the
-    steps and the moment; so are marks, but for those from before ``start_ns``.
+    The context that frames need to be understood (who the ranks are, bucket layouts, ends) is always selected; so are
+    marks received at ``start_ns`` or later.
 
     Attributes:
         first: First step.
-        stop: The step after the last one; None for all.
+        stop: The step after the last one; None for no end.
         ranks: None for all.
         start_ns: ns since the Unix epoch.
-        context: False leaves out even what is needed: for finding a place, not for understanding it.
+        context: False leaves out the context, too: to find a position, not to understand it.
     """
 
     first: int = 0
@@ -37,12 +37,12 @@ class Selection:
     context: bool = True
 
     @property
-    def whole(self) -> bool:
-        """Whether nothing is left out."""
+    def everything(self) -> bool:
+        """Whether all frames are selected."""
         return self == Selection()
 
     def narrowed(self, other: Selection) -> Selection:
-        """What both select."""
+        """The intersection of both."""
         stops = [stop for stop in (self.stop, other.stop) if stop is not None]
         ranks = [ranks for ranks in (self.ranks, other.ranks) if ranks is not None]
         return Selection(
@@ -54,26 +54,26 @@ class Selection:
         )
 
     def wants_chunk(self, row: ChunkRow) -> bool:
-        """Whether the chunk may hold more than context."""
+        """Whether the chunk may hold selected frames other than context."""
         if row.end_ns < self.start_ns:
             return False
         if self.first == 0 and self.stop is None:
             return True
         if row.kinds & _STEP and row.first_step > row.last_step:
-            return True  # it has steps, and does not say which
+            return True  # it holds steps and does not say which
         return row.first_step < (NO_STEP if self.stop is None else self.stop) and row.last_step >= self.first
 
     def wants_context(self, row: ChunkRow) -> bool:
-        """Whether the chunk may hold what the rest needs."""
+        """Whether the chunk may hold context."""
         marks = 0 if row.end_ns < self.start_ns else _MARK
-        return self.context and bool(row.kinds & (_NEEDED_KINDS | marks))
+        return self.context and bool(row.kinds & (_ALWAYS_KINDS | marks))
 
     def wants(self, message: Message, received_ns: int) -> bool:
         """Whether the message is selected."""
         rank = getattr(message, "rank", None)
         if self.ranks is not None and rank is not None and rank not in self.ranks:
             return False
-        if isinstance(message, _NEEDED):
+        if isinstance(message, _ALWAYS):
             return self.context
         if received_ns < self.start_ns:
             return False
@@ -84,30 +84,33 @@ class Selection:
         return True
 
 
+CONTEXT_ONLY = Selection(first=NO_STEP)  # no step at all, and the context of any
+
+
 def parse_steps(text: str | None) -> tuple[int, int | None]:
-    """``A:B`` as in Python: from A up to but not including B; either may be missing. ``A`` alone is one step.
+    """Parses ``A:B``, which excludes B as in Python; either may be missing. ``A`` alone is one step.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: The text is something else.
     """
     if text is None:
         return 0, None
     first, colon, stop = text.strip().partition(":")
     try:
-        begin = int(first) if first else 0
-        end = (int(stop) if stop else None) if colon else begin + 1
+        start = int(first) if first else 0
+        end = (int(stop) if stop else None) if colon else start + 1
     except ValueError:
-        raise _bad("--steps", text, "A:B, from step A up to but not including B, e.g. 100:200") from None
-    if begin < 0 or (end is not None and end <= begin) or not text.strip():
+        raise _bad("--steps", text, "A:B for the steps from A up to but not including B, e.g. 100:200") from None
+    if start < 0 or (end is not None and end <= start) or not text.strip():
         raise _bad("--steps", text, "A:B with A < B, e.g. 100:200")
-    return begin, end
+    return start, end
 
 
 def parse_ranks(text: str | None) -> frozenset[int] | None:
-    """``0,2,4-7``; None for all.
+    """Parses ``0,2,4-7``; None means all ranks.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: The text is something else.
     """
     if text is None:
         return None
@@ -115,21 +118,21 @@ def parse_ranks(text: str | None) -> frozenset[int] | None:
     for item in text.split(","):
         first, dash, last = item.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or len(first + last) > 14:
-            raise _bad("--ranks", text, "ranks and ranges of them, e.g. 0,2,4-7")
+            raise _bad("--ranks", text, "ranks and ranges of ranks, e.g. 0,2,4-7")
         end = int(last) if dash else int(first)
         if end >= 1 << 20:
             raise _bad("--ranks", text, "rank numbers below 1048576")
         ranks.update(range(int(first), end + 1))
     if not ranks:
-        raise _bad("--ranks", text, "ranges that go upwards, e.g. 4-7")
+        raise _bad("--ranks", text, "ascending ranges, e.g. 4-7")
     return frozenset(ranks)
 
 
 def selection_of(steps: str | None, ranks: str | None) -> Selection:
-    """What the options ``--steps`` and ``--ranks`` select."""
+    """The selection of the options ``--steps`` and ``--ranks``."""
     first, stop = parse_steps(steps)
     return Selection(first, stop, parse_ranks(ranks))
 
 
 def _bad(option: str, text: str, hint: str) -> UsageError:
-    return UsageError(f"{option} {text!r} is not understood", f"give {hint}")
+    return UsageError(f"{option} {text!r} is not valid", f"give {hint}")

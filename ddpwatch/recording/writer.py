@@ -1,7 +1,7 @@
-"""Writes a recording: the raw frames with their receive time, in an MCAP file.
+"""Writes a recording: the frames with their receive times, in an MCAP file.
 
-One channel per message type, frames as msgpack, zstd chunks. A chunk is closed at least once a second, so a
-``kill -9`` loses at most that second; a reader finds everything before the cut without an index.
+There is one channel per message type, with msgpack frames in zstd chunks. Recorders flush at least once a second, which
+closes the chunk: ``kill -9`` loses at most that second, and a reader needs no index for the rest.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ddpwatch.transport import Envelope
 from ddpwatch.version import __version__
 
 PROFILE = "ddpwatch"
-SCHEMA_MINOR = 0  # grows with additions to recordings that an older reader may leave out
+SCHEMA_MINOR = 0  # grows with additions that an older reader may skip
 _SCHEMAS: dict[str, bytes] = {}
 
 
 def step_of(message: Message) -> int | None:
-    """The step that a frame belongs to in the index."""
+    """The step under which the index lists a message, if any."""
     return message.step if isinstance(message, Step) else None
 
 
 class RecordingWriter:
-    """One recording being written.
+    """Writes one file.
 
     Args:
-        path: The file; must be creatable. An existing one is replaced.
-        about: Free text about the run, kept as the file's metadata.
+        path: The file. An existing one is replaced.
+        about: Free text about the run, for the file's metadata.
 
     Attributes:
         frames: Frames written so far.
@@ -50,9 +50,7 @@ class RecordingWriter:
         try:
             self._file = open(self.path, "wb")  # noqa: SIM115 - lives as long as the writer
         except OSError as error:
-            raise UsageError(
-                f"{path}: {error.strerror}", "give --record a file in a directory you can write"
-            ) from error
+            raise UsageError(f"{path}: {error.strerror}", "give a file in a directory that you can write to") from error
         status = os.fstat(self._file.fileno())
         self._identity = (status.st_dev, status.st_ino)
         head = {
@@ -68,11 +66,11 @@ class RecordingWriter:
         except OSError as error:
             self.abandon()
             with contextlib.suppress(OSError):
-                self.path.unlink()  # it holds nothing
-            raise UsageError(f"{path}: {error.strerror}", "make room, or record elsewhere") from error
+                self.path.unlink()  # it is empty
+            raise UsageError(f"{path}: {error.strerror}", "free some space, or record elsewhere") from error
 
     def write(self, envelope: Envelope, kind: str, step: int | None = None) -> None:
-        """Adds one frame of that message type; the index learns its step, if it has one. May raise OSError."""
+        """Adds a frame of that message type; ``step`` goes into the index. May raise OSError."""
         if step is None and kind == "step":
             with contextlib.suppress(FrameError):
                 step = step_of(decode(envelope.frame))
@@ -81,7 +79,7 @@ class RecordingWriter:
         self.frames += 1
 
     def write_message(self, message: Message, envelope: Envelope) -> None:
-        """Adds one frame whose message is at hand. May raise OSError."""
+        """Adds a frame that is already decoded. May raise OSError."""
         self.write(envelope, type_name(message), step_of(message))
 
     def flush(self) -> int:
@@ -89,7 +87,7 @@ class RecordingWriter:
         return self._writer.flush()
 
     def in_place(self) -> bool:
-        """Whether the file is still where it was created: it may have been removed, or its directory."""
+        """Whether the file is still at its path; it or its directory may have been removed."""
         try:
             status = self.path.stat()
         except OSError:
@@ -105,8 +103,8 @@ class RecordingWriter:
         """Writes index and end.
 
         Args:
-            end: Text about how the recording went, kept as metadata `END_NAME`.
-            attachments: JSON documents to keep in the file, by name.
+            end: How the recording went, for the metadata `END_NAME`.
+            attachments: JSON documents to add to the file, by name.
         """
         try:
             for name, content in (attachments or {}).items():
@@ -118,7 +116,7 @@ class RecordingWriter:
             self._file.close()
 
     def abandon(self) -> None:
-        """Lets go of the file without an end: what was flushed stays readable."""
+        """Closes the file without an end; what was flushed stays readable."""
         with contextlib.suppress(OSError):  # the last buffer may be what the disk refused
             self._file.close()
 

@@ -10,7 +10,8 @@ from textual.app import App
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.seek import HINT, SeekTarget, parse_target
 from ddpwatch.rundir import RunInfo
-from ddpwatch.tui.feed import Frame, LiveFeed
+from ddpwatch.transport import Frame
+from ddpwatch.tui.feed import LiveFeed
 from ddpwatch.tui.paint.palette import SCHEMES
 from ddpwatch.tui.rank_filter import HELP as FILTER_HELP
 from ddpwatch.tui.replay import FileFeed

@@ -16,14 +16,12 @@ from typing import Protocol
 
 from ddpwatch import rundir
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Bye, Message
+from ddpwatch.messages import Bye
 from ddpwatch.recording.reader import Recording
 from ddpwatch.rundir import RunInfo
 from ddpwatch.sources import LiveSource, Source
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Frame
 from ddpwatch.tui.job_output import OutputTail
-
-Frame = tuple[Message, Envelope]
 
 POLL_S = 0.1
 LOOK_S = 0.5

@@ -19,6 +19,7 @@ from ddpwatch.errors import UsageError
 from ddpwatch.messages import Step
 from ddpwatch.recording.seek import Position, SeekTarget, locate
 from ddpwatch.state import KEEP_STEPS
+from ddpwatch.transport import Frame
 from ddpwatch.tui.feed import (
     BATCH,
     POLL_S,
@@ -26,7 +27,6 @@ from ddpwatch.tui.feed import (
     Attached,
     AttachFeed,
     FeedEvent,
-    Frame,
     LiveFeed,
     Missed,
     Over,

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ddpwatch.messages import Mark, Step
 from ddpwatch.state import RunState, StepAcrossRanks
-from ddpwatch.tui.feed import BATCH, Frame
+from ddpwatch.transport import Frame
+from ddpwatch.tui.feed import BATCH
 from ddpwatch.tui.models.log import JobOutput, RunLog
 from ddpwatch.tui.models.overview import (
     SUMMARY_NS,

@@ -7,8 +7,7 @@ from pathlib import Path
 from ddpwatch.export.chrome_trace import align, write_chrome
 from ddpwatch.messages import Mark, Message
 from ddpwatch.state import RunState, StepAcrossRanks
-from ddpwatch.transport import Envelope
-from ddpwatch.tui.feed import Frame
+from ddpwatch.transport import Envelope, Frame
 
 
 def step_frames(state: RunState, view: StepAcrossRanks) -> list[Frame]:

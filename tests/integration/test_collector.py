@@ -1,4 +1,4 @@
-"""The collector process against ranks that the test plays itself, well-behaved and hostile."""
+"""The collector process with fake ranks, well-behaved and hostile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.jobs import PATIENCE_S, live, messages, read_until
 
 
 class Stage:
-    """A collector, and a socket that plays the ranks."""
+    """A collector, and a socket in place of the ranks."""
 
     def __init__(self, record: Path, world_size: int = 1) -> None:
         self.run_id = rundir.new_run_id("stage")
@@ -138,7 +138,7 @@ def test_retention_is_bounded_and_keeps_the_newest(stage: Stage) -> None:
     assert [m.step for m in messages(frames, Step)] == list(range(900 - 512, 900))
 
 
-def test_a_rank_whose_process_is_gone_gets_its_goodbye_said(stage: Stage) -> None:
+def test_a_rank_whose_process_is_gone_gets_a_goodbye_from_the_collector(stage: Stage) -> None:
     rank = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     hello = stage.hello(0)
     hello.pid = rank.pid
@@ -155,7 +155,7 @@ def test_a_rank_whose_process_is_gone_gets_its_goodbye_said(stage: Stage) -> Non
     assert stage.process.wait(PATIENCE_S) == 0
 
 
-def test_a_recording_that_cannot_be_written_is_said(run_directory: Path, tmp_path: Path) -> None:
+def test_a_recording_that_cannot_be_written_is_reported(run_directory: Path, tmp_path: Path) -> None:
     stage = Stage(tmp_path / "missing" / "file.mcap")
     try:
         stage.send(stage.hello(), step(1))

@@ -1,4 +1,4 @@
-"""The recorder against what disks and users do to it: full, removed, killed; and the same figures live and replayed."""
+"""The recorder with disks that are full, removed or slow; kills; and equal figures live and in a replay."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ddpwatch import rundir
 from ddpwatch.analysis.window import summarise
 from ddpwatch.collector.recording_thread import RecordingThread
 from ddpwatch.messages import Beat, Bye, Message, Status, Step, encode
+from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.reader import Recording
-from ddpwatch.recording.rotation import Limits
 from ddpwatch.report.build import report_of
 from ddpwatch.state import RunState
 from ddpwatch.transport import Envelope
@@ -87,7 +87,7 @@ def test_an_error_in_the_middle_continues_in_a_new_part(
     feed(recorder, 5, 3)
     wait_for(lambda: recorder.lost >= 3, "the loss is counted")
     monkeypatch.undo()
-    wait_for(lambda: (tmp_path / "disk" / "a.0000.mcap").exists(), "the next part begins")
+    wait_for(lambda: (tmp_path / "disk" / "a.0000.mcap").exists(), "the next part starts")
     feed(recorder, 8, 5)
     recorder.finish()
     assert steps_in(tmp_path / "disk" / "a.mcap") == [*range(5), *range(8, 13)]
@@ -99,7 +99,7 @@ def broken(*_: object) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_a_full_disk(recorder: RecordingThread, tmp_path: Path) -> None:
-    """The first half stays readable, the second is counted, and once there is room again it is recorded."""
+    """What was written stays readable, losses are counted, and recording resumes once there is room again."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=False).returncode:
@@ -130,10 +130,10 @@ def test_a_full_disk(recorder: RecordingThread, tmp_path: Path) -> None:
 def test_a_disk_that_does_not_answer_delays_nobody(
     recorder: RecordingThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frames queue up to the bound; what is beyond is lost and counted, and taking a frame never waits."""
+    """Frames queue up to the limit; those beyond it are lost and counted, and taking a frame never waits."""
     (tmp_path / "disk").mkdir()
     monkeypatch.setattr("ddpwatch.collector.recording_thread.BACKLOG_BYTES", 10_000)
-    feed(recorder, 0, 200)  # its thread has not begun: nothing is written
+    feed(recorder, 0, 200)  # its thread has not started, so nothing is written
     assert recorder.lost > 100
     assert "the disk is too slow" in recorder.state.error
     recorder.start()
@@ -142,7 +142,7 @@ def test_a_disk_that_does_not_answer_delays_nobody(
     assert len(kept) + recorder.lost == 200
 
 
-def test_an_error_of_our_own_is_told_and_counted(
+def test_a_bug_in_the_recorder_is_reported_and_counted(
     recorder: RecordingThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(*_: object) -> None:
@@ -162,7 +162,7 @@ def test_an_error_of_our_own_is_told_and_counted(
 
 @pytest.mark.usefixtures("run_directory")
 def test_a_killed_viewer_that_records_harms_nobody(tmp_path: Path) -> None:
-    """`ddpwatch record` is killed: its file is readable, and the run goes on to its end."""
+    """After a kill of `ddpwatch record` its file is readable, and the run continues."""
     stage = Stage(tmp_path / "own.mcap")
     try:
         stage.send(stage.hello(), *[step_of(0, n) for n in range(20)])
@@ -190,7 +190,7 @@ def test_a_killed_viewer_that_records_harms_nobody(tmp_path: Path) -> None:
 def _has_steps(file: Path, count: int) -> bool:
     try:
         return len(steps_in(file)) >= count
-    except Exception:  # it has only just been created
+    except Exception:  # it was created just now
         return False
 
 
@@ -198,7 +198,7 @@ def _has_steps(file: Path, count: int) -> bool:
 
 
 def snapshot(state: RunState) -> object:
-    """All that a view shows of a state."""
+    """Everything that a view shows of a state."""
     newest = state.newest_step()
     return (
         state.run_id, state.world_size, state.now_ns, state.frames, list(state.steps), state.presence(),
@@ -218,7 +218,7 @@ def test_live_and_replay_agree_after_every_frame(tmp_path: Path) -> None:
             stage.send(*[m for m, _ in run_of(ranks=2, steps=40, seed=3) if not isinstance(m, Bye)])
             stage.send(Beat(rank=1, at_ns=5, step=39, phase="sync", since_ns=1, in_flight=[1]))
             frames = read_until(source, lambda seen: len(messages(seen, Step)) == 80, "all steps")
-            frames += read_until(source, lambda seen: messages(seen, Status), "a word of the collector")
+            frames += read_until(source, lambda seen: messages(seen, Status), "a status")
             stage.send(*[Bye(rank=rank, by="rank", reason="finished", at_ns=9) for rank in (0, 1)])
             frames += read_until(source, lambda seen: any(m.rank is None for m in messages(seen, Bye)), "the end")
         stage.process.wait()
@@ -232,9 +232,9 @@ def test_live_and_replay_agree_after_every_frame(tmp_path: Path) -> None:
         shown.apply(message, envelope.received_ns)
         lived.append(snapshot(shown))
     replayed = RunState()
-    for place, (message, envelope) in enumerate(recorded[offset : offset + len(frames)]):
+    for number, (message, envelope) in enumerate(recorded[offset : offset + len(frames)]):
         replayed.apply(message, envelope.received_ns)
-        assert snapshot(replayed) == lived[place]
+        assert snapshot(replayed) == lived[number]
     assert asdict(summarise(replayed.recent())) == asdict(summarise(shown.recent()))
     assert len(lived) > 90
 

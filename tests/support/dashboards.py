@@ -13,9 +13,9 @@ from textual.pilot import Pilot
 from ddpwatch.messages import Message
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.rundir import RunInfo
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Envelope, Frame
 from ddpwatch.tui.app import DashboardApp
-from ddpwatch.tui.feed import AttachFeed, Frame
+from ddpwatch.tui.feed import AttachFeed
 from ddpwatch.tui.replay import FrameList, ReplayFeed
 from ddpwatch.tui.settings import Settings
 from tests.support.frames import MS, enveloped

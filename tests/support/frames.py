@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ddpwatch.messages import Beat, BucketLayout, Bye, Device, Hello, Layout, Message, Span, Status, Step, encode
 from ddpwatch.state import RunState
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Envelope, Frame
 
 MS = 1_000_000
 STEP_MS = 100
@@ -104,7 +104,7 @@ def run(steps: int = 40, world: int = 2, late_rank: int | None = None, late_ms: 
             yield device(number // 10, 40.0 + number % 40)
 
 
-def enveloped(messages: Iterator[Message] | list[Message], every_ms: int = 50) -> list[tuple[Message, Envelope]]:
+def enveloped(messages: Iterator[Message] | list[Message], every_ms: int = 50) -> list[Frame]:
     """Frames as a source yields them, one every ``every_ms``."""
     return [
         (message, Envelope(seq, EPOCH_NS + seq * every_ms * MS, encode(message)))

@@ -16,14 +16,14 @@ import psutil
 from ddpwatch import rundir
 from ddpwatch.messages import Message
 from ddpwatch.sources import LiveSource
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Frame
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests" / "integration" / "scripts"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 DDPWATCH = [sys.executable, "-c", "from ddpwatch.cli import main; main()"]
 PATIENCE_S = 60.0
-Frames = list[tuple[Message, Envelope]]
+Frames = list[Frame]
 
 
 class Job:

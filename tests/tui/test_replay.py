@@ -10,7 +10,7 @@ from ddpwatch.analysis.window import summarise
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Mark
 from ddpwatch.recording.reader import Recording
-from ddpwatch.recording.seek import Position, SeekTarget, locate, minutes, parse_target
+from ddpwatch.recording.seek import Position, SeekTarget, duration_text, locate, parse_target
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.state import KEEP_STEPS, RunState
 from ddpwatch.tui.app import DashboardApp
@@ -37,7 +37,7 @@ class TestPlaces:
 
     @pytest.mark.parametrize("text", ["", "x", "-3", "1:", "1.5", ":", "s", "1:2:3:4", "9" * 40])
     def test_what_makes_no_sense(self, text):
-        with pytest.raises(UsageError, match="not a place"):
+        with pytest.raises(UsageError, match="neither a step nor a time"):
             parse_target(text)
 
     def test_where_they_are(self):
@@ -51,8 +51,8 @@ class TestPlaces:
         with pytest.raises(UsageError, match="only 0:02 long"):
             locate(film, SeekTarget(seconds=3))
 
-    def test_minutes(self):
-        assert [minutes(s) for s in (0, 65.9, 3600, 3725)] == ["0:00", "1:05", "1:00:00", "1:02:05"]
+    def test_duration_text(self):
+        assert [duration_text(s) for s in (0, 65.9, 3600, 3725)] == ["0:00", "1:05", "1:00:00", "1:02:05"]
 
 
 class TestPacer:

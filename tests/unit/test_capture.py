@@ -1,4 +1,4 @@
-"""Recording as a viewer: until the end that was asked for, and with a word about a disk that fails."""
+"""Recording as a viewer: when it ends, and how it reports a failing disk."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 from ddpwatch.capture import capture
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.messages import Bye, Message, Step, encode
+from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.reader import Recording
-from ddpwatch.recording.rotation import Limits
 from ddpwatch.report.build import report_of
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Envelope, Frame
 from tests.support.runs import run_of
 
 
 class Played:
-    """A source that gives a run in batches; something may happen before each."""
+    """A source that yields a run in batches, and calls ``before`` ahead of each."""
 
     def __init__(self, frames: list[tuple[Message, int]], before: Callable[[int], object] = lambda batch: None) -> None:
         self.over = False
@@ -30,7 +30,7 @@ class Played:
         self._before = before
         self._batch = 0
 
-    def read(self, timeout_s: float, limit: int = 5000) -> list[tuple[Message, Envelope]]:
+    def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
         self._before(self._batch)
         self._batch += 1
         batch, self._frames = self._frames[:10], self._frames[10:]
@@ -76,7 +76,7 @@ def test_within_limits(tmp_path: Path) -> None:
     assert detailed == [0, 10, 20]
 
 
-def test_a_disk_that_fails_is_told_with_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_failing_disk_says_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddpwatch.capture.FLUSH_S", 0.0)
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -94,7 +94,7 @@ def test_a_disk_that_fails_is_told_with_what_was_kept(tmp_path: Path, monkeypatc
     assert len(list(Recording(tmp_path / "elsewhere" / "a.mcap"))) == 40
 
 
-def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_to(tmp_path: Path) -> None:
     source = Played(run())
     with pytest.raises(UsageError, match="No such file or directory"):
         capture(source, tmp_path / "missing" / "a.mcap", None, None)

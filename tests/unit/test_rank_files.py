@@ -1,4 +1,4 @@
-"""A file per rank: what a disk does to it, which runs are read together, and following all files at once."""
+"""Rank files: failing disks, which runs are read together, and following all files at once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.messages import Beat, Bye, Hello, Message, Step, encode
 from ddpwatch.recording import follow
 from ddpwatch.recording.follow import FollowSource
+from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.rank_file import RankFile
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.resilient import ResilientWriter
-from ddpwatch.recording.rotation import Limits
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
 from ddpwatch.transport import Envelope
@@ -33,8 +33,8 @@ def hello(rank: int = 0, run_id: str = "train-1", world: int = 2) -> Hello:
     return msgspec.structs.replace(hello_of(rank, world), run_id=run_id)
 
 
-def begun(folder: Path, rank: int = 0, run_id: str = "train-1", world: int = 2) -> RankFile:
-    """A rank's file with its introduction; it looks at a failed disk with every frame."""
+def started(folder: Path, rank: int = 0, run_id: str = "train-1", world: int = 2) -> RankFile:
+    """A rank file with its hello; it retries a failed disk at every frame."""
     file = RankFile(folder, hello(rank, run_id, world), retry_s=0.0)
     file.send(encode(hello(rank, run_id, world)))
     return file
@@ -46,7 +46,7 @@ def add(file: RankFile, rank: int, *steps: int) -> None:
 
 
 def recorded(folder: Path, rank: int = 0, run_id: str = "train-1", steps: int = 5, world: int = 2) -> Path:
-    file = begun(folder, rank, run_id, world)
+    file = started(folder, rank, run_id, world)
     add(file, rank, *range(steps))
     file.send(encode(Bye(rank=rank, by="rank", reason="finished", at_ns=1)))
     file.close()
@@ -65,7 +65,7 @@ def kinds(folder: Path) -> dict[str, dict[str, object]]:
 
 
 def test_files_of_ranks_are_merged(tmp_path: Path) -> None:
-    files = [begun(tmp_path, rank, "my run/1") for rank in (1, 0)]
+    files = [started(tmp_path, rank, "my run/1") for rank in (1, 0)]
     for number in range(3):
         for rank, file in zip((1, 0), files, strict=True):
             add(file, rank, number)
@@ -91,17 +91,17 @@ def test_a_file_that_is_there_already_is_not_overwritten(tmp_path: Path) -> None
 
 
 def test_who_ran_is_attached(tmp_path: Path) -> None:
-    """As the collector attaches it, for this rank alone; what stood out no rank alone can know."""
+    """The same document as the collector's, for this rank alone; findings need all ranks."""
     bye = Bye(rank=0, by="rank", reason="exception", detail="X", at_ns=7, step=3, phase="sync", in_flight=[1])
-    file = begun(tmp_path)
+    file = started(tmp_path)
     add(file, 0, 0, 1)
     file.send(encode(bye))
     file.close()
-    closing = AttachmentBuilder()
+    attachments = AttachmentBuilder()
     for message in (hello(), bye):
-        closing.apply(message)
+        attachments.apply(message)
     found = Recording(file.path).attachments()
-    assert json.loads(found["run.json"]) == json.loads(closing.documents()["run.json"])
+    assert json.loads(found["run.json"]) == json.loads(attachments.documents()["run.json"])
     assert "findings.json" not in found
 
 
@@ -118,8 +118,8 @@ def remove_the_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("strike", [remove_the_file, remove_the_folder, remove_everything])
-def test_what_is_removed_under_way_begins_anew(strike: object, tmp_path: Path) -> None:
-    file = begun(tmp_path / "files")
+def test_recording_starts_again_after_its_files_are_removed(strike: object, tmp_path: Path) -> None:
+    file = started(tmp_path / "files")
     add(file, 0, 0, 1, 2)
     strike(file.path)  # type: ignore[operator]
     add(file, 0, 3, 4, 5, 6)
@@ -127,7 +127,7 @@ def test_what_is_removed_under_way_begins_anew(strike: object, tmp_path: Path) -
     assert 1 <= file.lost <= 3
     report = report_of(tmp_path / "files")
     assert report["recording"]["lost"] == file.lost
-    assert report["run"]["world_size"] == 2  # the introduction is repeated
+    assert report["run"]["world_size"] == 2  # the hello is repeated
     assert report["ranks"][0]["steps"] == 4 - file.lost
     assert {"recording_lost", "missing_parts", "missing_ranks"} <= kinds(tmp_path / "files").keys()
     assert kinds(tmp_path / "files")["recording_lost"]["evidence"] == {"lost": file.lost}
@@ -139,7 +139,7 @@ def test_a_disk_that_is_full_for_a_while(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    file = begun(tmp_path)
+    file = started(tmp_path)
     add(file, 0, 0, 1)
     with monkeypatch.context() as patch:
         patch.setattr("ddpwatch.recording.mcap_writer.McapWriter.close_chunk", full)
@@ -154,8 +154,8 @@ def test_a_disk_that_is_full_for_a_while(
 
 
 def test_killed_after_a_loss(tmp_path: Path) -> None:
-    """The part that came after it knows of the loss from its beginning on."""
-    file = begun(tmp_path)
+    """The metadata of the next part already counts the loss."""
+    file = started(tmp_path)
     add(file, 0, 0)
     file.path.unlink()
     add(file, 0, 1, 2, 3)
@@ -165,10 +165,10 @@ def test_killed_after_a_loss(tmp_path: Path) -> None:
     assert (found["cut_tail"], found["lost"]) == (True, file.lost)
 
 
-def test_a_place_that_cannot_be_written_to_at_first(tmp_path: Path) -> None:
-    """The introduction comes late, but it comes."""
+def test_a_path_that_cannot_be_written_to_at_first(tmp_path: Path) -> None:
+    """The hello is recorded late, but it is recorded."""
     (tmp_path / "files").write_text("in the way")
-    file = begun(tmp_path / "files")
+    file = started(tmp_path / "files")
     add(file, 0, 0, 1)
     (tmp_path / "files").unlink()
     add(file, 0, 2, 3)
@@ -181,9 +181,9 @@ def test_a_place_that_cannot_be_written_to_at_first(tmp_path: Path) -> None:
     assert recording.lost == 3
 
 
-def test_a_place_that_can_never_be_written_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_path_that_can_never_be_written_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "files").write_text("in the way")
-    file = begun(tmp_path / "files")
+    file = started(tmp_path / "files")
     add(file, 0, 0, 1)
     file.close()
     assert file.lost == 3
@@ -217,7 +217,7 @@ def test_a_rank_without_a_file_is_named(tmp_path: Path) -> None:
 
 
 def test_of_several_runs_the_newest_is_read(tmp_path: Path) -> None:
-    """An elastic restart, and another job with other ranks: nothing of them gets into the report."""
+    """The report leaves out an elastic restart and another job with other ranks."""
     for run_id, ranks, steps in (("b", 4, 7), ("b.1", 2, 3), ("a", 3, 5)):
         for rank in range(ranks):
             recorded(tmp_path, rank, run_id, steps, world=ranks)
@@ -233,11 +233,11 @@ def test_of_several_runs_the_newest_is_read(tmp_path: Path) -> None:
     assert report_of(tmp_path)["recording"]["notes"] == recording.notes
 
 
-def test_recordings_that_do_not_name_their_run_are_told_apart(tmp_path: Path) -> None:
-    for place, (folder, run_id) in enumerate([("x", "r"), ("y", "r"), ("y", "s")]):
+def test_recordings_that_do_not_name_their_run_are_kept_apart(tmp_path: Path) -> None:
+    for number, (folder, run_id) in enumerate([("x", "r"), ("y", "r"), ("y", "s")]):
         (tmp_path / folder).mkdir(exist_ok=True)
-        writer = RecordingWriter(tmp_path / folder / f"{place}.mcap", {"recorder": "viewer"})
-        writer.write_message(hello(0, run_id), Envelope(1, 10**18 + place, encode(hello(0, run_id))))
+        writer = RecordingWriter(tmp_path / folder / f"{number}.mcap", {"recorder": "viewer"})
+        writer.write_message(hello(0, run_id), Envelope(1, 10**18 + number, encode(hello(0, run_id))))
         writer.close()
     recording = Recording(tmp_path)
     assert [message.run_id for message, _ in recording if isinstance(message, Hello)] == ["s"]
@@ -255,13 +255,13 @@ def read(source: FollowSource) -> list[Message]:
 
 
 def test_all_files_are_followed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that comes later; in the order of time; to the end of the last one."""
+    """In order of time, to the end of the last one, and including one that starts later."""
     monkeypatch.setattr(follow, "SEARCH_S", 0.0)
     recorded(tmp_path, 0, "an older run")
-    files = [begun(tmp_path, 0)]
+    files = [started(tmp_path, 0)]
     source = FollowSource(tmp_path, sleep=lambda _: None)
     assert [type(m).__name__ for m in read(source)] == ["Hello"]
-    files.append(begun(tmp_path, 1))
+    files.append(started(tmp_path, 1))
     seen = read(source)
     for number in range(20):
         for rank, file in enumerate(files):
@@ -270,7 +270,7 @@ def test_all_files_are_followed_together(tmp_path: Path, monkeypatch: pytest.Mon
         assert not source.over
     steps = [(m.step, m.rank) for m in seen if isinstance(m, Step)]
     assert steps == [(n, r) for n in range(20) for r in (0, 1)][: len(steps)]
-    assert len(steps) >= 39  # the newest frame waits for a word of the other rank
+    assert len(steps) >= 39  # the newest frame waits for one of the other rank
     files[0].close()
     assert not source.over
     files[1].close()
@@ -281,7 +281,7 @@ def test_all_files_are_followed_together(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_rank_that_is_behind_is_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [begun(tmp_path, rank) for rank in (0, 1)]
+    files = [started(tmp_path, rank) for rank in (0, 1)]
     source = FollowSource(tmp_path, sleep=lambda _: None)
     read(source)
     add(files[0], 0, 0, 1, 2)

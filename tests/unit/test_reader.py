@@ -1,4 +1,4 @@
-"""Finding a place in a recording, selecting from it, following it, merging parts; and what hostile files may not do."""
+"""Seeking in a recording, selecting from it, following it, merging its parts; and reading hostile files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,10 @@ from ddpwatch.errors import UsageError
 from ddpwatch.messages import Beat, BucketLayout, Bye, Hello, Layout, Message, Step, encode
 from ddpwatch.recording import container, open_recording
 from ddpwatch.recording.follow import FollowSource
+from ddpwatch.recording.limits import Limits, environment_of, limits_from_environment, parse_bytes
 from ddpwatch.recording.part import Part
 from ddpwatch.recording.reader import Recording
-from ddpwatch.recording.rotation import (
-    Limits,
-    RotatingWriter,
-    environment_of,
-    limits_from_environment,
-    parse_bytes,
-    summary_of,
-)
+from ddpwatch.recording.rotation import RotatingWriter, summary_of
 from ddpwatch.recording.seek import Position
 from ddpwatch.recording.selection import Selection, parse_ranks, parse_steps, selection_of
 from ddpwatch.recording.writer import RecordingWriter
@@ -46,7 +40,7 @@ def step(number: int, rank: int = 0) -> Step:
 
 
 def messages(steps: int, ranks: int = 2) -> Iterator[tuple[Message, int]]:
-    """A run: who, how, steps with heartbeats, the end; with receive times."""
+    """A run with receive times: hellos, layouts, steps with heartbeats, ends."""
     for rank in range(ranks):
         yield Hello(run_id="r", rank=rank, world_size=ranks, host="h", pid=1), BEGIN
         yield Layout(rank=rank, params=["w", "b"], buckets=[BucketLayout(0, 8, [0, 1])]), BEGIN
@@ -87,14 +81,14 @@ def test_steps_are_found_through_the_index_and_without_it(end: bool, tmp_path: P
     assert recording.steps == (0, 39)
     assert steps_of(recording.select(Selection(17, 20))) == [(n, r) for n in (17, 18, 19) for r in (0, 1)]
     found = list(recording.select(Selection(17, 20)))
-    assert kinds_of(found)[:4] == ["Hello", "Layout", "Hello", "Layout"]  # what the rest needs comes first
+    assert kinds_of(found)[:4] == ["Hello", "Layout", "Hello", "Layout"]  # the context comes first
     assert kinds_of(found)[-2:] == ["Bye", "Bye"]
     assert recording.cut_tail is not end
     assert steps_of(recording.select(Selection(38))) == [(38, 0), (38, 1), (39, 0), (39, 1)]
 
 
 def test_kinds_keep_their_bits() -> None:
-    """Files hold them: a new type of message comes last."""
+    """Recordings store them, so a new message type comes last."""
     assert container.KINDS[:8] == ("hello", "layout", "step", "beat", "mark", "device", "bye", "status")
     assert container.kind_bit("something new") == 1 << 15
 
@@ -107,7 +101,7 @@ def test_the_last_chunk_is_in_the_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [True, False])
-def test_a_moment_is_found(end: bool, tmp_path: Path) -> None:
+def test_a_time_is_found(end: bool, tmp_path: Path) -> None:
     recording = Recording(record(tmp_path / "a.mcap", end=end))
     everything = list(recording)
     for number in (0, 1, 7, 23, 39):
@@ -129,7 +123,7 @@ def test_seeking_reads_only_what_it_needs(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("ddpwatch.recording.part.chunk_messages", lambda content: opened.append(1) or real(content))
     assert len(steps_of(recording.select(Selection(200, 202)))) == 4
     assert chunks > 60
-    assert len(opened) <= 4  # the first (introductions), the one or two with the steps, the last (goodbyes)
+    assert len(opened) <= 4  # the first (context), the one or two with the steps, the last (goodbyes)
 
 
 def test_selecting_ranks(tmp_path: Path) -> None:
@@ -147,14 +141,14 @@ def test_steps_are_given_as_in_python(text: str | None, meant: tuple[int, int | 
 
 
 @pytest.mark.parametrize("text", ["", "a:b", "7:3", "3:3", "-1:4", "1:2:3"])
-def test_steps_that_make_no_sense(text: str) -> None:
+def test_steps_that_are_not_valid(text: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_steps(text)
     assert error.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "x", "3-1", "1,,2", "-1", "0-99999999"])
-def test_ranks_that_make_no_sense(text: str) -> None:
+def test_ranks_that_are_not_valid(text: str) -> None:
     with pytest.raises(UsageError):
         parse_ranks(text)
 
@@ -174,11 +168,11 @@ def test_other_mcap_tools_read_it(tmp_path: Path) -> None:
 
 
 def test_a_rotated_recording_reads_as_one(tmp_path: Path) -> None:
-    whole = [m for m, _ in Recording(record(tmp_path / "whole.mcap", steps=200))]
+    expected = [m for m, _ in Recording(record(tmp_path / "one.mcap", steps=200))]
     rotated = Recording(record(tmp_path / "a.mcap", steps=200, limits=Limits(part_bytes=5000)))
     assert len(rotated.parts) > 3
-    assert [m for m, _ in rotated] == whole
-    assert [e.seq for _, e in rotated] == list(range(1, len(whole) + 1))
+    assert [m for m, _ in rotated] == expected
+    assert [e.seq for _, e in rotated] == list(range(1, len(expected) + 1))
     assert not rotated.cut_tail
     assert rotated.steps == (0, 199)
 
@@ -224,7 +218,7 @@ def test_summaries_keep_everything_but_hooks(tmp_path: Path) -> None:
 
 
 def test_killed_in_the_middle_of_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recording is there under its name at any moment."""
+    """The recording can be opened under its name at any moment."""
 
     class Killed(BaseException):
         pass
@@ -244,8 +238,8 @@ def test_killed_in_the_middle_of_a_rotation(tmp_path: Path, monkeypatch: pytest.
     assert [message.step for message, _ in Recording(tmp_path / "a.mcap") if isinstance(message, Step)] == [0]
 
 
-def test_a_part_that_is_gone_is_said(tmp_path: Path) -> None:
-    """One in the middle, the oldest, the newest; parts that the cap has dropped are something else."""
+def test_missing_parts_are_reported(tmp_path: Path) -> None:
+    """One in the middle, the oldest, the newest; parts dropped by the cap count separately."""
     record(tmp_path / "a.mcap", steps=200, limits=Limits(part_bytes=5000))
     assert Recording(tmp_path / "a.mcap").missing_parts == 0
     (tmp_path / "a.0002.mcap").unlink()
@@ -264,7 +258,7 @@ def test_a_part_that_is_gone_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("selection", [Selection(), Selection(10, 20), Selection(ranks=frozenset({1}))])
-def test_what_was_lost_is_told_whatever_is_selected(selection: Selection, tmp_path: Path) -> None:
+def test_losses_are_reported_for_every_selection(selection: Selection, tmp_path: Path) -> None:
     writer = RecordingWriter(tmp_path / "a.mcap")
     for number, (message, at) in enumerate(messages(40)):
         writer.write_message(message, Envelope(number + 1, at, encode(message)))
@@ -303,13 +297,13 @@ def test_sizes(text: str, nbytes: int) -> None:
     assert parse_bytes(text) == nbytes
 
 
-def test_options_become_the_limits_that_they_mean() -> None:
+def test_options_become_limits() -> None:
     assert limits_from_environment(environment_of("2GB", 10)) == Limits(max_bytes=2 << 30, every=10)
     assert limits_from_environment(environment_of(None, 1)) == Limits()
 
 
 @pytest.mark.parametrize("text", ["", "many", "10k", "-5MB", "5 parsecs"])
-def test_sizes_that_make_no_sense(text: str) -> None:
+def test_sizes_that_are_not_valid(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size"):
         parse_bytes(text)
 
@@ -364,7 +358,7 @@ def chunk_of(packed: bytes, size: int, name: bytes = b"zstd") -> bytes:
 
 
 def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
-    """Both that of an honest chunk and that of one that lies about its size."""
+    """Neither in an honest chunk nor in one that lies about its size."""
     bomb = zstandard.compress(bytes(200 << 20))
     data = record(tmp_path / "a.mcap", end=False).read_bytes()
     for claimed in (200 << 20, 1000):
@@ -377,10 +371,10 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
 @settings(max_examples=250, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_damage_anywhere_is_survived(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Bytes turned over at random places: a prefix, or our error; by every way of reading."""
+    """Bits flipped at random offsets: every way of reading gives a prefix, or a UsageError."""
     folder = tmp_path_factory.getbasetemp()
-    whole = folder / "whole.mcap"
-    data = bytearray((whole if whole.exists() else record(whole)).read_bytes())
+    intact = folder / "intact.mcap"
+    data = bytearray((intact if intact.exists() else record(intact)).read_bytes())
     dice = random.Random(seed)
     for _ in range(dice.randint(1, 6)):
         data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
@@ -427,13 +421,13 @@ def test_a_chunk_made_unrecognisable_is_not_skipped_in_silence(tmp_path: Path) -
 
 
 def test_an_index_that_lies_is_not_believed(tmp_path: Path) -> None:
-    """Rows that point nowhere or backwards make the reader walk."""
+    """If rows point nowhere or backwards, the reader walks from record to record."""
     file = record(tmp_path / "a.mcap")
     data = file.read_bytes()
     rows = b"".join(row.pack() for row in Part(file).index)
-    place = data.rindex(rows)
+    offset_of_rows = data.rindex(rows)
     for offset in (1 << 60, 0):
-        lying = data[: place + 56] + struct.pack("<Q", offset) + data[place + 64 :]
+        lying = data[: offset_of_rows + 56] + struct.pack("<Q", offset) + data[offset_of_rows + 64 :]
         (tmp_path / "b.mcap").write_bytes(lying)
         recording = Recording(tmp_path / "b.mcap")
         assert len(steps_of(recording.select(Selection(10, 12)))) == 4

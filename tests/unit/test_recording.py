@@ -1,4 +1,4 @@
-"""Recordings: what was written is read, and a cut anywhere costs no more than what lies behind it."""
+"""Recordings: what was written is read, and a cut costs no more than the frames after it."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
 def test_damage_in_the_middle_ends_the_reading_there(tmp_path: Path) -> None:
     write(tmp_path / "a.mcap", 20)
     data = bytearray((tmp_path / "a.mcap").read_bytes())
-    place = data.index(b"zstd", data.index(b"zstd") + 1) + 40  # inside the second chunk
-    data[place : place + 8] = bytes(8)
+    offset = data.index(b"zstd", data.index(b"zstd") + 1) + 40  # inside the second chunk
+    data[offset : offset + 8] = bytes(8)
     (tmp_path / "a.mcap").write_bytes(data)
     recording = Recording(tmp_path / "a.mcap")
     found = numbers(recording)
@@ -113,7 +113,7 @@ def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         Recording(tmp_path / "a.mcap")
 
 
-def test_a_file_that_cannot_be_created_is_said(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file or directory"):
         RecordingWriter(tmp_path / "missing" / "a.mcap")
 

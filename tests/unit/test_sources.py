@@ -1,4 +1,4 @@
-"""What a live view is given, and what it counts as missed, over real sockets with a collector made up."""
+"""What a live source receives and what it counts as missed, over real sockets with a fake collector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpwatch.transport import LIVE, SNAPSHOT, Envelope
 
 
 class Publisher:
-    """Publishes numbered heartbeats, loses some of them, and retains others."""
+    """Publishes numbered heartbeats, loses some of them, and keeps others for a snapshot."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = transport.Context()
@@ -25,14 +25,14 @@ class Publisher:
         for number in numbers:
             self._socket.send_multipart(self._envelope(number).parts(LIVE))
 
-    def answer(self, retained: list[int], newest: int) -> None:
-        """Waits until a viewer asks for what is retained."""
+    def answer(self, kept: list[int], newest: int) -> None:
+        """Waits until a viewer asks for a snapshot, and sends these numbers."""
         while True:
             assert self._socket.poll(5000), "no viewer asks"
             request = self._socket.recv()
             if request[:1] == b"\x01" and request[1:].startswith(SNAPSHOT):
                 break
-        for number in retained:
+        for number in kept:
             self._socket.send_multipart(self._envelope(number).parts(request[1:]))
         self._socket.send_multipart(Envelope(newest, 1, b"").parts(request[1:]))
 
@@ -75,8 +75,8 @@ def test_a_late_viewer_has_missed_nothing(publisher: Publisher, source: LiveSour
     assert source.missed == 0
 
 
-def test_what_is_not_retained_of_a_gap_is_missed(publisher: Publisher, source: LiveSource) -> None:
-    """Of 11 to 20 three are retained; the frames after the gap count for none of them."""
+def test_frames_of_a_gap_that_no_snapshot_has_are_missed(publisher: Publisher, source: LiveSource) -> None:
+    """The snapshot has three of 11 to 20; frames after the gap do not make up for the others."""
     publisher.answer([10], 10)
     assert read(source, 1) == [10]
     source.read(1.0)

@@ -13,11 +13,11 @@ from typing import Any
 from ddpwatch.analysis.compare import Change, Difference, RunSeries, changes, compare, figures_of
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.tables import groups
-from ddpwatch.messages import Hello, Message
+from ddpwatch.messages import Hello
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.state import StepAcrossRanks
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Frame
 from ddpwatch.tui.text import UNKNOWN, clean, number
 
 BASELINE_STEPS = 500
@@ -112,7 +112,7 @@ class Baseline:
         self.ready = True
         self.version += 1
 
-    def _noted(self, frames: Iterable[tuple[Message, Envelope]]) -> Iterable[tuple[Message, Envelope]]:
+    def _noted(self, frames: Iterable[Frame]) -> Iterable[Frame]:
         for message, envelope in frames:
             if isinstance(message, Hello) and (self.hello is None or message.rank <= self.hello.rank):
                 self.hello = message

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.verdict import Severity
-from ddpwatch.recording.seek import minutes
+from ddpwatch.recording.seek import duration_text
 from ddpwatch.tui.models.history import NEW_STEPS, SPARK_STEPS
 from ddpwatch.tui.models.overview import Link, LinkState, Overview
 from ddpwatch.tui.paint.canvas import Canvas, Row
@@ -124,7 +124,7 @@ def _identity(model: Overview) -> list[Field]:
 
 def _place(link: LinkState) -> Field:
     """Where a replay is, and how long it is."""
-    text = f"{minutes(link.position_s)}/{minutes(link.length_s)}"
+    text = f"{duration_text(link.position_s)}/{duration_text(link.length_s)}"
     return Field(f"{text} over and over" if link.loop else text, f"{text} loop" if link.loop else text, 0)
 
 
