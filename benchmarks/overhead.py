@@ -112,7 +112,7 @@ class Watched:
         for hooks, ours in self._hooks:
             for key in ours:
                 del hooks[key]
-        self._probe._observe_group(ddp, False)
+        self._probe.reducer_group.switch(ddp, False)
 
 
 @contextmanager
