@@ -113,6 +113,16 @@ class Watched:
         self.recorder.use(sampling=sampling)
         self.probe = DdpProbe(self.ddp, 0, 100, self.recorder, self.layouts.append, self.errors.append, on_wait)
 
+    @property
+    def longest_forward_ns(self) -> int:
+        """In here lies the difference between DDP's clock and the probe's, in any step."""
+        return max(backward.forward_ns for backward in self.backwards)
+
+    @property
+    def longest_lag_ns(self) -> int:
+        """No bucket took longer from its last gradient to its launch, in any step."""
+        return max(last - first for backward in self.backwards for first, last in backward.windows)
+
     def train(self, steps: int) -> list[Step]:
         optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.1)
         for _ in range(steps):
@@ -136,15 +146,10 @@ class Watched:
         self.backwards.append(Backward(forward_ns, [(nap[1], after) for nap, after in zip(naps, starts, strict=True)]))
 
 
-def assert_launches_lie_between_the_naps(step: Step, watched: Watched, longest_lag_ns: int) -> None:
-    """Each launch is at or after its layer's nap, and at most this much after the start of the next one.
-
-    A derived launch may be late by what the test itself has measured: the forward, in which both DDP's clock and the
-    probe's start, and the time from a bucket's last gradient to its launch in another step.
-    """
-    seen = watched.backwards[step.step]
-    for launch, (earliest, latest) in zip(step.bucket_launch, seen.windows, strict=True):
-        assert earliest <= step.start_ns + launch <= latest + seen.forward_ns + longest_lag_ns
+def assert_launches_lie_between_the_naps(step: Step, watched: Watched, early_ns: int = 0, late_ns: int = 0) -> None:
+    """Each launch lies between its layer's nap and the next one, or outside by no more than the test has measured."""
+    for launch, (earliest, latest) in zip(step.bucket_launch, watched.backwards[step.step].windows, strict=True):
+        assert earliest - early_ns <= step.start_ns + launch <= latest + late_ns
 
 
 class FutureGroup:

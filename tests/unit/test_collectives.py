@@ -37,7 +37,7 @@ def test_a_comm_hook_that_was_there_before_is_left_alone() -> None:
     assert steps[3].bucket_done == [None] * LAYERS
     backward = next(span for span in steps[3].spans if span.phase == "backward")
     assert steps[3].bucket_launch[3] - backward.start > 2 * NAP_S * 1e9
-    assert_launches_lie_between_the_naps(steps[3], watched, 0)
+    assert_launches_lie_between_the_naps(steps[3], watched, late_ns=watched.longest_forward_ns)
 
 
 def test_a_comm_hook_that_comes_later_is_seen_and_shown_as_it_was_given() -> None:
@@ -64,7 +64,7 @@ def test_a_module_that_is_given_another_group_is_seen_on(monkeypatch: pytest.Mon
 
 
 def test_a_thread_of_the_group_keeps_its_python_state() -> None:
-    """Else it makes one for each callback, in which nothing of the last one is left."""
+    """Otherwise each callback gets a new one, without the attributes that the last one set."""
     kept: dict[int, list[bool]] = {}
     done = threading.Semaphore(0)
 
@@ -88,7 +88,7 @@ def test_a_thread_of_the_group_keeps_its_python_state() -> None:
 
 
 def test_a_comm_hook_sees_sparse_gradients() -> None:
-    """Their bytes are those of their values."""
+    """Their size is that of their values."""
     ddp = DistributedDataParallel(nn.EmbeddingBag(10, 4, sparse=True))
     records: list[StepRecord] = []
     errors: list[Exception] = []
@@ -192,7 +192,7 @@ def test_a_comm_hook_runs_unwrapped_where_process_groups_have_hooks(monkeypatch:
 
 
 def method_of(group: FutureGroup, name: str) -> Callable[..., Any]:
-    """The stand-in's method as one of every process group."""
+    """A method of the stand-in, to be patched into every process group."""
     return lambda self, hook: getattr(group, name)(hook)
 
 
@@ -205,7 +205,7 @@ def test_the_groups_backend_stays_bound_to_its_device() -> None:
 
 
 def test_no_collective_runs_in_the_base_class() -> None:
-    """There torch would hold the GIL and wait for a lock, whose owner may be waiting for the GIL."""
+    """In the base class torch would hold the GIL and wait for a lock, whose owner may be waiting for the GIL."""
     base = dist.ProcessGroup
     collectives = {
         name for name in dir(base) if re.search("-> .*Work$", getattr(base, name).__doc__ or "", re.MULTILINE)

@@ -44,7 +44,8 @@ def mixed() -> tuple[list[Step], Watched]:
 def test_a_shadow_step_has_launches_that_nobody_saw(mixed: tuple[list[Step], Watched]) -> None:
     """The layers nap in the backward, so launches lie a nap apart; from DDP's own ready times as from stamps."""
     steps, watched = mixed
-    longest_lag_ns = max(last - first for seen in watched.backwards for first, last in seen.windows)
+    early_ns = watched.longest_forward_ns
+    late_ns = watched.longest_forward_ns + watched.longest_lag_ns
     shadows = [step for step in steps if step.status == "shadow"]
     assert [step.step for step in shadows] == [5, 7, 9, 11]
     assert {bool(step.hook_param) for step in shadows} == {True, False}
@@ -56,8 +57,8 @@ def test_a_shadow_step_has_launches_that_nobody_saw(mixed: tuple[list[Step], Wat
         assert len(shadow.hook_param) == (2 * LAYERS if chosen(shadow.step, HOOKS_PERIOD) else 0)
         backward = next(span for span in shadow.spans if span.phase == "backward")
         for position, launch in enumerate(shadow.bucket_launch):
-            assert NAP_S * (position + 1) * 1e9 <= launch - backward.start
-        assert_launches_lie_between_the_naps(shadow, watched, longest_lag_ns)
+            assert NAP_S * (position + 1) * 1e9 <= launch - backward.start + early_ns
+        assert_launches_lie_between_the_naps(shadow, watched, early_ns, late_ns)
 
 
 def test_a_full_step_sees_every_bucket(mixed: tuple[list[Step], Watched]) -> None:
@@ -69,8 +70,7 @@ def test_a_full_step_sees_every_bucket(mixed: tuple[list[Step], Watched]) -> Non
         )
         assert len(step.hook_param) == 2 * LAYERS
         assert min(step.hook_param) == 100
-        for launch, (earliest, latest) in zip(step.bucket_launch, watched.backwards[step.step].windows, strict=True):
-            assert earliest <= step.start_ns + launch <= latest
+        assert_launches_lie_between_the_naps(step, watched)
 
 
 def test_ready_times_are_known_once_ddp_logs_what_is_in_its_buckets(mixed: tuple[list[Step], Watched]) -> None:
@@ -126,7 +126,7 @@ def test_a_module_can_be_watched_again() -> None:
 
 
 def test_two_modules_whose_forwards_lie_in_another_step_than_their_backwards() -> None:
-    """As in a GAN: the generator's forward comes before the discriminator's step. Each is seen or derived, always."""
+    """As in a GAN: the generator's forward comes before the discriminator's step. Each backward is seen or derived."""
     generator = Watched(shadows())
     recorder = generator.recorder
     discriminator = DistributedDataParallel(Layer(8, 8), bucket_cap_mb=0.0002)
@@ -160,7 +160,7 @@ class Hooked(Layer):
 
 
 def test_hooks_on_an_output_live_beside_the_probes() -> None:
-    """The module's own, which was there before, and the user's, one of them taken off again."""
+    """The module's own, registered before, and the user's, of which one is removed again."""
     watched = Watched()
     watched.ddp.module.append(Hooked(8, 8))  # DDP does not know its parameters, and need not
     seen: list[torch.Tensor] = []
