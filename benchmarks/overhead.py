@@ -140,7 +140,7 @@ class Watched:
         for registry, hooks in self._hooks:
             for key in hooks:
                 del registry[key]
-        self._probe._observe_group(ddp, False)
+        self._probe.reducer_group.switch(ddp, False)
 
 
 @contextmanager

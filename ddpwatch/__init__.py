@@ -3,7 +3,7 @@
     import ddpwatch
     ddpwatch.watch(ddp_model)
 
-Importing it loads neither torch nor textual; both names below bring torch in when they are first used.
+Importing it loads neither torch nor textual. The first use of `watch` or `mark` loads torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The black box: what a rank was doing at the very moment it died.
 
-A heartbeat is up to 0.7 s old, several steps on a fast job, and comes when it is convenient. So each rank also keeps
-its phase, its step and the buckets in flight in a page of shared memory (a file in the rendezvous directory). Writing
-it costs well under a microsecond and no system call; the collector reads it once the process is gone, however it went.
+A heartbeat is up to 0.7 s old (several steps of a fast job) and is sent when that is convenient. So each rank also
+keeps its phase, its step and the buckets in flight in a page of shared memory, a file in the run directory. Writing it
+costs well under a microsecond and no system call. The collector reads it once the process is gone, for any reason.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, get_args
 
-PHASES: Final = ("", "input", "forward", "between", "backward", "sync", "optimizer")
+# Where training is. "" is an unwatched step; "between" lies inside a step, outside its recorded phases.
+Phase = Literal["", "input", "forward", "between", "backward", "sync", "optimizer"]
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 _CODES: Final = {phase: code for code, phase in enumerate(PHASES)}
 _HEAD: Final = struct.Struct("<8sQB")
 _STEP: Final = struct.Struct("<Q")
@@ -30,19 +32,23 @@ class LastState:
     """Step, phase and the indices of the buckets that were launched and not done."""
 
     step: int
-    phase: str
+    phase: Phase
     in_flight: list[int]
 
 
 class BlackBox:
-    """The writing end, in a rank. Until it has a file it writes into plain memory."""
+    """The writing end, in a rank. It writes into plain memory until it has a file."""
 
     def __init__(self) -> None:
         self._page: bytearray | mmap.mmap = bytearray(SIZE)
         _HEAD.pack_into(self._page, 0, _MAGIC, 0, _CODES["input"])
 
     def open(self, path: Path) -> None:
-        """Moves into a file. Raises OSError if there is no room for it: a full disk must show now, not as a SIGBUS."""
+        """Moves into a file.
+
+        Raises:
+            OSError: The disk is full: that must show now, not as a SIGBUS later.
+        """
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             os.posix_fallocate(file, 0, SIZE)
@@ -52,27 +58,27 @@ class BlackBox:
         page[:] = bytes(self._page)
         self._page = page
 
-    def begin(self, step: int) -> None:
-        """That step begins."""
+    def begin_step(self, step: int) -> None:
+        """Notes the number of the step that starts."""
         _STEP.pack_into(self._page, _STEP_AT, step)
 
-    def enter(self, phase: str) -> None:
-        """Training is in that phase of the step now. One byte: this runs several times a step, in cold caches."""
+    def enter(self, phase: Phase) -> None:
+        """Notes the phase that starts. One byte: this runs several times a step, in cold caches."""
         self._page[_PHASE_AT] = _CODES[phase]
 
     def launch(self, bucket: int) -> None:
-        """A bucket is on its way."""
+        """Notes that a bucket is in flight."""
         if bucket < SIZE - _BUCKETS_AT:
             self._page[_BUCKETS_AT + bucket] = 1
 
     def done(self, bucket: int) -> None:
-        """A bucket has arrived. May be called from any thread."""
+        """Notes that a bucket is no longer in flight. Safe on any thread."""
         if bucket < SIZE - _BUCKETS_AT:
             self._page[_BUCKETS_AT + bucket] = 0
 
 
 def read(path: Path) -> LastState | None:
-    """What a black box says; None if it is not there or not one."""
+    """The last state in a black box; None if there is no such file, or if it is something else."""
     try:
         page = path.read_bytes()
     except OSError:

@@ -1,6 +1,6 @@
-"""Which clock a process stamps with, and which processes are there.
+"""Which clock a process stamps with, and whether a process is alive.
 
-Two processes share a clock if boot id and time namespace are equal.
+Two processes share a clock if their boot id and time namespace are equal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""`ddpwatch run -- COMMAND`: watches a job that knows nothing of ddpwatch.
+"""`ddpwatch run -- COMMAND`: watches a job that does not know ddpwatch.
 
-The command runs as it is, with a bootstrap on its ``PYTHONPATH``. Its exit code is ours, the signals to us are its.
+The command runs unchanged, with a bootstrap on its ``PYTHONPATH``. ddpwatch passes signals on to it, and exits with its
+exit code.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from ddpwatch.rundir import RunInfo
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "path"
 END_GRACE_S = 5.0  # for the collector to close its recording after the job
 RELAY_POLL_S = 0.2
-TAIL_LINES = 20
-ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
-PASSED_ON = ENDING | {signal.SIGUSR1, signal.SIGUSR2}  # schedulers announce the end of a job's time with these
+OUTPUT_LINES = 20
+TERMINATING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
+FORWARDED = TERMINATING | {signal.SIGUSR1, signal.SIGUSR2}  # schedulers announce a job's time limit with these
 KEYS = {signal.SIGINT, signal.SIGQUIT}  # Ctrl-C and Ctrl-\\
 REFUSALS = {
     errno.ENOENT: ("command not found", "give the whole command after --"),
     errno.EACCES: ("permission denied", "chmod +x it, or put its interpreter in front, e.g. python"),
-    errno.ENOEXEC: ("neither a program nor a script that begins with #!", "put its interpreter in front, e.g. sh"),
-    errno.E2BIG: ("the argument list is too long", "put arguments into a file; the environment counts, too"),
+    errno.ENOEXEC: ("neither a program nor a script that starts with #!", "put its interpreter in front, e.g. sh"),
+    errno.E2BIG: ("the argument list is too long", "put arguments into a file; the environment counts as well"),
 }
 
 
 class JobOverError(DdpwatchError):
-    """The job ended before anything of it could be watched."""
+    """The job ended before there was a run to watch."""
 
 
 class Launch:
@@ -49,58 +50,71 @@ class Launch:
     Args:
         command: The job's command line.
         record: File to record to, or None.
-        limits: Of that file, as environment variables.
+        limits: The file's limits, as environment variables.
 
     Raises:
         UsageError: There is no command.
-        DdpwatchError: The rendezvous directory cannot be used; better known before the job than in it.
+        DdpwatchError: The run directory cannot be used; this shows before the job starts.
+
+    Attributes:
+        name: Id of the job's first run; ids of later ones start with it.
+        command: The command line as a shell takes it.
+        terminated: Set once a signal that ends the job has come.
     """
 
     def __init__(self, command: Sequence[str], record: Path | None, limits: Mapping[str, str]) -> None:
-        _demand(command)
+        _require_command(command)
         rundir.directory()
         self.name = rundir.new_run_id(_script_of(command))
         self.command = shlex.join(command)
-        self.told_to_end = threading.Event()
-        self.hung_up: Callable[[], None] = lambda: None
+        self.terminated = threading.Event()
         self._command = list(command)
         self._environment = {**os.environ, "DDPWATCH_RUN": self.name, "PYTHONPATH": _with_bootstrap()}
         if record is not None:
             self._environment |= {"DDPWATCH_RECORD": str(record.absolute()), **limits}
 
     def runs(self) -> list[RunInfo]:
-        """This job's live runs: one, or one per restart of it."""
+        """This job's live runs: one, or one per restart."""
         return [info for info in rundir.live_runs() if info.run_id.startswith(self.name)]
 
-    def troubles(self) -> list[str]:
-        """What was wrong with this job's recordings, by what its runs have left."""
+    def recording_errors(self) -> list[str]:
+        """What was wrong with this job's recordings, from the snapshots that its runs have left."""
         from ddpwatch.recording.reader import Recording
 
         views = [path for path in rundir.last_views() if path.stem.startswith(self.name)]
         last = [[m.recording_error for m, _ in Recording(view) if isinstance(m, Status)][-1:] for view in views]
-        return [trouble for troubles in last for trouble in troubles if trouble]
+        return [error for errors in last for error in errors if error]
 
     @contextlib.contextmanager
-    def job(self, output: int | None) -> Iterator[subprocess.Popen[bytes]]:
-        """The running job, with its output sent to a file descriptor. Signals to us are passed on to it.
+    def job(
+        self, output: int | None, on_hangup: Callable[[], None] = lambda: None
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Runs the job for as long as the block lasts, and passes signals on to it.
+
+        Args:
+            output: File descriptor that the job's output goes to; None for this terminal.
+            on_hangup: Called after SIGHUP was passed on.
+
+        Yields:
+            The job's process.
 
         Raises:
             UsageError: The command cannot be started.
         """
-        with _signals_held_back() as (signals, mask):
+        with _signals_blocked() as (signals, mask):
             process, over = self._start(output, signals, mask), threading.Event()
-            relay = threading.Thread(target=self._pass_on, args=(process, signals, over), daemon=True)
+            relay = threading.Thread(target=self._relay, args=(process, signals, over, on_hangup), daemon=True)
             relay.start()
             try:
                 yield process
             finally:
-                process.wait()  # whatever has become of the view, the job is not left alone
-                self._await_the_end()
+                process.wait()  # even if the viewer has failed
+                self._wait_for_collector()
                 over.set()
                 relay.join()
 
     def _start(self, output: int | None, signals: set[signal.Signals], mask: set[int]) -> subprocess.Popen[bytes]:
-        def give_signals_back() -> None:
+        def restore_signals() -> None:
             for number in signals:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -112,43 +126,49 @@ class Launch:
                 stdin=None if output is None else subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                preexec_fn=give_signals_back,  # there is no other thread yet
+                preexec_fn=restore_signals,  # there is no other thread yet
             )
         except OSError as error:
             raise _refusal(self._command[0], error) from error
 
-    def _pass_on(self, process: subprocess.Popen[bytes], signals: set[signal.Signals], over: threading.Event) -> None:
-        """Gives the job the signals that come for us, but for those that the terminal has sent it already."""
+    def _relay(
+        self,
+        process: subprocess.Popen[bytes],
+        signals: set[signal.Signals],
+        over: threading.Event,
+        on_hangup: Callable[[], None],
+    ) -> None:
+        """Passes signals on to the job, except those that the terminal has sent it already."""
         while not over.is_set():
             info = signal.sigtimedwait(signals, RELAY_POLL_S)
             if info is None:
                 continue
-            by_the_kernel = info.si_code > 0  # that is, by the terminal: to all of its foreground process group
-            if not (by_the_kernel and info.si_signo in KEYS):
+            from_kernel = info.si_code > 0  # that is, from the terminal: to all of its foreground process group
+            if not (from_kernel and info.si_signo in KEYS):
                 with contextlib.suppress(PermissionError):  # the job is another user's, by sudo
                     process.send_signal(info.si_signo)
-            if info.si_signo in ENDING:
-                self.told_to_end.set()
+            if info.si_signo in TERMINATING:
+                self.terminated.set()
             if info.si_signo == signal.SIGHUP:
-                self.hung_up()
+                on_hangup()
 
-    def _await_the_end(self) -> None:
-        """Gives the collector the time to close its recording."""
+    def _wait_for_collector(self) -> None:
+        """Gives the collector time to close its recording."""
         deadline = time.monotonic() + END_GRACE_S
         while self.runs() and time.monotonic() < deadline:
             time.sleep(0.1)
 
 
 def run_unwatched(command: Sequence[str]) -> NoReturn:
-    """Becomes the command.
+    """Replaces this process by the command.
 
     Raises:
         UsageError: It cannot be started.
     """
-    _demand(command)
+    _require_command(command)
     print("ddpwatch: DDPWATCH=0: the command runs unwatched", file=sys.stderr, flush=True)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and what is ignored stays so
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and the command would inherit that
     try:
         os.execvp(command[0], list(command))
     except OSError as error:
@@ -175,13 +195,12 @@ def run_with_dashboard(launch: Launch) -> int:
     from ddpwatch.tui.feed import AttachFeed
 
     log = rundir.directory() / f"{launch.name}.out"
-    launch.hung_up = _leave_a_dead_terminal
-    with log.open("wb") as output, launch.job(output.fileno()) as process:
+    with log.open("wb") as output, launch.job(output.fileno(), _leave_dead_terminal) as process:
 
         def runs() -> list[RunInfo]:
             found = launch.runs()
-            if not found and process.poll() is not None and (not watched or launch.told_to_end.is_set()):
-                raise JobOverError("the job is over, and there is nothing to watch or nobody who wants to")
+            if not found and process.poll() is not None and (not watched or launch.terminated.is_set()):
+                raise JobOverError("the job is over, and there is nothing to watch or nobody to watch it")
             watched.extend(found[:1])
             return found
 
@@ -190,25 +209,25 @@ def run_with_dashboard(launch: Launch) -> int:
             run_dashboard(AttachFeed(list_runs=runs, job=launch.command, output=log))
         except JobOverError:
             pass
-        except DdpwatchError as error:  # the settings cannot be read, say
+        except DdpwatchError as error:  # for example, the settings cannot be read
             print(f"ddpwatch: no dashboard: {error}", file=sys.stderr)
         code = _show_output(process, log)
     print(f"ddpwatch: the job's output is in {log}", file=sys.stderr)
-    for trouble in launch.troubles():
-        print(f"ddpwatch: the recording is not complete: {trouble}", file=sys.stderr)
+    for problem in launch.recording_errors():
+        print(f"ddpwatch: the recording is not complete: {problem}", file=sys.stderr)
     return code
 
 
-def _leave_a_dead_terminal() -> None:
-    """Ends us where a dashboard would go on reading a terminal that is gone; nobody is there to wait for the job."""
+def _leave_dead_terminal() -> None:
+    """Exits if the terminal is gone: a dashboard would go on reading it, and nobody waits for the job."""
     if not sys.stdin.isatty():
         os._exit(128 + signal.SIGHUP)
 
 
 def _show_output(process: subprocess.Popen[bytes], log: Path) -> int:
-    """The newest lines of the job's output, and what it still writes until it ends."""
+    """Prints the newest lines of the job's output, then what it still writes; returns its exit code."""
     with log.open("rb") as file:
-        for line in file.readlines()[-TAIL_LINES:]:
+        for line in file.readlines()[-OUTPUT_LINES:]:
             sys.stdout.buffer.write(line)
         if process.poll() is None:
             print("ddpwatch: the job goes on; Ctrl-C ends it", file=sys.stderr)
@@ -225,22 +244,23 @@ def _copy(file: object) -> None:
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    """The job's exit code as a shell gives it, once it has ended."""
+    """Waits for the job; its exit code as a shell reports it."""
     code = process.wait()
     return code if code >= 0 else 128 - code
 
 
 @contextlib.contextmanager
-def _signals_held_back() -> Iterator[tuple[set[signal.Signals], set[int]]]:
-    """Blocks the signals that are the job's, in this thread and those that it starts.
+def _signals_blocked() -> Iterator[tuple[set[signal.Signals], set[int]]]:
+    """Blocks the signals that are meant for the job, in this thread and the threads that it starts.
 
-    A handler could not pass on what comes before the job is there, nor tell Ctrl-C at the terminal, which reaches the
-    job by itself, from ``kill -INT``. What is ignored (``nohup``) stays ignored, for the job, too.
+    A handler could not pass on a signal that comes before the job has started. Nor could it distinguish Ctrl-C at the
+    terminal, which reaches the job directly, from ``kill -INT``. A signal that is ignored (``nohup``) stays ignored,
+    also in the job.
 
     Yields:
-        These signals, and the mask as it was.
+        These signals, and the previous mask.
     """
-    signals = {number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}
+    signals = {number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN}
     mask = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, signals)}
     try:
         yield signals, mask
@@ -248,13 +268,13 @@ def _signals_held_back() -> Iterator[tuple[set[signal.Signals], set[int]]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _demand(command: Sequence[str]) -> None:
+def _require_command(command: Sequence[str]) -> None:
     if not any(command[:1]):
         raise UsageError("no command to run", "ddpwatch run -- torchrun --nproc-per-node=2 train.py")
 
 
 def _refusal(command: str, error: OSError) -> UsageError:
-    """Why a command cannot be started, and what helps."""
+    """Why a command cannot be started, with a hint."""
     name = shlex.quote(command)
     if isinstance(error, PermissionError) and Path(command).is_dir():
         return UsageError(f"{name} is a directory", "give the whole command after --")

@@ -1,4 +1,4 @@
-"""A data-parallel trainer whose gradient synchronisation is made of hooks.
+"""A data-parallel trainer that synchronises gradients by hooks.
 
 Example:
     >>> from trainer import TrainConfig, train

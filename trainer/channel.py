@@ -1,4 +1,4 @@
-"""Where gradients leave the process: the one place in which our own strategies call a collective."""
+"""Where gradients leave the process: the one place in which the hook-based strategies call a collective."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch.futures import Future
 
 from trainer.distributed import World
 from trainer.in_order import InOrder
-from trainer.instrument import Announce, Instrument, Unwatched
+from trainer.instrument import Announce, Instrument, NullInstrument
 
 
 class Channel:
-    """Sums tensors over all ranks and tells the instrument about it."""
+    """Sums tensors over all ranks and reports each bucket to the instrument."""
 
     def __init__(self, world: World) -> None:
-        """Speak over the default process group; nobody listens yet."""
+        """Use the default process group, unwatched at first."""
         self.world = world
-        self.instrument: Instrument = Unwatched()
+        self.instrument: Instrument = NullInstrument()
         self.announce: Announce = lambda names, buckets: None
         self.delayed: InOrder | None = None
 
@@ -28,7 +28,7 @@ class Channel:
         nbytes = tensor.numel() * tensor.element_size()
         record = self.instrument.bucket_launch(0, index, nbytes, ready_ns)
         future = self._send(tensor)
-        # On CUDA the future completes when the collective is enqueued, which says nothing about its end.
+        # On CUDA the future completes when the collective is enqueued, not when it ends.
         if record is not None and self.world.device.type == "cpu":
             future.add_done_callback(partial(self._done, record))
         return future

@@ -1,9 +1,9 @@
-"""Checkpoints that are there completely or not at all.
+"""Checkpoints that are complete or absent.
 
 A checkpoint is a directory ``step-00000120``: ``train.pt`` from rank 0 (model, optimizer, schedule) and ``rank-R.pt``
-from every rank (position in the data, random state, what the comm hook remembers). It is written under another name
-and renamed when all ranks are done, so a crash in between leaves the previous one in force. On several hosts the
-directory must be shared. Everything in it loads with ``weights_only=True``: no pickle.
+from every rank (position in the data, random state, the comm hook's memory). It is written under another name and
+renamed when all ranks are done, so a crash in between leaves the previous one valid. On several hosts the directory
+must be shared. Everything in it loads with ``weights_only=True``: no pickle.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ State = dict[str, Any]
 
 
 class Checkpoint(NamedTuple):
-    """What rank 0 has saved for all, and what this rank has saved; None after a change of the number of ranks."""
+    """What rank 0 saved for all ranks, and what this rank saved; ``own`` is None if the number of ranks has changed."""
 
     shared: State
     own: State | None
 
 
 def save(directory: Path, step: int, world: World, shared: State, own: State) -> None:
-    """Write a checkpoint; collective. ``shared`` counts on rank 0, ``own`` on every rank."""
+    """Write a checkpoint; collective. ``shared`` is used on rank 0, ``own`` on every rank."""
     final = directory / f"step-{step:08d}"
     partial = final.with_suffix(".partial")
     partial.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def save(directory: Path, step: int, world: World, shared: State, own: State) ->
 
 
 def load_newest(directory: Path, world: World, setup: State) -> Checkpoint | None:
-    """Read the newest checkpoint, or give None if there is none.
+    """Read the newest checkpoint, or return None if there is none.
 
     Raises:
         TrainerError: It cannot be read, or belongs to another ``setup``.
@@ -70,7 +70,7 @@ def _complete(directory: Path) -> list[Path]:
 
 
 def _load(path: Path, world: World) -> State:
-    # A file that was cut short has lost the index at its end, and what torch raises about it varies.
+    # A truncated file has lost the index at its end, and torch's errors about that vary.
     if not zipfile.is_zipfile(path):
         raise TrainerError(f"cannot read checkpoint {path}: it is missing, cut short or something else")
     try:

@@ -25,7 +25,7 @@ HOOK_DEFAULTS = HookOptions()
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are the trainer's: one line, said once."""
+    """A parser that raises the trainer's error: one line, printed once."""
 
     def error(self, message: str) -> NoReturn:
         raise TrainerError(message)
@@ -44,10 +44,10 @@ def parse_config(argv: Sequence[str] | None = None) -> tuple[TrainConfig, argpar
     """Read the command line.
 
     Returns:
-        The configuration, and the arguments for what is not part of it (``watch``, ``record``).
+        The configuration, and all arguments, with those that are not part of it (``watch``, ``record``).
 
     Raises:
-        TrainerError: It cannot be read.
+        TrainerError: It cannot be parsed.
     """
     args = build_parser().parse_args(argv)
     fields = {name: getattr(args, name) for name in vars(args) if name in TrainConfig.__dataclass_fields__}
@@ -57,7 +57,7 @@ def parse_config(argv: Sequence[str] | None = None) -> tuple[TrainConfig, argpar
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Describe the command line, one group per question."""
+    """Describe the command line, one group per topic."""
     parser = _Parser(prog=Path(sys.argv[0]).name, description="Train data-parallel, watched by ddpwatch or not.")
     for add in (_add_work, _add_strategy, _add_loop, _add_files, _add_faults, _add_watching):
         add(parser)
@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def fail(error: TrainerError) -> int:
-    """Say what is wrong, once per host, and give the exit code."""
+    """Print an error, once per host, and return the exit code."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
     return error.exit_code
@@ -92,7 +92,7 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--bucket-cap-mb", type=float, metavar="MIB", help="largest bucket (default: 25, the first 1)")
     group.add_argument("--find-unused-parameters", action="store_true", help="ddp: expect some to have no gradient")
-    _add_hook_options(parser.add_argument_group("what the comm hook is told"))
+    _add_hook_options(parser.add_argument_group("comm hook options"))
 
 
 def _add_hook_options(group: argparse._ArgumentGroup) -> None:
@@ -102,7 +102,7 @@ def _add_hook_options(group: argparse._ArgumentGroup) -> None:
         "--no-error-feedback", action="store_false", dest="powersgd_error_feedback", help="forget what was lost"
     )
     group.add_argument(
-        "--no-warm-start", action="store_false", dest="powersgd_warm_start", help="begin from random factors each step"
+        "--no-warm-start", action="store_false", dest="powersgd_warm_start", help="start from random factors each step"
     )
     group.add_argument(
         "--weights",
@@ -129,7 +129,7 @@ def _add_loop(parser: argparse.ArgumentParser) -> None:
         "--accumulate", type=int, default=DEFAULTS.accumulate, metavar="N", help="micro-batches per step"
     )
     group.add_argument(
-        "--accumulate-wrong", action="store_true", help="synchronise after each of them, to see what it costs"
+        "--accumulate-wrong", action="store_true", help="synchronise after each micro-batch, to see the cost"
     )
     group.add_argument("--seed", type=int, default=DEFAULTS.seed)
     group.add_argument("--optimizer", default=DEFAULTS.optimizer, metavar="NAME", help=", ".join(OPTIMIZERS))
@@ -163,10 +163,10 @@ def _add_watching(parser: argparse.ArgumentParser) -> None:
 
 
 def weights(text: str) -> tuple[float, ...] | None:
-    """Read ``samples`` or one weight per rank."""
+    """Parse ``samples`` (None) or one weight per rank."""
     return None if text == "samples" else tuple(float(weight) for weight in text.split(","))
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
-    """Read one number, or one per rank."""
+    """Parse one number, or one per rank."""
     return tuple(int(number) for number in text.split(","))

@@ -1,4 +1,4 @@
-"""Everything that decides a training run, as one value."""
+"""The configuration of a training run, as one value."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class TrainConfig:
     """How gradients are synchronised."""
 
     comm_hook: str | None = None
-    """What DDP does with a bucket; None for its built-in all-reduce."""
+    """Comm hook for DDP; None for its built-in all-reduce."""
 
     hook_options: HookOptions = field(default_factory=HookOptions)
-    """What the comm hook is told."""
+    """Options of the comm hook."""
 
     module_hooks: tuple[str, ...] = ()
     """Hooks on layers, such as ``clip:layer=head,norm=1``."""
@@ -55,7 +55,7 @@ class TrainConfig:
     """Synchronise after every micro-batch: the common mistake, same result and many times the traffic."""
 
     seed: int = 0
-    """Decides the initial parameters and the order of the samples."""
+    """Seed of the initial parameters and of the order of the samples."""
 
     optimizer: str = "adamw"
     """``adamw``, or ``sgd`` (momentum 0.9)."""
@@ -91,5 +91,5 @@ class TrainConfig:
     """Steps between two lines of progress."""
 
     def batch_size(self, rank: int) -> int:
-        """Give the samples per micro-batch of one rank."""
+        """Return the samples per micro-batch of one rank."""
         return self.batch_sizes[rank if len(self.batch_sizes) > 1 else 0]

@@ -1,4 +1,4 @@
-"""Where this process stands in the job, and the process group around it."""
+"""This process's place in the job, and its process group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DROP_CALLBACKS_S = 0.1
 """Time for Gloo's threads to drop the last step's Python callbacks.
 
 They need the GIL for that, and a thread that asks for the GIL while the interpreter shuts down ends in C++'s
-``std::terminate``: a training that ended well would exit with SIGABRT. Nothing tells when they are done.
+``std::terminate``: a run that succeeded would exit with SIGABRT. There is no way to ask whether they are done.
 """
 
 
@@ -33,7 +33,7 @@ class World:
 
     @property
     def backend(self) -> str:
-        """Name the collective backend that fits the device."""
+        """The collective backend for the device."""
         return "nccl" if self.device.type == "cuda" else "gloo"
 
     @classmethod
@@ -47,7 +47,7 @@ class World:
 
 @contextmanager
 def process_group(world: World, timeout: timedelta = timedelta(minutes=10)) -> Iterator[Store]:
-    """Join the job's process group and leave it again, also after an error; gives the job's store."""
+    """Join the job's process group for as long as the block lasts; yields the job's store."""
     _claim_compute(world)
     store = _meet(world)
     dist.init_process_group(world.backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
@@ -60,16 +60,16 @@ def process_group(world: World, timeout: timedelta = timedelta(minutes=10)) -> I
 
 
 def _meet(world: World) -> Store:
-    """Reach the store that torchrun provides; without torchrun, a world of one needs nobody else's."""
+    """Reach the store that torchrun provides; a world of one without torchrun makes its own."""
     if "RANK" not in os.environ:
         return HashStore()
     store: Store = next(rendezvous("env://", world.rank, world.size))[0]
-    # A restarted job finds the same store, and in it the addresses of ranks that are gone.
+    # A restarted job finds the same store, with the addresses of ranks that are gone.
     return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _claim_compute(world: World) -> None:
-    """Give each rank its own GPU, or one thread, so that ranks do not fight over the same cores."""
+    """Give each rank its own GPU, or one thread, so that ranks do not compete for the same cores."""
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     elif "OMP_NUM_THREADS" not in os.environ:

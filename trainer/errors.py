@@ -6,8 +6,8 @@ from __future__ import annotations
 class TrainerError(Exception):
     """A wrong name, an impossible combination or unreadable input.
 
-    Raised before any process group starts, so that every rank stops with the same single line and none
-    is left waiting for another.
+    Raised before any process group starts, so that every rank stops with the same single line and none waits for
+    another.
     """
 
     exit_code = 2

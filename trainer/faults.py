@@ -24,7 +24,7 @@ GARBAGE_CYCLES = 300_000
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that goes wrong at a place, on a rank, in some steps; None means all of them."""
+    """Something that goes wrong at a place, on a rank, in some steps; None means every rank, or every step."""
 
     name: str
     place: Place
@@ -36,12 +36,12 @@ class Fault:
     layer: str | None = None
 
     def due(self, step: int) -> bool:
-        """Tell whether it strikes in this step."""
+        """Whether it strikes in this step."""
         return self.step in (None, step) and (self.every is None or step % self.every == 0)
 
 
 def parse_faults(specs: Iterable[str]) -> list[Fault]:
-    """Read what ``--inject`` was given.
+    """Parse the values of ``--inject``.
 
     Raises:
         TrainerError: Unknown name or option.
@@ -50,7 +50,7 @@ def parse_faults(specs: Iterable[str]) -> list[Fault]:
 
 
 class FaultPlan:
-    """This rank's faults. A fault that ends a process does so in the first attempt only, or no restart would help."""
+    """This rank's faults. One that ends a process does so in the first attempt only, or no restart would help."""
 
     def __init__(self, faults: Iterable[Fault], world: World, model: nn.Module) -> None:
         """Hook the faults of this rank into the model."""
@@ -67,7 +67,7 @@ class FaultPlan:
         return sum(fault.ms for fault in self.faults if fault.place == "comm") / 1e3
 
     def begin_step(self, step: int) -> None:
-        """Say which step it is."""
+        """Note the number of the step that starts."""
         self.step = step
 
     def at_input(self) -> None:
@@ -89,10 +89,12 @@ class FaultPlan:
 
 
 def target_layer(fault: Fault, model: nn.Module) -> nn.Module:
-    """Give the layer a fault strikes at: the first that it names, or the middle one, with buckets under way.
+    """Return the layer that a fault strikes at.
+
+    That is the first match of its pattern. Without one it is the middle layer, where buckets are in flight.
 
     Raises:
-        TrainerError: It names none.
+        TrainerError: Nothing matches its pattern.
     """
     if fault.layer is not None:
         return matching_layers(model, fault.layer)[0][1]
@@ -125,17 +127,17 @@ def slow_forward(
 def slow_input(
     *, ms: float = 200.0, rank: int | None = None, step: int | None = None, every: int | None = None
 ) -> Fault:
-    """Sleep before a batch is there."""
+    """Sleep while a batch is being fetched."""
     return Fault(name="slow-input", place="input", strike=_sleep(ms), rank=rank, step=step, every=every)
 
 
 def slow_comm(*, ms: float = 50.0, rank: int | None = None) -> Fault:
-    """Send every bucket late, one after the other, while the rank computes on."""
+    """Send every bucket late, one after the other, while the rank goes on computing."""
     return Fault(name="slow-comm", place="comm", strike=_sleep(ms), ms=ms, rank=rank)
 
 
 def gc_pause(*, rank: int | None = None, step: int | None = None, every: int | None = None) -> Fault:
-    """Leave garbage in cycles, and have it collected in the middle of forward."""
+    """Make cyclic garbage, and collect it in the middle of forward."""
     return Fault(name="gc", place="forward", strike=_collect, rank=rank, step=step, every=every)
 
 
@@ -181,7 +183,7 @@ def check_faults(faults: Iterable[Fault], world: World, model: nn.Module) -> Non
     """Refuse faults that could never strike.
 
     Raises:
-        TrainerError: A rank that does not exist, a period that is none, or a layer that does not exist.
+        TrainerError: A rank that does not exist, a period below 1, or a layer that does not exist.
     """
     for fault in faults:
         if fault.rank is not None and not 0 <= fault.rank < world.size:

@@ -1,11 +1,10 @@
 """Collectives that wait for other collectives, in the same order on every rank.
 
 Gloo pairs the collectives of two ranks by the order in which they were issued. A bucket whose reduction is a chain
-(PowerSGD: three all-reduces; reduce-scatter, then all-gather) issues the later links when the earlier ones complete,
-on whichever worker thread finds out; with two buckets on their way, two ranks soon disagree about the order, and
-messages meet that do not belong together: PowerSGD over several buckets hangs. So chains run on one thread per rank,
-one after the other, on a process group that nobody else uses. NCCL needs none of this: its collectives queue up on
-one stream.
+(PowerSGD: three all-reduces; reduce-scatter, then all-gather) issues the later links when the earlier ones complete, on
+any worker thread. With two buckets in flight, two ranks soon disagree about the order, and messages are paired that do
+not belong together: PowerSGD over several buckets hangs. So chains run on one thread per rank, one after the other, on
+a process group of their own. NCCL needs none of this: its collectives queue up on one stream.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ Work = tuple[Callable[[], Future[Tensor]], "Future[Tensor]"]
 
 
 class InOrder:
-    """A thread that runs calls which communicate, each to its end before the next begins.
+    """A thread that runs calls which communicate, each to its end before the next starts.
 
-    ``delay_s`` is slept before every call: the rank's network, as if it were slow.
+    It sleeps ``delay_s`` before every call, as if the rank's network were slow.
     """
 
     def __init__(self, delay_s: float = 0.0) -> None:
@@ -36,7 +35,7 @@ class InOrder:
         threading.Thread(target=self._run, name="in-order", daemon=True).start()
 
     def submit(self, call: Callable[[], Future[Tensor]]) -> Future[Tensor]:
-        """Queue ``call`` and give a future of what its own future will hold."""
+        """Queue ``call`` and return a future of the result of its future."""
         result: Future[Tensor] = torch.futures.Future()
         self._queue.put((call, result))
         return result
@@ -47,6 +46,6 @@ class InOrder:
             time.sleep(self.delay_s)
             try:
                 result.set_result(call().wait())
-            except Exception as error:  # belongs to whoever waits for the result, not to this thread
+            except Exception as error:  # the caller that waits for the result raises it
                 traceback.print_exc()  # DDP waits in C++, which can only say "Unable to cast to Tensor"
                 result.set_exception(error)  # type: ignore[arg-type]

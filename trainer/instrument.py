@@ -1,7 +1,7 @@
-"""What a strategy tells about a step, and to whom.
+"""What a strategy reports about a step.
 
-The trainer speaks to one small protocol. Unwatched, nobody listens; watched, it is ddpwatch's ``StepRecorder``, so
-that every strategy draws its timeline with the same instrument.
+The trainer knows one small protocol. In a watched run ddpwatch's ``StepRecorder`` implements it, so that every
+strategy's timeline comes from the same instrument; in an unwatched run `NullInstrument` does.
 """
 
 from __future__ import annotations
@@ -39,57 +39,29 @@ class Instrument(Protocol):
         """Backward stops to wait for a collective."""
 
     def wait_end(self) -> None:
-        """Backward goes on."""
+        """Backward goes on after :meth:`wait_begin`."""
 
     def hook_fired(self, param: int) -> None:
         """The gradient of parameter ``param`` was accumulated."""
 
     def bucket_launch(self, module: int, index: int, nbytes: int, ready_ns: int | None = None) -> Any:
-        """A bucket leaves now; what is returned identifies it to :meth:`bucket_done`."""
+        """A bucket's collective is issued; the result identifies the bucket to :meth:`bucket_done`."""
 
     def bucket_done(self, bucket: Any) -> None:
-        """The bucket's result is there. Called from any thread."""
+        """The bucket's result is there. Safe on any thread."""
 
     def warm_up(self) -> None:
-        """The step that is going on forms buckets, and shall not count."""
+        """The current step forms buckets, and stays out of statistics."""
 
 
 Announce = Callable[[Sequence[str], Sequence[BucketContent]], None]
-"""Told the names of all parameters and the buckets, whenever these have been formed anew."""
+"""Takes the names of all parameters and the buckets, when they are formed and whenever they change."""
 
 
-class Unwatched:
-    """Nobody listens."""
+class NullInstrument:
+    """An instrument that records nothing."""
 
-    def forward_begin(self) -> None:
-        """Ignore it."""
+    def _ignore(self, *_: Any, **__: Any) -> None: ...
 
-    def forward_end(self) -> None:
-        """Ignore it."""
-
-    def backward_begin(self) -> None:
-        """Ignore it."""
-
-    def backward_compute_end(self) -> None:
-        """Ignore it."""
-
-    def backward_end(self) -> None:
-        """Ignore it."""
-
-    def wait_begin(self) -> None:
-        """Ignore it."""
-
-    def wait_end(self) -> None:
-        """Ignore it."""
-
-    def hook_fired(self, param: int) -> None:
-        """Ignore it."""
-
-    def bucket_launch(self, module: int, index: int, nbytes: int, ready_ns: int | None = None) -> None:
-        """Ignore it; None stands for a bucket that nobody records."""
-
-    def bucket_done(self, bucket: Any) -> None:
-        """Ignore it."""
-
-    def warm_up(self) -> None:
-        """Ignore it."""
+    forward_begin = forward_end = backward_begin = backward_compute_end = backward_end = _ignore
+    wait_begin = wait_end = hook_fired = bucket_launch = bucket_done = warm_up = _ignore

@@ -1,4 +1,4 @@
-"""Finding the layers that a pattern means."""
+"""Finding the layers that match a pattern."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SHOWN = 8
 
 
 def matching_layers(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
-    """Give the layers whose name matches ``pattern``, in the order of the model.
+    """Return the layers whose name matches ``pattern``, in the order of the model.
 
-    A name means that very module, container or not. A pattern with wildcards means layers with parameters of their
-    own, so that ``*`` does not hit a layer once more through each container around it.
+    A plain name matches that module, container or not. A pattern with wildcards matches only layers that own
+    parameters, so that ``*`` does not match a layer again through each container around it.
 
     Raises:
         TrainerError: Nothing matches.
@@ -33,5 +33,5 @@ def matching_layers(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module
 
 
 def owns_parameters(module: nn.Module) -> bool:
-    """Tell a layer from a container of layers."""
+    """Whether this is a layer, not a container of layers."""
     return next(module.parameters(recurse=False), None) is not None

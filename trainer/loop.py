@@ -1,4 +1,4 @@
-"""The training loop, to be read from top to bottom."""
+"""The training loop. Read it from top to bottom."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_TEST_SAMPLES = 2048
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to. ``loss`` is this rank's last; accuracy and test loss are over all ranks, if asked for."""
+    """The result of a run. ``loss`` is this rank's last; accuracy and test loss are over all ranks, if asked for."""
 
     steps: int
     loss: float
@@ -45,7 +45,7 @@ class Trainer:
         config: What to do.
         world: This rank's place; None to read it from the environment.
         task: Model and data; None to build those that ``config`` names.
-        must_stop: Asked before every step whether it must not begin.
+        must_stop: Called with the number of every step before it; whether to stop instead.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Trainer:
         self.step = 0
 
     def fit(self) -> TrainResult:
-        """Train until ``config.steps``, or until told to stop."""
+        """Train until ``config.steps``, or until ``must_stop``."""
         batches = self._batches()
         progress = Progress(self.config.steps, self.step, self.config.log_every, self.world.rank == 0)
         loss, interrupted = torch.tensor(float("nan")), False
@@ -87,7 +87,7 @@ class Trainer:
         return TrainResult(self.step, loss.item(), interrupted)
 
     def train_step(self, batches: Iterator[Batch]) -> Tensor:
-        """Take one optimizer step and give its local loss, still on the device."""
+        """Take one optimizer step and return its local loss, still on the device."""
         self.faults.begin_step(self.step + 1)
         self.strategy.begin_step(self.config.accumulate * self.stream.batch_size)
         total = torch.zeros((), device=self.world.device)
@@ -105,13 +105,13 @@ class Trainer:
         return total
 
     def loss(self, forward: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        """Give the mean cross entropy of a batch."""
+        """Return the mean cross entropy of a batch."""
         with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.config.amp):
             logits = forward(inputs)
         return functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
     def _synchronisation(self, micro: int) -> AbstractContextManager[None]:
-        """Synchronise with the last micro-batch only, or with each if the mistake was asked for."""
+        """Synchronise after the last micro-batch only, or after each with ``accumulate_wrong``."""
         if micro == self.config.accumulate or self.config.accumulate_wrong:
             return nullcontext()
         return self.strategy.no_sync()
@@ -148,7 +148,7 @@ class Trainer:
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def save_checkpoint(self) -> None:
-        """Write where training stands; collective."""
+        """Save a checkpoint; collective."""
         assert self.config.checkpoint is not None
         self.strategy.share_state()
         shared = {
@@ -165,7 +165,7 @@ class Trainer:
         checkpoint.save(self.config.checkpoint, self.step, self.world, shared, own)
 
     def restore(self, found: checkpoint.Checkpoint) -> None:
-        """Continue from a checkpoint; with another number of ranks, at the beginning of its epoch."""
+        """Continue from a checkpoint; if the number of ranks has changed, from the start of its epoch."""
         shared, own = found
         self.step = shared["step"]
         self.model.load_state_dict(shared["model"])
@@ -178,6 +178,6 @@ class Trainer:
 
 
 def checkpoint_setup(config: TrainConfig) -> dict[str, Any]:
-    """Give what must be the same for a checkpoint to fit; the comm hook's memory belongs to its buckets."""
+    """Return the options that a checkpoint must match; the comm hook's memory belongs to its buckets."""
     names = ("model", "data", "optimizer", "comm_hook", "bucket_cap_mb")
     return {name: getattr(config, name) for name in names}

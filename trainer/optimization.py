@@ -22,7 +22,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 def build_schedule(optimizer: torch.optim.Optimizer, name: str, warmup: int, steps: int) -> LambdaLR:
-    """Let the learning rate rise over ``warmup`` steps and then follow the named curve until ``steps``."""
+    """Build a learning rate schedule: a linear rise over ``warmup`` steps, then the named curve until ``steps``."""
     curve = SCHEDULES[name]
 
     def factor(step: int) -> float:

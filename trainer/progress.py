@@ -18,7 +18,7 @@ class Progress:
         self.first = done + 1
 
     def update(self, step: int, loss: Tensor) -> None:
-        """Report a step. The loss is read, and the device waited for, only where it is shown."""
+        """Report a step. Reading the loss waits for the device, so that happens only where it is shown."""
         if self.bar is not None:
             self.bar.update()
         if self.shown and (step % self.every == 0 or step in (self.first, self.steps)):

@@ -23,7 +23,7 @@ def train(config: TrainConfig, watch: bool = False, record: Path | None = None) 
     Args:
         config: What to do.
         watch: Publish the run to ddpwatch.
-        record: Write what is published to this file; implies ``watch``.
+        record: Also record the run to this file; implies ``watch``.
 
     Raises:
         TrainerError: The configuration cannot work; raised before the process group starts.
@@ -48,7 +48,7 @@ def _checkpoint_to_resume(config: TrainConfig, world: World) -> checkpoint.Check
 
 
 def _finish(trainer: Trainer, result: TrainResult) -> TrainResult:
-    """Test and save as asked; after an interruption, only what saves the work."""
+    """Save and evaluate as configured; after an interruption, only save."""
     config = trainer.config
     if config.checkpoint is not None:
         trainer.save_checkpoint()

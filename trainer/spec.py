@@ -1,6 +1,6 @@
 """``name:key=value,key=value``: one notation for models, data, module hooks and faults.
 
-The options of a name are the keyword-only parameters of its factory; their annotations say how to read a value.
+The options of a name are the keyword-only parameters of its factory, with their annotations as types.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def build(kind: str, spec: str, registry: Mapping[str, Callable[..., T]], *conte
     """Call the factory that ``spec`` names.
 
     Args:
-        kind: What is being named, for the error message.
+        kind: What the name is of, for the error message.
         spec: ``name`` or ``name:key=value,...``.
         registry: The factories by name.
-        *context: Positional arguments every factory of this registry takes.
+        *context: Positional arguments that every factory of this registry takes.
 
     Raises:
         TrainerError: No such name, no such option, or a value that cannot be read.
@@ -36,7 +36,7 @@ def build(kind: str, spec: str, registry: Mapping[str, Callable[..., T]], *conte
 
 
 def option_types(factory: Callable[..., object]) -> dict[str, Any]:
-    """Give the keyword-only parameters of ``factory`` with their types."""
+    """Return the keyword-only parameters of ``factory`` with their types."""
     function = factory.func if isinstance(factory, partial) else factory
     hints = get_type_hints(function.__init__ if inspect.isclass(function) else function)
     parameters = inspect.signature(factory).parameters.values()

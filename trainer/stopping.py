@@ -1,4 +1,4 @@
-"""Stopping together: one rank hears a signal, all ranks stop after the same step."""
+"""Stopping together: one rank gets a signal, all ranks stop after the same step."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ KEY = "trainer/stop-after"
 class StopAgreement:
     """Agree with the other ranks on the last step.
 
-    A rank that was asked to stop before step s writes "after s" into the job's store, then takes step s. The others
-    cannot complete s without it, so they find the note before they begin s + 1, and all stop there. The first note
-    counts.
+    A rank that gets a signal before step s writes s into the job's store, then takes step s. The others cannot
+    complete s without it, so they find the entry before they start s + 1, and all stop there. The first entry counts.
     """
 
     def __init__(self, store: Store) -> None:
-        """Nobody has been asked yet."""
+        """Agree through ``store``."""
         self.store = store
         self.signal: int | None = None
         self.alive = threading.Event()
         self.over = False
 
     def before(self, step: int) -> bool:
-        """Tell whether ``step`` must not begin any more. Costs one question to the store."""
+        """Whether to stop before ``step``. Costs one query of the store."""
         if self.signal is not None:
             self.store.compare_set(KEY, "", str(step))
         self.over = self.store.check([KEY]) and step > int(self.store.get(KEY))
@@ -51,15 +50,15 @@ class StopAgreement:
 def stop_on_signal(store: Store) -> Iterator[StopAgreement]:
     """Turn SIGINT and SIGTERM into an orderly stop for as long as the block lasts.
 
-    A thread hears the signals, since Python's own handlers wait for the main thread, and that may be stuck in a
-    collective whose other side is gone. If training does not come to the end of its step, the thread ends the process.
+    A thread receives the signals, since Python's own handlers wait for the main thread, which may be stuck in a
+    collective whose other side is gone. If training does not reach the end of its step, the thread ends the process.
     """
     agreement = StopAgreement(store)
     receive, send = os.pipe()
     os.set_blocking(send, False)
     before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
     previous_fd = signal.set_wakeup_fd(send, warn_on_full_buffer=False)
-    threading.Thread(target=_hear, args=(receive, agreement), name="signals", daemon=True).start()
+    threading.Thread(target=_receive_signals, args=(receive, agreement), name="signals", daemon=True).start()
     try:
         yield agreement
     finally:
@@ -71,10 +70,10 @@ def stop_on_signal(store: Store) -> Iterator[StopAgreement]:
             signal.signal(number, handler)
 
 
-def _hear(receive: int, agreement: StopAgreement) -> None:
-    while heard := os.read(receive, 1):
-        if heard[0] in SIGNALS:
-            agreement.signal = heard[0]
+def _receive_signals(receive: int, agreement: StopAgreement) -> None:
+    while received := os.read(receive, 1):
+        if received[0] in SIGNALS:
+            agreement.signal = received[0]
             if agreement.stuck():
-                os._exit(128 + heard[0])
+                os._exit(128 + received[0])
     os.close(receive)

@@ -1,4 +1,4 @@
-"""What is trained, ready before any process group starts, so that every mistake shows while nobody waits."""
+"""Model, data and faults, built before any process group starts, so that every mistake shows while no rank waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.strategies import ONE_PROCESS, STRATEGIES
 
 @dataclass(frozen=True)
 class Task:
-    """A model, data that fit it, and what shall go wrong."""
+    """A model, data that fit it, and the faults to inject."""
 
     model: nn.Module
     data: DataSource
@@ -29,7 +29,7 @@ class Task:
 
 
 def build_task(config: TrainConfig, world: World) -> Task:
-    """Check the configuration and build everything that needs no other rank.
+    """Check the configuration and build all that needs no other rank.
 
     Raises:
         TrainerError: A name that does not exist, or a combination that cannot work.
@@ -45,10 +45,10 @@ def build_task(config: TrainConfig, world: World) -> Task:
 
 
 def check_config(config: TrainConfig, world: World) -> None:
-    """Refuse what cannot work.
+    """Refuse a configuration that cannot work.
 
     Raises:
-        TrainerError: With one line that says what is wrong.
+        TrainerError: With one line about the first mistake.
     """
     _known("strategy", config.strategy, STRATEGIES)
     _known("optimizer", config.optimizer, OPTIMIZERS)

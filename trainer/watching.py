@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.instrument import Unwatched
+from trainer.instrument import NullInstrument
 from trainer.strategies import DDP, Strategy
 
 
@@ -27,7 +27,7 @@ def watched(strategy: Strategy, record: Path | None = None) -> Iterator[None]:
         with watch_recorder(strategy.model, record=record) as handle:
             strategy.watch_with(handle.recorder, handle.layout)
             yield
-            strategy.watch_with(Unwatched(), lambda names, buckets: None)
+            strategy.watch_with(NullInstrument(), lambda names, buckets: None)
 
 
 def _where_to_look() -> str:

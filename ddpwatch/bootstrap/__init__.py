@@ -1,1 +1,1 @@
-"""What `ddpwatch run` brings into the job: ``path/`` goes onto the PYTHONPATH, so nothing else lies in there."""
+"""What `ddpwatch run` adds to the job. ``path/`` goes onto the PYTHONPATH, so it holds nothing else."""

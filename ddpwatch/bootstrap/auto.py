@@ -12,9 +12,12 @@ _log = logging.getLogger("ddpwatch")
 
 
 def install(distributed: ModuleType) -> None:
-    """Called once ``torch.nn.parallel.distributed`` has been imported: has each DDP module watched when it is made.
+    """Makes DDP modules watch themselves as soon as they are built.
 
-    A comm hook can only be registered on a finished module, so ours always comes first and takes the user's in.
+    A comm hook can only be registered on a finished module, so ddpwatch always comes first and wraps the user's.
+
+    Args:
+        distributed: The module ``torch.nn.parallel.distributed``, just imported.
     """
     ddp_class = distributed.DistributedDataParallel
     original = ddp_class.__init__
@@ -28,7 +31,7 @@ def install(distributed: ModuleType) -> None:
 
 
 def _watch(model: Any) -> None:
-    """Watches a module; whatever goes wrong is ours and must not reach a script that knows nothing of us."""
+    """Watches a module. No error may reach the script, which does not know that ddpwatch is here."""
     try:
         from ddpwatch.probe.session import watch
 

@@ -1,4 +1,4 @@
-"""Runs in the training process: hooks, stamps, one frame per step. The only package that imports torch."""
+"""The probe: hooks, stamps and one frame per step, in the training process. The only package that imports torch."""
 
 from ddpwatch.probe.session import RecorderWatch, Watch, mark, watch, watch_recorder
 

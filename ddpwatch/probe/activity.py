@@ -1,7 +1,7 @@
-"""What a rank does outside its steps, seen without being told: it waits for data, saves a checkpoint, compiles.
+"""What a rank does outside its steps, found without the script's help: waiting for data, saving, compiling.
 
 Three functions of torch get a stamp before and after: the DataLoader's next batch, ``torch.save``, and a compilation.
-They take milliseconds or more, and are called once a step at most, so the stamps cost nothing that could be measured.
+They take milliseconds or more, and run once a step at most, so the cost of the stamps is too small to measure.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ddpwatch.messages import Mark
 
-WAIT_NS = 5_000_000
+MIN_WAIT_NS = 5_000_000
 Activity = Literal["data", "save", "compile"]
 
 
 class ActivityMonitor:
-    """Tells about each wait for data of at least 5 ms, each ``torch.save`` and each compilation of this process.
+    """Posts a mark for each wait for data of at least 5 ms, each ``torch.save`` and each compilation in this process.
 
     Args:
         rank: Put into the marks.
         post: Takes a mark; must not block.
-        saved: Called when a ``torch.save`` has returned: what lies before it is not part of the next step.
+        on_save: Called when a ``torch.save`` has returned: what lies before that is not part of the next step.
     """
 
-    def __init__(self, rank: int, post: Callable[[Mark], None], saved: Callable[[], None]) -> None:
+    def __init__(self, rank: int, post: Callable[[Mark], None], on_save: Callable[[], None]) -> None:
         self.active = True
         self._rank = rank
         self._post = post
-        self._saved = saved
+        self._on_save = on_save
         self._thread = threading.get_ident()
         self._compiling_since = 0
         self._compilations: Any = None
         self._next, self._save = _BaseDataLoaderIter.__next__, torch.save
         _BaseDataLoaderIter.__next__ = self._timed("data", self._next)  # type: ignore[method-assign]
-        # Under both its names: whoever pickles the function finds it where it says it is.
+        # Under both its names: pickle looks the function up by the name in it.
         torch.save = torch.serialization.save = self._timed("save", self._save)
         self._patched = _BaseDataLoaderIter.__next__, torch.save
-        see = weakref.WeakMethod(self._see_compilations)  # a post-import hook can not be taken back
-        wrapt.register_post_import_hook(lambda module: (see() or (lambda _: None))(module), "torch._dynamo.callback")
+        attach = weakref.WeakMethod(self._attach_to_compiler)  # a post-import hook stays for good
+        wrapt.register_post_import_hook(lambda module: (attach() or (lambda _: None))(module), "torch._dynamo.callback")
 
     def close(self) -> None:
-        """Takes the stamps off, where nobody has wrapped them since."""
+        """Removes the stamps, except where other code has wrapped them since."""
         self.active = False
         if self._compilations is not None:
             with contextlib.suppress(ValueError):  # torch._dynamo.reset() has removed them
-                self._compilations.remove_start_callback(self._compile_begin)
+                self._compilations.remove_start_callback(self._compile_start)
                 self._compilations.remove_end_callback(self._compile_end)
             self._compilations = None
         if _BaseDataLoaderIter.__next__ is self._patched[0]:
@@ -65,35 +65,35 @@ class ActivityMonitor:
     def _timed(self, activity: Activity, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def timed(*arguments: Any, **options: Any) -> Any:
-            begin = time.monotonic_ns()
+            start = time.monotonic_ns()
             try:
                 return original(*arguments, **options)
             finally:
-                self._tell(activity, begin)
+                self._report(activity, start)
 
         return timed
 
-    def _tell(self, activity: Activity, begin: int) -> None:
+    def _report(self, activity: Activity, start: int) -> None:
         end = time.monotonic_ns()
         if not self.active or threading.get_ident() != self._thread:
             return
         if activity == "save":
-            self._saved()
-        if activity != "data" or end - begin >= WAIT_NS:
-            self._post(Mark(rank=self._rank, kind=activity, name=_NAMES[activity], start_ns=begin, end_ns=end))
+            self._on_save()
+        if activity != "data" or end - start >= MIN_WAIT_NS:
+            self._post(Mark(rank=self._rank, kind=activity, name=_NAMES[activity], start_ns=start, end_ns=end))
 
-    def _see_compilations(self, callback: Any) -> None:
+    def _attach_to_compiler(self, callback: Any) -> None:
         handler = getattr(callback, "callback_handler", None)
         if self.active and handler is not None:
             self._compilations = handler
-            handler.register_start_callback(self._compile_begin)
+            handler.register_start_callback(self._compile_start)
             handler.register_end_callback(self._compile_end)
 
-    def _compile_begin(self, *_: Any) -> None:
+    def _compile_start(self, *_: Any) -> None:
         self._compiling_since = time.monotonic_ns()
 
     def _compile_end(self, *_: Any) -> None:
-        self._tell("compile", self._compiling_since)
+        self._report("compile", self._compiling_since)
 
 
 _NAMES = {"data": "waiting for data", "save": "torch.save", "compile": "torch.compile"}

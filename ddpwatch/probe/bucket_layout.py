@@ -1,4 +1,4 @@
-"""Which parameters are in which of a DDP module's buckets, from what DDP notes about itself. Free: no collective."""
+"""Which parameters are in which of a DDP module's buckets, from what DDP logs about itself. Free: no collective."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.messages import BucketLayout
 
+LAYOUT_TRIES = 12  # steps; DDP logs its final buckets in its first ten iterations
+
 
 def reduced_parameters(ddp: DistributedDataParallel) -> list[tuple[str, torch.nn.Parameter]]:
     """The parameters that DDP reduces, with their names, in the order in which its reducer numbers them."""
@@ -20,23 +22,56 @@ def reduced_parameters(ddp: DistributedDataParallel) -> list[tuple[str, torch.nn
 def bucket_layout(ddp: DistributedDataParallel) -> list[BucketLayout]:
     """The buckets now in force, in index order; ``params`` are positions in `reduced_parameters`.
 
-    DDP notes the buckets that it has rebuilt with its runtime statistics, one iteration late; until then, the answer
-    is an empty list. Those it begins with are not noted but computed, in the way in which DDP computes them.
+    DDP logs the buckets that it has rebuilt with its runtime statistics, one iteration late; until then, the answer
+    is an empty list. The initial ones are not logged but computed here, as DDP computes them.
     """
-    noted = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    logged = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     if getattr(ddp, "_has_rebuilt_buckets", False):
-        sizes = _numbers(noted.get("rebuilt_bucket_sizes", ""), ",")
-        params = [_numbers(ids, " ") for ids in noted.get("rebuilt_per_bucket_param_indices", "").split(",")]
+        sizes = _numbers(logged.get("rebuilt_bucket_sizes", ""), ",")
+        params = [_numbers(ids, " ") for ids in logged.get("rebuilt_per_bucket_param_indices", "").split(",")]
     else:
-        sizes = _numbers(noted.get("bucket_sizes", ""), ",")
+        sizes = _numbers(logged.get("bucket_sizes", ""), ",")
         params = _initial_assignment(ddp, sizes)
     if len(sizes) != len(params):
         return []
     return [BucketLayout(index, *row) for index, row in enumerate(zip(sizes, params, strict=True))]
 
 
+class LayoutTracker:
+    """Follows one module's buckets: they change when DDP rebuilds them, and DDP logs their parameters later still.
+
+    Attributes:
+        buckets: The newest, in index order; ``params`` are empty until DDP logs them.
+    """
+
+    def __init__(self) -> None:
+        self.buckets: list[BucketLayout] = []
+        self._tries = LAYOUT_TRIES
+
+    def update(self, ddp: DistributedDataParallel, sizes: list[int]) -> bool:
+        """Looks for a change after a reduced backward; whether there is one.
+
+        Args:
+            ddp: The module.
+            sizes: Bytes of the buckets that were launched, in index order; empty where they were not seen.
+        """
+        held = [bucket.nbytes for bucket in self.buckets]
+        if sizes and sizes != held:
+            self._tries = LAYOUT_TRIES
+        elif self._tries == 0 or (sizes and all(bucket.params for bucket in self.buckets)):
+            return False
+        self._tries -= 1
+        known = bucket_layout(ddp)
+        sizes = sizes or [bucket.nbytes for bucket in known]
+        params = [bucket.params for bucket in known] if len(known) == len(sizes) else [[] for _ in sizes]
+        if sizes == held and params == [bucket.params for bucket in self.buckets]:
+            return False
+        self.buckets = [BucketLayout(i, *row) for i, row in enumerate(zip(sizes, params, strict=True))]
+        return True
+
+
 def _initial_assignment(ddp: DistributedDataParallel, sizes: list[int]) -> list[list[int]]:
-    """The assignment that gives buckets of these sizes: one bucket at first, or with caps where it is never rebuilt."""
+    """The assignment with buckets of these sizes: one bucket at first, or several where they are never rebuilt."""
     params: list[torch.Tensor] = [p for _, p in reduced_parameters(ddp)]
     sparse_ids = {
         id(module.weight)

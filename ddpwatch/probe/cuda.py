@@ -1,13 +1,13 @@
 """GPU times from CUDA events, without ever waiting for the GPU.
 
-On CUDA the host only enqueues: its stamps say when it asked, not when the GPU did it. So a stamp there is a host time
-*and* an event on the current stream. Once a step is closed its events are asked, now and then and never waited for,
-whether the GPU has passed them; when it has passed them all, every stamp of the record is replaced by the GPU's time.
+On CUDA the host only enqueues: its stamps show when it asked, not when the GPU did it. So a stamp there is a host time
+*and* an event on the current stream. Once a step is closed, its events are queried now and then, and never waited for.
+When the GPU has passed them all, the GPU's times replace every stamp of the record.
 
 CUDA gives differences between events only. The host time of a step's first event is bounded from below: the GPU cannot
-reach an event before the host has enqueued it. The tightest such bound of all events, carried over from step to step,
-is taken; it is exact to some microseconds as soon as the GPU was not behind the host once in a while. A stamp that is
-the host's by nature (a collective that the host has carried out, as Gloo does) fits in as it is.
+reach an event before the host has enqueued it. `CudaClock` uses the tightest such bound of all events, carried over
+from step to step. It is exact to some microseconds if the GPU catches up with the host once in a while. A collective
+that the host carries out (as Gloo does) has a host time, which fits in as it is.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from ddpwatch.probe.recorder import BucketRecord, StepRecord
+from ddpwatch.probe.record import BucketRecord, StepRecord
 
-BACKLOG = 8  # steps whose events are still awaited; over that the oldest goes without GPU times
-LEAK_NS = 20_000  # per step, so that a GPU clock that runs fast cannot carry a bound away
+BACKLOG = 8  # steps that wait for their events; beyond that the oldest goes without GPU times
+LEAK_NS = 20_000  # by which a carried-over bound loosens per step, in case the GPU's clock runs fast
 
 
 class CudaEvent(Protocol):
-    """The part of ``torch.cuda.Event`` that is used here."""
+    """The used part of ``torch.cuda.Event``."""
 
     def record(self, stream: Any) -> None:
         """Enqueues the event on a stream."""
@@ -37,7 +37,7 @@ class CudaEvent(Protocol):
 
 
 class GpuStamp(int):
-    """A host time in ns that knows the event enqueued at that moment."""
+    """A host time in ns, with the event that was enqueued at that moment."""
 
     event: CudaEvent
 
@@ -70,7 +70,7 @@ class CudaClock:
         self._next_base: int | None = None
 
     def __call__(self) -> int:
-        """A stamp: now on the host, and an event on the current stream."""
+        """A stamp: the host's time, and an event on the current stream."""
         if self._capturing():
             return self._host()
         event = self._pool.pop() if self._pool else self._make_event()
@@ -80,7 +80,7 @@ class CudaClock:
         return stamp
 
     def follow(self, record: StepRecord) -> None:
-        """A step was closed: its events are to be asked from now on. On the training thread, like all of this."""
+        """Queries the events of a closed step from now on. Call it on the training thread, like all methods here."""
         record.resolved = False
         self._waiting.append(record)
         if len(self._waiting) > BACKLOG:
@@ -89,7 +89,7 @@ class CudaClock:
 
     def poll(self) -> None:
         """Resolves the records whose events the GPU has passed. Never waits."""
-        while self._waiting and not self._capturing():  # asking an event would break the capture
+        while self._waiting and not self._capturing():  # querying an event would break the capture
             record = self._waiting[0]
             stamps = list(_stamps(record))
             events = [stamp for stamp in stamps if isinstance(stamp, GpuStamp)]
@@ -101,7 +101,7 @@ class CudaClock:
                 return
 
     def finish(self) -> None:
-        """No step follows: what the GPU has not passed by now goes without its times."""
+        """Ends the queries: steps that the GPU has not passed by now go without its times."""
         self.poll()
         while self._waiting:
             self._give_up(self._waiting.popleft())
@@ -117,12 +117,12 @@ class CudaClock:
         _replace(record, lambda stamp: base + offset[id(stamp)])
         self._next_base = record.end
         record.resolved = True
-        # The step's last event is the next step's first, and one stamp may end a phase and begin the next.
+        # The step's last event is the next step's first, and one stamp may end a phase and start the next.
         last = stamps[-1].event
         self._pool.extend({id(s.event): s.event for s in stamps if s.event is not last}.values())
 
     def _give_up(self, record: StepRecord) -> None:
-        """The record keeps its host stamps; what they cannot say is unknown."""
+        """Keeps a record's host stamps; what they do not show is unknown."""
         record.untimed = True
         record.resolved = True
         self._next_base = None
@@ -131,10 +131,10 @@ class CudaClock:
 
 
 def _stamps(record: StepRecord) -> Iterator[int]:
-    """All stamps of a record that the GPU has to take, its start first and its end last."""
+    """All stamps of a record that need a GPU time, its start first and its end last."""
     yield record.start
-    for _, begin, end in record.spans:
-        yield begin
+    for _, start, end in record.spans:
+        yield start
         yield end
     for bucket in record.buckets:
         yield bucket.launch
@@ -144,22 +144,22 @@ def _stamps(record: StepRecord) -> Iterator[int]:
 
 
 def _launched(record: StepRecord) -> bool:
-    """Whether every bucket's completion has an event to ask."""
+    """Whether every bucket's completion has a stamp."""
     return all(bucket.done is not None for bucket in record.buckets)
 
 
 def _replace(record: StepRecord, gpu: Callable[[int], int]) -> None:
-    record.spans = [(phase, gpu(begin), gpu(end)) for phase, begin, end in record.spans]
+    record.spans = [(phase, gpu(start), gpu(end)) for phase, start, end in record.spans]
     for bucket in record.buckets:
         bucket.ready = bucket.launch = gpu(bucket.launch)
     in_order = [bucket for bucket in record.buckets if isinstance(bucket.done, GpuStamp)]
     for bucket in in_order:
         bucket.done = gpu(bucket.done or 0)
-    _derive_launches(in_order)
+    _queue_launches(in_order)
     record.start, record.end = gpu(record.start), gpu(record.end)
 
 
-def _derive_launches(buckets: Iterable[BucketRecord]) -> None:
+def _queue_launches(buckets: Iterable[BucketRecord]) -> None:
     """A module's collectives run in order on one stream: each starts once the one before it is done."""
     done: dict[int, int] = {}
     for bucket in buckets:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from ddpwatch.messages import Mark
 
-WORTH_NS = 1_000_000
+MIN_PAUSE_NS = 1_000_000
 
 
 class GcPauses:
-    """Posts a mark for every garbage collection that took at least a millisecond.
+    """Posts a mark for every garbage collection of at least a millisecond.
 
     Args:
         rank: Put into the marks.
@@ -24,20 +24,20 @@ class GcPauses:
         self._rank = rank
         self._post = post
         self._clock = clock
-        self._begin = 0
+        self._start = 0
         gc.callbacks.append(self._on_phase)
 
     def close(self) -> None:
-        """Stops listening."""
+        """Removes the callback."""
         if self._on_phase in gc.callbacks:
             gc.callbacks.remove(self._on_phase)
 
     def _on_phase(self, phase: str, info: dict[str, int]) -> None:
-        """Called by the interpreter before and after each collection, on the thread that set it off."""
+        """Called by the interpreter before and after each collection, on the thread that triggered it."""
         if phase == "start":
-            self._begin = self._clock()
+            self._start = self._clock()
             return
-        begin, end = self._begin, self._clock()
-        if begin and end - begin >= WORTH_NS:
+        start, end = self._start, self._clock()
+        if start and end - start >= MIN_PAUSE_NS:
             name = f"garbage collection, generation {info['generation']}"
-            self._post(Mark(rank=self._rank, kind="gc", name=name, start_ns=begin, end_ns=end))
+            self._post(Mark(rank=self._rank, kind="gc", name=name, start_ns=start, end_ns=end))

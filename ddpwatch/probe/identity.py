@@ -1,4 +1,4 @@
-"""Who this rank is, as it introduces itself."""
+"""Who this rank is: its introduction."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ from ddpwatch.messages import Hello
 Flags = dict[str, bool | int | float | str | None]
 
 
+def attempt() -> int:
+    """How often torchrun has restarted the job."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
 def hello_of(
     module: torch.nn.Module, backend: str, flags: Flags, timing_source: str, run_id: str, rank: int, world_size: int
 ) -> Hello:
-    """The introduction of the rank that trains ``module``."""
+    """The introduction of the rank that trains ``module``, with the clock that it stamps with."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    uuid = getattr(properties, "uuid", None)  # older versions of torch do not tell it
+    uuid = getattr(properties, "uuid", None)  # older versions of torch do not have it
     return Hello(
         run_id=run_id,
-        attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        attempt=attempt(),
         rank=rank,
         local_rank=int(os.environ.get("LOCAL_RANK", rank)),
         world_size=world_size,

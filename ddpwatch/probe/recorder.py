@@ -1,128 +1,39 @@
 """StepRecorder: turns stamps from hooks into one record per step. Knows no torch, no socket, no thread.
 
-The training thread calls it at every hook, so each method only takes a stamp and stores it. ``BucketRecord.done``
-is the one field another thread writes (a collective's completion callback); a single attribute store needs no lock.
+The training thread calls it at every hook, so each method only takes a stamp and stores it.
 
 A step runs from the end of the previous step's optimizer to the end of its own. Since several optimizers may
 step one after the other, a step is closed by the *next* forward, and ends where the last optimizer ended. In a
-process that never calls an optimizer (or frees it into the backward), a synced backward ends the step instead.
+process that never calls an optimizer (or fuses it into the backward), a synced backward ends the step instead.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from operator import itemgetter
-from typing import Literal, Protocol
+from typing import Protocol
 
-from ddpwatch.blackbox import BlackBox
-from ddpwatch.messages import COUNTED, Span, Step, StepStatus
+from ddpwatch.blackbox import BlackBox, Phase
+from ddpwatch.messages import COUNTED, PhaseName, StepStatus
+from ddpwatch.probe.record import BucketRecord, StepRecord
 from ddpwatch.sampling.schedule import SamplingSchedule
 
 Clock = Callable[[], int]
-BucketColumns = tuple[int, int, int, int, "int | None", "int | None"]  # launch, module, index, bytes, ready, done
-MOST_REDUCTIONS = 64  # in one step; then every reduced backward is a step of its own
-MOST_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
-Phase = Literal["", "input", "forward", "between", "backward", "sync", "optimizer"]  # "": in an unwatched step
-
-
-class BucketRecord:
-    """One bucket of one backward. All stamps are absolute ns; None is not measured."""
-
-    __slots__ = ("done", "idle", "index", "launch", "module", "nbytes", "ready")
-
-    def __init__(self, module: int, index: int, nbytes: int, launch: int) -> None:
-        self.module = module
-        self.index = index
-        self.nbytes = nbytes
-        self.launch = launch
-        self.ready: int | None = None
-        self.done: int | None = None
-        self.idle = False  # its comm hook returned a finished result at once: nothing was communicated
-
-    def row(self, start: int) -> BucketColumns:
-        """As it travels: stamps are offsets from ``start``."""
-        ready = None if self.ready is None else self.ready - start
-        done = None if self.done is None else self.done - start
-        return self.launch - start, self.module, self.index, self.nbytes, ready, done
-
-
-class StepRecord:
-    """A step being recorded. Stamps are absolute ns; `message` makes them offsets."""
-
-    __slots__ = (
-        "backwards", "buckets", "cpu_ns", "derived", "end", "epoch", "hooks", "later",
-        "own_ns", "reductions", "resolved", "spans", "start", "status", "step", "untimed",
-    )  # fmt: skip
-
-    def __init__(self, step: int, start: int) -> None:
-        self.step = step
-        self.start = start
-        self.end = start
-        self.status: StepStatus = "ok"
-        self.epoch = 0
-        self.backwards = 0
-        self.spans: list[tuple[str, int, int]] = []
-        self.buckets: list[BucketRecord] = []
-        self.derived: list[BucketColumns] = []  # buckets that were not seen
-        self.hooks: list[tuple[int, int]] = []
-        self.later: list[Callable[[StepRecord], None]] = []  # work put off to the sender thread
-        self.own_ns = 0
-        self.reductions = 0
-        self.cpu_ns: int | None = None
-        self.untimed = False  # completions cannot be stamped here
-        self.resolved = True  # no stamp waits for the GPU
-
-    def settled(self) -> bool:
-        """Whether every launched bucket has its completion stamp (or never gets one)."""
-        return self.resolved and (self.untimed or all(bucket.done is not None for bucket in self.buckets))
-
-    def message(self, rank: int, dropped: int) -> Step:
-        """The record as the frame that travels. Called off the training thread."""
-        later, self.later = self.later, []
-        for work in later:
-            work(self)
-        start = self.start
-        rows = sorted([*(bucket.row(start) for bucket in self.buckets), *self.derived], key=itemgetter(0))
-        columns = zip(*rows, strict=True) if rows else [()] * 6
-        launch, module, index, nbytes, ready, done = map(list, columns)
-        hooks = sorted(self.hooks, key=itemgetter(1))
-        return Step(
-            rank=rank,
-            step=self.step,
-            status=self.status,
-            synced=bool(rows) or self.reductions > 0,
-            micro_steps=self.backwards,
-            epoch=self.epoch,
-            start_ns=start,
-            duration_ns=max(0, self.end - start),
-            spans=[Span(phase, begin - start, end - start) for phase, begin, end in self.spans],  # type: ignore[arg-type]
-            hook_param=[param for param, _ in hooks],
-            hook_ns=[at - start for _, at in hooks],
-            bucket_module=module,
-            bucket_index=index,
-            bucket_bytes=nbytes,
-            bucket_ready=ready,
-            bucket_launch=launch,
-            bucket_done=done,
-            reduced=not self.buckets or not all(bucket.idle for bucket in self.buckets),
-            own_ns=self.own_ns,
-            cpu_ns=self.cpu_ns,
-            dropped=dropped,
-        )
+MAX_REDUCTIONS = 64  # in one step; then every reduced backward is a step of its own
+MAX_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
 
 
 class GpuClock(Protocol):
-    """A clock whose stamps are resolved later (`ddpwatch.probe.cuda.CudaClock`)."""
+    """A clock whose stamps get their values later (`ddpwatch.probe.cuda.CudaClock`)."""
 
     def __call__(self) -> int:
-        """A stamp."""
+        """A stamp of now."""
 
     def follow(self, record: StepRecord) -> None:
         """Takes a closed record to resolve its stamps."""
 
     def finish(self) -> None:
-        """No record follows."""
+        """Takes no record after this."""
 
 
 class StepRecorder:
@@ -131,27 +42,34 @@ class StepRecorder:
     Args:
         emit: Takes each closed record, in order. Called on the training thread: it must not block.
         clock: Nanoseconds, monotonic. Injected by tests.
+        cpu_clock: CPU time of the job in this process, ns.
+        on_validation: Takes the start and end (ns) of a validation, once training goes on.
 
     Attributes:
-        pace: Chooses the shadow steps (`ddpwatch.sampling.schedule`), once whoever owns the hooks has set it.
-        shadow: Whether the open step is one, or unwatched.
-        cpu: CPU time of the job in this process, ns.
-        lull: Called by whoever knows that the training thread is about to wait for its buckets. Must not block.
-        on_validation: Told when a validation began and ended (ns), once training goes on.
-        phase: Where training is now; read by the heartbeat thread.
-        last_hook: Id of the newest parameter whose gradient is known to have arrived, or None.
+        sampling: Chooses the shadow and unwatched steps; None to record every step in full.
+        shadow: Whether the open step is a shadow, or unwatched.
+        phase: Where training is now; read by the sender thread. Empty in an unwatched step.
+        last_hook: Id of the newest parameter of which `hook_fired` was called, or None.
         current: The open record, or None before the first forward.
         box: The black box, kept up to date.
-        epoch: Number of the bucket layout in force; whoever learns a new layout raises it.
+        epoch: Number of the bucket layout in force; the code that finds a new layout raises it.
     """
 
-    def __init__(self, emit: Callable[[StepRecord], None], clock: Clock = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        emit: Callable[[StepRecord], None],
+        clock: Clock = time.monotonic_ns,
+        *,
+        cpu_clock: Clock = time.process_time_ns,
+        on_validation: Callable[[int, int], None] = lambda start, end: None,
+    ) -> None:
         self._emit = emit
         self.clock = clock
+        self._cpu_clock = cpu_clock
+        self._on_validation = on_validation
         self.gpu: GpuClock | None = None
         self.sampling: SamplingSchedule | None = None
         self.shadow = False
-        self.cpu: Clock = time.process_time_ns
         self._cpu_ns = 0
         self.current: StepRecord | None = None
         self.box = BlackBox()
@@ -159,25 +77,26 @@ class StepRecorder:
         self.last_hook: int | None = None
         self.steps = 0
         self.epoch = 0
-        self._begin = clock()  # of the phase that is open
+        self._phase_start = clock()
         self._forwards = 0  # since the last backward
         self._optimizer_end: int | None = None
         self._optimizer_seen = False
         self._optimizer_depth = 0
         self._synced_end: int | None = None
-        self.lull: Callable[[], None] = lambda: None
-        self.on_validation: Callable[[int, int], None] = lambda begin, end: None
         self._validation: tuple[int, int] | None = None
-        self._outside_until = 0  # what lies between the last step and this is not part of the next one
+        self._activity_end = 0  # what lies between the last step and this is not part of the next one
 
     @property
     def since(self) -> int:
-        """When the phase began, on the host."""
-        return int(self._begin)
+        """When the phase started, on the host (ns)."""
+        return int(self._phase_start)
 
-    def use(self, gpu: GpuClock) -> None:
-        """Takes stamps on a GPU from now on."""
-        self.gpu = self.clock = gpu
+    def use(self, gpu: GpuClock | None = None, sampling: SamplingSchedule | None = None) -> None:
+        """Takes stamps on a GPU, and chooses steps by a schedule, from now on. None changes nothing."""
+        if gpu is not None:
+            self.gpu = self.clock = gpu
+        if sampling is not None:
+            self.sampling = sampling
 
     # -- forward ---------------------------------------------------------------------------------------------
 
@@ -186,7 +105,7 @@ class StepRecorder:
         now = self.clock()
         if self.phase in ("forward", "backward", "sync"):
             self.abort(now)
-        elif self.phase == "" and self._forwards >= MOST_FORWARDS:  # no optimizer ends it any more
+        elif self.phase == "" and self._forwards >= MAX_FORWARDS:  # no optimizer ends it any more
             self._optimizer_seen = False
             self.abort(now)
         end = self._step_end()
@@ -194,10 +113,10 @@ class StepRecorder:
             self._close(end)
         if self.current is None:
             if end is None:
-                self._cpu_ns = self.cpu()
-            self.current = StepRecord(self.steps, now if end is None else max(end, self._outside_until))
-            self._outside_until = 0
-            self._tell_validation()
+                self._cpu_ns = self._cpu_clock()
+            self.current = StepRecord(self.steps, now if end is None else max(end, self._activity_end))
+            self._activity_end = 0
+            self._report_validation()
             self.current.status = self._kind()
             self.shadow = self.current.status != "ok"
             self._forwards = 0
@@ -205,12 +124,12 @@ class StepRecorder:
         if self.current.status == "unwatched":
             self._enter("", now)
             return
-        if self._forwards > MOST_FORWARDS:
+        if self._forwards > MAX_FORWARDS:
             self._drop_forwards(self.current, now)
         self._enter("forward", now)
 
     def _kind(self) -> StepStatus:
-        """How much of the step that begins is to be seen. An unwatched one is sure to end only by an optimizer."""
+        """How much of the step that starts is recorded. Only an optimizer is sure to end an unwatched one."""
         if self.sampling is None:
             return "ok"
         if self._optimizer_seen and self.sampling.is_unwatched(self.steps):
@@ -218,24 +137,24 @@ class StepRecorder:
         return "shadow" if self.sampling.is_shadow(self.steps) else "ok"
 
     def _drop_forwards(self, record: StepRecord, now: int) -> None:
-        """Takes the forwards that no backward has followed out of the step, which may begin only now."""
+        """Removes the forwards that no backward has followed from the step, which may start only now."""
         self._forwards = 1
         while record.spans and record.spans[-1][0] == "forward":
             record.spans.pop()
         if not record.spans:
-            begin, _ = self._validation or (record.start, now)
-            self._validation = (begin, now)
+            start, _ = self._validation or (record.start, now)
+            self._validation = (start, now)
             record.start = now
 
     def forward_end(self) -> None:
-        """The forward that began last has returned."""
+        """The forward that started last has returned."""
         if self.phase == "forward":
             self._leave("forward", "between")
 
-    # -- outside the steps -----------------------------------------------------------------------------------
+    # -- between the steps -----------------------------------------------------------------------------------
 
     def validation_begin(self) -> None:
-        """A forward without gradients begins. Several in a row are one validation."""
+        """A forward without gradients starts. Several in a row are one validation."""
         if self.phase == "input" and self._validation is None:
             now = self.clock()
             self._validation = (now, now)
@@ -243,18 +162,18 @@ class StepRecorder:
     def validation_end(self) -> None:
         """A forward without gradients has returned."""
         if self.phase == "input" and self._validation is not None:
-            self._outside_until = self.clock()
-            self._validation = (self._validation[0], self._outside_until)
+            self._activity_end = self.clock()
+            self._validation = (self._validation[0], self._activity_end)
 
-    def _tell_validation(self) -> None:
+    def _report_validation(self) -> None:
         if self._validation is not None:
-            self.on_validation(*self._validation)
+            self._on_validation(*self._validation)
             self._validation = None
 
     def saved(self) -> None:
         """A checkpoint has been written."""
         if self.phase == "input":
-            self._outside_until = self.clock()
+            self._activity_end = self.clock()
 
     # -- backward --------------------------------------------------------------------------------------------
 
@@ -264,7 +183,7 @@ class StepRecorder:
             return False
         self.current.backwards += 1
         self._forwards = 0
-        self._tell_validation()
+        self._report_validation()
         self._enter("backward", self.clock())
         return True
 
@@ -283,9 +202,9 @@ class StepRecorder:
             return
         self._leave("sync", "between")
         if self.current is not None and (bool(self.current.buckets) if reduced is None else reduced):
-            self._synced_end = self._begin
+            self._synced_end = self._phase_start
             self.current.reductions += 1
-            if self.current.reductions >= MOST_REDUCTIONS:  # no optimizer that we see steps any more
+            if self.current.reductions >= MAX_REDUCTIONS:  # no visible optimizer steps any more
                 self._optimizer_seen = False
 
     def wait_begin(self) -> None:
@@ -328,7 +247,7 @@ class StepRecorder:
         return bucket
 
     def bucket_done(self, bucket: BucketRecord, at: int | None = None) -> None:
-        """The bucket's result is there, now or at ``at`` (absolute ns). May be called from any thread."""
+        """The bucket's result is there, now or at ``at`` (absolute ns). Safe on any thread."""
         bucket.done = self.clock() if at is None else at
         self.box.done(bucket.index)
 
@@ -339,12 +258,12 @@ class StepRecorder:
             self.last_hook = param
 
     def charge(self, ns: int) -> None:
-        """Adds to the step's own cost: time of ours spent on the training thread."""
+        """Adds to the step's own cost: ns that ddpwatch has spent on the training thread."""
         if self.current is not None:
             self.current.own_ns += ns
 
     def warm_up(self) -> None:
-        """The open step learns how to group gradients into buckets: it stays out of every statistic."""
+        """The open step groups gradients into buckets for the first time: it stays out of every statistic."""
         if self.current is not None:
             self.current.status = "warmup"
 
@@ -357,22 +276,22 @@ class StepRecorder:
             self._enter("optimizer", self.clock())
 
     def optimizer_end(self) -> None:
-        """The optimizer step that began last has returned."""
+        """The optimizer step that started last has returned."""
         self._optimizer_depth = max(0, self._optimizer_depth - 1)
         if self._optimizer_depth or self.current is None:
             return
         if self.phase == "":
             self._enter("input", self.clock())
-            self._optimizer_end = self._begin
+            self._optimizer_end = self._phase_start
         if self.phase not in ("optimizer", "between"):
             return
-        # "between" if a closure ran forward and backward in there: what came after them is the optimizer's own
+        # "between" if a closure ran forward and backward in there: what came after them is the optimizer's
         self._leave("optimizer", "input")
         self._optimizer_seen = True
-        self._optimizer_end = self._begin
+        self._optimizer_end = self._phase_start
 
     def abort(self, now: int | None = None) -> None:
-        """The open step was left by an exception: closes it as aborted, so that the next one starts clean."""
+        """The open step was left by an exception: closes it as aborted, and the next one starts clean."""
         if self.current is not None:
             self.current.status = "aborted"
             self._close(self.clock() if now is None else now)
@@ -380,7 +299,7 @@ class StepRecorder:
         self._enter("input", self.clock())
 
     def finish(self) -> None:
-        """The process stops being watched: closes the open step if it is complete, forgets it otherwise."""
+        """Ends the watching: closes the open step if it is complete, forgets it otherwise."""
         end = self._step_end()
         if end is not None:
             self._close(end)
@@ -392,15 +311,15 @@ class StepRecorder:
 
     def _enter(self, phase: Phase, now: int) -> None:
         self.phase = phase
-        self._begin = now
+        self._phase_start = now
         self.box.enter(phase)
 
-    def _leave(self, phase: Phase, following: Phase) -> None:
+    def _leave(self, phase: PhaseName, following: Phase) -> None:
         now = self.clock()
         if self.current is not None:
-            self.current.spans.append((phase, self._begin, now))
-        self.phase = following  # as `_enter` does; a call more is noticeable here (docs/architecture.md)
-        self._begin = now
+            self.current.spans.append((phase, self._phase_start, now))
+        self.phase = following  # as `_enter` does; one more call is noticeable here (docs/architecture.md)
+        self._phase_start = now
         self.box.enter(following)
 
     def _step_end(self) -> int | None:
@@ -415,13 +334,13 @@ class StepRecorder:
             return
         record.end = end if end >= record.start else record.start
         record.epoch = self.epoch
-        before, self._cpu_ns = self._cpu_ns, self.cpu()
-        record.cpu_ns = None if self._outside_until else max(0, self._cpu_ns - before)
+        before, self._cpu_ns = self._cpu_ns, self._cpu_clock()
+        record.cpu_ns = None if self._activity_end else max(0, self._cpu_ns - before)
         if self.sampling is not None and record.status in COUNTED:
             period = self.sampling.full if record.status == "ok" else self.sampling.watched
             period.learn(record.own_ns, record.end - record.start)
         self.steps += 1
-        self.box.begin(self.steps)
+        self.box.begin_step(self.steps)
         if self.gpu is not None:
             self.gpu.follow(record)
         self._emit(record)

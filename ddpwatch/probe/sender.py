@@ -1,9 +1,8 @@
 """The sender thread: everything that encodes, sends or waits happens here, never on the training thread.
 
-The training thread appends finished records to a deque (atomic, no lock) and goes on. This thread wakes about twice a
-second (a wake costs more than what it sends), sends what is settled, and a heartbeat, so that a hang is visible while
-it lasts. It prefers the moment at which the training thread begins to wait for its buckets: what it then takes from
-that thread's core is not missed.
+It wakes about twice a second (waking costs more than sending), sends what is settled, and a heartbeat, so that a hang
+shows while it lasts. It prefers the moment at which the training thread starts to wait for its buckets: nobody misses
+the processor time that it uses then.
 """
 
 from __future__ import annotations
@@ -13,212 +12,197 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Protocol
 
 import zmq
 
 from ddpwatch import rundir, transport
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Beat, Bye, Hello, Layout, Mark, Message, Step, encode
-from ddpwatch.probe.recorder import StepRecord, StepRecorder
+from ddpwatch.messages import Beat, Bye, Layout, Message, Step, encode
+from ddpwatch.probe.outbox import Outbox
+from ddpwatch.probe.record import StepRecord
+from ddpwatch.probe.recorder import StepRecorder
 
 REST_S = 0.4
-LULL_S = 0.25  # how much longer it rests if the training thread does not begin to wait: in long steps, or in a hang
-FIRST_LOOK_S = 0.05  # for where to send
+EXTRA_REST_S = 0.25  # how much longer it rests while the training thread does not wait: in long steps, or in a hang
+FIRST_LOOK_S = 0.05  # pause before the second look for the collector
 SETTLE_NS = 500_000_000
-BACKLOG = 4096
 STOP_S = 0.6  # a little longer than a socket holds on to the last frames
 
 
-class Outlet(Protocol):
-    """Where frames go: a socket, or a file of the rank's own."""
+class FrameSink(Protocol):
+    """Where frames go: a socket, or the rank file."""
 
     def send(self, data: bytes, flags: int = 0) -> object:
         """Takes a frame or raises zmq.Again; never waits."""
 
     def close(self) -> None:
-        """No frame follows."""
+        """Takes no frame after this."""
 
 
 class Sender(threading.Thread):
-    """Sends one rank's frames to the collector.
+    """Sends one rank's frames to the collector, or into a rank file.
 
     Args:
         rank: Put into every frame.
-        find_endpoint: Asked again and again until it returns the collector's endpoint; may raise to give up.
-        on_error: Told once, if watching has to end.
-
-    Attributes:
-        recorder: Where the heartbeat looks; set before the thread starts.
-        issued: Tells how many collectives this rank has issued, for the heartbeat.
-        dropped: Frames lost since the start, because the collector was slow, dead or never came.
+        outbox: Where the frames' contents come from.
+        recorder: Read for the heartbeat.
+        find_endpoint: Called again and again until it returns the collector's endpoint; may raise to give up.
+        on_error: Takes the one error that ends the watching.
+        issue_count: How many collectives this rank has issued, None if not known; for the heartbeat.
     """
 
     def __init__(
-        self, rank: int, find_endpoint: Callable[[], str | None], on_error: Callable[[Exception], None]
+        self,
+        rank: int,
+        outbox: Outbox,
+        recorder: StepRecorder,
+        find_endpoint: Callable[[], str | None],
+        on_error: Callable[[Exception], None],
+        issue_count: Callable[[], int | None] = lambda: None,
     ) -> None:
         super().__init__(name="ddpwatch-sender", daemon=True)
         self._rank = rank
+        self._outbox = outbox
+        self._recorder = recorder
         self._find_endpoint = find_endpoint
         self._on_error = on_error
-        self._records: deque[StepRecord] = deque(maxlen=BACKLOG)
-        self._outbox: deque[Message] = deque(maxlen=BACKLOG)
+        self._issue_count = issue_count
         self._stopping = threading.Event()
-        self._wakes: SimpleQueue[None] = SimpleQueue()
-        self._due = math.inf  # from when on the training thread may wake this one
+        self._goodbye: Bye | None = None
         self._context = transport.Context()
-        self._socket: Outlet | None = None
-        self._hello: Hello | None = None
-        self._farewell: Bye | None = None
-        self._cpu_ns = 0
-        self._told_ns = 0
-        self.recorder = StepRecorder(self.take)
-        self.recorder.cpu = self._job_cpu_ns
-        self.recorder.lull = self._lull
-        self.issued: Callable[[], int | None] = lambda: None
-        self.dropped = 0
+        self._sink: FrameSink | None = None
+        self._refused = 0
+        self._reported_cpu_ns = 0
+        self._last_hook: int | None = None  # as far as steps that were sent say
 
-    # -- called by the training thread -----------------------------------------------------------------------
+    @property
+    def dropped(self) -> int:
+        """Frames lost since the start, because the collector was slow, dead or never came."""
+        return self._outbox.dropped + self._refused
 
-    def take(self, record: StepRecord) -> None:
-        """Accepts a closed step. Never blocks; over a full backlog the oldest goes, counted."""
-        self.dropped += len(self._records) == BACKLOG
-        self._records.append(record)
-
-    def post(self, message: Hello | Layout | Mark) -> None:
-        """Accepts any other message, to go out before the steps that follow it."""
-        if isinstance(message, Hello):
-            self._hello = message
-        self.dropped += len(self._outbox) == BACKLOG
-        self._outbox.append(message)
-
-    def stop(self, farewell: Bye, timeout_s: float = STOP_S) -> None:
-        """Sends what is left and a farewell, and waits for that at most ``timeout_s``."""
-        self._farewell = farewell
+    def stop(self, goodbye: Bye, timeout_s: float = STOP_S) -> None:
+        """Sends what is left and a goodbye, and waits for that at most ``timeout_s``."""
+        self._goodbye = goodbye
         self._stopping.set()
-        self._wakes.put(None)
+        self._outbox.wakes.put(None)
         self.join(timeout_s)
 
-    def _lull(self) -> None:
-        """The training thread is about to wait. Never blocks."""
-        if time.monotonic() >= self._due:
-            self._due = math.inf
-            self._wakes.put(None)
-
-    def _job_cpu_ns(self) -> int:
-        """CPU time of the process, without what this thread had taken when it last went to sleep."""
-        return time.process_time_ns() - self._cpu_ns
-
-    # -- the thread ------------------------------------------------------------------------------------------
-
     def run(self) -> None:
-        """Ticks until stopped."""
+        """Sends until stopped."""
         try:
             self._connect()
             while not self._rest():
-                self._tick()
-            self._flush_all()
+                self._send_settled()
+            self._send_rest()
         except Exception as error:
             self._on_error(error)
         finally:
-            if self._socket is not None:
-                self._socket.close()
+            if self._sink is not None:
+                self._sink.close()
             self._context.term()
 
+    # -- where frames go -------------------------------------------------------------------------------------
+
     def _connect(self) -> None:
-        """Looks for where frames go, less and less often, until there is such a place or nothing to send any more."""
+        """Looks for where frames go, less and less often, until that is found or the job has ended."""
         directory, pause = os.environ.get("DDPWATCH_RECORD_DIR"), FIRST_LOOK_S
-        while self._socket is None:
-            self._socket = self._own_file(directory) if directory else self._collector()
-            if self._socket is None and self._stopping.wait(pause):
+        while self._sink is None:
+            self._sink = self._rank_file(directory) if directory else self._collector()
+            if self._sink is None and self._stopping.wait(pause):
                 return
             pause = min(2 * pause, REST_S)
 
-    def _collector(self) -> Outlet | None:
+    def _collector(self) -> FrameSink | None:
         endpoint = self._find_endpoint()
         return None if endpoint is None else transport.rank_push(self._context, endpoint)
 
-    def _own_file(self, directory: str) -> Outlet | None:
-        """The rank's own file, once it knows what the run is called. There is no collector, on no host."""
+    def _rank_file(self, directory: str) -> FrameSink | None:
+        """The rank file, once the run has a name. No host has a collector then."""
         from ddpwatch.recording.rank_file import RankFile
 
-        hello = self._hello
+        hello = self._outbox.hello
         if hello is None:
             return None
         try:
             if self._find_endpoint() is None:
                 return None
             rundir.blackbox(hello.run_id, self._rank).unlink(missing_ok=True)  # no collector will read it, or clean up
-        except DdpwatchError:  # rank 0 is on another host, or else was not found at all: then the run has no name
+        except DdpwatchError:  # rank 0 is on another host, or was not found at all: then the run has no name
             if not hello.run_id:
                 raise
         return RankFile(directory, hello)
 
+    # -- what is sent, and when ------------------------------------------------------------------------------
+
     def _rest(self) -> bool:
-        """Sleeps until there is something to do. True if that is to stop."""
-        self._due = time.monotonic() + REST_S
+        """Sleeps until there is something to do. Whether that is to stop."""
+        self._outbox.due_s = time.monotonic() + REST_S
         with contextlib.suppress(Empty):
-            self._wakes.get(timeout=REST_S + LULL_S)
-        self._due = math.inf
+            self._outbox.wakes.get(timeout=REST_S + EXTRA_REST_S)
+        self._outbox.due_s = math.inf
         return self._stopping.is_set()
 
-    def _tick(self) -> None:
-        self._send_outbox()
-        now = time.monotonic_ns()
-        while self._records and self._ready(self._records[0], now):
-            self._send(self._step(self._records.popleft()))
+    def _send_settled(self) -> None:
+        """Sends messages, settled steps and a heartbeat."""
+        self._send_messages()
+        now, records = time.monotonic_ns(), self._outbox.records
+        while records and self._may_go(records[0], now):
+            self._send(self._step(records.popleft()))
         self._send(self._beat(now))
-        self._cpu_ns = time.thread_time_ns()
+        self._outbox.sender_cpu_ns = time.thread_time_ns()
 
     @staticmethod
-    def _ready(record: StepRecord, now: int) -> bool:
-        """Whether a record may go: complete, or overdue. One that waits for the GPU is still being written to."""
+    def _may_go(record: StepRecord, now: int) -> bool:
+        """Whether a record is complete, or overdue. One that waits for the GPU is still being written to."""
         return record.settled() or (record.resolved and now - record.end > SETTLE_NS)
 
-    def _flush_all(self) -> None:
-        self._send_outbox()
-        while self._records:
-            self._send(self._step(self._records.popleft()))
-        if self._farewell is not None:
-            self._send(self._farewell)
+    def _send_rest(self) -> None:
+        """Sends all that is left, settled or not, and the goodbye."""
+        self._send_messages()
+        while self._outbox.records:
+            self._send(self._step(self._outbox.records.popleft()))
+        if self._goodbye is not None:
+            self._send(self._goodbye)
 
-    def _send_outbox(self) -> None:
-        while self._outbox:
-            message = self._outbox.popleft()
+    def _send_messages(self) -> None:
+        while self._outbox.messages:
+            message = self._outbox.messages.popleft()
             if isinstance(message, Layout):
                 message.rank = self._rank
             self._send(message)
 
     def _send(self, message: Message) -> None:
-        if self._socket is None:
+        if self._sink is None:
             return
         try:
-            self._socket.send(encode(message), zmq.DONTWAIT)
+            self._sink.send(encode(message), zmq.DONTWAIT)
         except zmq.Again:
-            self.dropped += not isinstance(message, Beat)
+            self._refused += not isinstance(message, Beat)
 
     def _step(self, record: StepRecord) -> Step:
-        """The frame of a record, with what this thread has taken since the last one."""
+        """A step's message, with the CPU time of this thread since the one before."""
         message = record.message(self._rank, self.dropped)
-        before, self._told_ns = self._told_ns, time.thread_time_ns()
-        message.sender_ns = self._told_ns - before
+        if record.last_hook is not None:
+            self._last_hook = record.last_hook
+        before, self._reported_cpu_ns = self._reported_cpu_ns, time.thread_time_ns()
+        message.sender_ns = self._reported_cpu_ns - before
         return message
 
     def _beat(self, now: int) -> Beat:
-        recorder = self.recorder
+        recorder = self._recorder
         record = recorder.current
-        waiting = [] if record is None or record.untimed else [b.index for b in list(record.buckets) if b.done is None]
+        buckets = [] if record is None or record.untimed else list(record.buckets)
         return Beat(
             rank=self._rank,
             at_ns=now,
             step=recorder.steps,
             phase=recorder.phase,
             since_ns=recorder.since,
-            last_hook=recorder.last_hook,
-            in_flight=waiting,
-            issued=self.issued(),
+            last_hook=self._last_hook if recorder.last_hook is None else recorder.last_hook,
+            in_flight=[bucket.index for bucket in buckets if bucket.done is None],
+            issued=self._issue_count(),
             dropped=self.dropped,
         )

@@ -1,4 +1,4 @@
-"""A process group of one for what needs one, without ports or other processes."""
+"""A process group of one rank, without ports or other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our own reducer, with a channel that only writes down."""
+"""The reducer in Python, with a channel that only keeps a ledger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.strategies.bucketed_hooks import BucketedHooks
 
 
 class Ledger(Channel):
-    """Every all-reduce is done at once, and written down."""
+    """Every all-reduce is done at once, and noted."""
 
     def __init__(self) -> None:
         super().__init__(ALONE)
@@ -31,7 +31,7 @@ class Ledger(Channel):
 
 
 class OtherOrder(nn.Module):
-    """Declared a, b, c, d; d is not used, the others run in the order that is asked for."""
+    """Declared a, b, c, d; d is not used, the others run in the given order."""
 
     def __init__(self, order: Sequence[str]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Faults strike where, when and on whom they are meant to."""
+"""Faults strike at their place, in their step, on their rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks on layers: what they shall do, and that the forms in circulation do not do it."""
+"""Hooks on layers: what they do, and that common wrong forms of them do not."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_rebinding_the_argument_changes_nothing() -> None:
 
 @pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
 def test_the_deprecated_backward_hook_gets_the_gradients_of_the_last_operation() -> None:
-    """A layer of two operations: the old hook is called with the inputs of the last, which are not the layer's."""
+    """A layer of two operations: the old hook gets the inputs of the last one, not the layer's."""
 
     class Residual(nn.Module):
         def __init__(self) -> None:

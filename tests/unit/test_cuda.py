@@ -1,11 +1,12 @@
-"""GPU times from events, on a simulated GPU: streams that run behind the host, events that are asked, not awaited."""
+"""GPU times from events, on a simulated GPU whose streams run behind the host. Events are queried, never waited for."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 from ddpwatch.probe.cuda import BACKLOG, CudaClock, GpuStamp
-from ddpwatch.probe.recorder import StepRecord, StepRecorder
+from ddpwatch.probe.record import StepRecord
+from ddpwatch.probe.recorder import StepRecorder
 
 MS = 1_000_000
 
@@ -18,11 +19,11 @@ class Gpu:
         self.offset = offset  # host time = GPU time + offset
         self.compute = self.comm = 0
         self.current = "compute"  # what the model's device has as its current stream
-        self.asked = 0  # how often an event was queried
+        self.queries = 0
         self.passed: int | None = None  # GPU time up to which events report as passed; None: all
 
     def work(self, ms: float) -> None:
-        """Enqueues compute: begins when enqueued or when the stream is free, whichever is later."""
+        """Enqueues compute: it starts when enqueued or when the stream is free, whichever is later."""
         self.compute = max(self.compute, self.host - self.offset) + int(ms * MS)
 
     def collective(self, ms: float) -> None:
@@ -42,7 +43,7 @@ class CudaEvent:
         self.at = max(now, self.gpu.compute if stream == "compute" else self.gpu.comm)
 
     def query(self) -> bool:
-        self.gpu.asked += 1
+        self.gpu.queries += 1
         return self.gpu.passed is None or self.at <= self.gpu.passed
 
     def elapsed_time(self, end_event: CudaEvent) -> float:
@@ -67,7 +68,7 @@ class Rig:
     ) -> None:
         """Forward 10 ms, backward 2 × 20 ms with a collective after each, optimizer 5 ms; enqueued at once.
 
-        ``by_host``: when the host has carried out each collective, if that is who does.
+        ``by_host``: when the host has carried out each collective, if it does.
         """
         gpu, recorder = self.gpu, self.recorder
         gpu.host += int(launch_ms * MS)
@@ -92,7 +93,7 @@ class Rig:
         recorder.optimizer_end()
 
 
-def test_a_step_is_told_in_gpu_time() -> None:
+def test_a_step_has_gpu_times() -> None:
     """The host enqueues everything at once; its own stamps would show a step of no length."""
     rig = Rig(offset=3 * MS)
     rig.step()
@@ -116,8 +117,8 @@ def test_a_collective_starts_when_the_one_before_is_done() -> None:
 def test_a_collective_that_the_host_has_carried_out_keeps_the_hosts_time() -> None:
     """As with Gloo: its thread knows when the result was there, and no stream of the GPU does. Two may run at once."""
     rig = Rig(offset=3 * MS)
-    begin = rig.gpu.host + 10_000
-    rig.step(by_host=[begin + 80 * MS, begin + 60 * MS])
+    start = rig.gpu.host + 10_000
+    rig.step(by_host=[start + 80 * MS, start + 60 * MS])
     rig.recorder.finish()
     step = rig.records[0].message(0, 0)
     assert step.bucket_done == [80 * MS, 60 * MS]
@@ -134,16 +135,16 @@ def test_two_modules_collectives_do_not_wait_for_each_other() -> None:
 def test_host_time_is_found_although_the_gpu_is_behind() -> None:
     """The GPU's start is idle, so its first event bounds the host time; later steps pile up and inherit the bound."""
     rig = Rig(offset=-7 * MS)
-    begin = rig.gpu.host + 10_000
+    start = rig.gpu.host + 10_000
     for _ in range(4):
         rig.step()
     rig.recorder.finish()
     starts = [record.start for record in rig.records]
-    assert starts[0] == begin
+    assert starts[0] == start
     assert all(abs((b - a) - 70 * MS) <= 20_000 for a, b in pairwise(starts))
 
 
-def test_nothing_is_awaited() -> None:
+def test_nothing_waits_for_the_gpu() -> None:
     rig = Rig()
     rig.gpu.passed = -1
     rig.step()
@@ -174,16 +175,16 @@ def test_nothing_is_enqueued_while_a_graph_is_captured() -> None:
     assert rig.records[0].message(0, 0).bucket_done == [None, None]
 
 
-def test_no_event_is_asked_while_a_graph_is_captured() -> None:
+def test_no_event_is_queried_while_a_graph_is_captured() -> None:
     """CUDA refuses to query an event during a capture, and the capture is lost."""
     rig = Rig()
     rig.gpu.passed = -1
     rig.step()
     rig.step()  # closes the first, which the GPU has not passed
     rig.gpu.passed = None
-    asked, rig.capturing = rig.gpu.asked, True
+    queries, rig.capturing = rig.gpu.queries, True
     rig.step()
-    assert rig.gpu.asked == asked
+    assert rig.gpu.queries == queries
     rig.capturing = False
     rig.step()
     assert rig.records[0].settled()

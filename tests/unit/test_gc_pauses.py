@@ -11,10 +11,10 @@ MS = 1_000_000
 
 
 def collected(pause_ns: int) -> list[Mark]:
-    """The marks of one forced collection on a clock that moves on by the pause at each look."""
+    """The marks of one forced collection, with a clock that advances by the pause at each reading."""
     marks: list[Mark] = []
-    looks = iter(range(10**12, 10**15, pause_ns))
-    pauses = GcPauses(3, marks.append, lambda: next(looks))
+    readings = iter(range(10**12, 10**15, pause_ns))
+    pauses = GcPauses(3, marks.append, lambda: next(readings))
     gc.collect()
     pauses.close()
     gc.collect()

@@ -1,20 +1,27 @@
-"""The recorder on an injected clock: what hooks say becomes steps."""
+"""The recorder on an injected clock: hooks become steps."""
 
 from __future__ import annotations
 
 from ddpwatch.analysis.step import figures
 from ddpwatch.messages import Step
-from ddpwatch.probe.recorder import MOST_FORWARDS, StepRecord, StepRecorder
+from ddpwatch.probe.record import StepRecord
+from ddpwatch.probe.recorder import MAX_FORWARDS, StepRecorder
 from ddpwatch.sampling.schedule import SamplingSchedule
 
 
 class Script:
-    """A recorder whose clock is told how much time passes between two calls."""
+    """A recorder with a clock that the test sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, sampling: SamplingSchedule | None = None) -> None:
         self.now = 1000
         self.records: list[StepRecord] = []
-        self.recorder = StepRecorder(self.records.append, clock=lambda: self.now)
+        self.validations: list[tuple[int, int]] = []
+        self.recorder = StepRecorder(
+            self.records.append,
+            clock=lambda: self.now,
+            on_validation=lambda start, end: self.validations.append((start, end)),
+        )
+        self.recorder.use(sampling=sampling)
 
     def after(self, ns: int) -> StepRecorder:
         self.now += ns
@@ -163,24 +170,23 @@ def test_a_forward_without_a_backward_stays_in_the_step() -> None:
 
 
 def test_an_evaluation_with_gradients_on_is_no_part_of_a_step_and_does_not_grow() -> None:
-    script, validations = Script(), []
-    script.recorder.on_validation = lambda begin, end: validations.append((begin, end))
+    script = Script()
     script.forward()
     script.backward()
     script.optimize()
-    begin = script.now
-    for _ in range(3 * MOST_FORWARDS):
+    start = script.now
+    for _ in range(3 * MAX_FORWARDS):
         script.forward()
-        assert len(script.recorder.current.spans) <= MOST_FORWARDS  # type: ignore[union-attr]
-    assert validations == []
+        assert len(script.recorder.current.spans) <= MAX_FORWARDS  # type: ignore[union-attr]
+    assert script.validations == []
     script.backward()
     script.optimize()
     script.recorder.finish()
     _, second = script.messages()
-    (told,) = validations
-    assert told[0] == begin
-    assert told[1] == second.start_ns
-    assert second.duration_ns < MOST_FORWARDS * 11 + 200
+    (validation,) = script.validations
+    assert validation[0] == start
+    assert validation[1] == second.start_ns
+    assert second.duration_ns < MAX_FORWARDS * 11 + 200
     assert second.duration_ns == sum(figures(second).phases_ns.values())
 
 
@@ -204,9 +210,8 @@ class EverySecond(SamplingSchedule):
         return step % 2 == 1
 
 
-def test_an_unwatched_step_has_a_begin_and_an_end() -> None:
-    script = Script()
-    script.recorder.sampling = EverySecond()
+def test_an_unwatched_step_has_a_start_and_an_end() -> None:
+    script = Script(EverySecond())
     for _ in range(4):
         for synced in (False, True):  # micro-batches
             script.forward()
@@ -221,9 +226,8 @@ def test_an_unwatched_step_has_a_begin_and_an_end() -> None:
 
 
 def test_without_an_optimizer_every_step_is_watched() -> None:
-    """Nothing would tell where an unwatched one ends."""
-    script = Script()
-    script.recorder.sampling = EverySecond()
+    """Nothing would show where an unwatched one ends."""
+    script = Script(EverySecond())
     for _ in range(4):
         script.forward()
         script.backward()
@@ -232,12 +236,11 @@ def test_without_an_optimizer_every_step_is_watched() -> None:
 
 
 def test_an_unwatched_step_that_no_optimizer_ends_is_given_up() -> None:
-    script = Script()
-    script.recorder.sampling = EverySecond()
+    script = Script(EverySecond())
     script.forward()
     script.backward()
     script.optimize()
-    for _ in range(MOST_FORWARDS + 3):
+    for _ in range(MAX_FORWARDS + 3):
         script.forward()
         script.backward()
     script.recorder.finish()

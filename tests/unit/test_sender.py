@@ -1,10 +1,10 @@
-"""The sender thread: when it works, and its last words, said if somebody listens and given up soon if nobody does."""
+"""The sender thread: when it works, and its goodbye, which is sent to a collector and soon given up without one."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,8 @@ import zmq
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Beat, Bye, Hello, Step, decode
 from ddpwatch.probe import sender as sender_module
+from ddpwatch.probe.outbox import Outbox
+from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.sender import Sender
 from ddpwatch.recording.reader import Recording
 from tests.support.runs import hello_of
@@ -25,14 +27,28 @@ def _rendezvous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDPWATCH_DIR", str(tmp_path / "rendezvous"))
 
 
+class PatientSender(Sender):
+    """Notes how long it was waited for at most."""
+
+    def join(self, timeout: float | None = None) -> None:
+        self.patience_s = math.inf if timeout is None else timeout
+        super().join(timeout)
+
+
+def sender_of(
+    rank: int, find: Callable[[], str | None], on_error: Callable[[Exception], object]
+) -> tuple[PatientSender, Outbox]:
+    outbox = Outbox()
+    return PatientSender(rank, outbox, StepRecorder(outbox.add_step), find, on_error), outbox  # type: ignore[arg-type]
+
+
 def test_a_collector_that_does_not_listen_delays_the_exit_by_far_less_than_a_second(tmp_path: Path) -> None:
     errors: list[Exception] = []
-    sender = Sender(0, lambda: f"ipc://{tmp_path}/nobody", errors.append)
-    sender.post(hello_of(0, 1))
+    sender, outbox = sender_of(0, lambda: f"ipc://{tmp_path}/nobody", errors.append)
+    outbox.post(hello_of(0, 1))
     sender.start()
-    begun = time.monotonic()
     sender.stop(BYE)
-    assert time.monotonic() - begun < 0.8
+    assert sender.patience_s < 0.8
     sender.join(5.0)
     assert not sender.is_alive()
     assert errors == []
@@ -42,7 +58,7 @@ def test_a_collector_that_does_not_listen_delays_the_exit_by_far_less_than_a_sec
 def test_a_file_of_its_own_is_named_by_the_run(
     elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which rank 0 has named, on whichever host; without a name there is none."""
+    """Rank 0 names the run, on any host; without a name there is no file."""
     monkeypatch.setenv("DDPWATCH_RECORD_DIR", str(tmp_path / "files"))
     errors: list[Exception] = []
     asked: list[int] = []
@@ -58,8 +74,8 @@ def test_a_file_of_its_own_is_named_by_the_run(
             raise DdpwatchError("rank 1 is on another host than rank 0")
         return "ipc://somewhere"
 
-    sender = Sender(1, find, errors.append)
-    sender.post(hello)
+    sender, outbox = sender_of(1, find, errors.append)
+    outbox.post(hello)
     sender.start()
     deadline = time.monotonic() + 10.0
     while len(asked) < 3 and time.monotonic() < deadline:
@@ -79,10 +95,10 @@ def test_a_run_without_a_name_is_not_recorded(tmp_path: Path, monkeypatch: pytes
         raise DdpwatchError("rank 0 has not called watch() within 60 s")
 
     errors: list[Exception] = []
-    sender = Sender(1, find, errors.append)
+    sender, outbox = sender_of(1, find, errors.append)
     hello = hello_of(1, 2)
     hello.run_id = ""
-    sender.post(hello)
+    outbox.post(hello)
     sender.start()
     sender.join(5.0)
     assert [str(error) for error in errors] == ["rank 0 has not called watch() within 60 s"]
@@ -90,28 +106,28 @@ def test_a_run_without_a_name_is_not_recorded(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.fixture
-def heard(tmp_path: Path) -> Iterator[tuple[Sender, zmq.Socket[bytes]]]:
-    """A sender that is yet to start, and the collector's end."""
+def connected(tmp_path: Path) -> Iterator[tuple[Sender, Outbox, zmq.Socket[bytes]]]:
+    """A sender that has not started, its outbox, and the collector's end."""
     endpoint = f"ipc://{tmp_path}/collector"
     with zmq.Context() as context, context.socket(zmq.PULL) as collector:
         collector.bind(endpoint)
-        sender = Sender(0, lambda: endpoint, pytest.fail)
-        yield sender, collector
+        sender, outbox = sender_of(0, lambda: endpoint, pytest.fail)
+        yield sender, outbox, collector
         sender.stop(BYE)
 
 
 def test_it_works_when_the_training_thread_begins_to_wait(
-    heard: tuple[Sender, zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+    connected: tuple[Sender, Outbox, zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender_module, "REST_S", 0.0)
-    monkeypatch.setattr(sender_module, "LULL_S", 3600.0)
-    sender, collector = heard
+    monkeypatch.setattr(sender_module, "EXTRA_REST_S", 3600.0)
+    sender, outbox, collector = connected
     sender.start()
     deadline = time.monotonic() + 10.0
-    while sender._due == math.inf and time.monotonic() < deadline:
+    while outbox.due_s == math.inf and time.monotonic() < deadline:
         time.sleep(0.01)
-    sender.post(hello_of(0, 1))
-    sender.recorder.lull()
+    outbox.post(hello_of(0, 1))
+    outbox.wake_if_due()
     assert collector.poll(10_000)
     assert isinstance(decode(collector.recv()), Hello)  # and nothing before it, not even a heartbeat
     assert collector.poll(10_000)
@@ -119,10 +135,10 @@ def test_it_works_when_the_training_thread_begins_to_wait(
 
 
 def test_a_training_thread_that_never_waits_is_not_waited_for(
-    heard: tuple[Sender, zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+    connected: tuple[Sender, Outbox, zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender_module, "LULL_S", 0.01)
-    sender, collector = heard
+    monkeypatch.setattr(sender_module, "EXTRA_REST_S", 0.01)
+    sender, _, collector = connected
     sender.start()
     assert collector.poll(10_000)
     assert isinstance(decode(collector.recv()), Beat)

@@ -27,8 +27,8 @@ def noop_hook(state: object, bucket: GradBucket) -> Future[Tensor]:
 class Weights:
     """This rank's share in a weighted mean.
 
-    With given weights it never changes. Without, a rank weighs as much as it has samples in the step, so that the
-    result is the mean over all samples, also where ranks have different numbers of them.
+    With given weights it never changes. Without, a rank's weight is its number of samples in the step, so that the
+    result is the mean over all samples even where ranks have different numbers of them.
     """
 
     def __init__(self, weights: tuple[float, ...] | None, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class Weights:
         self.share = 0.0 if weights is None else weights[dist.get_rank()] / sum(weights)
 
     def begin_step(self, samples: int) -> None:
-        """Learn how many samples all ranks have together."""
+        """Add up the samples of all ranks."""
         if self.given is None:
             total = torch.tensor(float(samples), device=self.device)
             dist.all_reduce(total)
@@ -51,7 +51,7 @@ def weighted_hook(state: Weights, bucket: GradBucket) -> Future[Tensor]:
 
 
 class Gathered:
-    """How to reduce what all ranks have: drop the ``trim`` largest and smallest values, average the rest."""
+    """How to reduce the gathered buckets: drop the ``trim`` largest and smallest values, average the rest."""
 
     def __init__(self, trim: int) -> None:
         """``trim`` 0 is the mean, half the ranks (rounded to leave one or two) the median."""
@@ -59,7 +59,7 @@ class Gathered:
 
 
 def gathered_hook(state: Gathered, bucket: GradBucket) -> Future[Tensor]:
-    """Gather every rank's bucket and reduce here: n times the memory, any reduction one likes."""
+    """Gather every rank's bucket and reduce locally: n times the memory, but any reduction."""
     buffer = bucket.buffer()
     parts = buffer.new_empty(dist.get_world_size() * buffer.numel())
     future: Future[Tensor] = _all_gather(parts, buffer, async_op=True).get_future()

@@ -18,10 +18,10 @@ COUNTERS = ("iter", "total_numel_before_compression", "total_numel_after_compres
 
 
 class PowerSGD:
-    """A ``PowerSGDState`` and what a restart asks for around it.
+    """A ``PowerSGDState`` that survives a restart.
 
-    What PowerSGD remembers belongs to bucket *numbers*. DDP starts with other buckets than it ends up with, so
-    right after a restart the memory does not fit yet: the first step is a plain all-reduce.
+    PowerSGD keeps its memory by bucket *index*. DDP starts with other buckets than it ends up with, so right after a
+    restart the memory does not fit yet: the first step is a plain all-reduce.
     """
 
     def __init__(self, inner: PowerSGDState, compress: Hook) -> None:
@@ -31,18 +31,18 @@ class PowerSGD:
         self.plain_steps = 0
 
     def compression(self) -> float:
-        """Give elements before over elements after compression, as PyTorch counts them; 1 before it starts."""
+        """Return elements before over elements after compression, as PyTorch counts them; 1 before it starts."""
         return float(self.inner.compression_stats()[0]) or 1.0  # type: ignore[no-untyped-call]
 
     def state_dict(self) -> dict[str, Any]:
-        """Give this rank's memory as plain tensors and numbers, loadable without pickle."""
+        """Return this rank's memory as plain tensors and numbers, loadable without pickle."""
         rng = self.inner.rng.get_state(legacy=False)
         rng["state"]["key"] = torch.from_numpy(rng["state"]["key"].astype("int64"))
         state = {slot: getattr(self.inner, slot) for slot in MEMORIES + COUNTERS}
         return {**state, "rng": rng}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a memory, and leave DDP one step to form its buckets again."""
+        """Restore a memory, and leave DDP one step to form its buckets again."""
         for slot in MEMORIES + COUNTERS:
             setattr(self.inner, slot, state[slot])
         key = state["rng"]["state"]["key"].cpu().numpy().astype("uint32")
@@ -66,7 +66,7 @@ def powersgd_state(
 
 
 class SquareBucket:
-    """A bucket as if it held one square matrix, which is what ``batched`` compresses."""
+    """A bucket as one square matrix, for ``batched`` to compress."""
 
     def __init__(self, bucket: GradBucket) -> None:
         self._bucket = bucket
@@ -75,19 +75,19 @@ class SquareBucket:
         self._padded = torch.nn.functional.pad(bucket.buffer(), (0, padding))
 
     def buffer(self) -> torch.Tensor:
-        """Give the gradients, and zeros behind them."""
+        """Return the gradients, padded with zeros."""
         return self._padded
 
     def gradients(self) -> list[torch.Tensor]:
-        """Give the matrix."""
+        """Return the matrix."""
         return [self._padded.view(self._side, self._side)]
 
     def index(self) -> int:
-        """Give the bucket's number."""
+        """Return the bucket's index."""
         return self._bucket.index()
 
     def is_last(self) -> bool:
-        """Tell whether the iteration ends with this bucket."""
+        """Whether the iteration ends with this bucket."""
         return self._bucket.is_last()
 
 

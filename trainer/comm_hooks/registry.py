@@ -26,7 +26,7 @@ CHAINS = ("powersgd", "batched-powersgd", "reduce-scatter")
 
 @dataclass(frozen=True, kw_only=True)
 class HookOptions:
-    """What the hooks can be told."""
+    """Options of the comm hooks."""
 
     powersgd_rank: int = 2
     """Rank of the approximation: more is closer, and costs more bytes."""
@@ -38,7 +38,7 @@ class HookOptions:
     """Add what compression has lost to the next step's gradient."""
 
     powersgd_warm_start: bool = True
-    """Begin from the previous step's factors."""
+    """Start from the previous step's factors."""
 
     weights: Optional[tuple[float, ...]] = None
     """One per rank for ``weighted``; None weighs by local sample count."""
@@ -59,16 +59,16 @@ class CommHook:
     function: Hook
 
     def begin_step(self, samples: int) -> None:
-        """Tell a sample-weighted hook about the step."""
+        """Pass the step's local samples to a hook that weighs by them."""
         if isinstance(self.state, aggregate.Weights):
             self.state.begin_step(samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what must survive a restart."""
+        """Return what must survive a restart."""
         return self.state.state_dict() if isinstance(self.state, powersgd.PowerSGD) else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what survived."""
+        """Restore what survived a restart."""
         if isinstance(self.state, powersgd.PowerSGD):
             self.state.load_state_dict(state)
 
@@ -84,7 +84,7 @@ class CommHook:
 
 
 def check_comm_hook(name: str, options: HookOptions, world: World) -> None:
-    """Refuse what cannot work, before anything is started.
+    """Refuse a hook that cannot work, before any process group starts.
 
     Raises:
         TrainerError: Unknown name, or options that do not fit the hook or the number of ranks.
@@ -114,7 +114,7 @@ def build_comm_hook(name: str, options: HookOptions, world: World) -> CommHook:
 
 
 def in_order(hook: Hook, thread: InOrder) -> Hook:
-    """Run ``hook``, and everything that it waits for, on ``thread``."""
+    """Run ``hook``, with all that it waits for, on ``thread``."""
 
     def in_order_hook(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
         return thread.submit(partial(hook, state, bucket))
@@ -135,7 +135,7 @@ def _basic(name: str, options: HookOptions, world: World) -> tuple[Any, Hook]:
         return aggregate.Weights(options.weights, world.device), aggregate.weighted_hook
     if name == "gathered":
         return aggregate.Gathered(_trim(options, world)), aggregate.gathered_hook
-    group = dist.new_group()  # for a chain's links alone, see `in_order`
+    group = dist.new_group()  # for the links of chains only, see `in_order`
     if name == "reduce-scatter":
         return group, aggregate.reduce_scatter_hook
     return _powersgd(name, options, group), powersgd.powersgd_hook

@@ -18,7 +18,7 @@ DATA: dict[str, Callable[..., DataSource]] = {"text": text, "digits": digits, "s
 
 
 def build_data(name: str, text_path: Path | None = None) -> DataSource:
-    """Load the data that ``name`` (with options) stands for.
+    """Load data by name, with options.
 
     Raises:
         TrainerError: Unknown name or option, or unreadable text.

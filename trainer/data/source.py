@@ -1,4 +1,4 @@
-"""What a model and the loop need to know about data."""
+"""Data as the models and the loop see it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Kind = Literal["bytes", "image", "vector"]
 
 @dataclass(frozen=True)
 class DataSource:
-    """Samples to train on, perhaps samples to test on, and what one sample is.
+    """Samples to train on, perhaps samples to test on, and the form of one sample.
 
-    ``shape`` is that of one input without the batch dimension; targets are class indices below ``classes``.
+    ``shape`` is the shape of one input without the batch dimension; targets are class indices below ``classes``.
     """
 
     train: Dataset[Sample]

@@ -15,14 +15,14 @@ Batch = tuple[Tensor, Tensor]
 
 
 class BatchStream:
-    """Epoch after epoch of this rank's share, each epoch in an order of its own.
+    """This rank's share of epoch after epoch, each shuffled differently.
 
-    ``DistributedSampler`` deals the shuffled samples out in turn, so batch k of all ranks together is batch k of
-    one process with a batch as large as all of theirs. That is what makes strategies comparable with ``single``.
+    ``DistributedSampler`` deals the shuffled samples out in turn, so batch k of all ranks together is batch k of one
+    process with a batch as large as all of theirs. That makes strategies comparable with ``single``.
     """
 
     def __init__(self, data: Dataset[Sample], batch_size: int, world: World, seed: int) -> None:
-        """Begin before the first batch of epoch 0."""
+        """Start before the first batch of epoch 0."""
         self.sampler = _ResumableSampler(data, world, seed)
         self.loader = DataLoader(data, batch_size, sampler=self.sampler, drop_last=True)
         self.batch_size = batch_size
@@ -36,7 +36,7 @@ class BatchStream:
             self.sampler.set_epoch(self.sampler.epoch + 1)
 
     def state_dict(self) -> dict[str, int]:
-        """Give the position after the last batch that was yielded."""
+        """Return the position after the last batch that was yielded."""
         return {"epoch": self.sampler.epoch, "consumed": self.sampler.consumed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ class BatchStream:
 
 
 class _ResumableSampler(DistributedSampler[int]):
-    """A ``DistributedSampler`` that can leave out what an interrupted epoch has already given."""
+    """A ``DistributedSampler`` that can skip the samples an interrupted epoch has consumed."""
 
     def __init__(self, data: Dataset[Sample], world: World, seed: int) -> None:
         super().__init__(data, world.size, world.rank, seed=seed, drop_last=True)

@@ -1,4 +1,4 @@
-"""Made-up data for benchmarks: any shape, no reading, and still something to learn."""
+"""Synthetic data for benchmarks: any shape, no files, and still something to learn."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ class TextBytes(Dataset[Sample]):
         self.block_size = block_size
 
     def __len__(self) -> int:
-        """Count the whole windows."""
+        """The number of complete windows."""
         return (len(self.tokens) - 1) // self.block_size
 
     def __getitem__(self, index: int) -> Sample:
-        """Give the window and the same window one byte later, both ``(block_size,)`` int64."""
+        """Return the window and the same window one byte later, both ``(block_size,)`` int64."""
         start = index * self.block_size
         window = self.tokens[start : start + self.block_size + 1].long()
         return window[:-1], window[1:]

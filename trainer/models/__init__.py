@@ -1,4 +1,4 @@
-"""The models, by name. Each factory takes the data it shall fit and its own options."""
+"""The models, by name. Each factory takes the data and its own options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_model(name: str, data: DataSource) -> nn.Module:
-    """Build the model that ``name`` (with options) stands for.
+    """Build a model by name, with options.
 
     Raises:
         TrainerError: Unknown name or option, or a model that cannot take this data.

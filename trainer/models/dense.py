@@ -20,7 +20,7 @@ def mlp(data: DataSource, *, width: int = 256, layers: int = 3) -> nn.Module:
 
 
 def simple_block(data: DataSource, *, width: int = 128) -> nn.Module:
-    """Linear, ReLU, linear: four parameters, the smallest model with a backward worth looking at."""
+    """Linear, ReLU, linear: four parameters, the smallest model whose backward has anything to show."""
     features = _features(data, "simple-block")
     return nn.Sequential(nn.Flatten(), nn.Linear(features, width), nn.ReLU(), nn.Linear(width, data.classes))
 

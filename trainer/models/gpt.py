@@ -1,4 +1,4 @@
-"""A byte-level GPT: pre-norm blocks, learned positions, an output head of its own."""
+"""A byte-level GPT: pre-norm blocks, learned positions, an untied output head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.errors import TrainerError
 
 
 def gpt(data: DataSource, *, width: int = 384, layers: int = 6, heads: int = 6) -> nn.Module:
-    """Build a GPT for the data's sequences; as it stands, 10.9 million parameters in 77 tensors.
+    """Build a GPT for the data's sequences; the default has 10.9 million parameters in 77 tensors.
 
     Raises:
         TrainerError: The data are not bytes, or the heads do not divide the width.
@@ -24,10 +24,10 @@ def gpt(data: DataSource, *, width: int = 384, layers: int = 6, heads: int = 6) 
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention in which a position sees itself and what came before."""
+    """Multi-head attention in which a position attends to itself and to earlier ones."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """Project once for queries, keys and values, and once on the way out."""
+        """Project once for queries, keys and values, and once for the output."""
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
@@ -44,10 +44,10 @@ class CausalSelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward layer, each with its norm before and its residual around."""
+    """Attention, then a feed-forward layer, each with a norm before it and a residual connection around it."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """Use the customary four-fold width inside the feed-forward layer."""
+        """Use the customary fourfold width inside the feed-forward layer."""
         super().__init__()
         self.norm_attention = nn.LayerNorm(width)
         self.attention = CausalSelfAttention(width, heads)
@@ -85,7 +85,7 @@ class GPT(nn.Module):
 
 
 def _initialise(module: nn.Module) -> None:
-    """Draw weights small enough that the first loss is near that of a uniform guess."""
+    """Draw weights so small that the first loss is close to that of a uniform guess."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:

@@ -27,7 +27,7 @@ def resnet(data: DataSource, *, width: int = 32, blocks: int = 2) -> nn.Module:
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions around which the input is carried, projected where the shape changes."""
+    """Two convolutions with a residual connection around them, projected where the shape changes."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         """Let the first convolution change channels and resolution."""
@@ -50,6 +50,6 @@ def _stage(channels_in: int, channels_out: int, blocks: int, stride: int) -> nn.
 
 
 def _convolution(channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> nn.Module:
-    """Convolve and normalise; the norm makes a bias of the convolution pointless."""
+    """Convolve and normalise; the norm makes a bias in the convolution pointless."""
     convolution = nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(channels_out))

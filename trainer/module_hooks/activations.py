@@ -24,8 +24,8 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Chunk:
     """Split a layer's output along the batch, apply ``op`` to each chunk on a thread of its own, and join the results.
 
-    The graph is the same as without chunks, since autograd records operations wherever they run. Only what is local
-    to a thread has to be carried over: whether gradients are wanted, and autocast.
+    The graph is the same as without chunks, since autograd records operations on any thread. Only thread-local modes
+    have to be carried over: whether gradients are enabled, and autocast.
     """
 
     layer: str = "*"
@@ -34,7 +34,7 @@ class Chunk:
     pool: ThreadPoolExecutor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done."""
+        """Refuse less than one chunk, and unknown operations."""
         if self.chunks < 1:
             raise TrainerError(f"module hook chunk: {self.chunks} chunks, at least 1 is needed")
         if self.op not in OPERATIONS:
@@ -46,11 +46,11 @@ class Chunk:
         layer.register_forward_hook(self._on_forward)
 
     def _on_forward(self, layer: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        apply = _with_this_threads_modes(OPERATIONS[self.op], output.device.type)
+        apply = _with_modes_of_this_thread(OPERATIONS[self.op], output.device.type)
         return torch.cat(list(self.pool.map(apply, output.chunk(self.chunks))))
 
 
-def _with_this_threads_modes(operation: Callable[[Tensor], Tensor], device_type: str) -> Callable[[Tensor], Tensor]:
+def _with_modes_of_this_thread(operation: Callable[[Tensor], Tensor], device_type: str) -> Callable[[Tensor], Tensor]:
     grad, cast = torch.is_grad_enabled(), torch.is_autocast_enabled(device_type)
     dtype = torch.get_autocast_dtype(device_type)
 

@@ -1,11 +1,11 @@
-"""Hooks that change a layer's gradients on their way.
+"""Hooks that change a layer's gradients during backward.
 
 ``of="weights"`` changes the gradients of the layer's parameters, each by itself, before they are accumulated and thus
-before any strategy sends them. (The joint norm of a layer is known only when its last gradient is there; by then the
-first may be on the wire.) ``of="flow"`` changes the gradient that the layer hands on to the layers before it.
+before any strategy sends them. (The joint norm of a layer is known only with its last gradient; by then the first may
+be on the wire.) ``of="flow"`` changes the gradient that the layer passes to the layers before it.
 
-Either way the hook *returns* the new gradient. Changing its arguments in place, or rebinding a local name, is what
-PyTorch forbids or ignores.
+Either way the hook *returns* the new gradient. PyTorch forbids changing its arguments in place, and ignores a rebound
+local name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GradientHook:
             raise TrainerError(f"of={self.of!r} is neither weights nor flow")
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        """Give the gradient that shall take the place of ``gradient``."""
+        """Return the gradient that replaces ``gradient``."""
         raise NotImplementedError
 
     def attach(self, layer: nn.Module) -> None:
@@ -60,19 +60,19 @@ class Clip(GradientHook):
     norm: float = 1.0
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        """Scale without asking the device for the norm, which would wait for it."""
+        """Scale without reading the norm, which would wait for the device."""
         shrink: Tensor = self.norm / gradient.norm().clamp(min=self.norm)
         return gradient * shrink
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale(GradientHook):
-    """Multiply a gradient: a learning rate of the layer's own, or, with -1 on the flow, gradient reversal."""
+    """Multiply a gradient: a learning rate per layer, or, with -1 on the flow, gradient reversal."""
 
     factor: float = 0.5
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        """Multiply."""
+        """Multiply by the factor."""
         return gradient * self.factor
 
 
@@ -89,12 +89,12 @@ class Transform(GradientHook):
             raise TrainerError(f"no gradient transform is called {self.op!r}; known: {', '.join(TRANSFORMS)}")
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        """Transform."""
+        """Apply the named transform."""
         return TRANSFORMS[self.op](gradient)
 
 
 def centralize(gradient: Tensor) -> Tensor:
-    """Subtract from each output's weights their mean gradient; vectors stay as they are."""
+    """Subtract the mean gradient of each output's weights; vectors stay unchanged."""
     if gradient.dim() < 2:
         return gradient
     return gradient - gradient.mean(dim=tuple(range(1, gradient.dim())), keepdim=True)

@@ -18,7 +18,7 @@ class ModuleHook(Protocol):
 
     @property
     def layer(self) -> str:
-        """The pattern of the layers that are meant."""
+        """The pattern that layers have to match."""
 
     def attach(self, layer: nn.Module) -> None:
         """Attach to one layer."""
@@ -33,7 +33,7 @@ MODULE_HOOKS: dict[str, Callable[..., ModuleHook]] = {
 
 
 def attach_module_hooks(model: nn.Module, specs: Iterable[str]) -> None:
-    """Attach every hook to the layers that it names, in the order given.
+    """Attach every hook to the layers that match its pattern, in the order given.
 
     Raises:
         TrainerError: Unknown name or option, or no layer matches.

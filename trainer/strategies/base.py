@@ -1,4 +1,4 @@
-"""What the training loop asks of a strategy, and the hooks that most of them are made of."""
+"""The interface of a strategy, and the hooks that most of them share."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Strategy:
     """One way of keeping the ranks' gradients in step.
 
     A step is :meth:`begin_step`, then per micro-batch :meth:`forward` and :meth:`backward`. When the last backward of
-    a step returns, every parameter's ``.grad`` holds what the optimizer shall use.
+    a step returns, every parameter's ``.grad`` holds the gradient for the optimizer.
 
-    A subclass says what happens when a gradient is there (:meth:`gradient_ready`) and when all are (:meth:`finish`).
+    A subclass defines what happens with each gradient (:meth:`gradient_ready`) and after the last (:meth:`finish`).
     """
 
     def __init__(self, model: nn.Module, channel: Channel) -> None:
-        """Start every rank from rank 0's parameters, and listen to every gradient."""
+        """Give every rank rank 0's parameters, and hook into every gradient."""
         self.model = model
         self.module = model
         self.channel = channel
@@ -35,7 +35,7 @@ class Strategy:
         self.names = [name for name, _ in trained]
         self.parameters = [p for _, p in trained]
         self.share_state()
-        self._hooks = list(self._listen())
+        self._hooks = list(self._attach_hooks())
 
     @property
     def world_size(self) -> int:
@@ -44,18 +44,18 @@ class Strategy:
 
     @property
     def instrument(self) -> Instrument:
-        """Whoever takes the stamps."""
+        """What takes the stamps."""
         return self.channel.instrument
 
     def watch_with(self, instrument: Instrument, announce: Announce) -> None:
-        """Tell ``instrument`` everything from now on, and ``announce`` how parameters are grouped."""
+        """Report to ``instrument`` from now on, and the buckets to ``announce``."""
         self.channel.instrument, self.channel.announce = instrument, announce
         announce(self.names, self.bucket_contents())
 
     # -- what the loop calls ---------------------------------------------------------------------------------
 
     def begin_step(self, samples: int) -> None:
-        """A step over ``samples`` local samples begins."""
+        """Prepare a step over ``samples`` local samples."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Call the model."""
@@ -76,11 +76,11 @@ class Strategy:
         self.instrument.backward_end()
 
     def delay_communication(self, thread: InOrder) -> None:
-        """Send everything through ``thread``, which is slow."""
+        """Send every bucket through ``thread``, which is slow."""
         self.channel.delayed = thread
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Leave the gradients of the micro-batches inside local."""
+        """Keep gradients local for as long as the block lasts."""
         return self._local_only()
 
     def share_state(self) -> None:
@@ -90,13 +90,13 @@ class Strategy:
                 dist.broadcast(tensor, src=0)
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank must remember over a restart, beyond model and optimizer."""
+        """Return what must survive a restart on this rank, beyond model and optimizer."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
 
-    # -- what a strategy is made of --------------------------------------------------------------------------
+    # -- what a subclass defines --------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """A backward that synchronises is about to start."""
@@ -108,12 +108,12 @@ class Strategy:
         """Called after backward: return when all gradients are synchronised."""
 
     def bucket_contents(self) -> list[BucketContent]:
-        """List what travels together; here, every parameter by itself."""
+        """List the buckets; here, one per parameter."""
         return [BucketContent(p.numel() * p.element_size(), [i]) for i, p in enumerate(self.parameters)]
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _listen(self) -> Iterator[RemovableHandle]:
+    def _attach_hooks(self) -> Iterator[RemovableHandle]:
         # `partial` binds the index now. A lambda in this loop would look it up when it fires: the last one, always.
         for index, parameter in enumerate(self.parameters):
             yield parameter.register_post_accumulate_grad_hook(partial(self._fired, index))  # type: ignore[no-untyped-call]
@@ -133,7 +133,7 @@ class Strategy:
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor:
-    """Give the gradient to communicate: zeros where this rank did not use the parameter."""
+    """Return the gradient to communicate: zeros where this rank did not use the parameter."""
     if parameter.grad is None:
         parameter.grad = parameter.new_zeros(parameter.shape)
     return parameter.grad

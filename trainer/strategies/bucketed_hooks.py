@@ -1,4 +1,4 @@
-"""Our own reducer: what DistributedDataParallel does, in the open."""
+"""A reducer in Python: what DistributedDataParallel does, open to read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CAP = 25 * MIB
 class Bucket:
     """Gradients that travel together, in one flat buffer.
 
-    Behind the gradients lies one flag per parameter. Summed by the same all-reduce, it says whether any rank has used
-    the parameter; if none has, its gradient stays None, as it would in a single process.
+    One flag per parameter follows the gradients. The same all-reduce sums it, and so shows whether any rank has used
+    the parameter. If none has, its gradient stays None, as in a single process.
     """
 
     def __init__(self, members: Sequence[int], parameters: Sequence[nn.Parameter], world_size: int) -> None:
@@ -40,14 +40,14 @@ class Bucket:
         self.reset()
 
     def reset(self) -> None:
-        """Wait for the gradients of another backward."""
+        """Empty it for another backward."""
         self.filled = [False] * len(self.members)
         self.missing = len(self.members)
         self.ready_ns: int | None = None
         self.future: Future[Tensor] | None = None
 
     def fill(self, index: int) -> None:
-        """Take this rank's share of a gradient in, and let ``.grad`` point at it."""
+        """Copy this rank's share of a gradient, and let ``.grad`` point at the copy."""
         slot = self.slots[index]
         parameter, view = self.parameters[slot], self.views[slot]
         assert parameter.grad is not None, "called when the gradient has been accumulated"
@@ -59,14 +59,14 @@ class Bucket:
             self.ready_ns = time.monotonic_ns()
 
     def close(self) -> None:
-        """Make it ready to leave: parameters without a gradient here contribute zeros."""
+        """Prepare it for launch: parameters without a gradient here contribute zeros."""
         self.flags.fill_(1)
         for slot in self._unfilled():
             self.views[slot].zero_()
             self.flags[slot] = 0
 
     def settle(self) -> None:
-        """Wait for the result, and give parameters that only other ranks have used their gradient."""
+        """Wait for the result, and set the gradients of parameters that only other ranks have used."""
         assert self.future is not None, "every bucket was launched"
         self.future.wait()
         for slot in self._unfilled():
@@ -77,14 +77,14 @@ class Bucket:
 
 
 class BucketedHooks(Strategy):
-    """All-reduce buckets of gradients from within backward, each as soon as its last gradient has arrived.
+    """All-reduce buckets of gradients from within backward, each as soon as its last gradient is accumulated.
 
-    Buckets leave in index order on every rank, whatever order they fill up in: a collective pairs up with the one
-    that the other ranks issued at the same place in the sequence.
+    Every rank launches its buckets in index order, no matter in which order they fill up: a collective is paired with
+    the one that the other ranks issued at the same place in the sequence.
     """
 
     def __init__(self, model: nn.Module, channel: Channel, *, bucket_cap_mb: float | None = None) -> None:
-        """Group parameters in reverse order, a guess at the order in which their gradients will arrive.
+        """Group parameters in reverse order, a guess at the order of their gradients.
 
         Args:
             model: What to train.
@@ -104,7 +104,7 @@ class BucketedHooks(Strategy):
             bucket.reset()
 
     def gradient_ready(self, index: int) -> None:
-        """Put the gradient into its bucket, and launch every bucket whose turn has come."""
+        """Put the gradient into its bucket, and launch every bucket that is next and complete."""
         if self.observed is not None:
             self.observed.append(index)
         bucket = self.bucket_of[index]
@@ -113,7 +113,7 @@ class BucketedHooks(Strategy):
             self._launch_ready()
 
     def finish(self) -> None:
-        """Launch what is held up by unused parameters, wait for all of it."""
+        """Launch the buckets with unused parameters, then wait for all."""
         while self.launched < len(self.buckets):
             self._launch()
         for bucket in self.buckets:
@@ -122,7 +122,7 @@ class BucketedHooks(Strategy):
             self._rebuild(self.observed)
 
     def bucket_contents(self) -> list[BucketContent]:
-        """List the buckets in the order in which they leave."""
+        """List the buckets in launch order."""
         return [BucketContent(b.flat.numel() * b.flat.element_size(), b.members) for b in self.buckets]
 
     def form_buckets(self, order: Iterable[int]) -> None:
@@ -134,7 +134,7 @@ class BucketedHooks(Strategy):
         self.channel.announce(self.names, self.bucket_contents())
 
     def _cut(self, order: Iterable[int]) -> list[list[int]]:
-        """Close a group as soon as it has reached its cap, as DDP does."""
+        """Close a group when it reaches its cap, as DDP does."""
         groups: list[list[int]] = [[]]
         size, cap = 0, self.first_cap
         for index in order:
@@ -156,7 +156,7 @@ class BucketedHooks(Strategy):
         self.launched += 1
 
     def _rebuild(self, observed: list[int]) -> None:
-        """Group anew in the order in which gradients arrived on rank 0; never-seen parameters come last."""
+        """Group again in the order of rank 0's gradients; parameters that had none come last."""
         unseen = set(range(len(self.parameters))) - set(observed)
         order = torch.tensor([*observed, *sorted(unseen)], device=self.channel.world.device)
         if self.world_size > 1:

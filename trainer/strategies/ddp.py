@@ -19,7 +19,7 @@ from trainer.strategies.base import Strategy
 class DDP(Strategy):
     """Let DistributedDataParallel reduce buckets from within backward.
 
-    ddpwatch attaches to the DDP module itself, so nothing is reported from here.
+    ddpwatch attaches to the DDP module itself, so this strategy reports nothing.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class DDP(Strategy):
         loss.backward()  # type: ignore[no-untyped-call]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Call the DDP module, which ddpwatch has its own hooks on."""
+        """Call the DDP module, which carries ddpwatch's hooks."""
         outputs: Tensor = self.ddp(inputs)
         return outputs
 
     def delay_communication(self, thread: InOrder) -> None:
-        """Put the comm hook, or a plain all-reduce in its place, onto ``thread``."""
+        """Run the comm hook, or a plain all-reduce without one, on ``thread``."""
         self.comm_hook = self.comm_hook or CommHook("allreduce", None, allreduce_hook)
         self.comm_hook = replace(self.comm_hook, function=in_order(self.comm_hook.function, thread))
         self._hook_pending = True
@@ -75,14 +75,14 @@ class DDP(Strategy):
         """DDP broadcasts parameters when it is built and buffers with every forward."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Remember what the comm hook has learnt."""
+        """Return the comm hook's state."""
         return {} if self.comm_hook is None else self.comm_hook.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give the comm hook back what it had learnt."""
+        """Restore the comm hook's state."""
         if self.comm_hook is not None and state:
             self.comm_hook.load_state_dict(state)
 
-    def _listen(self) -> Any:
+    def _attach_hooks(self) -> Any:
         """DDP has hooks of its own in C++."""
         return ()

@@ -11,7 +11,7 @@ from trainer.strategies.base import Strategy, gradient_of
 
 
 class Manual(Strategy):
-    """Synchronise when nothing is left to hide it behind."""
+    """Synchronise after backward, with no compute left to overlap."""
 
     def __init__(self, model: nn.Module, channel: Channel) -> None:
         """Remember when each gradient was ready, to show how long it waited."""
@@ -23,7 +23,7 @@ class Manual(Strategy):
         self.ready_ns.clear()
 
     def gradient_ready(self, index: int) -> None:
-        """Note the time, and let it wait."""
+        """Note the time; the gradient waits for :meth:`finish`."""
         self.ready_ns[index] = time.monotonic_ns()
 
     def finish(self) -> None:

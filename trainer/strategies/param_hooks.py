@@ -12,8 +12,8 @@ from trainer.strategies.base import Strategy, gradient_of
 class ParamHooks(Strategy):
     """Communicate from within backward, one message per parameter.
 
-    Ranks must use the same parameters: each rank issues its all-reduces in the order in which its gradients arrive,
-    and nothing here brings them back into a common order. ``bucketed-hooks`` does.
+    Ranks must use the same parameters: each rank issues its all-reduces in the order of its own gradients, and nothing
+    here restores a common order. ``bucketed-hooks`` does.
     """
 
     def __init__(self, model: nn.Module, channel: Channel, *, wait_in_hook: bool) -> None:
@@ -23,11 +23,11 @@ class ParamHooks(Strategy):
         self.pending: dict[int, Future[Tensor]] = {}
 
     def prepare(self) -> None:
-        """Forget a step that was broken off."""
+        """Forget a step that was left by an exception."""
         self.pending.clear()
 
     def gradient_ready(self, index: int) -> None:
-        """Issue the all-reduce now. Waiting for it here keeps backward from going on meanwhile."""
+        """Issue the all-reduce now. Waiting for it here stops the backward meanwhile."""
         self._issue(index)
         if self.wait_in_hook:
             self.instrument.wait_begin()
@@ -35,7 +35,7 @@ class ParamHooks(Strategy):
             self.instrument.wait_end()
 
     def finish(self) -> None:
-        """Reduce what no hook has fired for, then wait for everything."""
+        """Reduce the gradients that no hook has fired for, then wait for all."""
         for index in range(len(self.parameters)):
             if index not in self.pending:
                 self._issue(index)

@@ -1,4 +1,4 @@
-"""One process: the reference that the other strategies are measured against."""
+"""One process: the reference for the other strategies."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from trainer.strategies.base import Strategy
 
 
 class Single(Strategy):
-    """Nothing to synchronise."""
+    """Train in one process, which synchronises nothing."""
 
     def bucket_contents(self) -> list[BucketContent]:
-        """Nothing travels."""
+        """List no buckets."""
         return []
 
 

@@ -1,7 +1,7 @@
-"""Runs at the start of every Python process below `ddpwatch run`: arranges that DDP modules are watched.
+"""Runs at the start of every Python process below `ddpwatch run`, so that DDP modules are watched.
 
-Costs a process that never imports torch next to nothing, and must never break one. A ``sitecustomize`` that was there
-already is run as if this one were not.
+Costs a process that never imports torch next to nothing, and must never break one. Runs the ``sitecustomize`` that
+Python would have found without this one.
 """
 
 import importlib.machinery
@@ -10,8 +10,8 @@ import os
 import sys
 
 
-def _run_the_other() -> None:
-    """Finds and runs the next sitecustomize on the path, under its own name."""
+def _run_next_sitecustomize() -> None:
+    """Runs the next sitecustomize on the path, under its own name."""
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - no pathlib in every process
     path = [entry for entry in sys.path if os.path.abspath(entry) != here]  # noqa: PTH100
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
@@ -22,7 +22,7 @@ def _run_the_other() -> None:
 
 
 def _watch_ddp() -> None:
-    """Has `ddpwatch.probe.auto` called once torch's DDP module is imported, if it ever is."""
+    """Calls `ddpwatch.bootstrap.auto.install` once torch's DDP module is imported, if it ever is."""
     try:
         from wrapt import register_post_import_hook
     except ImportError:
@@ -36,10 +36,10 @@ def _install(distributed):  # type: ignore[no-untyped-def]
         from ddpwatch.bootstrap.auto import install
 
         install(distributed)
-    except Exception as error:  # an import of the job's must never fail because of us
+    except Exception as error:  # an import of the job's must never fail because of ddpwatch
         sys.stderr.write(f"ddpwatch: does not watch: {error}\n")
 
 
 if os.environ.get("DDPWATCH") != "0":
     _watch_ddp()
-_run_the_other()
+_run_next_sitecustomize()

@@ -1,0 +1,60 @@
+"""The outbox: what the training thread leaves for the sender thread, with no lock and without ever waiting."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from queue import SimpleQueue
+
+from ddpwatch.messages import Hello, Layout, Mark, Message
+from ddpwatch.probe.record import StepRecord
+
+BACKLOG = 4096
+
+
+class Outbox:
+    """Closed steps and other messages on their way to the sender thread.
+
+    The training thread calls the methods. It appends, the sender thread takes from the other end.
+
+    Attributes:
+        records: Closed steps, oldest first.
+        messages: All other messages, oldest first; they go out before the steps.
+        hello: The rank's introduction, once it is there.
+        dropped: What was lost because the sender thread did not keep up.
+        wakes: Wakes the sender thread.
+        due_s: From when on (`time.monotonic`) the training thread may wake it; infinite while it is awake.
+        sender_cpu_ns: CPU time of the sender thread when it last went to sleep.
+    """
+
+    def __init__(self) -> None:
+        self.records: deque[StepRecord] = deque(maxlen=BACKLOG)
+        self.messages: deque[Message] = deque(maxlen=BACKLOG)
+        self.hello: Hello | None = None
+        self.dropped = 0
+        self.wakes: SimpleQueue[None] = SimpleQueue()
+        self.due_s = math.inf
+        self.sender_cpu_ns = 0
+
+    def add_step(self, record: StepRecord) -> None:
+        """Accepts a closed step. From a full backlog the oldest is dropped."""
+        self.dropped += len(self.records) == BACKLOG
+        self.records.append(record)
+
+    def post(self, message: Hello | Layout | Mark) -> None:
+        """Accepts any other message. From a full backlog the oldest is dropped."""
+        if isinstance(message, Hello):
+            self.hello = message
+        self.dropped += len(self.messages) == BACKLOG
+        self.messages.append(message)
+
+    def wake_if_due(self) -> None:
+        """Wakes the sender thread if it has rested: the training thread is about to wait, and leaves it the core."""
+        if time.monotonic() >= self.due_s:
+            self.due_s = math.inf
+            self.wakes.put(None)
+
+    def job_cpu_ns(self) -> int:
+        """CPU time of the process, without what the sender thread had used when it last went to sleep."""
+        return time.process_time_ns() - self.sender_cpu_ns

@@ -1,0 +1,120 @@
+"""How the ranks of a job find their collector: rank 0 starts it, and puts its address into the job's own store."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpwatch import clock, rundir
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.probe.identity import attempt
+
+FIND_TIMEOUT_S = 60.0
+_log = logging.getLogger("ddpwatch")
+
+
+class CollectorAddress(msgspec.Struct):
+    """What rank 0 publishes to the other ranks."""
+
+    run_id: str
+    endpoint: str
+    boot_id: str
+
+
+class Rendezvous:
+    """One rank's way to the collector. On rank 0, making this starts the collector.
+
+    Args:
+        rank: This rank.
+        world_size: How many there are.
+        session: Number of this session in the process, from 1.
+        store: The job's c10d store; None for a job of one process.
+        record: Where the collector writes a recording, or None. Only rank 0's counts.
+    """
+
+    def __init__(
+        self, rank: int, world_size: int, session: int, store: Any, record: str | os.PathLike[str] | None
+    ) -> None:
+        self._store = store
+        self._key = f"ddpwatch/{attempt()}/{session}"
+        self._deadline_s = time.monotonic() + FIND_TIMEOUT_S
+        self._address: CollectorAddress | None = None
+        if rank == 0:
+            self._address = self._start_collector(world_size, session, record)
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run; empty until it is known here."""
+        return "" if self._address is None else self._address.run_id
+
+    def find(self) -> CollectorAddress | None:
+        """The collector's address, or None while rank 0 has not published it. Call it on the sender thread.
+
+        Asks with ``check``, which returns at once: a waiting call would hold the store's lock, and the training thread
+        would wait with it.
+
+        Raises:
+            DdpwatchError: Rank 0 has not published it in time.
+        """
+        if self._address is None and self._store is not None:
+            if not self._store.check([self._key]):
+                if time.monotonic() > self._deadline_s:
+                    raise DdpwatchError(f"rank 0 has not called watch() within {FIND_TIMEOUT_S:.0f} s")
+                return None
+            self._address = msgspec.json.decode(self._store.get(self._key), type=CollectorAddress)
+            self._store = None
+        return self._address
+
+    def close(self) -> None:
+        """Releases the store."""
+        self._store = None
+
+    def _start_collector(
+        self, world_size: int, session: int, record: str | os.PathLike[str] | None
+    ) -> CollectorAddress:
+        run_id = new_run_id(session)
+        ingest, _ = rundir.endpoints(run_id)
+        if not os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a rank file
+            spawn_collector(run_id, world_size, record)
+        address = CollectorAddress(run_id, ingest, clock.boot_id())
+        if self._store is not None:
+            self._store.set(self._key, msgspec.json.encode(address).decode())
+        return address
+
+
+def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str] | None) -> None:
+    """Starts the collector process: detached, so that a signal to the job's process group spares it."""
+    command = [sys.executable, "-m", "ddpwatch.collector", "--run-id", run_id, "--world-size", str(world_size)]
+    command += ["--watch-pid", str(os.getpid()), "--script", Path(sys.argv[0]).name]
+    if record is not None:
+        command += ["--record", str(recording_path(record))]
+    with open(rundir.directory() / f"{run_id}.log", "wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
+        )
+    process.returncode = 0  # it outlives this process on purpose: no warning about that when the handle is collected
+
+
+def new_run_id(session: int) -> str:
+    """Id of a new run: made here, or from `ddpwatch run`, with a number for every further run of that job."""
+    given = os.environ.get("DDPWATCH_RUN")
+    if given is None:
+        return rundir.new_run_id(sys.argv[0])
+    further = [part for part in (attempt(), session - 1) if part]
+    return ".".join([given, *map(str, further)])
+
+
+def recording_path(record: str | os.PathLike[str]) -> Path:
+    """Where to record to. A job that torchrun has restarted does not overwrite what led to the restart."""
+    path = Path(record).absolute()
+    if not os.access(path.parent, os.W_OK):
+        _log.warning("ddpwatch cannot record to %s: its directory is missing or not writable", path)
+    restarts = attempt()
+    return path.with_suffix(f".{restarts}{path.suffix}") if restarts else path

@@ -1,0 +1,48 @@
+"""What a rank does outside its steps."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ddpwatch.messages import Mark
+from ddpwatch.probe.activity import ActivityMonitor
+from tests.support.probe import NAP_S
+
+
+class Slow(Dataset[torch.Tensor]):
+    """Its second item takes a while."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 1:
+            time.sleep(NAP_S)
+        if index == 3:
+            raise IndexError
+        return torch.ones(1)
+
+
+def test_what_happens_outside_the_steps_is_marked(tmp_path: Any) -> None:
+    marks: list[Mark] = []
+    saved: list[int] = []
+    untouched = torch.save
+    monitor = ActivityMonitor(7, marks.append, lambda: saved.append(1))
+    assert len(list(DataLoader(Slow()))) == 3
+    torch.save({}, tmp_path / "checkpoint")
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+    assert pickle.loads(pickle.dumps(torch.save)) is torch.save
+    torch._dynamo.reset()  # forgets the callbacks
+    monitor.close()
+    torch.save({}, tmp_path / "checkpoint")
+    torch.compile(lambda x: x + 2, backend="eager")(torch.ones(1))
+    assert [(mark.rank, mark.kind) for mark in marks] == [(7, "data"), (7, "save"), (7, "compile")]
+    assert marks[0].end_ns is not None
+    assert marks[0].end_ns - marks[0].start_ns >= NAP_S * 1e9
+    assert saved == [1]
+    assert torch.save is untouched

@@ -1,0 +1,280 @@
+"""The hooks on a DDP module, in a job of one rank: what they see, what they leave alone, what they leave behind."""
+
+from __future__ import annotations
+
+import io
+import time
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpwatch.messages import Step
+from ddpwatch.probe.bucket_layout import bucket_layout
+from ddpwatch.probe.completion import drain
+from ddpwatch.probe.derive import HOOKS_PERIOD
+from ddpwatch.probe.hooks import DdpProbe
+from ddpwatch.probe.record import BucketRecord
+from ddpwatch.probe.recorder import MAX_REDUCTIONS, StepRecorder
+from ddpwatch.sampling.schedule import chosen
+from tests.support.probe import (
+    LAYERS,
+    NAP_S,
+    FixedSchedule,
+    Layer,
+    Watched,
+    assert_launches_lie_between_the_naps,
+    gloo_group,
+    shadows,
+)
+
+__all__ = ["gloo_group"]
+
+
+@pytest.fixture(scope="module")
+def mixed() -> tuple[list[Step], Watched]:
+    """Twelve steps, four of them shadows."""
+    watched = Watched(shadows())
+    return watched.train(12), watched
+
+
+def test_a_shadow_step_has_launches_that_nobody_saw(mixed: tuple[list[Step], Watched]) -> None:
+    """The layers nap in the backward, so launches lie a nap apart; from DDP's own ready times as from stamps."""
+    steps, watched = mixed
+    early_ns = watched.longest_forward_ns
+    late_ns = watched.longest_forward_ns + watched.longest_lag_ns
+    shadows = [step for step in steps if step.status == "shadow"]
+    assert [step.step for step in shadows] == [5, 7, 9, 11]
+    assert {bool(step.hook_param) for step in shadows} == {True, False}
+    full = next(step for step in steps if step.step == 10)
+    for shadow in shadows:
+        assert shadow.bucket_index == full.bucket_index == list(range(LAYERS))
+        assert shadow.bucket_bytes == full.bucket_bytes
+        assert shadow.bucket_done == [None] * LAYERS
+        assert len(shadow.hook_param) == (2 * LAYERS if chosen(shadow.step, HOOKS_PERIOD) else 0)
+        backward = next(span for span in shadow.spans if span.phase == "backward")
+        for position, launch in enumerate(shadow.bucket_launch):
+            assert NAP_S * (position + 1) * 1e9 <= launch - backward.start + early_ns
+        assert_launches_lie_between_the_naps(shadow, watched, early_ns, late_ns)
+
+
+def test_a_full_step_sees_every_bucket(mixed: tuple[list[Step], Watched]) -> None:
+    steps, watched = mixed
+    for step in (step for step in steps if step.status == "ok"):
+        assert step.bucket_index == list(range(LAYERS))
+        assert all(
+            done is not None and done >= at for at, done in zip(step.bucket_launch, step.bucket_done, strict=True)
+        )
+        assert len(step.hook_param) == 2 * LAYERS
+        assert min(step.hook_param) == 100
+        assert_launches_lie_between_the_naps(step, watched)
+
+
+def test_ready_times_are_known_once_ddp_logs_what_is_in_its_buckets(mixed: tuple[list[Step], Watched]) -> None:
+    """It rebuilds them in the second iteration and logs them in the third."""
+    steps, watched = mixed
+    known = [all(at is not None for at in step.bucket_ready) for step in steps]
+    assert known == [True, False, *[True] * 10]
+    assert [len(layout.buckets) for layout in watched.layouts] == [1, LAYERS, LAYERS]
+    names = [[watched.layouts[-1].params[i] for i in bucket.params] for bucket in watched.layouts[-1].buckets]
+    assert [sorted(row) for row in names] == [[f"{i}.bias", f"{i}.weight"] for i in reversed(range(LAYERS))]
+
+
+def test_the_buckets_of_a_module_that_is_never_rebuilt_are_known() -> None:
+    watched = Watched(find_unused_parameters=True, bucket_cap_mb=0.0005)
+    (step, *_) = watched.train(2)
+    assert sorted(i for bucket in bucket_layout(watched.ddp) for i in bucket.params) == list(range(2 * LAYERS))
+    assert [
+        bucket.nbytes for bucket in bucket_layout(watched.ddp)
+    ] == step.bucket_bytes  # not which were used: integers
+    assert all(at is not None for at in step.bucket_ready)
+
+
+def test_a_job_without_an_optimizer_ends_every_step_with_its_backward() -> None:
+    """Also a shadow step, and one whose comm hook cannot be seen: nothing may pile up."""
+    for watched in (
+        Watched(shadows()),
+        Watched(shadows(), prepare=lambda ddp: ddp.register_comm_hook(None, fp16_compress_hook)),
+    ):
+        for _ in range(10):
+            watched.ddp(torch.ones(2, 8)).sum().backward()
+        watched.recorder.finish()
+        assert [record.status for record in watched.records] == ["warmup", *["ok"] * 4, *["shadow", "ok"] * 2, "shadow"]
+
+
+def test_a_job_whose_optimizer_stops_for_good_goes_on_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # no naps
+    watched = Watched()
+    watched.train(1)
+    for _ in range(2 * MAX_REDUCTIONS):
+        watched.ddp(torch.ones(2, 8)).mean().backward()
+    assert watched.recorder.current is not None
+    assert len(watched.recorder.current.buckets) <= MAX_REDUCTIONS * LAYERS
+    assert len(watched.records) >= MAX_REDUCTIONS
+
+
+def test_a_module_can_be_watched_again() -> None:
+    watched = Watched()
+    watched.train(3)
+    watched.probe.close()
+    again = DdpProbe(watched.ddp, 0, 0, watched.recorder, watched.layouts.append, watched.errors.append)
+    assert [len(step.bucket_done) for step in watched.train(3)[-3:]] == [LAYERS] * 3
+    again.close()
+
+
+def test_two_modules_whose_forwards_lie_in_another_step_than_their_backwards() -> None:
+    """As in a GAN: the generator's forward comes before the discriminator's step. Each backward is seen or derived."""
+    generator = Watched(shadows())
+    recorder = generator.recorder
+    discriminator = DistributedDataParallel(Layer(8, 8), bucket_cap_mb=0.0002)
+    probe = DdpProbe(discriminator, 1, 200, recorder, generator.layouts.append, generator.errors.append)
+    for _ in range(10):
+        made = generator.ddp(torch.ones(2, 8))
+        discriminator(made.detach()).sum().backward()
+        recorder.optimizer_begin()
+        recorder.optimizer_end()
+        discriminator(made).sum().backward()
+        recorder.optimizer_begin()
+        recorder.optimizer_end()
+    recorder.finish()
+    drain()
+    steps = [record.message(0, 0) for record in generator.records]
+    probe.close()
+    assert generator.errors == []
+    backwards = [sum(span.phase == "backward" for span in step.spans) for step in steps]
+    assert sum(step.bucket_module.count(0) for step in steps) >= 9 * LAYERS
+    assert sum(backwards) == 20
+    assert all((None in step.bucket_done) == (step.status == "shadow") for step in steps if step.bucket_index)
+
+
+class Hooked(Layer):
+    """Has a hook on its own output."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        out.register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
+        return out
+
+
+def test_hooks_on_an_output_live_beside_the_probes() -> None:
+    """The module's own, registered before, and the user's, of which one is removed again."""
+    watched = Watched()
+    watched.ddp.module.append(Hooked(8, 8))  # DDP does not know its parameters, and need not
+    seen: list[torch.Tensor] = []
+    for _ in range(3):
+        for ddp in (watched.ddp, watched.ddp.module):
+            out = ddp(torch.ones(2, 8))
+            out.register_hook(seen.append)
+            out.register_hook(lambda gradient: seen.clear()).remove()
+            out.sum().backward()
+        watched.recorder.optimizer_begin()
+        watched.recorder.optimizer_end()
+    watched.recorder.finish()
+    assert len(seen) == 6
+    assert [sum(name == "backward" for name, _, _ in record.spans) for record in watched.records] == [1, 1, 1]
+
+
+def test_nothing_is_seen_after_the_end() -> None:
+    watched = Watched()
+    watched.train(2)
+    count = len(watched.records)
+    watched.probe.close()
+    watched.train(2)
+    assert len(watched.records) == count
+
+
+def test_an_unwatched_step_is_left_alone() -> None:
+    watched = Watched(FixedSchedule(unwatched=lambda step: step in (3, 5)))
+    hooked, timed = [], []
+    for _ in range(7):
+        output = watched.ddp(torch.ones(2, 8))
+        hooked.append(bool(output._backward_hooks))
+        output.sum().backward()
+        assert watched.probe.reducer_group is not None
+        timed.append(watched.probe.reducer_group.timed)
+        watched.recorder.optimizer_begin()
+        watched.recorder.optimizer_end()
+    watched.recorder.finish()
+    drain()
+    assert watched.errors == []
+    assert hooked == timed == [step not in (3, 5) for step in range(7)]
+    steps = [record.message(0, 0) for record in watched.records]
+    assert [step.status for step in steps] == ["warmup", "ok", "ok", "unwatched", "ok", "unwatched", "ok"]
+    assert all(step.bucket_index for step in steps if step.status != "unwatched")
+
+
+def test_on_wait_is_called_when_a_backward_is_about_to_wait() -> None:
+    """Once for each that reduces, with DDP's statistics read by then; not in an unwatched step."""
+    waits: list[tuple[int, str, bool]] = []
+
+    def on_wait() -> None:
+        waits.append((watched.recorder.steps, watched.recorder.phase, bool(watched.probe._stats)))
+
+    sampling = FixedSchedule(shadow=lambda step: step == 2, unwatched=lambda step: step == 3)
+    watched = Watched(sampling, on_wait=on_wait)
+    for _ in range(5):
+        with watched.ddp.no_sync():
+            watched.ddp(torch.ones(2, 8)).sum().backward()
+        watched.ddp(torch.ones(2, 8)).sum().backward()
+        watched.recorder.optimizer_begin()
+        watched.recorder.optimizer_end()
+    drain()
+    assert watched.errors == []
+    assert waits == [(step, "sync", True) for step in (0, 1, 2, 4)]
+
+
+class Tempered(nn.Module):
+    """Returns a parameter beside its output, as CLIP does with its temperature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(8, 8), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x), self.scale
+
+
+def test_a_parameter_among_the_outputs_gathers_no_hooks() -> None:
+    ddp = DistributedDataParallel(Tempered())
+    probe = DdpProbe(ddp, 0, 0, StepRecorder(lambda record: None), lambda layout: None, pytest.fail)
+    for _ in range(3):
+        output, scale = ddp(torch.ones(2, 8))
+        (output.sum() * scale).backward()
+    assert not ddp.module.scale._backward_hooks
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns of hooks that are not saved
+        torch.save(ddp(torch.ones(2, 8)), io.BytesIO())
+    probe.close()
+
+
+def test_a_validation_belongs_to_no_step() -> None:
+    """The step after it starts where it ended."""
+    seen: list[tuple[int, int]] = []
+    watched = Watched(on_validation=lambda start, end: seen.append((start, end)))
+    optimizer = torch.optim.SGD(watched.ddp.parameters(), lr=0.1)
+    for step in range(3):
+        watched.ddp(torch.ones(2, 8)).sum().backward()
+        watched.recorder.optimizer_begin()
+        optimizer.step()
+        watched.recorder.optimizer_end()
+        if step == 1:
+            with torch.no_grad():
+                watched.ddp(torch.ones(2, 8))
+                time.sleep(NAP_S)
+                watched.ddp(torch.ones(2, 8))
+    watched.recorder.finish()
+    first, second, third = watched.records
+    ((start, end),) = seen
+    assert first.end == second.start
+    assert second.end <= start
+    assert end - start >= NAP_S * 1e9
+    assert third.start == end
+    assert second.cpu_ns is None  # it holds the validation's
+    assert third.cpu_ns is not None
+
+
+def test_a_bucket_record_costs_no_dictionary() -> None:
+    assert not hasattr(BucketRecord(0, 0, 1, 2), "__dict__")

@@ -1,0 +1,27 @@
+"""The probe's session in a process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.probe.session import ProbeSession
+
+
+def test_one_gpu_is_watched_in_a_process() -> None:
+    def module(*devices: int) -> Any:
+        gpus = [torch.device("cuda", index) for index in devices]
+        params = [SimpleNamespace(device=gpu) for gpu in gpus]
+        return SimpleNamespace(device=gpus[0], module=nn.Linear(1, 1), parameters=lambda: params)
+
+    session: Any = SimpleNamespace(_gpu=None)
+    ProbeSession._check_gpu(session, module(1, 1))
+    with pytest.raises(DdpwatchError, match="computes on cuda:0, while cuda:1 is watched"):
+        ProbeSession._check_gpu(session, module(0))
+    with pytest.raises(DdpwatchError, match="computes on cuda:2, while cuda:1 is watched"):
+        ProbeSession._check_gpu(session, module(1, 2))
