@@ -25,10 +25,10 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ddpwatch.analysis.assembly import StepGroup
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.compare import Difference, RunSeries, compare
 from ddpwatch.analysis.step import PHASES
-from ddpwatch.export.tables import groups
+from ddpwatch.export.tables import steps_of
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.format import table
 
@@ -109,22 +109,22 @@ def train(file: str, pairs: int, steps: int) -> None:
     dist.destroy_process_group()
 
 
-def runs_of(file: Path, steps: int) -> Iterator[list[StepGroup]]:
+def runs_of(file: Path, steps: int) -> Iterator[list[StepAcrossRanks]]:
     """The job's runs, one after the other."""
-    run: list[StepGroup] = []
-    for group in sorted(groups(Recording(file)), key=lambda group: group.number):
-        if group.number >= WARM_UP:
-            run.append(group)
+    run: list[StepAcrossRanks] = []
+    for across in sorted(steps_of(Recording(file)), key=lambda one: one.step):
+        if across.step >= WARM_UP:
+            run.append(across)
         if len(run) == steps:
             yield run
             run = []
 
 
-def series(name: str, run: list[StepGroup]) -> RunSeries:
+def series(name: str, run: list[StepAcrossRanks]) -> RunSeries:
     """A run as `compare` takes it."""
     found = RunSeries(name)
-    for group in run:
-        found.add(group)
+    for across in run:
+        found.add(across)
     return found
 
 

@@ -33,7 +33,7 @@ from ddpwatch.probe.bucket_layout import bucket_layout, reduced_parameters
 from ddpwatch.probe.collectives import Callback, GroupHooks, TimedGroup, comm_hook_of, counter, time_later_hook
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.recorder import BucketRecord, StepRecord, StepRecorder
-from ddpwatch.sampling.schedule import chosen
+from ddpwatch.sampling.schedule import is_sampled
 
 _on_graph_end = Variable._execution_engine.queue_callback  # only from within a backward
 _OURS = -1  # among a tensor's hooks; handles count from 0
@@ -323,7 +323,7 @@ class DdpProbe:
             latest = max(latest, ready + self._lag_ns.get(bucket.index, 0))
             known = base + min(ready, latest) if ready else None
             record.derived.append((base + latest, self._module, bucket.index, bucket.nbytes, known, None))
-        if stats is not None and chosen(record.step, HOOKS_PERIOD):
+        if stats is not None and is_sampled(record.step, HOOKS_PERIOD):
             self._tell_hooks(record, stats, forward_end_ns)
 
     def _tell_hooks(self, record: StepRecord, offsets: list[int], first: int) -> None:

@@ -16,7 +16,8 @@ from operator import itemgetter
 from typing import Literal, Protocol
 
 from ddpwatch.blackbox import BlackBox
-from ddpwatch.messages import COUNTED, Span, Step, StepStatus
+from ddpwatch.messages import Span, Step, StepStatus
+from ddpwatch.sampling.levels import FULL, SHADOW, UNWATCHED, is_counted, is_timed, is_watched
 from ddpwatch.sampling.schedule import SamplingSchedule
 
 Clock = Callable[[], int]
@@ -199,10 +200,10 @@ class StepRecorder:
             self._outside_until = 0
             self._tell_validation()
             self.current.status = self._kind()
-            self.shadow = self.current.status != "ok"
+            self.shadow = not is_timed(self.current.status)
             self._forwards = 0
         self._forwards += 1
-        if self.current.status == "unwatched":
+        if not is_watched(self.current.status):
             self._enter("", now)
             return
         if self._forwards > MOST_FORWARDS:
@@ -212,10 +213,10 @@ class StepRecorder:
     def _kind(self) -> StepStatus:
         """How much of the step that begins is to be seen. An unwatched one is sure to end only by an optimizer."""
         if self.sampling is None:
-            return "ok"
+            return FULL
         if self._optimizer_seen and self.sampling.is_unwatched(self.steps):
-            return "unwatched"
-        return "shadow" if self.sampling.is_shadow(self.steps) else "ok"
+            return UNWATCHED
+        return SHADOW if self.sampling.is_shadow(self.steps) else FULL
 
     def _drop_forwards(self, record: StepRecord, now: int) -> None:
         """Takes the forwards that no backward has followed out of the step, which may begin only now."""
@@ -417,8 +418,8 @@ class StepRecorder:
         record.epoch = self.epoch
         before, self._cpu_ns = self._cpu_ns, self.cpu()
         record.cpu_ns = None if self._outside_until else max(0, self._cpu_ns - before)
-        if self.sampling is not None and record.status in COUNTED:
-            period = self.sampling.full if record.status == "ok" else self.sampling.watched
+        if self.sampling is not None and is_counted(record.status):
+            period = self.sampling.full if is_timed(record.status) else self.sampling.watched
             period.learn(record.own_ns, record.end - record.start)
         self.steps += 1
         self.box.begin(self.steps)

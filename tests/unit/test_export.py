@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 from msgspec.structs import replace
 
-from ddpwatch.analysis.assembly import StepGroup
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymous, word
 from ddpwatch.export.chrome_trace import align, write_chrome
@@ -173,7 +173,9 @@ def test_tables_as_csv(recorded: Path, tmp_path: Path) -> None:
 
 
 def test_what_an_unwatched_step_did_is_unknown() -> None:
-    (row,) = step_rows(StepGroup(1, steps={0: unwatched(0, 1)}))
+    across = StepAcrossRanks(1)
+    across.add(unwatched(0, 1))
+    (row,) = step_rows(across)
     known = {"step", "rank", "status", "start_ns", "step_ms", "own_ms", "dropped"}
     assert {name for name, value in asdict(row).items() if value is not None} == known
 

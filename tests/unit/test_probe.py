@@ -30,7 +30,7 @@ from ddpwatch.probe.collectives import GroupHooks, TimedGroup, drain
 from ddpwatch.probe.hooks import HOOKS_PERIOD, DdpProbe
 from ddpwatch.probe.recorder import MOST_REDUCTIONS, BucketRecord, StepRecord, StepRecorder
 from ddpwatch.probe.session import ProbeSession
-from ddpwatch.sampling.schedule import SamplingSchedule, chosen
+from ddpwatch.sampling.schedule import SamplingSchedule, is_sampled
 
 MS = 1_000_000
 LAYERS = 4
@@ -129,7 +129,7 @@ def test_a_shadow_step_tells_its_launches_without_having_seen_them(mixed: tuple[
         assert shadow.bucket_index == full.bucket_index == list(range(LAYERS))
         assert shadow.bucket_bytes == full.bucket_bytes
         assert shadow.bucket_done == [None] * LAYERS
-        assert len(shadow.hook_param) == (2 * LAYERS if chosen(shadow.step, HOOKS_PERIOD) else 0)
+        assert len(shadow.hook_param) == (2 * LAYERS if is_sampled(shadow.step, HOOKS_PERIOD) else 0)
         backward = next(span for span in shadow.spans if span.phase == "backward")
         for position, launch in enumerate(shadow.bucket_launch):
             napped = launch - backward.start

@@ -8,7 +8,7 @@ import pytest
 
 from ddpwatch.messages import Step
 from ddpwatch.sampling.cost import ENOUGH_PAIRS, Cost, CostMeter
-from ddpwatch.sampling.schedule import UNWATCHED, SamplingSchedule
+from ddpwatch.sampling.schedule import UNWATCHED_PERIOD, SamplingSchedule
 
 MS = 1_000_000
 STEP_MS = 100
@@ -88,7 +88,7 @@ def test_more_steps_tell_it_more_closely() -> None:
 
 
 def test_too_few_pairs_tell_nothing() -> None:
-    assert measured(3, steps=UNWATCHED * ENOUGH_PAIRS)[0] is None
+    assert measured(3, steps=UNWATCHED_PERIOD * ENOUGH_PAIRS)[0] is None
 
 
 def test_without_unwatched_steps_it_is_not_known() -> None:
