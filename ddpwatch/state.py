@@ -198,11 +198,6 @@ class RunState:
                 return across
         return next(reversed(self.steps.values()), None)
 
-    def layout_of(self, module: int, epoch: int) -> Layout | None:
-        """The bucket layout of a module in force at an epoch."""
-        epochs = [e for m, e in self.layouts if m == module and e <= epoch]
-        return self.layouts[module, max(epochs)] if epochs else None
-
     def layer(self, param: int) -> str:
         """Name of a parameter, from the newest layout that has it; "" if none has."""
         for layout in sorted(self.layouts.values(), key=lambda layout: layout.epoch, reverse=True):

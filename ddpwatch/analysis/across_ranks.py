@@ -12,16 +12,16 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import sub
 from typing import NamedTuple, TypeVar, cast
 
-from ddpwatch.analysis.intervals import Intervals
+from ddpwatch.analysis.intervals import Intervals, total_within
 from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, figures
 from ddpwatch.messages import Message, Step, decode, encode
 from ddpwatch.sampling.levels import is_counted, is_timed
 
 METRICS = ("late", "wait", "step", "exposed", "overlap", "input")
+_LATEST_NS = 1 << 62  # every stamp is below
 
 _Stamp = TypeVar("_Stamp", int, int | None)
 
@@ -29,8 +29,7 @@ _Stamp = TypeVar("_Stamp", int, int | None)
 # -- one rank ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RankFacts:
+class RankFacts(NamedTuple):
     """One rank's share of a step: its figures, and its buckets in launch order.
 
     Attributes:
@@ -48,9 +47,9 @@ class RankFacts:
     cost: float | None
 
 
-def rank_facts(step: Step) -> RankFacts:
-    """Computes one rank's share of a step."""
-    found, start = figures(step), step.start_ns
+def rank_facts(step: Step, found: StepFigures) -> RankFacts:
+    """Computes one rank's share of a step from its figures."""
+    start = step.start_ns
     return RankFacts(
         figures=found,
         keys=bucket_keys(step),
@@ -68,12 +67,12 @@ def _absolute(done: Sequence[int | None], start: int) -> Sequence[int | None]:
 
 
 def _exposed(launch: Sequence[int], done: Sequence[int | None], exposed: Intervals) -> tuple[int | None, ...]:
-    sums = [None if end is None else 0 for end in done]
-    for start, stop in exposed:
-        for position, (begin, end) in enumerate(zip(launch, done, strict=True)):
-            if end is not None and start < end and begin < stop and begin < end:
-                sums[position] = (sums[position] or 0) + min(end, stop) - max(start, begin)
-    return tuple(sums)
+    """How much of each bucket's [launch, done] is exposed. Most buckets end before the first exposed interval."""
+    first = exposed[0][0] if exposed else math.inf
+    buckets = zip(launch, done, strict=True)
+    return tuple(
+        [None if end is None else 0 if end <= first else total_within(exposed, start, end) for start, end in buckets]
+    )
 
 
 # -- ranks compared ------------------------------------------------------------------------------------------
@@ -94,8 +93,7 @@ class BucketSkew(NamedTuple):
     transfer: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchSkew:
+class LaunchSkew(NamedTuple):
     """How far the launches of a step's buckets lie apart (ns).
 
     Attributes:
@@ -104,16 +102,19 @@ class LaunchSkew:
         wait: Per rank, its longest wait for the last launch of a bucket.
     """
 
-    buckets: dict[BucketKey, BucketSkew] = field(default_factory=dict)
-    late: Mapping[int, int] = field(default_factory=dict)
-    wait: Mapping[int, int] = field(default_factory=dict)
+    buckets: dict[BucketKey, BucketSkew]
+    late: dict[int, int]
+    wait: dict[int, int]
+
+
+NO_SKEW = LaunchSkew({}, {}, {})
 
 
 def launch_skew(facts: Mapping[int, RankFacts]) -> LaunchSkew:
     """Compares the buckets that every rank launched; empty for a single rank."""
     keys = _common_keys(facts)
     if len(facts) < 2 or not keys:
-        return LaunchSkew()
+        return NO_SKEW
     ranks = sorted(facts)
     launches = {rank: _aligned(facts[rank].launch, facts[rank], keys) for rank in ranks}
     columns = list(zip(*launches.values(), strict=True))
@@ -151,7 +152,7 @@ def _transfers(
     facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], last: Sequence[int]
 ) -> Sequence[int | None]:
     columns = zip(*(_aligned(fact.done, fact, keys) for fact in facts.values()), strict=True)
-    if all(fact.figures.comm_ns is not None for fact in facts.values()):
+    if None not in [fact.figures.comm_ns for fact in facts.values()]:
         return list(map(sub, map(max, cast("Iterator[tuple[int, ...]]", columns)), last))
     return [
         None if None in done else max(cast("tuple[int, ...]", done)) - at
@@ -184,19 +185,23 @@ class _Frames(Mapping[int, Step]):
 
 
 class _Figures(Mapping[int, StepFigures]):
-    """The ranks' figures, computed on access."""
+    """The ranks' figures, computed on the first access."""
 
-    def __init__(self, across: StepAcrossRanks) -> None:
-        self._across = across
+    def __init__(self, frames: Mapping[int, Step]) -> None:
+        self._frames = frames
+        self.known: dict[int, StepFigures] = {}
 
     def __getitem__(self, rank: int) -> StepFigures:
-        return self._across.facts_of(rank).figures
+        found = self.known.get(rank)
+        if found is None:
+            found = self.known[rank] = figures(self._frames[rank])
+        return found
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._across.members)
+        return iter(self._frames)
 
     def __len__(self) -> int:
-        return len(self._across)
+        return len(self._frames)
 
 
 class StepAcrossRanks:
@@ -217,7 +222,7 @@ class StepAcrossRanks:
         self.step = step
         self.comparable = comparable
         self.counted = self.timed = True
-        self.longest_ns = self.start_ns = self.end_ns = 0
+        self.start_ns, self.end_ns, self.longest_ns = _LATEST_NS, 0, 0
         self._frames: dict[int, Step | bytes] = {}
         self._facts: dict[int, RankFacts] = {}
         self._skew: LaunchSkew | None = None
@@ -225,14 +230,15 @@ class StepAcrossRanks:
         self._packed = self._forgotten = False
         self._most_exposed: float | None = None
         self.ranks: Mapping[int, Step] = _Frames(self._frames)
+        self._figures = _Figures(self.ranks)
 
     def __len__(self) -> int:
         return len(self._frames)
 
     @property
     def figures(self) -> Mapping[int, StepFigures]:
-        """Figures per rank, computed on access. Not an attribute: that cycle would keep the step alive for long."""
-        return _Figures(self)
+        """The ranks' figures, computed on the first access."""
+        return self._figures
 
     @property
     def full(self) -> bool:
@@ -246,14 +252,10 @@ class StepAcrossRanks:
 
     def add(self, step: Step) -> None:
         """Adds one rank's step; it replaces an earlier one of that rank. Drops what was compared before."""
-        replaces = step.rank in self._frames
+        if step.rank in self._frames:
+            self._exclude(step.rank)
+        self._include(step)
         self._frames[step.rank] = step
-        if replaces or len(self._frames) == 1:
-            self.counted = self.timed = True
-            self.start_ns, self.end_ns, self.longest_ns = step.start_ns, 0, 0
-        for frame in self.ranks.values() if replaces else (step,):
-            self._include(frame)
-        self._facts.pop(step.rank, None)
         self._skew = self._most_exposed = None
         self._packed = self._forgotten = False
         self._rows.clear()
@@ -265,11 +267,20 @@ class StepAcrossRanks:
         self.counted = self.counted and is_counted(step.status)
         self.timed = self.timed and is_timed(step.status)
 
+    def _exclude(self, rank: int) -> None:
+        self._facts.pop(rank, None)
+        self._figures.known.pop(rank, None)
+        self.counted = self.timed = True
+        self.start_ns, self.end_ns, self.longest_ns = _LATEST_NS, 0, 0
+        for other, frame in self.ranks.items():
+            if other != rank:
+                self._include(frame)
+
     def facts_of(self, rank: int) -> RankFacts:
         """One rank's share, computed on the first call."""
         found = self._facts.get(rank)
         if found is None:
-            found = self._facts[rank] = rank_facts(self.ranks[rank])
+            found = self._facts[rank] = rank_facts(self.ranks[rank], self._figures[rank])
         return found
 
     def all_facts(self) -> dict[int, RankFacts]:
@@ -282,7 +293,7 @@ class StepAcrossRanks:
     def skew(self) -> LaunchSkew:
         """Launches compared over the ranks; empty where they cannot be compared."""
         if self._skew is None:
-            self._skew = launch_skew(self.all_facts()) if self.comparable else LaunchSkew()
+            self._skew = launch_skew(self.all_facts()) if self.comparable else NO_SKEW
         return self._skew
 
     def late_ns(self, rank: int) -> int | None:
@@ -325,14 +336,15 @@ class StepAcrossRanks:
         for metric in METRICS:
             self.row(metric)
         self._facts.clear()
+        self._figures.known.clear()
         self._skew = None
 
 
 _READERS: dict[str, Callable[[StepAcrossRanks, int], float | None]] = {
     "late": StepAcrossRanks.late_ns,
     "wait": StepAcrossRanks.wait_ns,
-    "step": lambda across, rank: across.facts_of(rank).figures.step_ns,
-    "exposed": lambda across, rank: across.facts_of(rank).figures.exposed_ns,
-    "overlap": lambda across, rank: across.facts_of(rank).figures.overlap,
-    "input": lambda across, rank: across.facts_of(rank).figures.phases_ns.get("input"),
+    "step": lambda across, rank: across.figures[rank].step_ns,
+    "exposed": lambda across, rank: across.figures[rank].exposed_ns,
+    "overlap": lambda across, rank: across.figures[rank].overlap,
+    "input": lambda across, rank: across.figures[rank].phases_ns.get("input"),
 }

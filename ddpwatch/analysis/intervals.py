@@ -65,3 +65,12 @@ def total(intervals: Intervals) -> int:
     for start, end in intervals:
         length += end - start
     return length
+
+
+def total_within(intervals: Intervals, start: int, end: int) -> int:
+    """The length of the part of the intervals in [start, end)."""
+    length = 0
+    for low, high in intervals:
+        if low < end and high > start and start < end:
+            length += min(high, end) - max(low, start)
+    return length

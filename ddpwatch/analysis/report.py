@@ -171,7 +171,7 @@ class ReportBuilder:
             facts = across.facts_of(step.rank)
             self._count_rank(step.rank, facts)
             self._count_own_buckets(step, facts)
-        self._count_skew(across)
+        self._count_skew(across, max(step.epoch for step in steps))
 
     def _count_rank(self, rank: int, facts: RankFacts) -> None:
         samples, figure = self._rank(rank), facts.figures
@@ -185,14 +185,12 @@ class ReportBuilder:
             self._phases[phase].values.append(ns)
         samples.cost.add(facts.cost)
 
-    def _count_skew(self, across: StepAcrossRanks) -> None:
+    def _count_skew(self, across: StepAcrossRanks, epoch: int) -> None:
         skew = across.skew
         for rank, late in skew.late.items():
-            self._rank(rank).late.values.append(late)
-            self._rank(rank).wait.values.append(skew.wait[rank])
-        if not skew.buckets:
-            return
-        epoch = max(step.epoch for step in across.ranks.values())
+            samples_of_rank = self._rank(rank)
+            samples_of_rank.late.values.append(late)
+            samples_of_rank.wait.values.append(skew.wait[rank])
         for key, bandwidth in bus_bandwidths(across).items():
             samples, bucket = self._buckets[epoch, key[0], key[1]], skew.buckets[key]
             samples.transfer.add(bucket.transfer)

@@ -155,8 +155,8 @@ def test_a_rank_without_an_introduction_has_a_name(tmp_path: Path) -> None:
 
 
 def test_tables_as_csv(recorded: Path, tmp_path: Path) -> None:
-    told = export(Recording(recorded), "csv", tmp_path / "out", ALL)
-    assert [line.rsplit(" ", 2)[1] for line in told] == ["24", "48", "2", "1", "1"]
+    written = export(Recording(recorded), "csv", tmp_path / "out", ALL)
+    assert [line.rsplit(" ", 2)[1] for line in written] == ["24", "48", "2", "1", "1"]
     with (tmp_path / "out" / "steps.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 24
@@ -280,7 +280,7 @@ def filled(kind: inspect.Type, text: str) -> Any:
 
 
 def exported(source: Path, form: str, out: Path, anonymize: bool) -> str:
-    """All that an export tells."""
+    """Everything that an export writes."""
     parquet = pytest.importorskip("pyarrow.parquet") if form == "parquet" else None
     export(Recording(source), form, out, ALL, anonymize)
     if parquet is not None:
@@ -306,7 +306,7 @@ def test_no_text_passes_unless_it_is_known(form: str, text: str, tmp_path: Path)
 
 
 def test_what_is_known_passes() -> None:
-    """GPUs' product names too: without them figures of several machines could not be told apart."""
+    """GPUs' product names too: without them, figures of several machines could not be distinguished."""
     hello = replace(
         hello_of(0, 1), pid=0, run_id="", host="", boot_id="", module="", script="", device_kind="cuda",
         device_name="NVIDIA H100 80GB HBM3", backend="cpu:gloo,cuda:nccl", torch="2.13.0.dev20261101+cu128",
