@@ -27,7 +27,7 @@ def measured(
     ranks: int = 2,
     watched: int = 1,
 ) -> tuple[Cost | None, float]:
-    """The measured and the true cost, in a noise that drifts; ``extra_ms``: extra cost of full steps over shadow steps."""
+    """The measured and the true cost, in drifting noise; ``extra_ms``: of full steps over shadow steps."""
     meter, noise, schedule = CostMeter(), random.Random(seed), SamplingSchedule()
     schedule.full.value, schedule.watched.value = period, watched
     drift = put_in = 0.0
