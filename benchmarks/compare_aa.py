@@ -35,10 +35,10 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.rounds import Rounds, rounds_done
-from ddpwatch.analysis.assembly import StepGroup
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.compare import Difference, RunSeries, compare
 from ddpwatch.analysis.step import PHASES
-from ddpwatch.export.tables import groups
+from ddpwatch.export.tables import steps_of
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.format import table
 
@@ -124,20 +124,20 @@ def train(file: Path, rounds: Rounds, pairs: int, steps: int) -> None:
 
 def runs_of(file: Path, steps: int) -> Iterator[RunSeries]:
     """The recorded job's complete runs, in order."""
-    run: list[StepGroup] = []
-    for number, group in enumerate(sorted(groups(Recording(file)), key=lambda group: group.number)):
-        if group.number >= WARM_UP_STEPS:
-            run.append(group)
+    run: list[StepAcrossRanks] = []
+    for number, across in enumerate(sorted(steps_of(Recording(file)), key=lambda one: one.step)):
+        if across.step >= WARM_UP_STEPS:
+            run.append(across)
         if len(run) == steps:
             yield series(f"steps to {number}", run)
             run = []
 
 
-def series(name: str, run: list[StepGroup]) -> RunSeries:
+def series(name: str, run: list[StepAcrossRanks]) -> RunSeries:
     """A run as `compare` takes it."""
     found = RunSeries(name)
-    for group in run:
-        found.add(group)
+    for across in run:
+        found.add(across)
     return found
 
 

@@ -1,8 +1,7 @@
-"""What travels between ranks, collector, viewers and files: structs and their codec.
+"""The messages between ranks, collector, viewers and files: structs and their codec.
 
-Every frame is one msgpack map with a ``type`` field. Evolution is additive: a reader ignores fields it does
-not know, and a field added later has a default. ``SCHEMA_VERSION`` grows only when an old reader would
-misread a new frame.
+Every frame is one msgpack map with a ``type`` field. Evolution is additive: a reader ignores unknown fields, and a
+field added later has a default. ``SCHEMA_VERSION`` grows only when an old reader would misread a new frame.
 
 Times are integer nanoseconds of ``time.monotonic_ns()`` on the sender's host. Inside a :class:`Step` they are
 offsets from ``start_ns``, which keeps frames small and makes clock alignment one addition.
@@ -30,13 +29,12 @@ Column = Annotated[list[Ns], Meta(max_length=65536)]
 SparseColumn = Annotated[list[Ns | None], Meta(max_length=65536)]
 
 PhaseName = Literal["forward", "backward", "sync", "optimizer"]
-StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched"]
-COUNTED: Final = ("ok", "shadow")  # what belongs into statistics
+StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched"]  # what they mean: `ddpwatch.sampling.levels`
 EndReason = Literal["finished", "exception", "killed", "lost"]
 
 
 class FrameError(DdpwatchError):
-    """A frame that is not one of ours. ``reason`` is a short, countable word."""
+    """A frame that ddpwatch cannot read. ``reason`` is a short, countable word."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"frame refused: {reason}", detail)
@@ -82,7 +80,7 @@ class BucketLayout(msgspec.Struct, array_like=True):
 class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True):
     """How one module's parameters are grouped into buckets.
 
-    ``epoch`` counts layouts of a module: 1 is the warm-up bucket, a rebuild makes 2. Parameter ids in a
+    ``epoch`` counts the layouts of a module: 1 is the warm-up bucket, the first rebuild makes 2. Parameter ids in a
     :class:`Step` are ``param_base`` + position in ``params``, so that several modules share one numbering.
     """
 
@@ -106,15 +104,16 @@ class Span(msgspec.Struct, array_like=True):
 class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
     """One optimizer step of one rank, sent after the step.
 
-    ``spans`` are what hooks saw: ``forward``, ``backward`` (first gradient to the end of the graph), ``sync``
-    (from there until DDP has waited for the buckets), ``optimizer``. The hook columns say when each
-    parameter's gradient was accumulated, in order; the bucket columns are in launch order. A bucket index
-    occurs once per synced backward. ``reduced`` is False if a comm hook handed every bucket back at once, with nothing
-    communicated. A ``shadow`` step has no ``bucket_done``, and one in eight has hook columns; its launches are derived
-    from DDP's own ready times. An ``unwatched`` step has its begin, its end, its CPU time, and nothing else.
+    ``spans`` come from the hooks: ``forward``, ``backward`` (first gradient to the end of the graph), ``sync`` (from
+    there until DDP has waited for the buckets), ``optimizer``. The hook columns hold when each parameter's gradient was
+    accumulated, in order; the bucket columns are in launch order. A bucket index occurs once per synced backward.
+    ``reduced`` is False if a comm hook handed every bucket back at once, with nothing communicated. A ``shadow`` step
+    has no ``bucket_done``, and one in eight has hook columns; its launches are derived from DDP's own ready times. An
+    ``unwatched`` step has its start, its end, its CPU time, and nothing else.
 
-    ``own_ns`` is what ddpwatch's hooks saw of themselves and ``sender_ns`` the CPU time of its thread since the frame
-    before; ``cpu_ns`` is the CPU time of the rank's process since the end of the step before, without that thread.
+    ``own_ns`` is the time that ddpwatch's hooks measure of themselves, ``sender_ns`` the CPU time of its sender thread
+    since the previous frame, and ``cpu_ns`` the CPU time of the rank's process without that thread since the end of the
+    previous step.
     """
 
     rank: Rank
@@ -151,8 +150,8 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
 class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
     """A rank's sign of life, about twice a second: where it is now, and which buckets it waits for.
 
-    ``issued`` is how many collectives it has issued, where its process group counts them. The phase is empty in a step
-    that is not watched; there this tells who is awaited.
+    ``issued`` is how many collectives it has issued, where its process group counts them. The phase is empty in an
+    unwatched step; there, ``issued`` shows which rank the others wait for.
     """
 
     rank: Rank
@@ -169,8 +168,8 @@ class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
 class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True):
     """A named moment (``end_ns`` None) or stretch on a rank's clock.
 
-    ``kind``: a user's mark, or what was seen without one: a garbage collection, a wait for the DataLoader, a
-    ``torch.save``, a compilation, a validation.
+    ``kind`` is ``user`` for `ddpwatch.mark`. The others are automatic: a garbage collection, a wait for the DataLoader,
+    a ``torch.save``, a compilation, a validation.
     """
 
     rank: Rank
@@ -208,7 +207,7 @@ class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True):
 class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True):
     """The end of a rank (``rank`` set) or of the whole run (``rank`` None, sent by the collector).
 
-    ``phase``, ``step`` and ``in_flight`` say what was going on, as far as anyone knew.
+    ``phase``, ``step`` and ``in_flight`` are the last that is known of the rank.
     """
 
     rank: Rank | None
@@ -234,7 +233,7 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
     recording_error: Name = ""
 
 
-Message = Hello | Layout | Step | Beat | Mark | Device | Bye | Status  # recordings count on the order: add at the end
+Message = Hello | Layout | Step | Beat | Mark | Device | Bye | Status  # recordings rely on the order: append only
 MESSAGE_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     str(kind.__struct_config__.tag): kind for kind in get_args(Message)
 }
@@ -253,7 +252,7 @@ def decode(frame: bytes | memoryview) -> Message:
     """Parses and validates one frame.
 
     Raises:
-        FrameError: Too large, not msgpack, of an unknown type, or not of that type's form.
+        FrameError: The frame is too large, not msgpack, of an unknown type, or does not match its type.
     """
     if len(frame) > MAX_FRAME_BYTES:
         raise FrameError("oversize", f"{len(frame)} bytes, at most {MAX_FRAME_BYTES}")

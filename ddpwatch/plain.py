@@ -1,4 +1,4 @@
-"""The view without a dashboard: one aligned line every few seconds, for logs, pipes and dumb terminals."""
+"""Plain lines instead of a dashboard: one aligned line every few seconds, for logs, pipes and dumb terminals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Recording
 
 EVERY_S = 2.0
-LAST_WORD_S = 0.3  # after the run's end, for what became of its recording
+AFTER_END_S = 0.3  # after the run's end, for the last status of its recording
 HEADER = f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'drops':>5}  what stands out"
 
 
@@ -36,7 +36,7 @@ def run_table(runs: Sequence[RunInfo]) -> list[str]:
 
 
 def line(state: RunState) -> str:
-    """What there is to say about a run now, in one line."""
+    """The state of a run in one line."""
     summary = summarise(state.recent())
     newest = state.newest_step()
     drops = sum(rank.dropped for rank in state.ranks.values())
@@ -49,7 +49,7 @@ def line(state: RunState) -> str:
 
 
 def _trouble(state: RunState) -> str:
-    """What is wrong with the collector's recording."""
+    """A note about an error of the collector's recording; "" without one."""
     status = state.status
     return f"; recording: {clean(status.recording_error)}" if status is not None and status.recording_error else ""
 
@@ -66,35 +66,35 @@ def follow(info: RunInfo | None, endpoint: str | None) -> None:
 
 
 def lines(endpoint: str) -> Iterator[str]:
-    """A line about a live run every few seconds, and one about its end."""
+    """Yields a line about a live run every few seconds, and one at its end."""
     source, state = LiveSource(endpoint), RunState()
-    heard = time.monotonic()
-    due = heard + EVERY_S
+    received = time.monotonic()
+    due = received + EVERY_S
     try:
-        while state.end is None and time.monotonic() - heard < SILENCE_S:
+        while state.end is None and time.monotonic() - received < SILENCE_S:
             for message, envelope in source.read(0.2):
                 state.apply(message, envelope.received_ns)
-                heard = time.monotonic()
+                received = time.monotonic()
             if time.monotonic() >= due and state.frames:
                 yield line(state)
                 due = time.monotonic() + EVERY_S
-        for message, envelope in source.read(LAST_WORD_S):
+        for message, envelope in source.read(AFTER_END_S):
             state.apply(message, envelope.received_ns)
     finally:
         source.close()
     yield line(state)
     if state.end is None:
-        _narrate(f"no word from the collector for {SILENCE_S:.0f} s: it is gone")
+        _narrate(f"no frame from the collector for {SILENCE_S:.0f} s: it is gone")
 
 
 def narrate_runs(runs: Callable[[], list[RunInfo]], over: threading.Event) -> None:
-    """Tells on stderr about a job's runs, one after the other, until the job is over."""
-    told: set[str] = set()
+    """Prints lines about a job's runs to stderr, one run after the other, until the job is over."""
+    seen: set[str] = set()
     while True:
         last_look = over.is_set()
         for info in runs():
-            if info.run_id not in told:
-                told.add(info.run_id)
+            if info.run_id not in seen:
+                seen.add(info.run_id)
                 _narrate(f"watching {info.run_id}, {info.world_size} ranks")
                 _narrate(HEADER)
                 for text in lines(info.publish):
@@ -102,7 +102,7 @@ def narrate_runs(runs: Callable[[], list[RunInfo]], over: threading.Event) -> No
         if last_look:
             break
         over.wait(0.3)
-    if not told:
+    if not seen:
         _narrate("the job made no DistributedDataParallel module: nothing was watched")
 
 
@@ -117,17 +117,18 @@ def replay_lines(
 
     Args:
         recording: What to replay.
-        from_ns: Only those from then on (ns since the Unix epoch).
-        speed: Recorded seconds per second; None prints all at once, but for ``loop``.
-        loop: Over and over.
-        sleep: How to wait.
+        from_ns: Where to start (ns since the Unix epoch).
+        speed: Recorded seconds per second; None prints everything at once, or with ``loop`` at normal speed.
+        loop: Whether to start again at the end.
+        sleep: Called to wait, with seconds.
     """
-    pace = 1.0 if speed is None and loop else speed
+    if speed is None and loop:
+        speed = 1.0
     while True:
         since_ns = recording.lead_in(from_ns, KEEP_STEPS, EVERY_S) if from_ns else 0
-        print_lines(recording.seek(since_ns), from_ns, pace, sleep)
+        print_lines(recording.seek(since_ns), from_ns, speed, sleep)
         if recording.skipped:
-            _narrate(f"frames left out: {recording.skipped}, unknown to this ddpwatch or damaged")
+            _narrate(f"frames left out: {recording.skipped}, damaged or of a type unknown to this version of ddpwatch")
         if recording.cut_tail:
             _narrate("the recording was cut off here")
         if not loop:
@@ -141,21 +142,21 @@ def print_lines(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Prints a line for every `EVERY_S` of receive time, and one at the end; see `replay_lines`."""
-    state, told_ns = RunState(), from_ns
+    state, printed_ns = RunState(), from_ns
 
-    def tell() -> None:
+    def print_line() -> None:
         if speed is not None:
-            sleep(max(state.now_ns - told_ns, 0) / 1e9 / speed)
+            sleep(max(state.now_ns - printed_ns, 0) / 1e9 / speed)
         print(line(state))
 
     print(HEADER)
     for message, envelope in frames:
         state.apply(message, envelope.received_ns)
-        told_ns = told_ns or envelope.received_ns
-        if envelope.received_ns - told_ns >= EVERY_S * 1e9:
-            tell()
-            told_ns = envelope.received_ns
-    tell()
+        printed_ns = printed_ns or envelope.received_ns
+        if envelope.received_ns - printed_ns >= EVERY_S * 1e9:
+            print_line()
+            printed_ns = envelope.received_ns
+    print_line()
 
 
 def _wait_for_run() -> RunInfo:

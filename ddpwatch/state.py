@@ -1,7 +1,7 @@
-"""RunState: everything a viewer knows of a run, built from its frames, bounded in memory.
+"""RunState: all that a viewer knows of a run, built from its frames, in bounded memory.
 
-Live and replay feed the same frames to the same `apply`. The state's clock is the receive time of its newest frame,
-so a replayed run goes silent, waits and ends exactly as the live one did.
+Live views and replays feed the same frames to the same `RunState.apply`. The state's clock is the receive time of its
+newest frame, so a replayed run goes silent, waits and ends exactly as the live one did.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["KEEP_STEPS", "RankState", "RankStatus", "RunState", "StepAcrossRanks
 
 KEEP_STEPS = 512
 KEEP_RANK_STEPS = 65_536  # steps times ranks: what bounds memory in large jobs
-KEEP_DECODED = 2_048  # likewise; older frames are kept encoded
-FULL_STEPS = 3  # what is known only of steps recorded in full is not to rest on one of them
-KEEP_FIGURES = 64  # steps; older figures are worked out again when somebody looks
+KEEP_DECODED = 2_048  # steps times ranks; older frames are kept encoded
+FULL_STEPS = 3  # at least: a figure that only full steps have must not rest on a single one
+KEEP_FIGURES = 64  # steps; older figures are computed again on demand
 KEEP_DEVICES = 600
 KEEP_MARKS = 1000
 KEEP_ENDS = 100
@@ -33,7 +33,7 @@ WAITING_NS = 1_000_000_000
 
 
 class RankStatus(str, Enum):
-    """What a rank is doing, as far as one can tell."""
+    """What a rank is doing, as far as its frames show."""
 
     RUNNING = "running"
     WAITING = "waiting"  # for other ranks, in a collective, for longer than a second
@@ -56,11 +56,11 @@ class RankState:
 
 @dataclass(slots=True)
 class RunState:
-    """Apply frames, read figures.
+    """The state of a run after the frames so far.
 
     Attributes:
         now_ns: Receive time of the newest frame (ns since the Unix epoch); 0 before the first.
-        version: Grows with every frame: what is drawn from the state is stale once it differs.
+        version: Grows with every frame. A picture drawn at another version is stale.
         steps: The newest steps by number, oldest first.
         devices: Newest samples per (host, kind, index), oldest first.
         end: The collector's goodbye, once the run is over.
@@ -134,16 +134,16 @@ class RunState:
     def _apply_step(self, rank: RankState, step: Step) -> None:
         rank.last_step, rank.dropped = step, max(rank.dropped, step.dropped)
         self.cost.add(step)
-        view = self.steps.get(step.step)
-        if view is None:
+        across = self.steps.get(step.step)
+        if across is None:
             if len(self.steps) >= self._room() and step.step < next(iter(self.steps)):
                 return  # older than anything kept
             in_order = not self.steps or step.step > next(reversed(self.steps))
-            view = self.steps[step.step] = StepAcrossRanks(step.step, self.comparable)
+            across = self.steps[step.step] = StepAcrossRanks(step.step, self.comparable)
             if not in_order:
                 self.steps = OrderedDict(sorted(self.steps.items()))
             self._tidy()
-        view.add(step)
+        across.add(step)
         if self.frames % KEEP_DECODED == 0:
             self._tidy()
 
@@ -152,22 +152,22 @@ class RunState:
         return max(min(KEEP_STEPS, KEEP_RANK_STEPS // max(len(self.ranks), 1)), 2)
 
     def _tidy(self) -> None:
-        """Drops the oldest steps, but for the last few full ones, and packs those that are not new any more."""
+        """Drops the oldest steps except the last few full ones, and packs those that are no longer new."""
         if (spare := len(self.steps) - self._room()) > 0:
-            full = islice((view for view in reversed(self.steps.values()) if view.full), FULL_STEPS)
-            kept = {view.step for view in full}
+            full = islice((across for across in reversed(self.steps.values()) if across.full), FULL_STEPS)
+            kept = {across.step for across in full}
             for step in [step for step in islice(self.steps, spare) if step not in kept]:
                 del self.steps[step]
-        views = list(self.steps.values())
-        for view in views[: -max(KEEP_DECODED // max(len(self.ranks), 1), 2)]:
-            view.pack()
-        for view in views[:-KEEP_FIGURES]:
-            view.forget_facts()
+        steps = list(self.steps.values())
+        for across in steps[: -max(KEEP_DECODED // max(len(self.ranks), 1), 2)]:
+            across.pack()
+        for across in steps[:-KEEP_FIGURES]:
+            across.forget_facts()
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def status_of(self, rank: int) -> RankStatus:
-        """What the rank is doing, judged at the state's own clock."""
+        """What the rank is doing, by the state's own clock."""
         state = self.ranks[rank]
         if state.bye is not None:
             return RankStatus.ENDED
@@ -179,7 +179,7 @@ class RunState:
         return RankStatus.RUNNING
 
     def presence(self) -> dict[int, Presence]:
-        """How every rank stands, as the verdict wants it."""
+        """What the verdict needs to know of every rank."""
         return {
             rank: Presence(
                 beat=state.beat,
@@ -191,39 +191,26 @@ class RunState:
         }
 
     def newest_step(self) -> StepAcrossRanks | None:
-        """The newest step that every rank still running has sent; the newest at all if there is none."""
+        """The newest step that every running rank has sent; if there is none, the newest of all."""
         alive = {rank for rank, state in self.ranks.items() if state.bye is None} or set(self.ranks)
-        for view in reversed(self.steps.values()):
-            if alive <= view.members:
-                return view
+        for across in reversed(self.steps.values()):
+            if alive <= across.members:
+                return across
         return next(reversed(self.steps.values()), None)
 
-    def layout_of(self, module: int, epoch: int) -> Layout | None:
-        """The bucket layout of a module in force at an epoch."""
-        epochs = [e for m, e in self.layouts if m == module and e <= epoch]
-        return self.layouts[module, max(epochs)] if epochs else None
-
-    def param_name(self, param: int, epoch: int) -> str:
-        """Name of the parameter with that process-wide id; its number where the layout is not known."""
-        for module in sorted({m for m, _ in self.layouts}, reverse=True):
-            layout = self.layout_of(module, epoch)
-            if layout is not None and 0 <= param - layout.param_base < len(layout.params):
-                return layout.params[param - layout.param_base]
-        return f"parameter {param}"
-
     def layer(self, param: int) -> str:
-        """Name of a parameter in the newest layout; "" where none has it."""
+        """Name of a parameter, from the newest layout that has it; "" if none has."""
         for layout in sorted(self.layouts.values(), key=lambda layout: layout.epoch, reverse=True):
             if 0 <= param - layout.param_base < len(layout.params):
                 return layout.params[param - layout.param_base]
         return ""
 
     def bucket_layer(self, index: int) -> str:
-        """The first parameter of the bucket of that index, in the newest layout that has it; "" if none is known."""
+        """The first parameter of a bucket, from the newest layout that has it; "" if none is known."""
         return next(iter(self.bucket_params(index)), "")
 
     def bucket_params(self, index: int) -> list[str]:
-        """The parameters of the bucket of that index, in the newest layout that has it; empty if none is known."""
+        """The parameters of a bucket, from the newest layout that has it; empty if none is known."""
         for layout in sorted(self.layouts.values(), key=lambda layout: layout.epoch, reverse=True):
             for bucket in layout.buckets:
                 if bucket.index == index:
@@ -231,22 +218,24 @@ class RunState:
         return []
 
     def recent(self, count: int = 50) -> list[StepAcrossRanks]:
-        """The `newest` steps that belong into statistics and that every known rank has sent."""
-        views = reversed(self.steps.values())
-        return newest(count, (view for view in views if view.counted and len(view) >= len(self.ranks)))
+        """The `newest` steps that count and that every known rank has sent."""
+        steps = reversed(self.steps.values())
+        return newest(count, (across for across in steps if across.counted and len(across) >= len(self.ranks)))
 
 
-def newest(count: int, views: Iterable[StepAcrossRanks]) -> list[StepAcrossRanks]:
-    """The first ``count`` of steps that come newest first; oldest first.
+def newest(count: int, steps: Iterable[StepAcrossRanks]) -> list[StepAcrossRanks]:
+    """The newest ``count`` steps, and enough older full ones that there are `FULL_STEPS` of these; oldest first.
 
-    As many more, further back, as it takes to have a few among them that are recorded in full.
+    Args:
+        count: How many.
+        steps: Newest first.
     """
     found: list[StepAcrossRanks] = []
     full = 0
-    for view in views:
-        if len(found) < count or view.full:
-            found.append(view)
-            full += view.full
+    for across in steps:
+        if len(found) < count or across.full:
+            found.append(across)
+            full += across.full
         if len(found) >= count and full >= FULL_STEPS:
             break
     return found[::-1]

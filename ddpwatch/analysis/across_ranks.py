@@ -1,142 +1,170 @@
-"""One step over all ranks that have sent it, worked out rank by rank as frames come, and kept small once it is old.
+"""One step across ranks: who launched a bucket late, who waited for it, and how long the transfer itself took.
 
-A job of a thousand ranks sends a thousand frames per step. So each rank's share is worked out once, what is compared
-over ranks is done on columns, and a step that is no longer new keeps its frames encoded (a tenth of the memory).
+A raw collective duration is never called network time: on the first rank most of it is waiting for the last one. Only
+ranks that share one clock can be compared (see `ddpwatch.analysis.clocks.same_clock`).
+
+A job of a thousand ranks sends a thousand frames per step. So the class computes each rank's facts once, compares ranks
+column by column, and keeps the frames of old steps encoded, in a tenth of the memory.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, KeysView, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from operator import sub
+from typing import NamedTuple, TypeVar, cast
 
-from ddpwatch.analysis.intervals import Intervals
-from ddpwatch.analysis.ranks import BucketFigures, BucketKey, bucket_figures
-from ddpwatch.analysis.step import StepFigures, figures
-from ddpwatch.messages import COUNTED, Message, Step, decode, encode
+from ddpwatch.analysis.intervals import Intervals, total_within
+from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, figures
+from ddpwatch.messages import Message, Step, decode, encode
+from ddpwatch.sampling.levels import is_counted, is_timed
 
 METRICS = ("late", "wait", "step", "exposed", "overlap", "input")
+_LATEST_NS = 1 << 62  # every stamp is below
+
+_Stamp = TypeVar("_Stamp", int, int | None)
 
 
-@dataclass(frozen=True, slots=True)
-class RankFacts:
-    """What one rank contributes to a step. ``launch`` and ``done`` are absolute (ns), in launch order, as ``keys``.
+# -- one rank ------------------------------------------------------------------------------------------------
+
+
+class RankFacts(NamedTuple):
+    """One rank's share of a step: its figures, and its buckets in launch order.
 
     Attributes:
-        done: None if the completion of a bucket was not measured.
-        exposed: How much of each bucket's [launch, done] was exposed; empty likewise.
-        cost: Time of our own as a share of the step.
+        keys: The buckets.
+        launch, done: Per bucket, absolute (ns); ``done`` is None where the completion was not measured.
+        exposed: Per bucket, how much of [launch, done] was exposed (ns); None where that is not known.
+        cost: The probe's own time as a share of the step; None for a step without duration.
     """
 
     figures: StepFigures
     keys: tuple[BucketKey, ...]
-    launch: array[int]
-    done: array[int] | None
-    exposed: tuple[int, ...]
+    launch: Sequence[int]
+    done: Sequence[int | None]
+    exposed: tuple[int | None, ...]
     cost: float | None
 
 
-def rank_facts(step: Step) -> RankFacts:
-    """Works out one rank's step."""
-    found, start = figures(step), step.start_ns
-    done = [end for end in step.bucket_done if end is not None]
-    measured = len(done) == len(step.bucket_done)
+def rank_facts(step: Step, found: StepFigures) -> RankFacts:
+    """Computes one rank's share of a step from its figures."""
+    start = step.start_ns
     return RankFacts(
         figures=found,
-        keys=_keys(tuple(step.bucket_module), tuple(step.bucket_index)),
+        keys=bucket_keys(step),
         launch=array("q", [start + launch for launch in step.bucket_launch]),
-        done=array("q", [start + end for end in done]) if measured else None,
-        exposed=_bucket_exposed(step.bucket_launch, done, found.exposed) if measured else (),
+        done=_absolute(step.bucket_done, start),
+        exposed=_exposed(step.bucket_launch, step.bucket_done, found.exposed),
         cost=(step.own_ns + step.sender_ns) / step.duration_ns if step.duration_ns else None,
     )
 
 
-@lru_cache(maxsize=256)
-def _keys(modules: tuple[int, ...], indices: tuple[int, ...]) -> tuple[BucketKey, ...]:
-    """Module, index and which launch of that bucket in the step; one object for equal columns."""
-    seen: dict[tuple[int, int], int] = {}
-    keys = []
-    for bucket in zip(modules, indices, strict=True):
-        turn = seen[bucket] = seen.get(bucket, -1) + 1
-        keys.append((*bucket, turn))
-    return tuple(keys)
+def _absolute(done: Sequence[int | None], start: int) -> Sequence[int | None]:
+    if None in done:
+        return tuple(None if end is None else start + end for end in done)
+    return array("q", [start + end for end in cast("Sequence[int]", done)])
 
 
-def _bucket_exposed(launch: list[int], done: list[int], exposed: Intervals) -> tuple[int, ...]:
-    sums = [0] * len(launch)
-    for start, end in exposed:
-        for position, (begin, finish) in enumerate(zip(launch, done, strict=True)):
-            if begin < end and finish > start:
-                sums[position] += min(end, finish) - max(start, begin)
-    return tuple(sums)
+def _exposed(launch: Sequence[int], done: Sequence[int | None], exposed: Intervals) -> tuple[int | None, ...]:
+    """How much of each bucket's [launch, done] is exposed. Most buckets end before the first exposed interval."""
+    first = exposed[0][0] if exposed else math.inf
+    buckets = zip(launch, done, strict=True)
+    return tuple(
+        [None if end is None else 0 if end <= first else total_within(exposed, start, end) for start, end in buckets]
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """Launches of a step's buckets compared over its ranks (ns); columns in launch order of the lowest rank.
+# -- ranks compared ------------------------------------------------------------------------------------------
+
+
+class BucketSkew(NamedTuple):
+    """The launches of one bucket, compared over the ranks (ns).
 
     Attributes:
-        first, last: Earliest and latest launch per bucket, absolute.
-        last_rank: Which rank that was.
-        transfer: Latest completion after the latest launch; None where a completion was not measured.
-        late, wait: Per rank its largest over the buckets.
+        first, last: Earliest and latest launch, absolute.
+        last_rank: The rank that launched last.
+        transfer: Latest completion after the latest launch; None if a completion was not measured.
     """
 
-    keys: tuple[BucketKey, ...] = ()
-    first: tuple[int, ...] = ()
-    last: tuple[int, ...] = ()
-    last_rank: tuple[int, ...] = ()
-    transfer: tuple[int | None, ...] = ()
-    late: Mapping[int, int] = field(default_factory=dict)
-    wait: Mapping[int, int] = field(default_factory=dict)
+    first: int
+    last: int
+    last_rank: int
+    transfer: int | None
 
 
-def arrivals(facts: Mapping[int, RankFacts]) -> Arrivals:
-    """Compares the buckets that every rank launched."""
-    keys = _common(facts)
+class LaunchSkew(NamedTuple):
+    """How far the launches of a step's buckets lie apart (ns).
+
+    Attributes:
+        buckets: The buckets that every rank launched, in launch order of the lowest rank.
+        late: Per rank, its largest delay after the first launch of a bucket.
+        wait: Per rank, its longest wait for the last launch of a bucket.
+    """
+
+    buckets: dict[BucketKey, BucketSkew]
+    late: dict[int, int]
+    wait: dict[int, int]
+
+
+NO_SKEW = LaunchSkew({}, {}, {})
+
+
+def launch_skew(facts: Mapping[int, RankFacts]) -> LaunchSkew:
+    """Compares the buckets that every rank launched; empty for a single rank."""
+    keys = _common_keys(facts)
     if len(facts) < 2 or not keys:
-        return Arrivals()
+        return NO_SKEW
     ranks = sorted(facts)
-    launches = {rank: _picked(facts[rank], keys, facts[rank].launch) for rank in ranks}
-    dones = [_picked(fact, keys, fact.done) for fact in facts.values() if fact.done is not None]
+    launches = {rank: _aligned(facts[rank].launch, facts[rank], keys) for rank in ranks}
     columns = list(zip(*launches.values(), strict=True))
-    first, last = tuple(map(min, columns)), tuple(map(max, columns))
-    ends = list(map(max, zip(*dones, strict=True))) if len(dones) == len(facts) else None
-    return Arrivals(
-        keys=keys,
-        first=first,
-        last=last,
-        last_rank=tuple(ranks[column.index(at)] for column, at in zip(columns, last, strict=True)),
-        transfer=tuple(map(sub, ends, last)) if ends is not None else (None,) * len(keys),
+    first, last = list(map(min, columns)), list(map(max, columns))
+    last_ranks = [ranks[column.index(at)] for column, at in zip(columns, last, strict=True)]
+    rows = map(BucketSkew, first, last, last_ranks, _transfers(facts, keys, last))
+    return LaunchSkew(
+        buckets=dict(zip(keys, rows, strict=True)),
         late={rank: max(map(sub, row, first)) for rank, row in launches.items()},
         wait={rank: max(map(sub, last, row)) for rank, row in launches.items()},
     )
 
 
-def _common(facts: Mapping[int, RankFacts]) -> tuple[BucketKey, ...]:
-    """The keys that all ranks have, in the order of the lowest rank."""
-    kinds = {id(fact.keys): fact.keys for fact in facts.values()}
+def _common_keys(facts: Mapping[int, RankFacts]) -> tuple[BucketKey, ...]:
+    """The keys that all ranks have, in launch order of the lowest rank."""
     if not facts:
         return ()
+    distinct = {id(fact.keys): fact.keys for fact in facts.values()}
     lowest = facts[min(facts)].keys
-    if len(kinds) == 1:
+    if len(distinct) == 1:
         return lowest
-    shared = set(lowest).intersection(*kinds.values())
+    shared = set(lowest).intersection(*distinct.values())
     return tuple(key for key in lowest if key in shared)
 
 
-def _picked(fact: RankFacts, keys: tuple[BucketKey, ...], column: array[int]) -> array[int]:
+def _aligned(column: Sequence[_Stamp], fact: RankFacts, keys: tuple[BucketKey, ...]) -> Sequence[_Stamp]:
+    """One of a rank's columns, reduced to the given buckets in their order."""
     if fact.keys == keys:
         return column
-    place = {key: position for position, key in enumerate(fact.keys)}
-    return array("q", [column[place[key]] for key in keys])
+    positions = {key: position for position, key in enumerate(fact.keys)}
+    return [column[positions[key]] for key in keys]
+
+
+def _transfers(
+    facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], last: Sequence[int]
+) -> Sequence[int | None]:
+    columns = zip(*(_aligned(fact.done, fact, keys) for fact in facts.values()), strict=True)
+    if None not in [fact.figures.comm_ns for fact in facts.values()]:
+        return list(map(sub, map(max, cast("Iterator[tuple[int, ...]]", columns)), last))
+    return [
+        None if None in done else max(cast("tuple[int, ...]", done)) - at
+        for done, at in zip(columns, last, strict=True)
+    ]
+
+
+# -- one step ------------------------------------------------------------------------------------------------
 
 
 class _Frames(Mapping[int, Step]):
-    """The ranks' frames; packed ones are decoded when they are looked at."""
+    """The ranks' frames, decoded on access where they are packed."""
 
     def __init__(self, frames: dict[int, Step | bytes]) -> None:
         self._frames = frames
@@ -157,59 +185,65 @@ class _Frames(Mapping[int, Step]):
 
 
 class _Figures(Mapping[int, StepFigures]):
-    def __init__(self, view: StepAcrossRanks) -> None:
-        self._view = view
+    """The ranks' figures, computed on the first access."""
+
+    def __init__(self, frames: Mapping[int, Step]) -> None:
+        self._frames = frames
+        self.known: dict[int, StepFigures] = {}
 
     def __getitem__(self, rank: int) -> StepFigures:
-        return self._view.facts_of(rank).figures
+        found = self.known.get(rank)
+        if found is None:
+            found = self.known[rank] = figures(self._frames[rank])
+        return found
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._view.ranks)
+        return iter(self._frames)
 
     def __len__(self) -> int:
-        return len(self._view.ranks)
+        return len(self._frames)
 
 
 class StepAcrossRanks:
-    """One step over all ranks that have sent it.
+    """One step of all ranks that have sent it.
 
     Attributes:
         step: Its number.
-        comparable: Whether its ranks stamp with one clock.
-        counted: Whether it belongs into statistics: neither warm-up, aborted nor unwatched on any rank.
-        shadow: Whether a rank left its collectives untimed, or was not watched at all.
+        comparable: Whether its ranks share one clock.
+        counted: Whether statistics include it: on no rank was it warm-up, aborted or unwatched.
+        timed: Whether its collectives were timed on every rank.
         ranks: The ranks' frames.
         longest_ns: Duration on the slowest rank.
         start_ns: Earliest start on any rank.
         end_ns: Latest end on any rank.
     """
 
-    def __init__(self, step: int, comparable: bool) -> None:
+    def __init__(self, step: int, comparable: bool = True) -> None:
         self.step = step
         self.comparable = comparable
-        self.counted = True
-        self.shadow = False
-        self.longest_ns = self.start_ns = self.end_ns = 0
+        self.counted = self.timed = True
+        self.start_ns, self.end_ns, self.longest_ns = _LATEST_NS, 0, 0
         self._frames: dict[int, Step | bytes] = {}
         self._facts: dict[int, RankFacts] = {}
-        self._arrivals: Arrivals | None = None
+        self._skew: LaunchSkew | None = None
         self._rows: dict[str, array[float]] = {}
         self._packed = self._forgotten = False
         self._most_exposed: float | None = None
         self.ranks: Mapping[int, Step] = _Frames(self._frames)
+        self._figures = _Figures(self.ranks)
 
     def __len__(self) -> int:
         return len(self._frames)
 
     @property
     def figures(self) -> Mapping[int, StepFigures]:
-        """Figures per rank, worked out when first asked for. Not kept: a cycle would outlive the step by far."""
-        return _Figures(self)
+        """The ranks' figures, computed on the first access."""
+        return self._figures
 
     @property
     def full(self) -> bool:
-        """Whether its collectives were timed, on all ranks so far."""
-        return self.counted and not self.shadow and bool(self._frames)
+        """Whether it counts and its collectives were timed, on all ranks so far."""
+        return self.counted and self.timed and bool(self._frames)
 
     @property
     def members(self) -> KeysView[int]:
@@ -217,24 +251,36 @@ class StepAcrossRanks:
         return self._frames.keys()
 
     def add(self, step: Step) -> None:
-        """Takes one rank's step; what was compared before is forgotten."""
-        self.start_ns = min(self.start_ns, step.start_ns) if self._frames else step.start_ns
-        self.end_ns = max(self.end_ns, step.start_ns + step.duration_ns)
-        self.longest_ns = max(self.longest_ns, step.duration_ns)
-        self.counted = self.counted and step.status in COUNTED
-        self.shadow = self.shadow or step.status in ("shadow", "unwatched")
+        """Adds one rank's step; it replaces an earlier one of that rank. Drops what was compared before."""
+        if step.rank in self._frames:
+            self._exclude(step.rank)
+        self._include(step)
         self._frames[step.rank] = step
-        self._facts.pop(step.rank, None)
-        self._arrivals = None
+        self._skew = self._most_exposed = None
         self._packed = self._forgotten = False
-        self._most_exposed = None
         self._rows.clear()
 
+    def _include(self, step: Step) -> None:
+        self.start_ns = min(self.start_ns, step.start_ns)
+        self.end_ns = max(self.end_ns, step.start_ns + step.duration_ns)
+        self.longest_ns = max(self.longest_ns, step.duration_ns)
+        self.counted = self.counted and is_counted(step.status)
+        self.timed = self.timed and is_timed(step.status)
+
+    def _exclude(self, rank: int) -> None:
+        self._facts.pop(rank, None)
+        self._figures.known.pop(rank, None)
+        self.counted = self.timed = True
+        self.start_ns, self.end_ns, self.longest_ns = _LATEST_NS, 0, 0
+        for other, frame in self.ranks.items():
+            if other != rank:
+                self._include(frame)
+
     def facts_of(self, rank: int) -> RankFacts:
-        """One rank's share, worked out when first asked for."""
+        """One rank's share, computed on the first call."""
         found = self._facts.get(rank)
         if found is None:
-            found = self._facts[rank] = rank_facts(self.ranks[rank])
+            found = self._facts[rank] = rank_facts(self.ranks[rank], self._figures[rank])
         return found
 
     def all_facts(self) -> dict[int, RankFacts]:
@@ -244,24 +290,19 @@ class StepAcrossRanks:
         return self._facts
 
     @property
-    def arrivals(self) -> Arrivals:
+    def skew(self) -> LaunchSkew:
         """Launches compared over the ranks; empty where they cannot be compared."""
-        if self._arrivals is None:
-            self._arrivals = arrivals(self.all_facts()) if self.comparable else Arrivals()
-        return self._arrivals
-
-    @property
-    def buckets(self) -> list[BucketFigures]:
-        """Buckets compared over all ranks here, in full; empty where their clocks are not comparable."""
-        return bucket_figures(self.ranks) if self.comparable and len(self._frames) > 1 else []
+        if self._skew is None:
+            self._skew = launch_skew(self.all_facts()) if self.comparable else NO_SKEW
+        return self._skew
 
     def late_ns(self, rank: int) -> int | None:
-        """How late the rank was at worst, None if there is nothing to compare."""
-        return self.arrivals.late.get(rank)
+        """The rank's largest delay; None if there is nothing to compare."""
+        return self.skew.late.get(rank)
 
     def wait_ns(self, rank: int) -> int | None:
-        """How long the rank waited for others at worst, None if there is nothing to compare."""
-        return self.arrivals.wait.get(rank)
+        """The rank's longest wait for others; None if there is nothing to compare."""
+        return self.skew.wait.get(rank)
 
     def row(self, metric: str) -> array[float]:
         """One of `METRICS` for every rank, in the order of the ranks: ns (overlap: a ratio), NaN if unknown."""
@@ -273,7 +314,7 @@ class StepAcrossRanks:
 
     @property
     def most_exposed_ns(self) -> float | None:
-        """The most that was exposed on one rank; None if it was not measured on any."""
+        """The largest exposed time of any rank; None if it was not measured on any."""
         if self._most_exposed is None:
             self._most_exposed = max((value for value in self.row("exposed") if value == value), default=math.nan)
         return None if math.isnan(self._most_exposed) else self._most_exposed
@@ -288,21 +329,22 @@ class StepAcrossRanks:
                 self._frames[rank] = encode(frame)
 
     def forget_facts(self) -> None:
-        """Keeps of the figures only what `row` gives; the rest is worked out again when asked for."""
+        """Keeps only what `row` returns; everything else is computed again on demand."""
         if self._forgotten:
             return
         self._forgotten = True
         for metric in METRICS:
             self.row(metric)
         self._facts.clear()
-        self._arrivals = None
+        self._figures.known.clear()
+        self._skew = None
 
 
 _READERS: dict[str, Callable[[StepAcrossRanks, int], float | None]] = {
     "late": StepAcrossRanks.late_ns,
     "wait": StepAcrossRanks.wait_ns,
-    "step": lambda view, rank: view.figures[rank].step_ns,
-    "exposed": lambda view, rank: view.figures[rank].exposed_ns,
-    "overlap": lambda view, rank: view.figures[rank].overlap,
-    "input": lambda view, rank: view.figures[rank].phases_ns.get("input"),
+    "step": lambda across, rank: across.figures[rank].step_ns,
+    "exposed": lambda across, rank: across.figures[rank].exposed_ns,
+    "overlap": lambda across, rank: across.figures[rank].overlap,
+    "input": lambda across, rank: across.figures[rank].phases_ns.get("input"),
 }

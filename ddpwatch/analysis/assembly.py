@@ -1,45 +1,19 @@
-"""Frames of many ranks put together step by step, with memory bounded by the steps that wait for their last ranks."""
+"""Assembles the frames of many ranks into steps, with memory bounded by the steps that wait for their last ranks."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Iterator
 
-from ddpwatch.analysis.ranks import BucketFigures, bucket_figures, same_clock
-from ddpwatch.analysis.step import StepFigures, figures
-from ddpwatch.messages import COUNTED, Hello, Message, Step
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.clocks import same_clock
+from ddpwatch.messages import Hello, Message, Step
 
 OPEN_STEPS = 1024  # steps that wait for their last ranks; older ones are closed with the ranks they have
 
 
-@dataclass
-class StepGroup:
-    """One step of all ranks that have sent it. ``comparable`` says whether they stamp with one clock."""
-
-    number: int
-    comparable: bool = True
-    steps: dict[int, Step] = field(default_factory=dict)
-
-    @property
-    def counted(self) -> bool:
-        """Whether the step belongs into statistics: neither warm-up, aborted nor unwatched on any rank."""
-        return all(step.status in COUNTED for step in self.steps.values())
-
-    @cached_property
-    def figures(self) -> dict[int, StepFigures]:
-        """Figures per rank."""
-        return {rank: figures(step) for rank, step in self.steps.items()}
-
-    @cached_property
-    def buckets(self) -> list[BucketFigures]:
-        """Buckets compared over the ranks; empty where there is nothing to compare."""
-        return bucket_figures(self.steps) if self.comparable and len(self.steps) > 1 else []
-
-
 class StepAssembler:
-    """Takes messages and gives steps that are complete.
+    """Takes messages and returns complete steps.
 
     Args:
         ranks: How many ranks will send a step, where that is fewer than the run has.
@@ -49,23 +23,25 @@ class StepAssembler:
         self._ranks = ranks
         self._hellos: dict[int, Hello] = {}
         self._comparable = True
-        self._open: OrderedDict[int, StepGroup] = OrderedDict()
+        self._open: OrderedDict[int, StepAcrossRanks] = OrderedDict()
 
-    def apply(self, message: Message) -> StepGroup | None:
-        """Takes one message; gives the step that it completes, or the oldest if too many wait."""
+    def apply(self, message: Message) -> StepAcrossRanks | None:
+        """Takes one message; returns the step that it completes, or the oldest one if too many wait."""
         if isinstance(message, Hello):
             self._hellos[message.rank] = message
             self._comparable = same_clock(self._hellos.values())
         if not isinstance(message, Step):
             return None
-        group = self._open.setdefault(message.step, StepGroup(message.step))
-        group.steps[message.rank] = message
-        if len(group.steps) >= self._expected():
+        across = self._open.get(message.step)
+        if across is None:
+            across = self._open[message.step] = StepAcrossRanks(message.step)
+        across.add(message)
+        if len(across) >= self._expected():
             return self._closed(self._open.pop(message.step))
         return self._closed(self._open.popitem(last=False)[1]) if len(self._open) > OPEN_STEPS else None
 
-    def rest(self) -> Iterator[StepGroup]:
-        """The steps that have not every rank."""
+    def rest(self) -> Iterator[StepAcrossRanks]:
+        """The steps that still lack a rank, oldest first."""
         while self._open:
             yield self._closed(self._open.popitem(last=False)[1])
 
@@ -73,6 +49,16 @@ class StepAssembler:
         world = max((hello.world_size for hello in self._hellos.values()), default=1)
         return world if self._ranks is None else min(world, self._ranks)
 
-    def _closed(self, group: StepGroup) -> StepGroup:
-        group.comparable = self._comparable
-        return group
+    def _closed(self, across: StepAcrossRanks) -> StepAcrossRanks:
+        across.comparable = self._comparable
+        return across
+
+
+def steps_across_ranks(messages: Iterable[Message], ranks: int | None = None) -> Iterator[StepAcrossRanks]:
+    """The steps of a run, each as soon as it is complete. ``ranks`` as for `StepAssembler`."""
+    assembler = StepAssembler(ranks)
+    for message in messages:
+        across = assembler.apply(message)
+        if across is not None:
+            yield across
+    yield from assembler.rest()

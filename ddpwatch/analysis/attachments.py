@@ -1,4 +1,4 @@
-"""What a recorder attaches to a recording when it closes it: who ran, and what stood out in the newest steps."""
+"""The documents attached to a recording when it closes: who ran, and what stood out in the newest steps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import msgspec
 from ddpwatch.analysis.diagnosis.findings import findings
 from ddpwatch.analysis.report import ReportBuilder
 from ddpwatch.messages import Bye, Hello, Layout, Message, Step
+from ddpwatch.sampling.levels import FULL
 
-KEEP_STEPS = 2000  # of all ranks together: working them out takes a fraction of a second
-KEEP_FULL = 400  # older ones that were recorded in full, which may be one in 64
+KEEP_STEPS = 2000  # of all ranks together: reporting on them takes a fraction of a second
+KEEP_FULL = 400  # older full steps, as only one step in 64 may be full
 
 
 class AttachmentBuilder:
-    """Keeps the newest steps, and what introduces them; bounded in memory."""
+    """Keeps the newest steps and the messages that introduce them; its memory is bounded."""
 
     def __init__(self) -> None:
         self._full: deque[Step] = deque(maxlen=KEEP_FULL)
@@ -27,7 +28,7 @@ class AttachmentBuilder:
         """Takes one message."""
         if isinstance(message, Step):
             self._steps.append(message)
-            if len(self._steps) > KEEP_STEPS and (oldest := self._steps.popleft()).status == "ok":
+            if len(self._steps) > KEEP_STEPS and (oldest := self._steps.popleft()).status == FULL:
                 self._full.append(oldest)
         elif isinstance(message, (Hello, Bye)):
             self._others[type(message), message.rank] = message
@@ -35,7 +36,7 @@ class AttachmentBuilder:
             self._others[Layout, message.module, message.epoch % 4] = message
 
     def documents(self) -> dict[str, bytes]:
-        """``run.json`` and ``findings.json``, as JSON."""
+        """The documents by name: ``run.json`` and ``findings.json``."""
         report = self._report()
         first, last = min((s.step for s in self._steps), default=None), max((s.step for s in self._steps), default=None)
         about = {"steps": [first, last], "findings": findings(report), "overlap": report["overlap"]}

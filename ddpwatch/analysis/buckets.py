@@ -1,26 +1,27 @@
-"""The newest steps bucket by bucket: when each was ready, launched and done, who came last, and what was exposed.
+"""The newest steps bucket by bucket: when each was ready, launched and done, which rank came last, what was exposed.
 
-Times in ns. ready, launch and done count from the start of the rank's first backward; they, and exposed, are medians
-over the ranks of a step, and then over the steps. transfer, wait and busbw are those of ``docs/metrics.md``.
+Times in ns. ready, launch and done count from the start of the rank's first backward. They and exposed are medians over
+the ranks of a step, then over the steps. ``docs/metrics.md`` defines transfer, wait and busbw.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.across_ranks import BucketSkew, StepAcrossRanks
+from ddpwatch.analysis.step import BucketKey, backward_start
 from ddpwatch.messages import Step
 
 Bucket = tuple[int, int]  # module, index
-WORK_OF_A_CALL = 1024  # steps times ranks worked out at once, so that a large job does not stop the screen
+WORK_PER_CALL = 1024  # steps times ranks computed in one call, so that a large job does not freeze the screen
 
 
 @dataclass(frozen=True, slots=True)
 class BucketStep:
-    """One bucket in one step, over its ranks. ``wait`` is the longest of them; ``busbw`` in bytes/s."""
+    """One bucket in one step, over its ranks. ``wait`` is the longest of any rank; ``busbw`` in bytes/s."""
 
     nbytes: int
     ready: float | None
@@ -53,29 +54,29 @@ class BucketSummary:
 
 
 class BucketTable:
-    """Keeps what was worked out per step; further calls work out what is missing, newest first."""
+    """Keeps its rows per step; each call computes some of the missing ones, newest first."""
 
     def __init__(self) -> None:
         self.steps: dict[int, dict[Bucket, BucketStep]] = {}
         self._ranks: dict[int, int] = {}
 
-    def update(self, views: Sequence[StepAcrossRanks]) -> bool:
-        """Takes the newest steps (oldest first); returns whether all of them are worked out now."""
-        wanted = {view.step: view for view in views}
+    def update(self, newest: Sequence[StepAcrossRanks]) -> bool:
+        """Takes the newest steps (oldest first); returns whether the table has all of them now."""
+        wanted = {across.step for across in newest}
         self.steps = {step: rows for step, rows in self.steps.items() if step in wanted}
-        budget = WORK_OF_A_CALL
-        for view in reversed(views):
-            if view.step in self.steps and self._ranks.get(view.step) == len(view):
+        budget = WORK_PER_CALL
+        for across in reversed(newest):
+            if across.step in self.steps and self._ranks.get(across.step) == len(across):
                 continue
             if budget <= 0:
                 return False
-            self.steps[view.step], self._ranks[view.step] = bucket_steps(view), len(view)
-            budget -= len(view)
+            self.steps[across.step], self._ranks[across.step] = bucket_steps(across), len(across)
+            budget -= len(across)
         self._ranks = {step: count for step, count in self._ranks.items() if step in wanted}
         return True
 
     def rows(self) -> list[BucketSummary]:
-        """Every bucket of the newest step, over all steps that have it, by module and index."""
+        """The buckets of the newest step, by module and index, each over all steps that have it."""
         if not self.steps:
             return []
         return [self._row(bucket) for bucket in sorted(self.steps[max(self.steps)])]
@@ -91,39 +92,58 @@ class BucketTable:
         return BucketSummary(
             *bucket,
             nbytes=found[-1].nbytes,
-            ready=_p50(found, lambda step: step.ready),
-            launch=_p50(found, lambda step: step.launch),
-            done=_p50(found, lambda step: step.done),
-            transfer=_p50(found, lambda step: step.transfer),
-            wait=_p50(found, lambda step: step.wait),
-            exposed=_p50(found, lambda step: step.exposed),
-            busbw=_p50(found, lambda step: step.busbw),
+            ready=_p50(step.ready for step in found),
+            launch=_p50(step.launch for step in found),
+            done=_p50(step.done for step in found),
+            transfer=_p50(step.transfer for step in found),
+            wait=_p50(step.wait for step in found),
+            exposed=_p50(step.exposed for step in found),
+            busbw=_p50(step.busbw for step in found),
             last_rank=last[0][0] if last else None,
             last_share=last[0][1] / known if last else None,
             steps=len(found),
         )
 
 
-def _p50(steps: Iterable[BucketStep], read: Callable[[BucketStep], float | None]) -> float | None:
-    values = [value for step in steps if (value := read(step)) is not None]
-    return median(values) if values else None
+def _p50(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
-def bucket_steps(view: StepAcrossRanks) -> dict[Bucket, BucketStep]:
-    """Works out the buckets of one step."""
+def busbw(nbytes: int, transfer_ns: float | None, ranks: int) -> float | None:
+    """Bus bandwidth in bytes/s after nccl-tests: bytes / transfer * 2(n-1)/n; None without a transfer."""
+    if not transfer_ns or transfer_ns < 0 or ranks < 2:
+        return None
+    return nbytes / transfer_ns * 1e9 * 2 * (ranks - 1) / ranks
+
+
+def bus_bandwidths(across: StepAcrossRanks) -> dict[BucketKey, float | None]:
+    """The `busbw` of every compared bucket of a step. Sizes are those on the lowest rank."""
+    compared = across.skew.buckets
+    if not compared:
+        return {}
+    lowest, ranks = min(across.members), len(across)
+    sizes = zip(across.facts_of(lowest).keys, across.ranks[lowest].bucket_bytes, strict=True)
+    return {key: busbw(nbytes, compared[key].transfer, ranks) for key, nbytes in sizes if key in compared}
+
+
+def bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
+    """Computes the buckets of one step."""
     columns: dict[Bucket, list[tuple[float | None, float, float | None, float | None]]] = {}
     sizes: dict[Bucket, int] = {}
-    for rank in view.members:
-        step = view.ranks[rank]
-        exposed = view.facts_of(rank).exposed or [None] * len(step.bucket_index)
+    for rank in across.members:
+        step = across.ranks[rank]
+        exposed = across.facts_of(rank).exposed
         for position, bucket in enumerate(zip(step.bucket_module, step.bucket_index, strict=True)):
             columns.setdefault(bucket, []).append((*_stamps(step, position), exposed[position]))
             sizes[bucket] = step.bucket_bytes[position]
-    return {bucket: _bucket_step(bucket, sizes[bucket], rows, view) for bucket, rows in columns.items()}
+    skews = {key[:2]: bucket for key, bucket in reversed(across.skew.buckets.items())}  # the first turn of each
+    ranks = len(across)
+    return {bucket: _bucket_step(sizes[bucket], rows, skews.get(bucket), ranks) for bucket, rows in columns.items()}
 
 
 def _stamps(step: Step, position: int) -> tuple[float | None, float, float | None]:
-    origin = next((span.start for span in step.spans if span.phase == "backward"), 0)
+    origin = backward_start(step)
     ready, done = step.bucket_ready[position], step.bucket_done[position]
     return (
         None if ready is None else ready - origin,
@@ -133,28 +153,21 @@ def _stamps(step: Step, position: int) -> tuple[float | None, float, float | Non
 
 
 def _bucket_step(
-    bucket: Bucket,
     nbytes: int,
     rows: Sequence[tuple[float | None, float, float | None, float | None]],
-    view: StepAcrossRanks,
+    skew: BucketSkew | None,
+    ranks: int,
 ) -> BucketStep:
-    ready, launch, done, exposed = (_median(column) for column in zip(*rows, strict=True))
-    arrivals, n = view.arrivals, len(view)
-    place = next((i for i, key in enumerate(arrivals.keys) if key[:2] == bucket), None)
-    transfer = None if place is None else arrivals.transfer[place]
+    ready, launch, done, exposed = (_p50(column) for column in zip(*rows, strict=True))
+    transfer = None if skew is None else skew.transfer
     return BucketStep(
         nbytes=nbytes,
         ready=ready,
         launch=launch or 0.0,
         done=done,
         transfer=transfer,
-        wait=None if place is None else arrivals.last[place] - arrivals.first[place],
+        wait=None if skew is None else skew.last - skew.first,
         exposed=exposed,
-        busbw=nbytes / transfer * 1e9 * 2 * (n - 1) / n if transfer and transfer > 0 and n > 1 else None,
-        last_rank=None if place is None else arrivals.last_rank[place],
+        busbw=busbw(nbytes, transfer, ranks),
+        last_rank=None if skew is None else skew.last_rank,
     )
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None

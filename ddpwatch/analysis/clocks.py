@@ -1,8 +1,8 @@
-"""Puts clocks of several hosts onto one time line, by what a collective cannot do: end before its last rank began it.
+"""Puts the clocks of several hosts onto one time line: no collective ends on any rank before its last rank launches it.
 
-For two clocks a and b, every bucket that both reduced together bounds their difference from both sides: rank a's
-``done`` is not before rank b's ``launch``, and the other way round. Many buckets leave a narrow bracket; its middle is
-wrong by at most half its width, which is about the shortest transfer seen.
+For two clocks a and b, every bucket that both reduced bounds their difference from both sides: rank a's ``done`` is not
+before rank b's ``launch``, and the other way round. Many buckets leave a narrow bracket. Its middle is off by at most
+half its width, which is about the shortest transfer seen.
 """
 
 from __future__ import annotations
@@ -10,14 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from ddpwatch.analysis.step import BucketKey, bucket_keys
 from ddpwatch.messages import Hello, Step
 
 Clock = tuple[str, str]
+_Stamps = dict[BucketKey, tuple[int, int]]  # launch and done per bucket, absolute
 
 
 def clock_of(hello: Hello) -> Clock:
-    """What names the clock that a rank stamps with: the boot of its host, and the time namespace."""
+    """The clock that a rank stamps with, named by the boot of its host and the time namespace."""
     return hello.boot_id or hello.host, hello.time_ns
+
+
+def same_clock(hellos: Iterable[Hello]) -> bool:
+    """Whether all ranks stamp with the same clock: same boot of the same host, same time namespace."""
+    return len({clock_of(hello) for hello in hellos}) <= 1
 
 
 @dataclass
@@ -36,7 +43,7 @@ class _Bracket:
 
 @dataclass
 class ClockAligner:
-    """Feed it steps; take offsets.
+    """Takes steps and computes what to add to each rank's stamps.
 
     Attributes:
         clocks: The clock of every rank.
@@ -46,8 +53,8 @@ class ClockAligner:
     _brackets: dict[Clock, _Bracket] = field(default_factory=dict)
     _received: dict[Clock, int] = field(default_factory=dict)
 
-    def meet(self, hello: Hello) -> None:
-        """Takes a rank's introduction."""
+    def add_rank(self, hello: Hello) -> None:
+        """Notes a rank's clock."""
         self.clocks[hello.rank] = clock_of(hello)
 
     @property
@@ -55,25 +62,25 @@ class ClockAligner:
         """Whether there is more than one clock."""
         return len(set(self.clocks.values())) > 1
 
-    def hear(self, step: Step, received_ns: int) -> None:
-        """Notes when a frame came in: a coarse guess, for ranks that share no collective with the reference."""
+    def note_delay(self, step: Step, received_ns: int) -> None:
+        """Notes when a frame arrived: a coarse guess, for ranks that share no collective with the reference."""
         clock = self.clocks.get(step.rank)
         if clock is not None:
             delay = received_ns - step.start_ns - step.duration_ns
             self._received[clock] = min(delay, self._received.get(clock, delay))
 
     def compare(self, steps: Mapping[int, Step]) -> None:
-        """Takes one step of several ranks."""
+        """Narrows the brackets by one step, given per rank."""
         if not self.needed or min(self.clocks) not in steps:
             return
-        own = _launched(steps[min(self.clocks)])
+        reference = _stamps(steps[min(self.clocks)])
         for rank, step in steps.items():
             clock = self.clocks.get(rank)
             if clock is not None and clock != self._reference:
-                self._bound(self._brackets.setdefault(clock, _Bracket()), own, _launched(step))
+                self._bound(self._brackets.setdefault(clock, _Bracket()), reference, _stamps(step))
 
     def offsets(self) -> dict[int, int]:
-        """What to add to a rank's stamps (ns), so that all stand on the clock of the lowest rank."""
+        """What to add to each rank's stamps (ns), to put them on the clock of the lowest rank."""
         return {rank: self._offset(clock) for rank, clock in self.clocks.items()}
 
     @property
@@ -81,9 +88,9 @@ class ClockAligner:
         return self.clocks[min(self.clocks)]
 
     @staticmethod
-    def _bound(bracket: _Bracket, own: dict[object, tuple[int, int]], other: dict[object, tuple[int, int]]) -> None:
-        for key in own.keys() & other.keys():
-            (launch, done), (other_launch, other_done) = own[key], other[key]
+    def _bound(bracket: _Bracket, reference: _Stamps, other: _Stamps) -> None:
+        for key in reference.keys() & other.keys():
+            (launch, done), (other_launch, other_done) = reference[key], other[key]
             bracket.at_least(launch - other_done)
             bracket.at_most(done - other_launch)
 
@@ -96,15 +103,6 @@ class ClockAligner:
         return self._received.get(clock, 0) - self._received.get(self._reference, 0)
 
 
-def _launched(step: Step) -> dict[object, tuple[int, int]]:
-    """Launch and done of every bucket, by module, index and which backward of the step."""
-    seen: dict[tuple[int, int], int] = {}
-    found: dict[object, tuple[int, int]] = {}
-    rows: Iterable[tuple[int, int, int, int | None]] = zip(
-        step.bucket_module, step.bucket_index, step.bucket_launch, step.bucket_done, strict=True
-    )
-    for module, index, launch, done in rows:
-        turn = seen[module, index] = seen.get((module, index), -1) + 1
-        if done is not None:
-            found[module, index, turn] = (step.start_ns + launch, step.start_ns + done)
-    return found
+def _stamps(step: Step) -> _Stamps:
+    rows = zip(bucket_keys(step), step.bucket_launch, step.bucket_done, strict=True)
+    return {key: (step.start_ns + launch, step.start_ns + done) for key, launch, done in rows if done is not None}

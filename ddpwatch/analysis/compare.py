@@ -1,52 +1,41 @@
-"""Compares runs: is one slower than the other beyond what chance explains, and which phase of the step is it?
+"""Compares runs: is one slower than the other beyond chance, and because of which phase of the step?
 
 The unit is a step: its time is the mean over its ranks, which synchronised training keeps together. Steps are not
 independent (caches, clocks and neighbours drift), so a run is cut into consecutive blocks, longer ones where blocks
-turn out to resemble their neighbours; each block gives its median, and the blocks are resampled with replacement (a
-block bootstrap, Künsch 1989). The interval is the bootstrap's, widened by Student's t for the number of blocks. It
-covers what varies *within* the runs; that two starts of one job can differ by more is not in it, and is why a
-difference below `SMALLEST` is never called one.
+resemble their neighbours. Each block yields its median, and the blocks are resampled with replacement (a block
+bootstrap, Künsch 1989). The interval is the bootstrap's, widened by Student's t for the number of blocks. It covers
+what varies *within* the runs. Two starts of one job can differ by more, so a difference below `SMALLEST` is never
+reported as one.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import NormalDist, fmean, median, pvariance, stdev
-from typing import Any, Protocol
+from typing import Any
 
-from ddpwatch.analysis.step import NS_PER_MS, PHASES, StepFigures
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.step import NS_PER_MS, PHASES
 
-SMALLEST = 0.01
+SMALLEST = 0.01  # of the step time
 SMALLEST_OVERLAP = 0.02
-TOO_WIDE = 0.05  # with an interval wider than this to either side, runs are not called equal
+TOO_WIDE = 0.05  # with an interval wider than this to either side, runs are not reported as equal
 CONFIDENCE = 0.99
 MOST_BLOCKS = 40
 FEWEST_BLOCKS = 6
 STEPS_PER_BLOCK = 5
-KIN = 0.15
+MOST_AUTOCORRELATION = 0.15  # of neighbouring blocks
 RESAMPLES = 2000
 FEWEST_STEPS = 20
-_NEED_COMPLETIONS = ("exposed_comm", "other")  # told apart only where completions are timed
-_WORDS = {
+_NEED_COMPLETIONS = ("exposed_comm", "other")  # without completions, one cannot be separated from the other
+_PHASE_NAMES = {
     "input": "waiting for input", "forward": "the forward", "backward": "the backward",
     "exposed_comm": "exposed communication", "optimizer": "the optimizer", "other": "the rest of the step",
 }  # fmt: skip
-
-
-class OneStep(Protocol):
-    """One step over its ranks."""
-
-    @property
-    def counted(self) -> bool:
-        """Whether it belongs into statistics."""
-
-    @property
-    def figures(self) -> Mapping[int, StepFigures]:
-        """Figures per rank."""
 
 
 @dataclass
@@ -54,9 +43,9 @@ class RunSeries:
     """One run, step by step: means over the ranks in ms.
 
     Attributes:
-        name: What the run is called in words.
+        name: What texts call the run.
         step: Time of each step.
-        phases: The six phases of each step; exposed communication and the rest only where completions were timed.
+        phases: The six phases of each step; ``exposed_comm`` and ``other`` only where completions were timed.
         overlap: Overlap of each step that communicated.
     """
 
@@ -65,11 +54,11 @@ class RunSeries:
     phases: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
     overlap: list[float] = field(default_factory=list)
 
-    def add(self, group: OneStep) -> None:
-        """Takes one step; warm-up, aborted and unwatched ones are left out."""
-        if not group.counted or not group.figures:
+    def add(self, across: StepAcrossRanks) -> None:
+        """Adds one step, if it counts."""
+        if not across.counted or not len(across):
             return
-        figures = list(group.figures.values())
+        figures = list(across.figures.values())
         self.step.append(fmean(figure.step_ns for figure in figures) / NS_PER_MS)
         measured = all(figure.exposed_ns is not None for figure in figures)
         for phase, values in self.phases.items():
@@ -80,7 +69,7 @@ class RunSeries:
             self.overlap.append(fmean(overlaps))
 
     def keep(self, steps: int) -> None:
-        """Forgets all but the newest so many steps."""
+        """Drops all but the newest steps."""
         for values in (self.step, self.overlap, *self.phases.values()):
             del values[:-steps]
 
@@ -96,7 +85,7 @@ class Difference:
             more can; ``unknown`` with too few steps, or where those of A take no time.
         phase: The phase of the step that explains the most of a difference; empty if none does.
         overlap: Change of the overlap (0.1 is ten points) if it is beyond chance, with its interval; None if not.
-        text: All that in words.
+        text: A sentence that says so.
     """
 
     ratio: float | None
@@ -110,7 +99,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure of B less that of A, with its confidence interval. ``certain``: beyond chance, and not negligible."""
+    """One figure of B less that of A, with its confidence interval. ``certain``: beyond chance and not negligible."""
 
     by: float
     low: float
@@ -119,7 +108,7 @@ class Change:
 
 
 def changes(a: RunSeries, b: RunSeries) -> dict[str, Change | None]:
-    """How ``step`` and the six phases (ms), and ``overlap`` (ratio), changed from A to B; None with too few steps."""
+    """How ``step``, the six phases (ms) and ``overlap`` (a ratio) changed from A to B; None with too few steps."""
     least = SMALLEST * (_median(a.step) or 0.0)
     found = {"step": _change_of(a.step, b.step, least)}
     found |= {phase: _change_of(a.phases[phase], b.phases[phase], least) for phase in PHASES}
@@ -127,7 +116,7 @@ def changes(a: RunSeries, b: RunSeries) -> dict[str, Change | None]:
 
 
 def _change_of(a: Sequence[float], b: Sequence[float], least: float) -> Change | None:
-    """The spread that a bootstrap of a difference of means finds is known without drawing."""
+    """A difference of means needs no resampling: its bootstrap spread has a closed form."""
     if min(len(a), len(b)) < FEWEST_STEPS:
         return None
     blocks_a, blocks_b = _block_medians(a), _block_medians(b)
@@ -143,12 +132,12 @@ def compare(a: RunSeries, b: RunSeries, seed: int = 0) -> Difference:
     blocks_a, blocks_b = _block_medians(a.step), _block_medians(b.step)
     if not all(blocks_a):
         return Difference(None, None, None, "unknown", "", None, f"steps of {a.name} take no time: no ratio to them")
-    dice = random.Random(seed)
-    found = _interval(blocks_a, blocks_b, lambda x, y: y / x - 1, dice)
+    rng = random.Random(seed)
+    found = _interval(blocks_a, blocks_b, lambda x, y: y / x - 1, rng)
     verdict = _verdict(*found)
     phase = _phase(a, b) if verdict in ("slower", "faster") else ""
-    overlap = _overlap(a, b, dice)
-    text = _words(a, b, found, verdict, phase) + _overlap_words(a, b, overlap)
+    overlap = _overlap(a, b, rng)
+    text = _describe(a, b, found, verdict, phase) + _describe_overlap(a, b, overlap)
     return Difference(*found, verdict, phase, overlap, text)
 
 
@@ -158,16 +147,16 @@ def _verdict(ratio: float, low: float, high: float) -> str:
     return "same" if max(-low, high) <= TOO_WIDE else "unclear"
 
 
-def _overlap(a: RunSeries, b: RunSeries, dice: random.Random) -> tuple[float, float, float] | None:
+def _overlap(a: RunSeries, b: RunSeries, rng: random.Random) -> tuple[float, float, float] | None:
     if min(len(a.overlap), len(b.overlap)) < FEWEST_STEPS:
         return None
     blocks_a, blocks_b = _block_medians(a.overlap), _block_medians(b.overlap)
-    change, low, high = _interval(blocks_a, blocks_b, lambda x, y: y - x, dice)
+    change, low, high = _interval(blocks_a, blocks_b, lambda x, y: y - x, rng)
     return (change, low, high) if abs(change) >= SMALLEST_OVERLAP and (low > 0 or high < 0) else None
 
 
 def figures_of(series: RunSeries) -> dict[str, Any]:
-    """What stands in a run's column: medians, in ms and as ratio."""
+    """A run's column in a comparison: medians, in ms and as a ratio."""
     return {
         "name": series.name,
         "steps": len(series.step),
@@ -182,29 +171,29 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _block_medians(values: Sequence[float]) -> list[float]:
-    """Medians of consecutive blocks, long enough that neighbours tell little about each other."""
+    """Medians of consecutive blocks, long enough that neighbours are nearly independent."""
     count = max(FEWEST_BLOCKS, min(MOST_BLOCKS, len(values) // STEPS_PER_BLOCK))
     while True:
-        edges = [round(place * len(values) / count) for place in range(count + 1)]
-        medians = [median(values[begin:end]) for begin, end in pairwise(edges)]
-        if count <= FEWEST_BLOCKS or _follows_itself(medians) < KIN:
+        edges = [round(block * len(values) / count) for block in range(count + 1)]
+        medians = [median(values[start:end]) for start, end in pairwise(edges)]
+        if count <= FEWEST_BLOCKS or _autocorrelation(medians) < MOST_AUTOCORRELATION:
             return medians
         count = max(FEWEST_BLOCKS, count * 2 // 3)
 
 
-def _follows_itself(values: Sequence[float]) -> float:
-    """The autocorrelation of neighbours."""
+def _autocorrelation(values: Sequence[float]) -> float:
+    """Of each value with the next."""
     centre = fmean(values)
     spread = sum((value - centre) ** 2 for value in values)
     return sum((a - centre) * (b - centre) for a, b in pairwise(values)) / spread if spread else 0.0
 
 
 def _interval(
-    a: Sequence[float], b: Sequence[float], change: Callable[[float, float], float], dice: random.Random
+    a: Sequence[float], b: Sequence[float], change: Callable[[float, float], float], rng: random.Random
 ) -> tuple[float, float, float]:
     """The change from A to B, and its interval."""
     resampled = [
-        change(fmean(dice.choices(a, k=len(a))), fmean(dice.choices(b, k=len(b)))) for _ in range(RESAMPLES)
+        change(fmean(rng.choices(a, k=len(a))), fmean(rng.choices(b, k=len(b)))) for _ in range(RESAMPLES)
     ]  # fmt: skip
     reach = _reach(stdev(resampled), min(len(a), len(b)))
     found = change(fmean(a), fmean(b))
@@ -212,7 +201,7 @@ def _interval(
 
 
 def _reach(spread: float, blocks: int) -> float:
-    """Half the width of the interval: Student's t, and what too few blocks make a bootstrap miss."""
+    """Half the width of the interval: Student's t, and a correction for the few blocks of the bootstrap."""
     return spread * math.sqrt(blocks / (blocks - 1)) * _student(CONFIDENCE, blocks - 1)
 
 
@@ -225,7 +214,7 @@ def _student(confidence: float, freedom: int) -> float:
 
 
 def _phase(a: RunSeries, b: RunSeries) -> str:
-    """The phase whose change goes the same way as the step's, and furthest."""
+    """The phase that changed most in the direction of the step, if that is a third of the step's change or more."""
     change = _change(a.step, b.step)
     changes = {
         phase: _change(a.phases[phase], b.phases[phase]) for phase in PHASES if a.phases[phase] and b.phases[phase]
@@ -238,7 +227,7 @@ def _change(a: Sequence[float], b: Sequence[float]) -> float:
     return median(b) - median(a)
 
 
-def _words(a: RunSeries, b: RunSeries, found: tuple[float, float, float], verdict: str, phase: str) -> str:
+def _describe(a: RunSeries, b: RunSeries, found: tuple[float, float, float], verdict: str, phase: str) -> str:
     ratio, low, high = (round(100 * value, 1) + 0.0 for value in found)  # + 0.0: no difference has no sign
     between = f"between {a.name} and {b.name}"
     interval = f"{ratio:+.1f} %, {low:+.1f} to {high:+.1f}"
@@ -251,13 +240,12 @@ def _words(a: RunSeries, b: RunSeries, found: tuple[float, float, float], verdic
     text = f"{b.name} is {abs(ratio):.1f} % {verdict} than {a.name} ({ends[0]:.1f} to {ends[1]:.1f})"
     if phase:
         before, after = median(a.phases[phase]), median(b.phases[phase])
-        text += (
-            f", because {_WORDS[phase]} {'fell' if after < before else 'rose'} from {_ms(before)} to {_ms(after)} ms"
-        )
+        verb = "fell" if after < before else "rose"
+        text += f", because {_PHASE_NAMES[phase]} {verb} from {_ms(before)} to {_ms(after)} ms"
     return text
 
 
-def _overlap_words(a: RunSeries, b: RunSeries, overlap: tuple[float, float, float] | None) -> str:
+def _describe_overlap(a: RunSeries, b: RunSeries, overlap: tuple[float, float, float] | None) -> str:
     if overlap is None:
         return ""
     change, low, high = overlap

@@ -10,7 +10,7 @@ Intervals = list[Interval]
 
 
 def union(intervals: Iterable[Interval]) -> Intervals:
-    """The points that lie in any of the intervals. Takes them in any order, empty and overlapping ones too."""
+    """The points in any of the intervals, which may come in any order, be empty and overlap."""
     merged: Intervals = []
     reach: float = -math.inf
     for start, end in sorted(intervals):
@@ -25,7 +25,7 @@ def union(intervals: Iterable[Interval]) -> Intervals:
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """The points that lie in both."""
+    """The points in both."""
     common: Intervals = []
     i = j = 0
     while i < len(a) and j < len(b):
@@ -40,7 +40,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """The points of ``a`` that do not lie in ``b``."""
+    """The points of ``a`` that are not in ``b``."""
     if not a or not b or b[-1][1] <= a[0][0] or b[0][0] >= a[-1][1]:
         return a
     rest: Intervals = []
@@ -60,8 +60,17 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
 
 
 def total(intervals: Intervals) -> int:
-    """How long they are together."""
+    """The summed length."""
     length = 0
     for start, end in intervals:
         length += end - start
+    return length
+
+
+def total_within(intervals: Intervals, start: int, end: int) -> int:
+    """The length of the part of the intervals in [start, end)."""
+    length = 0
+    for low, high in intervals:
+        if low < end and high > start and start < end:
+            length += min(high, end) - max(low, start)
     return length

@@ -1,4 +1,4 @@
-"""A run's outline: a line of points over all steps, and the steps worth looking at in detail. Bounded in memory."""
+"""A run's outline: points over all its steps, and the steps worth a closer look. Its memory is bounded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import heapq
 from dataclasses import dataclass
 from statistics import fmean
 
-from ddpwatch.analysis.assembly import StepGroup
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.step import NS_PER_MS
 
 MOST_POINTS = 1000
@@ -16,7 +16,7 @@ EXTREME_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One step, or the slowest of several neighbours. Mean over the ranks, in ms."""
+    """One step, or the slowest of several neighbours: means over its ranks, and the largest lateness."""
 
     step: int
     step_ms: float
@@ -26,39 +26,39 @@ class Point:
 
 
 class Outline:
-    """Collects the outline, step by step in order.
+    """Collects the outline from steps in order.
 
     Attributes:
-        points: At most `MOST_POINTS`; each stands for ``stride`` steps.
+        points: At most `MOST_POINTS`; each is the slowest of ``stride`` steps.
     """
 
     def __init__(self) -> None:
         self.points: list[Point] = []
         self.stride = 1
         self._pending: list[Point] = []
-        self._spread: list[StepGroup] = []
+        self._spread: list[StepAcrossRanks] = []
         self._spread_every = 1
         self._count = 0
-        self._slowest: list[tuple[float, int, StepGroup]] = []
-        self._exposed: list[tuple[float, int, StepGroup]] = []
+        self._slowest: list[tuple[float, int, StepAcrossRanks]] = []
+        self._exposed: list[tuple[float, int, StepAcrossRanks]] = []
 
-    def add(self, group: StepGroup) -> None:
-        """Takes one step; warm-up, aborted and unwatched ones are left out."""
-        if not group.counted or not group.figures:
+    def add(self, across: StepAcrossRanks) -> None:
+        """Adds one step, if it counts."""
+        if not across.counted or not len(across):
             return
-        point = _point(group)
+        point = _point(across)
         self._add_point(point)
-        self._add_spread(group)
-        self._keep_top(self._slowest, point.step_ms, group)
+        self._add_spread(across)
+        self._keep_top(self._slowest, point.step_ms, across)
         if point.exposed_ms is not None:
-            self._keep_top(self._exposed, point.exposed_ms, group)
+            self._keep_top(self._exposed, point.exposed_ms, across)
 
-    def details(self) -> list[tuple[StepGroup, str]]:
-        """Steps to look at, in order, and why: ``slow``, ``exposed`` or ``sample``."""
-        found: dict[int, tuple[StepGroup, str]] = {group.number: (group, "sample") for group in self._spread}
-        found.update({group.number: (group, "exposed") for _, _, group in self._exposed})
-        found.update({group.number: (group, "slow") for _, _, group in self._slowest})
-        return [found[number] for number in sorted(found)]
+    def details(self) -> list[tuple[StepAcrossRanks, str]]:
+        """The steps worth a closer look, in order, and why: ``slow``, ``exposed`` or ``sample``."""
+        found = {across.step: (across, "sample") for across in self._spread}
+        found.update({across.step: (across, "exposed") for _, _, across in self._exposed})
+        found.update({across.step: (across, "slow") for _, _, across in self._slowest})
+        return [found[step] for step in sorted(found)]
 
     def _add_point(self, point: Point) -> None:
         self._pending.append(point)
@@ -70,37 +70,37 @@ class Outline:
             self.points = [max(pair, key=lambda p: p.step_ms) for pair in _pairs(self.points)]
             self.stride *= 2
 
-    def _add_spread(self, group: StepGroup) -> None:
-        """Keeps every n-th step, with n doubling as the run goes on."""
+    def _add_spread(self, across: StepAcrossRanks) -> None:
+        """Keeps every n-th step; n doubles as the run goes on."""
         if self._count % self._spread_every == 0:
-            self._spread.append(group)
+            self._spread.append(across)
             if len(self._spread) >= 2 * SPREAD_STEPS:
                 self._spread = self._spread[::2]
                 self._spread_every *= 2
         self._count += 1
 
-    def _keep_top(self, heap: list[tuple[float, int, StepGroup]], value: float, group: StepGroup) -> None:
-        """The count keeps groups from being compared: a step number may come twice."""
-        entry = (value, self._count, group)
+    def _keep_top(self, heap: list[tuple[float, int, StepAcrossRanks]], value: float, across: StepAcrossRanks) -> None:
+        """The count breaks ties, as steps have no order; a step number may come twice."""
+        entry = (value, self._count, across)
         if len(heap) < EXTREME_STEPS:
             heapq.heappush(heap, entry)
         elif value > heap[0][0]:
             heapq.heapreplace(heap, entry)
 
 
-def _point(group: StepGroup) -> Point:
-    figures = list(group.figures.values())
+def _point(across: StepAcrossRanks) -> Point:
+    figures = list(across.figures.values())
     exposed = [figure.exposed_ns for figure in figures if figure.exposed_ns is not None and figure.comm_ns]
     overlaps = [figure.overlap for figure in figures if figure.overlap is not None]
-    late = [bucket.last - bucket.first for bucket in group.buckets]
+    late_ns = max(across.skew.late.values(), default=None)
     return Point(
-        step=group.number,
+        step=across.step,
         step_ms=fmean(figure.step_ns for figure in figures) / NS_PER_MS,
         exposed_ms=fmean(exposed) / NS_PER_MS if exposed else None,
         overlap=fmean(overlaps) if overlaps else None,
-        late_ms=max(late) / NS_PER_MS if late else None,
+        late_ms=None if late_ns is None else late_ns / NS_PER_MS,
     )
 
 
 def _pairs(points: list[Point]) -> list[tuple[Point, ...]]:
-    return [tuple(points[place : place + 2]) for place in range(0, len(points), 2)]
+    return [tuple(points[first : first + 2]) for first in range(0, len(points), 2)]

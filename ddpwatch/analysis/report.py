@@ -1,7 +1,8 @@
-"""The report of a run: figures over all its steps. One pass over the frames, memory bounded by ranks and buckets.
+"""The report of a run: figures over all its steps, in one pass over the frames.
 
-Feed it every message with `ReportBuilder.apply`, then take `ReportBuilder.report()`. The keys are a contract
-(``docs/metrics.md``): times in ms, sizes in bytes, None for what was not measured.
+Pass every message to `ReportBuilder.apply`, then call `ReportBuilder.report`. The keys are a contract
+(``docs/metrics.md``): times in ms, sizes in bytes, None for what was not measured. Memory grows with ranks and buckets,
+and by 8 bytes per sample of a figure.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ddpwatch.analysis.assembly import StepAssembler, StepGroup
-from ddpwatch.analysis.intervals import Intervals, intersect, total
-from ddpwatch.analysis.ranks import lateness, waiting
-from ddpwatch.analysis.step import NS_PER_MS, PHASES, StepFigures
-from ddpwatch.messages import Bye, Hello, Layout, Message, Step
+from ddpwatch.analysis.across_ranks import RankFacts, StepAcrossRanks
+from ddpwatch.analysis.assembly import StepAssembler
+from ddpwatch.analysis.buckets import bus_bandwidths
+from ddpwatch.analysis.step import NS_PER_MS, PHASES, backward_start
+from ddpwatch.messages import Bye, Hello, Layout, Message, Step, StepStatus
 from ddpwatch.sampling.cost import CostMeter
 
-_TOLD = ("warmup", "aborted", "unwatched", "shadow")  # a step is counted as the first of these that any rank tells
+# A step counts as the first of these that any rank reports.
+_NOTABLE: tuple[StepStatus, ...] = ("warmup", "aborted", "unwatched", "shadow")
 
 
 class Samples:
-    """A growing sample of a figure (8 bytes each), with its quantiles. None is not a sample."""
+    """A growing sample of a figure, 8 bytes per value, with its quantiles."""
 
     __slots__ = ("values",)
 
@@ -32,7 +34,7 @@ class Samples:
         self.values = array("d")
 
     def add(self, value: float | None) -> None:
-        """Takes one value."""
+        """Adds one value; ignores None."""
         if value is not None:
             self.values.append(value)
 
@@ -52,7 +54,7 @@ class Samples:
 
 @dataclass(slots=True)
 class RankSamples:
-    """What is collected per rank."""
+    """The samples of one rank."""
 
     steps: int = 0
     step: Samples = field(default_factory=Samples)
@@ -68,7 +70,7 @@ class RankSamples:
 
 @dataclass(slots=True)
 class BucketSamples:
-    """What is collected per bucket (of one layout)."""
+    """The samples of one bucket of one layout."""
 
     nbytes: int = 0
     ready: Samples = field(default_factory=Samples)
@@ -91,7 +93,7 @@ class ReportBuilder:
         self.ranks: dict[int, RankSamples] = {}
         self.end: Bye | None = None
         self._layouts: dict[tuple[int, int], Layout] = {}
-        self._groups = StepAssembler(expected)
+        self._assembler = StepAssembler(expected)
         self._statuses: Counter[str] = Counter()
         self._cost = CostMeter()
         self._step_ns = Samples()
@@ -101,9 +103,9 @@ class ReportBuilder:
 
     def apply(self, message: Message) -> None:
         """Takes one message."""
-        group = self._groups.apply(message)
-        if group is not None:
-            self._close(group)
+        across = self._assembler.apply(message)
+        if across is not None:
+            self._close(across)
         if isinstance(message, Step):
             self._step(message)
         elif isinstance(message, Hello):
@@ -117,16 +119,15 @@ class ReportBuilder:
             self._layouts[message.module, message.epoch] = message
 
     def report(self) -> dict[str, Any]:
-        """The report. Further frames may follow; it is then taken anew."""
-        for group in self._groups.rest():
-            self._close(group)
-        warmup, aborted = self._statuses["warmup"], self._statuses["aborted"]
+        """The report so far. Closes the steps that still lack a rank."""
+        for across in self._assembler.rest():
+            self._close(across)
         return {
             "run": self._run(),
             "steps": {
                 "count": max((rank.steps for rank in self.ranks.values()), default=0),
-                "warmup": warmup,
-                "aborted": aborted,
+                "warmup": self._statuses["warmup"],
+                "aborted": self._statuses["aborted"],
                 "shadow": self._statuses["shadow"],
                 "unwatched": self._statuses["unwatched"],
                 "unreduced": self._statuses["unreduced"],
@@ -134,11 +135,11 @@ class ReportBuilder:
                 "step_ms_p90": self._step_ns.quantile(0.9, NS_PER_MS),
             },
             "phases_ms": self._split(),
-            "cost": self._watching(),
+            "cost": self._cost_row(),
             "overlap": {
-                "ratio_p50": _together(rank.overlap for rank in self.ranks.values()).p50(),
+                "ratio_p50": _pooled(rank.overlap for rank in self.ranks.values()).p50(),
                 "comm_ms_p50": self._comm.p50(NS_PER_MS),
-                "exposed_ms_p50": _together(rank.exposed for rank in self.ranks.values()).p50(NS_PER_MS),
+                "exposed_ms_p50": _pooled(rank.exposed for rank in self.ranks.values()).p50(NS_PER_MS),
             },
             "ranks": [self._rank_row(rank, samples) for rank, samples in sorted(self.ranks.items())],
             "buckets": [self._bucket_row(key, samples) for key, samples in self._current_buckets()],
@@ -157,20 +158,23 @@ class ReportBuilder:
         rank.dropped = max(rank.dropped, step.dropped)
         self._cost.add(step)
 
-    def _close(self, group: StepGroup) -> None:
+    def _close(self, across: StepAcrossRanks) -> None:
         """Counts one step, with all the ranks that have sent it."""
-        found = {step.status for step in group.steps.values()}
-        self._statuses[next((status for status in _TOLD if status in found), "ok")] += 1
-        if not all(step.reduced for step in group.steps.values()):
+        steps = list(across.ranks.values())
+        found = {step.status for step in steps}
+        self._statuses[next((status for status in _NOTABLE if status in found), "ok")] += 1
+        if not all(step.reduced for step in steps):
             self._statuses["unreduced"] += 1
-        if not group.counted:
+        if not across.counted:
             return
-        for rank, figure in group.figures.items():
-            self._count_rank(rank, group.steps[rank], figure)
-        self._count_buckets(group)
+        for step in steps:
+            facts = across.facts_of(step.rank)
+            self._count_rank(step.rank, facts)
+            self._count_own_buckets(step, facts)
+        self._count_skew(across, max(step.epoch for step in steps))
 
-    def _count_rank(self, rank: int, step: Step, figure: StepFigures) -> None:
-        samples = self._rank(rank)
+    def _count_rank(self, rank: int, facts: RankFacts) -> None:
+        samples, figure = self._rank(rank), facts.figures
         samples.step.values.append(figure.step_ns)
         self._step_ns.values.append(figure.step_ns)
         if figure.comm_ns:
@@ -179,32 +183,28 @@ class ReportBuilder:
             samples.exposed.add(figure.exposed_ns)
         for phase, ns in figure.phases_ns.items():
             self._phases[phase].values.append(ns)
-        if figure.step_ns:
-            samples.cost.add((step.own_ns + step.sender_ns) / figure.step_ns)
+        samples.cost.add(facts.cost)
 
-    def _count_buckets(self, group: StepGroup) -> None:
-        ranks, compared = group.steps, group.buckets
-        for rank, step in ranks.items():
-            if compared:
-                samples_of_rank = self._rank(rank)
-                samples_of_rank.late.add(lateness(compared, rank))
-                samples_of_rank.wait.add(waiting(compared, rank))
-            self._count_own_buckets(step, group.figures[rank])
-        epoch = max(step.epoch for step in ranks.values())
-        for bucket in compared:
-            samples = self._buckets[epoch, bucket.key[0], bucket.key[1]]
+    def _count_skew(self, across: StepAcrossRanks, epoch: int) -> None:
+        skew = across.skew
+        for rank, late in skew.late.items():
+            samples_of_rank = self._rank(rank)
+            samples_of_rank.late.values.append(late)
+            samples_of_rank.wait.values.append(skew.wait[rank])
+        for key, bandwidth in bus_bandwidths(across).items():
+            samples, bucket = self._buckets[epoch, key[0], key[1]], skew.buckets[key]
             samples.transfer.add(bucket.transfer)
-            samples.busbw.add(bucket.busbw)
+            samples.busbw.add(bandwidth)
             samples.last[bucket.last_rank] += 1
 
-    def _count_own_buckets(self, step: Step, figure: StepFigures) -> None:
+    def _count_own_buckets(self, step: Step, facts: RankFacts) -> None:
         """Stamps relative to the start of the step's first backward."""
-        origin = next((span.start for span in step.spans if span.phase == "backward"), 0)
+        origin = backward_start(step)
         rows = zip(
             step.bucket_module, step.bucket_index, step.bucket_bytes, step.bucket_ready, step.bucket_launch,
-            step.bucket_done, strict=True,
+            step.bucket_done, facts.exposed, strict=True,
         )  # fmt: skip
-        for module, index, nbytes, ready, launch, done in rows:
+        for module, index, nbytes, ready, launch, done, exposed in rows:
             samples = self._buckets[step.epoch, module, index]
             samples.nbytes = nbytes
             samples.launch.values.append(launch - origin)
@@ -212,7 +212,7 @@ class ReportBuilder:
                 samples.ready.values.append(ready - origin)
             if done is not None:
                 samples.done.values.append(done - origin)
-                samples.exposed.values.append(_within(figure.exposed, launch, done))
+                samples.exposed.add(exposed)
 
     # -- rows ------------------------------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ class ReportBuilder:
             "timing_source": first.timing_source if first else None,
         }
 
-    def _watching(self) -> dict[str, Any]:
+    def _cost_row(self) -> dict[str, Any]:
         cost = self._cost.cost()
         return {
             "ratio": None if cost is None else cost.ratio,
@@ -250,11 +250,12 @@ class ReportBuilder:
         middle = len(order) // 2
         central = order[max(0, middle - half) : middle + half]
         step_ms = self._step_ns.p50(NS_PER_MS) or 0.0
-        whole = sum(self._step_ns.values[i] for i in central)
-        if not whole:
+        central_ns = sum(self._step_ns.values[i] for i in central)
+        if not central_ns:
             return dict.fromkeys(PHASES)
         return {
-            phase: sum(samples.values[i] for i in central) / whole * step_ms for phase, samples in self._phases.items()
+            phase: sum(samples.values[i] for i in central) / central_ns * step_ms
+            for phase, samples in self._phases.items()
         }
 
     def _rank_row(self, rank: int, samples: RankSamples) -> dict[str, Any]:
@@ -270,7 +271,7 @@ class ReportBuilder:
             "exposed_ms_p50": samples.exposed.p50(NS_PER_MS),
             "dropped": samples.dropped,
             "own_cost_ratio": samples.cost.p50(),
-            "end": describe_end(bye) if bye else None,
+            "end": _end_row(bye) if bye else None,
         }
 
     def _current_buckets(self) -> list[tuple[tuple[int, int], BucketSamples]]:
@@ -311,23 +312,14 @@ class ReportBuilder:
         return []
 
 
-def _together(several: Iterable[Samples]) -> Samples:
-    """The samples of all ranks."""
+def _pooled(several: Iterable[Samples]) -> Samples:
     found = Samples()
     for samples in several:
         found.values.extend(samples.values)
     return found
 
 
-def _within(exposed: Intervals, launch: int, done: int) -> int:
-    """How much of the exposed communication lies in [launch, done)."""
-    if not exposed or done <= exposed[0][0] or launch >= exposed[-1][1]:
-        return 0
-    return total(intersect(exposed, [(launch, done)] if launch < done else []))
-
-
-def describe_end(bye: Bye) -> dict[str, Any]:
-    """A rank's end as the report gives it."""
+def _end_row(bye: Bye) -> dict[str, Any]:
     return {
         "reason": bye.reason,
         "detail": bye.detail,

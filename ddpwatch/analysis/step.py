@@ -1,4 +1,4 @@
-"""One rank's step: what it consists of, and how much of its communication was exposed.
+"""One rank's step: its phases, its buckets, and how much of its communication was exposed.
 
 The definitions are those of ``docs/metrics.md``. Overlap is |C ∩ K| / |C| as in HolisticTraceAnalysis, with C the union
 of [launch, done] over the buckets and K the forward and backward compute intervals.
@@ -6,28 +6,32 @@ of [launch, done] over the buckets and K the forward and backward compute interv
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple, cast
 
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.messages import Step
+from ddpwatch.sampling.levels import is_watched
 
 PHASES = ("input", "forward", "backward", "exposed_comm", "optimizer", "other")
 NS_PER_MS = 1e6
 
+BucketKey = tuple[int, int, int]  # module, bucket index, turn: which backward of the step it belongs to, from 0
+
 
 class StepFigures(NamedTuple):
-    """Figures of one step of one rank. Times in ns.
+    """What one rank spent a step on. Times in ns.
 
     Attributes:
         step_ns: From the end of the previous step's optimizer to the end of this one's.
-        phases_ns: The six PHASES; they add up to ``step_ns`` without remainder. Empty for an unwatched step.
-        comm_ns: |C|, None if the completion of a bucket was not measured, 0 if nothing was communicated.
-        exposed_ns: |C| - |C ∩ K|, None likewise.
-        overlap: |C ∩ K| / |C| from 0 to 1; None if there was no communication, or it was not measured.
-        exposed: Where the exposed communication lies, as offsets from the step's start. Where completions were not
-            measured, the time in which the backward waited for its buckets.
+        phases_ns: The six `PHASES`; they add up to ``step_ns`` without remainder. Empty for an unwatched step.
+        comm_ns: |C|; None if the completion of a bucket was not measured, 0 without communication.
+        exposed_ns: |C| - |C ∩ K|; None if the completion of a bucket was not measured.
+        overlap: |C ∩ K| / |C| from 0 to 1; None without communication, or if it was not measured.
+        exposed: When communication was exposed, as offsets from the step's start. Without completions: when the
+            backward only waited for its buckets.
     """
 
     step_ns: int
@@ -39,7 +43,7 @@ class StepFigures(NamedTuple):
 
 
 def figures(step: Step) -> StepFigures:
-    """Works out the figures of one step."""
+    """Computes the figures of one step."""
     phases = spans_of(step)
     forward, backward, optimizer = (_within(phases[name], step) for name in ("forward", "backward", "optimizer"))
     comm = comm_of(step)
@@ -56,7 +60,7 @@ def figures(step: Step) -> StepFigures:
     }
     return StepFigures(
         step_ns=step.duration_ns,
-        phases_ns={} if step.status == "unwatched" else _split(step.duration_ns, claims),
+        phases_ns=_split(step.duration_ns, claims) if is_watched(step.status) else {},
         comm_ns=comm_ns if measured else None,
         exposed_ns=exposed_ns if measured else None,
         overlap=(comm_ns - exposed_ns) / comm_ns if measured and comm_ns else None,
@@ -64,20 +68,40 @@ def figures(step: Step) -> StepFigures:
     )
 
 
+def bucket_keys(step: Step) -> tuple[BucketKey, ...]:
+    """The keys of the step's buckets, in launch order; one tuple for all ranks that launched alike."""
+    return _keys(tuple(step.bucket_module), tuple(step.bucket_index))
+
+
+@lru_cache(maxsize=256)
+def _keys(modules: tuple[int, ...], indices: tuple[int, ...]) -> tuple[BucketKey, ...]:
+    seen: dict[tuple[int, int], int] = {}
+    keys = []
+    for bucket in zip(modules, indices, strict=True):
+        turn = seen[bucket] = seen.get(bucket, -1) + 1
+        keys.append((*bucket, turn))
+    return tuple(keys)
+
+
+def backward_start(step: Step) -> int:
+    """When the step's first backward started, as an offset from its start; 0 without a backward."""
+    return next((span.start for span in step.spans if span.phase == "backward"), 0)
+
+
 def _waits(step: Step) -> Intervals:
-    """When the backward did nothing but wait for its buckets: what is known of the exposed time without completions."""
+    """When the backward only waited for its buckets: all that is known of the exposed time without completions."""
     return _within(union((span.start, span.end) for span in step.spans if span.phase == "sync"), step)
 
 
 def _within(intervals: Intervals, step: Step) -> Intervals:
-    """What of the intervals lies in the step; nearly always all of it."""
+    """The part of the intervals inside the step; nearly always all of it."""
     if not intervals or (intervals[0][0] >= 0 and intervals[-1][1] <= step.duration_ns):
         return intervals
     return intersect(intervals, [(0, step.duration_ns)] if step.duration_ns else [])
 
 
 def spans_of(step: Step) -> dict[str, Intervals]:
-    """The stretches of the phases that do something, as offsets from the step's start."""
+    """When the rank computed, by phase, as offsets from the step's start; ``sync`` is left out."""
     found: dict[str, Intervals] = {"forward": [], "backward": [], "optimizer": []}
     for span in step.spans:
         if span.phase != "sync":
@@ -86,14 +110,14 @@ def spans_of(step: Step) -> dict[str, Intervals]:
 
 
 def comm_of(step: Step) -> Intervals | None:
-    """C: when at least one bucket was on its way. None if a completion was not measured."""
-    if None in step.bucket_done or step.status == "unwatched":
+    """C: when at least one bucket was in flight. None if a completion was not measured."""
+    if None in step.bucket_done or not is_watched(step.status):
         return None
     return union(zip(step.bucket_launch, cast("list[int]", step.bucket_done), strict=True))
 
 
 def _split(duration_ns: int, claims: dict[str, Intervals]) -> dict[str, int]:
-    """Splits the step. What several phases could claim goes to the first of them; what none does is "other"."""
+    """Splits the step. The first of several phases gets what they all claim; "other" gets what none of them claims."""
     sizes = {name: total(claim) for name, claim in claims.items()}
     claimed = total(union(chain.from_iterable(claims.values())))
     if claimed != sum(sizes.values()):
@@ -106,7 +130,7 @@ def _split(duration_ns: int, claims: dict[str, Intervals]) -> dict[str, int]:
 
 
 def _input_gaps(step: Step) -> Intervals:
-    """The time before each forward since the step's start, or since the backward of the micro-batch before it."""
+    """The time before each forward, since the step's start or since the previous micro-step's backward."""
     gaps, since = [], 0
     for span in sorted(step.spans, key=_start):
         if span.phase == "forward":

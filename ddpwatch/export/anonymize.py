@@ -1,11 +1,11 @@
-"""Names taken out of a recording before it is shared: the same name always becomes the same word.
+"""Removes names from a recording before it is shared: the same name always becomes the same word.
 
-Every text is replaced that is not one of a known few: phases, backends, versions of torch, types of devices, what their
-makers call GPUs, DDP's flags, signals, and exceptions of Python and torch (of any other even the class may tell a
-name). Kept are times, sizes and layouts.
+Every text is replaced unless it is one of a known few: phases, backends, versions of torch, types of devices, product
+names of GPUs, DDP's flags, signals, and exceptions of Python and torch (the class of any other exception may reveal a
+name). Times, sizes and layouts are kept.
 
-The words are hashes. With ``DDPWATCH_ANONYMIZE_KEY`` in the environment they are keyed, and nobody without the key can
-test whether a name that he guesses is the one behind a word.
+The words are hashes. ``DDPWATCH_ANONYMIZE_KEY`` in the environment makes them keyed hashes: without the key, nobody can
+test a guessed name against a word.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def anonymous(message: Message) -> Message:
 
 
 def word(kind: str, name: str) -> str:
-    """What stands for a name; nothing for nothing."""
+    """The word that replaces a name; "" for an empty name."""
     return f"{kind}-{_digest(name, os.environ.get('DDPWATCH_ANONYMIZE_KEY', ''))}" if name else ""
 
 
@@ -87,7 +87,7 @@ def _refused(counts: dict[str, int]) -> dict[str, int]:
 
 
 def _detail(detail: str) -> str:
-    """A signal, or the type of an exception: its text may say anything."""
+    """A signal, or the type of an exception; the text of an exception may say anything."""
     if detail in _SIGNALS or detail.isdecimal():
         return detail
     found = re.match(r"(?:[\w.]*\.)?(\w+)(?::|$)", detail)

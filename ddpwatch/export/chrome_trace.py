@@ -1,9 +1,8 @@
 """A recording as a Chrome trace, for https://ui.perfetto.dev and chrome://tracing.
 
-One process per rank with lanes for the step, compute, hooks, marks and communication, as many of a kind as have
-something going on at once; a flow arrow joins a bucket's collective over the ranks in the order in which they launched
-it; devices are counters. Times are in µs from the first step's start; clocks of several hosts are aligned
-(`ddpwatch.analysis.clocks`).
+Each rank is a process, with lanes for the step, compute, hooks, marks and communication; overlapping spans get several
+lanes of a kind. Flow arrows join a bucket's collective across ranks, in launch order. Devices are counters. Times are
+in µs from the first step's start; the clocks of several hosts are aligned (`ddpwatch.analysis.clocks`).
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from typing import IO, Any
 
 import msgspec
 
-from ddpwatch.analysis.assembly import StepAssembler, StepGroup
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.clocks import ClockAligner
-from ddpwatch.analysis.ranks import BucketKey, bucket_keys
+from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys
 from ddpwatch.messages import Bye, Device, Hello, Layout, Mark, Message, Step
 from ddpwatch.transport import Frame
 
@@ -26,7 +26,7 @@ Event = dict[str, Any]
 _LANES = ("step", "compute", "hooks", "marks", "communication")
 STEP_LANE, COMPUTE_LANE, HOOK_LANE, MARK_LANE, COMM_LANE = range(len(_LANES))
 DEVICE_PIDS = 1 << 20  # above every rank
-_MOST_LANES = 1 << 20  # of a kind, for their order alone
+_MOST_LANES = 1 << 20  # of a kind, only to sort them
 _PHASES = {"sync": "wait for buckets"}
 _GAUGES = (
     ("utilization", "utilisation %"), ("memory_used", "memory used B"), ("power_w", "power W"),
@@ -39,39 +39,39 @@ _GAUGES = (
 
 @dataclass(frozen=True, slots=True)
 class TimeLine:
-    """The one time line of a trace.
+    """The common time line of a trace.
 
     Attributes:
         offsets: What to add to each rank's stamps (ns).
-        begin, end: On it, the start of the first step and the end of the last.
+        start, end: The start of the first step and the end of the last, on the time line.
     """
 
     offsets: dict[int, int]
-    begin: int
+    start: int
     end: int
 
 
 def align(frames: Iterable[Frame], ranks: int | None = None) -> TimeLine:
-    """The time line of a recording; one pass over it."""
-    aligner, collected = ClockAligner(), StepAssembler(ranks)
+    """The time line of a recording, in one pass over it."""
+    aligner, assembler = ClockAligner(), StepAssembler(ranks)
     extents: dict[int, tuple[int, int]] = {}
     for message, envelope in frames:
         if isinstance(message, Hello):
-            aligner.meet(message)
+            aligner.add_rank(message)
         elif isinstance(message, Step):
-            aligner.hear(message, envelope.received_ns)
+            aligner.note_delay(message, envelope.received_ns)
             start, end = message.start_ns, message.start_ns + message.duration_ns
             first, last = extents.get(message.rank, (start, end))
             extents[message.rank] = (min(first, start), max(last, end))
-        group = collected.apply(message)
-        if group is not None and group.counted:
-            aligner.compare(group.steps)
-    for group in collected.rest():
-        aligner.compare(group.steps)
+        across = assembler.apply(message)
+        if across is not None and across.counted:
+            aligner.compare(across.ranks)
+    for across in assembler.rest():
+        aligner.compare(across.ranks)
     offsets = aligner.offsets()
     return TimeLine(
         offsets,
-        begin=min((first + offsets.get(rank, 0) for rank, (first, _) in extents.items()), default=0),
+        start=min((first + offsets.get(rank, 0) for rank, (first, _) in extents.items()), default=0),
         end=max((last + offsets.get(rank, 0) for rank, (_, last) in extents.items()), default=0),
     )
 
@@ -83,10 +83,10 @@ def write_chrome(
 
     Args:
         frames: The recording, once more.
-        line: What `align` found.
+        line: From `align`.
         out: A binary file.
-        ranks: How many ranks a step is expected from, where that is fewer than the run has.
-        around: Whether marks, ends and devices from before the first and after the last step belong to it.
+        ranks: How many ranks will send a step, where that is fewer than the run has.
+        around: Whether to include marks, ends and devices from before the first step and after the last one.
     """
     count = 0
     out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
@@ -98,11 +98,11 @@ def write_chrome(
 
 
 class _Lanes:
-    """Spreads spans over lanes so that none overlaps another in its lane."""
+    """Spreads spans over lanes, so that no two overlap in one lane."""
 
     def __init__(self) -> None:
-        self._busy: list[tuple[int, int]] = []  # heap of until when, lane
-        self._free: list[tuple[int, int]] = []  # heap of lane, since when
+        self._busy: list[tuple[int, int]] = []  # heap of (busy until, lane)
+        self._free: list[tuple[int, int]] = []  # heap of (lane, free since)
         self._now = 0
 
     def take(self, start: int, end: int) -> int:
@@ -126,7 +126,7 @@ class _Tracer:
     def __init__(self, line: TimeLine, ranks: int | None, around: bool) -> None:
         self._line = line
         self._around = around
-        self._collected = StepAssembler(ranks)
+        self._assembler = StepAssembler(ranks)
         self._hosts: dict[str, int] = {}  # offset of the host's clock
         self._device_pids: dict[tuple[str, str, int], int] = {}
         self._lanes: dict[tuple[int, int], _Lanes] = {}
@@ -136,12 +136,12 @@ class _Tracer:
 
     def events(self, frames: Iterable[Frame]) -> Iterator[Event]:
         for message, _ in frames:
-            group = self._collected.apply(message)
-            if group is not None:
-                yield from self._group(group)
+            across = self._assembler.apply(message)
+            if across is not None:
+                yield from self._across_ranks(across)
             yield from self._other(message)
-        for group in self._collected.rest():
-            yield from self._group(group)
+        for across in self._assembler.rest():
+            yield from self._across_ranks(across)
 
     # -- one message -----------------------------------------------------------------------------------------
 
@@ -194,26 +194,26 @@ class _Tracer:
                 yield {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": self._us(at), "args": {"value": value}}
 
     def _shown(self, start: int, end: int) -> tuple[int, int] | None:
-        """What of a stretch belongs into the trace."""
-        first, last = self._line.begin, self._line.end
+        """The part of a stretch that belongs in the trace; None if nothing does."""
+        first, last = self._line.start, self._line.end
         if self._around:
             return start, end
         return (max(start, first), min(end, last)) if start <= last and end >= first else None
 
     # -- one step --------------------------------------------------------------------------------------------
 
-    def _group(self, group: StepGroup) -> Iterator[Event]:
+    def _across_ranks(self, across: StepAcrossRanks) -> Iterator[Event]:
         flows: dict[BucketKey, list[Event]] = {}
-        for rank, step in sorted(group.steps.items()):
+        for rank, step in sorted(across.ranks.items()):
             start = step.start_ns + self._line.offsets.get(rank, 0)
-            yield from self._step(rank, step, start, group)
+            yield from self._step(step, start, across.figures[rank])
             yield from self._hooks(rank, step, start)
             yield from self._comm(rank, step, start, flows)
-        for turns in flows.values():
-            yield from self._arrows(turns)
+        for spans in flows.values():
+            yield from self._arrows(spans)
 
-    def _step(self, rank: int, step: Step, start: int, group: StepGroup) -> Iterator[Event]:
-        figure = group.figures[rank]
+    def _step(self, step: Step, start: int, figure: StepFigures) -> Iterator[Event]:
+        rank = step.rank
         facts = {
             "status": step.status,
             "overlap": figure.overlap,
@@ -237,18 +237,18 @@ class _Tracer:
 
     def _comm(self, rank: int, step: Step, start: int, flows: dict[BucketKey, list[Event]]) -> Iterator[Event]:
         keys = bucket_keys(step)
-        for place in sorted(range(len(keys)), key=step.bucket_launch.__getitem__):
-            module, index, _ = keys[place]
-            launch, done, ready = step.bucket_launch[place], step.bucket_done[place], step.bucket_ready[place]
+        for i in sorted(range(len(keys)), key=step.bucket_launch.__getitem__):
+            module, index, _ = keys[i]
+            launch, done, ready = step.bucket_launch[i], step.bucket_done[i], step.bucket_ready[i]
             facts = {
-                "step": step.step, "module": module, "bucket": index, "bytes": step.bucket_bytes[place],
+                "step": step.step, "module": module, "bucket": index, "bytes": step.bucket_bytes[i],
                 "queued_us": None if ready is None else (launch - ready) / 1000, "done_measured": done is not None,
             }  # fmt: skip
             end = launch if done is None else done
             event = yield from self._span(
                 rank, COMM_LANE, f"bucket {index}", "communication", start + launch, start + end, facts
             )
-            flows.setdefault(keys[place], []).append(event)
+            flows.setdefault(keys[i], []).append(event)
 
     def _arrows(self, spans: list[Event]) -> Iterator[Event]:
         """From the rank that launched first to the one that launched last."""
@@ -256,8 +256,8 @@ class _Tracer:
             return
         self._flows += 1
         spans = sorted(spans, key=lambda event: event["ts"])
-        for place, span in enumerate(spans):
-            phase = "s" if place == 0 else ("f" if place == len(spans) - 1 else "t")
+        for position, span in enumerate(spans):
+            phase = "s" if position == 0 else ("f" if position == len(spans) - 1 else "t")
             event = {name: span[name] for name in ("name", "pid", "tid", "ts")}
             event.update({"ph": phase, "cat": "collective", "id": self._flows})
             yield {**event, "bp": "e"} if phase == "f" else event
@@ -282,21 +282,21 @@ class _Tracer:
         yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
 
-    def _lane(self, rank: int, kind: int, place: int = 0) -> Generator[Event, None, int]:
-        """The thread id of a lane, which is named before its first event. Lanes of a kind stand together."""
-        tid = 1 + kind + place * len(_LANES)
+    def _lane(self, rank: int, kind: int, number: int = 0) -> Generator[Event, None, int]:
+        """The thread id of a lane. Names the lane before its first event, and sorts lanes of a kind together."""
+        tid = 1 + kind + number * len(_LANES)
         if (rank, tid) not in self._named:
-            if (rank, 0) not in self._named:  # it did not introduce itself
+            if (rank, 0) not in self._named:  # there was no hello
                 yield from self._process(rank, f"rank {rank}")
             self._named.add((rank, tid))
-            name = _LANES[kind] if place == 0 else f"{_LANES[kind]} {place + 1}"
-            order = kind * _MOST_LANES + place
+            name = _LANES[kind] if number == 0 else f"{_LANES[kind]} {number + 1}"
+            order = kind * _MOST_LANES + number
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": name}}
             yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": tid, "args": {"sort_index": order}}
         return tid
 
     def _us(self, at_ns: int) -> float:
-        return (at_ns - self._line.begin) / 1000
+        return (at_ns - self._line.start) / 1000
 
     def _param(self, param: int, epoch: int) -> str:
         for (_, known), (base, names) in self._params.items():

@@ -18,11 +18,11 @@ from ddpwatch.export.tables import (
     bucket_rows,
     columns,
     device_rows,
-    groups,
     mark_rows,
     rank_rows,
     rows,
     step_rows,
+    steps_of,
 )
 from ddpwatch.messages import Layout
 from ddpwatch.recording.reader import Recording
@@ -34,12 +34,12 @@ StrPath = str | os.PathLike[str]
 
 
 class OpenedRecording:
-    """A recording, or a selected part of it. Every method makes a pass over the file and keeps nothing.
+    """A recording, or a selected part of it. Every method reads the file once and keeps nothing in memory.
 
-    Iterators are read in one go; for data in memory take `columns`.
+    Iterators can be read once; for data in memory call `columns`.
 
     Attributes:
-        recording: The reader below.
+        recording: The underlying reader.
     """
 
     def __init__(self, recording: Recording, selection: Selection) -> None:
@@ -47,21 +47,21 @@ class OpenedRecording:
         self._selection = selection
 
     def select(self, steps: str | None = None, ranks: str | None = None) -> OpenedRecording:
-        """A part of what is selected here: ``steps`` as ``"100:200"``, ``ranks`` as ``"0,4-7"``; found by the index.
+        """Narrows the selection: ``steps`` as ``"100:200"``, ``ranks`` as ``"0,4-7"``. The index finds them fast.
 
         Raises:
-            UsageError: One of them is not understood.
+            UsageError: One of them cannot be parsed.
         """
         return OpenedRecording(self.recording, self._selection.narrowed(selection_of(steps, ranks)))
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the recorder wrote about the run."""
+        """The run's metadata, as recorded."""
         return dict(self.recording.metadata)
 
     @property
     def step_range(self) -> tuple[int, int] | None:
-        """First and last step number of the file, read from its index."""
+        """First and last step number in the file, from its index."""
         return self.recording.steps
 
     def frames(self) -> Iterator[Frame]:
@@ -70,14 +70,14 @@ class OpenedRecording:
 
     def steps(self) -> Iterator[StepRow]:
         """The figures of every step of every rank."""
-        return (row for group in groups(self.frames(), self._ranks) for row in step_rows(group))
+        return (row for across in steps_of(self.frames(), self._ranks) for row in step_rows(across))
 
     def buckets(self) -> Iterator[BucketRow]:
         """The figures of every bucket of every step of every rank."""
-        return (row for group in groups(self.frames(), self._ranks) for row in bucket_rows(group))
+        return (row for across in steps_of(self.frames(), self._ranks) for row in bucket_rows(across))
 
     def ranks(self) -> list[RankRow]:
-        """Who the ranks are, and how they ended."""
+        """The ranks, and how they ended."""
         return rank_rows(self.frames())
 
     def devices(self) -> Iterator[DeviceRow]:
@@ -89,11 +89,11 @@ class OpenedRecording:
         return mark_rows(self.frames())
 
     def layouts(self) -> list[Layout]:
-        """The bucket layouts, as the ranks told them."""
+        """The bucket layouts that the ranks sent."""
         return [message for message, _ in self.frames() if isinstance(message, Layout)]
 
     def columns(self, table: str) -> dict[str, list[object]]:
-        """A table as columns: ``pandas.DataFrame(opened.columns("steps"))``, and likewise polars and pyarrow.
+        """A table as columns, e.g. for ``pandas.DataFrame(opened.columns("steps"))``, polars or pyarrow.
 
         Args:
             table: ``steps``, ``buckets``, ``ranks``, ``devices`` or ``marks``.
@@ -117,15 +117,15 @@ class OpenedRecording:
 def open_recording(
     path: StrPath | Iterable[StrPath], *, steps: str | None = None, ranks: str | None = None
 ) -> OpenedRecording:
-    """Opens a recording: a file, a directory with one file per rank, or several of these. Takes no time on any size.
+    """Opens a recording: a file, a directory with one file per rank, or several of these. Fast at any size.
 
     Args:
-        path: Where it is.
-        steps: Only these, e.g. ``"100:200"``: as in Python up to but not including the second.
+        path: Of the recording.
+        steps: Only these, e.g. ``"100:200"``; as in Python without the last one.
         ranks: Only these, e.g. ``"0,4-7"``.
 
     Raises:
-        UsageError: A file is no recording or too new, or a selection is not understood.
+        UsageError: A file is not a recording or too new, or a selection cannot be parsed.
     """
     source = Path(path) if isinstance(path, str) else path
     return OpenedRecording(Recording(source), selection_of(steps, ranks))

@@ -1,7 +1,7 @@
 """A recording as tables: typed rows, and columns for pandas, polars, numpy and pyarrow.
 
-Times are in ms, sizes in bytes, ratios from 0 to 1, ``*_ns`` are raw stamps. None is what was not measured or cannot be
-compared. The figures are those of ``docs/metrics.md``.
+Times are in ms, sizes in bytes, ratios from 0 to 1; ``*_ns`` are raw stamps. None means not measured or not comparable.
+``docs/metrics.md`` defines the figures.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
-from ddpwatch.analysis.assembly import StepAssembler, StepGroup
-from ddpwatch.analysis.intervals import intersect, total
-from ddpwatch.analysis.ranks import lateness, waiting
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.assembly import steps_across_ranks
+from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.step import NS_PER_MS, PHASES
 from ddpwatch.messages import Bye, Device, Hello, Mark, Step
+from ddpwatch.sampling.levels import is_watched
 from ddpwatch.transport import Frame
 
 Frames = Iterable[Frame]
@@ -21,7 +22,7 @@ Frames = Iterable[Frame]
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One step of one rank. ``start_ns`` is on the rank's clock; the six phases add up to ``step_ms``, if known."""
+    """One step of one rank. ``start_ns`` is on the rank's clock. The six phases, if known, add up to ``step_ms``."""
 
     step: int
     rank: int
@@ -51,7 +52,7 @@ class StepRow:
 class BucketRow:
     """One bucket of one step of one rank. ``ready``, ``launch`` and ``done`` count from the step's start.
 
-    ``turn`` is which of the step's backwards it belongs to, from 0.
+    ``turn`` is the number of the step's backward that it belongs to, from 0.
     """
 
     step: int
@@ -72,7 +73,7 @@ class BucketRow:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One rank. ``end`` and what follows is None where no end was recorded."""
+    """One rank. The ``end*`` fields are None where no end was recorded."""
 
     rank: int
     local_rank: int
@@ -122,7 +123,7 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class MarkRow:
-    """One mark. ``end_ns`` is None for a moment; both stamps are on the rank's clock."""
+    """One mark; ``end_ns`` is None for a moment. Both stamps are on the rank's clock."""
 
     rank: int
     kind: str
@@ -137,22 +138,17 @@ TABLES: dict[str, type[TableRow]] = {
 }  # fmt: skip
 
 
-def groups(frames: Frames, ranks: int | None = None) -> Iterator[StepGroup]:
-    """The steps, over their ranks. ``ranks`` as for `StepAssembler`."""
-    collected = StepAssembler(ranks)
-    for message, _ in frames:
-        group = collected.apply(message)
-        if group is not None:
-            yield group
-    yield from collected.rest()
+def steps_of(frames: Frames, ranks: int | None = None) -> Iterator[StepAcrossRanks]:
+    """The steps in the frames. ``ranks`` as for `ddpwatch.analysis.assembly.StepAssembler`."""
+    return steps_across_ranks((message for message, _ in frames), ranks)
 
 
-def step_rows(group: StepGroup) -> Iterator[StepRow]:
+def step_rows(across: StepAcrossRanks) -> Iterator[StepRow]:
     """The rows of one step, by rank."""
-    for rank, step in sorted(group.steps.items()):
-        figure = group.figures[rank]
+    for rank, step in sorted(across.ranks.items()):
+        figure = across.facts_of(rank).figures
         phases = {f"{name}_ms": _ms(figure.phases_ns.get(name)) for name in PHASES}
-        known = step.status != "unwatched"
+        known = is_watched(step.status)
         yield StepRow(
             step=step.step,
             rank=rank,
@@ -164,8 +160,8 @@ def step_rows(group: StepGroup) -> Iterator[StepRow]:
             comm_ms=_ms(figure.comm_ns),
             exposed_ms=_ms(figure.exposed_ns),
             overlap=figure.overlap,
-            late_ms=_ms(lateness(group.buckets, rank)),
-            wait_ms=_ms(waiting(group.buckets, rank)),
+            late_ms=_ms(across.late_ns(rank)),
+            wait_ms=_ms(across.wait_ns(rank)),
             comm_bytes=sum(step.bucket_bytes) if known else None,
             buckets=len(step.bucket_index) if known else None,
             own_ms=(step.own_ns + step.sender_ns) / NS_PER_MS,
@@ -174,31 +170,28 @@ def step_rows(group: StepGroup) -> Iterator[StepRow]:
         )
 
 
-def bucket_rows(group: StepGroup) -> Iterator[BucketRow]:
+def bucket_rows(across: StepAcrossRanks) -> Iterator[BucketRow]:
     """The rows of one step's buckets, by rank and in launch order."""
-    compared = {bucket.key: bucket for bucket in group.buckets}
-    for rank, step in sorted(group.steps.items()):
-        turns: dict[tuple[int, int], int] = {}
-        for place, index in enumerate(step.bucket_index):
-            module, launch, done = step.bucket_module[place], step.bucket_launch[place], step.bucket_done[place]
-            turn = turns[module, index] = turns.get((module, index), -1) + 1
-            across = compared.get((module, index, turn))
-            exposed = None if done is None else total(intersect(group.figures[rank].exposed, [(launch, done)]))
+    bandwidths = bus_bandwidths(across)
+    for rank, step in sorted(across.ranks.items()):
+        facts = across.facts_of(rank)
+        for position, (key, launch) in enumerate(zip(facts.keys, facts.launch, strict=True)):
+            skew = across.skew.buckets.get(key)
             yield BucketRow(
                 step=step.step,
                 rank=rank,
-                module=module,
-                bucket=index,
-                turn=turn,
-                nbytes=step.bucket_bytes[place],
-                ready_ms=_ms(step.bucket_ready[place]),
-                launch_ms=launch / NS_PER_MS,
-                done_ms=_ms(done),
-                late_ms=_ms(across.late(rank)) if across else None,
-                wait_ms=_ms(across.wait(rank)) if across else None,
-                transfer_ms=_ms(across.transfer) if across else None,
-                exposed_ms=_ms(exposed),
-                busbw_gbps=across.busbw / 1e9 if across and across.busbw is not None else None,
+                module=key[0],
+                bucket=key[1],
+                turn=key[2],
+                nbytes=step.bucket_bytes[position],
+                ready_ms=_ms(step.bucket_ready[position]),
+                launch_ms=step.bucket_launch[position] / NS_PER_MS,
+                done_ms=_ms(step.bucket_done[position]),
+                late_ms=_ms(launch - skew.first) if skew else None,
+                wait_ms=_ms(skew.last - launch) if skew else None,
+                transfer_ms=_ms(skew.transfer) if skew else None,
+                exposed_ms=_ms(facts.exposed[position]),
+                busbw_gbps=None if (bandwidth := bandwidths.get(key)) is None else bandwidth / 1e9,
             )
 
 
@@ -247,16 +240,16 @@ def mark_rows(frames: Frames) -> Iterator[MarkRow]:
 def rows(frames: Frames, table: str, ranks: int | None = None) -> Iterator[TableRow]:
     """The rows of a table (a key of `TABLES`)."""
     if table == "steps":
-        return (row for group in groups(frames, ranks) for row in step_rows(group))
+        return (row for across in steps_of(frames, ranks) for row in step_rows(across))
     if table == "buckets":
-        return (row for group in groups(frames, ranks) for row in bucket_rows(group))
+        return (row for across in steps_of(frames, ranks) for row in bucket_rows(across))
     if table == "ranks":
         return iter(rank_rows(frames))
     return device_rows(frames) if table == "devices" else mark_rows(frames)
 
 
 def columns(found: Iterable[TableRow], kind: type[TableRow]) -> dict[str, list[object]]:
-    """Rows as columns: what ``pandas.DataFrame``, ``polars.DataFrame`` and ``pyarrow.table`` take."""
+    """Rows as columns, the input of ``pandas.DataFrame``, ``polars.DataFrame`` and ``pyarrow.table``."""
     names = [field.name for field in fields(kind)]
     result: dict[str, list[object]] = {name: [] for name in names}
     for row in found:

@@ -1,4 +1,4 @@
-"""Writes a recording in another format: what ``ddpwatch export`` does."""
+"""Writes a recording in another format, for ``ddpwatch export``."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def export(recording: Recording, form: str, out: Path, selection: Selection, ano
     """Writes the selected part of a recording.
 
     Args:
-        recording: What to write.
+        recording: The source.
         form: One of `FORMATS`. ``chrome`` and ``ndjson`` write one file, ``csv`` and ``parquet`` a directory with one
             file per table (see `ddpwatch.export.tables.TABLES`).
-        out: Where.
-        selection: What of it.
-        anonymize: Replace all names, see `ddpwatch.export.anonymize`.
+        out: The file or directory to write.
+        selection: Which steps and ranks.
+        anonymize: Whether to replace all names (see `ddpwatch.export.anonymize`).
 
     Returns:
-        What was written, a line for each file.
+        A line about each written file.
 
     Raises:
         UsageError: An unknown format, nothing to export, a figure that the format cannot hold, or the output cannot
-            be written or is a recording.
+            be written or is a recording itself.
         DdpwatchError: ``parquet`` without pyarrow.
     """
 
@@ -60,11 +60,11 @@ def export(recording: Recording, form: str, out: Path, selection: Selection, ano
             return [f"{out}: {_ndjson(frames(), out)} frames"]
         return list(_tables(frames, form, out, ranks))
     except OSError as error:
-        raise UsageError(f"{error.filename or out}: {error.strerror}", "give -o a place you can write to") from error
+        raise UsageError(f"{error.filename or out}: {error.strerror}", "give -o a path you can write to") from error
 
 
 def _files(form: str, out: Path) -> list[Path]:
-    """What is written."""
+    """The files that the format writes."""
     return [out] if form in ("chrome", "ndjson") else [out / f"{table}.{form}" for table in TABLES]
 
 
@@ -107,7 +107,7 @@ def _csv(found: Iterable[TableRow], kind: type[TableRow], path: Path) -> int:
 
 
 def _cell(value: object) -> object:
-    """A cell that no spreadsheet takes for a formula: names come from other processes."""
+    """Keeps a spreadsheet from reading the cell as a formula: names come from other processes."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
@@ -137,7 +137,7 @@ def _parquet_writer() -> Callable[[Iterable[TableRow], type[TableRow], Path], in
 
 
 def _arrow_type(hint: object, pyarrow: Any) -> object:
-    """The column's type from the row's; all but the keys may be missing anyway."""
+    """The column's type, from the type hint of the row's field; every column is nullable."""
     text = str(hint)
     if "float" in text:
         return pyarrow.float64()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ddpwatch.messages import BucketLayout
 from ddpwatch.probe.record import BucketRecord, StepRecord
-from ddpwatch.sampling.schedule import chosen
+from ddpwatch.sampling.schedule import is_sampled
 
 HOOKS_PERIOD = 8  # of the steps whose collectives are not seen, one in so many has hook fires
 
@@ -89,7 +89,7 @@ def derive_launches(layout: ModuleLayout, stats: list[int] | None, forward_end_n
         latest = max(latest, ready + layout.lag_ns.get(bucket.index, 0))
         known = base + min(ready, latest) if ready else None
         record.derived.append((base + latest, layout.module, bucket.index, bucket.nbytes, known, None))
-    if stats is not None and chosen(record.step, HOOKS_PERIOD):
+    if stats is not None and is_sampled(record.step, HOOKS_PERIOD):
         _add_hook_fires(layout, stats, forward_end_ns, record)
 
 

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ddpwatch.blackbox import BlackBox, Phase
-from ddpwatch.messages import COUNTED, PhaseName, StepStatus
+from ddpwatch.messages import PhaseName, StepStatus
 from ddpwatch.probe.record import BucketRecord, StepRecord
+from ddpwatch.sampling.levels import FULL, SHADOW, UNWATCHED, is_counted
 from ddpwatch.sampling.schedule import SamplingSchedule
 
 Clock = Callable[[], int]
@@ -118,10 +119,10 @@ class StepRecorder:
             self._activity_end = 0
             self._report_validation()
             self.current.status = self._kind()
-            self.shadow = self.current.status != "ok"
+            self.shadow = self.current.status != FULL  # no call of levels here: it runs with cold caches
             self._forwards = 0
         self._forwards += 1
-        if self.current.status == "unwatched":
+        if self.current.status == UNWATCHED:
             self._enter("", now)
             return
         if self._forwards > MAX_FORWARDS:
@@ -131,10 +132,10 @@ class StepRecorder:
     def _kind(self) -> StepStatus:
         """How much of the step that starts is recorded. Only an optimizer is sure to end an unwatched one."""
         if self.sampling is None:
-            return "ok"
+            return FULL
         if self._optimizer_seen and self.sampling.is_unwatched(self.steps):
-            return "unwatched"
-        return "shadow" if self.sampling.is_shadow(self.steps) else "ok"
+            return UNWATCHED
+        return SHADOW if self.sampling.is_shadow(self.steps) else FULL
 
     def _drop_forwards(self, record: StepRecord, now: int) -> None:
         """Removes the forwards that no backward has followed from the step, which may start only now."""
@@ -336,8 +337,8 @@ class StepRecorder:
         record.epoch = self.epoch
         before, self._cpu_ns = self._cpu_ns, self._cpu_clock()
         record.cpu_ns = None if self._activity_end else max(0, self._cpu_ns - before)
-        if self.sampling is not None and record.status in COUNTED:
-            period = self.sampling.full if record.status == "ok" else self.sampling.watched
+        if self.sampling is not None and is_counted(record.status):
+            period = self.sampling.full if record.status == FULL else self.sampling.watched
             period.learn(record.own_ns, record.end - record.start)
         self.steps += 1
         self.box.begin_step(self.steps)

@@ -1,4 +1,4 @@
-"""From recordings to reports and comparisons."""
+"""Builds reports and comparisons from recordings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddpwatch.analysis.assembly import StepAssembler, StepGroup
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.assembly import steps_across_ranks
 from ddpwatch.analysis.compare import RunSeries, compare, figures_of
 from ddpwatch.analysis.diagnosis.findings import findings
 from ddpwatch.analysis.outline import Outline
@@ -22,7 +23,7 @@ def report_of(path: str | os.PathLike[str], selection: Selection | None = None) 
     """The report of a recording, as ``ddpwatch report --json`` prints it.
 
     Raises:
-        UsageError: Nothing in the file is readable, or nothing of it selected.
+        UsageError: Nothing in the file is readable, or the selection is empty.
     """
     return report_of_recording(Recording(path), selection)
 
@@ -35,7 +36,7 @@ def report_of_recording(recording: Recording, selection: Selection | None = None
     for message, _ in recording.select(chosen):
         builder.apply(message)
     if recording.frames == 0:
-        raise UsageError(f"{recording.path}: no frame is readable", "it was cut before its first second, or is damaged")
+        raise UsageError(f"{recording.path}: no frame is readable", "it was cut off in its first second, or is damaged")
     result = builder.report()
     result["recording"] = _about(recording)
     result["findings"] = findings(result)
@@ -59,10 +60,10 @@ def _about(recording: Recording) -> dict[str, Any]:
 
 
 def outline_of(recording: Recording, selection: Selection | None = None) -> Outline:
-    """The outline of a recording; one pass."""
+    """The outline of a recording, in one pass."""
     outline = Outline()
-    for group in _groups(recording, selection or Selection()):
-        outline.add(group)
+    for across in _steps(recording, selection or Selection()):
+        outline.add(across)
     return outline
 
 
@@ -72,8 +73,8 @@ def compare_recordings(
     """Compares each recording with the first.
 
     Returns:
-        ``runs``: figures of each; ``differences``: of all but the first, with ``a``, ``b``, ``ratio``, ``low``,
-        ``high`` (step time of b over that of a, less 1, and its interval), ``verdict``, ``part``, ``text``.
+        ``runs``: the figures of each (`ddpwatch.analysis.compare.figures_of`). ``differences``: of all but the first
+        run, with ``a``, ``b`` (names) and the fields of `ddpwatch.analysis.compare.Difference`.
 
     Raises:
         UsageError: Fewer than two recordings, or one cannot be read.
@@ -82,8 +83,8 @@ def compare_recordings(
         raise UsageError("compare needs two recordings", "ddpwatch compare A.mcap B.mcap")
     runs = [RunSeries(name) for name in _names(paths)]
     for path, run in zip(paths, runs, strict=True):
-        for group in _groups(Recording(path), selection or Selection()):
-            run.add(group)
+        for across in _steps(Recording(path), selection or Selection()):
+            run.add(across)
     found = [(run, compare(runs[0], run, seed)) for run in runs[1:]]
     return {
         "runs": [figures_of(run) for run in runs],
@@ -91,18 +92,14 @@ def compare_recordings(
     }
 
 
-def _groups(recording: Recording, selection: Selection) -> Iterator[StepGroup]:
+def _steps(recording: Recording, selection: Selection) -> Iterator[StepAcrossRanks]:
     recording.check(selection)
-    groups = StepAssembler(None if selection.ranks is None else len(selection.ranks))
-    for message, _ in recording.select(selection):
-        group = groups.apply(message)
-        if group is not None:
-            yield group
-    yield from groups.rest()
+    ranks = None if selection.ranks is None else len(selection.ranks)
+    return steps_across_ranks((message for message, _ in recording.select(selection)), ranks)
 
 
 def _names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """What to call the runs: file names where these differ, else whole paths."""
+    """Names for the runs: file names where they differ, else whole paths."""
     stems = [Path(path).stem for path in paths]
     return stems if len(set(stems)) == len(stems) else [str(path) for path in paths]
 
@@ -111,7 +108,7 @@ def parse_percent(text: str) -> float:
     """``5%`` or ``5`` as 0.05.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: The text is something else.
     """
     try:
         value = float(text.strip().removesuffix("%")) / 100
@@ -123,10 +120,10 @@ def parse_percent(text: str) -> float:
 
 
 def slower_than(comparison: dict[str, Any], limit: float) -> None:
-    """Fails if a run is slower than the first by more than the limit, beyond doubt that it is slower at all.
+    """Fails if a run is slower than the first by more than the limit, and by more than chance.
 
     Raises:
-        DdpwatchError: One is, or could not be compared.
+        DdpwatchError: A run is slower, or could not be compared.
     """
     for found in comparison["differences"]:
         if found["verdict"] == "unknown":

@@ -10,11 +10,11 @@ FEWEST_POINTS = 8
 
 
 def charts(outline: Outline, width: int) -> str:
-    """Two charts, one above the other; nothing for a run too short to draw.
+    """Two charts, one above the other; "" for a run too short to draw.
 
     Args:
-        outline: What to draw.
-        width: Columns to fill.
+        outline: Of the run.
+        width: In columns.
     """
     points = outline.points
     if len(points) < FEWEST_POINTS:

@@ -1,4 +1,4 @@
-"""A comparison of runs as text: figures side by side, and the verdict in words."""
+"""A comparison of runs as text: figures side by side, then a sentence for each difference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddpwatch.report.format import clean, number, percent, table
 
 
 def render_compare(result: dict[str, Any]) -> str:
-    """What `ddpwatch.report.build.compare_recordings` found."""
+    """The result of `ddpwatch.report.build.compare_recordings` as text."""
     runs = result["runs"]
     rows = [["steps", *(str(run["steps"]) for run in runs)], ["step ms", *(number(run["step_ms"]) for run in runs)]]
     rows += [

@@ -1,4 +1,4 @@
-"""The report as an HTML file, and as text with charts."""
+"""The report of a recording as an HTML file, and as text with charts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def write_html(path: Path, out: Path, selection: Selection) -> int:
     """Writes the report of a recording as one HTML file; returns its size in bytes.
 
     Raises:
-        UsageError: Nothing is readable or selected, or the output cannot be written or is a recording.
+        UsageError: The recording is unreadable, the selection is empty, or the output cannot be written or is a
+            recording itself.
     """
     check_output(out)
     recording = Recording(path)
@@ -31,7 +32,7 @@ def write_html(path: Path, out: Path, selection: Selection) -> int:
     try:
         return out.write_bytes(page)
     except OSError as error:
-        raise UsageError(f"{out}: {error.strerror}", "give --html a place you can write to") from error
+        raise UsageError(f"{out}: {error.strerror}", "give --html a path you can write to") from error
 
 
 def text_report(path: Path, report: dict[str, Any], selection: Selection, terminal: bool) -> str:

@@ -1,7 +1,8 @@
-"""Words and figures as text: safe names, numbers with units, percentages, sizes, aligned tables.
+"""Formats names and figures as text: safe names, numbers with units, percentages, sizes, aligned tables.
 
 Names come from other processes and from files. `clean` drops control, formatting and bidirectional characters (Unicode
-categories Cc, Cf, Cs, Zl, Zp), so that no name can move the cursor, ring, or recolour or reorder its neighbours.
+categories Cc, Cf, Cs, Co, Cn, Zl, Zp), so that no name can move the cursor, ring the bell, or recolour or reorder its
+neighbours.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _DROPPED = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
 def clean(text: str) -> str:
-    """The text without characters that do more than show themselves."""
+    """The text without characters that affect more than their own cell."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(c for c in text if unicodedata.category(c) not in _DROPPED)
@@ -42,6 +43,6 @@ def size(nbytes: float | None) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Right-aligned columns."""
+    """The lines of a table with right-aligned columns."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]

@@ -1,17 +1,17 @@
-"""The report as text for a terminal or a log: aligned columns, units, and a dash for what is unknown."""
+"""The report as text for a terminal or a log: aligned columns, units, and a dash for unknown figures."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ddpwatch.analysis.diagnosis.findings import describe_death
 from ddpwatch.report.format import UNKNOWN, clean, number, percent, size, table
+from ddpwatch.report.tables import Table, tables
 
 
 def render_report(report: dict[str, Any]) -> str:
-    """The report in about as many lines as it has ranks and buckets."""
-    sections = [_head(report), _split(report), _ranks(report["ranks"]), _buckets(report["buckets"]), _findings(report)]
-    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+    """The report, in about as many lines as there are ranks and buckets."""
+    sections = [_head(report), *map(_table, tables(report)), _findings(report)]
+    return "\n\n".join("\n".join(lines) for lines in sections)
 
 
 def _head(report: dict[str, Any]) -> list[str]:
@@ -44,72 +44,8 @@ def _head(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _split(report: dict[str, Any]) -> list[str]:
-    phases, whole = report["phases_ms"], report["steps"]["step_ms_p50"]
-    if not whole:
-        return []
-    rows = [[name, number(ms), percent(None if ms is None else ms / whole)] for name, ms in phases.items()]
-    return ["The median step", *table(["phase", "ms", "share"], rows)]
-
-
-def _ranks(rows: list[dict[str, Any]]) -> list[str]:
-    header = [
-        "rank",
-        "host",
-        "steps",
-        "step ms",
-        "late ms",
-        "wait ms",
-        "overlap",
-        "exposed ms",
-        "dropped",
-        "own cost",
-        "end",
-    ]
-    cells = [
-        [
-            str(row["rank"]), clean(row["host"] or UNKNOWN), str(row["steps"]), number(row["step_ms_p50"]),
-            number(row["late_ms_p50"]), number(row["wait_ms_p50"]), percent(row["overlap_p50"]),
-            number(row["exposed_ms_p50"]), str(row["dropped"]), percent(row["own_cost_ratio"], 2), _end(row["end"]),
-        ]
-        for row in rows
-    ]  # fmt: skip
-    return ["Ranks (p50)", *table(header, cells)] if rows else []
-
-
-def _end(end: dict[str, Any] | None) -> str:
-    if end is None:
-        return UNKNOWN
-    return "finished" if end["reason"] == "finished" else clean(describe_death(end))
-
-
-def _buckets(rows: list[dict[str, Any]]) -> list[str]:
-    header = [
-        "bucket",
-        "size",
-        "params",
-        "ready ms",
-        "launch ms",
-        "done ms",
-        "transfer ms",
-        "exposed ms",
-        "busbw",
-        "last",
-    ]
-    cells = [
-        [
-            str(row["index"]) if row["module"] == 0 else f"{row['module']}/{row['index']}", size(row["nbytes"]),
-            str(len(row["params"])), number(row["ready_ms_p50"]), number(row["launch_ms_p50"]),
-            number(row["done_ms_p50"]), number(row["transfer_ms_p50"]), number(row["exposed_ms_p50"]),
-            number(row["busbw_gbps_p50"], 2, " GB/s"), _last(row),
-        ]
-        for row in rows
-    ]  # fmt: skip
-    return ["Buckets (p50, from the start of the backward)", *table(header, cells)] if rows else []
-
-
-def _last(row: dict[str, Any]) -> str:
-    return UNKNOWN if row["last_rank"] is None else f"rank {row['last_rank']} {percent(row['last_share'])}"
+def _table(found: Table) -> list[str]:
+    return [found.title, *table(found.header, [[clean(cell) for cell in row] for row in found.rows])]
 
 
 def _findings(report: dict[str, Any]) -> list[str]:

@@ -1,1 +1,9 @@
-"""Which steps are recorded in full, as shadows, or not at all; and what watching costs. See docs/sampling.md."""
+"""Sampling keeps the cost of watching within a budget: few steps are recorded in full, some are not watched at all.
+
+- `levels`: how much of a step is recorded, and which figures that allows.
+- `schedule`: which step gets which level, the same one on every rank.
+- `cost`: what watching costs, from the CPU time of neighbouring steps of different levels.
+- `bounds`: confidence bounds of a median.
+
+See docs/sampling.md.
+"""

@@ -1,4 +1,4 @@
-"""Between what a median lies, whatever the values are distributed like."""
+"""Confidence bounds of a median, whatever the distribution of the values."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from statistics import NormalDist
 
 
 def median_bounds(values: Collection[float], certainty: float) -> tuple[float, float]:
-    """The two values between which the median lies: the sign test, with the normal approximation of its statistic.
+    """The two values that bound the median: the sign test, with the normal approximation of its statistic.
 
     Args:
         values: At least one.
-        certainty: How sure it is to be that the median is no less than the first; likewise, no more than the second.
-            Of values too few for that, the bounds are the least and the greatest.
+        certainty: Of each bound by itself: how sure the median is not below the first, and not above the second. With
+            too few values for that, the bounds are the least and the greatest.
     """
     ordered, count = sorted(values), len(values)
     deviations = NormalDist().inv_cdf(certainty)

@@ -1,10 +1,8 @@
-"""What watching costs the job, by comparing steps that are watched with those beside them that are not.
+"""What watching costs the job, from the differences between neighbouring steps of different levels.
 
-Some steps are not watched at all, and of the others most are shadows, whose collectives are left alone
-(`ddpwatch.sampling.schedule`). The kinds lie side by side in one run, so a step of one kind is set against its two
-neighbours
-of another: what is different in the CPU time of the rank's process is what the additional watching took. CPU time,
-because a step's duration also holds what other ranks and the network did.
+Unwatched, shadow and full steps lie side by side in one run (`ddpwatch.sampling.schedule`). So a step of one level is
+compared with its two neighbours of another: the difference in the CPU time of the rank's process is the cost of the
+additional watching. CPU time, because a step's duration also includes what other ranks and the network did.
 """
 
 from __future__ import annotations
@@ -17,13 +15,13 @@ from statistics import median
 
 from ddpwatch.messages import Step
 from ddpwatch.sampling.bounds import median_bounds
+from ddpwatch.sampling.levels import FULL, LEVELS, SHADOW, UNWATCHED, is_watched
 
-PAIRS = 2048
+KEEP_PAIRS = 2048
 ENOUGH_PAIRS = 8
-FEW_PAIRS = 3  # for steps that are rare: however wrong, it is little of the whole
-RARE = 1 / 12  # of all steps
-STEPS = 512  # that shares and the median are taken over
-LESS = ("unwatched", "shadow", "ok")  # kinds of steps, from less to more watching
+FEW_PAIRS = 3  # for a rare level: even a wrong median is little of the whole
+RARE_SHARE = 1 / 12  # of all steps
+KEEP_STEPS = 512  # for the shares of the levels and the median step
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +29,11 @@ class Cost:
     """What watching costs, as a share of the step.
 
     Attributes:
-        ratio: (What each kind of step takes more than an unwatched one × its share + what the hooks see of themselves
-            in an unwatched one) / median step.
-        low, high: 95 % interval of that, from the order statistics of the differences (no assumption on their shape).
-        pairs: How many times watched and unwatched steps were compared.
-        full_share: Share of the steps that are recorded in full.
+        ratio: (Sum over the levels of the extra CPU time against an unwatched step × the level's share + what the hooks
+            measure of themselves in an unwatched step) / median step.
+        low, high: The 95 % interval, from order statistics of the differences (no assumption on their distribution).
+        pairs: How many comparisons of watched and unwatched steps it rests on.
+        full_share: The share of full steps.
     """
 
     ratio: float
@@ -46,94 +44,95 @@ class Cost:
 
 
 class Differences:
-    """CPU time of steps of one kind less that of their neighbours of another (ns); the newest.
+    """CPU time of steps of one level less that of their neighbours of another (ns).
 
     Attributes:
-        values: In the order in which they came.
+        values: The newest, oldest first.
         count: How many there have ever been.
     """
 
     def __init__(self) -> None:
-        self.values: deque[float] = deque(maxlen=PAIRS)
+        self.values: deque[float] = deque(maxlen=KEEP_PAIRS)
         self.count = 0
 
     def add(self, value: float) -> None:
-        """Takes one."""
+        """Adds one difference."""
         self.values.append(value)
         self.count += 1
 
     def enough(self, share: float) -> bool:
-        """Whether there are enough to speak of a median, for steps that make up such a share of all."""
-        return len(self.values) >= (FEW_PAIRS if share < RARE else ENOUGH_PAIRS)
+        """Whether there are enough for a median, if steps of that level are such a share of all."""
+        return len(self.values) >= (FEW_PAIRS if share < RARE_SHARE else ENOUGH_PAIRS)
 
     def interval(self) -> tuple[float, float, float]:
-        """The median, and between what it lies with 95 %; of fewer than six values, the least and the greatest."""
+        """The median and its 95 % interval; with fewer than six values, from the least to the greatest."""
         return median(self.values), *median_bounds(self.values, 0.975)
 
 
 @dataclass(slots=True)
 class CostMeter:
-    """Takes steps, tells the cost. It follows one rank: all run the same code, and share what disturbs a step.
+    """Measures the cost from the steps of one rank: all ranks run the same code, and share what disturbs a step.
 
     Attributes:
-        differences: By the two kinds of steps that were compared, the one with less watching first.
+        differences: By the two levels that were compared, the one with less watching first.
     """
 
     differences: dict[tuple[str, str], Differences] = field(default_factory=dict)
-    _before: tuple[str, str] | None = None  # what the comparison was of that has just used the step before
+    _before: tuple[str, str] | None = None  # the levels of the comparison that has just used the previous step
     _rank: int | None = None
     _last: list[Step] = field(default_factory=list)
-    _kinds: deque[str] = field(default_factory=lambda: deque(maxlen=STEPS))
-    _durations: deque[int] = field(default_factory=lambda: deque(maxlen=STEPS))
-    _own: deque[int] = field(default_factory=lambda: deque(maxlen=STEPS))
+    _levels: deque[str] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
+    _durations: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
+    _own: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
 
     def add(self, step: Step) -> None:
-        """Takes one step of one rank, in order. Of several ranks, the first that comes is followed."""
+        """Adds a step; each rank's come in order. Only steps of the first rank that ever came are used."""
         if self._rank is None:
             self._rank = step.rank
         if step.rank != self._rank:
             return
-        if step.status not in LESS or step.cpu_ns is None:
+        if step.status not in LEVELS or step.cpu_ns is None:
             self._last.clear()
             return
-        self._kinds.append(step.status)
+        self._levels.append(step.status)
         self._durations.append(step.duration_ns)
-        if step.status == "unwatched":
+        if not is_watched(step.status):
             self._own.append(step.own_ns)
         self._last.append(step)
         if len(self._last) == 3:
-            kinds = _compared(*self._last)
-            if kinds is not None and kinds != self._before:  # differences that share a step are not independent
-                self._compare(kinds, *self._last)
-                self._before = kinds
+            levels = _compared(*self._last)
+            if levels is not None and levels != self._before:  # differences that share a step are not independent
+                self._compare(levels, *self._last)
+                self._before = levels
                 del self._last[:2]
             else:
                 self._before = None
                 del self._last[0]
 
-    def _compare(self, kinds: tuple[str, str], before: Step, middle: Step, after: Step) -> None:
-        """Between its two neighbours: what grows from step to step cancels out."""
+    def _compare(self, levels: tuple[str, str], before: Step, middle: Step, after: Step) -> None:
+        """A step against the mean of its two neighbours: a steady drift cancels out."""
         difference = _cpu_ns(middle) - (_cpu_ns(before) + _cpu_ns(after)) / 2
-        self.differences.setdefault(kinds, Differences()).add(difference if middle.status == kinds[1] else -difference)
+        known = self.differences.setdefault(levels, Differences())
+        known.add(difference if middle.status == levels[1] else -difference)
 
     def cost(self) -> Cost | None:
-        """The cost, None while too little was compared."""
+        """The cost; None while there are too few comparisons."""
         step_ns = median(self._durations) if self._durations else 0
         if not step_ns:
             return None
-        kinds, count = Counter(self._kinds), len(self._kinds)
+        levels, count = Counter(self._levels), len(self._levels)
         found = []
-        for steps, known in self._terms(kinds["ok"], kinds["shadow"]):
+        for steps, known in self._terms(levels[FULL], levels[SHADOW]):
             share = steps / count
             if known is None or not known.enough(share):
                 return None
             found.append((share, known))
-        return _cost(found, median(self._own), step_ns, kinds["ok"] / count)
+        return _cost(found, median(self._own), step_ns, levels[FULL] / count)
 
     def _terms(self, full: int, shadow: int) -> list[tuple[int, Differences | None]]:
-        """Numbers of steps, and what each of them takes more; a full one than an unwatched one, or than a shadow."""
+        """Numbers of steps, and the extra cost of each: a full step's is against an unwatched one, or a shadow."""
         direct, watched, further = (
-            self.differences.get(kinds) for kinds in (("unwatched", "ok"), ("unwatched", "shadow"), ("shadow", "ok"))
+            self.differences.get(levels) for levels in ((UNWATCHED, FULL), (UNWATCHED, SHADOW), (SHADOW, FULL))
         )
         if full > shadow:
             return [(full + shadow, direct)]
@@ -145,7 +144,7 @@ class CostMeter:
 
 
 def _cost(terms: Iterable[tuple[float, Differences]], own_ns: float, step_ns: float, full_share: float) -> Cost:
-    """The terms' sum; their errors are independent."""
+    """The sum of the terms, whose errors are independent."""
     total, below, above, pairs = own_ns, 0.0, 0.0, 0
     for share, known in terms:
         middle, low, high = known.interval()
@@ -156,20 +155,20 @@ def _cost(terms: Iterable[tuple[float, Differences]], own_ns: float, step_ns: fl
 
 
 def _compared(before: Step, middle: Step, after: Step) -> tuple[str, str] | None:
-    """The two kinds, if the outer two are of one and the middle of another, all in a row, and all did the same work."""
+    """The two levels, if three steps in a row did the same work and only the middle one differs in level."""
     if before.status != after.status or before.status == middle.status:
         return None
     if (before.step, after.step) != (middle.step - 1, middle.step + 1):
         return None
     if not (_alike(before, after) and _alike(before, middle)):
         return None
-    less, more = sorted((before.status, middle.status), key=LESS.index)
+    less, more = sorted((before.status, middle.status), key=LEVELS.index)
     return less, more
 
 
 def _alike(one: Step, other: Step) -> bool:
-    """Whether two steps did the same work, as far as is known."""
-    if "unwatched" in (one.status, other.status):
+    """Whether two steps did the same work, as far as that is known."""
+    if not (is_watched(one.status) and is_watched(other.status)):
         return True
     return (one.synced, one.micro_steps) == (other.synced, other.micro_steps)
 

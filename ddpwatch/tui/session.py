@@ -236,7 +236,7 @@ class ViewerSession:
 
     def followed_rank(self) -> int | None:
         """The slowest rank, if views are to keep it in sight."""
-        slowest = self.overview.summary.slowest
+        slowest = self.overview.summary.straggler
         return slowest.rank if self.follow_slowest and slowest is not None else None
 
     def step(self, by: int) -> bool:

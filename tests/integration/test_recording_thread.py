@@ -203,7 +203,7 @@ def snapshot(state: RunState) -> object:
     return (
         state.run_id, state.world_size, state.now_ns, state.frames, list(state.steps), state.presence(),
         {rank: state.status_of(rank) for rank in state.ranks}, state.end,
-        None if newest is None else (newest.step, dict(newest.figures), list(newest.buckets)),
+        None if newest is None else (newest.step, dict(newest.figures), newest.skew),
     )  # fmt: skip
 
 

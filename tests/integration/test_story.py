@@ -33,7 +33,7 @@ def words(app):
 
 def late(app, rank):
     """Whether that rank is called late by more than what passing load on the machine brings about."""
-    slowest = app.session.overview.summary.slowest
+    slowest = app.session.overview.summary.straggler
     return slowest is not None and slowest.rank == rank and slowest.late_ns > 80e6
 
 
@@ -101,7 +101,7 @@ async def test_the_bucket_that_nothing_hides_is_named(run_directory, tmp_path):
     app = watcher()
     async with app.run_test(size=(200, 50)) as pilot:
         with Job(SCRIPT, str(trouble), "--wide", log=tmp_path / "job.log") as job:
-            await until(pilot, lambda: verdict(app).kind == "exposed", *PATIENCE)
+            await until(pilot, lambda: verdict(app).kind == "exposed_comm", *PATIENCE)
             said = r"exposed communication \d+ ms of \d+ ms \(\d+ %\): last bucket \d+ \(0\.\w+\) alone \d+ ms$"
             assert re.match(said, words(app)), words(app)
             trouble.write_text("stop")

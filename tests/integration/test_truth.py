@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.intervals import intersect, total, union
-from ddpwatch.analysis.ranks import bucket_figures, lateness, waiting
 from ddpwatch.analysis.step import figures
 from ddpwatch.messages import Span, Step
 from tests.support.jobs import SCRIPTS, Job
@@ -119,7 +119,10 @@ def test_a_bucket_is_ready_when_its_last_gradient_has_come(results: Rows) -> Non
 
 def test_a_late_rank_is_late_by_what_it_slept(results: Rows) -> None:
     """Rank 1 needs 40 ms longer before its first gradient; the other waits for it, at every bucket."""
-    buckets = bucket_figures({rank: probe_step(row, rank=rank) for rank, row in enumerate(results["late rank"])})
+    across = StepAcrossRanks(0)
+    for rank, row in enumerate(results["late rank"]):
+        across.add(probe_step(row, rank=rank))
+    buckets = list(across.skew.buckets.values())
     assert len(buckets) == 3
     # A layer is a bucket. Of its gradients, which are noted in the order of their arrival, the last one is kept.
     punctual, late = (
@@ -127,8 +130,8 @@ def test_a_late_rank_is_late_by_what_it_slept(results: Rows) -> None:
     )
     slept = max(late[layer] - punctual[layer] for layer in punctual)
     assert slept > 30 * MS
-    assert near(lateness(buckets, 1), slept)
-    assert near(waiting(buckets, 0), slept)
+    assert near(across.late_ns(1), slept)
+    assert near(across.wait_ns(0), slept)
     assert all(bucket.last_rank == 1 for bucket in buckets)
     assert all(bucket.transfer is not None and bucket.transfer < slept / 2 for bucket in buckets)
 

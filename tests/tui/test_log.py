@@ -6,9 +6,9 @@ from ddpwatch.analysis.diagnosis.verdict import Verdict
 from ddpwatch.tui.models.log import GONE_NS, RunLog
 from tests.support.frames import step
 
-EXPOSED = Verdict("exposed", "warn", "exposed communication 11 %", bucket=2)
+EXPOSED = Verdict("exposed_comm", "warn", "exposed communication 11 %", bucket=2)
 HIDDEN = Verdict("hidden", "ok", "communication is hidden: exposed only 9 %")
-LATE = Verdict("late-rank", "bad", "rank 1 is late", rank=1)
+LATE = Verdict("straggler", "bad", "rank 1 is late", rank=1)
 
 
 def texts(log: RunLog) -> list[str]:

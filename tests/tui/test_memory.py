@@ -26,7 +26,7 @@ def strips():
 def test_a_step_that_is_dropped(no_collector):
     state = state_of(run(3))
     view = state.steps[2]
-    view.arrivals, view.row("late"), view.figures[0]
+    view.skew, view.row("late"), view.figures[0]
     dropped = weakref.ref(view)
     del view
     for number in range(3, 3 + KEEP_STEPS):

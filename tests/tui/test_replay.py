@@ -147,7 +147,7 @@ def shown(state):
         ),
         "ranks": {rank: (asdict(s), state.status_of(rank)) for rank, s in state.ranks.items()},
         "presence": state.presence(),
-        "steps": [(view.step, dict(view.figures), list(view.buckets)) for view in state.steps.values()],
+        "steps": [(view.step, dict(view.figures), view.skew) for view in state.steps.values()],
         "newest": newest and newest.step,
         "layouts": state.layouts,
         "devices": device_rows(state),

@@ -251,7 +251,7 @@ class TestLog:
             assert "rank 1 is late" in body(app)
             hidden = {"bucket_done": [60 * MS, 80 * MS]}
             app.jobs.sources["run-1"].put([step(r, n, **hidden) for n in range(20, 90) for r in (0, 1)], 10)
-            await until(pilot, lambda: app.session.overview.verdict.kind != "late-rank")
+            await until(pilot, lambda: app.session.overview.verdict.kind != "straggler")
             assert "cleared" not in body(app)
             app.jobs.sources["run-1"].put([step(r, n, **hidden) for n in range(90, 130) for r in (0, 1)], 50)
             await until(pilot, lambda: "cleared: rank 1 is late" in body(app))

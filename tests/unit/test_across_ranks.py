@@ -1,4 +1,4 @@
-"""Columns over ranks against the plain definition in `ranks.bucket_figures`."""
+"""Columns over ranks against the plain definition of late, wait and transfer."""
 
 import math
 
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from ddpwatch.analysis.across_ranks import METRICS, StepAcrossRanks
 from ddpwatch.analysis.buckets import BucketTable, bucket_steps
-from ddpwatch.analysis.ranks import bucket_figures, lateness, waiting
 from ddpwatch.state import KEEP_DECODED, KEEP_RANK_STEPS, RunState
 from tests.support.frames import MS, hello, run, state_of, step, unwatched
 
@@ -23,6 +22,18 @@ def view_of(steps):
     return view
 
 
+def plain_skew(steps):
+    """By bucket, in launch order of the lowest rank: launch per rank, and transfer; as in docs/metrics.md."""
+    launches, dones = {}, {}
+    for one in sorted(steps, key=lambda one: one.rank):
+        for index, launch, done in zip(one.bucket_index, one.bucket_launch, one.bucket_done, strict=True):
+            launches.setdefault((0, index, 0), {})[one.rank] = one.start_ns + launch
+            dones.setdefault((0, index, 0), []).append(None if done is None else one.start_ns + done)
+    common = [key for key, per_rank in launches.items() if len(per_rank) == len(steps) > 1]
+    transfers = {key: None if None in dones[key] else max(dones[key]) - max(launches[key].values()) for key in common}
+    return {key: launches[key] for key in common}, transfers
+
+
 def shifted(rank, late, missing):
     """A rank whose buckets are launched that much later, without the last one if so wanted."""
     one = step(rank, 0)
@@ -34,26 +45,39 @@ def shifted(rank, late, missing):
     return msgspec.structs.replace(changed, **{f"bucket_{c}": getattr(changed, f"bucket_{c}")[:1] for c in columns})
 
 
-@given(st.lists(st.tuples(offsets, st.booleans()), min_size=1, max_size=5), st.randoms())
-def test_arrivals_are_those_of_the_definition(ranks, shuffle):
-    steps = [shifted(rank, late, missing) for rank, (late, missing) in enumerate(ranks)]
+@given(st.lists(st.tuples(offsets, st.booleans(), st.booleans()), min_size=1, max_size=5), st.randoms())
+def test_skew_is_that_of_the_definition(ranks, shuffle):
+    steps = [shifted(rank, late, missing) for rank, (late, missing, _) in enumerate(ranks)]
+    for one, (_, _, unmeasured) in zip(steps, ranks, strict=True):
+        one.bucket_done[0] = None if unmeasured else one.bucket_done[0]
     shuffled = list(steps)
     shuffle.shuffle(shuffled)
     view = view_of(shuffled)
-    plain = bucket_figures({one.rank: one for one in steps}) if len(steps) > 1 else []
-    assert [view.late_ns(r) for r in range(len(steps))] == [lateness(plain, r) for r in range(len(steps))]
-    assert [view.wait_ns(r) for r in range(len(steps))] == [waiting(plain, r) for r in range(len(steps))]
-    assert list(view.arrivals.keys) == [bucket.key for bucket in plain]
-    assert list(view.arrivals.transfer) == [bucket.transfer for bucket in plain]
-    assert [plain[i].launch[r] for i, r in enumerate(view.arrivals.last_rank)] == list(view.arrivals.last)
+    plain, transfers = plain_skew(steps)
+    for rank in range(len(steps)):
+        late = [launches[rank] - min(launches.values()) for launches in plain.values()]
+        wait = [max(launches.values()) - launches[rank] for launches in plain.values()]
+        assert view.late_ns(rank) == max(late, default=None)
+        assert view.wait_ns(rank) == max(wait, default=None)
+    assert list(view.skew.buckets) == list(plain)
+    assert [bucket.transfer for bucket in view.skew.buckets.values()] == list(transfers.values())
+    assert all(plain[key][bucket.last_rank] == bucket.last for key, bucket in view.skew.buckets.items())
 
 
 def test_a_packed_step_is_the_same_step():
     view = view_of([step(0), step(1, late_ms=7)])
-    before = (dict(view.ranks), dict(view.figures), view.arrivals)
+    before = (dict(view.ranks), dict(view.figures), view.skew)
     view.pack()
     view.forget_facts()
-    assert (dict(view.ranks), dict(view.figures), view.arrivals) == before
+    assert (dict(view.ranks), dict(view.figures), view.skew) == before
+
+
+def test_a_step_sent_again_replaces_the_earlier_one():
+    view = view_of([step(0), step(1, status="aborted", duration_ns=900 * MS)])
+    assert not view.counted
+    view.pack()
+    view.add(step(1))
+    assert (len(view), view.counted, view.longest_ns) == (2, True, 100 * MS)
 
 
 def test_rows_survive_and_follow_a_late_frame():
@@ -88,7 +112,7 @@ class TestBuckets:
         assert last.busbw == pytest.approx((4 << 20) / 0.02)
 
     def test_the_table_is_filled_a_few_steps_at_a_time(self, monkeypatch):
-        monkeypatch.setattr("ddpwatch.analysis.buckets.WORK_OF_A_CALL", 10)
+        monkeypatch.setattr("ddpwatch.analysis.buckets.WORK_PER_CALL", 10)
         views = state_of(run(20)).recent()
         table = BucketTable()
         assert not table.update(views)

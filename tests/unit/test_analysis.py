@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.attachments import KEEP_STEPS, AttachmentBuilder
+from ddpwatch.analysis.buckets import bus_bandwidths
+from ddpwatch.analysis.clocks import same_clock
 from ddpwatch.analysis.diagnosis.findings import findings
-from ddpwatch.analysis.ranks import bucket_figures, lateness, same_clock, waiting
 from ddpwatch.analysis.report import ReportBuilder
 from ddpwatch.analysis.step import PHASES, figures
 from ddpwatch.messages import BucketLayout, Bye, Hello, Layout, Span, Step
@@ -101,16 +103,24 @@ def test_phases_add_up_whatever_the_spans(spans: list[tuple[str, int, int]], buc
     assert result.phases_ns["exposed_comm"] == result.exposed_ns
 
 
+def across_ranks(*steps: Step) -> StepAcrossRanks:
+    across = StepAcrossRanks(steps[0].step)
+    for step in steps:
+        across.add(step)
+    return across
+
+
 def test_lateness_waiting_and_transfer() -> None:
     """Rank 1 runs 30 ms behind; both finish together, 5 ms after its launch."""
     early = make_step(0, buckets=[(40, 75), (70, 105)])
     late = make_step(1, buckets=[(40, 45), (70, 75)], late_ms=30)
-    buckets = bucket_figures({0: early, 1: late})
+    across = across_ranks(early, late)
+    buckets = list(across.skew.buckets.values())
     assert [bucket.transfer for bucket in buckets] == [5 * MS, 5 * MS]
     assert [bucket.last_rank for bucket in buckets] == [1, 1]
-    assert (lateness(buckets, 0), lateness(buckets, 1)) == (0, 30 * MS)
-    assert (waiting(buckets, 0), waiting(buckets, 1)) == (30 * MS, 0)
-    assert buckets[0].busbw == pytest.approx(1000 / 0.005 * 2 * (2 - 1) / 2)
+    assert (across.late_ns(0), across.late_ns(1)) == (0, 30 * MS)
+    assert (across.wait_ns(0), across.wait_ns(1)) == (30 * MS, 0)
+    assert bus_bandwidths(across)[0, 0, 0] == pytest.approx(1000 / 0.005 * 2 * (2 - 1) / 2)
 
 
 def test_a_bucket_reduced_twice_in_a_step_is_compared_turn_by_turn() -> None:
@@ -118,7 +128,9 @@ def test_a_bucket_reduced_twice_in_a_step_is_compared_turn_by_turn() -> None:
     twice.bucket_index = [0, 0]
     other = make_step(1, buckets=[(41, 45), (63, 65)])
     other.bucket_index = [0, 0]
-    assert [(b.key, b.late(1) / MS) for b in bucket_figures({0: twice, 1: other})] == [((0, 0, 0), 1), ((0, 0, 1), 3)]
+    compared = across_ranks(twice, other).skew.buckets
+    late = {key: (bucket.last_rank, (bucket.last - bucket.first) / MS) for key, bucket in compared.items()}
+    assert late == {(0, 0, 0): (1, 1), (0, 0, 1): (1, 3)}
 
 
 def test_clocks_are_compared_by_boot_and_time_namespace() -> None:

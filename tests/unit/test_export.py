@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 from msgspec.structs import replace
 
-from ddpwatch.analysis.assembly import StepGroup
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymous, word
 from ddpwatch.export.chrome_trace import align, write_chrome
@@ -155,8 +155,8 @@ def test_a_rank_without_an_introduction_has_a_name(tmp_path: Path) -> None:
 
 
 def test_tables_as_csv(recorded: Path, tmp_path: Path) -> None:
-    told = export(Recording(recorded), "csv", tmp_path / "out", ALL)
-    assert [line.rsplit(" ", 2)[1] for line in told] == ["24", "48", "2", "1", "1"]
+    written = export(Recording(recorded), "csv", tmp_path / "out", ALL)
+    assert [line.rsplit(" ", 2)[1] for line in written] == ["24", "48", "2", "1", "1"]
     with (tmp_path / "out" / "steps.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 24
@@ -173,7 +173,9 @@ def test_tables_as_csv(recorded: Path, tmp_path: Path) -> None:
 
 
 def test_what_an_unwatched_step_did_is_unknown() -> None:
-    (row,) = step_rows(StepGroup(1, steps={0: unwatched(0, 1)}))
+    across = StepAcrossRanks(1)
+    across.add(unwatched(0, 1))
+    (row,) = step_rows(across)
     known = {"step", "rank", "status", "start_ns", "step_ms", "own_ms", "dropped"}
     assert {name for name, value in asdict(row).items() if value is not None} == known
 
@@ -278,7 +280,7 @@ def filled(kind: inspect.Type, text: str) -> Any:
 
 
 def exported(source: Path, form: str, out: Path, anonymize: bool) -> str:
-    """All that an export tells."""
+    """Everything that an export writes."""
     parquet = pytest.importorskip("pyarrow.parquet") if form == "parquet" else None
     export(Recording(source), form, out, ALL, anonymize)
     if parquet is not None:
@@ -304,7 +306,7 @@ def test_no_text_passes_unless_it_is_known(form: str, text: str, tmp_path: Path)
 
 
 def test_what_is_known_passes() -> None:
-    """GPUs' product names too: without them figures of several machines could not be told apart."""
+    """GPUs' product names too: without them, figures of several machines could not be distinguished."""
     hello = replace(
         hello_of(0, 1), pid=0, run_id="", host="", boot_id="", module="", script="", device_kind="cuda",
         device_name="NVIDIA H100 80GB HBM3", backend="cpu:gloo,cuda:nccl", torch="2.13.0.dev20261101+cu128",

@@ -1,4 +1,4 @@
-"""The HTML report's data: nothing in it that reorders what stands beside it, and a note about what is left out."""
+"""The HTML report's data: nothing in it reorders its neighbours, and a note says what is left out."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def recording(tmp_path: Path) -> Recording:
     return Recording(record(tmp_path / "a.mcap", run_of(steps=STEPS)))
 
 
-def steps_told(out: str) -> list[int]:
+def steps_in(out: str) -> list[int]:
     head, *lines = out.splitlines()
     assert head == HEADER
     return [int(line.split()[0]) for line in lines]
@@ -27,23 +27,23 @@ def steps_told(out: str) -> list[int]:
 
 def test_all_lines_at_once(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
     replay_lines(recording, sleep=pytest.fail)
-    told = capsys.readouterr()
-    assert steps_told(told.out) == [17, 36, 55, STEPS - 1]  # every two seconds, and the end
-    assert told.err == ""
+    output = capsys.readouterr()
+    assert steps_in(output.out) == [17, 36, 55, STEPS - 1]  # every two seconds, and the end
+    assert output.err == ""
 
 
 def test_from_a_place_they_are_the_same(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
     replay_lines(recording, locate(recording, parse_target("30")).at_ns)
-    told = capsys.readouterr().out
-    assert steps_told(told) == [48, STEPS - 1]
+    printed = capsys.readouterr().out
+    assert steps_in(printed) == [48, STEPS - 1]
     replay_lines(recording)
-    assert told.splitlines()[-1] == capsys.readouterr().out.splitlines()[-1]
+    assert printed.splitlines()[-1] == capsys.readouterr().out.splitlines()[-1]
 
 
 def test_at_a_pace(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
     slept: list[float] = []
     replay_lines(recording, speed=2, sleep=slept.append)
-    assert len(slept) == len(steps_told(capsys.readouterr().out))
+    assert len(slept) == len(steps_in(capsys.readouterr().out))
     assert sum(slept) == pytest.approx(recording.seconds / 2, abs=0.01)
 
 

@@ -1,4 +1,4 @@
-"""The cost that is told is the one that was put in."""
+"""The measured cost is the cost that was put in."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 
 from ddpwatch.messages import Step
 from ddpwatch.sampling.cost import ENOUGH_PAIRS, Cost, CostMeter
-from ddpwatch.sampling.schedule import UNWATCHED, SamplingSchedule
+from ddpwatch.sampling.schedule import UNWATCHED_PERIOD, SamplingSchedule
 
 MS = 1_000_000
 STEP_MS = 100
 
 
-SHADOW_MS = 0.5  # what a shadow step takes more than one that is not watched
+SHADOW_MS = 0.5  # extra cost of a shadow step over an unwatched one
 OWN_MS = 0.05
 
 
@@ -27,13 +27,13 @@ def measured(
     ranks: int = 2,
     watched: int = 1,
 ) -> tuple[Cost | None, float]:
-    """The cost as told, and as it is, in a noise that drifts; ``extra_ms``: what full steps take more than shadows."""
-    meter, noise, pace = CostMeter(), random.Random(seed), SamplingSchedule()
-    pace.full.value, pace.watched.value = period, watched
+    """The measured and the true cost, in drifting noise; ``extra_ms``: of full steps over shadow steps."""
+    meter, noise, schedule = CostMeter(), random.Random(seed), SamplingSchedule()
+    schedule.full.value, schedule.watched.value = period, watched
     drift = put_in = 0.0
     for number in range(steps):
         drift = 0.9 * drift + noise.gauss(0, noise_ms)
-        kind = "unwatched" if pace.is_unwatched(number) else "shadow" if pace.is_shadow(number) else "ok"
+        kind = "unwatched" if schedule.is_unwatched(number) else "shadow" if schedule.is_shadow(number) else "ok"
         mine = {"unwatched": 0.0, "shadow": SHADOW_MS, "ok": SHADOW_MS + extra_ms}[kind]
         put_in += mine
         cpu = 80 + drift + noise.gauss(0, noise_ms) + mine
@@ -80,15 +80,15 @@ def test_the_interval_is_a_95_percent_one(period: int, watched: int) -> None:
     assert missed <= 18  # of 200; more happens once in a hundred times
 
 
-def test_more_steps_tell_it_more_closely() -> None:
+def test_more_steps_narrow_the_interval() -> None:
     (few, _), (many, _) = measured(3, steps=600), measured(3, steps=9600)
     assert few is not None
     assert many is not None
     assert many.high - many.low < 0.5 * (few.high - few.low)
 
 
-def test_too_few_pairs_tell_nothing() -> None:
-    assert measured(3, steps=UNWATCHED * ENOUGH_PAIRS)[0] is None
+def test_too_few_pairs_give_no_cost() -> None:
+    assert measured(3, steps=UNWATCHED_PERIOD * ENOUGH_PAIRS)[0] is None
 
 
 def test_without_unwatched_steps_it_is_not_known() -> None:

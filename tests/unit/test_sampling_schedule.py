@@ -4,72 +4,79 @@ from __future__ import annotations
 
 import pytest
 
-from ddpwatch.sampling.schedule import JUDGED, UNWATCHED, SamplingPeriod, SamplingSchedule, chosen, schedule_of
+from ddpwatch.sampling.schedule import (
+    STEPS_PER_DECISION,
+    UNWATCHED_PERIOD,
+    SamplingPeriod,
+    SamplingSchedule,
+    is_sampled,
+    schedule_of,
+)
 
 MS = 1_000_000
 PERIODS = (1, 2, 4, 8, 16, 32, 64)
-BUDGET, UNSEEN, LONGEST = 0.003, 10, 32
+BUDGET, COST_PER_OWN, LONGEST = 0.003, 10, 32
 
 
 @pytest.mark.parametrize("period", PERIODS)
 def test_one_step_of_each_period_is_chosen(period: int) -> None:
     for block in range(200):
-        assert sum(chosen(step, period) for step in range(block * period, (block + 1) * period)) == 1
+        assert sum(is_sampled(step, period) for step in range(block * period, (block + 1) * period)) == 1
 
 
 def test_ranks_with_different_periods_choose_the_same_steps_as_far_as_they_can() -> None:
     for longer, shorter in zip(PERIODS[1:], PERIODS, strict=False):
-        assert all(chosen(step, shorter) for step in range(4096) if chosen(step, longer))
+        assert all(is_sampled(step, shorter) for step in range(4096) if is_sampled(step, longer))
 
 
-def paced(full: int, watched: int = 1) -> SamplingSchedule:
-    pace = SamplingSchedule()
-    pace.full.value, pace.watched.value = full, watched
-    return pace
+def scheduled(full: int, watched: int = 1) -> SamplingSchedule:
+    schedule = SamplingSchedule()
+    schedule.full.value, schedule.watched.value = full, watched
+    return schedule
 
 
 @pytest.mark.parametrize("full", PERIODS)
 def test_at_least_one_step_in_32_is_not_watched_and_lies_between_two_of_one_kind(full: int) -> None:
-    pace = paced(full)
-    unwatched = [step for step in range(32_000) if pace.is_unwatched(step)]
-    assert len(unwatched) == 32_000 / UNWATCHED - 1  # none at the very beginning
-    alike = sum(pace.is_shadow(step - 1) == pace.is_shadow(step + 1) for step in unwatched)
+    schedule = scheduled(full)
+    unwatched = [step for step in range(32_000) if schedule.is_unwatched(step)]
+    assert len(unwatched) == 32_000 / UNWATCHED_PERIOD - 1  # none at the start
+    alike = sum(schedule.is_shadow(step - 1) == schedule.is_shadow(step + 1) for step in unwatched)
     assert alike > (0.4 if full == 2 else 0.85) * len(unwatched)
 
 
 @pytest.mark.parametrize("watched", [2, 4, 8])
 def test_of_the_steps_that_are_watched_the_full_ones_are_some(watched: int) -> None:
-    pace = paced(64, watched)
+    schedule = scheduled(64, watched)
     steps = range(64, 64 + 64_000)
-    seen = [step for step in steps if not pace.is_unwatched(step)]
+    seen = [step for step in steps if not schedule.is_unwatched(step)]
     assert 0.9 < len(seen) * watched / len(steps) <= 1
-    assert sum(not pace.is_shadow(step) for step in seen) == len(steps) / 64
+    assert sum(not schedule.is_shadow(step) for step in seen) == len(steps) / 64
 
 
 @pytest.mark.parametrize("rhythm", [2, 4, 8, 10, 16, 100])
 def test_the_choice_has_no_rhythm(rhythm: int) -> None:
     """What a job does every so many steps meets full steps as often as any other step does."""
     steps = range(0, 64_000, rhythm)
-    assert sum(chosen(step, 8) for step in steps) / len(steps) == pytest.approx(1 / 8, rel=0.15)
+    assert sum(is_sampled(step, 8) for step in steps) / len(steps) == pytest.approx(1 / 8, rel=0.15)
 
 
 def taught(own_ns: int, step_ns: int, period: SamplingPeriod | None = None) -> SamplingPeriod:
-    period = period or SamplingPeriod(BUDGET, UNSEEN, LONGEST)
-    for _ in range(JUDGED):
+    period = period or SamplingPeriod(BUDGET, COST_PER_OWN, LONGEST)
+    for _ in range(STEPS_PER_DECISION):
         period.learn(own_ns, step_ns)
     return period
 
 
 def test_a_cheap_step_is_always_taken() -> None:
-    assert taught(int(BUDGET * 100 * MS / UNSEEN / 2), 100 * MS).value == 1
-    assert not any(paced(1).is_shadow(step) for step in range(1600))
-    assert not any(paced(1).is_unwatched(step) for step in range(UNWATCHED))
+    assert taught(int(BUDGET * 100 * MS / COST_PER_OWN / 2), 100 * MS).value == 1
+    assert not any(scheduled(1).is_shadow(step) for step in range(1600))
+    assert not any(scheduled(1).is_unwatched(step) for step in range(UNWATCHED_PERIOD))
 
 
 @pytest.mark.parametrize("times", [1.5, 3, 7, 15])
-def test_a_dear_step_is_taken_as_often_as_the_budget_allows(times: float) -> None:
+def test_a_costly_step_is_taken_as_often_as_the_budget_allows(times: float) -> None:
     """Its cost, spread over all steps, is within the budget, and more than half of it is used."""
-    period = taught(int(times * BUDGET * 100 * MS / UNSEEN), 100 * MS)
+    period = taught(int(times * BUDGET * 100 * MS / COST_PER_OWN), 100 * MS)
     assert 0.45 <= times / period.value <= 1.01
 
 
@@ -81,16 +88,16 @@ def test_a_period_has_an_end_and_comes_back() -> None:
 
 def test_a_period_does_not_flutter() -> None:
     """A little less than before is no reason to change."""
-    period = taught(int(3 * BUDGET * 100 * MS / UNSEEN), 100 * MS)
+    period = taught(int(3 * BUDGET * 100 * MS / COST_PER_OWN), 100 * MS)
     assert period.value == 4
-    assert taught(int(1.5 * BUDGET * 100 * MS / UNSEEN), 100 * MS, period).value == 4
+    assert taught(int(1.5 * BUDGET * 100 * MS / COST_PER_OWN), 100 * MS, period).value == 4
 
 
-def watched_of(pace: SamplingSchedule | None) -> list[int]:
+def watched_of(schedule: SamplingSchedule | None) -> list[int]:
     """The steps that are watched once their cost was found to be high."""
-    assert pace is not None
-    taught(100 * MS, 100 * MS, pace.watched)
-    return [step for step in range(UNWATCHED, 64_000) if not pace.is_unwatched(step)]
+    assert schedule is not None
+    taught(100 * MS, 100 * MS, schedule.watched)
+    return [step for step in range(UNWATCHED_PERIOD, 64_000) if not schedule.is_unwatched(step)]
 
 
 @pytest.mark.parametrize(("wanted", "period"), [("", 2), ("few", 4), ("all", 1)])
@@ -112,7 +119,7 @@ def test_everything_can_be_asked_for_and_nothing_else(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize("step_ns", [50 * MS, 100 * MS, 250 * MS, 1000 * MS])
 def test_of_twenty_steps_enough_are_watched_to_name_a_rank(step_ns: int) -> None:
     """A rank that becomes slow is named within 20 steps (`ddpwatch.analysis.window`), by seven late ones of eight."""
-    pace = SamplingSchedule()
-    taught(200_000, step_ns, pace.watched)
+    schedule = SamplingSchedule()
+    taught(200_000, step_ns, schedule.watched)
     for first in range(64, 6400):
-        assert sum(not pace.is_unwatched(step) for step in range(first, first + 18)) >= 8
+        assert sum(not schedule.is_unwatched(step) for step in range(first, first + 18)) >= 8

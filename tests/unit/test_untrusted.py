@@ -161,5 +161,5 @@ def test_step_numbers_that_come_twice(tmp_path: Path) -> None:
     """As after a restart from a checkpoint; equally long, too."""
     source = record(tmp_path / "run.mcap", lasting([10**8] * 12, numbers=[0, 1] * 6))
     found = outline_of(Recording(source)).details()
-    assert [group.number for group, _ in found] == [0, 1]
+    assert [across.step for across, _ in found] == [0, 1]
     assert text_report(source, report_of(source), Selection(), terminal=True)

@@ -1,7 +1,8 @@
 import pytest
 
+from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.verdict import Presence, verdict
-from ddpwatch.analysis.window import ENOUGH_STEPS, summarise
+from ddpwatch.analysis.window import summarise
 from ddpwatch.messages import Span
 from tests.support.frames import MS, START_NS, beat, bye, hello, killed, run, shadow, state_of, step
 
@@ -24,10 +25,10 @@ class TestSummary:
 
     def test_no_step_no_figure(self):
         summary = summarise([])
-        assert (summary.count, summary.step_ns, summary.overlap, summary.slowest) == (0, None, None, None)
+        assert (summary.count, summary.step_ns, summary.overlap, summary.straggler) == (0, None, None, None)
 
     def test_a_late_rank_its_bucket_and_its_cause(self):
-        slowest = summarise(state_of(run(20, late_rank=1)).recent()).slowest
+        slowest = summarise(state_of(run(20, late_rank=1)).recent()).straggler
         assert slowest is not None
         assert (slowest.rank, slowest.late_ns, slowest.bucket) == (1, 40 * MS, 1)
         assert (slowest.phase, slowest.excess_ns) == ("backward", 40 * MS)
@@ -38,21 +39,21 @@ class TestSummary:
                 for rank in range(2):
                     yield step(rank, number, late_ms=(number * 7 + rank * 5) % 11)
 
-        assert summarise(state_of([hello(0), hello(1), *noisy()]).recent()).slowest is None
+        assert summarise(state_of([hello(0), hello(1), *noisy()]).recent()).straggler is None
 
     def test_one_late_step_in_four_is_not_a_late_rank(self):
         steps = [step(rank, n, 40 if rank and not n % 4 else 0) for n in range(40) for rank in range(2)]
-        assert summarise(state_of([hello(0), hello(1), *steps]).recent()).slowest is None
+        assert summarise(state_of([hello(0), hello(1), *steps]).recent()).straggler is None
 
     def test_a_late_rank_among_many(self):
-        slowest = summarise(state_of(run(20, world=8, late_rank=5)).recent()).slowest
+        slowest = summarise(state_of(run(20, world=8, late_rank=5)).recent()).straggler
         assert slowest is not None
         assert slowest.rank == 5
 
     def test_ranks_that_cannot_be_compared_have_none(self):
         steps = [step(rank, n, 40 * rank) for n in range(20) for rank in range(2)]
         summary = summarise(state_of([hello(0), hello(1, boot_id="other"), *steps]).recent())
-        assert summary.slowest is None
+        assert summary.straggler is None
         assert summary.ranks[1].late_ns is None
 
 
@@ -91,15 +92,15 @@ class TestNamesAndChange:
         assert exposed.text.endswith("last bucket 1 (a) alone 10 ms")
 
     def test_a_rank_that_becomes_slow_is_named_within_20_steps_and_cleared_within_20(self):
-        assert self.summary(*[0] * 60).slowest is None
-        assert self.summary(*[0] * 40, *[40] * 20).slowest.rank == 1
-        assert self.summary(*[0] * 40, *[40] * 40, *[0] * 20).slowest is None
+        assert self.summary(*[0] * 60).straggler is None
+        assert self.summary(*[0] * 40, *[40] * 20).straggler.rank == 1
+        assert self.summary(*[0] * 40, *[40] * 40, *[0] * 20).straggler is None
 
     @pytest.mark.parametrize("parity", [0, 1])
     def test_so_it_is_where_every_second_step_is_not_watched(self, parity):
         def seen(late):
             views = self.state(*late).recent()
-            return summarise([view for view in views if view.step % 2 == parity]).slowest
+            return summarise([view for view in views if view.step % 2 == parity]).straggler
 
         assert seen([0] * 60) is None
         assert seen([0] * 40 + [40] * 20).rank == 1
@@ -111,11 +112,11 @@ class TestNamesAndChange:
                 "bucket_done": [100 * MS, 122 * MS], "duration_ns": 125 * MS}  # fmt: skip
         one = [step(rank, n, **(late if rank == 0 else {})) for n in range(20) for rank in range(2)]
         found = judged([hello(0), hello(1), *one])
-        assert (found.kind, found.rank) == ("late-rank", 0)
+        assert (found.kind, found.rank) == ("straggler", 0)
         assert found.text.endswith("its input takes 40 ms longer")
         both = [step(rank, n, **late) for n in range(20) for rank in range(2)]
         found = judged([hello(0), hello(1), *both])
-        assert found.kind == "slow-input"
+        assert found.kind == "slow_input"
         assert found.text == "slow input: 42 ms of 125 ms (34 %) pass before the forward starts"
 
 
@@ -127,7 +128,7 @@ class TestVerdict:
 
     def test_exposed_names_the_worst_bucket(self):
         found = judged(run())
-        assert (found.kind, found.severity, found.bucket) == ("exposed", "warn", 1)
+        assert (found.kind, found.severity, found.bucket) == ("exposed_comm", "warn", 1)
         assert found.text == "exposed communication 10 ms of 100 ms (10 %): last bucket 1 alone 10 ms"
 
     def test_a_disturbed_full_step_is_no_verdict_on_the_others(self):
@@ -138,7 +139,7 @@ class TestVerdict:
             spans += [Span("sync", 80 * MS, (80 + waits) * MS), Span("optimizer", 91 * MS, 95 * MS)]
             return shadow(0, n, spans=spans)
 
-        for waits, kind, figure in ((2, "hidden", "exposed only 2.0 ms"), (30, "exposed", "communication 10 ms")):
+        for waits, kind, figure in ((2, "hidden", "exposed only 2.0 ms"), (30, "exposed_comm", "communication 10 ms")):
             found = judged([hello(0), *(waiting(n, waits) if n % 20 else step(0, n) for n in range(60))])
             assert found.kind == kind
             assert figure in found.text
@@ -147,8 +148,8 @@ class TestVerdict:
         state = state_of([hello(0, world=1), *(shadow(0, n) if n % 64 else step(0, n) for n in range(1, 300))])
         recent = state.recent()
         assert [view.step for view in recent[-50:]] == list(range(250, 300))
-        assert [view.step for view in recent if not view.shadow] == [128, 192, 256]
-        assert verdict(summarise(recent), state.presence()).kind == "exposed"
+        assert [view.step for view in recent if view.timed] == [128, 192, 256]
+        assert verdict(summarise(recent), state.presence()).kind == "exposed_comm"
 
     def test_full_steps_outlive_the_others_where_there_is_room_for_few(self, monkeypatch):
         monkeypatch.setattr("ddpwatch.state.KEEP_RANK_STEPS", 20)
@@ -157,7 +158,7 @@ class TestVerdict:
 
     def test_late_rank_goes_before_exposed(self):
         found = judged(run(late_rank=1))
-        assert (found.kind, found.rank, found.bucket) == ("late-rank", 1, 1)
+        assert (found.kind, found.rank, found.bucket) == ("straggler", 1, 1)
         assert found.text.startswith("rank 1 is late: launches bucket 1 40 ms after the first rank (p50 of 16 steps)")
         assert found.text.endswith("its backward takes 40 ms longer")
 
@@ -166,7 +167,7 @@ class TestVerdict:
         assert found.text == (
             "rank 1 was killed (SIGKILL) at step 39 in backward, bucket 1 in flight; rank 0 waits for bucket 1"
         )
-        assert (found.kind, found.severity, found.rank) == ("death", "bad", 1)
+        assert (found.kind, found.severity, found.rank) == ("rank_ended", "bad", 1)
 
     def test_the_launcher_s_victims_are_not_to_blame(self):
         early = bye(0, "killed", detail="SIGTERM", signal=15)
@@ -232,4 +233,4 @@ class TestVerdict:
         assert (found.kind, found.severity, found.text) == ("ended", "ok", "finished after 4 steps")
 
     def test_a_finished_run_keeps_its_finding(self):
-        assert judged([*run(late_rank=1), bye(0), bye(1), bye()]).kind == "late-rank"
+        assert judged([*run(late_rank=1), bye(0), bye(1), bye()]).kind == "straggler"

@@ -1,13 +1,12 @@
-"""Findings: what a report says in words. Thresholds are kept where a finding is worth waking somebody for."""
+"""Findings: what stands out in a report. The keys and kinds are part of the report's JSON."""
 
 from __future__ import annotations
 
 from typing import Any
 
-LATE_MS = 2.0
-LATE_SHARE = 0.05
-EXPOSED_SHARE = 0.10
-INPUT_SHARE = 0.10
+from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE, INPUT_SHARE, LATE_MS, LATE_SHARE
+from ddpwatch.analysis.diagnosis.wording import how_ended, where_ended
+
 NAMED_RANKS = 16
 
 Finding = dict[str, Any]
@@ -38,32 +37,31 @@ def _finding(
     }  # fmt: skip
 
 
-def describe_death(end: dict[str, Any]) -> str:
-    """How a rank ended, in words: reason, where it was, what it waited for."""
-    words = {"killed": f"was killed ({end['detail']})", "exception": f"raised {end['detail']}"}
-    text = words.get(end["reason"], f"was lost: {end['detail']}")
-    if end["step"] is not None:
-        text += f" at step {end['step']}"
-    if end["phase"]:
-        text += f" in {end['phase']}"
-    if end["in_flight"]:
-        text += f", bucket {', '.join(map(str, end['in_flight']))} in flight"
-    return text
+def describe_end(end: dict[str, Any]) -> str:
+    """How a rank ended: the reason, where it was, and which buckets were in flight.
+
+    Args:
+        end: A rank's ``end`` in the report.
+    """
+    if end["reason"] == "finished":
+        return "finished"
+    how = how_ended(end["reason"], end["detail"], end["signal"])
+    return how + where_ended(end["step"], end["phase"], end["in_flight"])
 
 
 def _ends(report: dict[str, Any]) -> list[Finding]:
-    """Every rank that did not finish, the first to go first: what follows it is a consequence."""
+    """Every rank that did not finish, the earliest first: the others are consequences."""
     rows = [row for row in report["ranks"] if row["end"] is not None and row["end"]["reason"] != "finished"]
     return [
         _finding(
-            "rank_ended", "error", f"rank {row['rank']} {describe_death(row['end'])}", rank=row["rank"], **row["end"]
+            "rank_ended", "error", f"rank {row['rank']} {describe_end(row['end'])}", rank=row["rank"], **row["end"]
         )
         for row in sorted(rows, key=lambda row: row["end"]["at_ns"])
     ]
 
 
 def _unreduced(report: dict[str, Any]) -> list[Finding]:
-    """A comm hook that communicates nothing, as a debugging hook does: every rank trains a model of its own."""
+    """A comm hook that communicates nothing, as a debugging hook does: every rank trains its own model."""
     count, world = report["steps"]["unreduced"], report["run"]["world_size"] or 1
     if not count or world == 1:
         return []
@@ -75,30 +73,32 @@ def _recording(report: dict[str, Any]) -> list[Finding]:
     recording = report.get("recording") or {}
     found = []
     if recording.get("cut_tail"):
-        found.append(_finding("cut_tail", "info", "the recording was cut off; everything before the cut is here"))
+        found.append(_finding("cut_tail", "info", "the recording was cut off; it is complete up to the cut"))
     if dropped := recording.get("dropped_parts"):
         text = f"the oldest {dropped} parts of the recording were dropped to stay within --max-size"
         found.append(_finding("dropped_parts", "info", text, dropped_parts=dropped))
     if skipped := recording.get("skipped"):
-        text = f"frames left out: {skipped}, unknown to this ddpwatch or damaged"
+        text = f"frames left out: {skipped}, damaged or of a type unknown to this version of ddpwatch"
         found.append(_finding("skipped", "info", text, skipped=skipped))
     if lost := recording.get("lost"):
-        text = f"{lost} frames are not in the recording: its disk was full, gone or too slow, or its viewer was"
+        text = (
+            f"{lost} frames are not in the recording: the disk was full, gone or too slow, or the recording viewer was"
+        )
         found.append(_finding("recording_lost", "warning", text, lost=lost))
     if missing := recording.get("missing_parts"):
-        text = f"{missing} of the recording's parts are missing: not removed by --max-size, and not beside the others"
+        text = f"{missing} parts of the recording are missing: --max-size did not remove them"
         found.append(_finding("missing_parts", "warning", text, missing_parts=missing))
     return found + _missing_ranks(recording.get("rank_files"), report["run"]["world_size"] or 0)
 
 
 def _missing_ranks(files: list[int] | None, world_size: int) -> list[Finding]:
-    """Of recordings that every rank makes by itself."""
+    """Of recordings in which every rank has its own file."""
     missing = [] if files is None else sorted(set(range(world_size)) - set(files))
     if not missing:
         return []
     names = ", ".join(map(str, missing[:NAMED_RANKS])) + (", …" if len(missing) > NAMED_RANKS else "")
     whose = f"rank {names}" if len(missing) == 1 else f"{len(missing)} of {world_size} ranks ({names})"
-    text = f"the recording of {whose} is missing: each rank records into a file of its own, and it is not here"
+    text = f"the recording of {whose} is missing: every rank records into its own file, and it is not here"
     return [_finding("missing_ranks", "warning", text, ranks=missing[:NAMED_RANKS], count=len(missing))]
 
 

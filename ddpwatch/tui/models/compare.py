@@ -12,7 +12,7 @@ from typing import Any
 
 from ddpwatch.analysis.compare import Change, Difference, RunSeries, changes, compare, figures_of
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.export.tables import groups
+from ddpwatch.export.tables import steps_of
 from ddpwatch.messages import Hello
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
@@ -101,7 +101,7 @@ class Baseline:
         recording = Recording(self.path)
         first, last = recording.steps or (0, 0)
         frames = recording.select(Selection(first=max(first, last - BASELINE_STEPS + 1)))
-        for group in groups(self._noted(frames)):
+        for group in steps_of(self._noted(frames)):
             if self._stopped.is_set():
                 return
             self._series.add(group)

@@ -8,6 +8,7 @@ from typing import overload
 
 from ddpwatch.analysis.step import StepFigures
 from ddpwatch.messages import Mark, Step
+from ddpwatch.sampling.levels import FULL, status_name
 from ddpwatch.state import StepAcrossRanks
 
 MOST_COMM_ROWS = 3
@@ -166,7 +167,7 @@ def timeline_of(
 
 
 def _status(view: StepAcrossRanks, lanes: Lanes) -> str:
-    found = {lane.step.status for lane in (lanes[:_LOOKED_AT] if view.counted else lanes)} - {"ok"}
+    found = {lane.step.status for lane in (lanes[:_LOOKED_AT] if view.counted else lanes)} - {FULL}
     if not found and any(not lane.step.synced for lane in lanes[:_LOOKED_AT]):
         return "not synced"
-    return ", ".join(sorted("warm-up" if status == "warmup" else status for status in found))
+    return ", ".join(sorted(map(status_name, found)))

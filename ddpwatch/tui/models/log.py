@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ddpwatch.analysis.diagnosis.verdict import Verdict
 from ddpwatch.messages import Bye, Hello, Layout, Mark, Message, Status, Step
+from ddpwatch.sampling.levels import is_odd, status_name
 from ddpwatch.tui.text import ms
 
 KEEP_EVENTS = 2000
@@ -62,7 +63,7 @@ class RunLog:
     def take(self, message: Message, at_ns: int) -> None:
         """Takes one message; most are no event."""
         if isinstance(message, Step):
-            if message.status in ("warmup", "aborted"):
+            if is_odd(message.status):
                 self._step(message, at_ns)
         elif isinstance(message, Mark):
             self.add(_mark(message, at_ns))
@@ -95,7 +96,7 @@ class RunLog:
         key = (step.step, step.status)
         if key not in self._odd:
             self._odd = {other for other in self._odd if other[0] > step.step - 100} | {key}
-            what = "warm-up" if step.status == "warmup" else step.status
+            what = status_name(step.status)
             severity = "warn" if step.status == "aborted" else "dim"
             self.add(LogLine(at_ns, "step", f"step {step.step} is {what} (rank {step.rank})", severity, step.step))
 

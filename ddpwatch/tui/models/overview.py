@@ -11,8 +11,9 @@ from enum import Enum
 from itertools import islice
 from typing import overload
 
+from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.verdict import Verdict, verdict
-from ddpwatch.analysis.window import ENOUGH_STEPS, RankSummary, Summariser, Summary
+from ddpwatch.analysis.window import RankSummary, Summariser, Summary
 from ddpwatch.messages import Bye, Device, Hello, Status
 from ddpwatch.sampling.cost import Cost
 from ddpwatch.state import RankState, RankStatus, RunState, StepAcrossRanks
@@ -215,10 +216,10 @@ class OverviewBuilder:
 def pictured(state: RunState) -> StepAcrossRanks | None:
     """The step to show while nobody has chosen one: the newest with timed collectives, unless that is long ago."""
     newest = state.newest_step()
-    if newest is None or not newest.shadow:
+    if newest is None or newest.timed:
         return newest
     newer = (view for view in islice(reversed(state.steps.values()), LOOK_BACK) if view.step < newest.step)
-    return next((view for view in newer if not view.shadow and view.members >= newest.members), newest)
+    return next((view for view in newer if view.timed and view.members >= newest.members), newest)
 
 
 def judge(state: RunState, summary: Summary) -> Verdict:
@@ -283,7 +284,7 @@ def _rank_row(state: RunState, rank: RankState, summary: Summary) -> RankLine:
         step=rank.last_step.step if rank.last_step else None,
         dropped=rank.dropped,
         summary=summary.ranks.get(rank.rank, RankSummary(rank.rank)),
-        slowest=summary.slowest is not None and summary.slowest.rank == rank.rank,
+        slowest=summary.straggler is not None and summary.straggler.rank == rank.rank,
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ddpwatch.analysis.diagnosis.verdict import Names
+from ddpwatch.analysis.diagnosis.verdict import LayerNames
 from ddpwatch.messages import Mark
+from ddpwatch.sampling.levels import is_watched
 from ddpwatch.state import StepAcrossRanks
 from ddpwatch.tui.models.lanes import MOST_COMM_ROWS, Bar, Lane, Lanes, Timeline
 from ddpwatch.tui.text import UNKNOWN, Field, clean, ms, size
@@ -139,7 +140,7 @@ class _Under:
     others: list[int] = field(default_factory=list)
 
 
-def inspect(trace: Trace, cursor: Cursor, names: Names) -> Inspection:
+def inspect(trace: Trace, cursor: Cursor, names: LayerNames) -> Inspection:
     """The exact values at the cursor."""
     if cursor.rank is None:
         return Inspection()
@@ -153,7 +154,7 @@ def inspect(trace: Trace, cursor: Cursor, names: Names) -> Inspection:
         return Inspection((*place, Field("between steps", "–", 1, "dim")), measured=measured)
     place += _phase(lane, at) + _hook(lane, at, names) + _marks(lane, at)
     view = next(view for view in trace.views if view.step == lane.step.step)
-    if lane.step.status == "unwatched":
+    if not is_watched(lane.step.status):
         return Inspection(tuple(place), measured=measured)
     flying = [bar for bar in lane.bars() if bar.start <= at and (bar.end is None or at < bar.end)]
     if not flying:
@@ -167,7 +168,7 @@ def _holds(lane: Lane, at: int) -> bool:
 
 
 def _phase(lane: Lane, at: int) -> list[Field]:
-    if lane.step.status == "unwatched":
+    if not is_watched(lane.step.status):
         return [Field("not watched: what it does is not known", "not watched", 1, "dim")]
     inside = at - lane.offset_ns
     for span in lane.step.spans:
@@ -182,7 +183,7 @@ def _phase(lane: Lane, at: int) -> list[Field]:
     return [Field("idle", "idle", 1, "dim")]
 
 
-def _hook(lane: Lane, at: int, names: Names) -> list[Field]:
+def _hook(lane: Lane, at: int, names: LayerNames) -> list[Field]:
     """The newest gradient."""
     inside = at - lane.offset_ns
     fired = [(ns, param) for param, ns in zip(lane.step.hook_param, lane.step.hook_ns, strict=True) if ns <= inside]
@@ -205,7 +206,7 @@ def _bucket(under: _Under) -> list[Field]:
     step, bar, offset = under.lane.step, under.bar, under.lane.offset_ns
     ready = step.bucket_ready[bar.position]
     facts = under.view.facts_of(step.rank)
-    exposed = facts.exposed[bar.position] if facts.exposed else None
+    exposed = facts.exposed[bar.position]
     fields = [
         Field(f"bucket {bar.index}", f"b{bar.index}", 0, "strong"),
         Field(size(bar.nbytes), size(bar.nbytes), 4),
@@ -226,13 +227,11 @@ def _ms(ns: float | None) -> str:
 
 def _waited(under: _Under) -> int | None:
     """How long the bucket waited for its last rank."""
-    arrivals, facts = under.view.arrivals, under.view.facts_of(under.lane.rank)
-    key = facts.keys[under.bar.position]
-    if key not in arrivals.keys:
-        return None
-    return arrivals.last[arrivals.keys.index(key)] - facts.launch[under.bar.position]
+    facts = under.view.facts_of(under.lane.rank)
+    skew = under.view.skew.buckets.get(facts.keys[under.bar.position])
+    return None if skew is None else skew.last - facts.launch[under.bar.position]
 
 
-def _params(under: _Under, names: Names) -> str:
+def _params(under: _Under, names: LayerNames) -> str:
     params = names.bucket_params(under.bar.index)
     return f"{len(params)} parameters: {', '.join(clean(name, 60) for name in params[:12])}" if params else ""

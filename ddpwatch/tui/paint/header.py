@@ -203,7 +203,7 @@ def _spark(values: Sequence[float | None], cells: int, top: float | None = None)
 
 
 def _slowest(model: Overview, spark: str) -> Field:
-    slowest = model.summary.slowest
+    slowest = model.summary.straggler
     if slowest is None:
         return Field(f"slowest rank {UNKNOWN}", f"slowest {UNKNOWN}", 2, spark=spark)
     late = f"+{ms(slowest.late_ns)} ms"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpwatch.analysis.intervals import Interval
+from ddpwatch.sampling.levels import is_watched
 from ddpwatch.tui.models.lanes import Bar, Lane, Timeline
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.text import Field, clean, fit, size
@@ -265,7 +266,7 @@ def _paint_compute(canvas: Canvas, lane: Lane, axis: Axis, y: int, labelled: boo
     if not axis.sees(lane.offset_ns, lane.offset_ns + lane.step.duration_ns):
         return
     start, end = axis.span(lane.offset_ns, lane.offset_ns + lane.step.duration_ns)
-    if lane.step.status == "unwatched":
+    if not is_watched(lane.step.status):
         if labelled:
             _centred(canvas, start, end, y, ("not watched", "?"), "dim")
         return

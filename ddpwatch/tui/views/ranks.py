@@ -74,7 +74,7 @@ class RanksView(RunView):
             return self._detail(rank, width, height)
         room = max((height - 2) // self._cell(heat, width, height)[1], 1)
         self.first = min(max(self.first, place - room + 1), place, max(len(heat.groups) - room, 0))
-        slowest = self.session.overview.summary.slowest
+        slowest = self.session.overview.summary.straggler
         return paint_heat(heat, width, height, self.first, rank, slowest.rank if slowest else None)
 
     @staticmethod

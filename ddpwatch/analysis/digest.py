@@ -1,0 +1,54 @@
+"""What one step contributes to the medians of a window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import median, median_low
+from typing import cast
+
+from ddpwatch.analysis.across_ranks import LaunchSkew, RankFacts, StepAcrossRanks
+from ddpwatch.analysis.step import BucketKey
+
+
+class StepDigest:
+    """One step's columns, computed once and sorted, which makes the median over many steps cheap. Times in ns.
+
+    Attributes:
+        typical_late: The median lateness over the ranks; None if they cannot be compared.
+        bucket_exposed: Per bucket index the median over the ranks.
+    """
+
+    def __init__(self, across: StepAcrossRanks) -> None:
+        self.across = across
+        self.ranks: dict[int, RankFacts] = dict(across.all_facts())
+        self.skew: LaunchSkew = across.skew
+        figures = [fact.figures for fact in self.ranks.values()]
+        self.step_ns = sorted(figure.step_ns for figure in figures)
+        self.input_ns = sorted(figure.phases_ns["input"] for figure in figures)
+        self.waited_ns = sorted(figure.phases_ns["exposed_comm"] for figure in figures)
+        self.comm_ns = sorted(figure.comm_ns for figure in figures if figure.comm_ns is not None)
+        self.overlap = sorted(figure.overlap for figure in figures if figure.overlap is not None)
+        self.exposed_ns = sorted(f.exposed_ns for f in figures if f.comm_ns and f.exposed_ns is not None)
+        self.cost = sorted(fact.cost for fact in self.ranks.values() if fact.cost is not None)
+        self.typical_late = median_low(self.skew.late.values()) if self.skew.late else None
+        self.bucket_exposed = _bucket_exposed(self.ranks.values())
+        self._phases: dict[str, float] = {}
+
+    def phase_p50(self, phase: str) -> float:
+        """The median over the ranks of one of the `ddpwatch.analysis.step.PHASES`."""
+        if phase not in self._phases:
+            self._phases[phase] = median(fact.figures.phases_ns[phase] for fact in self.ranks.values())
+        return self._phases[phase]
+
+
+def _bucket_exposed(facts: Iterable[RankFacts]) -> dict[int, float]:
+    """Of ranks with all completions; ranks that launched the same buckets are read column by column."""
+    alike: dict[tuple[BucketKey, ...], list[tuple[int | None, ...]]] = {}
+    for fact in facts:
+        if fact.figures.comm_ns is not None:
+            alike.setdefault(fact.keys, []).append(fact.exposed)
+    samples: dict[int, list[int]] = {}
+    for keys, rows in alike.items():
+        for (_, index, _), column in zip(keys, zip(*rows, strict=True), strict=True):
+            samples.setdefault(index, []).extend(cast("tuple[int, ...]", column))
+    return {index: median(values) for index, values in samples.items()}

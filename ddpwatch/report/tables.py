@@ -1,0 +1,76 @@
+"""The tables of a report, for every kind of text: phases, ranks, buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from ddpwatch.analysis.diagnosis.findings import describe_end
+from ddpwatch.report.format import UNKNOWN, number, percent, size
+
+Row = dict[str, Any]
+Columns = dict[str, Callable[[Row], str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of texts; names in it are as the recording has them."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+RANK_COLUMNS: Columns = {
+    "rank": lambda row: str(row["rank"]),
+    "host": lambda row: row["host"] or UNKNOWN,
+    "steps": lambda row: str(row["steps"]),
+    "step ms": lambda row: number(row["step_ms_p50"]),
+    "late ms": lambda row: number(row["late_ms_p50"]),
+    "wait ms": lambda row: number(row["wait_ms_p50"]),
+    "overlap": lambda row: percent(row["overlap_p50"]),
+    "exposed ms": lambda row: number(row["exposed_ms_p50"]),
+    "dropped": lambda row: str(row["dropped"]),
+    "own cost": lambda row: percent(row["own_cost_ratio"], 2),
+    "end": lambda row: describe_end(row["end"]) if row["end"] else UNKNOWN,
+}
+BUCKET_COLUMNS: Columns = {
+    "bucket": lambda row: str(row["index"]) if row["module"] == 0 else f"{row['module']}/{row['index']}",
+    "size": lambda row: size(row["nbytes"]),
+    "params": lambda row: str(len(row["params"])),
+    "ready ms": lambda row: number(row["ready_ms_p50"]),
+    "launch ms": lambda row: number(row["launch_ms_p50"]),
+    "done ms": lambda row: number(row["done_ms_p50"]),
+    "transfer ms": lambda row: number(row["transfer_ms_p50"]),
+    "exposed ms": lambda row: number(row["exposed_ms_p50"]),
+    "busbw GB/s": lambda row: number(row["busbw_gbps_p50"], 2),
+    "last": lambda row: _last(row),
+}
+
+
+def tables(report: dict[str, Any], omit: Collection[str] = ()) -> list[Table]:
+    """The tables that have rows, without the columns to omit."""
+    found = [
+        _phases(report),
+        _table("Ranks (p50)", RANK_COLUMNS, report["ranks"], omit),
+        _table("Buckets (p50, from the start of the backward)", BUCKET_COLUMNS, report["buckets"], omit),
+    ]
+    return [table for table in found if table.rows]
+
+
+def _phases(report: dict[str, Any]) -> Table:
+    """The median step, split into its phases."""
+    step_ms = report["steps"]["step_ms_p50"]
+    phases = report["phases_ms"].items() if step_ms else ()
+    rows = [[name, number(ms), percent(None if ms is None else ms / step_ms)] for name, ms in phases]
+    return Table("The median step", ["phase", "ms", "share"], rows)
+
+
+def _table(title: str, columns: Columns, rows: list[Row], omit: Collection[str]) -> Table:
+    shown = {name: cell for name, cell in columns.items() if name not in omit}
+    return Table(title, list(shown), [[cell(row) for cell in shown.values()] for row in rows])
+
+
+def _last(row: Row) -> str:
+    return UNKNOWN if row["last_rank"] is None else f"rank {row['last_rank']} {percent(row['last_share'])}"

@@ -1,0 +1,50 @@
+"""How much of a step is recorded, and what follows from it: the statuses that a step carries on the wire.
+
+| status | recorded | counted | timed | watched |
+|---|---|---|---|---|
+| ``ok`` | every stamp | yes | yes | yes |
+| ``shadow`` | phases and ready times, no completions | yes | no | yes |
+| ``unwatched`` | start, end and CPU time | no | no | no |
+| ``warmup`` | every stamp, of DDP's first reduced step | no | yes | yes |
+| ``aborted`` | what came before an exception | no | yes | yes |
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ddpwatch.messages import StepStatus
+
+FULL: Final = "ok"
+SHADOW: Final = "shadow"
+UNWATCHED: Final = "unwatched"
+LEVELS: Final = (UNWATCHED, SHADOW, FULL)  # from the least recorded to the most
+
+_COUNTED = frozenset((FULL, SHADOW))
+_UNTIMED = frozenset((SHADOW, UNWATCHED))
+_NAMES = {"warmup": "warm-up"}
+
+
+def is_counted(status: StepStatus) -> bool:
+    """Whether statistics include such a step."""
+    return status in _COUNTED
+
+
+def is_timed(status: StepStatus) -> bool:
+    """Whether the probe timed its collectives."""
+    return status not in _UNTIMED
+
+
+def is_watched(status: StepStatus) -> bool:
+    """Whether more than its start and end is known."""
+    return status != UNWATCHED
+
+
+def is_odd(status: StepStatus) -> bool:
+    """Whether the job did something out of the ordinary: a warm-up step, or one left by an exception."""
+    return is_watched(status) and not is_counted(status)
+
+
+def status_name(status: StepStatus) -> str:
+    """The status as people read it."""
+    return _NAMES.get(status, status)
