@@ -101,11 +101,11 @@ def child(world: int, view: str, naive: bool, result: Path) -> None:
 
     from ddpwatch.rundir import RunInfo
     from ddpwatch.tui.app import GC_THRESHOLDS, DashboardApp
-    from ddpwatch.tui.feed import AttachFeed
+    from ddpwatch.tui.feed import AttachSpec
     from ddpwatch.tui.settings import Settings
 
     run = RunInfo(run_id="synthetic", ingest="", publish="", pid=1, world_size=world, started=0.0)
-    feed = AttachFeed(run=run, open_source=lambda _: SyntheticSource(world), list_runs=lambda: [run])
+    feed = AttachSpec(run=run, open_source=lambda _: SyntheticSource(world), list_runs=lambda: [run])
     app = DashboardApp(feed, settings=Settings(theme="dark", view=view))  # type: ignore[arg-type]
     if naive:
         make_naive(app)
@@ -145,7 +145,7 @@ def make_naive(app: Any) -> None:
 
     static = Static()
     app.compose = lambda: iter([static])
-    app.show_view = app.dress = lambda *_: None
+    app.show_view = app.apply_theme = lambda *_: None
     app.on_mount = lambda: (app.set_interval(0.1, lambda: app.tick()), app.feed.start())
 
     def tick() -> None:
@@ -265,10 +265,10 @@ def memory(world: int, hours: float) -> None:
 async def _memory(world: int, hours: float) -> None:
     from ddpwatch.transport import Envelope
     from ddpwatch.tui.app import GC_THRESHOLDS, DashboardApp
-    from ddpwatch.tui.replay import FrameList, ReplayFeed
+    from ddpwatch.tui.feed import FrameList, ReplaySpec
 
     gc.set_threshold(*GC_THRESHOLDS)
-    app = DashboardApp(ReplayFeed("x", FrameList(())), ticking=False)
+    app = DashboardApp(ReplaySpec("x", FrameList(())), ticking=False)
     source = SyntheticSource(world)
     total, views = int(hours * STEPS_PER_HOUR), list(app.views)
     process = psutil.Process()
@@ -283,8 +283,8 @@ async def _memory(world: int, hours: float) -> None:
                 app.tick()
                 await pilot.pause()
             if number % max(total // 40, 1) == 0:
-                key = views[number * 40 // total % len(views)]
-                app.show_view(key)
+                view = views[number * 40 // total % len(views)]
+                app.show_view(view)
                 print(
                     f"{number / STEPS_PER_HOUR:6.2f} {number * world:>10} {number // DRAWN_EVERY:>7} "
                     f"{app.view.NAME:>10} {process.memory_info().rss / 2**20:6.0f}",

@@ -15,8 +15,8 @@ from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.rundir import RunInfo
 from ddpwatch.transport import Envelope
 from ddpwatch.tui.app import DashboardApp
-from ddpwatch.tui.feed import AttachFeed, Frame
-from ddpwatch.tui.replay import FrameList, ReplayFeed
+from ddpwatch.tui.feed import AttachSpec, FrameList, ReplaySpec
+from ddpwatch.tui.feed.events import Frame
 from ddpwatch.tui.settings import Settings
 from tests.support.frames import MS, enveloped
 
@@ -68,13 +68,13 @@ class FakeJobs:
     def end(self, name: str) -> None:
         self.runs = [run for run in self.runs if run.run_id != name]
 
-    def feed(self, **changes: object) -> AttachFeed:
+    def feed(self, **changes: object) -> AttachSpec:
         about = {
             "open_source": lambda endpoint: self.sources[endpoint],
             "list_runs": lambda: list(self.runs),
-            "where": lambda: Path("/run/ddpwatch"),
+            "run_directory": lambda: Path("/run/ddpwatch"),
         }
-        return AttachFeed(**{**about, **changes})  # type: ignore[arg-type]
+        return AttachSpec(**{**about, **changes})  # type: ignore[arg-type]
 
 
 class Clock:
@@ -110,8 +110,8 @@ def ended_recording(path: Path, messages: Iterable[Message]) -> Path:
 
 def replay_app(messages: Iterable[Message], clock: Clock | None = None, every_ms: int = 50) -> DashboardApp:
     clock = clock or Clock()
-    film = FrameList(enveloped(list(messages), every_ms))
-    return DashboardApp(ReplayFeed("run.mcap", film, 1.0, clock), clock=clock, ticking=False)
+    recording = FrameList(enveloped(list(messages), every_ms))
+    return DashboardApp(ReplaySpec("run.mcap", recording, 1.0, clock), clock=clock, ticking=False)
 
 
 async def until(pilot: Pilot[int], what: Callable[[], object], patience_s: float = 10, every_s: float = 0.005) -> None:

@@ -2,7 +2,7 @@ import queue
 
 import pytest
 
-from ddpwatch.tui.replay import open_feed
+from ddpwatch.tui.feed import open_feed
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from textual.geometry import Size
 
 from ddpwatch.errors import UsageError
 from ddpwatch.tui.app import DashboardApp
-from ddpwatch.tui.replay import FrameList, ReplayFeed
+from ddpwatch.tui.feed import FrameList, ReplaySpec
 from ddpwatch.tui.screens import HelpScreen, RunPicker
 from tests.support.dashboards import Clock, FakeJobs, live_app, replay_app, screen_text, until
 from tests.support.frames import bye, device, enveloped, hello, killed, run, step
@@ -203,7 +203,7 @@ class TestQuit:
                 yield from super().seek(at_ns)
                 raise UsageError("cut")
 
-        app = DashboardApp(ReplayFeed("x", Broken(enveloped([step(0)]))), ticking=False)
+        app = DashboardApp(ReplaySpec("x", Broken(enveloped([step(0)]))), ticking=False)
         async with app.run_test() as pilot:
             while app.failure is None:
                 await pilot.pause(0.01)

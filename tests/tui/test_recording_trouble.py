@@ -17,7 +17,7 @@ def test_once_in_the_log_however_many_frames_are_lost():
     log = RunLog()
     for message in (status(), troubled(1), troubled(2), troubled(300)):
         log.take(message, EPOCH_NS)
-    assert [(event.text, event.severity) for event in log.events] == [("recording: No space left on device", "bad")]
+    assert [(line.text, line.severity) for line in log.lines] == [("recording: No space left on device", "bad")]
 
 
 async def test_in_the_header_with_the_count():

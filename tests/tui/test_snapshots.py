@@ -106,7 +106,7 @@ async def test_every_view(ranks, snapshot, baseline):
         await until(pilot, lambda: app.session.state.frames == len(messages))
         for width, height in (SMALL, LARGE):
             await pilot.resize_terminal(width, height)
-            for key, view in app.views.items():
+            for key, view in app.views.by_key.items():
                 app.show_view(key)
                 await until(pilot, lambda: not app.view.pending)
                 name = f"{view.NAME.lower()}-{width}x{height}"

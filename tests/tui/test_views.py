@@ -46,7 +46,7 @@ class TestEveryView:
             await pilot.press(key)  # before the first frame
             await watching(pilot, [*run(12, world=3, late_rank=1), device(0), device(1, 70.0, "cuda")])
             await pilot.press("j", "k", "m", "v", "s", "o", "T", "pagedown")
-            assert app.view is app.views[key]
+            assert app.view is app.views.by_key[key]
             await pilot.press("enter", "j", "escape")
             for size in ((5, 3), (1, 1), (200, 50)):
                 await pilot.resize_terminal(*size)
@@ -112,7 +112,7 @@ class TestEveryView:
             await watching(pilot, run(12))
             place = screen_text(app).splitlines()[-1].index("3 Buckets")
             await pilot.click(offset=(place + 2, 29))
-            await until(pilot, lambda: app.view is app.views["3"])
+            await until(pilot, lambda: app.view is app.views.buckets)
 
     async def test_help_is_about_the_view(self):
         app = app_on()
@@ -258,7 +258,7 @@ class TestLog:
             await pilot.press("m")
             assert "attached" not in body(app)
             await pilot.press("up", "enter")
-            assert app.view is app.views["2"]
+            assert app.view is app.views.timeline
             assert app.session.paused
             assert "step 19" in body(app)
 
@@ -275,7 +275,7 @@ class TestLog:
             await until(pilot, lambda: "unfinished no more" in body(app))
             await pilot.press("space")
             output.write_bytes(output.read_bytes() + b"later\n")
-            await until(pilot, lambda: "later" in app.session.output.events[-1].text)
+            await until(pilot, lambda: "later" in app.session.output.lines[-1].text)
             assert "later" not in body(app)
 
     async def test_output_is_shown_before_the_run_begins_and_is_kept_when_it_does(self, tmp_path):
@@ -300,7 +300,7 @@ class TestLog:
             await watching(pilot, [*run(3), bye(0), bye(1), bye()])
             await until(pilot, lambda: app.session.over)
             output.write_bytes(b"saved the model\n")
-            await until(pilot, lambda: app.session.output.events)
+            await until(pilot, lambda: app.session.output.lines)
 
 
 class TestEverywhere:
@@ -312,7 +312,7 @@ class TestEverywhere:
             assert "2-3,7: 3 shown" in screen_text(app)
             assert [row.rank for row in app.session.overview.ranks] == [2, 3, 7]
             await pilot.press("2")
-            assert app.view.trace().ranks == [2, 3, 7]
+            assert app.view.timeline().ranks == [2, 3, 7]
             await pilot.press("slash", *["backspace"] * 5, "enter")
             assert len(app.session.overview.ranks) == 8
             await pilot.press("slash", "x", "escape")
@@ -396,7 +396,7 @@ class TestEverywhere:
             await pilot.press("colon", *"view: ranks")
             await pilot.pause(0.3)
             await pilot.press("down", "enter")
-            await until(pilot, lambda: app.view is app.views["4"])
+            await until(pilot, lambda: app.view is app.views.ranks)
 
     async def test_ascii_draws_nothing_else(self):
         app = app_on(settings=Settings(theme="none", ascii=True))
