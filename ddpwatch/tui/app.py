@@ -271,8 +271,8 @@ class DashboardApp(App[int]):
 
     def on_click(self, event: events.Click) -> None:
         """Shows the view whose tab is clicked on."""
-        if event.widget is self.view and event.y == self.view.size.height - 1:
-            tab = tab_at(self.view.tabs, event.x, self.view.size.width)
+        if not self.screen.is_modal and event.screen_y == self.view.size.height - 1:
+            tab = tab_at(self.view.tabs, event.screen_x, self.view.size.width)
             if tab is not None:
                 self.action_view(tab.key)
 

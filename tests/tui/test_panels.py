@@ -1,4 +1,5 @@
 import re
+from itertools import chain
 
 import pytest
 
@@ -14,7 +15,20 @@ from ddpwatch.tui.paint.overview import paint_overview
 from ddpwatch.tui.paint.screen_layout import layout
 from ddpwatch.tui.paint.split import paint_split
 from ddpwatch.tui.paint.table import paint_table
-from tests.support.frames import beat, bye, device, enveloped, hello, killed, run, shadow, state_of, status, step
+from tests.support.frames import (
+    beat,
+    bye,
+    device,
+    enveloped,
+    hello,
+    killed,
+    run,
+    shadow,
+    state_of,
+    status,
+    step,
+    synchronous,
+)
 
 LIVE = LinkState(Link.LIVE)
 
@@ -41,7 +55,7 @@ class TestHeader:
             assert figure in shown
 
     def test_sparklines_are_as_long_as_there_is_room(self):
-        model = overview([*run(30, late_rank=1), step(0, 30, 200, 0), step(1, 30, 0, 200)])
+        model = overview([*run(30, late_rank=1), *chain.from_iterable(synchronous([(200, 0)], 30, start_ms=30 * 140))])
         lengths = {}
         for width in (80, 120, 160, 200):
             line = plain(paint_header(model, width))[1]

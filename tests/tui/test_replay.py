@@ -3,6 +3,7 @@
 import queue
 import random
 from dataclasses import asdict
+from itertools import chain
 
 import pytest
 
@@ -19,7 +20,21 @@ from ddpwatch.tui.feed.events import Arrived, Attached, Failed, Frames, Missed, 
 from ddpwatch.tui.feed.playback import PlaybackClock
 from ddpwatch.tui.models.devices import HISTORY_S, device_lines
 from tests.support.dashboards import Clock, ended_recording, replay_app, screen_text, until
-from tests.support.frames import EPOCH_NS, MS, beat, bye, device, enveloped, hello, killed, layout, run, status, step
+from tests.support.frames import (
+    EPOCH_NS,
+    MS,
+    beat,
+    bye,
+    device,
+    enveloped,
+    hello,
+    killed,
+    layout,
+    run,
+    status,
+    step,
+    synchronous,
+)
 
 SECOND_NS = 10**9
 
@@ -160,9 +175,8 @@ def long_run(steps=900):
     """One step every 300 ms, with noise, beats and samples, and a rank that dies before the end."""
     dice = random.Random(5)
     messages = [hello(0), layout(0), hello(1), layout(1)]
-    for number in range(steps):
-        late = dice.randrange(30)
-        messages += [step(0, number, late), step(1, number, 0, late)]
+    for number, ranks in enumerate(synchronous((dice.randrange(30), 0) for _ in range(steps))):
+        messages += ranks
         if number % 3 == 0:
             messages += [device(number // 3, float(dice.randrange(100))), beat(number % 2, number), status()]
         if number % 50 == 0:
@@ -294,12 +308,10 @@ class TestSeeking:
 def eventful():
     """Rank 1 late from step 60 to 119, an aborted step 150, a slow one 180, and a death at the end."""
     messages = [hello(0), layout(0), hello(1), layout(1)]
-    for number in range(200):
-        late = 40 if 60 <= number < 120 else 0
-        kind = {"status": "aborted"} if number == 150 else {}
-        slow = 120 if number == 180 else 0
-        messages += [step(0, number, slow, late, **kind), step(1, number, late + slow, **kind)]
-    return [*messages, killed(1, 199), bye(reason="lost")]
+    lateness = [(0, 40) if 60 <= number < 120 else (0, 0) for number in range(200)]
+    lateness[180] = (120, 120)
+    steps = chain.from_iterable(synchronous(lateness, statuses={150: "aborted"}))
+    return [*messages, *steps, killed(1, 199), bye(reason="lost")]
 
 
 class TestFindings:

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,20 @@ from ddpwatch.tui.screens import AskScreen, HelpScreen
 from ddpwatch.tui.settings import Settings, load_settings
 from ddpwatch.tui.views import VIEWS
 from tests.support.dashboards import FakeJobs, ended_recording, live_app, replay_app, screen_text, until
-from tests.support.frames import MS, START_NS, beat, bye, device, hello, killed, run, shadow, step, unwatched
+from tests.support.frames import (
+    MS,
+    START_NS,
+    beat,
+    bye,
+    device,
+    hello,
+    killed,
+    run,
+    shadow,
+    step,
+    synchronous,
+    unwatched,
+)
 
 KEYS = {view.NAME: key for key, view in VIEWS.items()}
 
@@ -144,8 +158,8 @@ class TestTimeline:
             assert "rank 1 at" in body(app)
 
     async def test_jumps(self):
-        odd = [step(rank, 12, 80, status="aborted") for rank in (0, 1)]
-        messages = [*run(12), *odd, *(step(r, n, 300 if n == 30 else 0) for n in range(13, 40) for r in (0, 1))]
+        late = [(80, 80), *([(0, 0)] * 17), (300, 300), *([(0, 0)] * 9)]
+        messages = [*run(12), *chain.from_iterable(synchronous(late, 12, statuses={12: "aborted"}))]
         app = app_on()
         async with app.run_test(size=(111, 30)) as pilot:
             await watching(pilot, messages)
@@ -249,11 +263,11 @@ class TestLog:
             await watching(pilot, run(20, late_rank=1))
             await pilot.press("7")
             assert "rank 1 is late" in body(app)
-            hidden = {"bucket_done": [60 * MS, 80 * MS]}
-            app.jobs.sources["run-1"].put([step(r, n, **hidden) for n in range(20, 90) for r in (0, 1)], 10)
+            hidden = list(synchronous([(0, 0)] * 110, 20, start_ms=20 * 140, bucket_done=[60 * MS, 80 * MS]))
+            app.jobs.sources["run-1"].put(chain.from_iterable(hidden[:70]), 10)
             await until(pilot, lambda: app.session.overview.verdict.kind != "late-rank")
             assert "cleared" not in body(app)
-            app.jobs.sources["run-1"].put([step(r, n, **hidden) for n in range(90, 130) for r in (0, 1)], 50)
+            app.jobs.sources["run-1"].put(chain.from_iterable(hidden[70:]), 50)
             await until(pilot, lambda: "cleared: rank 1 is late" in body(app))
             await pilot.press("m")
             assert "attached" not in body(app)
