@@ -33,7 +33,7 @@ HELP = """\
   Home End        oldest, newest step   j k  ↓ ↑   scroll, select
   S  n  N         slowest step, finding g          go to step, time
   /  f            filter, follow slowest a          another run
-  y  P  E         copy, SVG, export   T  A       colours, ASCII
+  y  P  E         copy, SVG, export     T  A       colours, ASCII
   + -  < >        replay speed, by 5 s  O  .       loop, to the end
   :               all commands
 """

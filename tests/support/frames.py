@@ -118,7 +118,7 @@ def status() -> Status:
 
 
 def run(steps: int = 40, world: int = 2, late_rank: int | None = None, late_ms: int = 40) -> Iterator[Message]:
-    """A whole run without its end: hellos, a warm-up step, steps, device samples."""
+    """A run without its end: hellos, a warm-up step, steps, device samples."""
     for rank in range(world):
         yield hello(rank, world)
         yield layout(rank)

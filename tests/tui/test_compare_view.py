@@ -38,7 +38,7 @@ async def watching(pilot, messages):
     await until(pilot, lambda: pilot.app.session.state.frames >= len(messages))
 
 
-async def judged(pilot):
+async def compared(pilot):
     await until(pilot, lambda: pilot.app.views.compare.baseline.result and not pilot.app.views.compare.pending)
     return " ".join(screen_text(pilot.app).split())
 
@@ -54,14 +54,14 @@ async def answered(pilot, path):
 
 
 class TestView:
-    async def test_a_slower_run_is_told_from_its_baseline(self, baseline):
+    async def test_a_slower_run_is_distinguished_from_its_baseline(self, baseline):
         app = app_on()
         async with app.run_test(size=(120, 40)) as pilot:
             await watching(pilot, run(40, late_rank=1))
             await pilot.press("6")
             assert "b asks for a recording" in screen_text(app)
             await asked_for(pilot, baseline)
-            shown = await judged(pilot)
+            shown = await compared(pilot)
         assert "this run is 40.0 % slower than good" in shown
         assert "step ms 100 140 +40.0 ▲ +40.0 … +40.0" in shown
         assert "backward 49.0 69.0 +20.0 ▲" in shown
@@ -77,30 +77,30 @@ class TestView:
             app.jobs.sources["run-1"].put([step(rank, n) for n in range(10, 300) for rank in (0, 1)], every_ms=20)
             await until(pilot, lambda: "no difference between good and this run" in screen_text(app))
             await pilot.press("space")
-            assert "this run (200)" in await judged(pilot)
+            assert "this run (200)" in await compared(pilot)
 
-    async def test_a_baseline_that_takes_its_time_keeps_nobody_waiting(self, baseline, monkeypatch):
-        goes_on, asked = threading.Event(), threading.Event()
+    async def test_the_views_do_not_wait_for_a_slow_baseline(self, baseline, monkeypatch):
+        released, reading = threading.Event(), threading.Event()
 
         class Slow(compare_model.Recording):
             def select(self, selection):
-                asked.set()
+                reading.set()
                 for number, frame in enumerate(super().select(selection)):
-                    assert number < 50 or goes_on.wait(10)
+                    assert number < 50 or released.wait(10)
                     yield frame
 
         monkeypatch.setattr(compare_model, "Recording", Slow)
         app = app_on(baseline=baseline)
         async with app.run_test(size=(120, 40)) as pilot:
             await watching(pilot, run(40))
-            assert asked.wait(10)
+            assert reading.wait(10)
             await pilot.press("6")
             await until(pilot, lambda: "reading good: " in screen_text(app))
             await pilot.press("2")
             assert app.view is app.views.timeline
-            goes_on.set()
+            released.set()
             await pilot.press("6")
-            assert "no difference between good and this run" in await judged(pilot)
+            assert "no difference between good and this run" in await compared(pilot)
 
     @pytest.mark.parametrize("made", ["missing", "nonsense", "empty"])
     async def test_a_bad_file_is_one_clear_line(self, made, tmp_path):
@@ -126,7 +126,7 @@ class TestView:
         async with app.run_test(size=(120, 40)) as pilot:
             await watching(pilot, run(40))
             await pilot.press("6")
-            await judged(pilot)
+            await compared(pilot)
             (row,) = [row for row in app.view._rows if ("ranks" in "".join(text for text, _ in row[:2]))]
             assert [text.split() for text, style in row if style == "warn"]
 
@@ -137,7 +137,7 @@ class TestView:
             await app.run_action("baseline")
             await pilot.pause()
             await answered(pilot, baseline)
-            assert "no difference" in await judged(pilot)
+            assert "no difference" in await compared(pilot)
             assert app.view is app.views.compare
 
     def test_a_bad_baseline_is_named_before_anything_is_drawn(self, tmp_path, monkeypatch):

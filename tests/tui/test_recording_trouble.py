@@ -1,4 +1,4 @@
-"""A recording that the disk does not take is said where the user looks: in the header and in the log."""
+"""The header and the log report a recording that the disk does not accept."""
 
 from ddpwatch.tui.models.log import RunLog
 from tests.support.dashboards import FakeJobs, live_app, screen_text, until
@@ -8,9 +8,9 @@ FULL = "No space left on device; {} frames lost"
 
 
 def troubled(lost):
-    told = status()
-    told.recording, told.recording_error = "/data/run.mcap", FULL.format(lost)
-    return told
+    message = status()
+    message.recording, message.recording_error = "/data/run.mcap", FULL.format(lost)
+    return message
 
 
 def test_once_in_the_log_however_many_frames_are_lost():

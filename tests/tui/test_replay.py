@@ -1,6 +1,5 @@
-"""Replay: at any speed, from any place, and the figures are those of reading from the start."""
+"""Replay: at any speed, from any position, and the figures are those of reading from the start."""
 
-import queue
 import random
 from dataclasses import asdict
 from itertools import chain
@@ -124,10 +123,10 @@ class TestReplay:
         events.get(timeout=5)
         events.get(timeout=5)
         feed.pause(True)
-        clock.now += 60
-        feed.pause(True)
-        with pytest.raises(queue.Empty):
-            events.get(timeout=0.3)
+        acted = clock.advance(60)
+        while not acted():
+            feed.pause(True)  # wakes the feed
+        assert events.empty()
 
     def test_speed_goes_up_and_down_in_steps(self):
         feed = ReplayFeed(ReplaySpec("x", FrameList([])), print)
@@ -149,7 +148,7 @@ class TestReplay:
 
 
 def shown(state):
-    """All that views show of a state; ``frames`` and ``version`` tell how it came about, not what is known."""
+    """All that views show of a state; ``frames`` and ``version`` depend on the path, not on what is known."""
     newest = state.newest_step()
     return {
         "run": (
@@ -276,7 +275,7 @@ class TestSeeking:
         player.arrive(Over)
         assert feed.position_s == feed.length_s > 100
 
-    def test_beyond_the_end_is_told_and_nothing_moves(self, long_recording, feed_of):
+    def test_beyond_the_end_is_findings_and_nothing_moves(self, long_recording, feed_of):
         player = Player(feed_of, Recording(long_recording))
         player.feed.go_to(SeekTarget(step=5000))
         assert "ends before step 5000" in player.arrive(Missed).why
@@ -421,7 +420,7 @@ class TestKeys:
 
     async def test_the_log_is_the_same_at_any_speed(self):
         """Findings are judged by recorded time: how often the screen is drawn changes nothing."""
-        told = []
+        findings = []
         for ticks in (1, 7):
             app = replay_app(eventful())
             async with app.run_test(size=(120, 36)) as pilot:
@@ -432,6 +431,6 @@ class TestKeys:
                     app.tick()
                 await pilot.press("full_stop")
                 await until(pilot, lambda app=app: app.session.over)
-                told.append([line for line in app.session.log.lines if line.kind == "finding"])
-        assert told[0] == told[1]
-        assert len(told[0]) >= 3
+                findings.append([line for line in app.session.log.lines if line.kind == "finding"])
+        assert findings[0] == findings[1]
+        assert len(findings[0]) >= 3

@@ -1,4 +1,4 @@
-"""What the dashboard looks like, on synthetic frames and a clock that stands still."""
+"""What the dashboard looks like, on synthetic frames and a stopped clock."""
 
 import re
 import time
@@ -195,7 +195,7 @@ def body_shown(app, name, world, lines):
 
 
 def covered(body):
-    """The ranks that the heatmap's rows stand for."""
+    """The ranks that the heatmap's rows show."""
     rows = re.findall(r"^ +(\d+)(?:–(\d+))?[◀ ] ", body, re.MULTILINE)
     return {rank for first, last in rows for rank in range(int(first), int(last or first) + 1)}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from textual import events
+from textual.command import CommandList
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Mark, Step
@@ -124,8 +125,8 @@ class TestEveryView:
         app = app_on()
         async with app.run_test(size=(100, 30)) as pilot:
             await watching(pilot, run(12))
-            place = screen_text(app).splitlines()[-1].index("3 Buckets")
-            await pilot.click(offset=(place + 2, 29))
+            x = screen_text(app).splitlines()[-1].index("3 Buckets")
+            await pilot.click(offset=(x + 2, 29))
             await until(pilot, lambda: app.view is app.views.buckets)
 
     async def test_help_is_about_the_view(self):
@@ -333,7 +334,7 @@ class TestEverywhere:
             assert not isinstance(app.screen, AskScreen)
             assert len(app.session.overview.ranks) == 8
 
-    async def test_a_filter_that_lets_nobody_through(self):
+    async def test_a_filter_that_selects_no_rank(self):
         app = app_on()
         async with app.run_test(size=(120, 40)) as pilot:
             await watching(pilot, run(12, world=2))
@@ -394,21 +395,22 @@ class TestEverywhere:
     @pytest.mark.parametrize("key", ["P", "E"])
     async def test_what_cannot_be_saved_is_one_line(self, key, monkeypatch):
         app = app_on()
-        told = []
+        notices = []
         async with app.run_test(size=(80, 24)) as pilot:
             await watching(pilot, run(12))
             monkeypatch.setattr(app, "_file", lambda end: Path("/proc/none") / end)
-            monkeypatch.setattr(app, "notify", lambda text, **_: told.append(text))
+            monkeypatch.setattr(app, "notify", lambda text, **_: notices.append(text))
             await pilot.press(key)
-            await until(pilot, lambda: told)
-        assert told == ["not saved: /proc/none: No such file or directory"]
+            await until(pilot, lambda: notices)
+        assert notices == ["not saved: /proc/none: No such file or directory"]
 
     async def test_the_command_palette(self):
         app = app_on()
         async with app.run_test(size=(100, 30)) as pilot:
             await watching(pilot, run(12))
             await pilot.press("colon", *"view: ranks")
-            await pilot.pause(0.3)
+            found = app.screen.query_one(CommandList)
+            await until(pilot, lambda: found.option_count and "Ranks" in str(found.get_option_at_index(0).prompt))
             await pilot.press("down", "enter")
             await until(pilot, lambda: app.view is app.views.ranks)
 

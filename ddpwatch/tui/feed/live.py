@@ -78,7 +78,7 @@ class LiveFeed(ThreadFeed):
                 self._read(run.publish, run.run_id, run)
 
     def _next_run(self) -> RunInfo | Path | None:
-        """The chosen run, or the newest, or once the last one that ended; waits a moment if there is none."""
+        """The chosen run, or the newest, or once the last one that ended; waits `LIST_RUNS_S` if there is none."""
         chosen, self._chosen = self._chosen, None
         if chosen is not None:
             return chosen

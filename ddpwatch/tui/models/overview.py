@@ -216,7 +216,7 @@ def verdict_of(state: RunState, summary: Summary) -> Verdict:
 
 
 def paused_overview(frozen: Overview, now: Overview, lanes: StepLanes | None) -> Overview:
-    """The overview of the moment of the pause, with another step's lanes and the header's present counters."""
+    """The overview as it was when the pause began, with another step's lanes and the header's present counters."""
     return replace(frozen, link=now.link, newest_step=now.newest_step, end=now.end, lanes=lanes or frozen.lanes)
 
 

@@ -14,8 +14,8 @@ class FollowedRun:
     """Takes frames and keeps the run's state and log.
 
     Args:
-        by_recorded_time: Judge the run twice a second of recorded time, so that a replay's log does not depend on its
-            speed. Otherwise the caller logs verdicts.
+        by_recorded_time: Log the verdict twice a second of recorded time, so that a replay's log does not depend on
+            its speed. Otherwise the caller logs verdicts.
     """
 
     def __init__(self, by_recorded_time: bool = False) -> None:
@@ -23,7 +23,7 @@ class FollowedRun:
         self.log = RunLog()
         self._by_recorded_time = by_recorded_time
         self._builder = OverviewBuilder()
-        self._judged_ns = 0
+        self._verdict_ns = 0
         self._median_ns: float | None = None
 
     def apply(self, message: Message, received_ns: int, facts_now: bool = True) -> None:
@@ -32,11 +32,11 @@ class FollowedRun:
         self.log.take(message, received_ns)
         if facts_now and isinstance(message, Step) and (step := self.state.steps.get(message.step)) is not None:
             step.facts_of(message.rank)
-        if self._by_recorded_time and self.state.now_ns - self._judged_ns >= SUMMARY_NS:
-            self._judge()
+        if self._by_recorded_time and self.state.now_ns - self._verdict_ns >= SUMMARY_NS:
+            self._log_verdict()
 
-    def _judge(self) -> None:
-        self._judged_ns = self.state.now_ns
+    def _log_verdict(self) -> None:
+        self._verdict_ns = self.state.now_ns
         summary, newest = self._builder.summary(self.state), self.state.newest_step()
         self._median_ns = summary.step_ns
         self.log.log_verdict(verdict_of(self.state, summary), self.state.now_ns, newest.step if newest else None)

@@ -20,7 +20,7 @@ class OverviewView(RunView):
   exposed   communication time in which it did not: training waits for it
   late      how long after the first rank it launched a bucket, at most
   wait      how long its bucket waited for the last rank, at most
-  slowest   the latest rank, where that stands clear of the noise
+  slowest   the latest rank, if it is late beyond the noise
   cost      the share of a step that watching adds: CPU time of watched
             steps against unwatched ones beside them, with 95 % interval
   own cost  what the probe measures of itself, until cost is known"""
