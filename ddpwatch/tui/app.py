@@ -127,6 +127,7 @@ class DashboardApp(App[int]):
         view.tabs = tuple(Tab(key, other.NAME, other is view) for key, other in self.views.by_key.items())
         self.query_one(ContentSwitcher).current = view.id
         view.focus()
+        view.invalidate()
         if view.size.height:
             view.repaint()
 

@@ -56,7 +56,7 @@ def test_no_escape_sequence_is_left(file, written, shown):
     assert OutputTail(file).lines() == [shown]
 
 
-def test_what_came_too_fast_is_left_out_and_said_to_be(file):
+def test_output_that_comes_too_fast_is_left_out_and_counted(file):
     tail = OutputTail(file)
     add(file, b"first\n")
     assert tail.lines() == ["first"]

@@ -66,7 +66,7 @@ def test_ranks_on_one_clock_are_aligned_by_their_start():
     assert where(rows, 5, "forward") == list(range(51, 65))
 
 
-def test_ranks_on_different_clocks_begin_at_their_own_start_and_say_so():
+def test_ranks_on_different_clocks_start_at_zero_and_the_title_says_so():
     later = msgspec.structs.replace(step(1), start_ns=step(0).start_ns + 10**15)
     model = lanes_of(hello(0), hello(1, boot_id="other"), step(0), later)
     rows = paint_lanes(model, WIDTH, 8)

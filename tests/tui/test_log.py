@@ -38,14 +38,14 @@ def test_another_finding_takes_its_place_at_once() -> None:
     assert texts(log) == [EXPOSED.text, f"cleared: {EXPOSED.text}", LATE.text]
 
 
-def test_a_finding_that_comes_back_later_is_told_again() -> None:
+def test_a_finding_that_comes_back_later_is_logged_again() -> None:
     log = RunLog()
     for at, verdict in [(0, EXPOSED), (1, HIDDEN), (1 + CLEARED_NS, HIDDEN), (2 + CLEARED_NS, EXPOSED)]:
         log.log_verdict(verdict, at, 0)
     assert texts(log) == [EXPOSED.text, f"cleared: {EXPOSED.text}", EXPOSED.text]
 
 
-def test_a_step_that_is_out_of_the_ordinary_is_told_once_and_others_are_not() -> None:
+def test_an_unusual_step_is_logged_once_and_others_are_not() -> None:
     log = RunLog()
     for number, status in enumerate(["warmup", "ok", "shadow", "unwatched", "aborted"]):
         for rank in (0, 1):

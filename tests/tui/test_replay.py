@@ -275,13 +275,13 @@ class TestSeeking:
         player.arrive(Over)
         assert feed.position_s == feed.length_s > 100
 
-    def test_beyond_the_end_is_findings_and_nothing_moves(self, long_recording, feed_of):
+    def test_a_target_beyond_the_end_is_reported_and_nothing_moves(self, long_recording, feed_of):
         player = Player(feed_of, Recording(long_recording))
         player.feed.go_to(SeekTarget(step=5000))
         assert "ends before step 5000" in player.arrive(Missed).why
         assert player.feed.position_s == 0
 
-    def test_a_start_is_where_it_begins(self, long_recording, feed_of):
+    def test_it_starts_at_the_position_asked_for(self, long_recording, feed_of):
         player = Player(feed_of, Recording(long_recording), start=SeekTarget(step=250))
         assert player.arrive() == Arrived(250)
         assert player.state.newest_step().step == 250

@@ -12,7 +12,7 @@ from textual.command import CommandList
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Mark, Step
-from ddpwatch.tui.screens import AskScreen, HelpScreen
+from ddpwatch.tui.screens import HELP, SIGNS, AskScreen, HelpScreen
 from ddpwatch.tui.settings import Settings, load_settings
 from ddpwatch.tui.views import VIEWS
 from tests.support.dashboards import FakeJobs, ended_recording, live_app, replay_app, screen_text, until
@@ -128,6 +128,11 @@ class TestEveryView:
             x = screen_text(app).splitlines()[-1].index("3 Buckets")
             await pilot.click(offset=(x + 2, 29))
             await until(pilot, lambda: app.view is app.views.buckets)
+
+    @pytest.mark.parametrize("view", VIEWS.values())
+    def test_the_help_page_fits_on_80_columns(self, view):
+        lines = f"{HELP}{view.DEFINITIONS}\n{SIGNS}".splitlines()
+        assert max(len(re.sub(r"\[/?b\]|\\", "", line)) for line in lines) <= 72
 
     async def test_help_is_about_the_view(self):
         app = app_on()
@@ -277,6 +282,16 @@ class TestLog:
             assert app.session.paused
             assert "step 19" in body(app)
 
+    async def test_a_view_that_was_hidden_shows_the_step_chosen_meanwhile(self):
+        app = app_on()
+        async with app.run_test(size=(140, 30)) as pilot:
+            await watching(pilot, run(20, late_rank=1))
+            await pilot.press("2", "space", "7", "up")
+            chosen = app.view.current.step
+            await pilot.press("enter")
+            assert chosen not in (None, 19)
+            assert f"step {chosen}" in body(app)
+
     async def test_the_job_s_output(self, tmp_path):
         output = tmp_path / "job.out"
         output.write_bytes(b"loss 3.2\n\x1b[31mloss 3.1\nunfinished")
@@ -293,7 +308,7 @@ class TestLog:
             await until(pilot, lambda: "later" in app.session.output.lines[-1].text)
             assert "later" not in body(app)
 
-    async def test_output_is_shown_before_the_run_begins_and_is_kept_when_it_does(self, tmp_path):
+    async def test_output_is_shown_before_the_run_starts_and_is_kept_then(self, tmp_path):
         output = tmp_path / "job.out"
         output.write_bytes(b"downloading\n")
         jobs = FakeJobs()
@@ -436,7 +451,7 @@ class TestEverywhere:
 
 
 class TestAfterTheRun:
-    async def test_the_last_run_is_shown_until_one_begins(self, tmp_path):
+    async def test_the_last_run_is_shown_until_one_starts(self, tmp_path):
         jobs, ended = FakeJobs(), ended_recording(tmp_path / "old-run.mcap", [*run(20), bye(0), bye(1), bye()])
         app = live_app(jobs, list_ended=lambda: [ended], wall=lambda: ended.stat().st_mtime + 190)
         async with app.run_test(size=(100, 30)) as pilot:
@@ -499,7 +514,7 @@ class TestSettings:
         with pytest.raises(UsageError):
             Settings().override("pink", None)
 
-    async def test_the_view_to_begin_with(self):
+    async def test_the_first_view(self):
         app = app_on(settings=Settings(theme="light", view="ranks"))
         async with app.run_test(size=(80, 24)) as pilot:
             await watching(pilot, run(12))

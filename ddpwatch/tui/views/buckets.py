@@ -27,7 +27,7 @@ class BucketsView(RunView):
             ranks and the newest 50 steps
   wait      from its first launch on any rank to its last
   transfer  from its last launch to its last completion
-  exposed   the part of launch to done in which the rank does not compute
+  exposed   the part of launch to done without computation on the rank
   busbw     bytes / transfer x 2(n-1)/n, as nccl-tests defines it
   last rank the rank that launches it last most often, and how often"""
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -23,8 +23,8 @@ class CompareView(RunView):
     NAME = "Compare"
     KEYS = (("b", "baseline"),)
     DEFINITIONS = """\
-  b         asks for a recording to compare with (or start with
-            --baseline FILE): its newest 500 steps, this run's newest 200
+  b         asks for a recording to compare with (or use --baseline
+            FILE): its newest 500 steps, and the newest 200 of this run
   change    between medians of blocks of steps (means over the ranks),
             with its 99 % confidence interval, as in ddpwatch compare
   ▲ ▼       more, less: beyond chance and by more than 1 % of a step

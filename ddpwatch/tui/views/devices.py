@@ -15,8 +15,8 @@ class DevicesView(RunView):
     NAME = "Devices"
     KEYS = (("↑↓", "select"),)
     DEFINITIONS = """\
-  busy      as NVML (or the operating system) counts it: a GPU that waits
-            in a collective counts as busy
+  busy      as NVML (or the operating system) counts it: a GPU waiting
+            in a collective is busy
   compute   forward, backward and optimizer, as a share of the step
   waiting   exposed communication, as a share of the step
   other     input, and the time between phases"""

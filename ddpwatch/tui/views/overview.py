@@ -17,7 +17,7 @@ class OverviewView(RunView):
     DEFINITIONS = """\
   overlap   share of communication time in which the rank also computed
             (forward or backward)
-  exposed   communication time in which it did not: training waits for it
+  exposed   communication time in which it did not, so training waits
   late      how long after the first rank it launched a bucket, at most
   wait      how long its bucket waited for the last rank, at most
   slowest   the latest rank, if it is late beyond the noise

@@ -74,6 +74,10 @@ class PaintedView(Widget):
         """Whether to repaint even if no frame arrives, because work is under way."""
         return False
 
+    def invalidate(self) -> None:
+        """Has everything painted when it is drawn next; for a view that was hidden."""
+        self._painted = (0, 0)
+
     def repaint(self) -> None:
         """Paints, and redraws the rows that differ from before."""
         width, height = self.size

@@ -24,7 +24,7 @@ class RanksView(RunView):
     KEYS = (("↑↓", "select"), ("m", "metric"), ("v", "group"), ("Enter", "detail"))
     DEFINITIONS = """\
   m         lateness, step time, exposed, overlap, waiting for input
-  v         all ranks in groups (a cell is the worst of them), or one a row
+  v         one rank a row, or groups (a cell shows the worst of them)
   lateness  how long after the first rank it launches a bucket, at most
   The colour scale ends at a value that only 2 % of the cells exceed.
   For overlap it is reversed: low values stand out."""

@@ -22,15 +22,15 @@ class TimelineView(RunView):
             ("r", "seconds"))  # fmt: skip
     DEFINITIONS = """\
   ←→ j k  cursor, by cell and rank    + - 0   zoom in, out, full step
-  H L     pan                         m       measure from here (again: off)
+  H L     pan                         m       measure from here, or stop
   S       slowest step                n N     next, previous finding
   g       go to a step                r       the rolling last seconds
   v       denser rows
   Numbers are buckets, dots are idle time, ▾ ▸ a launch, ⡇ a hook fire,
-  ◆ a mark, ╱╱ exposed communication. waited: until the last rank launched
-  the bucket. Times count from the start of the first rank's step. To keep
-  the cost down, the collectives of a shadow step are not timed, and of an
-  unwatched step only start and end are known."""
+  ◆ a mark, ╱╱ exposed communication. waited: until the last rank's
+  launch of the bucket. Times count from the start of the first rank's
+  step. To keep the cost down, the collectives of a shadow step are not
+  timed, and of an unwatched step only start and end are known."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,h", "move(-1)", "Cursor left"),
         Binding("right,l", "move(1)", "Cursor right"),
