@@ -118,11 +118,11 @@ def child(world: int, view: str, baseline: bool, result: Path) -> None:
 
     from ddpwatch.rundir import RunInfo
     from ddpwatch.tui.app import GC_THRESHOLDS, DashboardApp
-    from ddpwatch.tui.feed import AttachFeed
+    from ddpwatch.tui.feed import AttachSpec
     from ddpwatch.tui.settings import Settings
 
     run = RunInfo(run_id="synthetic", ingest="", publish="", pid=1, world_size=world, started=0.0)
-    feed = AttachFeed(run=run, open_source=lambda _: SyntheticSource(world), list_runs=lambda: [run])
+    feed = AttachSpec(run=run, open_source=lambda _: SyntheticSource(world), list_runs=lambda: [run])
     app = DashboardApp(feed, settings=Settings(theme="dark", view=view))  # type: ignore[arg-type]
     if baseline:
         show_rich_table(app)
@@ -162,7 +162,7 @@ def show_rich_table(app: Any) -> None:
 
     static = Static()
     app.compose = lambda: iter([static])
-    app.show_view = app.dress = lambda *_: None
+    app.show_view = app.apply_theme = lambda *_: None
     app.on_mount = lambda: (app.set_interval(0.1, lambda: app.tick()), app.feed.start())
 
     def tick() -> None:
@@ -343,10 +343,10 @@ async def memory(world: int, hours: float, rounds: Rounds) -> None:
     """Feeds the frames of some hours and prints the resident memory."""
     from ddpwatch.transport import Envelope
     from ddpwatch.tui.app import GC_THRESHOLDS, DashboardApp
-    from ddpwatch.tui.replay import FrameList, ReplayFeed
+    from ddpwatch.tui.feed import FrameList, ReplaySpec
 
     gc.set_threshold(*GC_THRESHOLDS)
-    app = DashboardApp(ReplayFeed("x", FrameList(())), ticking=False)
+    app = DashboardApp(ReplaySpec("x", FrameList(())), ticking=False)
     source = SyntheticSource(world)
     total, views = int(hours * STEPS_PER_HOUR), list(app.views)
     print(f"{'hours':>6} {'frames':>10} {'drawn':>7} {'view':>10} {'MiB':>6}")

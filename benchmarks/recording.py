@@ -37,7 +37,7 @@ from ddpwatch.report.build import report_of
 from ddpwatch.report.format import size, table
 from ddpwatch.state import KEEP_STEPS, RunState
 from ddpwatch.transport import Envelope
-from ddpwatch.tui.models.overview import HISTORY_S
+from ddpwatch.tui.models.devices import HISTORY_S
 
 MS = 1_000_000
 START_NS = 1_700_000_000 * 10**9

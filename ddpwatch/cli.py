@@ -197,16 +197,15 @@ def replay(
         _print_lines(file, follow, recording, position, speed, loop)
         return
     from ddpwatch.tui.app import run_dashboard
-    from ddpwatch.tui.feed import AttachFeed
-    from ddpwatch.tui.replay import ReplayFeed
+    from ddpwatch.tui.feed import AttachSpec, ReplaySpec
 
     if follow:
         from ddpwatch.recording.follow import FollowSource
 
-        live = AttachFeed(endpoint=file.name, open_source=lambda _: FollowSource(file))
+        live = AttachSpec(endpoint=file.name, open_source=lambda _: FollowSource(file))
         run_dashboard(live, theme, ascii_only, baseline)
         return
-    spec = ReplayFeed(file.name, recording, speed or 1.0, start=target, loop=loop)
+    spec = ReplaySpec(file.name, recording, speed or 1.0, start=target, loop=loop)
     run_dashboard(spec, theme, ascii_only, baseline)
 
 
@@ -338,9 +337,9 @@ def _show(
         return
     from ddpwatch import rundir
     from ddpwatch.tui.app import run_dashboard
-    from ddpwatch.tui.feed import AttachFeed
+    from ddpwatch.tui.feed import AttachSpec
 
-    run_dashboard(AttachFeed(run=info, endpoint=endpoint, list_ended=rundir.last_views), theme, ascii_only, baseline)
+    run_dashboard(AttachSpec(run=info, endpoint=endpoint, list_ended=rundir.last_views), theme, ascii_only, baseline)
 
 
 def _no_baseline(baseline: Path | None) -> None:

@@ -192,7 +192,7 @@ def run_headless(launch: Launch) -> int:
 def run_with_dashboard(launch: Launch) -> int:
     """Runs the job with its output kept in a file and the dashboard in this terminal; then shows the output."""
     from ddpwatch.tui.app import run_dashboard
-    from ddpwatch.tui.feed import AttachFeed
+    from ddpwatch.tui.feed import AttachSpec
 
     log = rundir.directory() / f"{launch.name}.out"
     with log.open("wb") as output, launch.job(output.fileno(), _leave_dead_terminal) as process:
@@ -206,7 +206,7 @@ def run_with_dashboard(launch: Launch) -> int:
 
         watched: list[RunInfo] = []
         try:
-            run_dashboard(AttachFeed(list_runs=runs, job=launch.command, output=log))
+            run_dashboard(AttachSpec(list_runs=runs, job=launch.command, output=log))
         except JobOverError:
             pass
         except DdpwatchError as error:  # for example, the settings cannot be read

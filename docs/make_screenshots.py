@@ -22,7 +22,7 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.tui.app import DashboardApp
-from ddpwatch.tui.replay import FileFeed, FrameList, ReplayFeed
+from ddpwatch.tui.feed import FrameList, ReplayFeed, ReplaySpec
 
 SIZES = ((80, 24), (120, 36), (200, 50))
 VIEW_SIZE = (160, 44)
@@ -64,12 +64,12 @@ def _screens(args: argparse.Namespace) -> Iterator[tuple[str, tuple[int, int], t
             yield f"{args.name}-{width}x{height}", (width, height), back
 
 
-def _frames(args: argparse.Namespace) -> ReplayFeed:
+def _frames(args: argparse.Namespace) -> ReplaySpec:
     if args.synthetic is None:
-        return ReplayFeed(args.recording.name, Recording(args.recording))
+        return ReplaySpec(args.recording.name, Recording(args.recording))
     fleet = Fleet(args.synthetic, late={args.synthetic // 3: LATE_MS}, gpus=True)
     frames = enveloped(fleet.frames(SYNTHETIC_STEPS), every_ns=100_000_000 // args.synthetic)
-    return ReplayFeed("synthetic", FrameList(frames))
+    return ReplaySpec("synthetic", FrameList(frames))
 
 
 def _baseline(args: argparse.Namespace, folder: Path) -> Path | None:
@@ -85,7 +85,7 @@ def _baseline(args: argparse.Namespace, folder: Path) -> Path | None:
 
 
 async def screenshot(
-    feed: ReplayFeed, size: tuple[int, int], keys: Sequence[str] = (), baseline: Path | None = None
+    feed: ReplaySpec, size: tuple[int, int], keys: Sequence[str] = (), baseline: Path | None = None
 ) -> str:
     """The dashboard at the end of the frames, after the keys, as SVG.
 
@@ -94,8 +94,8 @@ async def screenshot(
     """
     app = DashboardApp(feed, ticking=False, baseline=baseline)
     async with app.run_test(size=size) as pilot:
-        assert isinstance(app.feed, FileFeed)
-        app.feed.jump_to_end()
+        assert isinstance(app.feed, ReplayFeed)
+        app.feed.play_to_end()
         while not app.session.over and app.failure is None:
             await pilot.pause(0.02)
         if app.failure is not None:

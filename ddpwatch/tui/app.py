@@ -1,4 +1,4 @@
-"""The dashboard: one feed, one session, and the views on it."""
+"""The dashboard: one feed, one session, the views on it, and what the keys do."""
 
 from __future__ import annotations
 
@@ -9,97 +9,64 @@ from pathlib import Path
 from typing import ClassVar
 
 from textual import events
-from textual.app import ComposeResult, SystemCommand
-from textual.binding import Binding, BindingType
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import BindingType
 from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
 from ddpwatch import rundir
+from ddpwatch.errors import UsageError
 from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.seek import parse_target
+from ddpwatch.rundir import RunInfo
 from ddpwatch.sources import SILENCE_S
-from ddpwatch.tui import feed
-from ddpwatch.tui.controller import COMMANDS, Actions
-from ddpwatch.tui.feed import AttachFeed, LiveFeed
-from ddpwatch.tui.paint.header import Tab
+from ddpwatch.tui.controller import controller_for
+from ddpwatch.tui.feed import AttachSpec, FeedSpec, LiveFeed, open_feed
+from ddpwatch.tui.feed import events as posted
+from ddpwatch.tui.keys import COMMANDS, NAVIGATION
+from ddpwatch.tui.models.rank_filter import HELP as FILTER_HELP
+from ddpwatch.tui.paint.header import Tab, tab_at
 from ddpwatch.tui.paint.palette import SCHEMES
-from ddpwatch.tui.replay import FeedSpec, FileFeed, open_feed
+from ddpwatch.tui.screens import MODAL_CSS, AskScreen, HelpScreen, RunPicker
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.settings import Settings, load_settings
-from ddpwatch.tui.views import VIEWS, CompareView, RunView, TimelineView
+from ddpwatch.tui.step_export import step_frames, write_step
+from ddpwatch.tui.text import clean
+from ddpwatch.tui.views import RunView, Views
 
 JOIN_S = 0.5
-# What is kept of a run is a million objects without a cycle: looking through all of them again and again would stop the
-# screen for half a second each time. The young ones are looked through often, a few at a time.
+# A run keeps a million objects without a cycle. A full garbage collection would stop the screen for half a second each
+# time. So young objects are collected often, and a few at a time.
 GC_THRESHOLDS = (2_000, 5, 40_000)
 
 
 class FeedMessage(Message):
-    """Something the feed's thread has posted."""
+    """An event that the feed's thread has posted."""
 
-    def __init__(self, event: feed.FeedEvent) -> None:
+    def __init__(self, event: posted.FeedEvent) -> None:
         super().__init__()
         self.event = event
 
 
-class DashboardApp(Actions):
+class DashboardApp(App[int]):
     """Shows one run at a time.
 
     Args:
         spec: Where the frames come from.
-        clock: Seconds that only ever grow; tells when a collector has been silent for too long.
+        clock: A monotonic clock in seconds; a collector that is silent for too long by it is gone.
         ticking: Whether the view repaints by itself; tests do it by hand.
         wall: The time of day, in seconds since the Unix epoch.
-        settings: How to begin.
+        settings: The user's settings.
         baseline: A recording to compare with.
     """
 
-    CSS = """
-    Screen { layers: base; overflow: hidden; }
-    ContentSwitcher, RunView { width: 100%; height: 100%; }
-    ModalScreen { align: center middle; background: $background 60%; overflow: hidden; }
-    #help, #picker {
-        width: 84; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; border: round $foreground;
-    }
-    #picker OptionList { height: auto; max-height: 12; }
-    AskScreen { align: left bottom; background: $background 0%; }
-    #ask { height: auto; max-height: 4; border: round $foreground; }
-    #ask Input { border: none; height: 1; padding: 0; }
+    CSS = f"""
+    Screen {{ layers: base; overflow: hidden; }}
+    ContentSwitcher, RunView {{ width: 100%; height: 100%; }}
+    {MODAL_CSS}
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", "quit"),
-        Binding("ctrl+c", "quit", "quit", priority=True),
-        *(Binding(key, f"view('{key}')", view.NAME) for key, view in VIEWS.items()),
-        Binding("space", "pause", "pause"),
-        Binding("left,h,left_square_bracket", "step(-1)", "back"),
-        Binding("right,l,right_square_bracket", "step(1)", "forward"),
-        Binding("home", "oldest", "oldest"),
-        Binding("end", "newest", "newest"),
-        Binding("down,j", "scroll(1)", "down"),
-        Binding("up,k", "scroll(-1)", "up"),
-        Binding("pagedown", "scroll(10)", "page down"),
-        Binding("pageup", "scroll(-10)", "page up"),
-        Binding("question_mark", "help", "help"),
-        Binding("a", "runs", "runs"),
-        Binding("plus,equals_sign", "speed(1)", "faster"),
-        Binding("minus", "speed(-1)", "slower"),
-        Binding("full_stop", "to_end", "to the end"),
-        Binding("slash", "filter", "filter ranks"),
-        Binding("f", "follow", "follow the slowest rank"),
-        Binding("S", "slowest", "slowest step"),
-        Binding("n", "finding(1)", "next finding"),
-        Binding("N", "finding(-1)", "previous finding"),
-        Binding("g", "go_to", "go to a step or time"),
-        Binding("less_than_sign,ctrl+left", "seek(-5)", "back in time"),
-        Binding("greater_than_sign,ctrl+right", "seek(5)", "forward in time"),
-        Binding("O", "loop", "over and over"),
-        Binding("y", "copy", "copy the finding"),
-        Binding("T", "theme", "colours"),
-        Binding("A", "ascii", "ASCII only"),
-        Binding("P", "svg", "picture (SVG)"),
-        Binding("E", "trace", "export the step (Chrome trace)"),
-        Binding("colon,ctrl+p", "command_palette", "commands"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*COMMANDS, *NAVIGATION]
     TITLE = "ddpwatch"
 
     def __init__(
@@ -112,146 +79,303 @@ class DashboardApp(Actions):
         baseline: Path | None = None,
     ) -> None:
         self.settings = settings or Settings(theme="dark")
-        self.look = self.settings.resolved_theme()
-        super().__init__(ansi_color=self.look in ("none", "ansi"))
+        self.theme_name = self.settings.resolved_theme()
+        super().__init__(ansi_color=self.theme_name in ("none", "ansi"))
         self.ascii_only = self.settings.ascii
-        self.session = ViewerSession(replay=not isinstance(spec, AttachFeed))
+        self.session = ViewerSession(replay=not isinstance(spec, AttachSpec))
         self.session.follow_slowest = self.settings.follow_slowest
-        self.feed: LiveFeed | FileFeed = open_feed(spec, self._post)
-        self.views: dict[str, RunView] = {key: view(self.session) for key, view in VIEWS.items()}
+        self.feed = open_feed(spec, self._post)
+        self.controller = controller_for(self.session, self.feed)
+        self.views = Views(self.session, self.settings.timeline_seconds, self.show_step)
+        self.view: RunView = next(view for view in self.views if view.id == self.settings.view)
         self.failure: Exception | None = None
-        self._here = next(key for key, view in VIEWS.items() if view.NAME.lower() == self.settings.view)
         self._clock = clock
         self._wall = wall
         self._ticking = ticking
-        self._heard = clock()
+        self._last_frames_s = clock()
         self._baseline = baseline
 
-    def _post(self, event: feed.FeedEvent) -> None:
+    def _post(self, event: posted.FeedEvent) -> None:
         self.post_message(FeedMessage(event))
 
     def compose(self) -> ComposeResult:
-        """All views; one of them is seen."""
+        """All views, one of them visible."""
         with ContentSwitcher(initial=self.view.id):
-            yield from self.views.values()
+            yield from self.views
 
     def on_mount(self) -> None:
         """Starts to read and to draw."""
-        timeline = self.views["2"]
-        assert isinstance(timeline, TimelineView)
-        timeline.span_s = self.settings.timeline_seconds
-        self.dress()
-        self.show_view(self._here)
+        self.apply_theme()
+        self.show_view(self.view)
         if self._ticking:
             self.set_interval(1 / self.settings.repaint_hz, self.tick)
         if self._baseline is not None:
-            self.comparison.compare_with(self._baseline)
+            self.views.compare.compare_with(self._baseline)
         self.feed.start()
 
     def on_unmount(self) -> None:
-        """Lets the feed end; it needs one poll, and nobody waits for more than `JOIN_S`."""
-        self.comparison.stop()
+        """Stops the threads, and waits at most `JOIN_S` for the feed."""
+        self.views.compare.stop()
         self.feed.stop()
         self.feed.join(JOIN_S)
 
     # -- drawing ---------------------------------------------------------------------------------------------
 
-    @property
-    def view(self) -> RunView:
-        """The view shown."""
-        return self.views[self._here]
-
-    @property
-    def comparison(self) -> CompareView:
-        """The view that compares."""
-        view = self.views["6"]
-        assert isinstance(view, CompareView)
-        return view
-
-    def show_view(self, key: str) -> None:
+    def show_view(self, view: RunView) -> None:
         """Shows another view."""
-        self._here = key
-        self.view.tabs = tuple(Tab(other, view.NAME, other == key) for other, view in VIEWS.items())
-        self.query_one(ContentSwitcher).current = self.view.id
-        self.view.focus()
-        if self.view.size.height:
-            self.view.repaint()
+        self.view = view
+        view.tabs = tuple(Tab(key, other.NAME, other is view) for key, other in self.views.by_key.items())
+        self.query_one(ContentSwitcher).current = view.id
+        view.focus()
+        view.invalidate()
+        if view.size.height:
+            view.repaint()
 
-    def dress(self) -> None:
-        """Gives all views the colours and characters chosen."""
-        scheme = SCHEMES[self.look]
+    def apply_theme(self) -> None:
+        """Gives all views the chosen colours and characters."""
+        scheme = SCHEMES[self.theme_name]
         self.screen.styles.background = scheme.background if scheme is not None else "ansi_default"
-        self.theme = "textual-light" if self.look == "light" else "textual-dark"
-        for view in self.views.values():
-            view.look(self.look, self.ascii_only)
+        self.theme = "textual-light" if self.theme_name == "light" else "textual-dark"
+        for view in self.views:
+            view.apply_theme(self.theme_name, self.ascii_only)
 
     def tick(self) -> None:
         """Draws what is new."""
-        live = self.session.live_link(self._clock() - self._heard > SILENCE_S, self._wall())
-        if isinstance(self.feed, FileFeed):
-            replay = self.feed
-            place = (replay.position_s, replay.length_s)
-            live = self.session.replay_link(replay.speed, replay.paused, *place, replay.loop)
-        if self.session.refresh(live) or self.view.pending:
+        link = self.controller.link(self._clock() - self._last_frames_s > SILENCE_S, self._wall())
+        if self.session.refresh(link) or self.view.pending:
             self.view.repaint()
 
-    # -- what the feed says ----------------------------------------------------------------------------------
+    # -- what the feed posts ---------------------------------------------------------------------------------
 
     def on_feed_message(self, message: FeedMessage) -> None:
-        """Applies what the feed has posted."""
-        event = message.event
-        if isinstance(event, feed.Frames):
-            self._heard = self._clock()
-            self.session.apply(event.frames)
-            self.feed.taken()
-        elif isinstance(event, feed.Waiting):
-            self.session.wait(event.directory, event.job)
-        elif isinstance(event, feed.Attached):
-            self._attached(event)
-        elif isinstance(event, feed.Over):
-            self.session.over = True
-            if event.note:
-                self.notify(event.note)
-        elif isinstance(event, feed.Rewound):
-            self.session.rewind()
-        elif isinstance(event, feed.Arrived):
-            self._arrived(event)
-        elif isinstance(event, feed.Missed):
-            self.notify(event.why, timeout=4, markup=False)
-        elif isinstance(event, feed.Output):
-            self.session.hear(event.lines, event.begun, self._wall())
-        else:
-            self.failure = event.error
-            self.exit(1, return_code=1)
+        """Applies an event of the feed."""
+        match message.event:
+            case posted.Frames(frames):
+                self._last_frames_s = self._clock()
+                self.session.apply(frames)
+                self.feed.taken()
+            case posted.Waiting(directory, job):
+                self.session.wait(directory, job)
+            case posted.Attached() as attached:
+                self._attached(attached)
+            case posted.Over(note):
+                self.session.over = True
+                if note:
+                    self.notify(note)
+            case posted.Rewound():
+                self.session.rewind()
+            case posted.Arrived(step):
+                self._arrived(step)
+            case posted.Missed(why):
+                self.notify(why, timeout=4, markup=False)
+            case posted.Output(lines, unfinished):
+                self.session.add_output(lines, unfinished, self._wall())
+            case posted.Failed(error):
+                self.failure = error
+                self.exit(1, return_code=1)
 
-    def _attached(self, event: feed.Attached) -> None:
-        self._heard = self._clock()
+    def _attached(self, event: posted.Attached) -> None:
+        self._last_frames_s = self._clock()
         self.session.attach(event.name, event.ended_s)
-        for view in self.views.values():
+        for view in self.views:
             view.forget()
         if event.several:
             self.action_runs()
 
-    def _arrived(self, event: feed.Arrived) -> None:
-        self.session.arrive(event.step)
-        for view in self.views.values():
-            view.moved()
+    def _arrived(self, step: int | None) -> None:
+        self.session.arrive(step)
+        for view in self.views:
+            view.position_changed()
         self.tick()
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """The wheel."""
-        self.view.scroll_ranks(1)
+    # -- moving through the run ------------------------------------------------------------------------------
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """The wheel."""
-        self.view.scroll_ranks(-1)
+    def action_pause(self) -> None:
+        """Freezes the views, or lets them follow the run again."""
+        self.controller.pause(not self.session.paused)
+        self.tick()
+
+    def action_step(self, by: int) -> None:
+        """Goes to the step before or after the one shown."""
+        self.controller.step(by)
+        self.tick()
+
+    def action_oldest(self) -> None:
+        """Goes to the oldest step kept, or to the start of a recording."""
+        self.controller.oldest()
+        self.tick()
+
+    def action_newest(self) -> None:
+        """Follows the newest step."""
+        self.controller.newest()
+        self.tick()
+
+    def action_play_to_end(self) -> None:
+        """Plays all that is left of a recording at once."""
+        self.controller.play_to_end()
+
+    def action_seek(self, seconds: int) -> None:
+        """Moves a replay in time."""
+        self.controller.seek(seconds)
+
+    def action_speed(self, by: int) -> None:
+        """Makes a replay faster or slower."""
+        self.controller.change_speed(by)
+        self.tick()
+
+    def action_loop(self) -> None:
+        """Lets a replay start again after its end, or not."""
+        self.controller.toggle_loop()
+        self.tick()
+
+    def action_slowest(self) -> None:
+        """Goes to the slowest step kept."""
+        self._moved(self.controller.slowest())
+
+    def action_finding(self, by: int) -> None:
+        """Goes to the next, or previous, finding."""
+        self._moved(self.controller.finding(by))
+
+    def _moved(self, found: bool) -> None:
+        if not found:
+            self.notify("none found", timeout=2)
+        self.tick()
+
+    def show_step(self, number: int) -> None:
+        """Pauses at a step, in the Timeline."""
+        self._moved(self.controller.go_to_step(number))
+        self.show_view(self.views.timeline)
+
+    def action_go_to(self) -> None:
+        """Asks for a step; in a replay also for a time."""
+        self.push_screen(AskScreen("go to", self.controller.target_hint, ""), self._go_to)
+
+    def _go_to(self, text: str | None) -> None:
+        if not text or not text.strip():
+            return
+        try:
+            target = parse_target(text)
+        except UsageError as error:
+            self.notify(f"{error.message}: {error.hint}", markup=False)
+        else:
+            self._moved(self.controller.go_to(target))
+
+    # -- what is shown ---------------------------------------------------------------------------------------
+
+    def action_view(self, key: str) -> None:
+        """Shows another view."""
+        self.show_view(self.views.by_key[key])
+
+    def action_scroll(self, by: int) -> None:
+        """Scrolls to other ranks or lines."""
+        self.view.scroll_ranks(by)
+
+    def on_click(self, event: events.Click) -> None:
+        """Shows the view whose tab is clicked on."""
+        if not self.screen.is_modal and event.screen_y == self.view.size.height - 1:
+            tab = tab_at(self.view.tabs, event.screen_x, self.view.size.width)
+            if tab is not None:
+                self.action_view(tab.key)
+
+    def action_filter(self) -> None:
+        """Asks which ranks to show."""
+        self.push_screen(AskScreen("show", FILTER_HELP, self.session.filter), self._filter)
+
+    def _filter(self, text: str | None) -> None:
+        if text is not None:
+            self.session.filter = text.strip()
+            self.tick()
+
+    def action_follow(self) -> None:
+        """Keeps the slowest rank in sight, or not."""
+        self.session.follow_slowest = not self.session.follow_slowest
+        self.tick()
+
+    def action_baseline(self) -> None:
+        """Asks for a recording to compare with."""
+        baseline = self.views.compare.baseline
+        path = "" if baseline is None else str(baseline.path)
+        self.push_screen(AskScreen("compare with", "the file of a recording", path), self._compare)
+
+    def _compare(self, text: str | None) -> None:
+        if text and text.strip():
+            self.views.compare.compare_with(Path(text.strip()).expanduser())
+            self.show_view(self.views.compare)
+
+    def action_next_theme(self) -> None:
+        """Switches to the next colour theme."""
+        names = list(SCHEMES)
+        self.theme_name = names[(names.index(self.theme_name) + 1) % len(names)]
+        self.apply_theme()
+
+    def action_ascii(self) -> None:
+        """Draws with ASCII characters only, or with all."""
+        self.ascii_only = not self.ascii_only
+        self.apply_theme()
+
+    def action_runs(self) -> None:
+        """Offers the live runs and the recordings of ended ones."""
+        if isinstance(self.feed, LiveFeed) and not isinstance(self.screen, RunPicker):
+            self.push_screen(RunPicker(self.feed.runs(), self.feed.ended()), self._choose_run)
+
+    def _choose_run(self, run: RunInfo | Path | None) -> None:
+        if run is not None and isinstance(self.feed, LiveFeed):
+            self.feed.choose(run)
+
+    def action_help(self) -> None:
+        """Explains the keys and the view's figures."""
+        self.push_screen(HelpScreen(self.view.NAME, self.view.DEFINITIONS))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """What the command palette offers."""
-        for key, view in VIEWS.items():
-            yield SystemCommand(f"View: {view.NAME}", f"key {key}", lambda key=key: self.show_view(key))
-        for title, help_text, action in COMMANDS:
-            yield SystemCommand(title, help_text, lambda action=action: self.run_worker(self.run_action(action)))
+        """The entries of the command palette."""
+        for key, view in self.views.by_key.items():
+            yield SystemCommand(f"View: {view.NAME}", f"key {key}", lambda view=view: self.show_view(view))
+        yield SystemCommand("Compare with a recording", "key 6, then b", self.action_baseline)
+        for command in COMMANDS:
+            run = command.action
+            yield SystemCommand(
+                command.description, command.tooltip, lambda run=run: self.run_worker(self.run_action(run))
+            )
+
+    # -- what leaves the dashboard ---------------------------------------------------------------------------
+
+    async def action_quit(self) -> None:
+        """Leaves at once."""
+        self.exit(0)
+
+    def action_copy(self) -> None:
+        """Copies the verdict, or the log's line, by the terminal's own means (OSC 52)."""
+        line = self.views.log.current if self.view is self.views.log else None
+        self.copy_to_clipboard(clean(line.text if line is not None else self.session.overview.verdict.text, 1000))
+        self.notify("copied", timeout=2)
+
+    def action_save_svg(self) -> None:
+        """Saves the screen as SVG."""
+        svg = self.export_screenshot(title=self.session.name)
+        self._save(f"{time.strftime('%H%M%S')}.svg", lambda path: path.write_text(svg, encoding="utf-8"))
+
+    def action_export_step(self) -> None:
+        """Saves the step shown as a Chrome trace; in a thread, because a large job's step takes a second or two."""
+        step = self.session.step_shown
+        if step is None:
+            self.notify("no step to export yet", timeout=2)
+            return
+        frames, name, ranks = step_frames(self.session.state, step), f"step{step.step}.json", len(step)
+        note = ", opens in ui.perfetto.dev"
+        self.run_worker(lambda: self._save(name, lambda path: write_step(frames, ranks, path), note), thread=True)
+
+    def _save(self, end: str, write: Callable[[Path], object], note: str = "") -> None:
+        """Writes a file named after the run to the current directory, and notifies the user."""
+        path = self._file(end)
+        try:
+            write(path)
+        except OSError as error:
+            self.notify(f"not saved: {path.absolute().parent}: {error.strerror}", severity="error", markup=False)
+        else:
+            self.notify(f"saved {path}{note}", timeout=6, markup=False)
+
+    def _file(self, end: str) -> Path:
+        return Path(f"ddpwatch-{clean(self.session.name, 60).replace('/', '-')}-{end}")
 
 
 def run_dashboard(
@@ -269,12 +393,12 @@ def run_dashboard(
         The exit code.
 
     Raises:
-        DdpwatchError: There is no usable rendezvous directory, or a recording or the settings cannot be read.
+        DdpwatchError: There is no usable run directory, or a recording or the settings cannot be read.
     """
-    if isinstance(spec, AttachFeed) and spec.endpoint is None:
+    if isinstance(spec, AttachSpec) and spec.endpoint is None:
         rundir.directory()
     if baseline is not None:
-        Recording(baseline)  # what is no recording is said here, not on the screen
+        Recording(baseline)  # a bad file fails here, not on the screen
     app = DashboardApp(spec, settings=load_settings().override(theme, ascii_only), baseline=baseline)
     gc.set_threshold(*GC_THRESHOLDS)
     app.run()

@@ -1,287 +1,151 @@
-"""What the keys of all views do."""
+"""Moves through the run that the dashboard shows: among the steps kept of a live run, or anywhere in a recording."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
-from textual.app import App
-
-from ddpwatch.errors import UsageError
-from ddpwatch.recording.seek import HINT, SeekTarget, parse_target
-from ddpwatch.rundir import RunInfo
-from ddpwatch.transport import Frame
-from ddpwatch.tui.feed import LiveFeed
-from ddpwatch.tui.paint.palette import SCHEMES
-from ddpwatch.tui.rank_filter import HELP as FILTER_HELP
-from ddpwatch.tui.replay import FileFeed
-from ddpwatch.tui.screens import AskScreen, HelpScreen, RunPicker
+from ddpwatch.recording.seek import HINT, SeekTarget
+from ddpwatch.tui.feed import LiveFeed, ReplayFeed
+from ddpwatch.tui.models.overview import LinkState
 from ddpwatch.tui.session import ViewerSession
-from ddpwatch.tui.step_export import step_frames, write_step
-from ddpwatch.tui.text import clean
-from ddpwatch.tui.views.base import RunView
-from ddpwatch.tui.views.compare import CompareView
-from ddpwatch.tui.views.log import LogView
-
-COMMANDS = (
-    ("Pause or resume", "key space", "pause"),
-    ("Slowest step", "key S", "slowest"),
-    ("Next finding", "key n", "finding(1)"),
-    ("Previous finding", "key N", "finding(-1)"),
-    ("Go to a step, or in a replay to a time", "key g", "go_to"),
-    ("Replay: 5 seconds back", "key <", "seek(-5)"),
-    ("Replay: 5 seconds forward", "key >", "seek(5)"),
-    ("Replay: from the begin", "key Home", "oldest"),
-    ("Replay: to the end", "key .", "to_end"),
-    ("Replay: faster", "key +", "speed(1)"),
-    ("Replay: slower", "key -", "speed(-1)"),
-    ("Replay: over and over, or once", "key O", "loop"),
-    ("Filter ranks", "key /", "filter"),
-    ("Follow the slowest rank", "key f", "follow"),
-    ("Copy the finding", "key y", "copy"),
-    ("Picture of the screen (SVG)", "key P", "svg"),
-    ("Compare with a recording", "key 6, then b", "baseline"),
-    ("Export the step as a Chrome trace", "key E", "trace"),
-    ("Other colours", "key T", "theme"),
-    ("ASCII only, or all characters", "key A", "ascii"),
-    ("Choose another run", "key a", "runs"),
-    ("Help", "key ?", "help"),
-    ("Quit", "key q", "quit"),
-)
 
 
-class Actions(App[int]):
-    """The app's keys: one method per action. What they act on is the app's (see `ddpwatch.tui.app`)."""
+class Controller:
+    """Moves among the steps kept of a live run. What only a replay can do, does nothing.
 
-    session: ViewerSession
-    feed: LiveFeed | FileFeed
-    look: str
-    ascii_only: bool
+    The methods that return a bool say whether there was somewhere to go.
+    """
 
-    @property
-    def comparison(self) -> CompareView:
-        """The view that compares."""
-        raise NotImplementedError
+    target_hint = "a step number"
 
-    @property
-    def view(self) -> RunView:
-        """The view shown."""
-        raise NotImplementedError
+    def __init__(self, session: ViewerSession) -> None:
+        self.session = session
 
-    def show_view(self, key: str) -> None:
-        """Shows another view."""
-        raise NotImplementedError
-
-    def tick(self) -> None:
-        """Draws what is new."""
-        raise NotImplementedError
-
-    def dress(self) -> None:
-        """Gives all views the colours and characters chosen."""
-        raise NotImplementedError
-
-    async def action_quit(self) -> None:
-        """Leaves at once."""
-        self.exit(0)
-
-    def action_view(self, key: str) -> None:
-        """Another view."""
-        self.show_view(key)
-
-    def action_pause(self) -> None:
-        """Freezes the view of a live run; holds a recording."""
-        self.pause(not self.session.paused)
+    def link(self, silent: bool, wall_s: float) -> LinkState:
+        """The state of the feed (see `ViewerSession.live_link`)."""
+        return self.session.live_link(silent, wall_s)
 
     def pause(self, paused: bool) -> None:
-        """Freezes the view, or lets it follow again."""
+        """Freezes the views, or lets them follow again. A live run goes on."""
         self.session.pause(paused)
-        if isinstance(self.feed, FileFeed):
-            self.feed.pause(paused)
-        self.tick()
 
-    def action_step(self, by: int) -> None:
-        """To the step before or after the one shown; a replay goes there if that is not kept."""
+    def step(self, by: int) -> None:
+        """Goes to the step before or after the one shown."""
         self.pause(True)
-        if not self.session.step(by) and isinstance(self.feed, FileFeed):
-            shown = self.session.view
-            self.feed.go_to_neighbour(shown.step if shown is not None else -1, by)
-        self.tick()
+        self.session.select_neighbour(by)
 
-    def action_oldest(self) -> None:
-        """To the oldest step kept; a replay begins anew."""
-        if isinstance(self.feed, FileFeed):
-            self.feed.go_to(SeekTarget(seconds=0))
-            return
+    def oldest(self) -> None:
+        """Goes to the oldest step kept."""
         self.pause(True)
         self.session.select_oldest()
-        self.tick()
 
-    def action_seek(self, seconds: int) -> None:
-        """A replay goes forwards or backwards."""
-        if isinstance(self.feed, FileFeed):
-            self.feed.go_by(seconds)
-
-    def action_loop(self) -> None:
-        """A replay goes on for ever, or ends with the recording."""
-        if isinstance(self.feed, FileFeed):
-            self.feed.toggle_loop()
-            self.tick()
-
-    def action_newest(self) -> None:
-        """Follows the newest step again; plays a recording to its end."""
-        self.action_to_end()
+    def newest(self) -> None:
+        """Follows the newest step again."""
         self.pause(False)
 
-    def action_to_end(self) -> None:
-        """Plays all that is left of a recording at once."""
-        if isinstance(self.feed, FileFeed):
-            self.session.pause(False)
-            self.feed.jump_to_end()
+    def go_to(self, target: SeekTarget) -> bool:
+        """Goes to a step; in a replay also to a time."""
+        return self.go_to_step(target.step)
 
-    def action_to_step(self, number: int) -> None:
-        """Pauses at a step, in the Timeline."""
-        self._jump(number)
-        self.show_view("2")
-
-    def _jump(self, number: int | None) -> None:
+    def go_to_step(self, number: int | None) -> bool:
+        """Goes to a step, or the nearest kept."""
         if number is None:
-            self.notify("none found", timeout=2)
-            return
+            return False
         self.pause(True)
-        if isinstance(self.feed, FileFeed) and number not in self.session.state.steps:
-            self.feed.go_to(SeekTarget(step=number))
         self.session.select(number)
-        self.tick()
+        return True
 
-    def action_slowest(self) -> None:
-        """To the slowest step kept."""
-        self._jump(self.session.slowest_step())
+    def slowest(self) -> bool:
+        """Goes to the slowest step kept."""
+        return self.go_to_step(self.session.slowest_step())
 
-    def action_finding(self, by: int) -> None:
-        """To the next, or previous, step with something to see: among those kept, in a replay in all of it."""
-        if not isinstance(self.feed, FileFeed):
-            self._jump(self.session.next_finding(by))
-            return
+    def finding(self, by: int) -> bool:
+        """Goes to the next, or previous, step that stands out."""
+        return self.go_to_step(self.session.next_finding(by))
+
+    def seek(self, seconds: int) -> None:
+        """Moves a replay forwards or backwards in time."""
+
+    def play_to_end(self) -> None:
+        """Plays all that is left of a recording at once."""
+
+    def change_speed(self, by: int) -> None:
+        """Makes a replay faster or slower."""
+
+    def toggle_loop(self) -> None:
+        """Lets a replay start again after its end, or not."""
+
+
+class ReplayController(Controller):
+    """Moves through a recording, also to steps that are no longer kept."""
+
+    target_hint = HINT
+
+    def __init__(self, session: ViewerSession, feed: ReplayFeed) -> None:
+        super().__init__(session)
+        self.feed = feed
+
+    def link(self, silent: bool, wall_s: float) -> LinkState:
+        """The state of the replay."""
+        feed = self.feed
+        return self.session.replay_link(feed.speed, feed.paused, feed.position_s, feed.length_s, feed.loop)
+
+    def pause(self, paused: bool) -> None:
+        """Freezes the views and holds the recording, or resumes both."""
+        super().pause(paused)
+        self.feed.pause(paused)
+
+    def step(self, by: int) -> None:
+        """Goes to the step before or after the one shown, whether or not it is kept."""
         self.pause(True)
-        shown = self.session.view
+        if not self.session.select_neighbour(by):
+            shown = self.session.step_shown
+            self.feed.go_to_neighbour(shown.step if shown is not None else -1, by)
+
+    def oldest(self) -> None:
+        """Goes to the start of the recording."""
+        self.feed.go_to(SeekTarget(seconds=0))
+
+    def newest(self) -> None:
+        """Plays the recording to its end, and follows it."""
+        self.play_to_end()
+        self.pause(False)
+
+    def go_to(self, target: SeekTarget) -> bool:
+        """Goes to a step and pauses there, or to a time."""
+        self.pause(self.session.paused or target.step is not None)
+        self.feed.go_to(target)
+        return True
+
+    def go_to_step(self, number: int | None) -> bool:
+        """Goes to a step, whether or not it is kept."""
+        if number is not None and number not in self.session.state.steps:
+            self.feed.go_to(SeekTarget(step=number))
+        return super().go_to_step(number)
+
+    def finding(self, by: int) -> bool:
+        """Searches the recording for the next, or previous, finding. The feed reports if there is none."""
+        self.pause(True)
+        shown = self.session.step_shown
         self.feed.go_to_finding(by, shown.step if shown is not None and not self.session.at_newest else None)
+        return True
 
-    def action_go_to(self) -> None:
-        """Asks for a step, in a replay also for a time."""
-        hint = HINT if isinstance(self.feed, FileFeed) else "a step's number"
-        self.push_screen(AskScreen("go to", hint, ""), self._go_to)
+    def seek(self, seconds: int) -> None:
+        """Moves forwards or backwards in time."""
+        self.feed.go_by(seconds)
 
-    def _go_to(self, text: str | None) -> None:
-        if not text or not text.strip():
-            return
-        try:
-            spot = parse_target(text)
-        except UsageError as error:
-            self.notify(f"{error.message}: {error.hint}", markup=False)
-            return
-        if isinstance(self.feed, FileFeed):
-            self.pause(self.session.paused or spot.step is not None)
-            self.feed.go_to(spot)
-        else:
-            self._jump(spot.step)
+    def play_to_end(self) -> None:
+        """Plays all that is left at once."""
+        self.session.pause(False)
+        self.feed.play_to_end()
 
-    def action_filter(self) -> None:
-        """Asks which ranks to show."""
-        self.push_screen(AskScreen("show", FILTER_HELP, self.session.filter), self._filter)
+    def change_speed(self, by: int) -> None:
+        """Makes the replay faster or slower."""
+        self.feed.change_speed(by)
 
-    def _filter(self, text: str | None) -> None:
-        if text is not None:
-            self.session.filter = text.strip()
-            self.tick()
+    def toggle_loop(self) -> None:
+        """Lets the replay start again after its end, or not."""
+        self.feed.toggle_loop()
 
-    def action_baseline(self) -> None:
-        """Asks for a recording to compare with."""
-        known = self.comparison.baseline
-        before = "" if known is None else str(known.path)
-        self.push_screen(AskScreen("compare with", "the file of a recording", before), self._compare)
 
-    def _compare(self, text: str | None) -> None:
-        if text and text.strip():
-            self.comparison.compare_with(Path(text.strip()).expanduser())
-            self.show_view("6")
-
-    def action_follow(self) -> None:
-        """Keeps the slowest rank in sight, or no longer."""
-        self.session.follow_slowest = not self.session.follow_slowest
-        self.tick()
-
-    def action_copy(self) -> None:
-        """Copies the finding, or the log's line, by the terminal's own means (OSC 52)."""
-        line = self.view.current if isinstance(self.view, LogView) else None
-        text = clean(line.text if line is not None else self.session.overview.verdict.text, 1000)
-        self.copy_to_clipboard(text)
-        self.notify("copied", timeout=2)
-
-    def action_svg(self) -> None:
-        """Saves the screen as SVG into the present directory."""
-        path = self._file(f"{time.strftime('%H%M%S')}.svg")
-        try:
-            path.write_text(self.export_screenshot(title=self.session.name), encoding="utf-8")
-        except OSError as error:
-            self._not_saved(path, error)
-        else:
-            self.notify(f"saved {path}", timeout=4, markup=False)
-
-    def _file(self, end: str) -> Path:
-        """A file in the present directory, named after the run."""
-        return Path(f"ddpwatch-{clean(self.session.name, 60).replace('/', '-')}-{end}")
-
-    def _not_saved(self, path: Path, error: OSError) -> None:
-        self.notify(f"not saved: {path.absolute().parent}: {error.strerror}", severity="error", markup=False)
-
-    def action_trace(self) -> None:
-        """Saves the step shown as a Chrome trace into the present directory."""
-        view = self.session.view
-        if view is None:
-            self.notify("no step to export yet", timeout=2)
-            return
-        frames, path = step_frames(self.session.state, view), self._file(f"step{view.step}.json")
-        self.run_worker(lambda: self._save_trace(frames, len(view), path), thread=True)
-
-    def _save_trace(self, frames: list[Frame], ranks: int, path: Path) -> None:
-        """A large job's step takes a second or two, in a thread of its own."""
-        try:
-            events = write_step(frames, ranks, path)
-        except OSError as error:
-            self._not_saved(path, error)
-        else:
-            self.notify(f"saved {path}: {events} events, opens in ui.perfetto.dev", timeout=6, markup=False)
-
-    def action_theme(self) -> None:
-        """The next scheme of colours."""
-        names = list(SCHEMES)
-        self.look = names[(names.index(self.look) + 1) % len(names)]
-        self.dress()
-
-    def action_ascii(self) -> None:
-        """ASCII characters only, or all."""
-        self.ascii_only = not self.ascii_only
-        self.dress()
-
-    def action_speed(self, by: int) -> None:
-        """Faster or slower, in a replay."""
-        if isinstance(self.feed, FileFeed):
-            self.feed.faster(by)
-            self.tick()
-
-    def action_scroll(self, by: int) -> None:
-        """Other ranks, or other lines."""
-        self.view.scroll_ranks(by)
-
-    def action_help(self) -> None:
-        """Keys, and what the view's figures mean."""
-        self.push_screen(HelpScreen(self.view.NAME, self.view.DEFINITIONS))
-
-    def action_runs(self) -> None:
-        """Offers the live runs, and what ended ones have left."""
-        if isinstance(self.feed, LiveFeed) and not isinstance(self.screen, RunPicker):
-            self.push_screen(RunPicker(self.feed.runs(), self.feed.ended()), self._chosen)
-
-    def _chosen(self, run: RunInfo | Path | None) -> None:
-        if run is not None and isinstance(self.feed, LiveFeed):
-            self.feed.choose(run)
+def controller_for(session: ViewerSession, feed: LiveFeed | ReplayFeed) -> Controller:
+    """The controller for that kind of feed."""
+    return ReplayController(session, feed) if isinstance(feed, ReplayFeed) else Controller(session)

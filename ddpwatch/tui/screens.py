@@ -1,4 +1,4 @@
-"""What lies on top of a view: help, a line to type, and the choice between several runs."""
+"""The screens on top of a view: help, a question, and the choice between several runs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ from textual.widgets.option_list import Option
 from ddpwatch.rundir import RunInfo
 from ddpwatch.tui.text import clean
 
+MODAL_CSS = """
+    ModalScreen { align: center middle; background: $background 60%; overflow: hidden; }
+    #help, #picker {
+        width: 84; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; border: round $foreground;
+    }
+    #picker OptionList { height: auto; max-height: 12; }
+    AskScreen { align: left bottom; background: $background 0%; }
+    #ask { height: auto; max-height: 4; border: round $foreground; }
+    #ask Input { border: none; height: 1; padding: 0; }
+"""
 HELP = """\
 [b]Keys[/b]
   1 … 7           views                 q  Ctrl-C  quit
@@ -23,20 +33,20 @@ HELP = """\
   Home End        oldest, newest step   j k  ↓ ↑   scroll, select
   S  n  N         slowest step, finding g          go to step, time
   /  f            filter, follow slowest a          another run
-  y  P  E         copy, picture, trace  T  A       colours, ASCII
+  y  P  E         copy, SVG, export     T  A       colours, ASCII
   + -  < >        replay speed, by 5 s  O  .       loop, to the end
   :               all commands
 """
 SIGNS = """\
-[b]Everywhere[/b]  medians of the newest 50 steps; "–" is not known
+[b]Everywhere[/b]  medians of the newest 50 steps; "–" means not known
   [b]▒[/b] forward  [b]▓[/b] backward  [b]░[/b] optimizer  [b]█[/b] communication  [b]╱[/b] exposed
-  A pause freezes the view, not a live run. What is stale is faded."""
+  A pause freezes the views, not a live run. Faded figures are stale."""
 
 
 class HelpScreen(ModalScreen[None]):
-    """Keys, and what the figures of a view mean."""
+    """Explains the keys and a view's figures."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter,space", "dismiss", "close")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter,space", "dismiss", "Close")]
 
     def __init__(self, name: str, definitions: str) -> None:
         super().__init__()
@@ -49,22 +59,22 @@ class HelpScreen(ModalScreen[None]):
 
 
 class AskScreen(ModalScreen[str | None]):
-    """One line to type."""
+    """Asks for one line of text; dismisses with None if the user cancels."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "leave it as it is")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel")]
 
-    def __init__(self, what: str, hint: str, value: str) -> None:
+    def __init__(self, question: str, hint: str, value: str) -> None:
         super().__init__()
-        self._what, self._hint, self._value = what, hint, value
+        self._question, self._hint, self._value = question, hint, value
 
     def compose(self) -> ComposeResult:
-        """Question and answer."""
+        """The question, and a line to type."""
         with Vertical(id="ask"):
-            yield Static(f"{self._what}: {self._hint}", markup=False)
+            yield Static(f"{self._question}: {self._hint}", markup=False)
             yield Input(self._value)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Enter."""
+        """Accepts the line."""
         self.dismiss(event.value)
 
     def action_cancel(self) -> None:
@@ -73,9 +83,9 @@ class AskScreen(ModalScreen[str | None]):
 
 
 class RunPicker(ModalScreen[RunInfo | Path | None]):
-    """Which run? Live ones, then what ended ones have left."""
+    """Offers the live runs, then the recordings of ended ones."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,a", "cancel", "keep the present one")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,a", "cancel", "Cancel")]
 
     def __init__(self, runs: Sequence[RunInfo], ended: Sequence[Path] = ()) -> None:
         super().__init__()
@@ -84,11 +94,11 @@ class RunPicker(ModalScreen[RunInfo | Path | None]):
     def compose(self) -> ComposeResult:
         """A list, newest first."""
         with Vertical(id="picker"):
-            yield Static("Choose a run (Enter), or Escape to stay" if self._choices else "No run is live (Escape)")
+            yield Static("Enter chooses a run, Escape stays" if self._choices else "No run is live. Escape goes back")
             yield OptionList(*(Option(_label(choice)) for choice in self._choices))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Enter or a click."""
+        """Chooses the run."""
         self.dismiss(self._choices[event.option_index])
 
     def action_cancel(self) -> None:

@@ -1,4 +1,4 @@
-"""Settings from a TOML file: what the dashboard looks like when it starts. A missing file means the defaults."""
+"""The dashboard's settings, from a TOML file. A missing file means the defaults."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every setting with its default."""
 
     theme: Theme = "auto"
-    """Colours. ``auto``: none with NO_COLOR, the sixteen of an old terminal, else dark."""
+    """Colours. ``auto``: none with NO_COLOR, the sixteen ANSI colours on an old terminal, else dark."""
     ascii: bool = False
     """Draw with ASCII characters only."""
     view: Literal["overview", "timeline", "buckets", "ranks", "devices", "compare", "log"] = "overview"
-    """The view to begin with."""
+    """The first view shown."""
     repaint_hz: Annotated[float, Meta(ge=0.5, le=20)] = 10.0
-    """How often a live view is drawn, at most. Fewer for a slow line."""
+    """The highest rate at which a live view is drawn. Lower it on a slow connection."""
     follow_slowest: bool = False
     """Keep the slowest rank in sight."""
     timeline_seconds: Annotated[float, Meta(gt=0, le=600)] = 3.0
-    """Length of the Timeline's rolling window."""
+    """Length of the Timeline's rolling window, in seconds."""
 
     def override(self, theme: str | None, ascii_only: bool | None) -> Settings:
-        """These settings with what the command line says."""
+        """These settings, with those given on the command line."""
         changes = {name: value for name, value in (("theme", theme), ("ascii", ascii_only)) if value is not None}
         try:
             return msgspec.convert({**msgspec.structs.asdict(self), **changes}, Settings)

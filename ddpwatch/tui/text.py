@@ -1,4 +1,4 @@
-"""Text for a terminal: names made harmless and of known width, figures with their unit, "–" for what is unknown."""
+"""Text for a terminal: harmless names of known width, figures with their unit, "–" for an unknown one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _COMBINING = ("Mn", "Me")
 
 
 def clean(name: str, width: int) -> str:
-    """A name from a frame as it may be drawn, at most ``width`` cells wide.
+    """Makes a name from a frame safe to draw: without control, bidi, zero-width and combining characters.
 
-    Without control, bidi, zero-width and combining characters; what is cut off is marked by "…".
+    The result is at most ``width`` cells wide; "…" marks a cut.
     """
     harmless = harmless_text(name[: 8 * max(width, 0) + 64])
     if not harmless.isascii():
@@ -29,7 +29,7 @@ def clean(name: str, width: int) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """The text if it fits into ``width`` cells, else its beginning and "…"."""
+    """Cuts a text to ``width`` cells; "…" marks the cut."""
     if cell_len(text) <= width:
         return text
     if width <= 0:
@@ -44,7 +44,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int, lines: int) -> list[str]:
-    """The text broken between words into at most ``lines`` lines of ``width`` cells."""
+    """Breaks a text between words into at most ``lines`` lines of ``width`` cells."""
     if width <= 0 or lines <= 0:
         return []
     out = [""]
@@ -81,7 +81,7 @@ def with_unit(text: str, unit: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One figure of a line: in full, in short, how much it matters (0 goes last), its course of late."""
+    """One figure of a line: in full and in short, its priority (0 is dropped last), and its newest values."""
 
     full: str
     short: str
@@ -91,7 +91,7 @@ class Field:
 
 
 def fit(fields: Sequence[Field], width: int) -> list[tuple[str, str]]:
-    """The fields as ``(text, style)`` on one line: in full if that fits, else in short, else without the least ones."""
+    """Fits fields on one line, as ``(text, style)``: in full, or in short, or without the least important ones."""
     chosen = [field for field in fields if field.full]
     for gap in (3, 2):
         if _length(chosen, gap, False) <= width:

@@ -6,7 +6,7 @@ import re
 
 from ddpwatch import rundir
 from ddpwatch.tui.app import DashboardApp
-from ddpwatch.tui.feed import AttachFeed
+from ddpwatch.tui.feed import AttachSpec
 from tests.support.dashboards import screen_text, until
 from tests.support.jobs import ROOT, Job
 
@@ -39,7 +39,7 @@ def late(app, rank):
 
 def findings(app):
     """Everything that was found so far, whether or not it still holds."""
-    return [event.text for event in app.session.log.events if event.kind == "finding"]
+    return [line.text for line in app.session.log.lines if line.kind == "finding"]
 
 
 def disturbed(job):
@@ -56,7 +56,7 @@ async def steps_until(pilot, what):
 
 
 def watcher():
-    return DashboardApp(AttachFeed(list_ended=rundir.last_views), ticking=False)
+    return DashboardApp(AttachSpec(list_ended=rundir.last_views), ticking=False)
 
 
 async def test_trouble_is_named_in_words_and_clears(run_directory, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,14 +16,13 @@ from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.rundir import RunInfo
 from ddpwatch.transport import Envelope, Frame
 from ddpwatch.tui.app import DashboardApp
-from ddpwatch.tui.feed import AttachFeed
-from ddpwatch.tui.replay import FrameList, ReplayFeed
+from ddpwatch.tui.feed import AttachSpec, FrameList, ReplaySpec
 from ddpwatch.tui.settings import Settings
 from tests.support.frames import MS, enveloped
 
 
 class FakeSource:
-    """Gives what was put into it."""
+    """Gives the frames that were put into it."""
 
     def __init__(self) -> None:
         self.over = False
@@ -32,7 +32,7 @@ class FakeSource:
         self._batches: queue.SimpleQueue[list[Frame]] = queue.SimpleQueue()
 
     def put(self, messages: Iterable[Message], every_ms: int = 1) -> None:
-        """Frames that come one after the other, after those put before."""
+        """Adds frames, received after those put before."""
         frames = enveloped(list(messages), every_ms)
         later = [(m, Envelope(e.seq, e.received_ns + self._passed_ns, e.frame)) for m, e in frames]
         self._passed_ns += len(frames) * every_ms * MS
@@ -68,23 +68,32 @@ class FakeJobs:
     def end(self, name: str) -> None:
         self.runs = [run for run in self.runs if run.run_id != name]
 
-    def feed(self, **changes: object) -> AttachFeed:
+    def feed(self, **changes: object) -> AttachSpec:
         about = {
             "open_source": lambda endpoint: self.sources[endpoint],
             "list_runs": lambda: list(self.runs),
-            "where": lambda: Path("/run/ddpwatch"),
+            "run_directory": lambda: Path("/run/ddpwatch"),
         }
-        return AttachFeed(**{**about, **changes})  # type: ignore[arg-type]
+        return AttachSpec(**{**about, **changes})  # type: ignore[arg-type]
 
 
 class Clock:
-    """Stands still until told."""
+    """A clock that a test sets. ``feed_reads`` counts how often the feed's thread has read it: once a round."""
 
     def __init__(self) -> None:
         self.now = 100.0
+        self.feed_reads = 0
 
     def __call__(self) -> float:
+        if threading.current_thread().name == "ddpwatch-feed":
+            self.feed_reads += 1
         return self.now
+
+    def advance(self, seconds: float) -> Callable[[], bool]:
+        """Lets time pass; returns whether the feed has meanwhile acted on that."""
+        self.now += seconds
+        before = self.feed_reads
+        return lambda: self.feed_reads > before + 2  # one read may be under way, the next sees it, then comes another
 
 
 def live_app(
@@ -100,7 +109,7 @@ def live_app(
 
 
 def ended_recording(path: Path, messages: Iterable[Message]) -> Path:
-    """What a run leaves behind."""
+    """The recording of an ended run."""
     writer = RecordingWriter(path)
     for message, envelope in enveloped(list(messages)):
         writer.write_message(message, envelope)
@@ -110,12 +119,12 @@ def ended_recording(path: Path, messages: Iterable[Message]) -> Path:
 
 def replay_app(messages: Iterable[Message], clock: Clock | None = None, every_ms: int = 50) -> DashboardApp:
     clock = clock or Clock()
-    film = FrameList(enveloped(list(messages), every_ms))
-    return DashboardApp(ReplayFeed("run.mcap", film, 1.0, clock), clock=clock, ticking=False)
+    recording = FrameList(enveloped(list(messages), every_ms))
+    return DashboardApp(ReplaySpec("run.mcap", recording, 1.0, clock), clock=clock, ticking=False)
 
 
 async def until(pilot: Pilot[int], what: Callable[[], object], patience_s: float = 10, every_s: float = 0.005) -> None:
-    """Lets the app work until something is so."""
+    """Lets the app work until a condition holds."""
     deadline = time.monotonic() + patience_s
     while not what():
         assert time.monotonic() < deadline, f"never came:\n{screen_text(pilot.app)}"  # type: ignore[arg-type]
@@ -127,6 +136,6 @@ async def until(pilot: Pilot[int], what: Callable[[], object], patience_s: float
 
 
 def screen_text(app: DashboardApp) -> str:
-    """What the overview shows, as text."""
+    """The text of the view shown."""
     view = app.view
     return "\n".join("".join(segment.text for segment in view.render_line(y)) for y in range(view.size.height))

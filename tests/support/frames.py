@@ -1,12 +1,13 @@
-"""A synthetic run: frames with known geometry. One step takes 100 ms; every figure below is in ms from its start.
+"""A synthetic run: frames with known geometry. One step takes 100 ms; the figures below are in ms from its start.
 
-forward 2-30, backward 31-80, sync 80-90, optimizer 91-95; bucket 0 on its way 50-60 (hidden), bucket 1 70-90
-(of that 80-90 exposed). A late rank's backward takes ``late_ms`` longer, from before bucket 1 on.
+forward 2-30, backward 31-80, sync 80-90, optimizer 91-95; bucket 0 in flight 50-60 (hidden), bucket 1 70-90
+(80-90 of it exposed). A late rank's backward takes ``late_ms`` longer, from before bucket 1 on. Training is
+synchronous: a step starts and ends at the same time on every rank, and the next one follows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddpwatch.messages import Beat, BucketLayout, Bye, Device, Hello, Layout, Message, Span, Status, Step, encode
 from ddpwatch.state import RunState
@@ -34,12 +35,16 @@ def layout(rank: int = 0) -> Layout:
 
 
 def step(rank: int = 0, number: int = 0, late_ms: int = 0, wait_ms: int = 0, **changes: object) -> Step:
-    """``late_ms`` prolongs this rank's own backward, ``wait_ms`` its waiting for bucket 1."""
+    """One rank's step, after ``number`` ordinary ones.
+
+    ``late_ms`` prolongs the rank's own backward, ``wait_ms`` its wait for bucket 1. Of a sequence with late steps, use
+    `synchronous`.
+    """
     backward = 80 + late_ms
     done = backward + 10 + wait_ms
     columns = {
         "rank": rank, "step": number, "epoch": 2,
-        "start_ns": START_NS + number * (STEP_MS + late_ms + wait_ms) * MS,
+        "start_ns": START_NS + number * STEP_MS * MS,
         "duration_ns": (STEP_MS + late_ms + wait_ms) * MS,
         "spans": [
             Span("forward", 2 * MS, 30 * MS), Span("backward", 31 * MS, backward * MS),
@@ -51,6 +56,29 @@ def step(rank: int = 0, number: int = 0, late_ms: int = 0, wait_ms: int = 0, **c
         "bucket_done": [60 * MS, done * MS], "own_ns": 200_000,
     }  # fmt: skip
     return Step(**{**columns, **changes})  # type: ignore[arg-type]
+
+
+def synchronous(
+    lateness: Iterable[Sequence[int]],
+    first: int = 0,
+    start_ms: int | None = None,
+    statuses: Mapping[int, str] | None = None,
+    **changes: object,
+) -> Iterator[list[Step]]:
+    """The steps of all ranks, one after the other: who is not late waits for the latest rank.
+
+    Args:
+        lateness: For each step, how late each rank is (ms).
+        first: Number of the first step.
+        start_ms: When it starts; after ``first`` ordinary steps if None.
+        statuses: The status of steps that are not "ok".
+        changes: Fields of every step.
+    """
+    at_ms = first * STEP_MS if start_ms is None else start_ms
+    for number, late in enumerate(lateness, start=first):
+        about = {"status": (statuses or {}).get(number, "ok"), "start_ns": START_NS + at_ms * MS, **changes}
+        yield [step(rank, number, late_ms, max(late) - late_ms, **about) for rank, late_ms in enumerate(late)]
+        at_ms += STEP_MS + max(late)
 
 
 def shadow(rank: int = 0, number: int = 0, **changes: object) -> Step:
@@ -90,16 +118,13 @@ def status() -> Status:
 
 
 def run(steps: int = 40, world: int = 2, late_rank: int | None = None, late_ms: int = 40) -> Iterator[Message]:
-    """A whole run without its end: hellos, a warm-up step, steps, device samples."""
+    """A run without its end: hellos, a warm-up step, steps, device samples."""
     for rank in range(world):
         yield hello(rank, world)
         yield layout(rank)
-    for number in range(steps):
-        kind = {"status": "warmup"} if number == 0 else {}
-        for rank in range(world):
-            late = late_ms if rank == late_rank else 0
-            wait = late_ms if late_rank is not None and rank != late_rank else 0
-            yield step(rank, number, late, wait, **kind)
+    late = [late_ms if rank == late_rank else 0 for rank in range(world)]
+    for number, ranks in enumerate(synchronous([late] * steps, statuses={0: "warmup"})):
+        yield from ranks
         if number % 10 == 9:
             yield device(number // 10, 40.0 + number % 40)
 
@@ -120,7 +145,7 @@ def state_of(messages: Iterator[Message] | list[Message]) -> RunState:
 
 
 def unwatched(rank: int = 0, number: int = 0) -> Step:
-    """A step of which only begin and end are known."""
+    """A step of which only start and end are known."""
     columns = ("hook_param", "hook_ns", "bucket_module", "bucket_index", "bucket_bytes")
     empty = {name: [] for name in (*columns, "bucket_ready", "bucket_launch", "bucket_done", "spans")}
     return step(rank, number, status="unwatched", synced=False, **empty)

@@ -2,12 +2,12 @@ import queue
 
 import pytest
 
-from ddpwatch.tui.replay import open_feed
+from ddpwatch.tui.feed import open_feed
 
 
 @pytest.fixture
 def feed_of():
-    """Starts a feed and gives it with the queue of its events; stops it afterwards, within a second."""
+    """Starts a feed and gives it with the queue of its events; stops it afterwards."""
     feeds = []
 
     def start(spec):
@@ -20,5 +20,5 @@ def feed_of():
     yield start
     for feed in feeds:
         feed.stop()
-        feed.join(1.0)
+        feed.join(10)
         assert not feed._thread.is_alive()

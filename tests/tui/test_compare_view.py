@@ -12,10 +12,10 @@ from ddpwatch.analysis.step import PHASES
 from ddpwatch.cli import main
 from ddpwatch.errors import UsageError
 from ddpwatch.tui.app import run_dashboard
-from ddpwatch.tui.feed import AttachFeed
-from ddpwatch.tui.models import compare as comparing
-from ddpwatch.tui.models.compare import WORK_OF_A_CALL, LiveSeries, setups
-from ddpwatch.tui.paint.compare import Comparison, paint_compare
+from ddpwatch.tui.feed import AttachSpec
+from ddpwatch.tui.models import compare as compare_model
+from ddpwatch.tui.models.compare import RANK_STEPS_PER_CALL, CompareModel, LiveSeries, setups
+from ddpwatch.tui.paint.compare import paint_compare
 from tests.support.dashboards import FakeJobs, ended_recording, live_app, screen_text, until
 from tests.support.frames import hello, run, shadow, state_of, step
 
@@ -38,8 +38,8 @@ async def watching(pilot, messages):
     await until(pilot, lambda: pilot.app.session.state.frames >= len(messages))
 
 
-async def judged(pilot):
-    await until(pilot, lambda: pilot.app.comparison.baseline.compared and not pilot.app.comparison.pending)
+async def compared(pilot):
+    await until(pilot, lambda: pilot.app.views.compare.baseline.result and not pilot.app.views.compare.pending)
     return " ".join(screen_text(pilot.app).split())
 
 
@@ -54,14 +54,14 @@ async def answered(pilot, path):
 
 
 class TestView:
-    async def test_a_slower_run_is_told_from_its_baseline(self, baseline):
+    async def test_a_slower_run_is_distinguished_from_its_baseline(self, baseline):
         app = app_on()
         async with app.run_test(size=(120, 40)) as pilot:
             await watching(pilot, run(40, late_rank=1))
             await pilot.press("6")
             assert "b asks for a recording" in screen_text(app)
             await asked_for(pilot, baseline)
-            shown = await judged(pilot)
+            shown = await compared(pilot)
         assert "this run is 40.0 % slower than good" in shown
         assert "step ms 100 140 +40.0 ▲ +40.0 … +40.0" in shown
         assert "backward 49.0 69.0 +20.0 ▲" in shown
@@ -77,30 +77,30 @@ class TestView:
             app.jobs.sources["run-1"].put([step(rank, n) for n in range(10, 300) for rank in (0, 1)], every_ms=20)
             await until(pilot, lambda: "no difference between good and this run" in screen_text(app))
             await pilot.press("space")
-            assert "this run (200)" in await judged(pilot)
+            assert "this run (200)" in await compared(pilot)
 
-    async def test_a_baseline_that_takes_its_time_keeps_nobody_waiting(self, baseline, monkeypatch):
-        goes_on, asked = threading.Event(), threading.Event()
+    async def test_the_views_do_not_wait_for_a_slow_baseline(self, baseline, monkeypatch):
+        released, reading = threading.Event(), threading.Event()
 
-        class Slow(comparing.Recording):
+        class Slow(compare_model.Recording):
             def select(self, selection):
-                asked.set()
+                reading.set()
                 for number, frame in enumerate(super().select(selection)):
-                    assert number < 50 or goes_on.wait(10)
+                    assert number < 50 or released.wait(10)
                     yield frame
 
-        monkeypatch.setattr(comparing, "Recording", Slow)
+        monkeypatch.setattr(compare_model, "Recording", Slow)
         app = app_on(baseline=baseline)
         async with app.run_test(size=(120, 40)) as pilot:
             await watching(pilot, run(40))
-            assert asked.wait(10)
+            assert reading.wait(10)
             await pilot.press("6")
             await until(pilot, lambda: "reading good: " in screen_text(app))
             await pilot.press("2")
-            assert app.view is app.views["2"]
-            goes_on.set()
+            assert app.view is app.views.timeline
+            released.set()
             await pilot.press("6")
-            assert "no difference between good and this run" in await judged(pilot)
+            assert "no difference between good and this run" in await compared(pilot)
 
     @pytest.mark.parametrize("made", ["missing", "nonsense", "empty"])
     async def test_a_bad_file_is_one_clear_line(self, made, tmp_path):
@@ -114,7 +114,7 @@ class TestView:
             await watching(pilot, run(40))
             await pilot.press("6")
             await asked_for(pilot, path)
-            await until(pilot, lambda: app.comparison.baseline and app.comparison.baseline.failure)
+            await until(pilot, lambda: app.views.compare.baseline and app.views.compare.baseline.failure)
             app.tick()
             (line,) = [line for line in screen_text(app).splitlines() if "bad.mcap" in line]
             assert line.lstrip().startswith("✗ ")
@@ -126,7 +126,7 @@ class TestView:
         async with app.run_test(size=(120, 40)) as pilot:
             await watching(pilot, run(40))
             await pilot.press("6")
-            await judged(pilot)
+            await compared(pilot)
             (row,) = [row for row in app.view._rows if ("ranks" in "".join(text for text, _ in row[:2]))]
             assert [text.split() for text, style in row if style == "warn"]
 
@@ -137,13 +137,13 @@ class TestView:
             await app.run_action("baseline")
             await pilot.pause()
             await answered(pilot, baseline)
-            assert "no difference" in await judged(pilot)
-            assert app.view is app.comparison
+            assert "no difference" in await compared(pilot)
+            assert app.view is app.views.compare
 
     def test_a_bad_baseline_is_named_before_anything_is_drawn(self, tmp_path, monkeypatch):
         monkeypatch.setenv("DDPWATCH_DIR", str(tmp_path))
         with pytest.raises(UsageError, match=r"none\.mcap"):
-            run_dashboard(AttachFeed(), baseline=tmp_path / "none.mcap")
+            run_dashboard(AttachSpec(), baseline=tmp_path / "none.mcap")
 
     @pytest.mark.parametrize("verb", [[], ["attach"], ["replay", "x.mcap"]])
     def test_without_a_dashboard_there_is_nothing_to_compare_with(self, verb, baseline, monkeypatch, capsys):
@@ -156,7 +156,7 @@ class TestView:
 
     @pytest.mark.parametrize("size", [(1, 1), (5, 3), (30, 10), (80, 19), (200, 46)])
     def test_any_size(self, size):
-        rows = paint_compare(Comparison(name="x" * 50, reading=3), *size)
+        rows = paint_compare(CompareModel(name="x" * 50, reading=3), *size)
         assert len(rows) == size[1]
 
 
@@ -165,10 +165,10 @@ class TestLiveSeries:
         state = state_of(run(100, world=64))
         views, live, calls = list(state.steps.values()), LiveSeries(), count(1)
         while not live.update(views, 64):
-            assert next(calls) * WORK_OF_A_CALL <= 100 * 64
+            assert next(calls) * RANK_STEPS_PER_CALL <= 100 * 64
         assert live.update(views, 64)
         assert len(live.series.step) == 99  # without the warm-up
-        assert next(calls) >= 100 * 64 // WORK_OF_A_CALL - 1
+        assert next(calls) >= 100 * 64 // RANK_STEPS_PER_CALL - 1
 
     def test_a_step_that_a_rank_has_not_sent_waits(self):
         state = state_of([*run(30), step(0, 30)])

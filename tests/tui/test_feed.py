@@ -4,17 +4,9 @@ import threading
 import pytest
 
 from ddpwatch.errors import UsageError
-from ddpwatch.tui.feed import (
-    IN_FLIGHT,
-    Attached,
-    AttachFeed,
-    Failed,
-    Frames,
-    LiveFeed,
-    Over,
-    Waiting,
-)  # fmt: skip
-from ddpwatch.tui.replay import open_feed
+from ddpwatch.tui.feed import AttachSpec, LiveFeed, open_feed
+from ddpwatch.tui.feed.events import Attached, Failed, Frames, Output, Over, Waiting
+from ddpwatch.tui.feed.thread import MAX_BATCHES_WAITING
 from tests.support.dashboards import FakeJobs
 from tests.support.frames import bye, hello, step
 
@@ -58,15 +50,17 @@ class TestLive:
         jobs.start("run-2")
         assert events.get(timeout=5) == Attached("run-2")
 
-    def test_a_run_asked_for_by_name_is_the_only_one(self, feed_of):
-        jobs = FakeJobs("run-1")
-        feed, events = feed_of(jobs.feed(run=jobs.runs[0]))
+    def test_a_run_asked_for_by_name_is_the_only_one(self, feed_of, tmp_path):
+        jobs, output = FakeJobs("run-1"), tmp_path / "job.out"
+        feed, events = feed_of(jobs.feed(run=jobs.runs[0], output=output))
         assert events.get(timeout=5) == Attached("run-1")
         jobs.start("run-2")
         jobs.sources["run-1"].put([bye()])
         assert [type(events.get(timeout=5)) for _ in range(2)] == [Frames, Over]
-        with pytest.raises(queue.Empty):
-            events.get(timeout=0.7)
+        for line in ("one", "two"):  # posted once a round: between them it would have attached
+            with output.open("a") as file:
+                file.write(f"{line}\n")
+            assert events.get(timeout=5) == Output([line])
         feed.choose(jobs.runs[0])
         assert events.get(timeout=5) == Attached("run-2")
 
@@ -85,18 +79,18 @@ class TestLive:
     def test_no_more_than_a_few_batches_wait(self, feed_of):
         jobs = FakeJobs("run-1")
         feed, events = feed_of(jobs.feed())
-        for _ in range(IN_FLIGHT + 2):
+        for _ in range(MAX_BATCHES_WAITING + 2):
             jobs.sources["run-1"].put([step(0)])
         assert events.get(timeout=5) == Attached("run-1")
-        taken = [events.get(timeout=5) for _ in range(IN_FLIGHT)]
-        assert len(taken) == IN_FLIGHT
+        taken = [events.get(timeout=5) for _ in range(MAX_BATCHES_WAITING)]
+        assert len(taken) == MAX_BATCHES_WAITING
         with pytest.raises(queue.Empty):
             events.get(timeout=0.3)
         feed.taken()
         assert isinstance(events.get(timeout=5), Frames)
 
     def test_the_real_defaults_are_lazy(self):
-        assert isinstance(open_feed(AttachFeed(), print), LiveFeed)
+        assert isinstance(open_feed(AttachSpec(), print), LiveFeed)
 
 
 def test_no_thread_is_left():

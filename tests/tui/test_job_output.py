@@ -4,7 +4,7 @@ import time
 import pytest
 
 from ddpwatch.launch import Launch, run_with_dashboard
-from ddpwatch.tui.job_output import MOST_BYTES, OutputTail
+from ddpwatch.tui.feed.job_output import MAX_READ_BYTES, OutputTail
 
 
 @pytest.fixture
@@ -23,18 +23,18 @@ def test_whole_lines_once_each(file):
     tail = OutputTail(file)
     add(file, b"one\ntw")
     assert tail.lines() == ["one"]
-    assert tail.begun == "tw"
+    assert tail.unfinished == "tw"
     assert tail.lines() == []
     add(file, b"o\n\nthree\n")
     assert tail.lines() == ["two", "", "three"]
-    assert tail.begun == ""
+    assert tail.unfinished == ""
 
 
 def test_of_a_progress_bar_the_newest_state(file):
     tail = OutputTail(file)
     add(file, b"\r 10%\r 20%\r")
     assert tail.lines() == []
-    assert tail.begun == " 20%"
+    assert tail.unfinished == " 20%"
     add(file, b" 100%\r\ndone\r\n")
     assert tail.lines() == [" 100%", "done"]
 
@@ -56,23 +56,23 @@ def test_no_escape_sequence_is_left(file, written, shown):
     assert OutputTail(file).lines() == [shown]
 
 
-def test_what_came_too_fast_is_left_out_and_said_to_be(file):
+def test_output_that_comes_too_fast_is_left_out_and_counted(file):
     tail = OutputTail(file)
     add(file, b"first\n")
     assert tail.lines() == ["first"]
     add(file, b"x" * 9 + b"\n")
-    add(file, b"y" * (MOST_BYTES - 5) + b"\n")
+    add(file, b"y" * (MAX_READ_BYTES - 5) + b"\n")
     add(file, b"end\n")
-    assert tail.lines() == [f"… {10 + MOST_BYTES - 4} bytes left out …", "end"]
+    assert tail.lines() == [f"… {10 + MAX_READ_BYTES - 4} bytes left out …", "end"]
     assert tail.lines() == []
 
 
 def test_one_endless_line_is_bounded(file):
     tail = OutputTail(file)
     for _ in range(3):
-        add(file, b"z" * MOST_BYTES)
+        add(file, b"z" * MAX_READ_BYTES)
         assert tail.lines() == []
-    assert len(tail.begun) == MOST_BYTES
+    assert len(tail.unfinished) == MAX_READ_BYTES
 
 
 def test_a_file_that_is_not_there(tmp_path):

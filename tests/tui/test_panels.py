@@ -1,19 +1,34 @@
 import re
+from itertools import chain
 
 import pytest
 
+from ddpwatch.tui.models.devices import device_lines, mean_history
 from ddpwatch.tui.models.history import SPARK_STEPS, HistoryPoint, StepHistory
-from ddpwatch.tui.models.overview import Link, LinkState, OverviewBuilder, device_rows
+from ddpwatch.tui.models.overview import Link, LinkState, OverviewBuilder
 from ddpwatch.tui.paint.canvas import plain
 from ddpwatch.tui.paint.chart import chart, chart_rows
-from ddpwatch.tui.paint.device_panel import mean_history, meter, paint_devices
+from ddpwatch.tui.paint.devices import meter, paint_device_panel
 from ddpwatch.tui.paint.header import badge_of, paint_footer, paint_header, paint_verdict
 from ddpwatch.tui.paint.history import GUTTER, paint_history
 from ddpwatch.tui.paint.overview import paint_overview
 from ddpwatch.tui.paint.screen_layout import layout
 from ddpwatch.tui.paint.split import paint_split
 from ddpwatch.tui.paint.table import paint_table
-from tests.support.frames import beat, bye, device, enveloped, hello, killed, run, shadow, state_of, status, step
+from tests.support.frames import (
+    beat,
+    bye,
+    device,
+    enveloped,
+    hello,
+    killed,
+    run,
+    shadow,
+    state_of,
+    status,
+    step,
+    synchronous,
+)
 
 LIVE = LinkState(Link.LIVE)
 
@@ -40,7 +55,7 @@ class TestHeader:
             assert figure in shown
 
     def test_sparklines_are_as_long_as_there_is_room(self):
-        model = overview([*run(30, late_rank=1), step(0, 30, 200, 0), step(1, 30, 0, 200)])
+        model = overview([*run(30, late_rank=1), *chain.from_iterable(synchronous([(200, 0)], 30, start_ms=30 * 140))])
         lengths = {}
         for width in (80, 120, 160, 200):
             line = plain(paint_header(model, width))[1]
@@ -138,14 +153,14 @@ class TestTable:
 
 class TestDevices:
     def test_a_gpu_comes_before_the_host_and_is_charted(self):
-        rows = device_rows(state_of([device(0), device(0, 90.0, "cuda"), device(1, 90.0, "cuda")]))
+        rows = device_lines(state_of([device(0), device(0, 90.0, "cuda"), device(1, 90.0, "cuda")]))
         assert [row.device.kind for row in rows] == ["cuda", "cpu"]
-        shown = text(paint_devices(rows, 60, 20))
+        shown = text(paint_device_panel(rows, 60, 20))
         for figure in ("GPU0", "NVIDIA H200", "90 %", "power 312 of 700 W", "temp 61.0 °C", "GPU busy %", "CPU"):
             assert figure in shown
 
     def test_what_a_device_does_not_say_is_a_dash(self):
-        shown = text(paint_devices(device_rows(state_of([device(0, None)])), 60, 8))
+        shown = text(paint_device_panel(device_lines(state_of([device(0, None)])), 60, 8))
         assert "power –" in shown
         assert "temp –" in shown
         assert "0 %" not in shown
@@ -156,23 +171,23 @@ class TestDevices:
             sample = device(0, 10.0 * index)
             sample.at_ns += index * 500_000_000
             half_seconds.append(sample)
-        (row,) = device_rows(state_of(half_seconds))
+        (row,) = device_lines(state_of(half_seconds))
         assert row.history == ((4, 5.0), (3, 25.0), (2, 45.0), (1, 65.0))
 
     def test_several_gpus_share_a_chart(self):
-        rows = device_rows(state_of([device(s, 20.0 + 60 * i, "cuda", i) for s in range(3) for i in range(2)]))
-        assert mean_history(rows) == ((-2, 50.0), (-1, 50.0))
+        rows = device_lines(state_of([device(s, 20.0 + 60 * i, "cuda", i) for s in range(3) for i in range(2)]))
+        assert mean_history(rows) == ((2, 50.0), (1, 50.0))
 
     def test_chart_has_axes_in_percent_and_seconds(self):
-        lines = chart(((-20, 10.0), (-10, 90.0), (0, 50.0)), 40, 8)
+        lines = chart(((20, 10.0), (10, 90.0), (0, 50.0)), 40, 8)
         assert len(lines) == 8
         assert max(map(len, lines)) <= 40
         assert "100" in lines[0]
         assert {"-30 s", "now"} <= {lines[-1].strip()[:5], lines[-1].split()[-1]}
 
     def test_a_chart_is_made_once(self):
-        rows = chart_rows(((-20, 10.0), (0, 50.0)), 40, 8)
-        assert chart_rows(((-20, 10.0), (0, 50.0)), 40, 8) is rows
+        rows = chart_rows(((20, 10.0), (0, 50.0)), 40, 8)
+        assert chart_rows(((20, 10.0), (0, 50.0)), 40, 8) is rows
         assert {style for row in rows for _, style in row} == {"chart", "dim"}
 
     def test_meter(self):
@@ -180,7 +195,7 @@ class TestDevices:
         assert meter(None, 3) == [("┄┄┄", "faint")]
 
     def test_nothing_sampled_yet(self):
-        assert "no sample" in text(paint_devices((), 40, 5))
+        assert "no sample" in text(paint_device_panel((), 40, 5))
 
 
 class TestHistoryAndSplit:
@@ -210,7 +225,7 @@ class TestLayout:
 
     def test_at_80x24_two_ranks_have_everything(self):
         boxes = layout(80, 24, 2, (8, 12), 6)
-        assert boxes.timeline.height >= 8
+        assert boxes.lanes.height >= 8
         assert boxes.table.height == 3
         assert boxes.devices.height >= 6
 
@@ -248,9 +263,9 @@ def test_states_before_the_first_step():
 def test_the_newest_step_with_timed_collectives_is_shown():
     model = overview([*run(30), *(shadow(rank, n) for n in range(30, 35) for rank in (0, 1))])
     assert model.newest_step == 34
-    assert model.timeline.step == 29
+    assert model.lanes.step == 29
     assert "step 34" in plain(paint_header(model, 120))[0]
-    assert overview([hello(0), *(shadow(0, n) for n in range(20))]).timeline.step == 19
+    assert overview([hello(0), *(shadow(0, n) for n in range(20))]).lanes.step == 19
 
 
 def test_what_was_not_measured_is_not_drawn_as_nothing_exposed():

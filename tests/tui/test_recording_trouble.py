@@ -1,4 +1,4 @@
-"""A recording that the disk does not take is said where the user looks: in the header and in the log."""
+"""The header and the log report a recording that the disk does not accept."""
 
 from ddpwatch.tui.models.log import RunLog
 from tests.support.dashboards import FakeJobs, live_app, screen_text, until
@@ -8,16 +8,16 @@ FULL = "No space left on device; {} frames lost"
 
 
 def troubled(lost):
-    told = status()
-    told.recording, told.recording_error = "/data/run.mcap", FULL.format(lost)
-    return told
+    message = status()
+    message.recording, message.recording_error = "/data/run.mcap", FULL.format(lost)
+    return message
 
 
 def test_once_in_the_log_however_many_frames_are_lost():
     log = RunLog()
     for message in (status(), troubled(1), troubled(2), troubled(300)):
         log.take(message, EPOCH_NS)
-    assert [(event.text, event.severity) for event in log.events] == [("recording: No space left on device", "bad")]
+    assert [(line.text, line.severity) for line in log.lines] == [("recording: No space left on device", "bad")]
 
 
 async def test_in_the_header_with_the_count():

@@ -1,8 +1,8 @@
-"""Replay: at any speed, from any place, and the figures are those of reading from the start."""
+"""Replay: at any speed, from any position, and the figures are those of reading from the start."""
 
-import queue
 import random
 from dataclasses import asdict
+from itertools import chain
 
 import pytest
 
@@ -14,16 +14,31 @@ from ddpwatch.recording.seek import Position, SeekTarget, duration_text, locate,
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.state import KEEP_STEPS, RunState
 from ddpwatch.tui.app import DashboardApp
-from ddpwatch.tui.feed import Arrived, Attached, Failed, Frames, Missed, Over, Rewound
-from ddpwatch.tui.models.overview import HISTORY_S, device_rows
-from ddpwatch.tui.replay import FileFeed, FrameList, Pacer, ReplayFeed
+from ddpwatch.tui.feed import FrameList, ReplayFeed, ReplaySpec
+from ddpwatch.tui.feed.events import Arrived, Attached, Failed, Frames, Missed, Over, Rewound
+from ddpwatch.tui.feed.playback import PlaybackClock
+from ddpwatch.tui.models.devices import HISTORY_S, device_lines
 from tests.support.dashboards import Clock, ended_recording, replay_app, screen_text, until
-from tests.support.frames import EPOCH_NS, MS, beat, bye, device, enveloped, hello, killed, layout, run, status, step
+from tests.support.frames import (
+    EPOCH_NS,
+    MS,
+    beat,
+    bye,
+    device,
+    enveloped,
+    hello,
+    killed,
+    layout,
+    run,
+    status,
+    step,
+    synchronous,
+)
 
 SECOND_NS = 10**9
 
 
-class TestPlaces:
+class TestTargets:
     @pytest.mark.parametrize(
         ("text", "meant"),
         [
@@ -41,60 +56,60 @@ class TestPlaces:
             parse_target(text)
 
     def test_where_they_are(self):
-        film = FrameList(enveloped([step(0, 3), step(1, 3), step(0, 5)], every_ms=1000))
-        first_ns = film.span_ns[0]
-        assert locate(film, SeekTarget(step=3)) == Position(first_ns + SECOND_NS, 3)  # once rank 1 has sent it
-        assert locate(film, SeekTarget(step=4)) == Position(first_ns + 2 * SECOND_NS, 5)
-        assert locate(film, SeekTarget(seconds=1.5)) == Position(first_ns + 3 * SECOND_NS // 2)
+        recording = FrameList(enveloped([step(0, 3), step(1, 3), step(0, 5)], every_ms=1000))
+        first_ns = recording.span_ns[0]
+        assert locate(recording, SeekTarget(step=3)) == Position(first_ns + SECOND_NS, 3)  # once rank 1 has sent it
+        assert locate(recording, SeekTarget(step=4)) == Position(first_ns + 2 * SECOND_NS, 5)
+        assert locate(recording, SeekTarget(seconds=1.5)) == Position(first_ns + 3 * SECOND_NS // 2)
         with pytest.raises(UsageError, match="ends before step 6"):
-            locate(film, SeekTarget(step=6))
+            locate(recording, SeekTarget(step=6))
         with pytest.raises(UsageError, match="only 0:02 long"):
-            locate(film, SeekTarget(seconds=3))
+            locate(recording, SeekTarget(seconds=3))
 
     def test_duration_text(self):
         assert [duration_text(s) for s in (0, 65.9, 3600, 3725)] == ["0:00", "1:05", "1:00:00", "1:02:05"]
 
 
 class TestPacer:
-    def pacer(self, speed=1.0):
-        return Pacer(iter(enveloped([step(0, n) for n in range(5)], every_ms=100)), speed)
+    def playback(self, speed=1.0):
+        return PlaybackClock(iter(enveloped([step(0, n) for n in range(5)], every_ms=100)), speed)
 
     def test_frames_come_at_the_pace_they_were_received(self):
-        pacer = self.pacer()
-        assert len(pacer.due(0.0)) == 1
-        assert len(pacer.due(0.25)) == 2
-        assert not pacer.over
-        assert len(pacer.due(0.15)) == 2
-        assert pacer.over
+        playback = self.playback()
+        assert len(playback.due(0.0)) == 1
+        assert len(playback.due(0.25)) == 2
+        assert not playback.over
+        assert len(playback.due(0.15)) == 2
+        assert playback.over
 
     def test_speed(self):
-        assert len(self.pacer(2.0).due(0.1)) == 3
-        assert len(self.pacer(0.5).due(0.1)) == 1
+        assert len(self.playback(2.0).due(0.1)) == 3
+        assert len(self.playback(0.5).due(0.1)) == 1
 
     def test_a_moment_comes_at_once_but_in_batches(self):
-        pacer = self.pacer()
-        assert [len(pacer.until(EPOCH_NS + 450 * MS, limit=3)) for _ in range(3)] == [3, 1, 0]
-        assert pacer.now_ns == EPOCH_NS + 450 * MS
-        assert not pacer.over
-        assert len(pacer.until(EPOCH_NS + SECOND_NS)) == 1
-        assert pacer.over
+        playback = self.playback()
+        assert [len(playback.until(EPOCH_NS + 450 * MS, limit=3)) for _ in range(3)] == [3, 1, 0]
+        assert playback.now_ns == EPOCH_NS + 450 * MS
+        assert not playback.over
+        assert len(playback.until(EPOCH_NS + SECOND_NS)) == 1
+        assert playback.over
 
     def test_a_batch_is_bounded_and_the_rest_stays_due(self):
-        pacer = self.pacer()
-        assert len(pacer.due(10, limit=3)) == 3
-        assert len(pacer.due(0, limit=3)) == 2
+        playback = self.playback()
+        assert len(playback.due(10, limit=3)) == 3
+        assert len(playback.due(0, limit=3)) == 2
 
     def test_nothing_to_play(self):
-        assert Pacer(iter([]), 1.0).over
+        assert PlaybackClock(iter([]), 1.0).over
 
 
 class TestReplay:
     def test_plays_to_the_end(self, feed_of):
         clock = Clock()
-        feed, events = feed_of(ReplayFeed("x.mcap", FrameList(enveloped(run(5))), 1.0, clock))
+        feed, events = feed_of(ReplaySpec("x.mcap", FrameList(enveloped(run(5))), 1.0, clock))
         assert events.get(timeout=5) == Attached("x.mcap")
         frames = events.get(timeout=5).frames
-        feed.jump_to_end()
+        feed.play_to_end()
         while isinstance(event := events.get(timeout=5), Frames):
             frames += event.frames
             feed.taken()
@@ -104,20 +119,20 @@ class TestReplay:
 
     def test_holds_while_paused(self, feed_of):
         clock = Clock()
-        feed, events = feed_of(ReplayFeed("x", FrameList(enveloped(run(5))), 1.0, clock))
+        feed, events = feed_of(ReplaySpec("x", FrameList(enveloped(run(5))), 1.0, clock))
         events.get(timeout=5)
         events.get(timeout=5)
         feed.pause(True)
-        clock.now += 60
-        feed.pause(True)
-        with pytest.raises(queue.Empty):
-            events.get(timeout=0.3)
+        acted = clock.advance(60)
+        while not acted():
+            feed.pause(True)  # wakes the feed
+        assert events.empty()
 
     def test_speed_goes_up_and_down_in_steps(self):
-        feed = FileFeed(ReplayFeed("x", FrameList([])), print)
+        feed = ReplayFeed(ReplaySpec("x", FrameList([])), print)
         speeds = []
         for by in (1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1):
-            feed.faster(by)
+            feed.change_speed(by)
             speeds.append(feed.speed)
         assert speeds == [2, 4, 8, 16, 16, 8, 4, 2, 1, 0.5, 0.25, 0.25]
 
@@ -127,13 +142,13 @@ class TestReplay:
                 yield from super().seek(at_ns)
                 raise UsageError("cut")
 
-        _, events = feed_of(ReplayFeed("x", Broken(enveloped([step(0)]))))
+        _, events = feed_of(ReplaySpec("x", Broken(enveloped([step(0)]))))
         events.get(timeout=5)
         assert isinstance(events.get(timeout=5), Failed)
 
 
 def shown(state):
-    """All that views show of a state; ``frames`` and ``version`` tell how it came about, not what is known."""
+    """All that views show of a state; ``frames`` and ``version`` depend on the path, not on what is known."""
     newest = state.newest_step()
     return {
         "run": (
@@ -150,7 +165,7 @@ def shown(state):
         "steps": [(view.step, dict(view.figures), view.skew) for view in state.steps.values()],
         "newest": newest and newest.step,
         "layouts": state.layouts,
-        "devices": device_rows(state),
+        "devices": device_lines(state),
         "summary": asdict(summarise(state.recent())),
     }
 
@@ -159,9 +174,8 @@ def long_run(steps=900):
     """One step every 300 ms, with noise, beats and samples, and a rank that dies before the end."""
     dice = random.Random(5)
     messages = [hello(0), layout(0), hello(1), layout(1)]
-    for number in range(steps):
-        late = dice.randrange(30)
-        messages += [step(0, number, late), step(1, number, 0, late)]
+    for number, ranks in enumerate(synchronous((dice.randrange(30), 0) for _ in range(steps))):
+        messages += ranks
         if number % 3 == 0:
             messages += [device(number // 3, float(dice.randrange(100))), beat(number % 2, number), status()]
         if number % 50 == 0:
@@ -193,9 +207,9 @@ def state_until(frames, at_ns):
 class Player:
     """Applies what a feed posts, as the dashboard does."""
 
-    def __init__(self, feed_of, film, **about):
+    def __init__(self, feed_of, recording, **about):
         self.clock = Clock()
-        self.feed, self.events = feed_of(ReplayFeed("x", film, clock=self.clock, **about))
+        self.feed, self.events = feed_of(ReplaySpec("x", recording, clock=self.clock, **about))
         self.feed.pause(True)
         self.state = RunState()
         self.rewound = 0
@@ -261,13 +275,13 @@ class TestSeeking:
         player.arrive(Over)
         assert feed.position_s == feed.length_s > 100
 
-    def test_beyond_the_end_is_told_and_nothing_moves(self, long_recording, feed_of):
+    def test_a_target_beyond_the_end_is_reported_and_nothing_moves(self, long_recording, feed_of):
         player = Player(feed_of, Recording(long_recording))
         player.feed.go_to(SeekTarget(step=5000))
         assert "ends before step 5000" in player.arrive(Missed).why
         assert player.feed.position_s == 0
 
-    def test_a_start_is_where_it_begins(self, long_recording, feed_of):
+    def test_it_starts_at_the_position_asked_for(self, long_recording, feed_of):
         player = Player(feed_of, Recording(long_recording), start=SeekTarget(step=250))
         assert player.arrive() == Arrived(250)
         assert player.state.newest_step().step == 250
@@ -286,19 +300,17 @@ class TestSeeking:
         data = long_recording.read_bytes()
         (tmp_path / "cut.mcap").write_bytes(data[: len(data) // 2])
         player = Player(feed_of, Recording(tmp_path / "cut.mcap"))
-        player.feed.jump_to_end()
+        player.feed.play_to_end()
         assert player.arrive(Over) == Over("the recording was cut off here")
 
 
 def eventful():
     """Rank 1 late from step 60 to 119, an aborted step 150, a slow one 180, and a death at the end."""
     messages = [hello(0), layout(0), hello(1), layout(1)]
-    for number in range(200):
-        late = 40 if 60 <= number < 120 else 0
-        kind = {"status": "aborted"} if number == 150 else {}
-        slow = 120 if number == 180 else 0
-        messages += [step(0, number, slow, late, **kind), step(1, number, late + slow, **kind)]
-    return [*messages, killed(1, 199), bye(reason="lost")]
+    lateness = [(0, 40) if 60 <= number < 120 else (0, 0) for number in range(200)]
+    lateness[180] = (120, 120)
+    steps = chain.from_iterable(synchronous(lateness, statuses={150: "aborted"}))
+    return [*messages, *steps, killed(1, 199), bye(reason="lost")]
 
 
 class TestFindings:
@@ -332,14 +344,14 @@ class TestFindings:
 class TestKeys:
     def app(self, path, clock=None):
         clock = clock or Clock()
-        return DashboardApp(ReplayFeed("x.mcap", Recording(path), 1.0, clock), clock=clock, ticking=False)
+        return DashboardApp(ReplaySpec("x.mcap", Recording(path), 1.0, clock), clock=clock, ticking=False)
 
     async def test_back_and_forth_in_time(self, long_recording):
         app = self.app(long_recording)
         async with app.run_test(size=(120, 36)) as pilot:
             await until(pilot, lambda: app.session.state.frames)
             await pilot.press("greater_than_sign", "ctrl+right", "greater_than_sign")
-            await until(pilot, lambda: app.feed.position_s == 15 and not app.session._moving)
+            await until(pilot, lambda: app.feed.position_s == 15 and not app.session._seeking)
             assert "0:15/4:" in screen_text(app)
             newest = app.session.state.newest_step().step
             await pilot.press("less_than_sign", "ctrl+left")
@@ -351,10 +363,10 @@ class TestKeys:
         async with app.run_test(size=(120, 36)) as pilot:
             await until(pilot, lambda: app.session.state.frames)
             await pilot.press("g", *"700", "enter")
-            await until(pilot, lambda: app.session.view is not None and app.session.view.step == 700)
+            await until(pilot, lambda: app.session.step_shown is not None and app.session.step_shown.step == 700)
             assert "step 700 of 700 (paused)" in screen_text(app)
             await pilot.press("g", *"1:30", "enter")
-            await until(pilot, lambda: round(app.feed.position_s) == 90 and not app.session._moving)
+            await until(pilot, lambda: round(app.feed.position_s) == 90 and not app.session._seeking)
             assert "1:30/4:" in screen_text(app)
             await pilot.press("g", *"later", "enter")
             await until(pilot, lambda: app._notifications)
@@ -365,16 +377,16 @@ class TestKeys:
         async with app.run_test(size=(120, 36)) as pilot:
             await until(pilot, lambda: app.session.state.frames)
             await pilot.press("g", *"700", "enter")
-            await until(pilot, lambda: app.session.view is not None and app.session.view.step == 700)
+            await until(pilot, lambda: app.session.step_shown is not None and app.session.step_shown.step == 700)
             await pilot.press("right_square_bracket")
-            await until(pilot, lambda: app.session.view.step == 701)
+            await until(pilot, lambda: app.session.step_shown.step == 701)
             await pilot.press("left_square_bracket", "left_square_bracket")
-            assert app.session.view.step == 699
+            assert app.session.step_shown.step == 699
             app.session.select_oldest()
-            oldest = app.session.view.step
+            oldest = app.session.step_shown.step
             assert oldest == 702 - KEEP_STEPS
             await pilot.press("left_square_bracket")
-            await until(pilot, lambda: app.session.view is not None and app.session.view.step == oldest - 1)
+            await until(pilot, lambda: app.session.step_shown is not None and app.session.step_shown.step == oldest - 1)
             assert f"step {oldest - 1} of {oldest - 1} (paused)" in screen_text(app)
 
     async def test_home_loop_and_speed(self, long_recording):
@@ -398,17 +410,17 @@ class TestKeys:
         async with app.run_test(size=(120, 36)) as pilot:
             await until(pilot, lambda: app.session.state.frames)
             await pilot.press("g", *"148", "enter")
-            await until(pilot, lambda: app.session.view is not None and app.session.view.step == 148)
+            await until(pilot, lambda: app.session.step_shown is not None and app.session.step_shown.step == 148)
             await pilot.press("n")
-            await until(pilot, lambda: app.session.view.step == 150)
+            await until(pilot, lambda: app.session.step_shown.step == 150)
             await pilot.press("n")
-            await until(pilot, lambda: app.session.view.step == 180)
+            await until(pilot, lambda: app.session.step_shown.step == 180)
             await pilot.press("N")
-            await until(pilot, lambda: app.session.view is not None and app.session.view.step == 150)
+            await until(pilot, lambda: app.session.step_shown is not None and app.session.step_shown.step == 150)
 
     async def test_the_log_is_the_same_at_any_speed(self):
         """Findings are judged by recorded time: how often the screen is drawn changes nothing."""
-        told = []
+        findings = []
         for ticks in (1, 7):
             app = replay_app(eventful())
             async with app.run_test(size=(120, 36)) as pilot:
@@ -419,6 +431,6 @@ class TestKeys:
                     app.tick()
                 await pilot.press("full_stop")
                 await until(pilot, lambda app=app: app.session.over)
-                told.append([event for event in app.session.log.events if event.kind == "finding"])
-        assert told[0] == told[1]
-        assert len(told[0]) >= 3
+                findings.append([line for line in app.session.log.lines if line.kind == "finding"])
+        assert findings[0] == findings[1]
+        assert len(findings[0]) >= 3

@@ -1,15 +1,19 @@
-"""What the dashboard looks like, on synthetic frames and a clock that stands still."""
+"""What the dashboard looks like, on synthetic frames and a stopped clock."""
 
+import re
 import time
 
 import pytest
 from pytest_textual_snapshot import SVGImageExtension
+from rich.cells import cell_len
 from textual.pilot import Pilot
 
 from benchmarks.synthetic import Fleet
 from ddpwatch.messages import Mark
 from ddpwatch.tui.settings import Settings
-from tests.support.dashboards import FakeJobs, ended_recording, live_app, until
+from ddpwatch.tui.text import ms, percent
+from ddpwatch.tui.views import VIEWS
+from tests.support.dashboards import FakeJobs, ended_recording, live_app, screen_text, until
 from tests.support.frames import MS, START_NS, bye, device, killed, run
 
 SMALL, MEDIUM, LARGE = (80, 24), (120, 36), (200, 50)
@@ -43,7 +47,7 @@ FOUR = [*run(40, world=4, late_rank=2), *gpus(), mark()]
 EIGHT = [*run(40, world=8, late_rank=5), *gpus()]
 MANY = [*run(12, world=64), *devices()]
 
-RECORDINGS = {
+WORLDS = {
     2: lambda: LATE,
     8: lambda: [*Fleet(8, late={5: 12.0}, gpus=True).frames(40)],
     64: lambda: [*Fleet(64, late={40: 12.0}, gpus=True).frames(16)],
@@ -63,7 +67,7 @@ SCENES = {
     "devices-200x50": (LARGE, FOUR, ("5", "j")),
     "log-200x50": (LARGE, [*FOUR, killed(3)], ("7",)),
 }
-LOOKS = {
+THEMES = {
     "light": Settings(theme="light"),
     "contrast": Settings(theme="contrast"),
     "ansi": Settings(theme="ansi"),
@@ -94,32 +98,137 @@ def baseline(tmp_path_factory):
     return ended_recording(tmp_path_factory.mktemp("recordings") / "baseline.mcap", run(30))
 
 
-@pytest.mark.parametrize("ranks", RECORDINGS)
-async def test_every_view(ranks, snapshot, baseline):
-    """All of one recording's pictures from one start of the app."""
+async def every_view(app, pilot):
+    """Shows every view in both sizes, and gives its name with the size once it is painted."""
+    for width, height in (SMALL, LARGE):
+        await pilot.resize_terminal(width, height)
+        for view in app.views:
+            app.show_view(view)
+            await pilot.pause()
+            view.repaint()
+            await until(pilot, lambda: not app.view.pending)
+            yield f"{view.id}-{width}x{height}"
+
+
+async def test_every_view(snapshot, baseline):
+    """All pictures of eight ranks, from one start of the app."""
     snapshot = snapshot.use_extension(SVGImageExtension)
-    jobs, messages = FakeJobs("run-1"), RECORDINGS[ranks]()
+    jobs, messages = FakeJobs("run-1"), WORLDS[8]()
     jobs.sources["run-1"].put(messages)
     app = live_app(jobs, baseline=baseline)
     different = []
     async with app.run_test(size=SMALL) as pilot:
         await until(pilot, lambda: app.session.state.frames == len(messages))
-        for width, height in (SMALL, LARGE):
-            await pilot.resize_terminal(width, height)
-            for key, view in app.views.items():
-                app.show_view(key)
-                await until(pilot, lambda: not app.view.pending)
-                name = f"{view.NAME.lower()}-{width}x{height}"
-                if app.export_screenshot() != snapshot(name=name):
-                    different.append(name)
+        async for name in every_view(app, pilot):
+            if app.export_screenshot() != snapshot(name=name):
+                different.append(name)
     assert not different
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_looks(look, snap_compare):
+def frame_shown(app, lines):
+    """Header, verdict and footer, with the figures of the session."""
+    overview, summary = app.session.overview, app.session.overview.summary
+    yield lines[0].startswith(" LIVE ")
+    yield lines[0].endswith(f"step {overview.newest_step} ")
+    yield " run-1 " in lines[0] or f" {overview.run_id} " in lines[0]
+    yield len(lines[0]) < 100 or f"{overview.world_size} ranks" in lines[0]
+    yield f"{ms(summary.step_ns)} ms" in lines[1]
+    yield f"overlap {percent(summary.overlap)}" in lines[1]
+    yield f"exposed {ms(summary.exposed_ns)} ms" in lines[1]
+    yield summary.straggler is None or f"{summary.straggler.rank} +{ms(summary.straggler.late_ns)} ms" in lines[1]
+    verdict = " ".join(" ".join(lines[2:6]).split())
+    yield any(sign + overview.verdict.text[:60] in verdict for sign in ("✗ ", "! ", "✓ ", "· "))
+    tabs = (f" {key} {view.NAME}" for key, view in VIEWS.items())
+    yield all(tab in lines[-1] for tab in tabs)
+
+
+def body_shown(app, name, world, lines):
+    """What each view is for."""
+    devices = app.session.overview.devices
+    body, state, width = "\n".join(lines[3:-1]), app.session.state, len(lines[0])
+    numbers = {int(number) for number in re.findall(r"(?<![\d.:–+-])\d+(?![\d.:%])", body)}
+    shown = {
+        "overview": lambda: (
+            f"step {app.session.step_shown.step}" in body,
+            re.search(r"rank  .*status .*late ms", body) is not None,
+            {0, 1} <= numbers,
+            "running" in body,
+            width < 110 or "where a step goes, ms" in body,
+        ),
+        "timeline": lambda: (
+            f"step {app.session.step_shown.step}" in body,
+            "▶" in body and "▲" in body,
+            len(re.findall(r"rank \d+", body)) > min(world, 2),
+            f"rank {app.session.rank} at" in body or f"r{app.session.rank} " in body,
+            "forward" in body and "backward" in body,
+        ),
+        "buckets": lambda: (
+            "bucket▼" in body and "exposed ms" in body,
+            [int(line[1:8]) for line in lines[4:-2] if line[1:8].strip().isdigit()]
+            == [row.index for row in app.views.buckets.rows()][: app.view.body_height - 2],
+        ),
+        "ranks": lambda: (
+            "lateness" in body,
+            "╵step" in body,
+            covered(body) == set(range(world)),
+            app.session.overview.summary.straggler is None or "◀" in body,
+        ),
+        "devices": lambda: (
+            ("no sample yet" in body) == (not state.devices),
+            not state.devices or re.search(r"(GPU0|CPU) ", body) is not None,
+            not state.devices or f"{devices[0].device.utilization:.0f} %" in body,
+            not any(line.history for line in devices) or "busy % over the last seconds" in body,
+        ),
+        "compare": lambda: (
+            "compared with baseline" in body,
+            "baseline (29)" in body,
+            f"this run ({min(app.session.overview.newest_step, 200)})" in body,
+            all(phase in body for phase in ("forward", "backward", "exposed", "optim", "other")),
+        ),
+        "log": lambda: (
+            f"events and findings {app.session.log.count}" in body or app.session.log.count > 2000,
+            app.session.log.lines[-1].text[:40] in body,
+            "▶" in body,
+        ),
+    }
+    yield from shown[name]()
+
+
+def covered(body):
+    """The ranks that the heatmap's rows show."""
+    rows = re.findall(r"^ +(\d+)(?:–(\d+))?[◀ ] ", body, re.MULTILINE)
+    return {rank for first, last in rows for rank in range(int(first), int(last or first) + 1)}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+async def test_every_view_of_any_world(world, baseline):
+    """Every cell is painted, the figures are those of the session, and painting again changes nothing."""
+    jobs, messages = FakeJobs("run-1"), WORLDS[world]()
+    jobs.sources["run-1"].put(messages)
+    app = live_app(jobs, baseline=baseline)
+    wrong = []
+    async with app.run_test(size=SMALL) as pilot:
+        await until(pilot, lambda: app.session.state.frames == len(messages))
+        async for name in every_view(app, pilot):
+            rows, (width, height) = app.view._rows, app.view.size
+            lines = ["".join(text for text, _ in row) for row in rows]
+            widths = [cell_len(line) for line in lines]
+            app.view.repaint()
+            checks = {
+                "cells": [widths == [width] * height, screen_text(app).splitlines() == lines],
+                "same again": [app.view._rows == rows],
+                "frame": list(frame_shown(app, lines)),
+                "body": list(body_shown(app, app.view.id, world, lines)),
+            }
+            wrong += [(name, what, found) for what, found in checks.items() if not all(found)]
+    assert not wrong
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_themes(theme, snap_compare):
     jobs = FakeJobs("run-1")
     jobs.sources["run-1"].put(FOUR)
-    app = live_app(jobs, settings=LOOKS[look])
+    app = live_app(jobs, settings=THEMES[theme])
     assert snap_compare(app, terminal_size=MEDIUM, run_before=shows(FOUR, ()))
 
 

@@ -1,156 +1,145 @@
-"""Exact cells for steps of known geometry: at 100 columns of axis, one cell is one millisecond."""
+"""The Timeline shown's model: window arithmetic, and the exact values under the cursor."""
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ddpwatch.tui.models.lanes import timeline_of
+from ddpwatch.messages import Mark
+from ddpwatch.tui.models.lanes import step_lanes
+from ddpwatch.tui.models.timeline import Cursor, Inspection, Window, inspect, timeline_of_seconds, timeline_of_step
 from ddpwatch.tui.paint.canvas import plain
-from ddpwatch.tui.paint.lanes import EXPOSED, Axis, LaneRows, capacity, lane_rows, nice_step, paint_timeline
-from tests.support.frames import MS, hello, run, state_of, step
-
-WIDTH = 9 + 100 + 1  # gutter, axis, one blank
+from ddpwatch.tui.paint.timeline import paint_timeline, ranks_in_view, timeline_axis
+from tests.support.frames import MS, START_NS, hello, layout, run, state_of, step, unwatched
 
 
-def timeline(*messages, number=None):
+def timeline(messages, number=None):
     state = state_of(list(messages))
-    view = state.newest_step() if number is None else state.steps[number]
-    return timeline_of(view, state.ranks)
+    shown = state.newest_step() if number is None else state.steps[number]
+    return timeline_of_step(shown, step_lanes(shown, state.ranks, 1, None, state.marks)), state
 
 
-def cells(rows, y):
-    """Row y as one (character, style) per cell."""
-    return [(char, style) for text, style in rows[y] for char in text]
+def text(fields):
+    return " | ".join(field.full for field in fields)
 
 
-def where(rows, y, *styles):
-    """The cells of the axis, from its left end, that have one of the styles."""
-    return [x - 9 for x, (_, style) in enumerate(cells(rows, y)) if style.removesuffix("-label") in styles]
+class TestWindow:
+    @given(st.integers(1, 10**9), st.lists(st.tuples(st.sampled_from("+-<>"), st.floats(0, 1)), max_size=30))
+    def test_it_never_leaves_the_step(self, axis, moves):
+        window = Window.all_of(axis)
+        for move, share in moves:
+            at = window.start_ns + int(share * window.length_ns)
+            window = (
+                window.pan(share if move == ">" else -share)
+                if move in "<>"
+                else window.zoom(2.0 if move == "+" else 0.5, at)
+            )
+            assert window.start_ns >= 0
+            assert 0 < window.length_ns <= axis
+            assert window.start_ns + window.length_ns <= axis
+
+    def test_zoom_keeps_the_cursor_where_it_is(self):
+        window = Window.all_of(100 * MS).zoom(2, 40 * MS)
+        assert (window.start_ns, window.length_ns) == (20 * MS, 50 * MS)
+        assert window.zoom(0.5, 40 * MS) == Window.all_of(100 * MS)
+
+    def test_on_another_step_it_stays(self):
+        window = Window.all_of(100 * MS).zoom(4, 50 * MS)
+        assert window.fitted(90 * MS).start_ns == window.start_ns
+        assert Window.all_of(100).fitted(90) == Window.all_of(90)
+        assert window.showing(0).start_ns == 0
 
 
-def test_one_rank_at_one_cell_per_millisecond():
-    rows = paint_timeline(timeline(hello(0, 1), step(0)), WIDTH, 5)
-    # title, hooks, compute, comm, axis
-    assert where(rows, 2, "forward") == list(range(2, 30))
-    assert where(rows, 2, "backward") == list(range(31, 80))
-    assert where(rows, 2, "optimizer") == list(range(91, 95))
-    assert where(rows, 1, "hook") == [40, 50, 60, 70]
-    assert where(rows, 3, "comm-a") == list(range(50, 60))
-    assert where(rows, 3, "comm-b") == list(range(70, 80))
+class TestInspection:
+    def test_everything_under_the_cursor(self):
+        model, state = timeline([hello(0), hello(1), layout(0), step(0), step(1, late_ms=10)])
+        found = inspect(model, Cursor(85 * MS, 0, 60 * MS), state)
+        assert text(found.position) == (
+            "rank 0 at 85.0 ms | waits for its buckets 80.0–90.0 ms (10.0 ms) | last gradient a at 70.0 ms"
+        )
+        assert text(found.bucket) == (
+            "bucket 1 | 4.0 MiB | ready 70.0 | launch 70.0 | done 90.0 ms | waited 10.0 ms | exposed 10.0 ms"
+        )
+        assert found.params == "2 parameters: a, b"
+        assert found.measured == "measured 25.0 ms from 60.0 ms"
+
+    def test_where_nothing_is(self):
+        model, state = timeline([hello(0, 1), step(0)])
+        assert "idle" in text(inspect(model, Cursor(1 * MS, 0), state).position)
+        assert text(inspect(model, Cursor(40 * MS, 0), state).bucket) == "no bucket in flight"
+        assert inspect(model, Cursor(), state) == Inspection()
+
+    def test_completion_not_measured(self):
+        model, state = timeline([hello(0, 1), step(0, bucket_done=[None, None])])
+        assert "done – ms" not in text(inspect(model, Cursor(75 * MS, 0), state).bucket)
+        assert "exposed –" in text(inspect(model, Cursor(75 * MS, 0), state).bucket)
+
+    def test_an_unwatched_step_is_not_idle(self):
+        model, state = timeline([hello(0, 1), unwatched(0)])
+        found = inspect(model, Cursor(40 * MS, 0), state)
+        assert "not watched" in text(found.position)
+        assert found.bucket == ()
+        rows = plain(paint_timeline(model, Window.all_of(model.length_ns), Cursor(), Inspection(), (111, 16), 0))
+        assert "(unwatched)" in rows[0]
+        assert any("not watched" in row for row in rows)
+        assert not any("··" in row for row in rows)
+
+    def test_a_mark_is_drawn_and_named(self):
+        start = START_NS + 20 * MS
+        marks = [
+            Mark(rank=0, name="eval\x1b[2J", start_ns=start),
+            Mark(rank=0, kind="gc", name="gc", start_ns=start + 30 * MS, end_ns=start + 40 * MS),
+            Mark(rank=0, kind="save", name="torch.save", start_ns=start + 50 * MS, end_ns=start + 60 * MS),
+        ]
+        model, state = timeline([hello(0, 1), step(0), *marks])
+        assert "◆ eval[2J" in text(inspect(model, Cursor(20 * MS + 1, 0), state).position)
+        rows = plain(paint_timeline(model, Window.all_of(model.length_ns), Cursor(0, 0), Inspection(), (111, 16), 0))
+        assert "◆eval[2J" in rows[1]
+        assert rows[1][10 + 50 :].startswith("◆gc╌")
+        assert rows[1][10 + 70 :].startswith("◆torch.save")
 
 
-def test_exposed_communication_has_its_own_glyph_and_style():
-    rows = paint_timeline(timeline(hello(0, 1), step(0)), WIDTH, 5)
-    assert where(rows, 3, "exposed") == list(range(80, 90))
-    assert [char for char, style in cells(rows, 3) if style == "exposed"][-4:] == [EXPOSED] * 4
+class TestSeconds:
+    def test_the_last_seconds_of_several_steps(self):
+        state = state_of(run(30))
+        model = timeline_of_seconds(list(state.steps.values()), 0.55, [0, 1], 1)
+        assert [shown.step for shown in model.steps] == [24, 25, 26, 27, 28, 29]
+        assert model.length_ns == 600 * MS
+        assert [lane.offset_ns for lane in model.lanes_of(1)] == [n * 100 * MS for n in range(6)]
+        assert inspect(model, Cursor(250 * MS, 1), state).position[0].full == "rank 1 at 250 ms"
 
 
-def test_buckets_carry_their_number():
-    row = plain(paint_timeline(timeline(hello(0, 1), step(0)), WIDTH, 5))[3]
-    assert row[9 + 50 : 9 + 60].strip("█ ") == "0"
-    assert "1" in row[9 + 70 : 9 + 90]
+class TestPaint:
+    @pytest.mark.parametrize("size", [(0, 0), (1, 1), (5, 3), (20, 6), (80, 20), (200, 46)])
+    @pytest.mark.parametrize("density", [0, 1, 2])
+    def test_every_size_to_the_cell(self, size, density):
+        for world in (1, 8, 64):
+            model, state = timeline(run(3, world=world))
+            cursor = Cursor(50 * MS, 0, 20 * MS)
+            window = Window.all_of(model.length_ns).zoom(8, 50 * MS)
+            rows = paint_timeline(model, window, cursor, inspect(model, cursor, state), size, 0, density)
+            assert [sum(len(run_text) for run_text, _ in row) for row in rows] == [size[0]] * size[1]
 
+    def test_a_zoomed_window_shows_its_part_only(self):
+        model, _ = timeline([hello(0, 1), step(0)])
+        window = Window(40 * MS, 20 * MS, model.length_ns)
+        rows = plain(paint_timeline(model, window, Cursor(45 * MS, 0), Inspection(), (111, 16), 0))
+        assert "forward" not in rows[2] + rows[3]
+        assert "backward" in rows[2] + rows[3]
+        assert "40–60" in rows[0].replace(".0", "")
+        axis = timeline_axis(model, window, 111)
+        assert axis.cell(45 * MS) == 10 + 25
+        assert axis.time(axis.cell(45 * MS)) == pytest.approx(45 * MS, abs=0.2 * MS)
 
-def test_the_axis_is_labelled_in_milliseconds():
-    axis = plain(paint_timeline(timeline(hello(0, 1), step(0)), WIDTH, 5))[4]
-    assert axis[9:].startswith("╵0 ms")
-    assert axis[9 + 50 :].startswith("╵50")
+    def test_many_ranks_are_as_many_as_fit(self):
+        model, _ = timeline(run(2, world=64))
+        assert ranks_in_view(model, 46) * 3 <= 40 + 3
+        assert ranks_in_view(model, 46, density=2) == 40
 
-
-def test_ranks_on_one_clock_are_aligned_by_their_start():
-    later = msgspec.structs.replace(step(1), start_ns=step(0).start_ns + 100 * MS)
-    model = timeline(hello(0), hello(1), step(0), later)
-    assert model.aligned
-    assert [lane.offset_ns for lane in model.lanes] == [0, 100 * MS]
-    rows = paint_timeline(model, WIDTH, 8)  # two milliseconds a cell
-    assert where(rows, 2, "forward") == list(range(1, 15))
-    assert where(rows, 5, "forward") == list(range(51, 65))
-
-
-def test_ranks_on_different_clocks_begin_at_their_own_start_and_say_so():
-    later = msgspec.structs.replace(step(1), start_ns=step(0).start_ns + 10**15)
-    model = timeline(hello(0), hello(1, boot_id="other"), step(0), later)
-    rows = paint_timeline(model, WIDTH, 8)
-    assert not model.aligned
-    assert where(rows, 2, "forward") == where(rows, 5, "forward") == list(range(2, 30))
-    assert "clocks differ" in plain(rows)[0]
-
-
-def test_completion_not_measured_leaves_only_launch_marks():
-    rows = paint_timeline(timeline(hello(0, 1), step(0, bucket_done=[None, None])), WIDTH, 5)
-    assert where(rows, 3, "launch") == [50, 51, 70, 71]
-    assert where(rows, 3, "comm-a", "comm-b", "exposed") == []
-
-
-def test_no_bucket_at_all():
-    empty = {f"bucket_{name}": [] for name in ("module", "index", "bytes", "ready", "launch", "done")}
-    rows = paint_timeline(timeline(hello(0, 1), step(0, **empty)), WIDTH, 5)
-    assert where(rows, 3, "comm-a", "comm-b", "exposed", "launch") == []
-
-
-def test_overlapping_buckets_get_a_row_each():
-    model = timeline(hello(0, 1), step(0, bucket_launch=[50 * MS, 55 * MS]))
-    rows = paint_timeline(model, WIDTH, 6)
-    assert model.comm_rows == 2
-    assert where(rows, 3, "comm-a") == list(range(50, 60))
-    assert where(rows, 4, "comm-b") == list(range(55, 80))
-
-
-def test_overlapping_buckets_share_one_row_where_there_is_no_other():
-    rows = paint_timeline(timeline(hello(0, 1), step(0, bucket_launch=[50 * MS, 55 * MS])), WIDTH, 5)
-    assert where(rows, 3, "comm-a", "comm-b") == list(range(50, 80))
-
-
-def test_a_short_bucket_and_a_short_exposure_still_show():
-    rows = paint_timeline(timeline(hello(0, 1), step(0, bucket_launch=[50 * MS, 89_999_000])), 40, 5)
-    assert EXPOSED in plain(rows)[3]
-
-
-def test_one_row_per_rank_shows_launches_and_exposure():
-    model = timeline(*run(3, world=8))
-    rows = paint_timeline(model, 4 + 100 + 1, 10)
-    assert lane_rows(model, 8) == LaneRows(0, 1, 0, 0)
-    line = cells(rows, 1)[4:]
-    assert [x for x, (char, _) in enumerate(line) if char == "▾"] == [50, 70]
-    assert [x for x, (_, style) in enumerate(line) if style == "exposed"] == list(range(80, 90))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "height", "rows"),
-    [(2, 30, LaneRows(1, 3, 1, 1, 2)), (2, 10, LaneRows(1, 1, 1, 1)), (4, 14, LaneRows(1, 1, 1, 0)),
-     (4, 10, LaneRows(0, 1, 1, 0)), (64, 20, LaneRows(0, 1, 0, 0))],
-)  # fmt: skip
-def test_lanes_are_compressed_as_ranks_grow(ranks, height, rows):
-    assert lane_rows(timeline(*run(2, world=ranks)), height - 2) == rows
-
-
-def test_scrolling_shows_other_ranks_and_stops_at_the_last():
-    model = timeline(*run(2, world=64))
-    assert capacity(model, 12) == 10
-    assert plain(paint_timeline(model, 60, 12, first=20))[1].startswith("20")
-    assert plain(paint_timeline(model, 60, 12, first=999))[10].startswith("63")
-    assert "ranks 54–63 of 64" in plain(paint_timeline(model, 60, 12, first=999))[0]
-
-
-def test_status_and_missing_ranks_are_named():
-    model = timeline(hello(0), hello(1), step(0, 3, status="warmup"), number=3)
-    assert model.status == "warm-up"
-    assert model.missing == (1,)
-    assert "step 3 (warm-up), 1 missing" in plain(paint_timeline(model, 120, 8))[0]
-
-
-def test_stamps_outside_the_step_stay_on_the_axis():
-    wild = step(0, bucket_launch=[-50 * MS, 70 * MS], bucket_done=[60 * MS, 5000 * MS], hook_ns=[-1, 10**15, 0, 1])
-    rows = paint_timeline(timeline(hello(0, 1), wild), WIDTH, 5)
-    assert all(sum(len(text) for text, _ in row) == WIDTH for row in rows)
-
-
-def test_axis_snaps_to_cells():
-    axis = Axis(10, 50, 100)
-    assert axis.span(0, 100) == (10, 60)
-    assert axis.span(50, 50) == (35, 36)
-    assert axis.span(100, 200) == (59, 60)
-
-
-@pytest.mark.parametrize(("length", "ticks", "step_ms"), [(110, 7, 20), (0.3, 5, 0.1), (9000, 4, 5000), (100, 10, 10)])
-def test_axis_steps_are_round(length, ticks, step_ms):
-    assert nice_step(length, ticks) == pytest.approx(step_ms)
+    def test_stamps_outside_the_step(self):
+        wild = step(0, bucket_launch=[-50 * MS, 70 * MS], bucket_done=[60 * MS, 5000 * MS], hook_ns=[-1, 10**15, 0, 1])
+        later = msgspec.structs.replace(step(1), start_ns=step(0).start_ns + 10**15)
+        for messages in ([hello(0, 1), wild], [hello(0), hello(1, boot_id="x"), wild, later]):
+            model, _ = timeline(messages)
+            rows = paint_timeline(model, Window.all_of(model.length_ns), Cursor(0, 0), Inspection(), (80, 16), 0)
+            assert all(sum(len(part) for part, _ in row) == 80 for row in rows)

@@ -3,18 +3,33 @@
 import base64
 import json
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from textual import events
+from textual.command import CommandList
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Mark, Step
-from ddpwatch.tui.screens import AskScreen, HelpScreen
+from ddpwatch.tui.screens import HELP, SIGNS, AskScreen, HelpScreen
 from ddpwatch.tui.settings import Settings, load_settings
 from ddpwatch.tui.views import VIEWS
 from tests.support.dashboards import FakeJobs, ended_recording, live_app, replay_app, screen_text, until
-from tests.support.frames import MS, START_NS, beat, bye, device, hello, killed, run, shadow, step, unwatched
+from tests.support.frames import (
+    MS,
+    START_NS,
+    beat,
+    bye,
+    device,
+    hello,
+    killed,
+    run,
+    shadow,
+    step,
+    synchronous,
+    unwatched,
+)
 
 KEYS = {view.NAME: key for key, view in VIEWS.items()}
 
@@ -46,7 +61,7 @@ class TestEveryView:
             await pilot.press(key)  # before the first frame
             await watching(pilot, [*run(12, world=3, late_rank=1), device(0), device(1, 70.0, "cuda")])
             await pilot.press("j", "k", "m", "v", "s", "o", "T", "pagedown")
-            assert app.view is app.views[key]
+            assert app.view is app.views.by_key[key]
             await pilot.press("enter", "j", "escape")
             for size in ((5, 3), (1, 1), (200, 50)):
                 await pilot.resize_terminal(*size)
@@ -110,9 +125,14 @@ class TestEveryView:
         app = app_on()
         async with app.run_test(size=(100, 30)) as pilot:
             await watching(pilot, run(12))
-            place = screen_text(app).splitlines()[-1].index("3 Buckets")
-            await pilot.click(offset=(place + 2, 29))
-            await until(pilot, lambda: app.view is app.views["3"])
+            x = screen_text(app).splitlines()[-1].index("3 Buckets")
+            await pilot.click(offset=(x + 2, 29))
+            await until(pilot, lambda: app.view is app.views.buckets)
+
+    @pytest.mark.parametrize("view", VIEWS.values())
+    def test_the_help_page_fits_on_80_columns(self, view):
+        lines = f"{HELP}{view.DEFINITIONS}\n{SIGNS}".splitlines()
+        assert max(len(re.sub(r"\[/?b\]|\\", "", line)) for line in lines) <= 72
 
     async def test_help_is_about_the_view(self):
         app = app_on()
@@ -144,8 +164,8 @@ class TestTimeline:
             assert "rank 1 at" in body(app)
 
     async def test_jumps(self):
-        odd = [step(rank, 12, 80, status="aborted") for rank in (0, 1)]
-        messages = [*run(12), *odd, *(step(r, n, 300 if n == 30 else 0) for n in range(13, 40) for r in (0, 1))]
+        late = [(80, 80), *([(0, 0)] * 17), (300, 300), *([(0, 0)] * 9)]
+        messages = [*run(12), *chain.from_iterable(synchronous(late, 12, statuses={12: "aborted"}))]
         app = app_on()
         async with app.run_test(size=(111, 30)) as pilot:
             await watching(pilot, messages)
@@ -249,18 +269,28 @@ class TestLog:
             await watching(pilot, run(20, late_rank=1))
             await pilot.press("7")
             assert "rank 1 is late" in body(app)
-            hidden = {"bucket_done": [60 * MS, 80 * MS]}
-            app.jobs.sources["run-1"].put([step(r, n, **hidden) for n in range(20, 90) for r in (0, 1)], 10)
+            hidden = list(synchronous([(0, 0)] * 110, 20, start_ms=20 * 140, bucket_done=[60 * MS, 80 * MS]))
+            app.jobs.sources["run-1"].put(chain.from_iterable(hidden[:70]), 10)
             await until(pilot, lambda: app.session.overview.verdict.kind != "straggler")
             assert "cleared" not in body(app)
-            app.jobs.sources["run-1"].put([step(r, n, **hidden) for n in range(90, 130) for r in (0, 1)], 50)
+            app.jobs.sources["run-1"].put(chain.from_iterable(hidden[70:]), 50)
             await until(pilot, lambda: "cleared: rank 1 is late" in body(app))
             await pilot.press("m")
             assert "attached" not in body(app)
             await pilot.press("up", "enter")
-            assert app.view is app.views["2"]
+            assert app.view is app.views.timeline
             assert app.session.paused
             assert "step 19" in body(app)
+
+    async def test_a_view_that_was_hidden_shows_the_step_chosen_meanwhile(self):
+        app = app_on()
+        async with app.run_test(size=(140, 30)) as pilot:
+            await watching(pilot, run(20, late_rank=1))
+            await pilot.press("2", "space", "7", "up")
+            chosen = app.view.current.step
+            await pilot.press("enter")
+            assert chosen not in (None, 19)
+            assert f"step {chosen}" in body(app)
 
     async def test_the_job_s_output(self, tmp_path):
         output = tmp_path / "job.out"
@@ -275,10 +305,10 @@ class TestLog:
             await until(pilot, lambda: "unfinished no more" in body(app))
             await pilot.press("space")
             output.write_bytes(output.read_bytes() + b"later\n")
-            await until(pilot, lambda: "later" in app.session.output.events[-1].text)
+            await until(pilot, lambda: "later" in app.session.output.lines[-1].text)
             assert "later" not in body(app)
 
-    async def test_output_is_shown_before_the_run_begins_and_is_kept_when_it_does(self, tmp_path):
+    async def test_output_is_shown_before_the_run_starts_and_is_kept_then(self, tmp_path):
         output = tmp_path / "job.out"
         output.write_bytes(b"downloading\n")
         jobs = FakeJobs()
@@ -300,7 +330,7 @@ class TestLog:
             await watching(pilot, [*run(3), bye(0), bye(1), bye()])
             await until(pilot, lambda: app.session.over)
             output.write_bytes(b"saved the model\n")
-            await until(pilot, lambda: app.session.output.events)
+            await until(pilot, lambda: app.session.output.lines)
 
 
 class TestEverywhere:
@@ -312,14 +342,14 @@ class TestEverywhere:
             assert "2-3,7: 3 shown" in screen_text(app)
             assert [row.rank for row in app.session.overview.ranks] == [2, 3, 7]
             await pilot.press("2")
-            assert app.view.trace().ranks == [2, 3, 7]
+            assert app.view.timeline().ranks == [2, 3, 7]
             await pilot.press("slash", *["backspace"] * 5, "enter")
             assert len(app.session.overview.ranks) == 8
             await pilot.press("slash", "x", "escape")
             assert not isinstance(app.screen, AskScreen)
             assert len(app.session.overview.ranks) == 8
 
-    async def test_a_filter_that_lets_nobody_through(self):
+    async def test_a_filter_that_selects_no_rank(self):
         app = app_on()
         async with app.run_test(size=(120, 40)) as pilot:
             await watching(pilot, run(12, world=2))
@@ -380,23 +410,24 @@ class TestEverywhere:
     @pytest.mark.parametrize("key", ["P", "E"])
     async def test_what_cannot_be_saved_is_one_line(self, key, monkeypatch):
         app = app_on()
-        told = []
+        notices = []
         async with app.run_test(size=(80, 24)) as pilot:
             await watching(pilot, run(12))
             monkeypatch.setattr(app, "_file", lambda end: Path("/proc/none") / end)
-            monkeypatch.setattr(app, "notify", lambda text, **_: told.append(text))
+            monkeypatch.setattr(app, "notify", lambda text, **_: notices.append(text))
             await pilot.press(key)
-            await until(pilot, lambda: told)
-        assert told == ["not saved: /proc/none: No such file or directory"]
+            await until(pilot, lambda: notices)
+        assert notices == ["not saved: /proc/none: No such file or directory"]
 
     async def test_the_command_palette(self):
         app = app_on()
         async with app.run_test(size=(100, 30)) as pilot:
             await watching(pilot, run(12))
             await pilot.press("colon", *"view: ranks")
-            await pilot.pause(0.3)
+            found = app.screen.query_one(CommandList)
+            await until(pilot, lambda: found.option_count and "Ranks" in str(found.get_option_at_index(0).prompt))
             await pilot.press("down", "enter")
-            await until(pilot, lambda: app.view is app.views["4"])
+            await until(pilot, lambda: app.view is app.views.ranks)
 
     async def test_ascii_draws_nothing_else(self):
         app = app_on(settings=Settings(theme="none", ascii=True))
@@ -420,7 +451,7 @@ class TestEverywhere:
 
 
 class TestAfterTheRun:
-    async def test_the_last_run_is_shown_until_one_begins(self, tmp_path):
+    async def test_the_last_run_is_shown_until_one_starts(self, tmp_path):
         jobs, ended = FakeJobs(), ended_recording(tmp_path / "old-run.mcap", [*run(20), bye(0), bye(1), bye()])
         app = live_app(jobs, list_ended=lambda: [ended], wall=lambda: ended.stat().st_mtime + 190)
         async with app.run_test(size=(100, 30)) as pilot:
@@ -483,7 +514,7 @@ class TestSettings:
         with pytest.raises(UsageError):
             Settings().override("pink", None)
 
-    async def test_the_view_to_begin_with(self):
+    async def test_the_first_view(self):
         app = app_on(settings=Settings(theme="light", view="ranks"))
         async with app.run_test(size=(80, 24)) as pilot:
             await watching(pilot, run(12))

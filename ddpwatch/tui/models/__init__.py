@@ -1,1 +1,1 @@
-"""What the views draw: frozen models, one module per view, built from the run's state. No widget, no colour."""
+"""What the views draw, as frozen data built from the run's state. Knows no widget and no colour."""

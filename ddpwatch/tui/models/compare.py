@@ -1,4 +1,4 @@
-"""The Compare view's model: a recording read in the background, and what the run shown is compared with it."""
+"""The Compare view's model: the baseline, read in the background, and the run compared with it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ddpwatch.tui.text import UNKNOWN, clean, number
 
 BASELINE_STEPS = 500
 LIVE_STEPS = 200
-WORK_OF_A_CALL = 1024  # steps times ranks worked out at once, so that a large job does not stop the screen
-HERE = "this run"
+RANK_STEPS_PER_CALL = 1024  # worked out at once, so that a large job does not stop the screen
+THIS_RUN = "this run"
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """The run shown against the baseline.
+class Comparison:
+    """The result of comparing the run with the baseline.
 
     Attributes:
         baseline, run: Figures of both (see `figures_of`).
-        changes: What changed between them.
-        difference: That in words.
+        changes: What changed between them, by figure.
+        difference: The verdict.
         steps: Step time of both in ms, oldest first.
     """
 
@@ -44,18 +44,39 @@ class Compared:
     steps: tuple[Sequence[float], Sequence[float]]
 
 
-class Baseline:
-    """A recording, read in a thread of its own, which then compares with it whatever it is handed.
+@dataclass(frozen=True, slots=True)
+class CompareModel:
+    """What the view draws.
 
     Attributes:
-        name: What it is called.
-        version: Grows with whatever changes below.
+        name: The baseline's name; empty if there is none.
+        failure: Why the baseline cannot be read.
+        reading: Steps of the baseline read so far; None once all are.
+        steps: Steps of the run that count so far.
+        result: The newest comparison.
+        setups: What both ran on, as (what, baseline, run).
+    """
+
+    name: str = ""
+    failure: str = ""
+    reading: int | None = None
+    steps: int = 0
+    result: Comparison | None = None
+    setups: Sequence[tuple[str, str, str]] = ()
+
+
+class Baseline:
+    """A recording, read in a thread, which then compares runs with it.
+
+    Attributes:
+        name: A short name for the screen.
+        version: Grows with every change of what follows.
         steps: How many of its steps are read so far.
-        ready: All of them.
+        ready: Whether all are.
         failure: Why it cannot be read; empty if it can.
-        hello: Who its lowest rank is.
-        compared: The newest answer.
-        busy: An answer is being worked out.
+        hello: The hello of its lowest rank.
+        result: The newest comparison.
+        busy: Whether a comparison is under way.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,104 +86,105 @@ class Baseline:
         self.ready = self.busy = False
         self.failure = ""
         self.hello: Hello | None = None
-        self.compared: Compared | None = None
+        self.result: Comparison | None = None
         self._series = RunSeries(self.name)
-        self._handed: queue.SimpleQueue[RunSeries | None] = queue.SimpleQueue()
+        self._runs: queue.SimpleQueue[RunSeries | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._guarded, name="ddpwatch-baseline", daemon=True)
 
     def start(self) -> None:
-        """Begins to read."""
+        """Starts to read."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Lets the thread end by itself."""
+        """Asks the thread to end."""
         self._stopped.set()
-        self._handed.put(None)
+        self._runs.put(None)
 
-    def hand(self, series: RunSeries) -> None:
-        """Has a run compared. Only while ready and not busy."""
+    def request(self, run: RunSeries) -> None:
+        """Requests a comparison with a run. Only while ready and not busy."""
         self.busy = True
-        self._handed.put(deepcopy(series))
+        self._runs.put(deepcopy(run))
 
     def _guarded(self) -> None:
         try:
             self._read()
-            self._answer()
+            self._compare()
         except DdpwatchError as error:
             self.failure = str(error)
-        except Exception as error:  # a file may hold anything, and a thread has nobody else to tell
+        except Exception as error:  # a file may hold anything, and nothing else reports what ends a thread
             self.failure = f"{self.path}: {type(error).__name__}: {error}"
         self.busy = False
         self.version += 1
 
     def _read(self) -> None:
-        """Takes its newest steps."""
+        """Reads the newest steps."""
         recording = Recording(self.path)
         first, last = recording.steps or (0, 0)
         frames = recording.select(Selection(first=max(first, last - BASELINE_STEPS + 1)))
-        for group in steps_of(self._noted(frames)):
+        for group in steps_of(self._noting_hello(frames)):
             if self._stopped.is_set():
                 return
             self._series.add(group)
             self._series.keep(BASELINE_STEPS)
             self.steps, self.version = len(self._series.step), self.version + 1
         if not self.steps:
-            raise UsageError(f"{self.path}: no whole step is in it", "record a longer run")
+            raise UsageError(f"{self.path}: it holds no complete step", "record a longer run")
         self.ready = True
         self.version += 1
 
-    def _noted(self, frames: Iterable[Frame]) -> Iterable[Frame]:
+    def _noting_hello(self, frames: Iterable[Frame]) -> Iterable[Frame]:
         for message, envelope in frames:
             if isinstance(message, Hello) and (self.hello is None or message.rank <= self.hello.rank):
                 self.hello = message
             yield message, envelope
 
-    def _answer(self) -> None:
-        while (series := self._handed.get()) is not None and not self._stopped.is_set():
-            self.compared = Compared(
+    def _compare(self) -> None:
+        while (run := self._runs.get()) is not None and not self._stopped.is_set():
+            self.result = Comparison(
                 figures_of(self._series),
-                figures_of(series),
-                changes(self._series, series),
-                compare(self._series, series),
-                (self._series.step, series.step),
+                figures_of(run),
+                changes(self._series, run),
+                compare(self._series, run),
+                (self._series.step, run.step),
             )
             self.busy = False
             self.version += 1
 
 
 class LiveSeries:
-    """The newest steps of the run shown, worked out as they come.
+    """The newest steps of the run shown, added as they arrive.
 
     Attributes:
-        newest: Number of the last step taken; -1 before the first.
+        newest: Number of the last step added; -1 before the first.
     """
 
     def __init__(self) -> None:
-        self.series = RunSeries(HERE)
+        self.series = RunSeries(THIS_RUN)
         self.newest = -1
 
-    def update(self, views: Sequence[StepAcrossRanks], ranks: int) -> bool:
-        """Takes the steps that all ranks have sent (oldest first). False if some are left for the next call."""
-        budget = WORK_OF_A_CALL
-        for view in views[-LIVE_STEPS:]:
-            if view.step <= self.newest or len(view) < ranks:
+    def update(self, steps: Sequence[StepAcrossRanks], ranks: int) -> bool:
+        """Adds the steps (oldest first) that all ranks have sent. Returns False if some are left for the next call."""
+        budget = RANK_STEPS_PER_CALL
+        for step in steps[-LIVE_STEPS:]:
+            if step.step <= self.newest or len(step) < ranks:
                 continue
             if budget <= 0:
                 return False
-            self.series.add(view)
-            self.newest, budget = view.step, budget - len(view)
+            self.series.add(step)
+            self.newest, budget = step.step, budget - len(step)
         self.series.keep(LIVE_STEPS)
         return True
 
 
 def setups(baseline: Hello | None, run: Hello | None) -> list[tuple[str, str, str]]:
-    """What both ran on, as (what, baseline, run); of DDP's flags those that differ."""
+    """What both ran on, as (what, baseline, run). Of DDP's flags only those that differ."""
     a, b = _setup(baseline), _setup(run)
-    return [(name, a.get(name, UNKNOWN), b.get(name, UNKNOWN)) for name in dict.fromkeys([*a, *b]) if _told(name, a, b)]
+    names = [name for name in dict.fromkeys([*a, *b]) if _is_listed(name, a, b)]
+    return [(name, a.get(name, UNKNOWN), b.get(name, UNKNOWN)) for name in names]
 
 
-def _told(name: str, a: dict[str, str], b: dict[str, str]) -> bool:
+def _is_listed(name: str, a: dict[str, str], b: dict[str, str]) -> bool:
     return not name.startswith("ddp ") or (bool(a) and bool(b) and a.get(name) != b.get(name))
 
 

@@ -1,8 +1,8 @@
-"""The timeline's model: one step over all ranks, on one axis where the ranks' clocks allow it."""
+"""One step's lanes, one per rank, on a common axis where the ranks' clocks allow it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -11,13 +11,14 @@ from ddpwatch.messages import Mark, Step
 from ddpwatch.sampling.levels import FULL, status_name
 from ddpwatch.state import StepAcrossRanks
 
-MOST_COMM_ROWS = 3
-_LOOKED_AT = 32  # ranks that say how many comm rows are needed
+MAX_COMM_ROWS = 3
+MarksByRank = Mapping[int, Sequence[Mark]]
+_SAMPLED_RANKS = 32  # enough to know how many comm rows are needed
 
 
 @dataclass(slots=True)  # not frozen: hundreds are made per frame
 class Bar:
-    """One bucket on the axis; ``end`` is None where its completion was not measured. ``position`` is launch order."""
+    """One bucket on the axis. ``position`` is its place in launch order; ``end`` is None if it was not measured."""
 
     position: int
     index: int
@@ -28,21 +29,25 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One rank in the timeline.
+    """One rank's step.
 
     Attributes:
-        offset_ns: Its step's start on the common axis.
-        marks: Its marks within the step, as (name, kind, start, end or None), offsets from the step's start.
+        offset_ns: The step's start on the common axis.
+        marks: Its marks within the step.
     """
 
     rank: int
     offset_ns: int
     step: Step
     figures: StepFigures
-    marks: tuple[tuple[str, str, int, int | None], ...] = ()
+    marks: tuple[Mark, ...] = ()
+
+    def on_axis(self, clock_ns: int) -> int:
+        """A time of the rank's clock on the common axis."""
+        return self.offset_ns + clock_ns - self.step.start_ns
 
     def bars(self) -> list[Bar]:
-        """The buckets in launch order."""
+        """The buckets, in launch order."""
         step, offset = self.step, self.offset_ns
         columns = zip(step.bucket_index, step.bucket_bytes, step.bucket_launch, step.bucket_done, strict=True)
         return [
@@ -51,7 +56,7 @@ class Lane:
         ]
 
     def stacked(self) -> list[list[Bar]]:
-        """The bars on as few rows as let none cover another, in launch order."""
+        """The bars on the fewest rows on which none covers another, in launch order."""
         rows: list[list[Bar]] = []
         for bar in self.bars():
             free = next((row for row in rows if row[-1].end is None or row[-1].end <= bar.start), None)
@@ -63,24 +68,20 @@ class Lane:
 
 
 class Lanes(Sequence[Lane]):
-    """The lanes of some ranks of a step; each is made when it is looked at.
+    """The lanes of some of a step's ranks, each made when it is first read.
 
     Args:
-        view: The step.
-        ranks: Which ranks, in order.
-        origin_ns: Where the common axis begins; None if every rank begins at its own start.
-        marks: The run's marks.
+        step: The step.
+        ranks: The ranks, in order.
+        origin_ns: The time at which the common axis starts; None if each rank starts at 0.
+        marks: The run's marks by rank.
     """
 
-    def __init__(
-        self, view: StepAcrossRanks, ranks: Sequence[int], origin_ns: int | None, marks: Iterable[Mark] = ()
-    ) -> None:
+    def __init__(self, step: StepAcrossRanks, ranks: Sequence[int], origin_ns: int | None, marks: MarksByRank) -> None:
         self.ranks = ranks
-        self._view = view
+        self._step = step
         self._origin_ns = origin_ns
-        self._marks: dict[int, list[Mark]] = {}
-        for mark in marks:
-            self._marks.setdefault(mark.rank, []).append(mark)
+        self._marks = marks
         self._made: dict[int, Lane] = {}
 
     def __len__(self) -> int:
@@ -91,7 +92,7 @@ class Lanes(Sequence[Lane]):
     @overload
     def __getitem__(self, index: slice) -> list[Lane]: ...
     def __getitem__(self, index: int | slice) -> Lane | list[Lane]:
-        """Lanes by position."""
+        """Lanes by their index."""
         if isinstance(index, slice):
             return [self.of(rank) for rank in self.ranks[index]]
         return self.of(self.ranks[index])
@@ -99,31 +100,36 @@ class Lanes(Sequence[Lane]):
     def of(self, rank: int) -> Lane:
         """A rank's lane."""
         if rank not in self._made:
-            step = self._view.ranks[rank]
-            offset = 0 if self._origin_ns is None else step.start_ns - self._origin_ns
-            marks = self._marks_of(step) if rank in self._marks else ()
-            self._made[rank] = Lane(rank, offset, step, self._view.figures[rank], marks)
+            own = self._step.ranks[rank]
+            offset = 0 if self._origin_ns is None else own.start_ns - self._origin_ns
+            marks = tuple(mark for mark in self._marks.get(rank, ()) if in_step(mark, own))
+            self._made[rank] = Lane(rank, offset, own, self._step.figures[rank], marks)
         return self._made[rank]
 
-    def _marks_of(self, step: Step) -> tuple[tuple[str, str, int, int | None], ...]:
-        found = []
-        for mark in self._marks[step.rank]:
-            start = mark.start_ns - step.start_ns
-            end = None if mark.end_ns is None else mark.end_ns - step.start_ns
-            if start < step.duration_ns and (start if end is None else end) >= 0:
-                found.append((mark.name, mark.kind, start, end))
-        return tuple(found)
+
+def marks_by_rank(marks: Iterable[Mark]) -> MarksByRank:
+    """Groups marks by their rank."""
+    by_rank: dict[int, list[Mark]] = {}
+    for mark in marks:
+        by_rank.setdefault(mark.rank, []).append(mark)
+    return by_rank
+
+
+def in_step(mark: Mark, step: Step) -> bool:
+    """Whether a mark and a step of the same rank overlap."""
+    end_ns = mark.start_ns if mark.end_ns is None else mark.end_ns
+    return end_ns >= step.start_ns and mark.start_ns < step.start_ns + step.duration_ns
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
-    """One step over its ranks.
+class StepLanes:
+    """One step of all its ranks.
 
     Attributes:
-        aligned: Whether the ranks share one axis; otherwise each begins at its own start.
+        aligned: Whether the ranks share one axis; otherwise each starts at 0.
         missing: Ranks that have not sent this step.
-        comm_rows: Rows that a rank's buckets need so that none covers another, at most `MOST_COMM_ROWS`.
-        status: What to say of the step: "" for an ordinary one, else warm-up, aborted, shadow or not synced.
+        comm_rows: Rows that a rank's buckets need so that none covers another, at most `MAX_COMM_ROWS`.
+        status: Empty for an ordinary step, else warm-up, aborted, shadow, unwatched or not synced.
     """
 
     step: int
@@ -135,39 +141,39 @@ class Timeline:
     status: str = ""
 
 
-def timeline_of(
-    view: StepAcrossRanks,
+def step_lanes(
+    step: StepAcrossRanks,
     ranks: Iterable[int],
     comm_rows: int = 1,
     shown: Collection[int] | None = None,
     marks: Iterable[Mark] = (),
-) -> Timeline:
-    """A step's lanes.
+) -> StepLanes:
+    """Makes a step's lanes.
 
     Args:
-        view: The step.
+        step: The step.
         ranks: All ranks of the run.
-        comm_rows: What other steps needed, so that the rows stay where they are.
+        comm_rows: The rows that other steps needed, so that nothing jumps from step to step.
         shown: The ranks to show; None for all.
         marks: The run's marks.
     """
-    wanted = [rank for rank in sorted(view.members) if shown is None or rank in shown]
-    lanes = Lanes(view, wanted, view.start_ns if view.comparable else None, marks)
-    if comm_rows < MOST_COMM_ROWS:
-        comm_rows = max(comm_rows, *(len(lane.stacked()) for lane in lanes[:_LOOKED_AT]), 1)
-    return Timeline(
-        step=view.step,
+    selected = [rank for rank in sorted(step.members) if shown is None or rank in shown]
+    lanes = Lanes(step, selected, step.start_ns if step.comparable else None, marks_by_rank(marks))
+    if comm_rows < MAX_COMM_ROWS:
+        comm_rows = max(comm_rows, *(len(lane.stacked()) for lane in lanes[:_SAMPLED_RANKS]), 1)
+    return StepLanes(
+        step=step.step,
         lanes=lanes,
-        aligned=view.comparable,
-        length_ns=max(view.end_ns - view.start_ns if view.comparable else view.longest_ns, 1),
-        missing=tuple(rank for rank in ranks if rank not in view.members),
-        comm_rows=min(comm_rows, MOST_COMM_ROWS),
-        status=_status(view, lanes),
+        aligned=step.comparable,
+        length_ns=max(step.end_ns - step.start_ns if step.comparable else step.longest_ns, 1),
+        missing=tuple(rank for rank in ranks if rank not in step.members),
+        comm_rows=min(comm_rows, MAX_COMM_ROWS),
+        status=_status(step, lanes),
     )
 
 
-def _status(view: StepAcrossRanks, lanes: Lanes) -> str:
-    found = {lane.step.status for lane in (lanes[:_LOOKED_AT] if view.counted else lanes)} - {FULL}
-    if not found and any(not lane.step.synced for lane in lanes[:_LOOKED_AT]):
+def _status(step: StepAcrossRanks, lanes: Lanes) -> str:
+    found = {lane.step.status for lane in (lanes[:_SAMPLED_RANKS] if step.counted else lanes)} - {FULL}
+    if not found and any(not lane.step.synced for lane in lanes[:_SAMPLED_RANKS]):
         return "not synced"
     return ", ".join(sorted(map(status_name, found)))

@@ -1,4 +1,4 @@
-"""What happened in a run, one line each: arrivals, layouts, marks, odd steps, ends, findings that come and go."""
+"""The Log view's model: a line for each arrival, layout, mark, unusual step and end, and for each finding."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ddpwatch.messages import Bye, Hello, Layout, Mark, Message, Status, Step
 from ddpwatch.sampling.levels import is_odd, status_name
 from ddpwatch.tui.text import ms
 
-KEEP_EVENTS = 2000
-GONE_NS = 3_000_000_000  # a finding that comes back sooner was never gone: a figure that wavers around its threshold
-_QUIET = ("starting", "collecting", "ended")
+KEEP_LINES = 2000
+CLEARED_NS = 3_000_000_000  # a finding absent for less is not cleared: its figure wavers around a threshold
+_NEVER_CLEARED = ("starting", "collecting", "ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +34,34 @@ class LogLine:
 
 
 class RunLog:
-    """Takes messages and verdicts, keeps the newest events.
+    """Turns messages and verdicts into lines, and keeps the newest.
 
     Attributes:
-        events: Oldest first.
-        finding: The finding that holds now, or has been gone for less than `GONE_NS`.
-        count: Events so far.
+        lines: Oldest first.
+        verdict: The verdict that holds now; a finding until it has been absent for `CLEARED_NS`.
+        count: Lines so far.
     """
 
     def __init__(self) -> None:
-        self.events: deque[LogLine] = deque(maxlen=KEEP_EVENTS)
-        self.finding: Verdict | None = None
+        self.lines: deque[LogLine] = deque(maxlen=KEEP_LINES)
+        self.verdict: Verdict | None = None
         self.count = 0
-        self._gone: tuple[int, int | None] | None = None  # since when (ns, step) the finding does not hold
-        self._trouble = ""
+        self._absent_since: tuple[int, int | None] | None = None  # when (ns, step) the finding ceased to hold
+        self._recording_error = ""
         self._layouts: set[tuple[int, int]] = set()
-        self._odd: set[tuple[int, str]] = set()
+        self._unusual: set[tuple[int, str]] = set()
 
-    def add(self, event: LogLine) -> None:
-        """Takes one event."""
+    def add(self, line: LogLine) -> None:
+        """Appends a line."""
         self.count += 1
-        self.events.append(event)
+        self.lines.append(line)
 
     def newest(self, count: int) -> list[LogLine]:
-        """The newest events kept, at most that many, oldest first."""
-        return list(self.events)[-count:] if count > 0 else []
+        """The newest lines kept, at most that many, oldest first."""
+        return list(self.lines)[-count:] if count > 0 else []
 
     def take(self, message: Message, at_ns: int) -> None:
-        """Takes one message; most are no event."""
+        """Takes a message; most add no line."""
         if isinstance(message, Step):
             if is_odd(message.status):
                 self._step(message, at_ns)
@@ -76,35 +76,35 @@ class RunLog:
         elif isinstance(message, Status):
             self._recording(message.recording_error, at_ns)
 
-    def judge(self, verdict: Verdict, at_ns: int, step: int | None) -> None:
-        """Notes a finding that is new, and one that is gone for good. Changing figures make no new finding."""
-        before = self.finding
+    def log_verdict(self, verdict: Verdict, at_ns: int, step: int | None) -> None:
+        """Adds a line for a new finding, and for one that is cleared. A finding whose figures change is the same."""
+        before = self.verdict
         if before is not None and _same(before, verdict):
-            self.finding, self._gone = verdict, None
+            self.verdict, self._absent_since = verdict, None
             return
-        if before is not None and _found(before) and before.kind not in _QUIET:
-            self._gone = self._gone or (at_ns, step)
-            since_ns, last = self._gone
-            if not _found(verdict) and 0 <= at_ns - since_ns < GONE_NS:
+        if before is not None and _is_finding(before) and before.kind not in _NEVER_CLEARED:
+            self._absent_since = self._absent_since or (at_ns, step)
+            since_ns, since_step = self._absent_since
+            if not _is_finding(verdict) and 0 <= at_ns - since_ns < CLEARED_NS:
                 return
-            self.add(LogLine(at_ns, "finding", f"cleared: {before.text}", "good", last))
-        self.finding, self._gone = verdict, None
-        if _found(verdict):
+            self.add(LogLine(at_ns, "finding", f"cleared: {before.text}", "good", since_step))
+        self.verdict, self._absent_since = verdict, None
+        if _is_finding(verdict):
             self.add(LogLine(at_ns, "finding", verdict.text, verdict.severity, step))
 
     def _step(self, step: Step, at_ns: int) -> None:
         key = (step.step, step.status)
-        if key not in self._odd:
-            self._odd = {other for other in self._odd if other[0] > step.step - 100} | {key}
+        if key not in self._unusual:
+            self._unusual = {other for other in self._unusual if other[0] > step.step - 100} | {key}
             what = status_name(step.status)
             severity = "warn" if step.status == "aborted" else "dim"
             self.add(LogLine(at_ns, "step", f"step {step.step} is {what} (rank {step.rank})", severity, step.step))
 
-    def _recording(self, trouble: str, at_ns: int) -> None:
-        """What the disk does not take; that it is more and more is told elsewhere."""
-        what = trouble.partition(";")[0]
-        if what and what != self._trouble:
-            self._trouble = what
+    def _recording(self, error: str, at_ns: int) -> None:
+        """Adds a line for a new error of the recording. The header shows the growing count of lost frames."""
+        what = error.partition(";")[0]
+        if what and what != self._recording_error:
+            self._recording_error = what
             self.add(LogLine(at_ns, "run", f"recording: {what}", "bad"))
 
     def _layout(self, layout: Layout, at_ns: int) -> None:
@@ -116,30 +116,30 @@ class RunLog:
 
 
 class JobOutput:
-    """What a job that we have started prints; its newest lines. Unlike the log, it outlives the run.
+    """The newest lines that a job launched by ddpwatch has printed. Unlike the log, it outlives the run.
 
     Attributes:
-        version: Grows with everything that is heard.
+        version: Grows with every change.
     """
 
     def __init__(self) -> None:
         self.version = 0
-        self._lines: deque[LogLine] = deque(maxlen=KEEP_EVENTS)
-        self._begun: list[LogLine] = []
+        self._lines: deque[LogLine] = deque(maxlen=KEEP_LINES)
+        self._unfinished: list[LogLine] = []
 
-    def hear(self, lines: Iterable[str], begun: str, at_ns: int) -> None:
-        """Takes whole lines, and the one that is begun."""
+    def add(self, lines: Iterable[str], unfinished: str, at_ns: int) -> None:
+        """Appends complete lines, and replaces the unfinished one."""
         self.version += 1
         self._lines.extend(LogLine(at_ns, "output", line) for line in lines)
-        self._begun = [LogLine(at_ns, "output", begun)] if begun else []
+        self._unfinished = [LogLine(at_ns, "output", unfinished)] if unfinished else []
 
     @property
-    def events(self) -> list[LogLine]:
+    def lines(self) -> list[LogLine]:
         """Oldest first."""
-        return [*self._lines, *self._begun]
+        return [*self._lines, *self._unfinished]
 
 
-def _found(verdict: Verdict) -> bool:
+def _is_finding(verdict: Verdict) -> bool:
     return verdict.severity in ("warn", "bad")
 
 
@@ -147,10 +147,15 @@ def _same(a: Verdict, b: Verdict) -> bool:
     return (a.kind, a.rank, a.bucket, a.severity) == (b.kind, b.rank, b.bucket, b.severity)
 
 
+def mark_duration(mark: Mark) -> str:
+    """A mark's duration, to follow its name; empty for a moment."""
+    return "" if mark.end_ns is None else f", {ms(mark.end_ns - mark.start_ns)} ms"
+
+
 def _mark(mark: Mark, at_ns: int) -> LogLine:
-    took = "" if mark.end_ns is None else f", {ms(mark.end_ns - mark.start_ns)} ms"
     what = {"gc": "garbage collection", "user": f"mark “{mark.name}”"}.get(mark.kind, mark.name)
-    return LogLine(at_ns, "mark", f"rank {mark.rank}: {what}{took}", "strong" if mark.kind == "user" else "dim")
+    text = f"rank {mark.rank}: {what}{mark_duration(mark)}"
+    return LogLine(at_ns, "mark", text, "strong" if mark.kind == "user" else "dim")
 
 
 def _bye(bye: Bye, at_ns: int) -> LogLine:

@@ -1,11 +1,11 @@
-"""What the views draw: one frozen `Overview`, built from the run's state and from what the user has selected.
+"""What every view draws of a run: one frozen `Overview`, built from the run's state and the user's choices.
 
 All arithmetic ends here or in `ddpwatch.analysis`; paint functions only place what they are given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
@@ -14,20 +14,20 @@ from typing import overload
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.verdict import Verdict, verdict
 from ddpwatch.analysis.window import RankSummary, Summariser, Summary
-from ddpwatch.messages import Bye, Device, Hello, Status
+from ddpwatch.messages import Bye, Hello, Status
 from ddpwatch.sampling.cost import Cost
 from ddpwatch.state import RankState, RankStatus, RunState, StepAcrossRanks
+from ddpwatch.tui.models.devices import DeviceLine, device_lines
 from ddpwatch.tui.models.history import HistoryPoint, StepHistory
-from ddpwatch.tui.models.lanes import Timeline, timeline_of
-from ddpwatch.tui.rank_filter import parse_filter
+from ddpwatch.tui.models.lanes import StepLanes, step_lanes
+from ddpwatch.tui.models.rank_filter import parse_filter
 
-HISTORY_S = 120
-LOOK_BACK = 130  # steps: at least one of every 64 is recorded in full
+LOOK_BACK_STEPS = 130  # at least one of every 64 is recorded in full
 SUMMARY_NS = 500_000_000
 
 
 class Link(str, Enum):
-    """How the feed stands."""
+    """The state of the feed."""
 
     WAITING = "waiting"
     ATTACHING = "attaching"
@@ -39,10 +39,15 @@ class Link(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """How the feed stands, and what belongs to it: a directory looked in, a job waited for, a name, a replay's speed.
+    """The state of the feed, and its details.
 
-    ``ended_min`` is how many minutes ago the run ended, where it had ended before it was looked at. ``position_s`` and
-    ``length_s`` are a replay's, in whole seconds.
+    Attributes:
+        name: The run's or the recording's name.
+        directory: Where the feed looks for runs.
+        job: The command that should start a run.
+        speed: A replay's speed in recorded seconds per second.
+        position_s, length_s: A replay's, in whole seconds.
+        ended_min: How many minutes ago the run ended, if it had ended before the dashboard attached.
     """
 
     link: Link = Link.WAITING
@@ -59,13 +64,18 @@ class LinkState:
 
     @property
     def stale(self) -> bool:
-        """Whether what is drawn is no longer fed."""
+        """Whether the screen shows a live run that sends no more frames."""
         return self.link is Link.GONE or (self.link is Link.ENDED and not self.replay)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no frame will come until the user does something."""
+        return self.stale or (self.replay and self.link is Link.ENDED)
 
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """One line of the rank table. Medians come from ``summary``, the rest from the rank's newest frames."""
+    """One line of the rank table. ``summary`` holds medians, the other fields come from the rank's newest frames."""
 
     rank: int
     host: str
@@ -78,29 +88,9 @@ class RankLine:
     slowest: bool = False
 
 
-History = tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceLine:
-    """The newest sample of one device.
-
-    Attributes:
-        history: Its mean utilisation in each of the last `HISTORY_S` whole seconds, as (age in s, %), oldest first.
-        memory, power: Likewise, in percent of what there is and of the limit.
-        ranks: The ranks that run on it.
-    """
-
-    device: Device
-    history: History = ()
-    memory: History = ()
-    power: History = ()
-    ranks: frozenset[int] = frozenset()
-
-
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Everything that the overview draws."""
+    """What every view knows of the run. ``lanes`` is the step shown."""
 
     link: LinkState = LinkState()
     run_id: str = ""
@@ -113,7 +103,7 @@ class Overview:
     end: Bye | None = None
     status: Status | None = None
     dropped: int = 0
-    timeline: Timeline | None = None
+    lanes: StepLanes | None = None
     ranks: Sequence[RankLine] = ()
     devices: tuple[DeviceLine, ...] = ()
     history: tuple[HistoryPoint, ...] = ()
@@ -122,7 +112,7 @@ class Overview:
 
 
 class RankLines(Sequence[RankLine]):
-    """The rank table's lines; each is made when it is looked at."""
+    """The rank table's lines, each made when it is first read."""
 
     def __init__(self, state: RunState, ranks: Sequence[int], summary: Summary) -> None:
         self._state = state
@@ -138,19 +128,19 @@ class RankLines(Sequence[RankLine]):
     @overload
     def __getitem__(self, index: slice) -> list[RankLine]: ...
     def __getitem__(self, index: int | slice) -> RankLine | list[RankLine]:
-        """Lines by position."""
+        """Lines by their index in the table."""
         if isinstance(index, slice):
-            return [self._row(rank) for rank in self._ranks[index]]
-        return self._row(self._ranks[index])
+            return [self._line(rank) for rank in self._ranks[index]]
+        return self._line(self._ranks[index])
 
-    def _row(self, rank: int) -> RankLine:
+    def _line(self, rank: int) -> RankLine:
         if rank not in self._made:
-            self._made[rank] = _rank_row(self._state, self._state.ranks[rank], self._summary)
+            self._made[rank] = _rank_line(self._state, self._state.ranks[rank], self._summary)
         return self._made[rank]
 
 
 class OverviewBuilder:
-    """Builds overviews of one state. Keeps the summary until a further step is complete."""
+    """Builds overviews of one state. Keeps the summary until another step is complete."""
 
     def __init__(self) -> None:
         self._comm_rows = 1
@@ -161,11 +151,11 @@ class OverviewBuilder:
         self._history = StepHistory()
         self._at_ns = 0
 
-    def build(self, state: RunState, link: LinkState, wanted: str = "") -> Overview:
-        """The overview as of now, with the newest step in its timeline, of the ranks that a filter lets through."""
+    def build(self, state: RunState, link: LinkState, filter_text: str = "") -> Overview:
+        """The present overview, of the ranks that the filter selects; its lanes are the step to show."""
         hellos = [rank.hello for rank in state.ranks.values() if rank.hello is not None]
-        newest, shown = state.newest_step(), pictured(state)
-        summary = self.summary(state, at_rest=link.stale or (link.replay and link.link is Link.ENDED))
+        newest, shown = state.newest_step(), step_to_show(state)
+        summary = self.summary(state, link.at_rest)
         return Overview(
             link=link,
             run_id=state.run_id or link.name,
@@ -174,35 +164,26 @@ class OverviewBuilder:
             newest_step=newest.step if newest else None,
             summary=summary,
             cost=self._cost,
-            verdict=judge(state, summary),
+            verdict=verdict_of(state, summary),
             end=state.end,
             status=state.status,
             dropped=sum(rank.dropped for rank in state.ranks.values()),
-            timeline=self.timeline(shown, state, wanted) if shown else None,
-            ranks=RankLines(state, self.shown(state, state.ranks, wanted), summary),
-            devices=device_rows(state),
+            lanes=self.lanes(shown, state, filter_text) if shown else None,
+            ranks=RankLines(state, filtered(state, state.ranks, filter_text), summary),
+            devices=device_lines(state),
             history=self._history.points(list(state.steps.values()), len(state.ranks)),
-            filter=wanted,
+            filter=filter_text,
         )
 
-    def shown(self, state: RunState, ranks: Iterable[int], wanted: str) -> list[int]:
-        """Those of the ranks that a filter lets through, in order."""
-        test = parse_filter(wanted)
-        if test is None:
-            return sorted(ranks)
-        return [
-            rank for rank in sorted(ranks) if rank in state.ranks and test(state.ranks[rank], state.status_of(rank))
-        ]
-
-    def timeline(self, view: StepAcrossRanks, state: RunState, wanted: str = "") -> Timeline:
-        """A step's timeline, with as many comm rows as any before it had."""
-        shown = set(self.shown(state, view.members, wanted)) if wanted else None
-        timeline = timeline_of(view, state.ranks, self._comm_rows, shown, state.marks)
-        self._comm_rows = timeline.comm_rows
-        return timeline
+    def lanes(self, step: StepAcrossRanks, state: RunState, filter_text: str = "") -> StepLanes:
+        """A step's lanes, with at least as many comm rows as any step before it had."""
+        shown = set(filtered(state, step.members, filter_text)) if filter_text else None
+        lanes = step_lanes(step, state.ranks, self._comm_rows, shown, state.marks)
+        self._comm_rows = lanes.comm_rows
+        return lanes
 
     def summary(self, state: RunState, at_rest: bool = False) -> Summary:
-        """Figures over the newest steps; anew twice a second by the state's clock, or at once where it stands still."""
+        """Figures over the newest steps, renewed twice a second by the state's clock; at once where that is at rest."""
         recent = state.recent()
         key = (recent[-1].step, len(recent), len(state.ranks)) if recent else ()
         due = at_rest or not 0 <= state.now_ns - self._at_ns < SUMMARY_NS or len(recent) < ENOUGH_STEPS
@@ -213,67 +194,34 @@ class OverviewBuilder:
         return self._summary
 
 
-def pictured(state: RunState) -> StepAcrossRanks | None:
-    """The step to show while nobody has chosen one: the newest with timed collectives, unless that is long ago."""
+def filtered(state: RunState, ranks: Iterable[int], filter_text: str) -> list[int]:
+    """Those of the ranks that the filter selects, in order."""
+    test = parse_filter(filter_text)
+    if test is None:
+        return sorted(ranks)
+    return [rank for rank in sorted(ranks) if rank in state.ranks and test(state.ranks[rank], state.status_of(rank))]
+
+
+def step_to_show(state: RunState) -> StepAcrossRanks | None:
+    """The step to show while the user has chosen none: the newest with timed collectives, unless that is long ago."""
     newest = state.newest_step()
     if newest is None or newest.timed:
         return newest
-    newer = (view for view in islice(reversed(state.steps.values()), LOOK_BACK) if view.step < newest.step)
-    return next((view for view in newer if view.timed and view.members >= newest.members), newest)
+    older = (step for step in islice(reversed(state.steps.values()), LOOK_BACK_STEPS) if step.step < newest.step)
+    return next((step for step in older if step.timed and step.members >= newest.members), newest)
 
 
-def judge(state: RunState, summary: Summary) -> Verdict:
-    """What is to be said about a run first."""
+def verdict_of(state: RunState, summary: Summary) -> Verdict:
+    """The verdict on the run as it is now."""
     return verdict(summary, state.presence(), state.end, len(state.ranks) >= state.world_size, state)
 
 
-def paused_overview(frozen: Overview, now: Overview, timeline: Timeline | None) -> Overview:
-    """The overview as it was when the view was paused, on another step, with the header's counters of now."""
-    return replace(
-        frozen, link=now.link, newest_step=now.newest_step, end=now.end, timeline=timeline or frozen.timeline
-    )
+def paused_overview(frozen: Overview, now: Overview, lanes: StepLanes | None) -> Overview:
+    """The overview as it was when the pause began, with another step's lanes and the header's present counters."""
+    return replace(frozen, link=now.link, newest_step=now.newest_step, end=now.end, lanes=lanes or frozen.lanes)
 
 
-def device_rows(state: RunState) -> tuple[DeviceLine, ...]:
-    """The newest sample per device, GPUs before hosts."""
-    places: dict[tuple[str, str], set[int]] = {}
-    for rank in state.ranks.values():
-        if rank.hello is not None:
-            places.setdefault((rank.hello.host, rank.hello.device_uuid), set()).add(rank.rank)
-            places.setdefault((rank.hello.host, ""), set()).add(rank.rank)
-    rows = [_device_row(samples, places) for samples in state.devices.values() if samples]
-    return tuple(sorted(rows, key=lambda row: (row.device.kind != "cuda", row.device.host, row.device.index)))
-
-
-def _device_row(samples: Sequence[Device], places: Mapping[tuple[str, str], set[int]]) -> DeviceLine:
-    newest = samples[-1]
-    known = newest.kind != "cuda" or bool(newest.uuid)
-    ranks = places.get((newest.host, newest.uuid if newest.kind == "cuda" else ""), set()) if known else set()
-    return DeviceLine(
-        newest,
-        _by_age(samples, lambda sample: sample.utilization),
-        _by_age(samples, lambda sample: _share(sample.memory_used, sample.memory_total)),
-        _by_age(samples, lambda sample: _share(sample.power_w, sample.power_limit_w)),
-        frozenset(ranks),
-    )
-
-
-def _share(part: float | None, whole: float | None) -> float | None:
-    return 100 * part / whole if part is not None and whole else None
-
-
-def _by_age(samples: Sequence[Device], read: Callable[[Device], float | None]) -> History:
-    """By whole seconds, so that it changes once a second however often samples come."""
-    newest = samples[-1].at_ns // 1_000_000_000
-    by_age: dict[int, list[float]] = {}
-    for sample in samples:
-        age, value = newest - sample.at_ns // 1_000_000_000, read(sample)
-        if value is not None and 0 < age <= HISTORY_S:
-            by_age.setdefault(age, []).append(value)
-    return tuple((age, sum(values) / len(values)) for age, values in sorted(by_age.items(), reverse=True))
-
-
-def _rank_row(state: RunState, rank: RankState, summary: Summary) -> RankLine:
+def _rank_line(state: RunState, rank: RankState, summary: Summary) -> RankLine:
     text, severity = rank_status(state, rank)
     return RankLine(
         rank=rank.rank,
@@ -289,10 +237,10 @@ def _rank_row(state: RunState, rank: RankState, summary: Summary) -> RankLine:
 
 
 def rank_status(state: RunState, rank: RankState) -> tuple[str, str]:
-    """What a rank is doing, in words, and how bad that is (a style name)."""
+    """What a rank is doing, as a text and its style."""
     status = state.status_of(rank.rank)
     if rank.bye is not None:
-        return end_words(rank.bye)
+        return end_text(rank.bye)
     if status is RankStatus.SILENT:
         return f"silent {(state.now_ns - rank.seen_ns) / 1e9:.0f} s", "bad"
     if status is RankStatus.WAITING and rank.beat is not None:
@@ -301,8 +249,8 @@ def rank_status(state: RunState, rank: RankState) -> tuple[str, str]:
     return "running", "good"
 
 
-def end_words(bye: Bye) -> tuple[str, str]:
-    """How a rank ended, and how bad that is."""
+def end_text(bye: Bye) -> tuple[str, str]:
+    """How a rank ended, as a text and its style."""
     if bye.reason == "finished":
         return "ended: finished", "dim"
     how = f"killed {bye.detail}" if bye.reason == "killed" else bye.reason

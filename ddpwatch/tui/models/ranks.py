@@ -1,4 +1,4 @@
-"""The Ranks view's model: a figure by rank and step as levels, a thousand ranks put together in groups."""
+"""The Ranks view's model: a metric by rank and step as levels, many ranks combined in groups."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from dataclasses import dataclass
 
 from ddpwatch.state import StepAcrossRanks
 
-LEVELS = 6  # 0 is next to nothing
-_HIGH = 0.98  # quantile of what is shown that counts as the highest level: one outlier does not hide the rest
+LEVELS = 6
+_HIGH_QUANTILE = 0.98  # of the values shown; the highest level starts here, so that one outlier does not hide the rest
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a cell says. ``name`` is one of `ddpwatch.analysis.across_ranks.METRICS`; low overlap is what stands out."""
+    """What a cell shows.
+
+    Attributes:
+        name: One of `ddpwatch.analysis.across_ranks.METRICS`.
+        inverted: Low values stand out.
+    """
 
     name: str
     title: str
@@ -61,36 +66,36 @@ class HeatMap:
 
 
 class HeatMaps:
-    """Makes heatmaps; what was worked out for a step is kept while rows and metric stay."""
+    """Makes heatmaps. Keeps a step's column while rows and metric stay the same."""
 
     def __init__(self) -> None:
         self._key: tuple[object, ...] = ()
         self._columns: dict[int, tuple[int, array[float]]] = {}
 
-    def build(self, views: Sequence[StepAcrossRanks], metric: Metric, groups: Sequence[Sequence[int]]) -> HeatMap:
-        """The map of the given steps, oldest first."""
+    def build(self, steps: Sequence[StepAcrossRanks], metric: Metric, groups: Sequence[Sequence[int]]) -> HeatMap:
+        """Makes the map of the given steps, oldest first."""
         key = (metric.name, len(groups), groups[0][0] if groups else None, sum(map(len, groups)))
         if key != self._key:
             self._key, self._columns = key, {}
-        columns = [self._column(view, metric, groups) for view in views]
-        self._columns = {view.step: self._columns[view.step] for view in views}
+        columns = [self._column(step, metric, groups) for step in steps]
+        self._columns = {step.step: self._columns[step.step] for step in steps}
         low, high = _scale(columns, metric)
-        return HeatMap(metric, groups, [view.step for view in views], columns, low, high)
+        return HeatMap(metric, groups, [step.step for step in steps], columns, low, high)
 
-    def _column(self, view: StepAcrossRanks, metric: Metric, groups: Sequence[Sequence[int]]) -> array[float]:
-        known = self._columns.get(view.step)
-        if known is None or known[0] != len(view):
-            known = self._columns[view.step] = (len(view), _column(view, metric, groups))
+    def _column(self, step: StepAcrossRanks, metric: Metric, groups: Sequence[Sequence[int]]) -> array[float]:
+        known = self._columns.get(step.step)
+        if known is None or known[0] != len(step):
+            known = self._columns[step.step] = (len(step), _column(step, metric, groups))
         return known[1]
 
 
-def _column(view: StepAcrossRanks, metric: Metric, groups: Sequence[Sequence[int]]) -> array[float]:
-    row = view.row(metric.name)
-    place = {rank: position for position, rank in enumerate(sorted(view.members))}
+def _column(step: StepAcrossRanks, metric: Metric, groups: Sequence[Sequence[int]]) -> array[float]:
+    row = step.row(metric.name)
+    index = {rank: position for position, rank in enumerate(sorted(step.members))}
     worst = min if metric.inverted else max
     column = array("d")
     for group in groups:
-        values = [row[place[rank]] for rank in group if rank in place]
+        values = [row[index[rank]] for rank in group if rank in index]
         column.append(worst((value for value in values if value == value), default=math.nan))
     return column
 
@@ -102,10 +107,10 @@ def _scale(columns: Sequence[array[float]], metric: Metric) -> tuple[float, floa
     if not values:
         return 0.0, 0.0
     low = values[0] if metric.name == "step" else 0.0
-    return low, values[min(int(_HIGH * len(values)), len(values) - 1)]
+    return low, values[min(int(_HIGH_QUANTILE * len(values)), len(values) - 1)]
 
 
 def groups_of(ranks: Sequence[int], rows: int) -> list[Sequence[int]]:
-    """The ranks in at most ``rows`` groups of neighbours."""
+    """Divides the ranks into at most ``rows`` groups of neighbours."""
     each = max(math.ceil(len(ranks) / max(rows, 1)), 1)
     return [ranks[start : start + each] for start in range(0, len(ranks), each)]

@@ -1,119 +1,117 @@
-"""The Timeline view's model: one step or several on one axis, the window on it, and what lies under the cursor."""
+"""The Timeline view's model: one step or several on one axis, the window on it, and the values at the cursor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ddpwatch.analysis.diagnosis.verdict import LayerNames
 from ddpwatch.messages import Mark
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.state import StepAcrossRanks
-from ddpwatch.tui.models.lanes import MOST_COMM_ROWS, Bar, Lane, Lanes, Timeline
+from ddpwatch.tui.models.lanes import MAX_COMM_ROWS, Bar, Lane, Lanes, StepLanes, marks_by_rank
 from ddpwatch.tui.text import UNKNOWN, Field, clean, ms, size
 
-_ZOOM_LIMIT_NS = 1_000  # a window of a microsecond is enough
+_MIN_WINDOW_NS = 1_000
+_MOMENT_NS = 1_000_000  # after a mark without an end, the cursor still finds it for so long
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The stretch of the axis in view: [start_ns, start_ns + length_ns) of [0, whole_ns)."""
+    """The stretch of the axis in view: [start_ns, start_ns + length_ns) of [0, axis_ns)."""
 
     start_ns: int
     length_ns: int
-    whole_ns: int
+    axis_ns: int
 
     @classmethod
-    def all_of(cls, whole_ns: int) -> Window:
-        """Everything."""
-        return cls(0, max(whole_ns, 1), max(whole_ns, 1))
+    def all_of(cls, axis_ns: int) -> Window:
+        """The complete axis."""
+        return cls(0, max(axis_ns, 1), max(axis_ns, 1))
 
     @property
     def zoomed(self) -> bool:
-        """Whether it is less than everything."""
-        return self.length_ns < self.whole_ns
+        """Whether it is less than the complete axis."""
+        return self.length_ns < self.axis_ns
 
-    def fitted(self, whole_ns: int) -> Window:
-        """The same window on another step: still everything, or the same stretch as far as there is one."""
+    def fitted(self, axis_ns: int) -> Window:
+        """The same window on another step: the complete axis, or the same stretch as far as the axis reaches."""
         if not self.zoomed:
-            return Window.all_of(whole_ns)
-        return replace(self, whole_ns=max(whole_ns, 1))._kept()
+            return Window.all_of(axis_ns)
+        return replace(self, axis_ns=max(axis_ns, 1))._clamped()
 
     def zoom(self, factor: float, around_ns: int) -> Window:
-        """``factor`` times shorter, with the moment ``around_ns`` where it was."""
-        length = min(max(int(self.length_ns / factor), _ZOOM_LIMIT_NS), self.whole_ns)
+        """``factor`` times shorter, with ``around_ns`` staying where it is on the screen."""
+        length = min(max(int(self.length_ns / factor), _MIN_WINDOW_NS), self.axis_ns)
         share = (around_ns - self.start_ns) / self.length_ns
-        return replace(self, start_ns=int(around_ns - share * length), length_ns=length)._kept()
+        return replace(self, start_ns=int(around_ns - share * length), length_ns=length)._clamped()
 
     def pan(self, share: float) -> Window:
         """Moved by a share of its length."""
-        return replace(self, start_ns=self.start_ns + int(share * self.length_ns))._kept()
+        return replace(self, start_ns=self.start_ns + int(share * self.length_ns))._clamped()
 
     def showing(self, at_ns: int) -> Window:
-        """Moved so that a moment is in it."""
+        """Moved, if necessary, so that ``at_ns`` is in it."""
         if self.start_ns <= at_ns < self.start_ns + self.length_ns:
             return self
-        return replace(self, start_ns=at_ns - self.length_ns // 2)._kept()
+        return replace(self, start_ns=at_ns - self.length_ns // 2)._clamped()
 
-    def _kept(self) -> Window:
-        length = min(self.length_ns, self.whole_ns)
-        return replace(self, start_ns=min(max(self.start_ns, 0), self.whole_ns - length), length_ns=length)
+    def _clamped(self) -> Window:
+        length = min(self.length_ns, self.axis_ns)
+        return replace(self, start_ns=min(max(self.start_ns, 0), self.axis_ns - length), length_ns=length)
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """Steps on one axis.
+class Timeline:
+    """One step or several on one axis.
 
     Attributes:
-        views: The steps, oldest first.
-        lanes: Their lanes, likewise.
+        steps: The steps, oldest first.
+        lanes: The lanes of each step.
         ranks: The ranks shown.
-        title: What is shown, in words.
-        step: The newest of the steps.
+        aligned: Whether the ranks share one axis; otherwise each starts at 0.
+        title: Names the steps shown.
     """
 
-    views: tuple[StepAcrossRanks, ...]
+    steps: tuple[StepAcrossRanks, ...]
     lanes: tuple[Lanes, ...]
     ranks: Sequence[int]
     length_ns: int
     aligned: bool
     comm_rows: int
     title: str
-    step: int
 
-    def track(self, rank: int) -> list[Lane]:
-        """A rank's steps."""
-        return [lanes.of(rank) for lanes, view in zip(self.lanes, self.views, strict=True) if rank in view.members]
+    def lanes_of(self, rank: int) -> list[Lane]:
+        """A rank's lane in each of the steps."""
+        return [lanes.of(rank) for lanes, step in zip(self.lanes, self.steps, strict=True) if rank in step.members]
 
 
-def trace_of_step(view: StepAcrossRanks, timeline: Timeline) -> Trace:
+def timeline_of_step(step: StepAcrossRanks, lanes: StepLanes) -> Timeline:
     """One step."""
-    title = f"step {timeline.step}"
-    title += f" ({timeline.status})" if timeline.status else ""
-    title += "" if timeline.aligned else ", each rank from its own start: clocks differ"
-    title += f", {len(timeline.missing)} ranks missing" if timeline.missing else ""
-    return Trace(
-        (view,), (timeline.lanes,), timeline.lanes.ranks, timeline.length_ns, timeline.aligned, timeline.comm_rows,
-        title, view.step,
-    )  # fmt: skip
+    title = f"step {lanes.step}"
+    title += f" ({lanes.status})" if lanes.status else ""
+    title += "" if lanes.aligned else ", each rank from its own start: clocks differ"
+    title += f", {len(lanes.missing)} ranks missing" if lanes.missing else ""
+    return Timeline((step,), (lanes.lanes,), lanes.lanes.ranks, lanes.length_ns, lanes.aligned, lanes.comm_rows, title)
 
 
-def trace_of_seconds(
-    views: Sequence[StepAcrossRanks], seconds: float, ranks: Sequence[int], comm_rows: int, marks: Sequence[Mark] = ()
-) -> Trace:
+def timeline_of_seconds(
+    steps: Sequence[StepAcrossRanks], seconds: float, ranks: Sequence[int], comm_rows: int, marks: Iterable[Mark] = ()
+) -> Timeline:
     """The last seconds of the given steps (oldest first, not empty)."""
-    end_ns = views[-1].end_ns
-    chosen = tuple(v for v in views if v.end_ns > end_ns - int(seconds * 1e9) and v.comparable) or (views[-1],)
-    origin = chosen[0].start_ns
-    lanes = tuple(Lanes(view, ranks, origin, marks) for view in chosen)
-    title = f"the last {(end_ns - origin) / 1e9:.1f} s, steps {chosen[0].step}–{chosen[-1].step}"
-    rows = min(comm_rows, MOST_COMM_ROWS)
-    return Trace(chosen, lanes, ranks, max(end_ns - origin, 1), True, rows, title, chosen[-1].step)
+    end_ns = steps[-1].end_ns
+    since_ns = end_ns - int(seconds * 1e9)
+    shown = tuple(step for step in steps if step.end_ns > since_ns and step.comparable) or (steps[-1],)
+    origin = shown[0].start_ns
+    by_rank = marks_by_rank(marks)
+    lanes = tuple(Lanes(step, ranks, origin, by_rank) for step in shown)
+    title = f"the last {(end_ns - origin) / 1e9:.1f} s, steps {shown[0].step}–{shown[-1].step}"
+    return Timeline(shown, lanes, ranks, max(end_ns - origin, 1), True, min(comm_rows, MAX_COMM_ROWS), title)
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where the user looks: a moment on the axis, a rank, and a second moment to measure from."""
+    """The cursor: a time on the axis, a rank, and a second time to measure from."""
 
     at_ns: int = 0
     rank: int | None = None
@@ -122,69 +120,71 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What lies under the cursor, as lines of fields."""
+    """The exact values at the cursor, as lines of fields."""
 
-    place: tuple[Field, ...] = ()
+    position: tuple[Field, ...] = ()
     bucket: tuple[Field, ...] = ()
     params: str = ""
     measured: str = ""
 
 
 @dataclass
-class _Under:
-    """A bucket in flight under the cursor."""
+class _BucketAtCursor:
+    """A bucket in flight at the cursor, and the indices of others in flight at that time."""
 
     lane: Lane
     bar: Bar
-    view: StepAcrossRanks
+    step: StepAcrossRanks
     others: list[int] = field(default_factory=list)
 
 
-def inspect(trace: Trace, cursor: Cursor, names: LayerNames) -> Inspection:
+def inspect(timeline: Timeline, cursor: Cursor, names: LayerNames) -> Inspection:
     """The exact values at the cursor."""
     if cursor.rank is None:
         return Inspection()
     at = cursor.at_ns
-    lane = next((lane for lane in trace.track(cursor.rank) if _holds(lane, at)), None)
-    place = [Field(f"rank {cursor.rank} at {ms(at)} ms", f"r{cursor.rank} {ms(at)} ms", 0, "strong")]
-    measured = (
-        "" if cursor.mark_ns is None else f"measured {ms(abs(at - cursor.mark_ns))} ms from {ms(cursor.mark_ns)} ms"
-    )
+    lane = next((lane for lane in timeline.lanes_of(cursor.rank) if _contains(lane, at)), None)
+    position = [Field(f"rank {cursor.rank} at {ms(at)} ms", f"r{cursor.rank} {ms(at)} ms", 0, "strong")]
+    measured = _measured(cursor)
     if lane is None:
-        return Inspection((*place, Field("between steps", "–", 1, "dim")), measured=measured)
-    place += _phase(lane, at) + _hook(lane, at, names) + _marks(lane, at)
-    view = next(view for view in trace.views if view.step == lane.step.step)
+        return Inspection((*position, Field("between steps", "–", 1, "dim")), measured=measured)
+    position += _phase(lane, at) + _hook(lane, at, names) + _marks(lane, at)
     if not is_watched(lane.step.status):
-        return Inspection(tuple(place), measured=measured)
-    flying = [bar for bar in lane.bars() if bar.start <= at and (bar.end is None or at < bar.end)]
-    if not flying:
-        return Inspection(tuple(place), (Field("no bucket in flight", "no bucket", 0, "dim"),), measured=measured)
-    under = _Under(lane, flying[0], view, [bar.index for bar in flying[1:]])
-    return Inspection(tuple(place), tuple(_bucket(under)), _params(under, names), measured)
+        return Inspection(tuple(position), measured=measured)
+    in_flight = [bar for bar in lane.bars() if bar.start <= at and (bar.end is None or at < bar.end)]
+    if not in_flight:
+        nothing = Field("no bucket in flight", "no bucket", 0, "dim")
+        return Inspection(tuple(position), (nothing,), measured=measured)
+    step = next(step for step in timeline.steps if step.step == lane.step.step)
+    found = _BucketAtCursor(lane, in_flight[0], step, [bar.index for bar in in_flight[1:]])
+    return Inspection(tuple(position), tuple(_bucket(found)), _params(found, names), measured)
 
 
-def _holds(lane: Lane, at: int) -> bool:
+def _measured(cursor: Cursor) -> str:
+    if cursor.mark_ns is None:
+        return ""
+    return f"measured {ms(abs(cursor.at_ns - cursor.mark_ns))} ms from {ms(cursor.mark_ns)} ms"
+
+
+def _contains(lane: Lane, at: int) -> bool:
     return lane.offset_ns <= at < lane.offset_ns + lane.step.duration_ns
 
 
 def _phase(lane: Lane, at: int) -> list[Field]:
     if not is_watched(lane.step.status):
-        return [Field("not watched: what it does is not known", "not watched", 1, "dim")]
+        return [Field("not watched: its phases are not known", "not watched", 1, "dim")]
     inside = at - lane.offset_ns
     for span in lane.step.spans:
         if span.start <= inside < span.end:
             name = "waits for its buckets" if span.phase == "sync" else span.phase
-            where = f"{ms(lane.offset_ns + span.start)}–{ms(lane.offset_ns + span.end)}"
-            return [
-                Field(
-                    f"{name} {where} ms ({ms(span.end - span.start)} ms)", f"{name} {ms(span.end - span.start)} ms", 1
-                )
-            ]
+            between = f"{ms(lane.offset_ns + span.start)}–{ms(lane.offset_ns + span.end)}"
+            took = f"{ms(span.end - span.start)} ms"
+            return [Field(f"{name} {between} ms ({took})", f"{name} {took}", 1)]
     return [Field("idle", "idle", 1, "dim")]
 
 
 def _hook(lane: Lane, at: int, names: LayerNames) -> list[Field]:
-    """The newest gradient."""
+    """The newest hook fire."""
     inside = at - lane.offset_ns
     fired = [(ns, param) for param, ns in zip(lane.step.hook_param, lane.step.hook_ns, strict=True) if ns <= inside]
     if not fired:
@@ -195,17 +195,15 @@ def _hook(lane: Lane, at: int, names: LayerNames) -> list[Field]:
 
 
 def _marks(lane: Lane, at: int) -> list[Field]:
-    inside = at - lane.offset_ns
-    names = [
-        name for name, _, start, end in lane.marks if start <= inside <= (start + 1_000_000 if end is None else end)
-    ]
-    return [Field(f"◆ {clean(name, 24)}", "◆", 2) for name in names]
+    clock_ns = at - lane.offset_ns + lane.step.start_ns
+    found = (m for m in lane.marks if m.start_ns <= clock_ns <= (m.end_ns or m.start_ns + _MOMENT_NS))
+    return [Field(f"◆ {clean(mark.name, 24)}", "◆", 2) for mark in found]
 
 
-def _bucket(under: _Under) -> list[Field]:
-    step, bar, offset = under.lane.step, under.bar, under.lane.offset_ns
+def _bucket(found: _BucketAtCursor) -> list[Field]:
+    step, bar, offset = found.lane.step, found.bar, found.lane.offset_ns
     ready = step.bucket_ready[bar.position]
-    facts = under.view.facts_of(step.rank)
+    facts = found.step.facts_of(step.rank)
     exposed = facts.exposed[bar.position]
     fields = [
         Field(f"bucket {bar.index}", f"b{bar.index}", 0, "strong"),
@@ -213,11 +211,11 @@ def _bucket(under: _Under) -> list[Field]:
         Field(f"ready {ms(None if ready is None else offset + ready)}", "", 5),
         Field(f"launch {ms(bar.start)}", f"l {ms(bar.start)}", 1),
         Field(f"done {_ms(bar.end)}", f"d {ms(bar.end)}", 2),
-        Field(f"waited {_ms(_waited(under))}", f"w {ms(_waited(under))}", 3),
+        Field(f"waited {_ms(_waited(found))}", f"w {ms(_waited(found))}", 3),
         Field(f"exposed {_ms(exposed)}", f"x {ms(exposed)}", 3, "warn" if exposed else "text"),
     ]
-    if under.others:
-        fields.append(Field(f"also in flight: {', '.join(map(str, under.others[:6]))}", "", 6, "dim"))
+    if found.others:
+        fields.append(Field(f"also in flight: {', '.join(map(str, found.others[:6]))}", "", 6, "dim"))
     return fields
 
 
@@ -225,13 +223,13 @@ def _ms(ns: float | None) -> str:
     return UNKNOWN if ns is None else f"{ms(ns)} ms"
 
 
-def _waited(under: _Under) -> int | None:
-    """How long the bucket waited for its last rank."""
-    facts = under.view.facts_of(under.lane.rank)
-    skew = under.view.skew.buckets.get(facts.keys[under.bar.position])
-    return None if skew is None else skew.last - facts.launch[under.bar.position]
+def _waited(found: _BucketAtCursor) -> int | None:
+    """How long this rank's bucket waited for the last rank's launch."""
+    facts = found.step.facts_of(found.lane.rank)
+    skew = found.step.skew.buckets.get(facts.keys[found.bar.position])
+    return None if skew is None else skew.last - facts.launch[found.bar.position]
 
 
-def _params(under: _Under, names: LayerNames) -> str:
-    params = names.bucket_params(under.bar.index)
+def _params(found: _BucketAtCursor, names: LayerNames) -> str:
+    params = names.bucket_params(found.bar.index)
     return f"{len(params)} parameters: {', '.join(clean(name, 60) for name in params[:12])}" if params else ""

@@ -1,4 +1,4 @@
-"""The same picture without a character beyond ASCII, cell by cell, for terminals and fonts that have no other."""
+"""Replaces characters beyond ASCII cell by cell, for terminals and fonts without them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GLYPHS = {
 
 @lru_cache(maxsize=4096)
 def ascii_text(text: str) -> str:
-    """The text in ASCII, as many cells wide."""
+    """The text in ASCII, of the same width."""
     return text if text.isascii() else "".join(_char(char) for char in text)
 
 

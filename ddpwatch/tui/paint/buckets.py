@@ -49,11 +49,11 @@ def paint_buckets(
     """The table, its bars (launch to done over the backward, exposed hatched), the selected bucket's first parameter.
 
     Args:
-        rows: Sorted.
-        layers: What to call each row.
-        size_: Columns and rows of the screen.
-        first: First row shown.
-        selected: The selected one.
+        rows: The buckets, sorted.
+        layers: The name of each row's first parameter.
+        size_: Columns and rows of the body.
+        first: The index of the first row in view.
+        selected: The index of the selected row.
         sorted_by: Heading of the column sorted by.
     """
     width, height = size_
@@ -106,9 +106,9 @@ def paint_bucket(
     size_: tuple[int, int],
     first: int = 0,
 ) -> list[Row]:
-    """One bucket: transfer, wait and exposed step by step, and its parameters in firing order against bucket order.
+    """One bucket: wait, transfer and exposed step by step, and its parameters in the order of their hook fires.
 
-    ``fired`` is (parameter, ns from the backward's start) in firing order on the lowest rank.
+    ``fired`` is (parameter, ns from the backward's start) in that order, on the lowest rank.
     """
     width, height = size_
     canvas = Canvas(width, height)
@@ -136,14 +136,14 @@ def _paint_params(
 ) -> None:
     canvas.fill(0, canvas.width, y, " ", "heading")
     canvas.put(
-        1, y, shorten("fired   at ms  in bucket  parameter, in the order of its gradient", canvas.width - 2), "heading"
+        1, y, shorten("fired   at ms  in bucket  parameter, in the order of hook fires", canvas.width - 2), "heading"
     )
-    place = {name: number for number, name in enumerate(params)}
+    in_bucket = {name: index for index, name in enumerate(params)}
     rest = [(name, None) for name in params if name not in {name for name, _ in fired}]
     lines = [*fired, *rest]
     for offset, (name, at) in enumerate(lines[first : first + max(canvas.height - y - 1, 0)]):
         order = first + offset
-        moved = at is not None and place.get(name) != order
-        line = f"{order if at is not None else UNKNOWN:>5} {ms(at):>7} {place.get(name, UNKNOWN):>10}  "
+        moved = at is not None and in_bucket.get(name) != order
+        line = f"{order if at is not None else UNKNOWN:>5} {ms(at):>7} {in_bucket.get(name, UNKNOWN):>10}  "
         x = canvas.put(1, y + 1 + offset, line, "warn" if moved else "text")
         canvas.put(x, y + 1 + offset, clean(name, canvas.width - x - 1), "text")

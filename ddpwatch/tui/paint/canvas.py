@@ -1,4 +1,4 @@
-"""A grid of cells to paint on; its rows are runs of equally styled text, as `Strip` wants them."""
+"""A grid of cells to paint on. Its rows are runs of equally styled text, as `Strip` needs them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Row = list[Run]
 
 
 class Canvas:
-    """``width`` x ``height`` cells, each one character and one style. What falls outside is cut off."""
+    """``width`` x ``height`` cells, each with a character and a style. Text outside is cut off."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width = max(width, 0)
         self.height = max(height, 0)
         self._chars = [[" "] * self.width for _ in range(self.height)]
         self._styles = [["text"] * self.width for _ in range(self.height)]
-        self._wide = False  # whether a character of another width than one cell was ever written
+        self._wide = False  # whether any character written is not one cell wide
 
     def put(self, x: int, y: int, text: str, style: str | None = "text") -> int:
-        """Writes text from cell ``x`` on; style None keeps the cells' own. Returns the cell after it."""
+        """Writes text from cell ``x`` on; style None keeps the style of the cells. Returns the cell after it."""
         if _one_cell_each(text) and not self._wide:
             return self._put_plain(x, y, text, style)
         for char in text:

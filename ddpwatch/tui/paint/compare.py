@@ -1,17 +1,16 @@
-"""The Compare view: the verdict in words, figures side by side, where a step goes in both, and what they ran on."""
+"""The Compare view: the verdict, figures side by side, where a step goes in both, and what both ran on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ddpwatch.analysis.compare import FEWEST_STEPS, Change
 from ddpwatch.analysis.step import PHASES
-from ddpwatch.tui.models.compare import HERE, Compared
+from ddpwatch.tui.models.compare import THIS_RUN, CompareModel, Comparison
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.spark import paint_columns
-from ddpwatch.tui.paint.split import PHASE_LOOKS
+from ddpwatch.tui.paint.split import PHASE_STYLES
 from ddpwatch.tui.text import UNKNOWN, number, percent, shorten, wrap
 
 _SIGNS = {"slower": ("✗", "bad"), "faster": ("✓", "good"), "same": ("✓", "text")}
@@ -22,48 +21,27 @@ _LEAST_CHART_ROWS, _MOST_CHART_ROWS = 3, 6
 _MARK_UP, _MARK_DOWN = "▲", "▼"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What the view draws.
-
-    Attributes:
-        name: What the baseline is called; empty if there is none.
-        failure: Why it cannot be read.
-        reading: Steps of it read so far; None once all are.
-        steps: Steps of the run shown that count so far.
-        compared: The newest answer.
-        setups: What both ran on, as (what, baseline, run).
-    """
-
-    name: str = ""
-    failure: str = ""
-    reading: int | None = None
-    steps: int = 0
-    compared: Compared | None = None
-    setups: Sequence[tuple[str, str, str]] = ()
-
-
-def paint_compare(model: Comparison, width: int, height: int) -> list[Row]:
-    """The whole body."""
+def paint_compare(model: CompareModel, width: int, height: int) -> list[Row]:
+    """The body: as many of the parts as fit."""
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
     canvas.put(1, 0, shorten(_title(model), width - 2), "heading-strong")
-    y = _paint_words(canvas, model, 1)
-    if model.compared is not None:
-        y = _paint_figures(canvas, model.compared, model.name, y + 1)
-        y = _paint_bars(canvas, model.compared, model.name, y + 1)
+    y = _paint_verdict(canvas, model, 1)
+    if model.result is not None:
+        y = _paint_figures(canvas, model.result, model.name, y + 1)
+        y = _paint_bars(canvas, model.result, model.name, y + 1)
         y = _paint_setups(canvas, model.setups, model.name, y + 1)
-        _paint_steps(canvas, model.compared, model.name, y + 1)
+        _paint_steps(canvas, model.result, model.name, y + 1)
     return canvas.rows()
 
 
-def _title(model: Comparison) -> str:
+def _title(model: CompareModel) -> str:
     return f"compared with {model.name}   b: another recording" if model.name else "compare with a recording"
 
 
-def _paint_words(canvas: Canvas, model: Comparison, y: int) -> int:
-    """The verdict, or what it waits for; returns the row after it."""
-    sign, style, text = _words(model)
+def _paint_verdict(canvas: Canvas, model: CompareModel, y: int) -> int:
+    """Paints the verdict, or what is missing for one; returns the row after it."""
+    sign, style, text = _verdict(model)
     canvas.put(1, y, sign, style)
     lines = wrap(text, canvas.width - 4, 3)
     for row, line in enumerate(lines, start=y):
@@ -71,26 +49,26 @@ def _paint_words(canvas: Canvas, model: Comparison, y: int) -> int:
     return y + len(lines)
 
 
-def _words(model: Comparison) -> tuple[str, str, str]:
+def _verdict(model: CompareModel) -> tuple[str, str, str]:
     if model.failure:
         return "✗", "bad", f"{model.failure}; b takes another file"
     if not model.name:
         return "·", "dim", "b asks for a recording to compare this run with; or start with --baseline FILE"
     if model.reading is not None:
         return "·", "dim", f"reading {model.name}: {model.reading} steps so far"
-    if model.compared is None:
-        return "·", "dim", f"{HERE} has {model.steps} steps to compare so far"
-    found = model.compared.difference
+    if model.result is None:
+        return "·", "dim", f"{THIS_RUN} has {model.steps} steps to compare so far"
+    found = model.result.difference
     text = found.text
     if found.verdict == "unknown" and model.steps < FEWEST_STEPS:
-        text = f"{HERE} has {model.steps} of the {FEWEST_STEPS} steps that a verdict needs"
+        text = f"{THIS_RUN} has {model.steps} of the {FEWEST_STEPS} steps that a verdict needs"
     return *_SIGNS.get(found.verdict, ("·", "dim")), text
 
 
-def _paint_figures(canvas: Canvas, compared: Compared, name: str, y: int) -> int:
-    """Medians side by side, the change between them and its interval; what is beyond chance is marked."""
+def _paint_figures(canvas: Canvas, result: Comparison, name: str, y: int) -> int:
+    """Medians side by side, and their change with its interval. A sign marks a change beyond chance."""
     canvas.fill(0, canvas.width, y, " ", "heading")
-    heads = (f"{name} ({compared.baseline['steps']})", f"{HERE} ({compared.run['steps']})", "change", "99 % interval")
+    heads = (f"{name} ({result.baseline['steps']})", f"{THIS_RUN} ({result.run['steps']})", "change", "99 % interval")
     x = canvas.put(1, y, f"{'p50 (steps)':<{_GUTTER - 1}}", "heading")
     widths = (_COLUMN, _COLUMN, _COLUMN, _INTERVAL)
     wide = min(max((canvas.width - _GUTTER - sum(widths)) // 2, 0), 20)
@@ -99,30 +77,30 @@ def _paint_figures(canvas: Canvas, compared: Compared, name: str, y: int) -> int
         canvas.put(x, y, f"{shorten(head, column - 1):>{column}}", "heading")
         x += column
     for row, (label, key) in enumerate(_FIGURES, start=y + 1):
-        _paint_figure(canvas, compared, (label, key), widths, row)
+        _paint_figure(canvas, result, (label, key), widths, row)
     return y + 1 + len(_FIGURES)
 
 
-_SHORT = {phase: full for phase, full, *_ in PHASE_LOOKS}
+_SHORT = {phase: full for phase, full, *_ in PHASE_STYLES}
 _FIGURES = (("step ms", "step"), *((f"  {_SHORT[phase]}", phase) for phase in PHASES), ("overlap", "overlap"))
 
 
 def _paint_figure(
-    canvas: Canvas, compared: Compared, figure: tuple[str, str], widths: tuple[int, int, int, int], y: int
+    canvas: Canvas, result: Comparison, figure: tuple[str, str], widths: tuple[int, int, int, int], y: int
 ) -> None:
     label, key = figure
-    change = compared.changes[key]
+    change = result.changes[key]
     style = _style(key, change)
     x = canvas.put(1, y, f"{label:<{_GUTTER - 1}}", "strong" if key in ("step", "overlap") else "text")
     mark = " " if change is None or not change.certain else _MARK_UP if change.by > 0 else _MARK_DOWN
     cells = (
-        (_value(compared.baseline, key), "text"),
-        (_value(compared.run, key), "strong" if style in ("bad", "good") else "text"),
+        (_value(result.baseline, key), "text"),
+        (_value(result.run, key), "strong" if style in ("bad", "good") else "text"),
         (f"{_signed(key, None if change is None else change.by)} {mark}", style),
         (UNKNOWN if change is None else f"{_signed(key, change.low)} … {_signed(key, change.high)}", "dim"),
     )
-    for (text, look), column in zip(cells, widths, strict=True):
-        canvas.put(x, y, f"{text:>{column}}", look)
+    for (text, cell_style), column in zip(cells, widths, strict=True):
+        canvas.put(x, y, f"{text:>{column}}", cell_style)
         x += column
 
 
@@ -146,9 +124,9 @@ def _signed(key: str, value: float | None) -> str:
     return text.replace("-", "−")
 
 
-def _paint_bars(canvas: Canvas, compared: Compared, name: str, y: int) -> int:
-    """Where a step goes, both to one scale."""
-    rows = [(name, compared.baseline["phases_ms"]), (HERE, compared.run["phases_ms"])]
+def _paint_bars(canvas: Canvas, result: Comparison, name: str, y: int) -> int:
+    """Where a step goes, both to the same scale."""
+    rows = [(name, result.baseline["phases_ms"]), (THIS_RUN, result.run["phases_ms"])]
     longest = max(sum(value or 0.0 for value in phases.values()) for _, phases in rows)
     if y + len(rows) > canvas.height or not longest:
         return y - 1
@@ -156,7 +134,7 @@ def _paint_bars(canvas: Canvas, compared: Compared, name: str, y: int) -> int:
     for row, (label, phases) in enumerate(rows, start=y):
         canvas.put(1, row, shorten(label, _GUTTER - 2), "strong")
         x = 0.0
-        for phase, full, short, style, glyph in PHASE_LOOKS:
+        for phase, full, short, style, glyph in PHASE_STYLES:
             end = x + (phases[phase] or 0.0) * room / longest
             first, last = _GUTTER + round(x), _GUTTER + round(end)
             canvas.fill(first, last, row, glyph, style)
@@ -171,30 +149,30 @@ _LABELLED = ("forward-label", "backward-label", "optimizer-label", "exposed-labe
 
 
 def _paint_setups(canvas: Canvas, setups: Sequence[tuple[str, str, str]], name: str, y: int) -> int:
-    """What both ran on; a difference there may be all there is to it."""
+    """What both ran on; a difference there may explain everything."""
     if y + 1 >= canvas.height:
         return y
     canvas.fill(0, canvas.width, y, " ", "heading")
     column = min(max((canvas.width - _GUTTER - 2) // 2, 8), 44)
-    for x, head in ((1, "set-up"), (_GUTTER, name), (_GUTTER + column, HERE)):
+    for x, head in ((1, "set-up"), (_GUTTER, name), (_GUTTER + column, THIS_RUN)):
         canvas.put(x, y, shorten(head, column - 1), "heading")
     differing = sorted(setups, key=lambda row: row[1] == row[2])
-    for row, (what, own, other) in enumerate(differing[: canvas.height - y - 1], start=y + 1):
-        style = "text" if own == other else "warn"
-        for x, text in ((1, what), (_GUTTER, own), (_GUTTER + column, other)):
+    for row, (what, before, now) in enumerate(differing[: canvas.height - y - 1], start=y + 1):
+        style = "text" if before == now else "warn"
+        for x, text in ((1, what), (_GUTTER, before), (_GUTTER + column, now)):
             canvas.put(x, row, shorten(text, (_GUTTER - 1 if x == 1 else column) - 1), style)
     return y + 1 + len(differing)
 
 
-def _paint_steps(canvas: Canvas, compared: Compared, name: str, y: int) -> None:
-    """The newest steps of both, one column each, to one scale."""
+def _paint_steps(canvas: Canvas, result: Comparison, name: str, y: int) -> None:
+    """The newest steps of both, one column each, to the same scale."""
     tall = min((canvas.height - y - 1) // 2, _MOST_CHART_ROWS)
     room = canvas.width - _GUTTER - 1
     if tall < _LEAST_CHART_ROWS or room < 1:
         return
     canvas.fill(0, canvas.width, y, " ", "heading")
-    top = max(*compared.steps[0][-room:], *compared.steps[1][-room:])
+    top = max(*result.steps[0][-room:], *result.steps[1][-room:])
     canvas.put(1, y, shorten(f"newest steps, step ms, up to {number(top)}", canvas.width - 2), "heading")
-    for label, values, row in ((name, compared.steps[0], y + 1), (HERE, compared.steps[1], y + 1 + tall)):
+    for label, values, row in ((name, result.steps[0], y + 1), (THIS_RUN, result.steps[1], y + 1 + tall)):
         canvas.put(1, row, shorten(label, _GUTTER - 2), "strong")
         paint_columns(canvas, values, (_GUTTER, row, room, tall), "history", top)

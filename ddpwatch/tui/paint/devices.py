@@ -1,118 +1,199 @@
-"""The Devices view: every device with what its busy time consists of, and the histories of the selected one."""
+"""Devices: the overview's panel, and the Devices view with a card and histories."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ddpwatch.tui.models.overview import DeviceLine, RankLine
+from ddpwatch.messages import Device
+from ddpwatch.tui.models.devices import DeviceLine, History, StepShares, mean_history
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.paint.chart import Points, paint_chart
-from ddpwatch.tui.paint.device_panel import device_fields, meter
+from ddpwatch.tui.paint.chart import paint_chart
 from ddpwatch.tui.paint.spark import sparkline
-from ddpwatch.tui.text import UNKNOWN, fit, percent, shorten
+from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, number, percent, shorten, size, with_unit
 
+_LEAST_PANEL_CHART = 5
+_SIDE_BY_SIDE = 72
 _LEAST_CHART = 6
-CARD_ROWS = 4
+_MOST_CHART = 14
+_WIDE = 120
+_CARD_ROWS = 4
 
 
-def split_of(ranks: Sequence[RankLine]) -> dict[str, float] | None:
-    """Shares of the step (means over the device's ranks): computing, waiting in a collective, and the rest.
+@dataclass(frozen=True, slots=True)
+class DeviceCard:
+    """A device in the Devices view: its figures, how many ranks run on it, and where their step goes, if known."""
 
-    None where completions are not measured, so that nobody can tell computing from waiting.
-    """
-    known = [row.summary for row in ranks if row.summary.step_ns and row.summary.exposed_ns is not None]
-    if not known:
-        return None
-    shares = {"compute": 0.0, "waiting": 0.0, "rest": 0.0}
-    for summary in known:
-        phases, step = summary.phases_ns, summary.step_ns or 1.0
-        compute = sum(phases.get(phase, 0.0) for phase in ("forward", "backward", "optimizer")) / step
-        waiting = phases.get("exposed_comm", 0.0) / step
-        shares["compute"] += compute / len(known)
-        shares["waiting"] += waiting / len(known)
-        shares["rest"] += max(1 - compute - waiting, 0.0) / len(known)
-    return shares
+    line: DeviceLine
+    ranks: int
+    shares: StepShares | None
 
 
-def paint_machines(
-    devices: Sequence[DeviceLine], ranks: Sequence[Sequence[RankLine]], size: tuple[int, int], selected: int, first: int
-) -> list[Row]:
+# -- figures -------------------------------------------------------------------------------------------------
+
+
+def device_fields(device: Device) -> list[Field]:
+    """Name, utilisation, memory, power and temperature, for one line."""
+    name = _name(device)
+    return [Field(name, shorten(name, 24), 0, "strong"), _utilisation(device), *_figures(device)]
+
+
+def _name(device: Device) -> str:
+    kind = f"GPU{device.index}" if device.kind == "cuda" else "CPU"
+    return clean(f"{kind} {clean(device.name, 32)} {clean(device.host, 24)}", 80)
+
+
+def _utilisation(device: Device) -> Field:
+    text = with_unit(UNKNOWN if device.utilization is None else f"{device.utilization:.0f}", "%")
+    return Field(text, text, 0, "strong")
+
+
+def _figures(device: Device) -> list[Field]:
+    memory = f"mem {size(device.memory_used)}"
+    total = f" of {size(device.memory_total)}" if device.memory_total is not None else ""
+    power = with_unit(number(device.power_w), "W")
+    limit = f" of {number(device.power_limit_w)} W" if device.power_limit_w is not None else ""
+    temperature = with_unit(number(device.temperature_c), "°C")
+    return [
+        Field(memory + total, memory, 1),
+        Field(f"power {power.removesuffix(' W')}{limit}" if limit else f"power {power}", f"pwr {power}", 2),
+        Field(f"temp {temperature}", temperature, 3),
+    ]
+
+
+def meter(percent: float | None, width: int) -> Row:
+    """A bar over that many percent of the width; a dotted line if it is not known."""
+    if percent is None:
+        return [("┄" * max(width, 0), "faint")]
+    filled = min(max(round(percent * width / 100), 0), width)
+    return [("━" * filled, "chart"), ("━" * (width - filled), "faint")]
+
+
+# -- the overview's panel ------------------------------------------------------------------------------------
+
+
+def paint_device_panel(devices: Sequence[DeviceLine], width: int, height: int) -> list[Row]:
+    """Heading, devices, and the history of utilisation below or beside them."""
+    canvas = Canvas(width, height)
+    canvas.fill(0, width, 0, " ", "heading")
+    canvas.put(1, 0, "devices", "heading")
+    if not devices:
+        canvas.put(1, 1, f"{UNKNOWN} no sample yet", "dim")
+    elif width >= _SIDE_BY_SIDE and height <= 3 * _LEAST_PANEL_CHART:
+        half = min(width // 2, 44)
+        _paint_list(canvas, devices, half - 2, height - 1)
+        _paint_panel_chart(canvas, devices, (half, 1, width - half, height - 1))
+    else:
+        rows = _paint_list(canvas, devices, width - 2, max(height - 1 - 2 * _LEAST_PANEL_CHART, 3))
+        _paint_panel_chart(canvas, devices, (0, 1 + rows, width, min(height - 1 - rows, _MOST_CHART)))
+    return canvas.rows()
+
+
+def _paint_list(canvas: Canvas, devices: Sequence[DeviceLine], width: int, height: int) -> int:
+    """Returns the number of rows used."""
+    tall = 3 if 3 * len(devices) <= height else 2 if 2 * len(devices) <= height else 1
+    y = 1
+    for line in devices[: max(height // tall, 1)]:
+        for row in _panel_rows(line.device, width, tall):
+            canvas.put_runs(1, y, row)
+            y += 1
+    return y - 1
+
+
+def _panel_rows(device: Device, width: int, tall: int) -> list[Row]:
+    name, utilisation, figures = _name(device), _utilisation(device), _figures(device)
+    if tall == 1:
+        short = name.split(" ")[0]
+        return [fit([Field(short, short), utilisation, *figures], width)]
+    heading = fit([Field(clean(name, width - 8), clean(name, max(width - 8, 4))), utilisation], width)
+    bar = [meter(device.utilization, width)] if tall == 3 else []
+    return [heading, *bar, fit(figures, width)]
+
+
+def _paint_panel_chart(canvas: Canvas, devices: Sequence[DeviceLine], box: tuple[int, int, int, int]) -> None:
+    x, y, width, height = box
+    if height < _LEAST_PANEL_CHART or width < 16:
+        return
+    kind = devices[0].device.kind
+    charted = [line for line in devices if line.device.kind == kind]
+    mean = f", mean of {len(charted)}" if len(charted) > 1 else ""
+    canvas.put(x + 1, y, f"{'GPU' if kind == 'cuda' else 'CPU'} busy %{mean} over the last seconds", "dim")
+    paint_chart(canvas, mean_history(charted), (x, y + 1, width - 1, height - 1))
+
+
+# -- the Devices view ----------------------------------------------------------------------------------------
+
+
+def cards_that_fit(width: int, height: int) -> int:
+    """How many cards fit on a body of that size."""
+    return max((height - 1 - (0 if width >= _WIDE else 2 * _LEAST_CHART)) // _CARD_ROWS, 1)
+
+
+def paint_devices(cards: Sequence[DeviceCard], size: tuple[int, int], selected: int) -> list[Row]:
     """Cards on the left (or above), histories of the selected device beside (or below) them.
 
     Args:
-        devices: GPUs before hosts.
-        ranks: The ranks on each.
+        cards: The devices in view, at most `cards_that_fit`.
         size: Columns and rows.
-        selected: Whose histories are shown.
-        first: First card shown.
+        selected: The index of the card whose histories are shown.
     """
     width, height = size
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
-    canvas.put(
-        1, 0, shorten("devices: busy as the driver counts it, and what that time is spent on", width - 2), "heading"
-    )
-    if not devices:
+    title = "devices: busy as the driver counts it, and where that time goes"
+    canvas.put(1, 0, shorten(title, width - 2), "heading")
+    if not cards:
         canvas.put(1, 1, f"{UNKNOWN} no sample yet", "dim")
         return canvas.rows()
-    wide = width >= 120
-    cards = max((height - 1) // CARD_ROWS, 1) if wide else max((height - 1 - 2 * _LEAST_CHART) // CARD_ROWS, 1)
-    card_width = width // 2 - 2 if wide else width - 2
-    y = 1
-    for place in range(first, min(first + cards, len(devices))):
-        _paint_card(canvas, devices[place], ranks[place], y, card_width, place == selected)
-        y += CARD_ROWS
-    if wide:
-        _paint_histories(canvas, devices[selected], (width // 2, 1, width - width // 2, height - 1))
-    else:
-        _paint_histories(canvas, devices[selected], (0, y, width, height - y))
+    wide = width >= _WIDE
+    for index, card in enumerate(cards):
+        _paint_card(canvas, card, 1 + index * _CARD_ROWS, width // 2 - 2 if wide else width - 2, index == selected)
+    below = 1 + len(cards) * _CARD_ROWS
+    box = (width // 2, 1, width - width // 2, height - 1) if wide else (0, below, width, height - below)
+    _paint_histories(canvas, cards[selected].line, box)
     return canvas.rows()
 
 
-def _paint_card(canvas: Canvas, row: DeviceLine, ranks: Sequence[RankLine], y: int, width: int, here: bool) -> None:
-    canvas.put(0, y, "▶" if here else " ", "warn")
-    canvas.put_runs(1, y, fit(device_fields(row.device), width))
-    busy = row.device.utilization
-    spark = sparkline([value for _, value in row.history], max(width // 3, 8), 100.0)
+def _paint_card(canvas: Canvas, card: DeviceCard, y: int, width: int, selected: bool) -> None:
+    canvas.put(0, y, "▶" if selected else " ", "warn")
+    canvas.put_runs(1, y, fit(device_fields(card.line.device), width))
+    busy = card.line.device.utilization
+    spark = sparkline([value for _, value in card.line.history], max(width // 3, 8), 100.0)
     x = canvas.put(1, y + 1, f"busy {percent(None if busy is None else busy / 100):>6} ", "dim")
     x = canvas.put_runs(x, y + 1, meter(busy, max(width - len(spark) - (x - 1) - 2, 4)))
     canvas.put(x + 1, y + 1, spark, "chart")
-    _paint_spent(canvas, split_of(ranks), len(ranks), y + 2, width)
+    if card.ranks:
+        _paint_shares(canvas, card, y + 2, width)
 
 
-def _paint_spent(canvas: Canvas, shares: dict[str, float] | None, ranks: int, y: int, width: int) -> None:
-    """Waiting is hatched as exposed communication is everywhere: "100 % busy" may be just that."""
-    if not ranks:
-        return
+def _paint_shares(canvas: Canvas, card: DeviceCard, y: int, width: int) -> None:
+    """Waiting is hatched, as exposed communication is everywhere: "100 % busy" may be just that."""
+    shares = card.shares
     if shares is None:
-        canvas.put(
-            1, y, f"step {UNKNOWN}: completions are not measured, waiting cannot be told from computing"[:width], "dim"
-        )
+        text = f"step {UNKNOWN}: completions are not measured, so waiting looks like computing"
+        canvas.put(1, y, text[:width], "dim")
         return
-    text = (
-        f"compute {percent(shares['compute'])}, waiting {percent(shares['waiting'])}, other {percent(shares['rest'])}"
-    )
-    text = shorten(f" {text} of the step, {ranks} rank{'s' if ranks > 1 else ''}", max(width - 8, 0))
+    text = f"compute {percent(shares.compute)}, waiting {percent(shares.waiting)}, other {percent(shares.rest)}"
+    text = f" {text} of the step, {card.ranks} rank{'s' if card.ranks > 1 else ''}"
+    text = shorten(text, max(width - 8, 0))
     room = max(width - len(text) - 1, 0)
-    compute = round(room * shares["compute"])
-    waiting = min(round(room * shares["waiting"]), room - compute)
+    compute = round(room * shares.compute)
+    waiting = min(round(room * shares.waiting), room - compute)
     canvas.fill(1, 1 + compute, y, "▓", "backward")
     canvas.fill(1 + compute, 1 + compute + waiting, y, "╱", "exposed")
     canvas.fill(1 + compute + waiting, 1 + room, y, "·", "idle")
-    canvas.put(1 + room, y, text, "warn" if shares["waiting"] >= 0.1 else "dim")
+    canvas.put(1 + room, y, text, "warn" if shares.waiting >= 0.1 else "dim")
 
 
-def _paint_histories(canvas: Canvas, row: DeviceLine, box: tuple[int, int, int, int]) -> None:
+def _paint_histories(canvas: Canvas, line: DeviceLine, box: tuple[int, int, int, int]) -> None:
     x, y, width, height = box
-    histories = [("busy %", row.history), ("memory %", row.memory), ("power % of its limit", row.power)]
-    charts: list[tuple[str, Points]] = [
-        (name, tuple((-age, value) for age, value in points)) for name, points in histories if points
-    ]
+    histories = (("busy %", line.history), ("memory %", line.memory), ("power % of its limit", line.power))
+    charts: list[tuple[str, History]] = [(name, points) for name, points in histories if points]
     charts = charts[: max(height // _LEAST_CHART, 1)]
-    for number, (name, points) in enumerate(charts):
+    for index, (name, points) in enumerate(charts):
         tall = height // len(charts)
-        top = y + number * tall
+        top = y + index * tall
         if tall < _LEAST_CHART or width < 16:
             return
         canvas.put(x + 1, top, f"{name} over the last seconds", "dim")
-        paint_chart(canvas, points, (x, top + 1, width - 1, min(tall - 1, 14)))
+        paint_chart(canvas, points, (x, top + 1, width - 1, min(tall - 1, _MOST_CHART)))

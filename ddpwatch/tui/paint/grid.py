@@ -1,4 +1,4 @@
-"""A table: columns that give way when it gets narrow, one line selected, one column it is sorted by."""
+"""A sortable table that drops columns when it gets narrow, with one selected row."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SORTED = "▼"
 
 @dataclass(frozen=True, slots=True)
 class GridColumn(Generic[T]):
-    """A column.
+    """A column of a table.
 
     Attributes:
         cell: A row's text.
-        key: What rows are sorted by; None sorts last.
-        priority: 0 goes last when it gets narrow.
+        key: The value that rows are sorted by; None sorts last.
+        priority: 0 is dropped last.
         style: A row's style.
     """
 
@@ -33,18 +33,18 @@ class GridColumn(Generic[T]):
 
 
 def columns_that_fit(columns: Sequence[GridColumn[T]], width: int) -> list[GridColumn[T]]:
-    """Without the least important ones, as far as needed."""
+    """Drops the least important columns until the rest fits."""
     kept = list(columns)
     while len(kept) > 1 and sum(column.width for column in kept) + 2 > width:
         kept.remove(max(kept, key=lambda column: column.priority))
     return kept
 
 
-def sort_rows(rows: Sequence[T], column: GridColumn[T], falling: bool) -> list[T]:
-    """By a column; unknown ones come last either way."""
+def sort_rows(rows: Sequence[T], column: GridColumn[T], descending: bool) -> list[T]:
+    """Sorts by a column; rows without a value come last in either order."""
     known = [row for row in rows if column.key(row) is not None]
     unknown = [row for row in rows if column.key(row) is None]
-    return sorted(known, key=lambda row: column.key(row) or 0, reverse=falling) + unknown
+    return sorted(known, key=lambda row: column.key(row) or 0, reverse=descending) + unknown
 
 
 def paint_grid(
@@ -56,7 +56,7 @@ def paint_grid(
     sorted_by: str = "",
     width: int | None = None,
 ) -> int:
-    """Heading and rows from the ``first`` on; returns the cell after the last column."""
+    """Paints heading and rows from the ``first`` on; returns the cell after the last column."""
     width = canvas.width if width is None else width
     kept = columns_that_fit(columns, width)
     canvas.fill(0, canvas.width, 0, " ", "heading")
@@ -77,7 +77,7 @@ def paint_grid(
 def _paint_headings(canvas: Canvas, columns: Sequence[GridColumn[T]], sorted_by: str) -> None:
     x = 1
     for column in columns:
-        here = column.heading == sorted_by
-        text = f"{column.heading}{SORTED}" if here else column.heading
-        canvas.put(x, 0, f"{text:>{column.width - 1}}", "heading-strong" if here else "heading")
+        sorts = column.heading == sorted_by
+        text = f"{column.heading}{SORTED}" if sorts else column.heading
+        canvas.put(x, 0, f"{text:>{column.width - 1}}", "heading-strong" if sorts else "heading")
         x += column.width

@@ -30,7 +30,7 @@ REPLAY_KEYS = (("+ -", "speed"), ("< >", "5 s"), ("O", "loop"), (".", "to the en
 
 
 def paint_header(model: Overview, width: int, height: int = 2) -> list[Row]:
-    """Who and how it stands on the first line, the figures that matter on the second."""
+    """The run's identity and state on the first line, the figures that matter most on the second."""
     canvas = Canvas(width, height)
     for y in range(canvas.height):
         canvas.fill(0, width, y, " ", "heading")
@@ -50,7 +50,7 @@ def _headed(runs: Row) -> Row:
 
 
 def badge_of(model: Overview) -> tuple[str, str]:
-    """The state of the view in a word or two, and its style."""
+    """The state of the feed in a word or two, and its style."""
     link = model.link
     if link.link is Link.REPLAY:
         speed = f"{link.speed:g}×"
@@ -78,24 +78,24 @@ def _ended_badge(model: Overview) -> tuple[str, str]:
 
 
 def _last_run_badge(model: Overview, minutes: int) -> tuple[str, str]:
-    """A run that had ended before anybody looked."""
+    """A run that had ended before the dashboard started."""
     how = "ended" if model.end is None or model.end.reason == "finished" else model.end.reason
     when = "just now" if minutes < 1 else f"{minutes} min ago" if minutes < 120 else f"{minutes // 60} h ago"
     return f"LAST RUN, {how} {when}", "badge-bad" if how != "ended" else "badge-ended"
 
 
 def step_text(model: Overview) -> str:
-    """The newest step; on a pause which one is shown, and of how many."""
+    """The newest step; during a pause the step shown, too."""
     if model.newest_step is None:
         return ""
     if not model.link.paused:
         return f"step {model.newest_step}"
-    shown = model.timeline.step if model.timeline else model.newest_step
+    shown = model.lanes.step if model.lanes else model.newest_step
     return f"step {shown} of {model.newest_step} (paused)"
 
 
 def _crowded(model: Overview, width: int) -> str:
-    """The first line's right end where the second has no room for all figures."""
+    """The first line's right end on a screen whose second line has no room for all figures."""
     extra = fit(_health(model), max(width - len(step_text(model)) - 48, 0))
     return "".join(text for text, _ in extra) + "  " + step_text(model)
 
@@ -104,7 +104,7 @@ def _identity(model: Overview) -> list[Field]:
     hello, world = model.hello, model.world_size
     fields = [_name(clean(model.run_id, 40))]
     if model.link.replay:
-        fields.append(_place(model.link))
+        fields.append(_position(model.link))
     if model.filter:
         fields.append(_filtered(model))
     if model.following:
@@ -122,10 +122,10 @@ def _identity(model: Overview) -> list[Field]:
     return fields
 
 
-def _place(link: LinkState) -> Field:
-    """Where a replay is, and how long it is."""
-    text = f"{duration_text(link.position_s)}/{duration_text(link.length_s)}"
-    return Field(f"{text} over and over" if link.loop else text, f"{text} loop" if link.loop else text, 0)
+def _position(link: LinkState) -> Field:
+    """A replay's position and length."""
+    text = f"{duration_text(link.position_s)}/{duration_text(link.length_s)}{' loop' if link.loop else ''}"
+    return Field(text, text, 0)
 
 
 def _filtered(model: Overview) -> Field:
@@ -134,7 +134,7 @@ def _filtered(model: Overview) -> Field:
 
 
 def _recording(model: Overview) -> Field:
-    """How large the recording is, or what is wrong with it."""
+    """The recording's size, or its error."""
     status = model.status
     if status is None or not status.recording:
         return Field("", "", 5)
@@ -152,7 +152,7 @@ def _plain(text: str, priority: int) -> Field:
 
 
 def _figures_line(model: Overview, width: int) -> Row:
-    """The figures with as much of their recent course as there is room for; for that, own cost may go."""
+    """The figures, with sparklines as long as there is room for; own cost gives way to them."""
     room = max(width - 2, 0)
     for cells in SPARK_CELLS:
         fields = _figures(model, width, cells)
@@ -182,13 +182,13 @@ def _figures(model: Overview, width: int, cells: int) -> list[Field]:
 
 
 def _health(model: Overview) -> list[Field]:
-    """What watching itself costs and loses."""
+    """The cost of watching, and the frames lost."""
     drops = f"drops {model.dropped}" if model.ranks else f"drops {UNKNOWN}"
     return [Field(drops, drops, 4, "bad" if model.dropped else "text"), _cost(model)]
 
 
 def _cost(model: Overview) -> Field:
-    """What watching costs by comparison, as soon as there is something to compare; what the hooks see of themselves."""
+    """The cost by comparison with unwatched steps, or the probe's own cost until that is known."""
     cost, own = model.cost, model.summary.cost
     if cost is None:
         return Field(f"own cost {percent(own, 2)}", f"own {percent(own, 1)}", 5)
@@ -197,7 +197,7 @@ def _cost(model: Overview) -> Field:
 
 
 def _spark(values: Sequence[float | None], cells: int, top: float | None = None) -> str:
-    """The newest steps in which it is known, one cell each, the usual ones three quarters high."""
+    """The newest known values, one cell each; a median value is three quarters high."""
     known = [value for value in values if value is not None][-cells:] if cells else []
     return sparkline(known, cells, top or median(known) * 4 / 3).lstrip() if known else ""
 
@@ -211,7 +211,7 @@ def _slowest(model: Overview, spark: str) -> Field:
 
 
 def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:
-    """What is going on, in words, wrapped to the height."""
+    """The verdict, wrapped to the height."""
     canvas = Canvas(width, height)
     sign, style = _SIGNS[model.verdict.severity]
     canvas.put(1, 0, sign, style)
@@ -221,39 +221,45 @@ def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:
 
 
 def verdict_lines(model: Overview, width: int, most: int = MOST_VERDICT_ROWS) -> list[str]:
-    """The verdict, wrapped."""
+    """The verdict, wrapped to the width."""
     return wrap(clean(model.verdict.text, 400), width - 4, most)
 
 
 @dataclass(frozen=True, slots=True)
 class Tab:
-    """A view to choose. ``here`` is the one shown."""
+    """A view to choose. ``current`` marks the one shown."""
 
     key: str
     name: str
-    here: bool = False
+    current: bool = False
 
     def text(self, screen: int) -> str:
-        """What it says on a screen of that width."""
+        """Its label on a screen of that width."""
         if screen >= _ROOMY:
             return f" {self.key} {self.name} "
         return f" {self.key} {self.name}" if screen >= _FULL_TABS else f" {self.key} "
 
-    def width(self, screen: int) -> int:
-        """Cells that takes."""
-        return len(self.text(screen))
+
+def tab_at(tabs: Sequence[Tab], x: int, width: int) -> Tab | None:
+    """The tab at a cell of the footer, on a screen of that width."""
+    end = 0
+    for tab in tabs:
+        end += len(tab.text(width))
+        if x < end:
+            return tab
+    return None
 
 
 def paint_footer(model: Overview, width: int, height: int = 1, tabs: Sequence[Tab] = (), keys: Keys = ()) -> list[Row]:
-    """The views, then the keys: those of the view shown and those of all."""
+    """The views, then the keys: the view's own and those of all views."""
     canvas = Canvas(width, height)
     x = 0
     for tab in tabs:
-        x = canvas.put(x, 0, tab.text(width), "tab-here" if tab.here else "tab")
+        x = canvas.put(x, 0, tab.text(width), "tab-current" if tab.current else "tab")
     x += 1 if tabs else 0
     keys = (*REPLAY_KEYS, *keys) if model.link.replay else keys
-    own = [*KEYS[:2], *keys, *KEYS[2:]] if width < _ROOMY * 2 or not tabs else [*keys, *KEYS]
-    for key, what in own:
+    ordered = [*KEYS[:2], *keys, *KEYS[2:]] if width < _ROOMY * 2 or not tabs else [*keys, *KEYS]
+    for key, what in ordered:
         if x + len(key) + len(what) + 3 > width:
             continue
         x = canvas.put(canvas.put(x, 0, f" {key} ", "key"), 0, f" {what}  ", "dim")

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from ddpwatch.tui.models.history import HistoryPoint
 from ddpwatch.tui.paint.canvas import Canvas, Row
+from ddpwatch.tui.paint.spark import EIGHTHS
 from ddpwatch.tui.text import ms
 
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
 GUTTER = 9
 
 
 def paint_history(points: Sequence[HistoryPoint], width: int, height: int, shown: int | None = None) -> list[Row]:
-    """One column per step, newest on the right; ``shown`` is the step that the timeline shows."""
+    """One column per step, newest on the right; ``shown`` is the step whose lanes are shown."""
     canvas = Canvas(width, height)
     room = width - GUTTER - 1
     canvas.fill(0, width, 0, " ", "heading")
@@ -33,17 +33,17 @@ def paint_history(points: Sequence[HistoryPoint], width: int, height: int, shown
 
 
 def _paint_column(canvas: Canvas, point: HistoryPoint, top: int, x: int) -> None:
-    """Exposed communication from below in its own colour and glyph, the rest of the step above it."""
+    """Exposed communication at the bottom, hatched; the rest of the step above it."""
     rows = canvas.height - 1
-    whole = round(8 * rows * point.step_ns / top)
+    total = round(8 * rows * point.step_ns / top)
     exposed = round(8 * rows * (point.exposed_ns or 0) / top)
     if point.exposed_ns and not exposed:
         exposed = 1
     for row in range(rows):
         y = canvas.height - 1 - row
-        filled = min(max(whole - 8 * row, 0), 8)
+        filled = min(max(total - 8 * row, 0), 8)
         hatched = min(max(exposed - 8 * row, 0), 8)
         if hatched >= 4:
             canvas.put(x, y, "╱", "exposed")
         elif filled:
-            canvas.put(x, y, _EIGHTHS[filled], "faint" if point.exposed_ns is None else "history")
+            canvas.put(x, y, EIGHTHS[filled], "faint" if point.exposed_ns is None else "history")

@@ -1,4 +1,4 @@
-"""One step, all ranks on one axis: hook fires, compute, communication, and what of it is exposed."""
+"""One step's lanes on an axis: hook fires, compute, communication, and the exposed part of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ddpwatch.analysis.intervals import Interval
 from ddpwatch.sampling.levels import is_watched
-from ddpwatch.tui.models.lanes import Bar, Lane, Timeline
+from ddpwatch.tui.models.lanes import Bar, Lane, StepLanes
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.text import Field, clean, fit, size
 
@@ -37,19 +37,19 @@ class Axis:
     start_ns: int = 0
 
     def cell(self, ns: float) -> int:
-        """The cell boundary nearest to a moment."""
+        """The cell boundary nearest to a time."""
         return self.left + round((ns - self.start_ns) * self.width / self.length_ns)
 
     def time(self, cell: int) -> int:
-        """The moment in the middle of a cell."""
+        """The time in the middle of a cell."""
         return self.start_ns + int((cell - self.left + 0.5) * self.length_ns / self.width)
 
     def sees(self, start: float, end: float) -> bool:
-        """Whether any of a stretch of time lies on the axis."""
+        """Whether any part of [start, end] lies on the axis."""
         return start < self.start_ns + self.length_ns and end >= self.start_ns
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """The cells of a stretch of time: at least one, none beyond the axis."""
+        """The cells of [start, end): at least one, none beyond the axis."""
         scale, right = self.width / self.length_ns, self.left + self.width
         first = self.left + round((start - self.start_ns) * scale)
         first = self.left if first < self.left else right - 1 if first >= right else first
@@ -57,19 +57,19 @@ class Axis:
         return first, right if last > right else first + 1 if last <= first else last
 
     def cells(self, offset_ns: int, moments: Sequence[int]) -> list[int]:
-        """The cells in which any of the moments lie, each once; ``offset_ns`` is added to each."""
+        """The cells that hold any of the moments (each plus ``offset_ns``), each once."""
         scale, start, last = self.width / self.length_ns, offset_ns - self.start_ns, self.left + self.width - 1
         found = {self.left + round((start + at) * scale) for at in moments if 0 <= start + at < self.length_ns}
         return sorted(min(cell, last) for cell in found)
 
     def half_cell(self, ns: int) -> int:
-        """The half of a cell that a moment lies in, counted from the left."""
+        """The half cell that holds a time, counted from the left."""
         return min(max(int(2 * (ns - self.start_ns) * self.width / self.length_ns), 0), 2 * self.width - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class LaneRows:
-    """Which rows a rank gets: hooks, compute, comm (times ``thick``), gap. Without comm rows, compute shows it too."""
+    """A rank's rows: hooks, compute, comm (times ``thick``), gap. Without comm rows, the compute row shows both."""
 
     hooks: int
     compute: int
@@ -90,36 +90,36 @@ def choices(comm: int) -> list[LaneRows]:
     return [*roomy, *tight, LaneRows(0, 1, 1, 0), LaneRows(0, 1, 0, 0)]
 
 
-def lane_rows(timeline: Timeline, height: int) -> LaneRows:
+def lane_rows(lanes: StepLanes, height: int) -> LaneRows:
     """The roomiest rows with which every rank fits; the tightest if none does."""
-    options = choices(timeline.comm_rows)
-    return next((rows for rows in options if rows.height * len(timeline.lanes) <= height + rows.gap), options[-1])
+    options = choices(lanes.comm_rows)
+    return next((rows for rows in options if rows.height * len(lanes.lanes) <= height + rows.gap), options[-1])
 
 
-def rows_wanted(timeline: Timeline) -> tuple[int, int]:
-    """Rows of the whole timeline with which it is well readable, and those it can make use of."""
-    tight = LaneRows(1, 1, min(timeline.comm_rows, 2), 0)
-    roomy = choices(timeline.comm_rows)[0]
-    count = len(timeline.lanes)
+def rows_wanted(lanes: StepLanes) -> tuple[int, int]:
+    """Rows for all lanes: as many as they need to be readable, and the most that they can use."""
+    tight = LaneRows(1, 1, min(lanes.comm_rows, 2), 0)
+    roomy = choices(lanes.comm_rows)[0]
+    count = len(lanes.lanes)
     return 2 + tight.height * count, 2 + roomy.height * count - roomy.gap
 
 
-def capacity(timeline: Timeline, height: int) -> int:
-    """How many ranks fit at once into a timeline of that height."""
-    rows = lane_rows(timeline, height - 2)
+def capacity(lanes: StepLanes, height: int) -> int:
+    """How many ranks fit at once into that height."""
+    rows = lane_rows(lanes, height - 2)
     return max((height - 2 + rows.gap) // rows.height, 1)
 
 
-def paint_timeline(timeline: Timeline, width: int, height: int, first: int = 0) -> list[Row]:
+def paint_lanes(lanes: StepLanes, width: int, height: int, first: int = 0) -> list[Row]:
     """Title with legend, lanes from the ``first`` rank on, axis."""
     canvas = Canvas(width, height)
-    rows = lane_rows(timeline, height - 2)
-    room = capacity(timeline, height)
-    first = min(max(first, 0), max(len(timeline.lanes) - room, 0))
-    shown = timeline.lanes[first : first + room]
-    gutter = _gutter(timeline, rows, width)
-    axis = Axis(gutter, max(width - gutter - 1, 1), timeline.length_ns)
-    canvas.put_runs(0, 0, _title(timeline, first, len(shown), width))
+    rows = lane_rows(lanes, height - 2)
+    room = capacity(lanes, height)
+    first = min(max(first, 0), max(len(lanes.lanes) - room, 0))
+    shown = lanes.lanes[first : first + room]
+    gutter = _gutter(lanes, rows, width)
+    axis = Axis(gutter, max(width - gutter - 1, 1), lanes.length_ns)
+    canvas.put_runs(0, 0, _title(lanes, first, len(shown), width))
     y = 1
     for lane in shown:
         if y + max(rows.height - rows.gap, 1) > height - 1:
@@ -130,8 +130,8 @@ def paint_timeline(timeline: Timeline, width: int, height: int, first: int = 0) 
     return canvas.rows()
 
 
-def _gutter(timeline: Timeline, rows: LaneRows, width: int) -> int:
-    digits = len(str(timeline.lanes.ranks[-1])) if timeline.lanes else 1
+def _gutter(lanes: StepLanes, rows: LaneRows, width: int) -> int:
+    digits = len(str(lanes.lanes.ranks[-1])) if lanes.lanes else 1
     if rows.hooks and width >= 40:
         return max(9, digits + 6)
     return max(LEAST_GUTTER, digits + 2) if width >= 20 else 0
@@ -140,29 +140,27 @@ def _gutter(timeline: Timeline, rows: LaneRows, width: int) -> int:
 # -- title, legend, axis -------------------------------------------------------------------------------------
 
 
-def _title(timeline: Timeline, first: int, shown: int, width: int) -> Row:
-    title: Row = [(f" {_title_text(timeline, first, shown)}  ", "strong")]
+def _title(lanes: StepLanes, first: int, shown: int, width: int) -> Row:
+    title: Row = [(f" {_title_text(lanes, first, shown)}  ", "strong")]
     left = width - len(title[0][0])
     return [*title, *legend(left)]
 
 
-def _title_text(timeline: Timeline, first: int, shown: int) -> str:
-    text = f"step {timeline.step}"
-    if timeline.status:
-        text += f" ({timeline.status})"
-    if not timeline.aligned:
+def _title_text(lanes: StepLanes, first: int, shown: int) -> str:
+    text = f"step {lanes.step}"
+    if lanes.status:
+        text += f" ({lanes.status})"
+    if not lanes.aligned:
         text += ", each rank from its own start: clocks differ"
-    if shown < len(timeline.lanes):
-        text += (
-            f", ranks {timeline.lanes.ranks[first]}–{timeline.lanes.ranks[first + shown - 1]} of {len(timeline.lanes)}"
-        )
-    if timeline.missing:
-        text += f", {len(timeline.missing)} missing"
+    if shown < len(lanes.lanes):
+        text += f", ranks {lanes.lanes.ranks[first]}–{lanes.lanes.ranks[first + shown - 1]} of {len(lanes.lanes)}"
+    if lanes.missing:
+        text += f", {len(lanes.missing)} missing"
     return text
 
 
 def legend(width: int) -> Row:
-    """What the glyphs mean, as far as there is room."""
+    """The meaning of the glyphs, as far as there is room."""
     entries = (
         ("╱╱", "exposed", "exposed", 0), (PHASES["forward"] * 2, "forward", "forward", 2),
         (PHASES["backward"] * 2, "backward", "backward", 2), (PHASES["optimizer"] * 2, "optimizer", "optimizer", 3),
@@ -181,7 +179,7 @@ def _entry(text: str, style: str) -> Row:
 
 
 def paint_axis(canvas: Canvas, axis: Axis, y: int) -> None:
-    """A line with round numbers of milliseconds."""
+    """Paints a line with round numbers of milliseconds."""
     canvas.fill(axis.left, axis.left + axis.width, y, "─", "faint")
     step = nice_step(axis.length_ns / 1e6, max(axis.width // 10, 1))
     first = math.ceil(axis.start_ns / 1e6 / step)
@@ -207,7 +205,7 @@ def nice_step(length: float, ticks: int) -> float:
 
 
 def paint_lane(canvas: Canvas, lane: Lane, axis: Axis, rows: LaneRows, y: int) -> None:
-    """One rank's step, with its label in the gutter."""
+    """Paints one rank's step, with its label in the gutter."""
     _label(canvas, lane, axis, rows, y)
     if rows.hooks:
         _paint_hooks(canvas, lane, axis, y)
@@ -223,7 +221,7 @@ def paint_lane(canvas: Canvas, lane: Lane, axis: Axis, rows: LaneRows, y: int) -
 
 
 def _on(axis: Axis, lane: Lane, start: int, end: int) -> bool:
-    """Whether a stretch of a lane's step is on the axis."""
+    """Whether any part of a stretch of the lane's step is on the axis."""
     return axis.sees(lane.offset_ns + start, lane.offset_ns + end)
 
 
@@ -249,15 +247,16 @@ def _paint_hooks(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
 
 
 def _paint_marks(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
-    """A diamond with its name where that covers no other; a garbage collection as a line as long as it took."""
+    """Each mark is a diamond, with its name where that covers no other, and a line as long as it took."""
     free = 0
-    for name, kind, start, end in sorted(lane.marks, key=lambda mark: mark[2]):
-        begin, finish = lane.offset_ns + start, lane.offset_ns + (start if end is None else end)
-        if not axis.sees(begin, finish):
+    for mark in sorted(lane.marks, key=lambda mark: mark.start_ns):
+        start = lane.on_axis(mark.start_ns)
+        end = start if mark.end_ns is None else lane.on_axis(mark.end_ns)
+        if not axis.sees(start, end):
             continue
-        first, last = axis.span(begin, finish)
+        first, last = axis.span(start, end)
         canvas.fill(first, last, y, MARK_LINE, "mark")
-        label = f"{MARK}{clean('gc' if kind == 'gc' else name, 16)}"
+        label = f"{MARK}{clean('gc' if mark.kind == 'gc' else mark.name, 16)}"
         if first >= free:
             free = canvas.put(first, y, label if first + len(label) < canvas.width else MARK, "mark") + 1
 
@@ -282,7 +281,7 @@ def _paint_compute(canvas: Canvas, lane: Lane, axis: Axis, y: int, labelled: boo
 
 
 def _centred(canvas: Canvas, first: int, last: int, y: int, texts: Sequence[str], style: str) -> None:
-    """The first of the texts that leaves a cell of bar on both sides."""
+    """Writes the first of the texts that leaves a cell of bar on both sides."""
     for text in texts:
         if len(text) + 2 <= last - first:
             canvas.put(first + (last - first - len(text)) // 2, y, text, style)
@@ -333,7 +332,7 @@ def _paint_exposed(canvas: Canvas, lane: Lane, axis: Axis, exposed: Interval, y:
 
 
 def _paint_comm_merged(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
-    """One row per rank: launches as marks in the compute bar, exposed communication hatched where compute is idle."""
+    """One row per rank: launches as signs in the compute bar, exposed communication hatched where compute is idle."""
     for x in axis.cells(lane.offset_ns, lane.step.bucket_launch):
         style = canvas.style_at(x, y)
         canvas.put(x, y, "▾", f"{style}-label" if style in PHASES else "launch")

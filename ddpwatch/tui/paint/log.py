@@ -1,4 +1,4 @@
-"""The Log view: events and findings, newest last."""
+"""The Log view: lists of lines, newest last."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ _ROOMY = 60
 
 
 def paint_log(
-    events: Sequence[LogLine],
+    lines: Sequence[LogLine],
     lists: Sequence[tuple[str, int]],
-    listed: int,
+    list_shown: int,
     size: tuple[int, int],
     first: int,
     selected: int,
 ) -> list[Row]:
-    """Heading and lines.
+    """The names of the lists, and the lines of one.
 
     Args:
-        events: The lines.
-        lists: What can be listed, and how many lines that has.
-        listed: Which of these it is.
-        size: Columns and rows of the screen.
-        first: First line shown.
-        selected: The selected one.
+        lines: The lines of the list shown.
+        lists: The name and length of each list.
+        list_shown: The index of the list shown.
+        size: Columns and rows of the body.
+        first: The index of the first line in view.
+        selected: The index of the selected line.
     """
     width, height = size
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
     x = 1
-    for place, (name, count) in enumerate(lists):
+    for index, (name, count) in enumerate(lists):
         text = shorten(f"{name} {count}", max(width - x - 1, 0))
-        x = canvas.put(x, 0, text, "heading-strong" if place == listed else "heading") + 3
-    if not events:
+        x = canvas.put(x, 0, text, "heading-strong" if index == list_shown else "heading") + 3
+    if not lines:
         canvas.put(1, 1, "nothing yet", "dim")
-    for y, event in enumerate(events[first : first + max(height - 1, 0)], start=1):
-        _paint_event(canvas, event, y, first + y - 1 == selected)
+    for y, line in enumerate(lines[first : first + max(height - 1, 0)], start=1):
+        _paint_line(canvas, line, y, first + y - 1 == selected)
     return canvas.rows()
 
 
-def _paint_event(canvas: Canvas, event: LogLine, y: int, here: bool) -> None:
-    x = canvas.put(0, y, "▶" if here else " ", "warn")
-    x = canvas.put(x, y, f"{clock_time(event.at_ns)} ", "selected" if here else "dim")
-    if event.kind != "output" and canvas.width >= _ROOMY:
-        step = "" if event.step is None else f"step {event.step}"
-        x = canvas.put(x, y, f"{event.kind:<8}{step:<11}", "dim")
-    canvas.put(x, y, clean(event.text, max(canvas.width - x - 1, 0)), event.severity)
+def _paint_line(canvas: Canvas, line: LogLine, y: int, selected: bool) -> None:
+    x = canvas.put(0, y, "▶" if selected else " ", "warn")
+    x = canvas.put(x, y, f"{_time_of_day(line.at_ns)} ", "selected" if selected else "dim")
+    if line.kind != "output" and canvas.width >= _ROOMY:
+        step = "" if line.step is None else f"step {line.step}"
+        x = canvas.put(x, y, f"{line.kind:<8}{step:<11}", "dim")
+    canvas.put(x, y, clean(line.text, max(canvas.width - x - 1, 0)), line.severity)
 
 
-def clock_time(at_ns: int) -> str:
-    """Time of day, here."""
+def _time_of_day(at_ns: int) -> str:
+    """Local time."""
     return time.strftime("%H:%M:%S", time.localtime(at_ns / 1e9)) if at_ns else "–"

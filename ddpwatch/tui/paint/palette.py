@@ -1,7 +1,7 @@
-"""Style names and what they look like, in several schemes. Bars have Okabe and Ito's colours, for the colour-blind.
+"""The styles by name, in several colour themes. Bars have Okabe and Ito's colours, for the colour-blind.
 
-Bars are drawn in glyphs of the bar's own colour on that colour: solid where there is colour, told apart by
-texture where there is none. Exposed communication is hatched everywhere.
+A bar's glyphs have the colour of the bar: with colour it is solid, without colour its texture identifies it. Exposed
+communication is hatched everywhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.style import Style
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """The colours of one look. ``heat`` are the backgrounds of a heatmap's levels, lowest first."""
+    """The colours of one theme. ``heat`` holds the backgrounds of a heatmap's levels, lowest first."""
 
     background: str
     raised: str
@@ -55,7 +55,7 @@ CONTRAST = Scheme(
     exposed="#ff6a00", on_exposed="#000000", hook="#ffff00", good="#00ff9c", warn="#ffc400", bad="#ff8a50",
     heat=("#101820", "#203c60", "#4080c0", "#b0b060", "#ffc400", "#ff6a00"),
 )  # fmt: skip
-SIXTEEN = Scheme(  # exactly the sixteen colours, so that no terminal has to guess which one is nearest
+SIXTEEN = Scheme(  # exactly the sixteen colours, so that no terminal has to approximate
     background="#000000", raised="#000000", text="#c0c0c0", strong="#ffffff", dim="#c0c0c0", faint="#808080",
     ink="#000000", forward="#00ffff", backward="#0000ff", optimizer="#ff00ff", comm=("#00ff00", "#008000"),
     exposed="#ff0000", on_exposed="#ffffff", hook="#ffff00", good="#00ff00", warn="#ffff00", bad="#ff0000",
@@ -64,32 +64,31 @@ SIXTEEN = Scheme(  # exactly the sixteen colours, so that no terminal has to gue
 SCHEMES: dict[str, Scheme | None] = {
     "dark": DARK, "light": LIGHT, "contrast": CONTRAST, "ansi": SIXTEEN, "none": None,
 }  # fmt: skip
-BACKGROUND = DARK.background
-Look = tuple[str, str, bool]  # foreground, background, bold
+CellStyle = tuple[str, str, bool]  # foreground, background, bold
 
-_FRESH_WHEN_STALE = 0.6  # how much of its own colour a stale thing keeps
+_FRESH_WHEN_STALE = 0.6  # the share of its colour that a stale text keeps
 _ALWAYS_FRESH = ("badge", "key", "good", "warn", "bad", "strong", "heading-", "tab", "cursor", "selected")
-_REVERSED = ("badge", "key", "tab-here", "selected", "cursor", "exposed-label")
+_REVERSED = ("badge", "key", "tab-current", "selected", "cursor", "exposed-label")
 
 
 def styles(stale: bool = False, theme: str = "dark") -> dict[str, Style]:
-    """Every style by name; ``stale`` gives those of a view that is no longer fed.
+    """Every style by name; ``stale`` gives faded ones.
 
     Args:
-        stale: Whether what is drawn is no longer fed.
+        stale: Whether the run sends no more frames.
         theme: One of `SCHEMES`; "none" has no colour at all, only bold and reversed.
     """
     scheme = SCHEMES[theme]
     if scheme is None:
-        return {name: _plain(name, look[2], stale) for name, look in _looks(DARK).items()}
-    return {name: _style(name, look, stale, scheme.background) for name, look in _looks(scheme).items()}
+        return {name: _plain(name, style[2], stale) for name, style in _cell_styles(DARK).items()}
+    return {name: _style(name, style, stale, scheme.background) for name, style in _cell_styles(scheme).items()}
 
 
-def _looks(s: Scheme) -> Mapping[str, Look]:
+def _cell_styles(s: Scheme) -> Mapping[str, CellStyle]:
     return {**_texts(s), **_bars(s), **_signs(s)}
 
 
-def _texts(s: Scheme) -> dict[str, Look]:
+def _texts(s: Scheme) -> dict[str, CellStyle]:
     base = s.background
     return {
         "text": (s.text, base, False), "dim": (s.dim, base, False), "faint": (s.faint, base, False),
@@ -101,8 +100,8 @@ def _texts(s: Scheme) -> dict[str, Look]:
     }  # fmt: skip
 
 
-def _bars(s: Scheme) -> dict[str, Look]:
-    looks: dict[str, Look] = {
+def _bars(s: Scheme) -> dict[str, CellStyle]:
+    cells: dict[str, CellStyle] = {
         "forward": (s.forward, s.forward, False), "forward-label": ("#0d1117", s.forward, False),
         "backward": (s.backward, s.backward, False), "backward-label": ("#ffffff", s.backward, False),
         "optimizer": (s.optimizer, s.optimizer, False), "optimizer-label": ("#0d1117", s.optimizer, False),
@@ -111,26 +110,26 @@ def _bars(s: Scheme) -> dict[str, Look]:
         "history-exposed": (s.exposed, s.background, True), "chart": (s.forward, s.background, False),
     }  # fmt: skip
     for name, colour in zip(("comm-a", "comm-b"), s.comm, strict=True):
-        looks |= {name: (colour, colour, False), f"{name}-label": ("#ffffff", colour, True)}
+        cells |= {name: (colour, colour, False), f"{name}-label": ("#ffffff", colour, True)}
     for level, colour in enumerate(s.heat):
         highest = level == len(s.heat) - 1
-        looks[f"heat-{level}"] = (colour if highest else s.faint if level < 2 else s.ink, colour, False)
-    return looks
+        cells[f"heat-{level}"] = (colour if highest else s.faint if level < 2 else s.ink, colour, False)
+    return cells
 
 
-def _signs(s: Scheme) -> dict[str, Look]:
+def _signs(s: Scheme) -> dict[str, CellStyle]:
     return {
         "hook": (s.hook, s.background, False), "mark": (s.strong, s.background, True),
         "launch": (s.comm[0], s.background, True), "cursor": (s.ink, s.strong, True),
-        "selected": (s.ink, s.dim, True), "tab": (s.dim, s.background, False), "tab-here": (s.ink, s.forward, True),
+        "selected": (s.ink, s.dim, True), "tab": (s.dim, s.background, False), "tab-current": (s.ink, s.forward, True),
         "key": (s.ink, s.dim, True), "badge-live": (s.ink, s.good, True), "badge-paused": (s.ink, s.hook, True),
         "badge-replay": (s.ink, s.forward, True), "badge-ended": (s.ink, s.dim, True),
         "badge-bad": ("#ffffff", s.exposed, True), "badge-wait": (s.ink, s.warn, True),
     }  # fmt: skip
 
 
-def _style(name: str, look: Look, stale: bool, base: str) -> Style:
-    foreground, background, bold = look
+def _style(name: str, style: CellStyle, stale: bool, base: str) -> Style:
+    foreground, background, bold = style
     if stale and not name.startswith(_ALWAYS_FRESH):
         foreground, background = _faded(foreground, base), _faded(background, base)
     return Style(color=foreground, bgcolor=background, bold=bold or None)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpwatch.analysis.step import StepFigures
-from ddpwatch.tui.models.overview import DeviceLine, RankLine
+from ddpwatch.tui.models.devices import DeviceLine
+from ddpwatch.tui.models.overview import RankLine
 from ddpwatch.tui.models.ranks import LEVELS, HeatMap
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.paint.device_panel import device_fields
-from ddpwatch.tui.paint.split import PHASE_LOOKS
+from ddpwatch.tui.paint.devices import device_fields
+from ddpwatch.tui.paint.split import PHASE_STYLES
 from ddpwatch.tui.text import UNKNOWN, clean, fit, ms, percent, shorten
 
 GUTTER = 12
@@ -18,75 +19,74 @@ _RIGHT = 11  # the newest step's figure
 
 
 def columns_for(width: int) -> int:
-    """How many steps fit."""
+    """How many steps fit, one column each."""
     return max(width - GUTTER - _RIGHT, 1)
 
 
-def figure(map_: HeatMap, value: float) -> str:
-    """A value with its unit."""
+def figure(heat: HeatMap, value: float) -> str:
+    """Formats a value with its unit."""
     if value != value:
         return UNKNOWN
-    return percent(value) if map_.metric.unit == "%" else f"{ms(value)} ms"
+    return percent(value) if heat.metric.unit == "%" else f"{ms(value)} ms"
 
 
 def cell_size(steps: int, rows: int, width: int, height: int) -> tuple[int, int]:
-    """Columns per step and screen rows per row, so that a small job fills the screen."""
+    """Screen columns per step and screen rows per row; more than one where a small job would leave the screen empty."""
     return max(min(columns_for(width) // max(steps, 1), 4), 1), max(min((height - 2) // max(rows, 1), 3), 1)
 
 
 def paint_heat(
-    map_: HeatMap, width: int, height: int, first: int, selected: int | None, slowest: int | None
+    heat: HeatMap, width: int, height: int, first: int, selected: int | None, slowest: int | None
 ) -> list[Row]:
     """Title with scale, one row per rank or group from the ``first`` row on, and the steps below."""
     canvas = Canvas(width, height)
-    _paint_title(canvas, map_)
-    cell = cell_size(len(map_.steps), len(map_.groups), width, height)
+    _paint_title(canvas, heat)
+    cell = cell_size(len(heat.steps), len(heat.groups), width, height)
     room = max((height - 2) // cell[1], 0)
-    for place, row in enumerate(range(first, min(first + room, len(map_.groups)))):
-        _paint_row(canvas, map_, row, 1 + place * cell[1], cell, selected, slowest)
-    if map_.steps:
+    for y, row in enumerate(range(first, min(first + room, len(heat.groups)))):
+        _paint_row(canvas, heat, row, 1 + y * cell[1], cell, selected, slowest)
+    if heat.steps:
         end = GUTTER + columns_for(width)
-        canvas.put(max(end - cell[0] * len(map_.steps), 0), height - 1, f"╵step {map_.steps[0]}", "axis")
-        newest = f"{map_.steps[-1]}╵"
-        if cell[0] * len(map_.steps) > len(newest) + 14:
+        canvas.put(max(end - cell[0] * len(heat.steps), 0), height - 1, f"╵step {heat.steps[0]}", "axis")
+        newest = f"{heat.steps[-1]}╵"
+        if cell[0] * len(heat.steps) > len(newest) + 14:
             canvas.put(end - len(newest), height - 1, newest, "axis")
     return canvas.rows()
 
 
-def _paint_title(canvas: Canvas, map_: HeatMap) -> None:
+def _paint_title(canvas: Canvas, heat: HeatMap) -> None:
     canvas.fill(0, canvas.width, 0, " ", "heading")
-    grouped = max((len(group) for group in map_.groups), default=1)
+    grouped = max((len(group) for group in heat.groups), default=1)
     what = (
-        f"{map_.metric.title} by rank and step"
+        f"{heat.metric.title} by rank and step"
         if grouped == 1
-        else f"{map_.metric.title}, worst of {grouped} ranks a row"
+        else f"{heat.metric.title}, worst of {grouped} ranks a row"
     )
     x = canvas.put(1, 0, shorten(what, canvas.width - 2), "heading-strong") + 2
-    low, high = (map_.high, map_.low) if map_.metric.inverted else (map_.low, map_.high)
+    low, high = (heat.high, heat.low) if heat.metric.inverted else (heat.low, heat.high)
     if x + 30 < canvas.width:
-        x = canvas.put(x, 0, f"{figure(map_, low)} ", "heading")
+        x = canvas.put(x, 0, f"{figure(heat, low)} ", "heading")
         for level in range(LEVELS):
             x = canvas.put(x, 0, GLYPHS[level] * 2, f"heat-{level}")
-        canvas.put(x, 0, f" {figure(map_, high)}", "heading")
+        canvas.put(x, 0, f" {figure(heat, high)}", "heading")
 
 
 def _paint_row(
-    canvas: Canvas, map_: HeatMap, row: int, y: int, cell: tuple[int, int], selected: int | None, slowest: int | None
+    canvas: Canvas, heat: HeatMap, row: int, y: int, cell: tuple[int, int], selected: int | None, slowest: int | None
 ) -> None:
-    group = map_.groups[row]
+    group = heat.groups[row]
     name = f"{group[0]}" if len(group) == 1 else f"{group[0]}–{group[-1]}"
-    here = selected in group if selected is not None else False
-    style = "selected" if here else "bad" if slowest in group else "strong"
+    style = "selected" if selected in group else "bad" if slowest in group else "strong"
     canvas.put(1, y, f"{name:>{GUTTER - 3}}{'◀' if slowest in group else ' '}", style)
     end = GUTTER + columns_for(canvas.width)
-    start = end - cell[0] * len(map_.steps)
-    for place in range(len(map_.steps)):
-        level = map_.level(place, row)
-        glyph, look = ("–", "faint") if level is None else (GLYPHS[level], f"heat-{level}")
+    start = end - cell[0] * len(heat.steps)
+    for column in range(len(heat.steps)):
+        level = heat.level(column, row)
+        glyph, level_style = ("–", "faint") if level is None else (GLYPHS[level], f"heat-{level}")
         for line in range(y, y + cell[1]):
-            canvas.fill(start + place * cell[0], start + (place + 1) * cell[0], line, glyph, look)
-    if map_.columns:
-        canvas.put(end + 1, y, figure(map_, map_.columns[-1][row]), "text")
+            canvas.fill(start + column * cell[0], start + (column + 1) * cell[0], line, glyph, level_style)
+    if heat.columns:
+        canvas.put(end + 1, y, figure(heat, heat.columns[-1][row]), "text")
 
 
 def paint_rank(
@@ -122,9 +122,9 @@ def paint_rank(
 
 
 def _paint_phases(canvas: Canvas, history: Sequence[StepFigures], y: int, height: int) -> None:
-    """A column per step, its phases stacked in the order in which they come."""
+    """A column per step, its phases stacked in their order."""
     x = 1
-    for phase, full, _, style, glyph in PHASE_LOOKS:
+    for phase, full, _, style, glyph in PHASE_STYLES:
         p50 = sorted(figures.phases_ns[phase] for figures in history)
         value = ms(p50[len(p50) // 2]) if p50 else UNKNOWN
         x = canvas.put(x, y - 1, glyph * 2, style)
@@ -134,10 +134,10 @@ def _paint_phases(canvas: Canvas, history: Sequence[StepFigures], y: int, height
     canvas.put(1, y, f"{ms(longest):>6} ms", "dim")
     canvas.put(1, y + height - 1, f"{'0':>6} ms", "dim")
     wide = max(min((canvas.width - 12) // max(len(shown), 1), 4), 1)
-    for place, figures in enumerate(shown):
-        x = canvas.width - 1 - wide * (len(shown) - place)
+    for index, figures in enumerate(shown):
+        x = canvas.width - 1 - wide * (len(shown) - index)
         bottom = 0.0
-        for phase, _, _, style, glyph in PHASE_LOOKS:
+        for phase, _, _, style, glyph in PHASE_STYLES:
             top = bottom + figures.phases_ns[phase] * height / longest
             for cell in range(round(bottom), round(top)):
                 canvas.fill(x, x + wide, y + height - 1 - cell, glyph, style)

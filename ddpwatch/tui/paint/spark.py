@@ -10,7 +10,7 @@ EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float | None], width: int, top: float | None = None) -> str:
-    """The newest values as one row of columns, newest on the right; what is unknown is a dot."""
+    """The newest values as one row of columns, newest on the right; a dot where it is unknown."""
     shown = list(values)[-width:] if width > 0 else []
     highest = top or max((value for value in shown if value is not None), default=0) or 1
     cells = ["·" if value is None else EIGHTHS[min(max(round(8 * value / highest), 1), 8)] for value in shown]
@@ -20,16 +20,16 @@ def sparkline(values: Sequence[float | None], width: int, top: float | None = No
 def paint_columns(
     canvas: Canvas, values: Sequence[float | None], box: tuple[int, int, int, int], style: str, top: float | None = None
 ) -> None:
-    """The newest values as columns of eighths in (x, y, width, height), newest on the right."""
+    """Paints the newest values as columns of eighths in (x, y, width, height), newest on the right."""
     x, y, width, height = box
     shown = list(values)[-width:] if width > 0 else []
     highest = top or max((value for value in shown if value is not None), default=0) or 1
-    for place, value in enumerate(shown, start=x + width - len(shown)):
+    for column, value in enumerate(shown, start=x + width - len(shown)):
         if value is None:
-            canvas.put(place, y + height - 1, "·", "faint")
+            canvas.put(column, y + height - 1, "·", "faint")
             continue
         filled = min(round(8 * height * value / highest), 8 * height)
         for row in range(height):
             part = min(max(filled - 8 * row, 0), 8)
             if part:
-                canvas.put(place, y + height - 1 - row, EIGHTHS[part], style)
+                canvas.put(column, y + height - 1 - row, EIGHTHS[part], style)

@@ -8,7 +8,7 @@ from ddpwatch.tui.models.overview import RankLine
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.text import ms
 
-PHASE_LOOKS = (  # phase, heading in full and in short, style, glyph
+PHASE_STYLES = (  # phase, heading in full and in short, style, glyph
     ("input", "input", "in", "idle", "·"),
     ("forward", "forward", "fwd", "forward", "▒"),
     ("backward", "backward", "bwd", "backward", "▓"),
@@ -20,17 +20,17 @@ _GUTTER = 5
 
 
 def rows_for(ranks: int) -> int:
-    """Rows that the panel makes use of."""
+    """The most rows that the panel can use."""
     return 2 + 2 * max(ranks, 1)
 
 
 def paint_split(ranks: Sequence[RankLine], width: int, height: int, first: int = 0) -> list[Row]:
-    """A heading, and per rank its phases in ms and a bar of them, all to one scale."""
+    """A heading, and per rank its phases in ms and a bar of them, all to the same scale."""
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
     canvas.put(1, 0, "where a step goes, ms", "heading")
-    cell = max((width - _GUTTER) // len(PHASE_LOOKS), 1)
-    for column, (_, full, short, _, _) in enumerate(PHASE_LOOKS):
+    cell = max((width - _GUTTER) // len(PHASE_STYLES), 1)
+    for column, (_, full, short, _, _) in enumerate(PHASE_STYLES):
         canvas.put(_GUTTER + column * cell, 1, f"{full if cell > 8 else short:>{cell - 1}}", "dim")
     first = min(max(first, 0), max(len(ranks) - max((height - 2) // 2, 1), 0))
     shown = ranks[first : first + max(height - 1, 0) // 2]
@@ -45,7 +45,7 @@ def _paint_rank(canvas: Canvas, row: RankLine, y: int, cell: int, longest: float
     canvas.put(1, y, f"{row.rank:>3}", "strong")
     x = float(_GUTTER)
     room = canvas.width - _GUTTER - 1
-    for column, (phase, _, _, style, glyph) in enumerate(PHASE_LOOKS):
+    for column, (phase, _, _, style, glyph) in enumerate(PHASE_STYLES):
         text_style = "warn" if phase == "exposed_comm" and phases.get(phase) else "text"
         canvas.put(_GUTTER + column * cell, y, f"{ms(phases.get(phase)):>{cell - 1}}", text_style)
         end = x + (phases.get(phase, 0.0) * room / longest if longest else 0.0)

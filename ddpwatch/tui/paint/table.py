@@ -16,7 +16,7 @@ SLOWEST = "◀"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: heading, width, how its cell reads, and its importance (0 goes last). Status takes what is left."""
+    """A column: heading, width, text of a cell, priority (0 is dropped last). Status takes the rest of the width."""
 
     heading: str
     width: int
@@ -43,7 +43,7 @@ _STATUS_MOST = 52
 
 
 def columns_for(width: int) -> list[Column]:
-    """The columns that leave enough for rank and status; the least important go first."""
+    """The columns that leave enough room for rank and status; the least important are dropped first."""
     columns = list(COLUMNS)
     while columns and sum(column.width for column in columns) + 7 + _STATUS_LEAST > width:
         columns.remove(max(columns, key=lambda column: column.priority))
@@ -77,7 +77,7 @@ def _paint_heading(canvas: Canvas, columns: Sequence[Column], host: int) -> None
 
 
 def _figures_at(canvas: Canvas, columns: Sequence[Column], host: int) -> int:
-    """Where the figures begin: at the right, but not out of sight of the status."""
+    """Where the figures start: at the right, but not too far from the status."""
     return min(canvas.width - sum(column.width for column in columns), 7 + host + _STATUS_MOST)
 
 
@@ -91,7 +91,7 @@ def _paint_row(canvas: Canvas, row: RankLine, columns: Sequence[Column], host: i
     canvas.put(7 + host, y, clean(row.status, x - host - 8), row.severity)
     if row.severity == "bad" and cell_len(row.status) > x - host - 8:
         canvas.put(7 + host, y, clean(row.status, canvas.width - host - 8), row.severity)
-        return  # how a rank died matters more than its figures
+        return  # how a rank ended matters more than its figures
     for column in columns:
         text = column.cell(row)
         canvas.put(x, y, f"{text:>{column.width - 1}}", _cell_style(column, row, text))

@@ -1,59 +1,65 @@
-"""The Timeline view: title with legend, lanes, axis with cursor, and the exact values under it."""
+"""The Timeline view: title with legend, lanes, axis with cursor, and the exact values at it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpwatch.tui.models.timeline import Cursor, Inspection, Trace, Window
+from ddpwatch.tui.models.timeline import Cursor, Inspection, Timeline, Window
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.lanes import Axis, LaneRows, choices, legend, paint_axis, paint_lane
 from ddpwatch.tui.text import clean, fit, ms, shorten
 
 INSPECTION_ROWS = 4
-_LEAST_HEIGHT = 12  # below that there are no exact values
+_LEAST_HEIGHT = 12  # a lower body shows no exact values
 _DENSITIES = 3
 
 
-def trace_axis(trace: Trace, window: Window, width: int) -> Axis:
-    """Where time lies on a screen of that width."""
-    digits = len(str(trace.ranks[-1])) if trace.ranks else 1
+def timeline_axis(timeline: Timeline, window: Window, width: int) -> Axis:
+    """The axis on a screen of that width."""
+    digits = len(str(timeline.ranks[-1])) if timeline.ranks else 1
     gutter = max(10, digits + 7) if width >= 40 else 0
     return Axis(gutter, max(width - gutter - 1, 1), window.length_ns, window.start_ns)
 
 
 def lanes_height(height: int) -> int:
-    """Rows for lanes in a body of that height: without title, axis and values."""
+    """Rows left for lanes in a body of that height."""
     return max(height - 2 - (INSPECTION_ROWS if height >= _LEAST_HEIGHT else 0), 1)
 
 
-def trace_rows(trace: Trace, height: int, density: int = 0) -> LaneRows:
-    """Rows per rank: the roomiest with which all fit, or else three; ``density`` 1 and 2 ask for tighter ones."""
-    options = choices(trace.comm_rows)
+def timeline_rows(timeline: Timeline, height: int, density: int = 0) -> LaneRows:
+    """The roomiest rows with which every rank fits, but at least three; ``density`` 1 and 2 choose tighter ones."""
+    options = choices(timeline.comm_rows)
     room = lanes_height(height)
     least = next(i for i, rows in enumerate(options) if rows.comm == 1 and rows.gap == 0 and rows.hooks)
-    fitting = (i for i, rows in enumerate(options) if rows.height * len(trace.ranks) <= room + rows.gap)
+    fitting = (i for i, rows in enumerate(options) if rows.height * len(timeline.ranks) <= room + rows.gap)
     chosen = min(next(fitting, least), least)
     return options[min(chosen + density, len(options) - 1) if density < _DENSITIES - 1 else -1]
 
 
-def ranks_in_view(trace: Trace, height: int, density: int = 0) -> int:
+def ranks_in_view(timeline: Timeline, height: int, density: int = 0) -> int:
     """How many ranks fit."""
-    rows = trace_rows(trace, height, density)
+    rows = timeline_rows(timeline, height, density)
     return max((lanes_height(height) + rows.gap) // rows.height, 1)
 
 
-def paint_trace(
-    trace: Trace, window: Window, cursor: Cursor, found: Inspection, size: tuple[int, int], first: int, density: int = 0
+def paint_timeline(
+    timeline: Timeline,
+    window: Window,
+    cursor: Cursor,
+    found: Inspection,
+    size: tuple[int, int],
+    first: int,
+    density: int = 0,
 ) -> list[Row]:
-    """The whole body, from the ``first`` rank on."""
+    """The body, from the ``first`` rank on."""
     width, height = size
     canvas = Canvas(width, height)
-    rows, axis = trace_rows(trace, height, density), trace_axis(trace, window, width)
-    shown = trace.ranks[first : first + ranks_in_view(trace, height, density)]
-    _paint_title(canvas, trace, window, shown)
+    rows, axis = timeline_rows(timeline, height, density), timeline_axis(timeline, window, width)
+    shown = timeline.ranks[first : first + ranks_in_view(timeline, height, density)]
+    _paint_title(canvas, timeline, window, shown)
     y = 1
     for rank in shown:
-        for lane in trace.track(rank):
+        for lane in timeline.lanes_of(rank):
             paint_lane(canvas, lane, axis, rows, y)
         if rank == cursor.rank and axis.left:
             canvas.put(0, y, "▶", "warn")
@@ -68,10 +74,10 @@ def paint_trace(
     return canvas.rows()
 
 
-def _paint_title(canvas: Canvas, trace: Trace, window: Window, shown: Sequence[int]) -> None:
-    title = f" {trace.title}"
-    if len(shown) < len(trace.ranks):
-        title += f", ranks {shown[0]}–{shown[-1]} of {len(trace.ranks)}"
+def _paint_title(canvas: Canvas, timeline: Timeline, window: Window, shown: Sequence[int]) -> None:
+    title = f" {timeline.title}"
+    if len(shown) < len(timeline.ranks):
+        title += f", ranks {shown[0]}–{shown[-1]} of {len(timeline.ranks)}"
     if window.zoomed:
         title += f", {ms(window.start_ns)}–{ms(window.start_ns + window.length_ns)} ms"
     x = canvas.put(0, 0, shorten(title, canvas.width), "strong") + 2
@@ -79,7 +85,7 @@ def _paint_title(canvas: Canvas, trace: Trace, window: Window, shown: Sequence[i
 
 
 def _paint_cursor(canvas: Canvas, axis: Axis, at_ns: int, bottom: int, sign: str) -> None:
-    """A column in the cursor's colour, glyphs kept; a sign and the time below it."""
+    """Colours the cursor's column without changing its glyphs; writes a sign and the time below."""
     x = axis.span(at_ns, at_ns)[0]
     for y in range(1, bottom):
         char = canvas.char_at(x, y)
@@ -90,7 +96,7 @@ def _paint_cursor(canvas: Canvas, axis: Axis, at_ns: int, bottom: int, sign: str
 
 def _paint_values(canvas: Canvas, found: Inspection, y: int) -> None:
     width = canvas.width - 2
-    canvas.put_runs(1, y, fit(found.place, width))
+    canvas.put_runs(1, y, fit(found.position, width))
     canvas.put_runs(1, y + 1, fit(found.bucket, width))
     canvas.put(1, y + 2, clean(found.params, width), "dim")
     canvas.put(1, y + 3, shorten(found.measured, width), "warn")

@@ -1,4 +1,4 @@
-"""What is shown before the first frame."""
+"""The screen before the first frame."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpwatch.tui.text import clean
 
 
 def paint_waiting(link: LinkState, width: int, height: int) -> list[Row]:
-    """What the dashboard waits for, in the middle."""
+    """What the dashboard waits for, in the middle of the screen."""
     canvas = Canvas(width, height)
     lines = _lines(link, width)
     top = max((canvas.height - len(lines)) // 2, 0)
@@ -26,15 +26,15 @@ def _lines(link: LinkState, width: int) -> Row:
         return [(f"attached to {clean(link.name, max(width - 12, 8))}", "strong"), (hint, "dim")]
     if link.job:
         return [
-            ("waiting for the job to wrap a model into DistributedDataParallel", "strong"),
+            ("waiting for the job to wrap a model in DistributedDataParallel", "strong"),
             (link.job, "dim"),
-            ("7 shows what it prints", "dim"),
+            ("press 7 for its output", "dim"),
         ]
     return [
         ("waiting for a run – start one with", "strong"),
         ("", "text"),
         ("torchrun --nproc-per-node=2 demo/train.py --watch", "good"),
         ("", "text"),
-        ("or put ddpwatch.watch(model) into your own script", "dim"),
+        ("or call ddpwatch.watch(model) in your own script", "dim"),
         (f"looking in {link.directory}", "dim"),
     ]

@@ -1,5 +1,10 @@
-"""The views on a session, one module each. A view holds what the user looks at in it; what it draws is in `paint`."""
+"""The seven views of a run, one module each. A view holds the user's choices in it; `ddpwatch.tui.paint` draws it."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
 from ddpwatch.tui.views.buckets import BucketsView
 from ddpwatch.tui.views.compare import CompareView
@@ -8,6 +13,8 @@ from ddpwatch.tui.views.log import LogView
 from ddpwatch.tui.views.overview import OverviewView
 from ddpwatch.tui.views.ranks import RanksView
 from ddpwatch.tui.views.timeline import TimelineView
+
+__all__ = ["VIEWS", "RunView", "Views"]
 
 VIEWS: dict[str, type[RunView]] = {
     "1": OverviewView,
@@ -19,14 +26,26 @@ VIEWS: dict[str, type[RunView]] = {
     "7": LogView,
 }
 
-__all__ = [
-    "VIEWS",
-    "BucketsView",
-    "CompareView",
-    "DevicesView",
-    "LogView",
-    "OverviewView",
-    "RanksView",
-    "RunView",
-    "TimelineView",
-]
+
+class Views:
+    """The views of one dashboard.
+
+    Args:
+        session: What they show.
+        timeline_s: The length of the Timeline's rolling window.
+        show_step: Shows a step in the Timeline.
+    """
+
+    def __init__(self, session: ViewerSession, timeline_s: float, show_step: Callable[[int], None]) -> None:
+        self.overview = OverviewView(session)
+        self.timeline = TimelineView(session, timeline_s)
+        self.buckets = BucketsView(session)
+        self.ranks = RanksView(session)
+        self.devices = DevicesView(session)
+        self.compare = CompareView(session)
+        self.log = LogView(session, show_step)
+        views = (self.overview, self.timeline, self.buckets, self.ranks, self.devices, self.compare, self.log)
+        self.by_key: dict[str, RunView] = dict(zip(VIEWS, views, strict=True))
+
+    def __iter__(self) -> Iterator[RunView]:
+        return iter(self.by_key.values())

@@ -7,8 +7,8 @@ from typing import ClassVar
 from textual import events
 
 from ddpwatch.tui.paint.canvas import Row
+from ddpwatch.tui.paint.frame import framed, verdict_rows
 from ddpwatch.tui.paint.header import Tab
-from ddpwatch.tui.paint.overview import framed, verdict_rows
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.painted import PaintedView
 
@@ -16,10 +16,10 @@ HEADER_ROWS, FOOTER_ROWS = 2, 1
 
 
 class RunView(PaintedView, can_focus=True):
-    """One view on the session.
+    """One view of the session.
 
     Attributes:
-        NAME: What its tab says.
+        NAME: The label of its tab.
         KEYS: Its own keys for the footer, the most useful first.
         DEFINITIONS: What its figures mean, for the help page.
     """
@@ -39,7 +39,7 @@ class RunView(PaintedView, can_focus=True):
         return self.session.overview.link.stale
 
     @property
-    def early(self) -> bool:
+    def shows_before_run(self) -> bool:
         """Whether there is something to show before the first frame of a run."""
         return False
 
@@ -54,32 +54,36 @@ class RunView(PaintedView, can_focus=True):
 
     def paint(self, width: int, height: int) -> list[Row]:
         """See `PaintedView.paint`."""
-        return framed(self.session.overview, (width, height), self.tabs, self.KEYS, self.body, self.early)
+        size = (width, height)
+        return framed(self.session.overview, size, self.tabs, self.KEYS, self.body, self.shows_before_run)
 
     def body(self, width: int, height: int) -> list[Row]:
-        """What lies between verdict and footer."""
-        raise NotImplementedError
+        """The rows between verdict and footer."""
+        return []
 
     def scroll_ranks(self, by: int) -> None:
-        """Other ranks, or other lines."""
+        """Scrolls to, or selects, another rank or line."""
 
     def forget(self) -> None:
-        """Another run begins: what was selected in the one before means nothing."""
+        """Another run is shown: drops what the user selected in the one before."""
 
-    def moved(self) -> None:
-        """A replay has gone elsewhere: a frozen picture is of another moment."""
-
-    def on_click(self, event: events.Click) -> None:
-        """A click on a tab, or on what the view shows."""
-        if event.y == self.size.height - 1:
-            x = 0
-            for tab in self.tabs:
-                x += tab.width(self.size.width)
-                if event.x < x:
-                    self.run_worker(self.app.run_action(f"view('{tab.key}')"))
-                    return
-        else:
-            self.clicked(event.x, event.y - self._above)
+    def position_changed(self) -> None:
+        """A replay has jumped: drops what was frozen at the old position."""
 
     def clicked(self, x: int, y: int) -> None:
-        """A click into the body."""
+        """Handles a click on a cell of the body."""
+
+    def on_click(self, event: events.Click) -> None:
+        """Passes a click on the body on. The app handles those on the tabs."""
+        if event.y < self.size.height - FOOTER_ROWS:
+            self.clicked(event.x, event.y - self._above)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Scrolls down."""
+        event.stop()  # the screen would forward it to the view again
+        self.scroll_ranks(1)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Scrolls up."""
+        event.stop()
+        self.scroll_ranks(-1)

@@ -1,9 +1,10 @@
-"""The fifth view: every device, what its busy time is spent on, and its histories."""
+"""The fifth view: every device, where its step goes, and its histories."""
 
 from __future__ import annotations
 
+from ddpwatch.tui.models.devices import DeviceLine, step_shares
 from ddpwatch.tui.paint.canvas import Row
-from ddpwatch.tui.paint.devices import CARD_ROWS, paint_machines
+from ddpwatch.tui.paint.devices import DeviceCard, cards_that_fit, paint_devices
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
 
@@ -14,11 +15,11 @@ class DevicesView(RunView):
     NAME = "Devices"
     KEYS = (("↑↓", "select"),)
     DEFINITIONS = """\
-  busy      what NVML (or the operating system) counts: a GPU that waits
-            in a collective counts as busy
+  busy      as NVML (or the operating system) counts it: a GPU waiting
+            in a collective is busy
   compute   forward, backward and optimizer, as a share of the step
-  waiting   exposed communication, likewise
-  other     input, and what is between"""
+  waiting   exposed communication, as a share of the step
+  other     input, and the time between phases"""
 
     def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
@@ -31,15 +32,18 @@ class DevicesView(RunView):
 
     def body(self, width: int, height: int) -> list[Row]:
         """See `RunView.body`."""
-        overview = self.session.overview
-        devices = overview.devices
+        devices = self.session.overview.devices
         self.selected = min(self.selected, max(len(devices) - 1, 0))
-        room = max((height - 1) // CARD_ROWS if width >= 120 else (height - 13) // CARD_ROWS, 1)
+        room = cards_that_fit(width, height)
         self.first = min(max(self.first, self.selected - room + 1), self.selected)
-        ranks = [[row for row in overview.ranks if row.rank in device.ranks] for device in devices[: self.first + room]]
-        return paint_machines(devices, ranks, (width, height), self.selected, self.first)
+        cards = [self._card(line) for line in devices[self.first : self.first + room]]
+        return paint_devices(cards, (width, height), self.selected - self.first)
+
+    def _card(self, line: DeviceLine) -> DeviceCard:
+        ranks = [rank.summary for rank in self.session.overview.ranks if rank.rank in line.ranks]
+        return DeviceCard(line, len(ranks), step_shares(ranks))
 
     def scroll_ranks(self, by: int) -> None:
-        """Another device."""
+        """Selects another device."""
         self.selected = min(max(self.selected + by, 0), max(len(self.session.overview.devices) - 1, 0))
         self.repaint()

@@ -1,7 +1,8 @@
-"""The last view: what happened, findings, and the job's own output where it was started by `ddpwatch run`."""
+"""The seventh view: the log, its findings alone, and the output of a job started by `ddpwatch run`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -12,27 +13,28 @@ from ddpwatch.tui.paint.log import paint_log
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
 
-KINDS = ("events and findings", "findings", "the job's output")
+LISTS = ("events and findings", "findings", "the job's output")
 
 
 class LogView(RunView):
-    """Events, findings, output."""
+    """A list of lines: the log, its findings, or the job's output."""
 
     NAME = "Log"
-    KEYS = (("↑↓", "select"), ("m", "what"), ("Enter", "go to step"), ("y", "copy"))
+    KEYS = (("↑↓", "select"), ("m", "next list"), ("Enter", "go to step"), ("y", "copy"))
     DEFINITIONS = """\
-  m         events and findings, findings alone, the job's own output
-            (where it was started by ddpwatch run; its newest 2,000 lines)
+  m         events and findings, findings alone, the job's output
+            (if ddpwatch run started it; its newest 2,000 lines)
   Enter     shows the line's step in the Timeline
   y         copies the line"""
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("m", "kind", "what is listed"),
-        Binding("enter", "go", "to the line's step"),
+        Binding("m", "next_list", "Next list"),
+        Binding("enter", "show_step", "Go to the line's step"),
     ]
 
-    def __init__(self, session: ViewerSession) -> None:
+    def __init__(self, session: ViewerSession, show_step: Callable[[int], None]) -> None:
         super().__init__(session)
         self.chosen: int | None = None
+        self._show_step = show_step
         self.forget()
 
     def forget(self) -> None:
@@ -40,29 +42,29 @@ class LogView(RunView):
         self.selected: int | None = None  # None follows the newest
         self._frozen: list[list[LogLine]] | None = None
 
-    def moved(self) -> None:
-        """See `RunView.moved`."""
+    def position_changed(self) -> None:
+        """See `RunView.position_changed`."""
         self.forget()
 
     @property
-    def early(self) -> bool:
-        """See `RunView.early`."""
-        return bool(self.session.output.events)
+    def shows_before_run(self) -> bool:
+        """See `RunView.shows_before_run`."""
+        return bool(self.session.output.lines)
 
-    def events(self) -> list[LogLine]:
-        """The lines; those of the moment of the pause while there is one."""
-        return self.lists()[self.kind]
+    def lines(self) -> list[LogLine]:
+        """The lines of the present list; during a pause those of its start."""
+        return self.lists()[self.list_shown]
 
     @property
-    def kind(self) -> int:
-        """Which of the `KINDS` is listed: the one chosen, or else output as long as there is nothing but that."""
+    def list_shown(self) -> int:
+        """An index into `LISTS`: the list chosen, or else the output as long as the log is empty."""
         if self.chosen is not None:
             return self.chosen
-        events, _, output = self.lists()
-        return 2 if output and not events else 0
+        log, _, output = self.lists()
+        return 2 if output and not log else 0
 
     def lists(self) -> list[list[LogLine]]:
-        """The lines of each of the `KINDS`."""
+        """The lines of each of the `LISTS`."""
         if not self.session.paused:
             self._frozen = None
         elif self._frozen is None:
@@ -70,39 +72,39 @@ class LogView(RunView):
         return self._now() if self._frozen is None else self._frozen
 
     def _now(self) -> list[list[LogLine]]:
-        events = list(self.session.log.events)
-        return [events, [event for event in events if event.kind == "finding"], self.session.output.events]
+        log = list(self.session.log.lines)
+        return [log, [line for line in log if line.kind == "finding"], self.session.output.lines]
 
     @property
     def current(self) -> LogLine | None:
         """The selected line."""
-        events = self.events()
-        if not events:
+        lines = self.lines()
+        if not lines:
             return None
-        return events[-1 if self.selected is None else min(self.selected, len(events) - 1)]
+        return lines[-1 if self.selected is None else min(self.selected, len(lines) - 1)]
 
     def body(self, width: int, height: int) -> list[Row]:
         """See `RunView.body`."""
         lists = self.lists()
-        events = lists[self.kind]
-        selected = len(events) - 1 if self.selected is None else min(self.selected, len(events) - 1)
-        first = max(min(selected - (height - 1) // 2, len(events) - (height - 1)), 0)
-        headings = [(name, len(lines)) for name, lines in zip(KINDS, lists, strict=True)]
-        return paint_log(events, headings, self.kind, (width, height), first, selected)
+        lines = lists[self.list_shown]
+        selected = len(lines) - 1 if self.selected is None else min(self.selected, len(lines) - 1)
+        first = max(min(selected - (height - 1) // 2, len(lines) - (height - 1)), 0)
+        headings = [(name, len(listed)) for name, listed in zip(LISTS, lists, strict=True)]
+        return paint_log(lines, headings, self.list_shown, (width, height), first, selected)
 
-    def action_kind(self) -> None:
-        """Lists something else."""
-        self.chosen, self.selected = (self.kind + 1) % len(KINDS), None
+    def action_next_list(self) -> None:
+        """Shows the next of the `LISTS`."""
+        self.chosen, self.selected = (self.list_shown + 1) % len(LISTS), None
         self.repaint()
 
-    async def action_go(self) -> None:
-        """Shows the selected line's step."""
+    def action_show_step(self) -> None:
+        """Shows the selected line's step in the Timeline."""
         if self.current is not None and self.current.step is not None:
-            await self.app.run_action(f"to_step({self.current.step})")
+            self._show_step(self.current.step)
 
     def scroll_ranks(self, by: int) -> None:
-        """Another line; the last one follows."""
-        last = len(self.events()) - 1
-        place = min(max((last if self.selected is None else self.selected) + by, 0), max(last, 0))
-        self.selected = None if place >= last else place
+        """Selects another line. Selecting the last one follows new lines."""
+        last = len(self.lines()) - 1
+        index = min(max((last if self.selected is None else self.selected) + by, 0), max(last, 0))
+        self.selected = None if index >= last else index
         self.repaint()

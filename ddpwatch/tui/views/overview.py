@@ -1,4 +1,4 @@
-"""The first view: figures, verdict, timeline, ranks and devices on one screen."""
+"""The first view: figures, verdict, lanes, ranks and devices on one screen."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ddpwatch.tui.views.base import RunView
 
 
 class OverviewView(RunView):
-    """Figures, verdict, timeline, ranks and devices on one screen."""
+    """Everything that matters most, on one screen."""
 
     NAME = "Overview"
     KEYS = (("←→", "step"), ("end", "newest"), ("j k", "scroll"))
     DEFINITIONS = """\
   overlap   share of communication time in which the rank also computed
             (forward or backward)
-  exposed   communication time in which it did not: training waits for it
+  exposed   communication time in which it did not, so training waits
   late      how long after the first rank it launched a bucket, at most
   wait      how long its bucket waited for the last rank, at most
-  slowest   the latest rank, where that stands clear of the noise
-  cost      what watching takes of a step: watched steps against those
-            beside them that are not (CPU time), and its 95 % interval
-  own cost  the same as far as the probe sees itself, until it is known"""
+  slowest   the latest rank, if it is late beyond the noise
+  cost      the share of a step that watching adds: CPU time of watched
+            steps against unwatched ones beside them, with 95 % interval
+  own cost  what the probe measures of itself, until cost is known"""
 
     def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
@@ -32,7 +32,7 @@ class OverviewView(RunView):
     def paint(self, width: int, height: int) -> list[Row]:
         """See `PaintedView.paint`."""
         if (followed := self.session.followed_rank()) is not None:
-            self.first_rank = min(max(self._place(followed) - 1, 0), self._last_first())
+            self.first_rank = min(max(self._index(followed) - 1, 0), self._last_first())
         return paint_overview(self.session.overview, width, height, self.first_rank, self.tabs, self.KEYS)
 
     def forget(self) -> None:
@@ -40,22 +40,22 @@ class OverviewView(RunView):
         self.first_rank = 0
 
     def scroll_ranks(self, by: int) -> None:
-        """Shows other ranks, if not all of them fit."""
+        """Scrolls the ranks, if not all of them fit."""
         self.session.follow_slowest = False
         first = min(max(self.first_rank + by, 0), self._last_first())
         if first != self.first_rank:
             self.first_rank = first
             self.repaint()
 
-    def _place(self, rank: int) -> int:
+    def _index(self, rank: int) -> int:
         ranks = self.session.overview.ranks
-        return next((place for place, row in enumerate(ranks) if row.rank == rank), 0)
+        return next((index for index, line in enumerate(ranks) if line.rank == rank), 0)
 
     def _last_first(self) -> int:
-        """The first rank with which the last one is in view, in timeline and table."""
+        """The highest first rank that still has the last rank in view, in lanes and table."""
         model = self.session.overview
         boxes = overview_layout(model, *self.size)
         room = max(boxes.table.height - 1, 1)
-        if model.timeline is not None:
-            room = min(room, capacity(model.timeline, boxes.timeline.height))
+        if model.lanes is not None:
+            room = min(room, capacity(model.lanes, boxes.lanes.height))
         return max(len(model.ranks) - room, 0)

@@ -1,7 +1,8 @@
-"""The widget behind every view: it turns painted rows into strips, and repaints the rows that changed."""
+"""The widget behind every view: turns painted rows into strips, and redraws only what changed."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
@@ -17,7 +18,7 @@ from ddpwatch.tui.paint.canvas import Row
 
 
 def changed_cells(row: Row, old: Row, width: int) -> tuple[int, int]:
-    """Which cells of a row differ from before, by whole runs: what need not be sent to the terminal is left out."""
+    """The first changed cell of a row and the one after the last, in complete runs: only these go to the terminal."""
     first = last = 0
     for new_run, old_run in zip(row, old, strict=False):
         if new_run != old_run:
@@ -31,16 +32,16 @@ def changed_cells(row: Row, old: Row, width: int) -> tuple[int, int]:
 
 
 class RowStrip(Strip):
-    """A row of the screen that does not keep itself alive, as a `Strip` does that was divided into one piece."""
+    """A row of the screen. A `Strip` divided into one piece caches itself, which is a cycle; this one does not."""
 
     def divide(self, cuts: Iterable[int]) -> Sequence[Strip]:
         """See `Strip.divide`."""
-        places = list(cuts)
-        return [self] if places == [self.cell_length] else super().divide(places)
+        cuts = list(cuts)
+        return [self] if cuts == [self.cell_length] else super().divide(cuts)
 
 
 class PaintedView(Widget):
-    """Draws what `paint` gives, one `Segment` per run of equal cells."""
+    """Draws the rows that `paint` gives, one `Segment` per run of equal cells."""
 
     ALLOW_SELECT = False
 
@@ -50,31 +51,35 @@ class PaintedView(Widget):
         self._strips: dict[int, Strip] = {}
         self._painted: tuple[int, int] = (0, 0)
         self._was_stale = False
-        self.look("dark")
+        self.apply_theme("dark")
 
-    def look(self, theme: str, ascii_only: bool = False) -> None:
+    def apply_theme(self, theme: str, ascii_only: bool = False) -> None:
         """Changes colours and characters."""
         self._styles: dict[bool, dict[str, Style]] = {stale: palette.styles(stale, theme) for stale in (False, True)}
         self._ascii = ascii_only
         self._strips.clear()
         self.refresh()
 
+    @abstractmethod
     def paint(self, width: int, height: int) -> list[Row]:
         """The rows to draw."""
-        raise NotImplementedError
 
     @property
     def stale(self) -> bool:
-        """Whether what is drawn is no longer fed."""
+        """Whether the rows show a run that sends no more frames."""
         return False
 
     @property
     def pending(self) -> bool:
-        """Whether there is more to paint although no frame came."""
+        """Whether to repaint even if no frame arrives, because work is under way."""
         return False
 
+    def invalidate(self) -> None:
+        """Has everything painted when it is drawn next; for a view that was hidden."""
+        self._painted = (0, 0)
+
     def repaint(self) -> None:
-        """Paints again, and has those rows drawn that differ."""
+        """Paints, and redraws the rows that differ from before."""
         width, height = self.size
         before, size_before, stale_before = self._rows, self._painted, self._was_stale
         self._rows, self._painted, self._was_stale = self.paint(width, height), (width, height), self.stale
@@ -92,7 +97,7 @@ class PaintedView(Widget):
             self.refresh(*changed)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Rows of the screen, without what Textual does for widgets that have borders, padding or filters."""
+        """Rows of the screen, without Textual's work for borders, padding and filters."""
         return [self.render_line(y).crop(crop.x, crop.right) for y in crop.line_range]
 
     def render_line(self, y: int) -> Strip:

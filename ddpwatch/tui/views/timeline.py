@@ -1,4 +1,4 @@
-"""The second view: one step or the last seconds, with zoom, cursor and measuring."""
+"""The second view: one step or the last seconds, with zoom and a cursor that measures."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from ddpwatch.tui.models.lanes import timeline_of
-from ddpwatch.tui.models.timeline import Cursor, Trace, Window, inspect, trace_of_seconds, trace_of_step
+from ddpwatch.tui.models.lanes import step_lanes
+from ddpwatch.tui.models.timeline import Cursor, Timeline, Window, inspect, timeline_of_seconds, timeline_of_step
 from ddpwatch.tui.paint.canvas import Row
-from ddpwatch.tui.paint.timeline import paint_trace, ranks_in_view, trace_axis, trace_rows
+from ddpwatch.tui.paint.timeline import paint_timeline, ranks_in_view, timeline_axis, timeline_rows
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
-
-SECONDS = 3.0
 
 
 class TimelineView(RunView):
@@ -23,34 +21,34 @@ class TimelineView(RunView):
     KEYS = (("←→", "cursor"), ("+ -", "zoom"), ("m", "measure"), ("[ ]", "step"), ("S", "slowest"), ("n", "finding"),
             ("r", "seconds"))  # fmt: skip
     DEFINITIONS = """\
-  ←→ j k  cursor, by cell and rank    + - 0   zoom in, out, whole step
-  H L     pan                         m       measure from here (again: off)
-  S       to the slowest step         n N     next, previous finding
-  g       to a step by its number     r       the rolling last seconds
+  ←→ j k  cursor, by cell and rank    + - 0   zoom in, out, full step
+  H L     pan                         m       measure from here, or stop
+  S       slowest step                n N     next, previous finding
+  g       go to a step                r       the rolling last seconds
   v       denser rows
-  Numbers are buckets, dots are idle time, ▾ ▸ a launch, ⡇ a gradient,
-  ◆ a mark, ╱╱ exposed communication. waited: until the last rank launched
-  the bucket. Times are from the start of the first rank's step. In a
-  shadow step collectives are not timed, to keep down what watching costs,
-  and of an unwatched one only begin and end are known."""
+  Numbers are buckets, dots are idle time, ▾ ▸ a launch, ⡇ a hook fire,
+  ◆ a mark, ╱╱ exposed communication. waited: until the last rank's
+  launch of the bucket. Times count from the start of the first rank's
+  step. To keep the cost down, the collectives of a shadow step are not
+  timed, and of an unwatched step only start and end are known."""
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,h", "move(-1)", "cursor left"),
-        Binding("right,l", "move(1)", "cursor right"),
-        Binding("shift+left,b", "move(-10)", "cursor far left"),
-        Binding("shift+right,w", "move(10)", "cursor far right"),
-        Binding("H", "pan(-0.5)", "pan left"),
-        Binding("L", "pan(0.5)", "pan right"),
-        Binding("plus,equals_sign", "zoom(1)", "zoom in"),
-        Binding("minus", "zoom(-1)", "zoom out"),
-        Binding("0", "whole", "whole step"),
-        Binding("m", "measure", "measure"),
-        Binding("r", "rolling", "rolling seconds"),
-        Binding("v", "density", "denser rows"),
+        Binding("left,h", "move(-1)", "Cursor left"),
+        Binding("right,l", "move(1)", "Cursor right"),
+        Binding("shift+left,b", "move(-10)", "Cursor far left"),
+        Binding("shift+right,w", "move(10)", "Cursor far right"),
+        Binding("H", "pan(-0.5)", "Pan left"),
+        Binding("L", "pan(0.5)", "Pan right"),
+        Binding("plus,equals_sign", "zoom(1)", "Zoom in"),
+        Binding("minus", "zoom(-1)", "Zoom out"),
+        Binding("0", "zoom_reset", "Full step"),
+        Binding("m", "measure", "Measure"),
+        Binding("r", "rolling", "Rolling seconds"),
+        Binding("v", "density", "Denser rows"),
     ]
 
-    def __init__(self, session: ViewerSession) -> None:
+    def __init__(self, session: ViewerSession, window_s: float) -> None:
         super().__init__(session)
-        self.span_s = SECONDS
+        self.window_s = window_s
         self.forget()
 
     def forget(self) -> None:
@@ -64,109 +62,109 @@ class TimelineView(RunView):
 
     def body(self, width: int, height: int) -> list[Row]:
         """See `RunView.body`."""
-        trace = self.trace()
-        if trace is None:
+        timeline = self.timeline()
+        if timeline is None:
             return []
-        self._settle(trace, height)
-        found = inspect(trace, self.cursor, self.session.state)
-        return paint_trace(trace, self.window, self.cursor, found, (width, height), self.first, self.density)
+        self._fit(timeline, height)
+        found = inspect(timeline, self.cursor, self.session.state)
+        return paint_timeline(timeline, self.window, self.cursor, found, (width, height), self.first, self.density)
 
-    def trace(self) -> Trace | None:
-        """What is on the axis now."""
-        view, session = self.session.view, self.session
-        if view is None:
+    def timeline(self) -> Timeline | None:
+        """The steps on the axis; None before the first."""
+        session, step = self.session, self.session.step_shown
+        if step is None:
             return None
-        ranks = session.shown(view)
-        timeline = timeline_of(view, session.state.ranks, self._comm_rows, set(ranks), session.marks)
-        self._comm_rows = timeline.comm_rows
-        if self.seconds is None or not view.comparable:
-            return trace_of_step(view, timeline)
-        steps = [other for other in session.steps if other.step <= view.step]
-        return trace_of_seconds(steps, self.seconds, ranks, self._comm_rows, list(session.marks))
+        ranks = session.ranks_of(step)
+        lanes = step_lanes(step, session.state.ranks, self._comm_rows, set(ranks), session.marks)
+        self._comm_rows = lanes.comm_rows
+        if self.seconds is None or not step.comparable:
+            return timeline_of_step(step, lanes)
+        steps = [other for other in session.steps if other.step <= step.step]
+        return timeline_of_seconds(steps, self.seconds, ranks, self._comm_rows, session.marks)
 
-    def _settle(self, trace: Trace, height: int) -> None:
-        """Keeps window, cursor and first rank inside what there is."""
-        self.window = self.window.fitted(trace.length_ns)
-        at = self.cursor.at_ns if self.cursor.at_ns >= 0 else trace.length_ns // 2
-        wanted = self.session.followed_rank()
-        rank = self.session.rank if wanted is None else wanted
-        if rank not in trace.ranks:
-            rank = trace.ranks[0] if trace.ranks else None
+    def _fit(self, timeline: Timeline, height: int) -> None:
+        """Keeps window, cursor and first rank within the timeline."""
+        self.window = self.window.fitted(timeline.length_ns)
+        at = self.cursor.at_ns if self.cursor.at_ns >= 0 else timeline.length_ns // 2
+        followed = self.session.followed_rank()
+        rank = self.session.rank if followed is None else followed
+        if rank not in timeline.ranks:
+            rank = timeline.ranks[0] if timeline.ranks else None
         self.session.rank = rank
-        self.cursor = Cursor(min(at, trace.length_ns - 1), rank, self.cursor.mark_ns)
-        room = ranks_in_view(trace, height, self.density)
-        place = trace.ranks.index(rank) if rank is not None else 0
-        self.first = min(max(self.first, place - room + 1), place)
-        self.first = min(self.first, max(len(trace.ranks) - room, 0))
+        self.cursor = Cursor(min(at, timeline.length_ns - 1), rank, self.cursor.mark_ns)
+        room = ranks_in_view(timeline, height, self.density)
+        index = timeline.ranks.index(rank) if rank is not None else 0
+        self.first = min(max(self.first, index - room + 1), index)
+        self.first = min(self.first, max(len(timeline.ranks) - room, 0))
 
     # -- keys ------------------------------------------------------------------------------------------------
 
     def action_move(self, cells: int) -> None:
-        """The cursor, by cells; the window follows."""
-        trace = self.trace()
-        if trace is None:
+        """Moves the cursor by cells; the window follows."""
+        timeline = self.timeline()
+        if timeline is None:
             return
-        axis = trace_axis(trace, self.window, self.size.width)
+        axis = timeline_axis(timeline, self.window, self.size.width)
         at = self.cursor.at_ns + round(cells * axis.length_ns / axis.width)
-        self._point(min(max(at, 0), trace.length_ns - 1))
+        self._move_cursor(min(max(at, 0), timeline.length_ns - 1))
 
-    def _point(self, at_ns: int) -> None:
+    def _move_cursor(self, at_ns: int) -> None:
         self.cursor = Cursor(at_ns, self.cursor.rank, self.cursor.mark_ns)
         self.window = self.window.showing(at_ns)
         self.repaint()
 
     def action_pan(self, share: float) -> None:
-        """The window, by a share of itself; the cursor stays in it."""
+        """Moves the window by a share of its length; the cursor stays in it."""
         self.window = self.window.pan(share)
         end = self.window.start_ns + self.window.length_ns - 1
-        self._point(min(max(self.cursor.at_ns, self.window.start_ns), end))
+        self._move_cursor(min(max(self.cursor.at_ns, self.window.start_ns), end))
 
     def action_zoom(self, by: int) -> None:
-        """Around the cursor."""
+        """Zooms around the cursor."""
         self.window = self.window.zoom(2.0**by, self.cursor.at_ns)
         self.repaint()
 
-    def action_whole(self) -> None:
-        """The whole step."""
-        self.window = Window.all_of(self.window.whole_ns)
+    def action_zoom_reset(self) -> None:
+        """Shows the complete axis."""
+        self.window = Window.all_of(self.window.axis_ns)
         self.repaint()
 
     def action_measure(self) -> None:
-        """Measures from here on, or no longer."""
+        """Starts to measure from the cursor, or stops."""
         mark = self.cursor.at_ns if self.cursor.mark_ns is None else None
         self.cursor = Cursor(self.cursor.at_ns, self.cursor.rank, mark)
         self.repaint()
 
     def action_rolling(self) -> None:
-        """One step, or the last seconds."""
-        self.seconds = self.span_s if self.seconds is None else None
+        """Shows the last seconds, or one step again."""
+        self.seconds = self.window_s if self.seconds is None else None
         self.window = Window.all_of(1)
         self.cursor = Cursor(at_ns=-1, rank=self.cursor.rank)
         self.repaint()
 
     def action_density(self) -> None:
-        """More ranks at once."""
+        """Shows more ranks at once."""
         self.density = (self.density + 1) % 3
         self.repaint()
 
     def scroll_ranks(self, by: int) -> None:
-        """The cursor, by ranks."""
-        trace = self.trace()
-        if trace is None or self.cursor.rank not in trace.ranks:
+        """Moves the cursor by ranks."""
+        timeline = self.timeline()
+        if timeline is None or self.cursor.rank not in timeline.ranks:
             return
         self.session.follow_slowest = False
-        place = trace.ranks.index(self.cursor.rank) + by
-        self.session.rank = trace.ranks[min(max(place, 0), len(trace.ranks) - 1)]
+        index = timeline.ranks.index(self.cursor.rank) + by
+        self.session.rank = timeline.ranks[min(max(index, 0), len(timeline.ranks) - 1)]
         self.repaint()
 
     def clicked(self, x: int, y: int) -> None:
-        """The cursor goes there."""
-        trace = self.trace()
-        if trace is None:
+        """Moves the cursor there."""
+        timeline = self.timeline()
+        if timeline is None:
             return
-        axis = trace_axis(trace, self.window, self.size.width)
-        rows = trace_rows(trace, self.body_height, self.density)
-        place = self.first + max(y - 1, 0) // rows.height
-        if x >= axis.left and place < len(trace.ranks):
-            self.session.rank = trace.ranks[place]
-            self._point(min(max(axis.time(x), 0), trace.length_ns - 1))
+        axis = timeline_axis(timeline, self.window, self.size.width)
+        rows = timeline_rows(timeline, self.body_height, self.density)
+        index = self.first + max(y - 1, 0) // rows.height
+        if x >= axis.left and index < len(timeline.ranks):
+            self.session.rank = timeline.ranks[index]
+            self._move_cursor(min(max(axis.time(x), 0), timeline.length_ns - 1))

@@ -1,4 +1,4 @@
-"""Which ranks are shown: what the user has typed after ``/``, made a predicate."""
+"""The rank filter that the user types after ``/``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ddpwatch.state import RankState, RankStatus
 
 Predicate = Callable[[RankState, RankStatus], bool]
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?$")
-HELP = "ranks (0-7,12), a state (running, waiting, silent, ended) or part of a host's name; empty shows all"
+HELP = "ranks (0-7,12), a state (running, waiting, silent, ended) or part of a host name; empty shows all"
 
 
 def parse_filter(text: str) -> Predicate | None:
-    """A predicate on a rank; None for an empty filter, which shows all.
+    """Returns a predicate on a rank, or None for an empty filter, which selects all.
 
-    Words between commas are alternatives: rank numbers and ranges, states, parts of a host's name.
+    The words between commas are alternatives: rank numbers and ranges, states, parts of a host name.
     """
     words = [word.strip().lower() for word in re.split(r"[,\s]+", text) if word.strip()]
     tests = [_word(word) for word in words]

@@ -1,0 +1,82 @@
+"""What a feed posts to the dashboard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpwatch.transport import Frame
+
+BATCH = 400  # frames: some 10 ms of work, so that no key waits longer
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """There is no run yet. ``job`` is the command that should start one, if ddpwatch launched it."""
+
+    directory: str
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """Frames of a run follow; everything known of another run is void.
+
+    Attributes:
+        several: There are several live runs to choose from.
+        ended_s: When the run ended (seconds since the Unix epoch), if the frames come from its recording.
+    """
+
+    name: str
+    several: bool = False
+    ended_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """The next frames. The receiver calls `ThreadFeed.taken` once it has applied them."""
+
+    frames: list[Frame]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """New lines of the job's output, and its unfinished last line (see `ddpwatch.tui.feed.job_output`)."""
+
+    lines: list[str]
+    unfinished: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """No more frames will come. ``note`` is for the user."""
+
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """The replay jumps: frames of the same recording follow, from an earlier or a much later position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The replay has reached the position asked for, and this step if one was asked for."""
+
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """The replay cannot go to the position asked for."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The feed broke."""
+
+    error: Exception
+
+
+FeedEvent = Waiting | Attached | Frames | Output | Over | Rewound | Arrived | Missed | Failed

@@ -1,0 +1,154 @@
+"""Follows live runs: attaches to one, reads it to its end, and attaches to the next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from ddpwatch import rundir
+from ddpwatch.errors import UsageError
+from ddpwatch.messages import Bye
+from ddpwatch.recording.reader import Recording
+from ddpwatch.rundir import RunInfo
+from ddpwatch.sources import LiveSource, Source
+from ddpwatch.tui.feed.events import BATCH, Attached, FeedEvent, Output, Over, Waiting
+from ddpwatch.tui.feed.job_output import OutputTail
+from ddpwatch.tui.feed.thread import POLL_S, ThreadFeed
+
+LIST_RUNS_S = 0.5
+
+
+@dataclass(frozen=True)
+class AttachSpec:
+    """Which live run to follow: ``run``, or ``endpoint``, or else the newest and then each that starts after it.
+
+    Tests replace ``open_source``, ``list_runs`` and ``run_directory``.
+
+    Attributes:
+        job: The job's command line, if ddpwatch launched it.
+        output: The file that the job's output goes to.
+        list_ended: Small recordings of ended runs, newest first. The newest is shown until a run starts.
+    """
+
+    run: RunInfo | None = None
+    endpoint: str | None = None
+    job: str = ""
+    output: Path | None = None
+    list_ended: Callable[[], list[Path]] = list
+    open_source: Callable[[str], Source] = LiveSource
+    list_runs: Callable[[], list[RunInfo]] = rundir.live_runs
+    run_directory: Callable[[], object] = rundir.directory
+
+
+class LiveFeed(ThreadFeed):
+    """Attaches, reads, and attaches again."""
+
+    def __init__(self, spec: AttachSpec, post: Callable[[FeedEvent], object]) -> None:
+        super().__init__(post)
+        self._spec = spec
+        self._chosen: RunInfo | Path | None = spec.run
+        self._showed_ended = False
+        self._tail = OutputTail(spec.output) if spec.output is not None else None
+        self._follows_new = spec.run is None and spec.endpoint is None
+        self._seen: set[str] = set()  # runs that existed when the feed attached to one: none of them is new
+
+    def choose(self, run: RunInfo | Path) -> None:
+        """Switches to another live run, or to the recording of an ended one."""
+        self._chosen = run
+
+    def ended(self) -> list[Path]:
+        """Recordings of ended runs, newest first."""
+        return self._spec.list_ended()
+
+    def runs(self) -> list[RunInfo]:
+        """Live runs, newest first."""
+        return self._spec.list_runs()
+
+    def _run(self) -> None:
+        if self._spec.endpoint is not None:
+            self._read(self._spec.endpoint, self._spec.endpoint, None)
+        while not self._stopped.is_set():
+            run = self._next_run()
+            if isinstance(run, Path):
+                self._read_ended(run)
+            elif run is not None:
+                self._read(run.publish, run.run_id, run)
+
+    def _next_run(self) -> RunInfo | Path | None:
+        """The chosen run, or the newest, or once the last one that ended; waits `LIST_RUNS_S` if there is none."""
+        chosen, self._chosen = self._chosen, None
+        if chosen is not None:
+            return chosen
+        runs = [run for run in self._spec.list_runs() if run.run_id not in self._seen]
+        if runs:
+            return runs[0]
+        self._post(Waiting(str(self._spec.run_directory()), self._spec.job))
+        self._post_output()
+        if not self._showed_ended and self._follows_new:
+            self._showed_ended = True
+            return next(iter(self._spec.list_ended()), None)
+        self._stopped.wait(LIST_RUNS_S)
+        return None
+
+    def _read_ended(self, path: Path) -> None:
+        """Shows an ended run's recording until another run starts or is chosen."""
+        try:
+            frames, ended_s = iter(Recording(path)), path.stat().st_mtime
+        except (UsageError, OSError):
+            return  # deleted meanwhile
+        self._post(Attached(path.stem, ended_s=ended_s))
+        while not self._stopped.is_set() and (batch := list(islice(frames, BATCH))):
+            self._post_frames(batch)
+        self._post(Over())
+        self._wait_for_another()
+
+    def _read(self, endpoint: str, name: str, run: RunInfo | None) -> None:
+        several = self._follows_new and not self._seen and len(self._spec.list_runs()) > 1
+        self._seen |= {name, *(other.run_id for other in self._spec.list_runs())}
+        source = self._spec.open_source(endpoint)
+        try:
+            self._post(Attached(name, several))
+            if self._read_until_end(source, run):
+                self._post(Over())
+        finally:
+            source.close()
+        self._wait_for_another()
+
+    def _read_until_end(self, source: Source, run: RunInfo | None) -> bool:
+        """Posts frames until the run's goodbye (True), or until another is chosen or its collector is gone (False)."""
+        look_at = time.monotonic() + LIST_RUNS_S
+        while not self._stopped.is_set() and self._chosen is None:
+            frames = source.read(POLL_S, BATCH)
+            self._post_frames(frames)
+            self._post_output()
+            if any(isinstance(message, Bye) and message.rank is None for message, _ in frames) or source.over:
+                return True
+            if not frames and run is not None and time.monotonic() > look_at:
+                look_at = time.monotonic() + LIST_RUNS_S
+                if self._has_successor(run):
+                    return False
+        return False
+
+    def _has_successor(self, run: RunInfo) -> bool:
+        """Whether this run's collector vanished without a goodbye and another run has started."""
+        runs = {other.run_id for other in self._spec.list_runs()} if self._follows_new else set()
+        return run.run_id not in runs and bool(runs - self._seen)
+
+    def _wait_for_another(self) -> None:
+        """Waits until a run is chosen or, unless one was asked for by name, a new one starts."""
+        while not self._stopped.is_set() and self._chosen is None:
+            if self._follows_new and any(run.run_id not in self._seen for run in self._spec.list_runs()):
+                return
+            self._post_output()
+            self._stopped.wait(LIST_RUNS_S)
+
+    def _post_output(self) -> None:
+        """Posts what the job has printed meanwhile."""
+        if self._tail is None:
+            return
+        before, lines = self._tail.unfinished, self._tail.lines()
+        if lines or self._tail.unfinished != before:
+            self._post(Output(lines, self._tail.unfinished))

@@ -1,0 +1,248 @@
+"""Plays a recording at any speed and from any position, forwards, backwards, in a loop.
+
+To be at a position means to have applied every frame up to it. Going forwards reads on. Going backwards, or far
+forwards, starts again from as far back as a viewer keeps anything, so that the figures are those of reading the
+recording from its start.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from queue import SimpleQueue
+
+from ddpwatch.errors import UsageError
+from ddpwatch.messages import Step
+from ddpwatch.recording.seek import Position, SeekTarget, locate
+from ddpwatch.state import KEEP_STEPS
+from ddpwatch.transport import Frame
+from ddpwatch.tui.feed.events import Arrived, Attached, FeedEvent, Missed, Over, Rewound
+from ddpwatch.tui.feed.playback import Playable, PlaybackClock
+from ddpwatch.tui.feed.thread import POLL_S, ThreadFeed
+from ddpwatch.tui.models.devices import HISTORY_S
+from ddpwatch.tui.models.run import FollowedRun
+
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+SEARCH_NS = 30_000_000_000  # first stretch of a search backwards; each further one is four times as long
+SEARCH_STEPS, SEARCH_S = 256, 10.0  # what a verdict looks at
+
+
+@dataclass(frozen=True)
+class ReplaySpec:
+    """A recording to play, from ``start`` on. ``speed`` is in recorded seconds per second."""
+
+    name: str
+    recording: Playable
+    speed: float = 1.0
+    clock: Callable[[], float] = time.monotonic
+    start: SeekTarget | None = None
+    loop: bool = False
+
+
+Seek = Callable[[int], Position | None]  # from the present time (ns) to a position; None if there is none
+
+
+class ReplayFeed(ThreadFeed):
+    """Plays a recording. The feed's own thread looks up the positions that the dashboard asks for.
+
+    Attributes:
+        paused: The playback clock does not advance.
+        speed: Recorded seconds per second.
+        loop: Whether it starts again after the end.
+        position_s, length_s: The present position, and the recording's length.
+    """
+
+    def __init__(self, spec: ReplaySpec, post: Callable[[FeedEvent], object]) -> None:
+        super().__init__(post)
+        self._spec = spec
+        self._recording = spec.recording
+        self._woken = threading.Event()
+        self._seeks: SimpleQueue[Seek] = SimpleQueue()
+        self._playback = PlaybackClock(iter(()), spec.speed)
+        self._start_ns = self._end_ns = 0
+        self._end_posted = False
+        self._shown_finding_ns = (-1, -1)  # the position that the last finding was shown at, and its own time
+        self.paused = False
+        self.speed = spec.speed
+        self.loop = spec.loop
+
+    # -- called by the dashboard -----------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """See `ThreadFeed.stop`."""
+        super().stop()
+        self._woken.set()
+
+    def pause(self, paused: bool) -> None:
+        """Holds the playback, or resumes it."""
+        self.paused = paused
+        self._woken.set()
+
+    def change_speed(self, steps: int) -> None:
+        """Goes up (or down) in `SPEEDS`, step by step."""
+        others = [speed for speed in SPEEDS if (speed > self.speed if steps > 0 else speed < self.speed)]
+        if others:
+            self.speed = others[0] if steps > 0 else others[-1]
+
+    def toggle_loop(self) -> None:
+        """Turns the loop on or off."""
+        self.loop = not self.loop
+        self._woken.set()
+
+    def go_by(self, seconds: float) -> None:
+        """Goes forwards or backwards in time, at most to an end of the recording."""
+        self._ask(lambda now_ns: Position(now_ns + int(seconds * 1e9)))
+
+    def go_to(self, target: SeekTarget) -> None:
+        """Goes to a step or a time."""
+        self._ask(lambda _: locate(self._recording, target))
+
+    def go_to_neighbour(self, step: int, by: int) -> None:
+        """Goes to the step after (before) that one."""
+        self._ask(lambda _: self._recording.find_step(max(step + by, 0), back=by < 0))
+
+    def go_to_finding(self, by: int, step: int | None) -> None:
+        """Goes to the next (previous) finding, seen from that step or else from the present position."""
+        self._ask(partial(self._finding, by, step))
+
+    def play_to_end(self) -> None:
+        """Plays all that is left at once."""
+        self._ask(lambda _: Position(self._end_ns))
+        self.pause(False)
+
+    @property
+    def position_s(self) -> float:
+        """See the class."""
+        return max(min(self._playback.now_ns, self._end_ns) - self._start_ns, 0) / 1e9
+
+    @property
+    def length_s(self) -> float:
+        """See the class."""
+        return (self._end_ns - self._start_ns) / 1e9
+
+    def _ask(self, seek: Seek) -> None:
+        self._seeks.put(seek)
+        self._woken.set()
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._post(Attached(self._spec.name))
+        self._start_ns, self._end_ns = self._recording.span_ns
+        self._playback = PlaybackClock(self._recording.seek(0), self.speed)
+        if self._spec.start is not None:
+            self.go_to(self._spec.start)
+        before = self._spec.clock()
+        while not self._stopped.is_set():
+            now = self._spec.clock()
+            elapsed, before = now - before, now
+            self._playback.speed = self.speed
+            if not self._seeks.empty():
+                self._go()
+            elif self._playback.over:
+                self._end()
+            else:
+                self._post_frames(self._due(elapsed))
+
+    def _due(self, elapsed_s: float) -> list[Frame]:
+        frames = self._playback.due(0.0 if self.paused else elapsed_s)
+        if not frames:
+            self._wait(POLL_S if self.paused else POLL_S / 2)
+        return frames
+
+    def _wait(self, seconds: float | None) -> None:
+        self._woken.wait(seconds)
+        self._woken.clear()
+
+    def _end(self) -> None:
+        """Starts again, or posts the end once and waits for the next request."""
+        if self.loop and self._end_ns > self._start_ns and not self.paused:
+            self._move(Position(self._start_ns))
+            return
+        if not self._end_posted:
+            self._end_posted = True
+            self._post(Over("the recording was cut off here" if self._recording.cut_tail else ""))
+        self._wait(None)
+
+    def _go(self) -> None:
+        """Adds up all requests that have come meanwhile, and goes where they lead."""
+        goal, now_ns = None, self._playback.now_ns
+        while not self._seeks.empty():
+            try:
+                position = self._seeks.get()(now_ns)
+            except UsageError as error:
+                self._post(Missed(f"{error.message}: {error.hint}"))
+                continue
+            if position is None:
+                self._post(Missed("none found"))
+            else:
+                now_ns = min(max(position.at_ns, self._start_ns), self._end_ns)
+                goal = Position(now_ns, position.step)
+        if goal is not None:
+            self._move(goal)
+
+    def _move(self, position: Position) -> None:
+        since_ns = self._recording.lead_in(position.at_ns, KEEP_STEPS, HISTORY_S)
+        if position.at_ns < self._playback.now_ns or since_ns > self._playback.now_ns:
+            self._post(Rewound())
+            self._playback = PlaybackClock(self._recording.seek(since_ns), self.speed)
+            self._end_posted = False
+        while not self._stopped.is_set() and (frames := self._playback.until(position.at_ns)):
+            self._post_frames(frames)
+        self._post(Arrived(position.step))
+
+    # -- findings --------------------------------------------------------------------------------------------
+
+    def _finding(self, by: int, step: int | None, now_ns: int) -> Position | None:
+        """The next or previous finding, without the one that is shown now."""
+        shown = self._recording.find_step(step) if step is not None else None
+        now_ns = shown.at_ns if shown is not None else now_ns
+        now_ns = self._shown_finding_ns[1] if self._shown_finding_ns[0] == now_ns else now_ns
+        found = self._next_finding(now_ns) if by > 0 else self._finding_before(now_ns)
+        if found is None:
+            return None
+        complete = self._recording.find_step(found.step) if found.step is not None else None
+        at_ns = max(found.at_ns, complete.at_ns) if complete is not None else found.at_ns
+        self._shown_finding_ns = (at_ns, found.at_ns)
+        return Position(at_ns, found.step)
+
+    def _next_finding(self, now_ns: int) -> Position | None:
+        return next(self._search(now_ns, self._end_ns), None)
+
+    def _finding_before(self, now_ns: int) -> Position | None:
+        high_ns, reach_ns = now_ns, SEARCH_NS
+        while high_ns > self._start_ns:
+            low_ns = max(high_ns - reach_ns, self._start_ns - 1)
+            found = list(self._search(low_ns, high_ns - 1))
+            if found:
+                return found[-1]
+            high_ns, reach_ns = low_ns + 1, 4 * reach_ns
+            if low_ns < self._start_ns:
+                break
+        return None
+
+    def _search(self, after_ns: int, until_ns: int) -> Iterator[Position]:
+        """The findings after the first time and up to the second."""
+        frames = self._recording.seek(self._recording.lead_in(after_ns, SEARCH_STEPS, SEARCH_S))
+        unstopped = takewhile(lambda _: not self._stopped.is_set(), frames)
+        return (position for position in findings(unstopped, until_ns) if position.at_ns > after_ns)
+
+
+def findings(frames: Iterable[Frame], until_ns: int) -> Iterator[Position]:
+    """The positions up to a time at which something stands out: a warning in the log, or a slow step."""
+    run, slow = FollowedRun(by_recorded_time=True), set[int]()
+    for message, envelope in frames:
+        if envelope.received_ns > until_ns:
+            return
+        count = run.log.count
+        run.apply(message, envelope.received_ns)
+        for line in run.log.newest(run.log.count - count):
+            if line.severity in ("warn", "bad"):
+                yield Position(envelope.received_ns, line.step)
+        if isinstance(message, Step) and message.step not in slow and run.is_slow(message.step):
+            slow.add(message.step)
+            yield Position(envelope.received_ns, message.step)

@@ -1,0 +1,87 @@
+"""The frame of every view: header, verdict and footer around a body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ddpwatch.tui.models.overview import Overview
+from ddpwatch.tui.paint.canvas import Row
+from ddpwatch.tui.paint.header import Keys, Tab, paint_footer, paint_header, paint_verdict, verdict_lines
+from ddpwatch.tui.paint.screen_layout import Box
+from ddpwatch.tui.paint.waiting import paint_waiting
+
+ONE_LINE = 150  # columns in which most verdicts fit
+SMALL = 16  # a screen with fewer rows has one for the verdict
+
+Part = tuple[Box, list[Row]]
+Body = Callable[[int, int], list[Row]]
+
+
+def framed(
+    model: Overview, size: tuple[int, int], tabs: Sequence[Tab], keys: Keys, body: Body, before_run: bool = False
+) -> list[Row]:
+    """Puts header, verdict and footer around the rows that ``body`` gives for its width and height.
+
+    Args:
+        model: The run.
+        size: Columns and rows of the screen.
+        tabs: The views.
+        keys: The view's own keys.
+        body: Paints what lies in between.
+        before_run: Whether there is a body before the first frame of the run.
+    """
+    width, height = size
+    header, verdict = min(2, height), verdict_rows(model, width, height)
+    footer = 1 if height >= 4 else 0
+    inner = Box(0, header + verdict, width, max(height - header - verdict - footer, 0))
+    parts: list[Part] = [
+        (Box(0, 0, width, header), paint_header(model, width, header)),
+        (Box(0, height - footer, width, footer), paint_footer(model, width, footer, tabs, keys)),
+    ]
+    if nothing_known(model) and not before_run:
+        parts.append(waiting(model, width, height, header, footer))
+    else:
+        parts += [(Box(0, header, width, verdict), paint_verdict(model, width, verdict))]
+        parts += [(inner, body(inner.width, inner.height))] if inner.height else []
+    return assemble(parts, width, height)
+
+
+def verdict_rows(model: Overview, width: int, height: int) -> int:
+    """Rows for the verdict: as many as it needs; on a narrow screen at least two, so that the body stays in place."""
+    if height < SMALL:
+        return 1 if height >= 6 else 0
+    return max(len(verdict_lines(model, width)), 1 if width >= ONE_LINE else 2)
+
+
+def nothing_known(model: Overview) -> bool:
+    """Whether no rank has reported yet."""
+    return model.lanes is None and not model.ranks and not model.filter
+
+
+def waiting(model: Overview, width: int, height: int, header: int, footer: int) -> Part:
+    """The waiting screen, between header and footer."""
+    middle = Box(0, header, width, max(height - header - footer, 0))
+    return middle, paint_waiting(model.link, middle.width, middle.height)
+
+
+def assemble(parts: Iterable[Part], width: int, height: int) -> list[Row]:
+    """Puts painted boxes on one screen. Boxes do not overlap; the rest of the screen is blank."""
+    lines: list[list[tuple[int, int, Row]]] = [[] for _ in range(height)]
+    for box, rows in parts:
+        for y, row in enumerate(rows[: box.height], start=box.y):
+            if 0 <= y < height and box.width > 0:
+                lines[y].append((box.x, box.width, row))
+    return [_line(sorted(line, key=lambda piece: piece[0]), width) for line in lines]
+
+
+def _line(pieces: list[tuple[int, int, Row]], width: int) -> Row:
+    line: Row = []
+    x = 0
+    for start, size, row in pieces:
+        if start > x:
+            line.append((" " * (start - x), "text"))
+        line += row
+        x = start + size
+    if x < width:
+        line.append((" " * (width - x), "text"))
+    return line
