@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpwatch.messages import Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
-from tests.support.jobs import ROOT, SCRIPTS, TORCHRUN, ddpwatch, finished
+from tests.support.jobs import ROOT, SCRIPTS, TORCHRUN, Job, ddpwatch
 
 sys.path.append(str(SCRIPTS))
 with warnings.catch_warnings():
@@ -27,6 +28,7 @@ with warnings.catch_warnings():
 TABLE = ROOT / "docs" / "safety.md"
 # In a line of torch's log: the clock and the process; how many frames Dynamo has compiled before (our hooks are two).
 VARYING = re.compile(r"[IWE]\d{4} [\d:.]+( \d+)?|\[\d+/\d+\]")
+INDUCTOR = "torch._inductor.compile_fx"
 OURS = ("said ", "WARNING:ddpwatch:")
 Sections = dict[str, str]
 
@@ -85,6 +87,14 @@ def torchrun(ranks: int, logs: Path, script: str, *arguments: str) -> list[str]:
     ]  # fmt: skip
 
 
+def forked(ranks: int, logs: Path, script: str, *arguments: str, **options: Any) -> int:
+    """The same as a forked job, which leaves its logs where torchrun would; the exit code."""
+    logs.mkdir(exist_ok=True)
+    streams = logs / "forked" / "attempt_0"
+    with Job(SCRIPTS / script, *arguments, ranks=ranks, log=logs / "log", streams=streams, **options) as job:
+        return job.wait()
+
+
 def told(logs: Path, ranks: int) -> list[dict[str, Told]]:
     """What each rank has written, by case; all have come to the end.
 
@@ -123,7 +133,8 @@ def both(path: Path, ranks: int, *arguments: str, **environment: str) -> Outcome
     script = "unmodified/safety.py"
     for directory in (plain, watched):
         directory.mkdir()
-    finished(*torchrun(ranks, plain, script, str(plain), *arguments))
+    # The unwatched twin imports nothing of ddpwatch. Inductor is slow to import: once for all ranks.
+    forked(ranks, plain, script, str(plain), *arguments, preload=() if "--quick" in arguments else (INDUCTOR,))
     command = torchrun(ranks, watched, script, str(watched), *arguments)
     done = ddpwatch("run", "--headless", "--record", str(file), "--", *command, **environment)
     assert done.returncode == 0, done.stderr
@@ -144,8 +155,8 @@ def three_ranks(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -
 def by_hand(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Outcome:
     path, ranks = tmp_path_factory.mktemp("api"), 2
     for name, switch in (("plain", "0"), ("watched", "1")):
-        done = finished(*torchrun(ranks, path / name, "safety_api.py"), DDPWATCH=switch, PYTHONPATH=str(ROOT))
-    assert done.returncode == 0, done.stderr
+        code = forked(ranks, path / name, "safety_api.py", DDPWATCH=switch)
+    assert code == 0
     return Outcome(told(path / "plain", ranks), told(path / "watched", ranks), [])
 
 
@@ -220,12 +231,14 @@ def filled(text: str, name: str, content: str) -> str:
 def test_an_elastic_restart(tmp_path: Path) -> None:
     """torchrun starts the ranks once more: a recording of its own for each attempt, and the same parameters."""
     command = [*TORCHRUN, "--nproc-per-node=2", "--max-restarts=1", str(SCRIPTS / "unmodified" / "restarted.py")]
-    plain = finished(*command, str(tmp_path / "plain"))
+    with Job(Path(command[-1]), str(tmp_path / "plain"), log=tmp_path / "log", TORCHELASTIC_RESTART_COUNT="1") as job:
+        assert job.wait() == 0, job.output()
+        plain = job.output()  # what the second attempt computes
     headless = ["run", "--headless", "--record", str(tmp_path / "run.mcap"), "--"]
     watched = ddpwatch(*headless, *command, str(tmp_path / "watched"))
     # Not the exit code, as above: `told`.
-    assert sorted(watched.stdout.splitlines()) == sorted(plain.stdout.splitlines())
-    assert [line[:9] for line in plain.stdout.splitlines()] == ["attempt 1"] * 2, plain.stderr
+    assert sorted(watched.stdout.splitlines()) == sorted(plain.splitlines())
+    assert [line[:9] for line in plain.splitlines()] == ["attempt 1"] * 2
     first, second = report_of(tmp_path / "run.mcap"), report_of(tmp_path / "run.1.mcap")
     assert {row["steps"] for row in first["ranks"]} == {4}  # torchrun may kill the second before it has sent anything
     assert [row["steps"] for row in second["ranks"]] == [8, 8]
