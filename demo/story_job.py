@@ -4,9 +4,10 @@
 their time asleep, as if an accelerator computed: what else runs on the machine is not in the way. With ``--wide`` the
 first layer is so large that the last bucket's transfer is longer than all that could hide it.
 
-Every rank prints per step how much longer than asked for it was asleep, in ms: what the machine itself has injected.
+Every rank prints what happened in each step by its own clock (monotonic ns): its start, its forward's start, the moment
+its backward reached the first layer, the backward's end, the step's end.
 
-torchrun --standalone --nproc-per-node=2 demo/story_job.py FILE [--wide]
+torchrun --standalone --nproc-per-node=2 demo/story_job.py FILE [--wide] [--record RECORDING]
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -43,32 +45,12 @@ class Trouble:
         return self.now
 
 
-class Nap:
-    """Sleeps, and adds up by how much too long."""
-
-    too_long_s = 0.0
-
-    def take(self, seconds: float) -> None:
-        """Sleeps, and counts by how much it overslept."""
-        begin = time.monotonic()
-        time.sleep(seconds)
-        self.too_long_s += time.monotonic() - begin - seconds
-
-    def tell(self, rank: int) -> None:
-        """Prints by how much this rank overslept."""
-        os.write(1, f"rank {rank} overslept {1e3 * self.too_long_s:.3f} ms\n".encode())
-        self.too_long_s = 0.0
-
-
-nap = Nap()
-
-
 class Layer(nn.Linear):
     """A layer that takes its time."""
 
     def forward(self, given: Tensor) -> Tensor:
         """The layer, after its sleep."""
-        nap.take(FORWARD_S)
+        time.sleep(FORWARD_S)
         return super().forward(given).relu()
 
 
@@ -80,22 +62,33 @@ def main() -> None:
     width = WIDE if "--wide" in sys.argv else WIDTH
     model = nn.Sequential(Layer(width, WIDTH), *(Layer(WIDTH, WIDTH) for _ in range(LAYERS - 1)))
 
+    stamps: list[int] = []
+
     def drag(layer: nn.Module, _: object) -> None:
         slow = trouble.now == "slow-backward" and rank == 1 and layer is model[LAYERS // 2]
-        nap.take(0.2 if slow else BACKWARD_S)
+        time.sleep(0.2 if slow else BACKWARD_S)
+        if layer is model[0]:
+            stamps.append(time.monotonic_ns())
 
     for layer in model:
         layer.register_full_backward_pre_hook(drag)
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.25)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
-    with ddpwatch.watch(ddp):
-        while trouble.ask() != "stop":
+    record = sys.argv[sys.argv.index("--record") + 1] if "--record" in sys.argv else None
+    with ddpwatch.watch(ddp, record=record):
+        for step in count():
+            stamps = [time.monotonic_ns()]
+            if trouble.ask() == "stop":
+                break
             if trouble.now == "slow-input" and rank == 0:
-                nap.take(0.1)
+                time.sleep(0.1)
+            stamps.append(time.monotonic_ns())
             ddp(torch.randn(BATCH, width)).square().mean().backward()
+            stamps.append(time.monotonic_ns())
             optimizer.step()
             optimizer.zero_grad()
-            nap.tell(rank)
+            stamps.append(time.monotonic_ns())
+            os.write(1, f"rank {rank} step {step} {trouble.now}: {' '.join(map(str, stamps))}\n".encode())
     dist.destroy_process_group()
 
 

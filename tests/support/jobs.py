@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -77,12 +78,10 @@ class Job:
 
     def _family(self) -> list[psutil.Process]:
         """The launcher and the ranks. Not the collector: it leads a session of its own on purpose."""
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             launcher = psutil.Process(self.process.pid)
-        except psutil.NoSuchProcess:
-            return []
-        children = [p for p in launcher.children(recursive=True) if "ddpwatch.collector" not in " ".join(p.cmdline())]
-        return [launcher, *children]
+            return [launcher, *[child for child in launcher.children(recursive=True) if not is_collector(child)]]
+        return []
 
 
 class TorchrunJob(Job):
@@ -106,6 +105,13 @@ class TorchrunJob(Job):
         return sorted(psutil.Process(self.process.pid).children(), key=lambda process: int(process.environ()["RANK"]))
 
 
+def is_collector(process: psutil.Process) -> bool:
+    """Whether the process is a collector, as far as it is still there."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return "ddpwatch.collector" in process.cmdline()
+    return False
+
+
 def finished(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command that has run to its end, with its output."""
     return subprocess.run(
@@ -117,6 +123,30 @@ def finished(*command: str, **environment: str) -> subprocess.CompletedProcess[s
         timeout=2 * PATIENCE_S,
         check=False,
     )
+
+
+@contextlib.contextmanager
+def running(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A command with pipes to it. It and its children are killed at the end."""
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            kill_session(process.pid)
+
+
+def kill_session(leader: int) -> None:
+    """Kills a process that leads a session, and its children in there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

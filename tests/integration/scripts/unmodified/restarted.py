@@ -1,8 +1,10 @@
-"""Fails once in mid-training, on every rank; torchrun restarts it. Knows nothing of ddpwatch."""
+"""Fails once in mid-training, on every rank, once a file is there; torchrun restarts it. Knows nothing of ddpwatch."""
 
 import hashlib
 import os
 import sys
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,6 +23,8 @@ def main() -> None:
     for step in range(8):
         model(torch.randn(4, 64)).square().mean().backward()
         if attempt == "0" and step == 4:
+            while not Path(f"{sys.argv[1]}.fail").exists():
+                time.sleep(0.01)
             raise SystemExit(f"rank {rank} gives up at step {step}")
         optimizer.step()
         optimizer.zero_grad()
