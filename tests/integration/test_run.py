@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ddpwatch.report.build import report_of
-from tests.support.jobs import DDPWATCH, SCRIPTS, ddpwatch, finished, kill_session, running, wait_for
+from tests.support.jobs import DDPWATCH, SCRIPTS, ddpwatch, family, finished, kill, running, wait_for
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 SPAWNED = str(SCRIPTS / "unmodified" / "spawned.py")
@@ -221,7 +221,7 @@ def _at_a_terminal(*command: str) -> Iterator[tuple[subprocess.Popen[bytes], int
         try:
             yield process, ours
         finally:
-            kill_session(process.pid)
+            kill(family(process.pid))
             os.close(ours)
 
 

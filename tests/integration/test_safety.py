@@ -243,19 +243,22 @@ def filled(text: str, name: str, content: str) -> str:
 @pytest.mark.usefixtures("run_directory")
 def test_an_elastic_restart(tmp_path: Path) -> None:
     """torchrun starts the ranks once more: a recording of its own for each attempt, and the same parameters."""
-    command = [*TORCHRUN, "--nproc-per-node=2", "--max-restarts=1", str(SCRIPTS / "unmodified" / "restarted.py")]
-    with Job(Path(command[-1]), str(tmp_path / "plain"), log=tmp_path / "log", TORCHELASTIC_RESTART_COUNT="1") as job:
+    script, plain, name = SCRIPTS / "unmodified" / "restarted.py", tmp_path / "plain", tmp_path / "watched"
+    Path(f"{plain}.1.end").touch()
+    with Job(script, str(plain), log=tmp_path / "log", TORCHELASTIC_RESTART_COUNT="1") as job:
         assert job.wait() == 0, job.output()
-        plain = job.output()  # what the second attempt computes
+        unwatched = job.output().splitlines()  # what the second attempt computes
     headless = ["run", "--headless", "--record", str(tmp_path / "run.mcap"), "--"]
-    command = [*DDPWATCH, *headless, *command, str(tmp_path / "watched")]
-    with running(*command, OMP_NUM_THREADS="1") as watched, live(the_run()) as source:
-        read_until(source, lambda frames: len(messages(frames, Step)) == 2 * 4, "four steps of each rank")
-        (tmp_path / "watched.fail").touch()
+    command = [*DDPWATCH, *headless, *TORCHRUN, "--nproc-per-node=2", "--max-restarts=1", str(script), str(name)]
+    with running(*command, OMP_NUM_THREADS="1") as watched:
+        for attempt, steps in ((0, 4), (1, 7)):  # each ends when its steps are with the collector
+            with live(the_run(suffix=f".{attempt}" if attempt else "")) as source:
+                read_until(source, lambda frames, n=2 * steps: len(messages(frames, Step)) == n, f"{steps} steps")
+            Path(f"{name}.{attempt}.end").touch()
         said, _ = watched.communicate(timeout=PATIENCE_S)
     # Not the exit code, as above: `told`.
-    assert sorted(said.splitlines()) == sorted(plain.splitlines())
-    assert [line[:9] for line in plain.splitlines()] == ["attempt 1"] * 2
+    assert sorted(said.splitlines()) == sorted(unwatched)
+    assert [line[:9] for line in unwatched] == ["attempt 1"] * 2
     first, second = report_of(tmp_path / "run.mcap"), report_of(tmp_path / "run.1.mcap")
     assert [row["steps"] for row in first["ranks"]] == [4, 4]
     assert [row["steps"] for row in second["ranks"]] == [8, 8]

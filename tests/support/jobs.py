@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -71,17 +70,8 @@ class Job:
 
     def kill_everything(self) -> None:
         """``kill -9`` of the launcher and all ranks at once."""
-        for process in self._family():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        kill(family(self.process.pid))
         self.process.wait()
-
-    def _family(self) -> list[psutil.Process]:
-        """The launcher and the ranks. Not the collector: it leads a session of its own on purpose."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            launcher = psutil.Process(self.process.pid)
-            return [launcher, *[child for child in launcher.children(recursive=True) if not is_collector(child)]]
-        return []
 
 
 class TorchrunJob(Job):
@@ -105,11 +95,26 @@ class TorchrunJob(Job):
         return sorted(psutil.Process(self.process.pid).children(), key=lambda process: int(process.environ()["RANK"]))
 
 
+def family(pid: int) -> list[psutil.Process]:
+    """A process and those that it has started. Not the collector: it leads a session of its own on purpose."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        return [parent, *[child for child in parent.children(recursive=True) if not is_collector(child)]]
+    return []
+
+
 def is_collector(process: psutil.Process) -> bool:
     """Whether the process is a collector, as far as it is still there."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return "ddpwatch.collector" in process.cmdline()
     return False
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    """``kill -9`` of those that are still there."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def finished(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -140,13 +145,7 @@ def running(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]
         try:
             yield process
         finally:
-            kill_session(process.pid)
-
-
-def kill_session(leader: int) -> None:
-    """Kills a process that leads a session, and its children in there."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
+            kill(family(process.pid))
 
 
 def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -163,14 +162,14 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.02)  # between two looks, not instead of one
 
 
-def the_run(job: Job | None = None) -> rundir.RunInfo:
-    """The one run in the rendezvous directory, once it is there."""
+def the_run(job: Job | None = None, suffix: str = "") -> rundir.RunInfo:
+    """The one run in the rendezvous directory whose id ends so, once it is there."""
     found: list[rundir.RunInfo] = []
 
     def there() -> bool:
         if job is not None and job.process.poll() not in (None, 0):
             raise AssertionError(job.output())
-        found[:] = rundir.live_runs()
+        found[:] = [info for info in rundir.live_runs() if info.run_id.endswith(suffix)]
         return bool(found)
 
     wait_for(there, "a run appears in the rendezvous directory")

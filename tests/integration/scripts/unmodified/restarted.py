@@ -1,4 +1,7 @@
-"""Fails once in mid-training, on every rank, once a file is there; torchrun restarts it. Knows nothing of ddpwatch."""
+"""Fails once in mid-training, on every rank; torchrun restarts it. Knows nothing of ddpwatch.
+
+Each attempt waits in its last step for a file: ``restarted.py NAME`` for ``NAME.0.end`` and ``NAME.1.end``.
+"""
 
 import hashlib
 import os
@@ -12,6 +15,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
+def wait(name: str) -> None:
+    while not Path(name).exists():
+        time.sleep(0.01)
+
+
 def main() -> None:
     attempt, rank, world = (os.environ[name] for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
     # A file for each attempt: with env:// the second may read addresses that the first has left in torchrun's store.
@@ -22,9 +30,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(8):
         model(torch.randn(4, 64)).square().mean().backward()
+        if step == (4, 7)[int(attempt)]:
+            wait(f"{sys.argv[1]}.{attempt}.end")
         if attempt == "0" and step == 4:
-            while not Path(f"{sys.argv[1]}.fail").exists():
-                time.sleep(0.01)
             raise SystemExit(f"rank {rank} gives up at step {step}")
         optimizer.step()
         optimizer.zero_grad()
