@@ -9,6 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import process_count
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Counts the processes that the tests start."""
+    process_count.pytest_configure(config)
+
 
 @pytest.fixture
 def run_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

@@ -30,6 +30,7 @@ from tests.support.jobs import (
     SCRIPTS,
     Frames,
     Job,
+    TorchrunJob,
     collector_pids,
     live,
     messages,
@@ -77,7 +78,7 @@ def test_who_hangs_is_named_in_a_step_that_is_not_watched(tmp_path: Path, monkey
 @pytest.mark.usefixtures("run_directory")
 def test_one_rank_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "out.mcap"
-    with Job(TRAIN, *ENDLESS, "--record", str(file), log=tmp_path / "log") as job:
+    with TorchrunJob(TRAIN, *ENDLESS, "--record", str(file), log=tmp_path / "log") as job:
         info = the_run(job)
         with live(info) as source:
             frames = read_until(source, begun, "both ranks train")

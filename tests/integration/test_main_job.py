@@ -11,14 +11,24 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from ddpwatch import rundir
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.messages import Bye, Device, Hello, Layout, Status, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.state import RunState
-from tests.support.jobs import ROOT, Frames, Job, collector_pids, live, messages, read_until, the_run, wait_for
+from tests.support.jobs import (
+    ROOT,
+    Frames,
+    Job,
+    TorchrunJob,
+    collector_pids,
+    live,
+    messages,
+    read_until,
+    the_run,
+    wait_for,
+)
 
 TRAIN = ROOT / "demo" / "train.py"
 
@@ -31,7 +41,7 @@ def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_watched_recorded_and_attached_to(run_directory: Path, tmp_path: Path) -> None:
     """A late viewer sees everything from the first frame on, once and in order; the recording holds the same."""
     file = tmp_path / "out.mcap"
-    with Job(TRAIN, "--watch", "--steps", "24", "--record", str(file), log=tmp_path / "log") as job:
+    with TorchrunJob(TRAIN, "--watch", "--steps", "24", "--record", str(file), log=tmp_path / "log") as job:
         info = the_run(job)
         with live(info) as first:
             read_until(first, lambda frames: any(m.step >= 8 for m in messages(frames, Step)), "step 8")
@@ -89,6 +99,8 @@ def messages_of(file: Path, kind: type) -> list:
 
 @pytest.mark.usefixtures("run_directory")
 def test_same_bits_with_and_without_watching(tmp_path: Path) -> None:
+    import torch
+
     parameters = []
     for options in ([], ["--watch"]):
         saved = tmp_path / f"params{len(options)}.pt"

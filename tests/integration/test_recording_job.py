@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from ddpwatch.messages import Status, Step
 from ddpwatch.plain import line
@@ -106,5 +105,7 @@ def steps_in(file: Path) -> list[int]:
 
 
 def same(one: Path, other: Path) -> bool:
+    import torch
+
     a, b = (torch.load(path, weights_only=True) for path in (one, other))
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

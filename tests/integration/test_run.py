@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ddpwatch.report.build import report_of
-from tests.support.jobs import DDPWATCH, SCRIPTS, ddpwatch, finished, wait_for
+from tests.support.jobs import DDPWATCH, SCRIPTS, ddpwatch, family, finished, kill, running, wait_for
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 SPAWNED = str(SCRIPTS / "unmodified" / "spawned.py")
@@ -82,7 +82,7 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
 
 def test_turned_off_the_command_takes_our_place() -> None:
     tell = "import json, os, sys; print(json.dumps([os.getpid(), dict(os.environ), sys.stdin.read()])); sys.exit(7)"
-    with _running(*DDPWATCH, "run", "--", sys.executable, "-c", tell, DDPWATCH="0", PYTHONPATH="here") as process:
+    with running(*DDPWATCH, "run", "--", sys.executable, "-c", tell, DDPWATCH="0", PYTHONPATH="here") as process:
         out, err = process.communicate("input")
     pid, environment, heard = json.loads(out)
     assert (process.returncode, pid, heard, err) == (7, process.pid, "input", UNWATCHED)
@@ -93,7 +93,7 @@ def test_turned_off_the_command_takes_our_place() -> None:
 
 
 def test_the_job_gets_the_signals_that_are_sent_to_us() -> None:
-    with _running(*DDPWATCH, "run", "--headless", "--", sys.executable, "-c", LISTENER) as process:
+    with running(*DDPWATCH, "run", "--headless", "--", sys.executable, "-c", LISTENER) as process:
         assert process.stdout is not None
         began = [process.stdout.readline() for _ in range(3)]
         assert began == ["blocked []\n", "ignored []\n", "ready\n"]
@@ -206,24 +206,6 @@ def _is_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 
 @contextlib.contextmanager
-def _running(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A command with pipes to it. It and its children are killed at the end."""
-    with subprocess.Popen(
-        command,
-        env={**os.environ, **environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            _kill_session(process.pid)
-
-
-@contextlib.contextmanager
 def _at_a_terminal(*command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A command in the foreground of a terminal of its own, and the terminal's other end."""
     ours, its = os.openpty()
@@ -239,13 +221,8 @@ def _at_a_terminal(*command: str) -> Iterator[tuple[subprocess.Popen[bytes], int
         try:
             yield process, ours
         finally:
-            _kill_session(process.pid)
+            kill(family(process.pid))
             os.close(ours)
-
-
-def _kill_session(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
 
 
 def _read_until(terminal: int, word: str) -> str:

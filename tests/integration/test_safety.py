@@ -10,13 +10,27 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpwatch.messages import Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
-from tests.support.jobs import ROOT, SCRIPTS, TORCHRUN, ddpwatch, finished
+from tests.support.jobs import (
+    DDPWATCH,
+    PATIENCE_S,
+    ROOT,
+    SCRIPTS,
+    TORCHRUN,
+    Job,
+    ddpwatch,
+    live,
+    messages,
+    read_until,
+    running,
+    the_run,
+)
 
 sys.path.append(str(SCRIPTS))
 with warnings.catch_warnings():
@@ -27,6 +41,7 @@ with warnings.catch_warnings():
 TABLE = ROOT / "docs" / "safety.md"
 # In a line of torch's log: the clock and the process; how many frames Dynamo has compiled before (our hooks are two).
 VARYING = re.compile(r"[IWE]\d{4} [\d:.]+( \d+)?|\[\d+/\d+\]")
+INDUCTOR = "torch._inductor.compile_fx"
 OURS = ("said ", "WARNING:ddpwatch:")
 Sections = dict[str, str]
 
@@ -85,6 +100,14 @@ def torchrun(ranks: int, logs: Path, script: str, *arguments: str) -> list[str]:
     ]  # fmt: skip
 
 
+def forked(ranks: int, logs: Path, script: str, *arguments: str, **options: Any) -> int:
+    """The same as a forked job, which leaves its logs where torchrun would; the exit code."""
+    logs.mkdir(exist_ok=True)
+    streams = logs / "forked" / "attempt_0"
+    with Job(SCRIPTS / script, *arguments, ranks=ranks, log=logs / "log", streams=streams, **options) as job:
+        return job.wait()
+
+
 def told(logs: Path, ranks: int) -> list[dict[str, Told]]:
     """What each rank has written, by case; all have come to the end.
 
@@ -123,7 +146,8 @@ def both(path: Path, ranks: int, *arguments: str, **environment: str) -> Outcome
     script = "unmodified/safety.py"
     for directory in (plain, watched):
         directory.mkdir()
-    finished(*torchrun(ranks, plain, script, str(plain), *arguments))
+    # The unwatched twin imports nothing of ddpwatch. Inductor is slow to import: once for all ranks.
+    forked(ranks, plain, script, str(plain), *arguments, preload=() if "--quick" in arguments else (INDUCTOR,))
     command = torchrun(ranks, watched, script, str(watched), *arguments)
     done = ddpwatch("run", "--headless", "--record", str(file), "--", *command, **environment)
     assert done.returncode == 0, done.stderr
@@ -144,8 +168,8 @@ def three_ranks(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -
 def by_hand(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Outcome:
     path, ranks = tmp_path_factory.mktemp("api"), 2
     for name, switch in (("plain", "0"), ("watched", "1")):
-        done = finished(*torchrun(ranks, path / name, "safety_api.py"), DDPWATCH=switch, PYTHONPATH=str(ROOT))
-    assert done.returncode == 0, done.stderr
+        code = forked(ranks, path / name, "safety_api.py", DDPWATCH=switch)
+    assert code == 0
     return Outcome(told(path / "plain", ranks), told(path / "watched", ranks), [])
 
 
@@ -219,14 +243,23 @@ def filled(text: str, name: str, content: str) -> str:
 @pytest.mark.usefixtures("run_directory")
 def test_an_elastic_restart(tmp_path: Path) -> None:
     """torchrun starts the ranks once more: a recording of its own for each attempt, and the same parameters."""
-    command = [*TORCHRUN, "--nproc-per-node=2", "--max-restarts=1", str(SCRIPTS / "unmodified" / "restarted.py")]
-    plain = finished(*command, str(tmp_path / "plain"))
+    script, plain, name = SCRIPTS / "unmodified" / "restarted.py", tmp_path / "plain", tmp_path / "watched"
+    Path(f"{plain}.1.end").touch()
+    with Job(script, str(plain), log=tmp_path / "log", TORCHELASTIC_RESTART_COUNT="1") as job:
+        assert job.wait() == 0, job.output()
+        unwatched = job.output().splitlines()  # what the second attempt computes
     headless = ["run", "--headless", "--record", str(tmp_path / "run.mcap"), "--"]
-    watched = ddpwatch(*headless, *command, str(tmp_path / "watched"))
+    command = [*DDPWATCH, *headless, *TORCHRUN, "--nproc-per-node=2", "--max-restarts=1", str(script), str(name)]
+    with running(*command, OMP_NUM_THREADS="1") as watched:
+        for attempt, steps in ((0, 4), (1, 7)):  # each ends when its steps are with the collector
+            with live(the_run(suffix=f".{attempt}" if attempt else "")) as source:
+                read_until(source, lambda frames, n=2 * steps: len(messages(frames, Step)) == n, f"{steps} steps")
+            Path(f"{name}.{attempt}.end").touch()
+        said, _ = watched.communicate(timeout=PATIENCE_S)
     # Not the exit code, as above: `told`.
-    assert sorted(watched.stdout.splitlines()) == sorted(plain.stdout.splitlines())
-    assert [line[:9] for line in plain.stdout.splitlines()] == ["attempt 1"] * 2, plain.stderr
+    assert sorted(said.splitlines()) == sorted(unwatched)
+    assert [line[:9] for line in unwatched] == ["attempt 1"] * 2
     first, second = report_of(tmp_path / "run.mcap"), report_of(tmp_path / "run.1.mcap")
-    assert {row["steps"] for row in first["ranks"]} == {4}  # torchrun may kill the second before it has sent anything
+    assert [row["steps"] for row in first["ranks"]] == [4, 4]
     assert [row["steps"] for row in second["ranks"]] == [8, 8]
     assert [row["end"]["reason"] for row in second["ranks"]] == ["finished", "finished"]

@@ -10,16 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.jobs import ROOT, Job, wait_for
+from tests.support.jobs import ROOT, Job, TorchrunJob, wait_for
 
 TRAIN = ROOT / "demo" / "train.py"
 SMALL = ("--model", "mlp", "--data", "digits", "--batch-size", "16", "--bucket-cap-mb", "0.2", "--log-every", "1")
 ENDLESS = ("--steps", "1000000")
-
-
-def ranks_of(job: Job) -> list[psutil.Process]:
-    """The training processes, rank 0 first."""
-    return sorted(psutil.Process(job.process.pid).children(), key=lambda process: int(process.environ()["RANK"]))
 
 
 def reached(job: Job, step: int) -> None:
@@ -39,16 +34,16 @@ def test_raise_ends_the_job_and_a_clean_one_starts_at_once(tmp_path: Path) -> No
 def test_killed_rank_is_restarted_from_the_checkpoint(tmp_path: Path) -> None:
     keep = ("--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "2")
     faulty = (*SMALL, *keep, "--inject", "kill:rank=1,step=4", "--steps", "6")
-    with Job(TRAIN, *faulty, log=tmp_path / "log", options=["--max-restarts=1"]) as job:
+    with TorchrunJob(TRAIN, *faulty, log=tmp_path / "log", options=["--max-restarts=1"]) as job:
         assert job.wait() == 0, job.output()
         steps = [line.split()[1] for line in job.output().splitlines() if line.startswith("step ")]
     assert steps == ["1/6", "2/6", "3/6", "3/6", "4/6", "5/6", "6/6"]
 
 
 def test_hang_lasts_until_the_job_is_told_to_end(tmp_path: Path) -> None:
-    with Job(TRAIN, *SMALL, "--inject", "hang:rank=1,step=3", *ENDLESS, log=tmp_path / "log") as job:
+    with TorchrunJob(TRAIN, *SMALL, "--inject", "hang:rank=1,step=3", *ENDLESS, log=tmp_path / "log") as job:
         reached(job, 2)
-        ranks = ranks_of(job)
+        ranks = job.ranks()
         wait_for(lambda: "step 2/" in job.output() and all(r.status() == "sleeping" for r in ranks), "both are stuck")
         assert "step 3/" not in job.output()
         job.process.send_signal(signal.SIGTERM)
@@ -59,7 +54,7 @@ def test_hang_lasts_until_the_job_is_told_to_end(tmp_path: Path) -> None:
 def test_stopped_rank_goes_on_when_it_is_continued(tmp_path: Path) -> None:
     with Job(TRAIN, *SMALL, "--inject", "stop:rank=1,step=3", "--steps", "5", log=tmp_path / "log") as job:
         reached(job, 2)
-        stopped = ranks_of(job)[1]
+        stopped = job.ranks()[1]
         wait_for(lambda: stopped.status() == psutil.STATUS_STOPPED, "rank 1 is stopped")
         assert "step 3/" not in job.output()
         stopped.resume()
@@ -71,7 +66,7 @@ def test_one_rank_is_told_to_stop_and_all_stop_after_the_same_step(tmp_path: Pat
     keep = ("--checkpoint", str(tmp_path / "kept"))
     with Job(TRAIN, *SMALL, *keep, *ENDLESS, log=tmp_path / "log") as job:
         reached(job, 3)
-        ranks_of(job)[1].send_signal(number)
+        job.ranks()[1].send_signal(number)
         assert job.wait() == 0, job.output()
         last = int(job.output().split("stopped as asked after step ")[1].split()[0])
     saved = tmp_path / "kept" / f"step-{last:08d}"

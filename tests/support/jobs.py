@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,41 +16,44 @@ from ddpwatch import rundir
 from ddpwatch.messages import Message
 from ddpwatch.sources import LiveSource
 from ddpwatch.transport import Frame
+from tests.support.fork_server import ROOT, Launcher, Request
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests" / "integration" / "scripts"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 DDPWATCH = [sys.executable, "-c", "from ddpwatch.cli import main; main()"]
-PATIENCE_S = 60.0
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+PATIENCE_S = 120.0
 Frames = list[Frame]
 
 
 class Job:
-    """A torchrun job. Use as a context manager: whatever is left of it at the end is killed."""
+    """A job of several ranks. Use as a context manager: whatever is left of it at the end is killed.
 
-    def __init__(self, script: Path, *arguments: str, ranks: int = 2, log: Path, options: Sequence[str] = ()) -> None:
+    The ranks are forked by the fork server, which takes a fraction of a second.
+    """
+
+    process: subprocess.Popen[bytes] | Launcher
+
+    def __init__(
+        self,
+        script: Path,
+        *arguments: str,
+        log: Path,
+        ranks: int = 2,
+        preload: Sequence[str] = ("ddpwatch.probe.session", "trainer.cli"),
+        streams: Path | None = None,
+        **environment: str,
+    ) -> None:
         self.log = log
-        command = [*TORCHRUN, f"--nproc-per-node={ranks}"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*command, *options, str(script), *arguments],
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        environment = {**os.environ, **ENVIRONMENT, **environment}
+        folder = None if streams is None else str(streams)
+        self.process = Launcher(Request(str(script), arguments, ranks, environment, preload, folder), log)
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._family():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.process.wait()
+        self.kill_everything()
 
     def wait(self) -> int:
         """Waits for the end; the exit code."""
@@ -61,21 +63,58 @@ class Job:
         """What the job has printed so far."""
         return self.log.read_text()
 
+    def ranks(self) -> list[psutil.Process]:
+        """The training processes, rank 0 first."""
+        assert isinstance(self.process, Launcher)
+        return [psutil.Process(pid) for pid in self.process.ranks]
+
     def kill_everything(self) -> None:
-        """``kill -9`` of torchrun and all ranks at once."""
-        for process in self._family():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGKILL)
+        """``kill -9`` of the launcher and all ranks at once."""
+        kill(family(self.process.pid))
         self.process.wait()
 
-    def _family(self) -> list[psutil.Process]:
-        """The launcher and the ranks. Not the collector: it leads a session of its own on purpose."""
-        try:
-            launcher = psutil.Process(self.process.pid)
-        except psutil.NoSuchProcess:
-            return []
-        children = [p for p in launcher.children(recursive=True) if "ddpwatch.collector" not in " ".join(p.cmdline())]
-        return [launcher, *children]
+
+class TorchrunJob(Job):
+    """A job that torchrun starts, as users start theirs; with torchrun's ``options``."""
+
+    def __init__(self, script: Path, *arguments: str, log: Path, ranks: int = 2, options: Sequence[str] = ()) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*TORCHRUN, f"--nproc-per-node={ranks}", *options, str(script), *arguments],
+                cwd=ROOT,
+                env={**os.environ, **ENVIRONMENT},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def ranks(self) -> list[psutil.Process]:
+        """The training processes, rank 0 first."""
+        return sorted(psutil.Process(self.process.pid).children(), key=lambda process: int(process.environ()["RANK"]))
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and those that it has started. Not the collector: it leads a session of its own on purpose."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        return [parent, *[child for child in parent.children(recursive=True) if not is_collector(child)]]
+    return []
+
+
+def is_collector(process: psutil.Process) -> bool:
+    """Whether the process is a collector, as far as it is still there."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return "ddpwatch.collector" in process.cmdline()
+    return False
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    """``kill -9`` of those that are still there."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def finished(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -89,6 +128,24 @@ def finished(*command: str, **environment: str) -> subprocess.CompletedProcess[s
         timeout=2 * PATIENCE_S,
         check=False,
     )
+
+
+@contextlib.contextmanager
+def running(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A command with pipes to it. It and its children are killed at the end."""
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            kill(family(process.pid))
 
 
 def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -105,14 +162,14 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.02)  # between two looks, not instead of one
 
 
-def the_run(job: Job | None = None) -> rundir.RunInfo:
-    """The one run in the rendezvous directory, once it is there."""
+def the_run(job: Job | None = None, suffix: str = "") -> rundir.RunInfo:
+    """The one run in the rendezvous directory whose id ends so, once it is there."""
     found: list[rundir.RunInfo] = []
 
     def there() -> bool:
         if job is not None and job.process.poll() not in (None, 0):
             raise AssertionError(job.output())
-        found[:] = rundir.live_runs()
+        found[:] = [info for info in rundir.live_runs() if info.run_id.endswith(suffix)]
         return bool(found)
 
     wait_for(there, "a run appears in the rendezvous directory")

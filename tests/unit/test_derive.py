@@ -5,13 +5,13 @@ from __future__ import annotations
 from ddpwatch.messages import BucketLayout
 from ddpwatch.probe.derive import HOOKS_PERIOD, ModuleLayout, derive_launches, derive_ready
 from ddpwatch.probe.record import BucketRecord, StepRecord
-from ddpwatch.sampling.schedule import chosen
+from ddpwatch.sampling.schedule import is_sampled
 
 FORWARD_END = 1000
 STATS = [400, 300, 200, 100]  # by parameter: the last one's gradient comes first
 BASE = 50  # id of the module's first parameter
-WITH_HOOKS = next(step for step in range(100) if chosen(step, HOOKS_PERIOD))
-WITHOUT_HOOKS = next(step for step in range(100) if not chosen(step, HOOKS_PERIOD))
+WITH_HOOKS = next(step for step in range(100) if is_sampled(step, HOOKS_PERIOD))
+WITHOUT_HOOKS = next(step for step in range(100) if not is_sampled(step, HOOKS_PERIOD))
 
 
 def layout_of(*params: list[int]) -> ModuleLayout:

@@ -19,7 +19,7 @@ from ddpwatch.probe.derive import HOOKS_PERIOD
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.recorder import MAX_REDUCTIONS, StepRecorder
-from ddpwatch.sampling.schedule import chosen
+from ddpwatch.sampling.schedule import is_sampled
 from tests.support.probe import (
     LAYERS,
     NAP_S,
@@ -54,7 +54,7 @@ def test_a_shadow_step_has_launches_that_nobody_saw(mixed: tuple[list[Step], Wat
         assert shadow.bucket_index == full.bucket_index == list(range(LAYERS))
         assert shadow.bucket_bytes == full.bucket_bytes
         assert shadow.bucket_done == [None] * LAYERS
-        assert len(shadow.hook_param) == (2 * LAYERS if chosen(shadow.step, HOOKS_PERIOD) else 0)
+        assert len(shadow.hook_param) == (2 * LAYERS if is_sampled(shadow.step, HOOKS_PERIOD) else 0)
         backward = next(span for span in shadow.spans if span.phase == "backward")
         for position, launch in enumerate(shadow.bucket_launch):
             assert NAP_S * (position + 1) * 1e9 <= launch - backward.start + early_ns

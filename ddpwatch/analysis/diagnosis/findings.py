@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE, INPUT_SHARE, LATE_MS, LATE_SHARE
-from ddpwatch.analysis.diagnosis.wording import how_ended, where_ended
+from ddpwatch.analysis.diagnosis.wording import where_ended
 
 NAMED_RANKS = 16
 
@@ -40,13 +40,16 @@ def _finding(
 def describe_end(end: dict[str, Any]) -> str:
     """How a rank ended: the reason, where it was, and which buckets were in flight.
 
+    The text is part of the report's JSON, so it keeps its words, where a verdict has others.
+
     Args:
         end: A rank's ``end`` in the report.
     """
     if end["reason"] == "finished":
         return "finished"
-    how = how_ended(end["reason"], end["detail"], end["signal"])
-    return how + where_ended(end["step"], end["phase"], end["in_flight"])
+    known = {"killed": f"was killed ({end['detail']})", "exception": f"raised {end['detail']}"}
+    text = known.get(end["reason"], f"was lost: {end['detail']}") + where_ended(end["step"], end["phase"], ())
+    return text + (f", bucket {', '.join(map(str, end['in_flight']))} in flight" if end["in_flight"] else "")
 
 
 def _ends(report: dict[str, Any]) -> list[Finding]:

@@ -1,13 +1,23 @@
-"""Fails once in mid-training, on every rank; torchrun restarts it. Knows nothing of ddpwatch."""
+"""Fails once in mid-training, on every rank; torchrun restarts it. Knows nothing of ddpwatch.
+
+Each attempt waits in its last step for a file: ``restarted.py NAME`` for ``NAME.0.end`` and ``NAME.1.end``.
+"""
 
 import hashlib
 import os
 import sys
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+
+def wait(name: str) -> None:
+    while not Path(name).exists():
+        time.sleep(0.01)
 
 
 def main() -> None:
@@ -20,6 +30,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(8):
         model(torch.randn(4, 64)).square().mean().backward()
+        if step == (4, 7)[int(attempt)]:
+            wait(f"{sys.argv[1]}.{attempt}.end")
         if attempt == "0" and step == 4:
             raise SystemExit(f"rank {rank} gives up at step {step}")
         optimizer.step()

@@ -1,0 +1,226 @@
+"""A process that has imported torch once, and forks the ranks of one job after another.
+
+torchrun imports torch, and so does each of its ranks: 10 s of processor time before a job of two ranks does anything.
+Where a test is not about torchrun itself, its job starts here: the launcher below sets what torchrun sets in the
+ranks' environment, waits for them, and ends all of them when one fails.
+
+A request comes with two descriptors: the job's output, and a connection on which the launcher sends the pids of its
+ranks and at last its exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PRELOADED = ("torch", "torch._dynamo", "torch.distributed.optim")
+
+
+@dataclass
+class Request:
+    """A job to start.
+
+    Attributes:
+        preload: Modules that the launcher imports, so that no rank has to.
+        streams: A directory for ``RANK/stdout.log`` and ``RANK/stderr.log``, in place of one output for all ranks.
+    """
+
+    script: str
+    arguments: Sequence[str]
+    ranks: int
+    environment: dict[str, str]
+    preload: Sequence[str] = ()
+    streams: str | None = None
+
+
+# -- in the test process -----------------------------------------------------------------------------------------
+
+
+class ForkServer:
+    """The server process. It ends with the test process at the latest: then nobody holds the socket any more."""
+
+    def __init__(self) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+        with theirs:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
+
+    def start(self, job: Request, log: Path) -> socket.socket:
+        """Starts a job; the launcher reports on the connection."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, log.open("wb") as output:
+            raw = json.dumps(asdict(job)).encode()
+            socket.send_fds(self._requests, [raw], [output.fileno(), theirs.fileno()])
+        return ours
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._requests.close()
+        self._process.wait()
+
+
+@cache
+def the_server() -> ForkServer:
+    """The one server of this test process, started when the first job needs it."""
+    return ForkServer()
+
+
+def close_the_server() -> None:
+    """Ends the server if there is one."""
+    if the_server.cache_info().currsize:
+        the_server().close()
+        the_server.cache_clear()
+
+
+STARTED: Counter[str] = Counter()
+
+
+class Launcher:
+    """What launches a forked job, with the interface of a ``subprocess.Popen``.
+
+    Attributes:
+        pid: Of the launcher.
+        ranks: The pids of its ranks.
+        returncode: None while it runs; negative where a signal ended it.
+    """
+
+    def __init__(self, job: Request, log: Path) -> None:
+        self.returncode: int | None = None
+        STARTED.update(forked=1, forked_ranks=job.ranks)
+        self._connection = the_server().start(job, log)
+        report = self._connection.recv(1 << 16)
+        assert report, f"the job did not start: {log.read_text()}"
+        self.pid, *self.ranks = json.loads(report)
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the exit code."""
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"launcher {self.pid}", timeout or 0.0)
+            self.returncode = int(self._connection.recv(16) or -signal.SIGKILL)
+            self._connection.close()
+        return self.returncode
+
+
+# -- in the server -----------------------------------------------------------------------------------------------
+
+
+def serve(requests: socket.socket) -> Request | None:
+    """Forks a launcher for each request. Returns in every rank, with its job; in the server when the tests are over."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the launchers here: each reports for itself
+    while True:
+        raw, descriptors, *_ = socket.recv_fds(requests, 1 << 20, 2)
+        if not raw:
+            return None
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            requests.close()
+            output, connection = descriptors
+            return launch(Request(**json.loads(raw)), output, socket.socket(fileno=connection))
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def launch(job: Request, output: int, connection: socket.socket) -> Request:
+    """Forks the ranks and waits for them. Returns in the ranks only."""
+    os.setsid()
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(job.environment)
+    for module in job.preload:
+        importlib.import_module(module)
+    port_out, port_in = os.pipe()
+    pids: list[int] = []
+    for rank in range(job.ranks):
+        pid = os.fork()
+        if pid == 0:
+            connection.close()
+            os.close(port_in)
+            become(rank, job, port_out)
+            return job
+        pids.append(pid)
+    store = agent_store()  # only now: it starts a thread, and a fork would not copy that
+    os.write(port_in, b"%5d" % store.port * job.ranks)
+    connection.send(json.dumps([os.getpid(), *pids]).encode())
+    connection.send(b"%d" % wait(pids))
+    os._exit(0)
+
+
+def agent_store() -> Any:
+    """The store at which the ranks meet; torchrun's agent has one as well."""
+    import torch.distributed as dist
+
+    return dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+
+
+def wait(pids: list[int]) -> int:
+    """Waits for all ranks, and ends the others once one has failed; the exit code of the first that failed."""
+    code, left = 0, set(pids)
+    while left:
+        pid, status = os.wait()
+        left.discard(pid)
+        if status and not code:
+            code = os.waitstatus_to_exitcode(status)
+            for other in left:
+                os.kill(other, signal.SIGTERM)
+    return code
+
+
+def become(rank: int, job: Request, port: int) -> None:
+    """Makes this process the rank that torchrun would start."""
+    os.environ.update({
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(job.ranks), "LOCAL_WORLD_SIZE": str(job.ranks),
+        "MASTER_ADDR": "localhost", "MASTER_PORT": os.read(port, 5).decode().strip(),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    })  # fmt: skip
+    os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")
+    os.close(port)
+    if job.streams is not None:
+        (folder := Path(job.streams) / str(rank)).mkdir(parents=True)
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            with (folder / f"{name}.log").open("wb") as log:
+                os.dup2(log.fileno(), descriptor)
+    sys.argv = [job.script, *job.arguments]
+    sys.path[0] = str(Path(job.script).parent)
+
+
+def main() -> None:
+    """Serves; a rank comes back from there, runs its script and ends as a process does."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    for module in PRELOADED:
+        importlib.import_module(module)
+    gc.freeze()  # a rank's collector has nothing to look for in there
+    job = serve(requests)
+    if job is not None:
+        runpy.run_path(job.script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
