@@ -23,20 +23,20 @@ class StepAssembler:
         self._ranks = ranks
         self._hellos: dict[int, Hello] = {}
         self._comparable = True
+        self._expected = 1
         self._open: OrderedDict[int, StepAcrossRanks] = OrderedDict()
 
     def apply(self, message: Message) -> StepAcrossRanks | None:
         """Takes one message; returns the step that it completes, or the oldest one if too many wait."""
         if isinstance(message, Hello):
-            self._hellos[message.rank] = message
-            self._comparable = same_clock(self._hellos.values())
+            self._meet(message)
         if not isinstance(message, Step):
             return None
         across = self._open.get(message.step)
         if across is None:
             across = self._open[message.step] = StepAcrossRanks(message.step)
         across.add(message)
-        if len(across) >= self._expected():
+        if len(across) >= self._expected:
             return self._closed(self._open.pop(message.step))
         return self._closed(self._open.popitem(last=False)[1]) if len(self._open) > OPEN_STEPS else None
 
@@ -45,9 +45,11 @@ class StepAssembler:
         while self._open:
             yield self._closed(self._open.popitem(last=False)[1])
 
-    def _expected(self) -> int:
-        world = max((hello.world_size for hello in self._hellos.values()), default=1)
-        return world if self._ranks is None else min(world, self._ranks)
+    def _meet(self, hello: Hello) -> None:
+        self._hellos[hello.rank] = hello
+        self._comparable = same_clock(self._hellos.values())
+        world_size = max(known.world_size for known in self._hellos.values())
+        self._expected = world_size if self._ranks is None else min(world_size, self._ranks)
 
     def _closed(self, across: StepAcrossRanks) -> StepAcrossRanks:
         across.comparable = self._comparable
