@@ -42,7 +42,7 @@ from tests.support.jobs import (
 ENDLESS = ("--steps", "100000")
 TRAIN = SCRIPTS.parents[2] / "demo" / "train.py"
 KILLS = 30
-LOST_NS = 1_000_000_000
+SECOND = 50  # steps
 
 
 def begun(frames: Frames) -> bool:
@@ -136,15 +136,16 @@ def test_the_collector_is_killed_too(tmp_path: Path) -> None:
 def test_everything_is_killed_at_thirty_random_moments(run_directory: Path) -> None:
     """Ranks and collector of whole jobs: every recording opens, and what is missing is from the last second.
 
-    The ranks themselves note when their steps ended. A collector that has only just come up has its second, too.
+    The ranks themselves note their steps. A second is counted in steps, of which a quiet machine does just under 50 in
+    that time: load slows them down as it slows the recording. A collector that has just come up has its second, too.
     """
     dice = random.Random(9)
-    moments = [dice.uniform(n, n + 1) / 10 for n in range(KILLS)]  # s; see the script
+    moments = [dice.uniform(n, n + 1) * SECOND / 10 for n in range(KILLS)]  # steps; see the script
     dice.shuffle(moments)
     kill_jobs(run_directory, moments)
     assert any(run_directory.glob("*/run.0000.mcap"))  # also of several parts
     safe = [compare(run_directory / str(number)) for number in range(KILLS)]
-    assert all(count > 0 for count, moment in zip(safe, moments, strict=True) if moment > 2)
+    assert all(count > 0 for count, moment in zip(safe, moments, strict=True) if moment > 2 * SECOND)
 
 
 def kill_jobs(base: Path, moments: list[float]) -> None:
@@ -173,8 +174,8 @@ def compare(folder: Path) -> int:
     safe = {0: 0, 1: 0}
     for rank in safe:
         ended = [int(line) for line in (folder / f"rank{rank}").read_bytes().splitlines()]
-        if killed["collector_ns"] > LOST_NS:
-            safe[rank] = sum(killed["at_ns"] - at > LOST_NS for at in ended)
+        if sum(at > killed["at_ns"] - killed["collector_ns"] for at in ended) >= SECOND:
+            safe[rank] = len(ended) - SECOND
         kept = [step.step for step in recorded if step.rank == rank]
         assert kept == list(range(len(kept)))
         assert safe[rank] <= len(kept) <= len(ended), (folder.name, rank, killed)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
-import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,18 +31,35 @@ from tests.support.jobs import (
     the_run,
 )
 
-sys.path.append(str(SCRIPTS))
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, on importing its functional optimizers
-    import safety_api
-    from unmodified import safety
-
 TABLE = ROOT / "docs" / "safety.md"
 # In a line of torch's log: the clock and the process; how many frames Dynamo has compiled before (our hooks are two).
 VARYING = re.compile(r"[IWE]\d{4} [\d:.]+( \d+)?|\[\d+/\d+\]")
 INDUCTOR = "torch._inductor.compile_fx"
 OURS = ("said ", "WARNING:ddpwatch:")
 Sections = dict[str, str]
+
+
+@dataclass
+class Case:
+    """One training of a script: its line in the documentation, and what its decorator says."""
+
+    doc: str
+    slow: bool = False
+    reduces: bool = True  # whether torch gets as far as a reduction here
+
+
+def cases(script: str) -> dict[str, Case]:
+    """The cases of a script, read from its text: to import it is to import torch."""
+    found = {}
+    for function in ast.parse((SCRIPTS / script).read_text()).body:
+        for call in function.decorator_list if isinstance(function, ast.FunctionDef) else ():
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "case":
+                properties = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+                found[ast.literal_eval(call.args[0])] = Case(ast.get_docstring(function) or "", **properties)
+    return found
+
+
+SAFETY, SAFETY_API = cases("unmodified/safety.py"), cases("safety_api.py")
 
 
 @dataclass
@@ -90,7 +106,7 @@ class Outcome:
             return "DIFFERENT"
         if any(plain.raised for plain, _ in pairs):
             return "same error"
-        seen = all(steps[case] for steps in self.steps) or not safety.CASES[case].reduces
+        seen = all(steps[case] for steps in self.steps) or not SAFETY[case].reduces
         return "same" if seen else "same, not watched"
 
 
@@ -180,9 +196,9 @@ def own_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-QUICK = [case for case, one in safety.CASES.items() if not one.slow]
-UNMODIFIED = [*[("two_ranks", case) for case in safety.CASES], *[("three_ranks", case) for case in QUICK]]
-BY_HAND = [("by_hand", case) for case in safety_api.CASES]
+QUICK = [case for case, one in SAFETY.items() if not one.slow]
+UNMODIFIED = [*[("two_ranks", case) for case in SAFETY], *[("three_ranks", case) for case in QUICK]]
+BY_HAND = [("by_hand", case) for case in SAFETY_API]
 
 
 @pytest.mark.parametrize(("job", "case"), UNMODIFIED + BY_HAND)
@@ -196,7 +212,7 @@ def test_it_computes_raises_and_says_the_same(job: str, case: str, request: pyte
 @pytest.mark.parametrize(("job", "case"), UNMODIFIED)
 def test_it_is_watched(job: str, case: str, request: pytest.FixtureRequest) -> None:
     for steps in request.getfixturevalue(job).steps:
-        assert steps[case] > 0 or not safety.CASES[case].reduces
+        assert steps[case] > 0 or not SAFETY[case].reduces
 
 
 def test_only_watch_itself_says_something(two_ranks: Outcome, three_ranks: Outcome, by_hand: Outcome) -> None:
@@ -218,11 +234,11 @@ def test_the_tables_in_the_docs(
         pytest.skip("without a C++ compiler inductor's rows are different")
     text = TABLE.read_text()
     rows = [
-        [case, one.run.__doc__ or "", two_ranks.verdict(case), "–" if one.slow else three_ranks.verdict(case)]
-        for case, one in safety.CASES.items()
+        [case, one.doc, two_ranks.verdict(case), "–" if one.slow else three_ranks.verdict(case)]
+        for case, one in SAFETY.items()
     ]
     written = filled(text, "run", table(["case", "what the job does", "2 ranks", "3 ranks"], rows))
-    rows = [[case, run.__doc__ or "", by_hand.verdict(case)] for case, run in safety_api.CASES.items()]
+    rows = [[case, one.doc, by_hand.verdict(case)] for case, one in SAFETY_API.items()]
     written = filled(written, "api", table(["case", "what the job does", "2 ranks"], rows))
     if request.config.getoption("--write-table", default=False):
         TABLE.write_text(written)

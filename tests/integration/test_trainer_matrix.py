@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.scripts.trainer_matrix import CAST_HOOKS, EXACT_HOOKS, EXACT_STRATEGIES, LOW_RANK_HOOKS
+from tests.integration.scripts.matrix_names import CAST_HOOKS, EXACT_HOOKS, EXACT_STRATEGIES, LOW_RANK_HOOKS
 from tests.support.jobs import SCRIPTS, Job
 
 Outcomes = dict[str, dict[str, Any]]

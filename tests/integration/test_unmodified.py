@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from subprocess import CompletedProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from ddpwatch.recording import open_recording
 from tests.support.jobs import SCRIPTS, TORCHRUN, ddpwatch, finished
+
+if TYPE_CHECKING:
+    import torch
 
 Report = dict[str, Any]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes=2"]
@@ -69,6 +71,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def parameters(file: Path) -> dict[str, torch.Tensor]:
     """What a script has saved, whatever its framework wraps it into."""
+    import torch
+
     saved = torch.load(file, weights_only=True)
     return saved.get("state_dict", saved)
 
@@ -79,6 +83,8 @@ def lines(text: str) -> list[str]:
 
 
 def test_it_computes_the_same_bits(runs: Runs) -> None:
+    import torch
+
     plain, watched = runs.parameters
     assert len(plain) == runs.script.parameters
     assert plain.keys() == watched.keys()

@@ -4,8 +4,9 @@ Importing torch is what takes long, so it is done once: this process forks a few
 of one job after the other. Leaves a directory per job: the recording, the time at which each rank's steps ended, as
 the rank itself noted it, and when who was killed.
 
-A moment is given in seconds. In the first second it counts from watch() on all ranks, and may well come before the
-collector is up; a later one counts from when that is up, which on a busy machine takes its time.
+A moment is given in steps of the slower rank, each of which takes at least `PAUSE_S`: so on a busy machine everything
+takes longer and nothing comes too early. Up to `EARLY` steps count from the start, and the job may well be killed
+before the collector is up; more count from when that is up.
 """
 
 import json
@@ -30,7 +31,8 @@ from ddpwatch.probe import session  # noqa: F401 - likewise: what the first watc
 LANES = 6
 RANKS = 2
 PAUSE_S = 0.02  # in a step, so that the lanes leave each other room
-PATIENCE = timedelta(seconds=30)
+EARLY = 50
+PATIENCE = timedelta(seconds=120)
 
 
 def main() -> None:
@@ -71,19 +73,29 @@ def run_job(folder: Path, moment: float) -> None:
     told = [os.read(watched, 1) for _ in ranks]
     os.close(watched)
     deadline = time.monotonic() + PATIENCE.total_seconds()
-    while moment > 1 and not up_ns(folder) and time.monotonic() < deadline:
+    while moment > EARLY and not up_ns(folder) and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(moment)
+    last = steps(folder) + int(moment) if moment > EARLY else int(moment)
+    while steps(folder) < last and time.monotonic() < deadline:
+        time.sleep(PAUSE_S / 4)
+    time.sleep(moment % 1 * PAUSE_S)  # anywhere in the step
     everyone = [process.pid for process in psutil.Process().children(recursive=True)]  # the collector is rank 0's
     collector_ns, killed_ns = up_ns(folder), time.monotonic_ns()
     for pid in everyone:
         os.kill(pid, signal.SIGKILL)
     ends = [os.waitpid(rank, 0)[1] for rank in ranks]
+    assert steps(folder) >= last, f"{folder} came no further than {steps(folder)} of {last} steps"
     assert all(told), f"a rank of {folder} was not watched"
-    assert collector_ns or moment < 1, f"no collector came up in {folder}"
+    assert collector_ns or moment <= EARLY, f"no collector came up in {folder}"
     assert ends == [signal.SIGKILL] * RANKS
     killed = {"at_ns": killed_ns, "collector_ns": collector_ns, "pids": everyone}
     (folder / "killed").write_text(json.dumps(killed))
+
+
+def steps(folder: Path) -> int:
+    """How many steps each rank has done, by their own notes."""
+    notes = [folder / f"rank{rank}" for rank in range(RANKS)]
+    return min(note.read_bytes().count(b"\n") if note.exists() else 0 for note in notes)
 
 
 def up_ns(folder: Path) -> int:

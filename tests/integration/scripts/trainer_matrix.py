@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.integration.scripts.matrix_names import CAST_HOOKS, EXACT_HOOKS, EXACT_STRATEGIES, LOW_RANK_HOOKS
 from trainer import TrainConfig, Trainer
 from trainer.comm_hooks import HookOptions
 from trainer.distributed import World, process_group
@@ -25,11 +26,6 @@ TEXT = TrainConfig(
 )
 BRANCHES = replace(DIGITS, model="branches:width=64")
 OPTIONS = HookOptions(powersgd_start=3)
-
-EXACT_STRATEGIES = ("manual", "param-hooks", "param-hooks-sync", "bucketed-hooks", "ddp")
-EXACT_HOOKS = ("allreduce", "weighted", "gathered", "reduce-scatter")
-CAST_HOOKS = ("fp16", "bf16", "fp16+allreduce", "bf16+reduce-scatter", "fp16+gathered", "bf16+weighted")
-LOW_RANK_HOOKS = ("powersgd", "batched-powersgd", "fp16+powersgd", "bf16+batched-powersgd")
 
 
 @dataclass(frozen=True)
