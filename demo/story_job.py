@@ -89,6 +89,7 @@ def main() -> None:
             optimizer.zero_grad()
             stamps.append(time.monotonic_ns())
             os.write(1, f"rank {rank} step {step} {trouble.now}: {' '.join(map(str, stamps))}\n".encode())
+    del ddp  # before the group, which a model would destroy with the GIL held: Gloo's thread may be waiting for that
     dist.destroy_process_group()
 
 
