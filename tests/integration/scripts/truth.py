@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from functools import partial
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -21,8 +22,10 @@ from ddpwatch.probe import hooks as probe
 from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
 
-STEPS = 10
+STEPS = 10  # at least
+PATIENCE = 40  # steps at most until one is undisturbed
 SETTLED = 3  # DDP has rebuilt its buckets, and told
+QUIET_S, PER_LAYER_S = 0.004, 0.00075  # what Python needs in a step besides its sleeps
 MS = 1e-3
 
 
@@ -114,12 +117,9 @@ def case(layers: list[float], delays: list[float] | None, pause: float = 0.0, on
             take_time(ddp, delays)
         tap(records)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        seen, logged = [], []
-        for _ in range(STEPS + 1):
-            seen.append(one_step(ddp, optimizer))
-            logged.append(ddp._get_ddp_logging_data())
+        logged = []
+        seen, chosen = until_undisturbed(ddp, optimizer, expected(layers, delays or [0.0], pause, one_bucket), logged)
         session._session.recorder.finish()
-    chosen = undisturbed(seen[:STEPS])
     return {
         "compute": seen[chosen].compute,
         "comm": sorted(seen[chosen].comm.values()),
@@ -139,9 +139,10 @@ def two_modules(layers: list[float], delays: tuple[list[float], list[float]], pa
         take_time(second, delays[1], "second")
         tap(records)
         optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
-        seen = [one_step(both, optimizer) for _ in range(STEPS)]
+        after = sum(layers)
+        times = [expected(layers, delays[1], after + pause), after + expected(layers, delays[0], pause)]
+        seen, chosen = until_undisturbed(both, optimizer, max(times), [])
         session._session.recorder.finish()
-    chosen = undisturbed(seen)
     return {
         "compute": seen[chosen].compute,
         "comm": sorted(seen[chosen].comm.values()),
@@ -149,12 +150,33 @@ def two_modules(layers: list[float], delays: tuple[list[float], list[float]], pa
     }
 
 
-def undisturbed(seen: list[Stamps]) -> int:
-    """The step that was quickest by the script's own stamps, on the slowest rank: other load can only delay it."""
-    took = [step.end - step.compute[0][0] for step in seen]
-    slowest = torch.tensor(took[SETTLED:])
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return SETTLED + int(slowest.argmin())
+def expected(layers: list[float], delays: list[float], pause: float, one_bucket: bool = False) -> float:
+    """How long a step's sleeps take, in closed form: its backward, or a collective that is over later."""
+    arrivals = list(accumulate(layers))
+    launches = arrivals[-1:] if one_bucket else arrivals
+    done = [at + delays[index % len(delays)] for index, at in enumerate(launches)]
+    return max(arrivals[-1] + pause, *done)
+
+
+def until_undisturbed(
+    model: nn.Module, optimizer: torch.optim.Optimizer, expected_s: float, logged: list[dict]
+) -> tuple[list[Stamps], int]:
+    """Trains until a step took little longer than it has to, by the script's own stamps and on the slowest rank: other
+    load can only delay it. The steps, and which it was; one more follows it, as DDP logs late.
+    """
+    seen, times = [], []
+    limit = torch.tensor(
+        expected_s + QUIET_S + PER_LAYER_S * sum(isinstance(m, (Layer, Pause)) for m in model.modules())
+    )
+    dist.all_reduce(limit, dist.ReduceOp.MAX)
+    while len(seen) < STEPS or (min(times[SETTLED:-1]) > limit and len(seen) < PATIENCE):
+        seen.append(step := one_step(model, optimizer))
+        if isinstance(model, DDP):
+            logged.append(model._get_ddp_logging_data())
+        took = torch.tensor((step.end - step.compute[0][0]) / 1e9)
+        dist.all_reduce(took, dist.ReduceOp.MAX)
+        times.append(took.item())
+    return seen, SETTLED + times[SETTLED:-1].index(min(times[SETTLED:-1]))
 
 
 def hook_fires(layers: list[float], statistics: bool) -> dict:
@@ -253,6 +275,7 @@ def main() -> None:
         for name, run in cases.items():
             dist.barrier()
             emit({"case": name, **run()})
+    del anchor  # before the group, which a model would destroy with the GIL held: Gloo's thread may be waiting for it
     dist.destroy_process_group()
 
 

@@ -20,6 +20,7 @@ def train(rank: int, world: int, store: str) -> None:
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+    del model  # before the group, which a model would destroy with the GIL held: Gloo's thread may be waiting for that
     dist.destroy_process_group()
 
 
