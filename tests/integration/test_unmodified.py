@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddpwatch.recording import open_recording
-from tests.support.jobs import SCRIPTS, TORCHRUN, ddpwatch, finished
+from tests.support.jobs import SCRIPTS, TORCHRUN, Job, ddpwatch, finished
 
 if TYPE_CHECKING:
     import torch
@@ -34,12 +34,14 @@ class Script:
     command: list[str]
     steps: int
     parameters: int
+    preload: tuple[str, ...] = ()
+    forks: bool = True  # Lightning starts its second rank by itself, and prints another text where it does not
 
 
 ALL = [
     Script("plain.py", [*TORCHRUN, "--nproc-per-node=2"], steps=20, parameters=8),
-    Script("with_accelerate.py", [*ACCELERATE, *DEFAULTS], steps=16, parameters=10),
-    Script("with_lightning.py", [sys.executable], steps=32, parameters=8),
+    Script("with_accelerate.py", [*ACCELERATE, *DEFAULTS], steps=16, parameters=10, preload=("accelerate",)),
+    Script("with_lightning.py", [sys.executable], steps=32, parameters=8, forks=False),
 ]
 
 
@@ -62,11 +64,20 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     saved, file = [path / "plain.pt", path / "watched.pt"], str(path / "run.mcap")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDPWATCH_DIR", str(path))
-        plain = finished(*command, str(saved[0]))
+        plain = twin(script, path, str(saved[0])) if script.forks else finished(*command, str(saved[0]))
         watched = ddpwatch("run", "--headless", "--record", file, "--", *command, str(saved[1]))
         assert (plain.returncode, watched.returncode) == (0, 0), plain.stderr + watched.stderr
         report = ddpwatch("report", "--json", file)
     return Runs(script, plain, watched, [parameters(name) for name in saved], json.loads(report.stdout), file)
+
+
+def twin(script: Script, path: Path, saved: str) -> CompletedProcess[str]:
+    """The same ranks unwatched, forked from a process that has imported their framework."""
+    file, streams = SCRIPTS / "unmodified" / script.name, path / "streams"
+    with Job(file, saved, log=path / "log", preload=script.preload, streams=streams) as job:
+        code = job.wait()
+    said = ["".join(log.read_text() for log in sorted(streams.glob(f"*/{name}.log"))) for name in ("stdout", "stderr")]
+    return CompletedProcess(script.name, code, *said)
 
 
 def parameters(file: Path) -> dict[str, torch.Tensor]:

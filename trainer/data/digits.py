@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from functools import cache
 from importlib import resources
 
 import torch
@@ -24,6 +25,7 @@ def digits() -> DataSource:
     return DataSource(train, test, "image", (1, 8, 8), classes=10)  # type: ignore[arg-type]
 
 
+@cache
 def _read_table() -> Tensor:
     """Read the file: one row of 64 pixels and a label per image."""
     packed = resources.files("trainer.data").joinpath("digits.csv.gz").read_bytes()

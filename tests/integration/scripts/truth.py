@@ -165,9 +165,8 @@ def until_undisturbed(
     load can only delay it. The steps, and which it was; one more follows it, as DDP logs late.
     """
     seen, times = [], []
-    limit = torch.tensor(
-        expected_s + QUIET_S + PER_LAYER_S * sum(isinstance(m, (Layer, Pause)) for m in model.modules())
-    )
+    layers = sum(isinstance(module, Layer | Pause) for module in model.modules())
+    limit = torch.tensor(expected_s + QUIET_S + PER_LAYER_S * layers)
     dist.all_reduce(limit, dist.ReduceOp.MAX)
     while len(seen) < STEPS or (min(times[SETTLED:-1]) > limit and len(seen) < PATIENCE):
         seen.append(step := one_step(model, optimizer))

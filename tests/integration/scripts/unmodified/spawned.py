@@ -1,4 +1,4 @@
-"""Starts its own ranks with torch.multiprocessing. It knows nothing of ddpwatch."""
+"""Starts its own ranks with torch.multiprocessing, or is the only one. It knows nothing of ddpwatch."""
 
 import os
 import sys
@@ -26,4 +26,7 @@ def train(rank: int, world: int, store: str) -> None:
 
 if __name__ == "__main__":
     print("marker:", os.environ.get("OTHER_SITECUSTOMIZE"), flush=True)
-    mp.spawn(train, args=(2, sys.argv[1]), nprocs=2)
+    if "--alone" in sys.argv:
+        train(0, 1, sys.argv[1])
+    else:
+        mp.spawn(train, args=(2, sys.argv[1]), nprocs=2)
