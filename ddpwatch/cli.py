@@ -42,11 +42,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Steps = Annotated[str | None, typer.Option("--steps", metavar="A:B", help="Only steps A to B-1, e.g. 100:200.")]
 Ranks = Annotated[str | None, typer.Option("--ranks", metavar="LIST", help="Only these ranks, e.g. 0,4-7.")]
 MaxSize = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Cap the recording, e.g. 2GB; the oldest part is removed.")
+    str | None, typer.Option(metavar="SIZE", help="Cap the recording, e.g. at 2GB, by removing its oldest parts.")
 ]
-Every = Annotated[int, typer.Option(metavar="N", min=1, help="Keep hook stamps only every N steps.")]
+Every = Annotated[int, typer.Option(metavar="N", min=1, help="Keep the hook fires of every Nth step only.")]
 Run = Annotated[
-    str | None, typer.Argument(metavar="RUN", help="Run id or its start, or ipc:// endpoint (default: newest run).")
+    str | None, typer.Argument(metavar="RUN", help="Run id, its start, or an ipc:// endpoint (default: newest run).")
 ]
 
 
@@ -99,7 +99,7 @@ def attach(
     ascii_only: Ascii = None,
     baseline: Baseline = None,
 ) -> None:
-    """Attach to a running job."""
+    """Attach to a live run."""
     info, endpoint = _resolve(run)
     _show(info, endpoint, plain, theme, ascii_only, baseline)
 
@@ -129,7 +129,7 @@ def run(
     every: Every = 1,
     headless: Annotated[bool, typer.Option("--headless", help="No dashboard; print a line every few seconds.")] = False,
 ) -> None:
-    """Run a job and watch it, without changes to its script.
+    """Run a job and watch it, without changing its script.
 
     The exit code is the job's.
     """
@@ -154,7 +154,7 @@ def record(
     max_size: MaxSize = None,
     every: Every = 1,
 ) -> None:
-    """Record a running job until it ends, or Ctrl-C."""
+    """Record a running job until it ends or you press Ctrl-C."""
     from ddpwatch.capture import capture
     from ddpwatch.recording.limits import environment_of, limits_from_environment
     from ddpwatch.sources import LiveSource
@@ -171,7 +171,7 @@ def replay(
     speed: Annotated[
         float | None,
         typer.Option(
-            metavar="X", min=0.01, max=1000, help="Replay X times as fast (default: 1; with --plain: at once)."
+            metavar="X", min=0.01, max=1000, help="Replay X times as fast (default: 1; with --plain: all at once)."
         ),
     ] = None,
     start: Annotated[
@@ -218,7 +218,7 @@ def report(
     steps: Steps = None,
     ranks: Ranks = None,
 ) -> None:
-    """Report the figures and findings of a recording."""
+    """Print the figures and findings of a recording."""
     from ddpwatch.recording.selection import selection_of
     from ddpwatch.report.build import report_of
 
@@ -245,10 +245,12 @@ def report(
 
 @app.command()
 def compare(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Two or more; all are compared with the first.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Two or more recordings; the first is the reference.")
+    ],
     as_json: Json = False,
     fail_if_slower: Annotated[
-        str | None, typer.Option(metavar="PERCENT", help="Exit with 1 if one is more than e.g. 5% slower.")
+        str | None, typer.Option(metavar="PERCENT", help="Exit with 1 if a run is slower by more than, e.g., 5%.")
     ] = None,
     steps: Steps = None,
     ranks: Ranks = None,
@@ -273,7 +275,7 @@ def compare(
 def export(
     file: File,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="OUT", help="A file; for csv and parquet a directory.")
+        Path, typer.Option("-o", "--output", metavar="OUT", help="The file to write; for csv and parquet, a directory.")
     ],
     form: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="One of chrome, csv, parquet, ndjson.")
