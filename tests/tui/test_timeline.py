@@ -55,7 +55,7 @@ class TestInspection:
         model, state = timeline([hello(0), hello(1), layout(0), step(0), step(1, late_ms=10)])
         found = inspect(model, Cursor(85 * MS, 0, 60 * MS), state)
         assert text(found.position) == (
-            "rank 0 at 85.0 ms | waits for its buckets 80.0–90.0 ms (10.0 ms) | last gradient a at 70.0 ms"
+            "rank 0 at 85.0 ms | waits for its buckets 80.0–90.0 ms (10.0 ms) | hook fire a at 70.0 ms"
         )
         assert text(found.bucket) == (
             "bucket 1 | 4.0 MiB | ready 70.0 | launch 70.0 | done 90.0 ms | waited 10.0 ms | exposed 10.0 ms"

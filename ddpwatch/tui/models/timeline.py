@@ -191,7 +191,7 @@ def _hook(lane: Lane, at: int, names: LayerNames) -> list[Field]:
         return []
     ns, param = max(fired)
     name = clean(names.layer(param), 40) or f"parameter {param}"
-    return [Field(f"last gradient {name} at {ms(lane.offset_ns + ns)} ms", name, 3)]
+    return [Field(f"hook fire {name} at {ms(lane.offset_ns + ns)} ms", name, 3)]
 
 
 def _marks(lane: Lane, at: int) -> list[Field]:

@@ -164,7 +164,7 @@ def legend(width: int) -> Row:
     entries = (
         ("╱╱", "exposed", "exposed", 0), (PHASES["forward"] * 2, "forward", "forward", 2),
         (PHASES["backward"] * 2, "backward", "backward", 2), (PHASES["optimizer"] * 2, "optimizer", "optimizer", 3),
-        (COMM * 2, "comm-a", "communication", 1), (HOOK_LEFT, "hook", "gradient hook", 4),
+        (COMM * 2, "comm-a", "communication", 1), (HOOK_LEFT, "hook", "hook fire", 4),
     )  # fmt: skip
     kept = fit(
         [Field(f"{glyph} {name}", f"{glyph} {name}", priority, style) for glyph, style, name, priority in entries],
