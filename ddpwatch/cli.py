@@ -115,8 +115,8 @@ def ls(as_json: Json = False) -> None:
         import msgspec
 
         typer.echo(msgspec.json.encode(runs).decode())
-    elif runs:
-        typer.echo("\n".join(run_table(runs)))
+    elif listed := [*runs, *rundir.runs_elsewhere()]:
+        typer.echo("\n".join(run_table(listed)))
     else:
         typer.echo(f"no live run in {rundir.directory()}", err=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 import time
@@ -29,10 +30,23 @@ HEADER = f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed m
 def run_table(runs: Sequence[RunInfo]) -> list[str]:
     """The runs as aligned lines."""
     rows = [
-        [info.run_id, str(info.world_size), time.strftime("%H:%M:%S", time.localtime(info.started)), info.recording]
+        [
+            info.run_id,
+            str(info.world_size),
+            time.strftime("%H:%M:%S", time.localtime(info.started)),
+            _place(info),
+            info.recording,
+        ]
         for info in runs
     ]
-    return table(["run", "ranks", "started", "recording"], [[clean(cell) for cell in row] for row in rows])
+    return table(["run", "ranks", "started", "where", "recording"], [[clean(cell) for cell in row] for row in rows])
+
+
+def _place(info: RunInfo) -> str:
+    """Where a run's collector is. Nobody here knows whether it is alive on another host."""
+    if not rundir.is_elsewhere(info):
+        return "here"
+    return f"on {info.host}" + (", an earlier boot" if info.host == socket.gethostname() else "")
 
 
 def line(state: RunState) -> str:

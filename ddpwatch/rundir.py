@@ -1,16 +1,22 @@
 """The run directory: one small JSON file per run with its addresses, readable only by its owner.
 
 It is ``$DDPWATCH_DIR``, else ``$XDG_RUNTIME_DIR/ddpwatch``, else ``/tmp/ddpwatch-<uid>``.
+
+A run is live as long as its collector holds a lock (``flock``) on the run's file. Unlike a pid, a lock means the same
+in every pid namespace, is never reused, and ends with the process. What a collector of another boot or host left (the
+directory may be on NFS) is out of reach of this test, so it is removed by age only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,11 +26,19 @@ from ddpwatch.errors import DdpwatchError, UsageError
 
 KEEP_LAST_VIEWS = 5
 KEEP_LOGS_S = 7 * 86_400
+KEEP_UNREACHABLE_S = 30 * 86_400  # what another boot or host left; a collector that lives renews its file
 _SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes, and ZeroMQ needs a few
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
-    """How to reach a run. ``pid`` is the collector's; ``started`` is in seconds since the Unix epoch."""
+    """How to reach a run, and where its collector is.
+
+    Attributes:
+        pid: The collector's, in its pid namespace ``pid_ns``.
+        started: Seconds since the Unix epoch.
+        boot_id: The kernel's id of the boot; empty in files of older versions.
+        start_ticks: When the collector's process started, in clock ticks since boot.
+    """
 
     run_id: str
     ingest: str
@@ -34,6 +48,10 @@ class RunInfo(msgspec.Struct, kw_only=True):
     started: float
     script: str = ""
     recording: str = ""
+    host: str = ""
+    boot_id: str = ""
+    pid_ns: str = ""
+    start_ticks: int = 0
 
 
 def directory() -> Path:
@@ -79,14 +97,20 @@ def endpoints(run_id: str) -> tuple[str, str]:
     return f"ipc://{base}.in", f"ipc://{base}.pub"
 
 
-def write(info: RunInfo) -> Path:
-    """Publishes a run in one atomic step, with mode 0600."""
-    path = directory() / f"{info.run_id}.json"
-    draft = path.with_suffix(".tmp")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(info))
-    draft.replace(path)
-    return path
+def write(info: RunInfo) -> int:
+    """Publishes a run, in a file of mode 0600.
+
+    Returns:
+        A file descriptor that holds the lock on this file: the run is live until it is closed.
+
+    Raises:
+        FileExistsError: There is a run of that id.
+    """
+    file = os.open(directory() / f"{info.run_id}.json", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks: then viewers look for the process
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.write(file, msgspec.json.encode(info))  # last: what cannot be decoded is not touched
+    return file
 
 
 def remove(run_id: str) -> None:
@@ -104,18 +128,20 @@ def blackbox(run_id: str, rank: int) -> Path:
 
 
 def live_runs() -> list[RunInfo]:
-    """The runs whose collectors are alive, newest first. Removes the files of the others."""
-    runs = []
-    for path in directory().glob("*.json"):
-        info = _read(path)
-        if info is None:
-            continue
-        if clock.pid_alive(info.pid):
-            runs.append(info)
-        else:
-            remove(info.run_id)
-    _remove_old_logs()
+    """The runs on this machine whose collectors are alive, newest first. Removes the files of those that ended."""
+    _remove_old()
+    runs = [info for info in _published() if not is_elsewhere(info) and _is_live(info)]
     return sorted(runs, key=lambda info: info.started, reverse=True)
+
+
+def runs_elsewhere() -> list[RunInfo]:
+    """The runs of other hosts and earlier boots in this directory, newest first; they may have ended."""
+    return sorted(filter(is_elsewhere, _published()), key=lambda info: info.started, reverse=True)
+
+
+def is_elsewhere(info: RunInfo) -> bool:
+    """Whether the run belongs to another boot or host. Files of older versions do not say, and count as local."""
+    return info.boot_id not in ("", clock.boot_id())
 
 
 def last_view(run_id: str) -> Path:
@@ -147,8 +173,15 @@ def find(name: str) -> RunInfo:
     if len(runs) == 1 or any(info.run_id == name for info in runs):
         return next((info for info in runs if info.run_id == name), runs[0])
     if not runs:
+        for info in runs_elsewhere():
+            if info.run_id.startswith(name):
+                raise UsageError(f"{info.run_id} is on {info.host}", "log in there, and attach to it")
         raise UsageError(f"no live run called {name!r}", "`ddpwatch ls` lists the live runs")
     raise UsageError(f"{name!r} matches {len(runs)} runs", "give more of the id: " + ", ".join(r.run_id for r in runs))
+
+
+def _published() -> Iterator[RunInfo]:
+    return filter(None, map(_read, directory().glob("*.json")))
 
 
 def _read(path: Path) -> RunInfo | None:
@@ -158,8 +191,43 @@ def _read(path: Path) -> RunInfo | None:
         return None
 
 
-def _remove_old_logs() -> None:
-    for path in directory().glob("*.log"):
+def _is_live(info: RunInfo) -> bool:
+    """Whether a local run's collector is alive; removes the run's files if it is certain that it is not."""
+    if not info.boot_id:
+        return _process_lives(info)
+    try:
+        with open(directory() / f"{info.run_id}.json", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            remove(info.run_id)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False  # it has just ended
+    except OSError:  # a file system without locks
+        return _process_lives(info)
+    return False
+
+
+def _process_lives(info: RunInfo) -> bool:
+    """Whether the collector's process is there, or may be: in another pid namespace, it cannot be seen."""
+    if info.pid_ns not in ("", clock.pid_namespace()):
+        return True
+    return clock.pid_alive(info.pid) and info.start_ticks in (0, clock.start_ticks(info.pid))
+
+
+def _remove_old() -> None:
+    for path in _older_than(KEEP_LOGS_S, "*.log"):
+        path.unlink(missing_ok=True)
+    for path in _older_than(KEEP_UNREACHABLE_S, "*.json"):
+        info = _read(path)
+        if info is None:
+            path.unlink(missing_ok=True)
+        elif is_elsewhere(info) or not info.boot_id:
+            remove(info.run_id)
+
+
+def _older_than(age_s: float, pattern: str) -> Iterator[Path]:
+    for path in directory().glob(pattern):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > KEEP_LOGS_S:
-                path.unlink()
+            if time.time() - path.stat().st_mtime > age_s:
+                yield path

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ GOODBYE_GRACE_S = 0.5  # between a process's end and the arrival of the goodbye 
 MISSING_RANK_GRACE_S = 5.0  # for ranks that never said hello, once all others have ended
 NO_RANK_TIMEOUT_S = 120.0  # for the first hello
 LINGER_S = 3.0  # after the end, for viewers that attach late
+RENEW_S = 3600.0
 RECEIVE_LIMIT = 2000  # frames per turn of the loop
 _log = logging.getLogger("ddpwatch.collector")
 
@@ -53,12 +55,14 @@ class Collector:
         self._hub = Hub()
         self._context = transport.Context()
         ingest, publish = rundir.endpoints(options.run_id)
+        self._claim = rundir.write(_info(options, ingest, publish))  # first: binding takes a socket's path from others
+        self._renewed = time.monotonic()
         self._ranks = transport.collector_pull(self._context, ingest)
         self._viewers = transport.collector_publish(self._context, publish)
         self._devices = DeviceThread(self._context)
         self._poller = zmq.Poller()
-        for socket in (self._ranks, self._viewers, self._devices.frames):
-            self._poller.register(socket, zmq.POLLIN)
+        for source in (self._ranks, self._viewers, self._devices.frames):
+            self._poller.register(source, zmq.POLLIN)
         self._liveness = Liveness(self._poller)
         self._recorder: RecordingThread | None = None
         self._recording = RecordingState()
@@ -66,18 +70,6 @@ class Collector:
         self._started = time.monotonic()
         self._last_end = self._started
         self._next_tick = self._started
-        rundir.write(
-            rundir.RunInfo(
-                run_id=options.run_id,
-                ingest=ingest,
-                publish=publish,
-                pid=os.getpid(),
-                world_size=options.world_size,
-                started=time.time(),
-                script=options.script,
-                recording=options.record,
-            )
-        )
 
     def run(self) -> None:
         """Serves until the job has ended and late viewers have had their chance."""
@@ -96,7 +88,7 @@ class Collector:
 
     def _turn(self) -> None:
         remaining_s = self._next_tick - time.monotonic()
-        ready = {socket for socket, _ in self._poller.poll(max(0, int(remaining_s * 1000) + 1))}
+        ready = {source for source, _ in self._poller.poll(max(0, int(remaining_s * 1000) + 1))}
         self._receive_from_ranks()
         if self._devices.frames in ready:
             for frame in _received(self._devices.frames):
@@ -108,6 +100,7 @@ class Collector:
         if now >= self._next_tick:
             self._next_tick = now + TICK_S
             self._publish_status()
+            self._renew_claim(now)
 
     def _receive_from_ranks(self) -> None:
         for _ in range(RECEIVE_LIMIT):
@@ -157,6 +150,12 @@ class Collector:
             recording_error=self._recording.error,
         )
         self._publish(status)
+
+    def _renew_claim(self, now: float) -> None:
+        """Touches the run's file now and then: what is old is taken for left over, by us and by a cleaner of /tmp."""
+        if now - self._renewed > RENEW_S:
+            self._renewed = now
+            os.utime(self._claim)
 
     # -- ends of ranks and of the run ------------------------------------------------------------------------
 
@@ -214,9 +213,10 @@ class Collector:
 
     def _close(self) -> None:
         rundir.remove(self._options.run_id)
+        os.close(self._claim)
         self._liveness.close()
-        for socket in (self._ranks, self._viewers, self._devices.frames):
-            socket.close()
+        for source in (self._ranks, self._viewers, self._devices.frames):
+            source.close()
         self._context.term()
 
     # -- recording -------------------------------------------------------------------------------------------
@@ -248,10 +248,27 @@ class Collector:
         return {"run_id": self._options.run_id, "script": self._options.script}
 
 
-def _received(socket: transport.Socket) -> Iterator[bytes]:
+def _info(options: Options, ingest: str, publish: str) -> rundir.RunInfo:
+    return rundir.RunInfo(
+        run_id=options.run_id,
+        ingest=ingest,
+        publish=publish,
+        pid=os.getpid(),
+        world_size=options.world_size,
+        started=time.time(),
+        script=options.script,
+        recording=options.record,
+        host=socket.gethostname(),
+        boot_id=clock.boot_id(),
+        pid_ns=clock.pid_namespace(),
+        start_ticks=clock.start_ticks(os.getpid()),
+    )
+
+
+def _received(source: transport.Socket) -> Iterator[bytes]:
     """The one-part messages that have arrived."""
     while True:
         try:
-            yield socket.recv(zmq.DONTWAIT)
+            yield source.recv(zmq.DONTWAIT)
         except zmq.Again:
             return
