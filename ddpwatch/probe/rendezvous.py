@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import msgspec
 from ddpwatch import clock, rundir
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.probe.identity import attempt
+from ddpwatch.recording.names import reserve
 
 FIND_TIMEOUT_S = 60.0
 _log = logging.getLogger("ddpwatch")
@@ -95,7 +97,7 @@ def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str]
     command += ["--watch-pid", str(os.getpid()), "--script", Path(sys.argv[0]).name]
     if record is not None:
         command += ["--record", str(recording_path(record))]
-    with open(rundir.directory() / f"{run_id}.log", "wb") as log:
+    with open(rundir.directory() / f"{run_id}.log", "xb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
         )
@@ -103,18 +105,26 @@ def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str]
 
 
 def new_run_id(session: int) -> str:
-    """Id of a new run: made here, or from `ddpwatch run`, with a number for every further run of that job."""
+    """Id of a new run. `ddpwatch run` gives the start, and may start several jobs: each gets an id of its own.
+
+    Restarts and further sessions have their numbers at the end.
+    """
     given = os.environ.get("DDPWATCH_RUN")
     if given is None:
         return rundir.new_run_id(sys.argv[0])
     further = [part for part in (attempt(), session - 1) if part]
-    return ".".join([given, *map(str, further)])
+    return ".".join([f"{given}-{secrets.token_hex(2)}", *map(str, further)])
 
 
 def recording_path(record: str | os.PathLike[str]) -> Path:
-    """Where to record to. A job that torchrun has restarted does not overwrite what led to the restart."""
-    path = Path(record).absolute()
-    if not os.access(path.parent, os.W_OK):
+    """Where to record to: to a new file, whether an earlier job, a restart or another job has left one of that name."""
+    path, restarts = Path(record).absolute(), attempt()
+    path = path.with_suffix(f".{restarts}{path.suffix}") if restarts else path
+    try:
+        free = reserve(path)
+    except OSError:  # the collector goes on trying
         _log.warning("ddpwatch cannot record to %s: its directory is missing or not writable", path)
-    restarts = attempt()
-    return path.with_suffix(f".{restarts}{path.suffix}") if restarts else path
+        return path
+    if free != path:
+        _log.warning("ddpwatch records to %s: %s exists", free, path.name)
+    return free

@@ -183,7 +183,8 @@ class ProbeSession:
         if address.boot_id != clock.boot_id():
             raise DdpwatchError(f"rank {self.rank} is on another host than rank 0", "only rank 0's host is watched")
         with contextlib.suppress(OSError):  # a full disk: then the heartbeat has to do
-            self.recorder.box.open(rundir.blackbox(address.run_id, self.rank))
+            (box := rundir.blackbox(address.run_id, self.rank)).unlink(missing_ok=True)  # never truncate one in use
+            self.recorder.box.open(box)
         return address.endpoint
 
     # -- the end ---------------------------------------------------------------------------------------------

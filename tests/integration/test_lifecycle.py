@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from ddpwatch import rundir
+from ddpwatch.messages import Step
+from ddpwatch.recording.reader import Recording
 from tests.integration.test_collector import Stage, step
-from tests.support.jobs import DDPWATCH, finished, wait_for
+from tests.support.jobs import DDPWATCH, ROOT, Job, finished, messages, wait_for
 
+TRAIN = ROOT / "demo" / "train.py"
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
 
 
@@ -33,3 +36,22 @@ def test_a_viewer_in_another_pid_namespace_does_not_delete_a_live_run(stage: Sta
     assert (run_directory / f"{stage.run_id}.pub").exists()
     stage.finish()
     assert list(run_directory.glob("*.json")) == []
+
+
+@pytest.mark.usefixtures("run_directory")
+def test_two_jobs_with_one_name_do_not_harm_each_other(tmp_path: Path) -> None:
+    """As two torchruns below one `ddpwatch run --record`: both are watched to their end, each in its recording."""
+    options = ["--model", "mlp:width=64", "--data", "digits", "--watch", "--inject", "slow-forward:ms=20"]
+    recorded = ["--record", str(tmp_path / "run.mcap")]
+
+    def job(name: str, steps: int) -> Job:
+        arguments = [*options, *recorded, "--steps", str(steps)]
+        return Job(TRAIN, *arguments, ranks=1, log=tmp_path / name, DDPWATCH_RUN="train-120000-abcd")
+
+    with job("first", 60) as first, job("second", 40) as second:
+        wait_for(lambda: len(rundir.live_runs()) == 2, "both are live")
+        assert (first.wait(), second.wait()) == (0, 0)
+    wait_for(lambda: not rundir.live_runs(), "both collectors end")
+    steps = sorted(len(messages(list(Recording(file)), Step)) for file in tmp_path.glob("run*.mcap"))
+    assert steps == [40, 60]
+    assert [log.count("run.mcap exists") for log in sorted((first.output(), second.output()), key=len)] == [0, 1]

@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from ddpwatch import rundir
 from ddpwatch.clock import boot_id
 from tests.support.jobs import ddpwatch

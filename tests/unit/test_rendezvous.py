@@ -1,0 +1,60 @@
+"""How ranks find their collector, without one."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpwatch.probe.rendezvous import Rendezvous
+
+pytestmark = pytest.mark.usefixtures("run_directory")
+
+
+@pytest.fixture
+def spawned(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The command lines of collectors, none of which starts."""
+    commands: list[list[str]] = []
+
+    class Popen:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            commands.append(command)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    return commands
+
+
+def recording(command: list[str]) -> Path:
+    return Path(command[command.index("--record") + 1])
+
+
+def test_two_jobs_below_one_ddpwatch_run_are_two_runs(
+    spawned: list[list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("DDPWATCH_RUN", "train-120000-abcd")
+    runs = [Rendezvous(0, 1, 1, None, tmp_path / "run.mcap").run_id for _ in range(2)]
+    assert all(run.startswith("train-120000-abcd") for run in runs)
+    assert len(set(runs)) == 2
+    assert [recording(command).name for command in spawned] == ["run.mcap", "run-2.mcap"]
+    assert [record.message for record in caplog.records] == [
+        f"ddpwatch records to {tmp_path / 'run-2.mcap'}: run.mcap exists"
+    ]
+
+
+def test_a_restart_has_a_recording_of_its_own(
+    spawned: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDPWATCH_RUN", "train-120000-abcd")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert Rendezvous(0, 1, 1, None, tmp_path / "run.mcap").run_id.endswith(".1")
+    assert recording(spawned[0]).name == "run.1.mcap"
+
+
+def test_a_device_is_recorded_to_as_it_is(spawned: list[list[str]]) -> None:
+    Rendezvous(0, 1, 1, None, "/dev/null")
+    assert recording(spawned[0]) == Path("/dev/null")
