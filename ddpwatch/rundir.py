@@ -27,6 +27,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 KEEP_LAST_VIEWS = 5
 KEEP_LOGS_S = 7 * 86_400
 KEEP_UNREACHABLE_S = 30 * 86_400  # what another boot or host left; a collector that lives renews its file
+_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes, and ZeroMQ needs a few
 
 
@@ -58,12 +59,12 @@ def directory() -> Path:
     """The run directory, created with mode 0700 if it is missing.
 
     Raises:
-        DdpwatchError: It cannot be created, belongs to another user, or is open to others.
+        DdpwatchError: It cannot be created, is a symbolic link, belongs to another user, or is open to others.
     """
     path = _configured()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
+        status = path.lstat()  # the owner of a link chooses where it leads
     except OSError as error:
         raise DdpwatchError(f"{path}: {error.strerror}", "set DDPWATCH_DIR to a directory that you own") from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
@@ -85,13 +86,28 @@ def new_run_id(script: str) -> str:
     return f"{stem}-{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
 
 
+def check_run_id(run_id: str) -> str:
+    """Returns the id if it can be part of a file's name.
+
+    Raises:
+        DdpwatchError: It cannot: it comes from a file or from the job's store.
+    """
+    if not _RUN_ID.fullmatch(run_id):
+        raise DdpwatchError(f"{run_id[:40]!r} is not a run id")
+    return run_id
+
+
+def _path(run_id: str, suffix: str) -> Path:
+    return directory() / f"{check_run_id(run_id)}{suffix}"
+
+
 def endpoints(run_id: str) -> tuple[str, str]:
     """The Unix socket endpoints (ingest, publish) of a run.
 
     Raises:
         DdpwatchError: The directory's path is too long for a Unix socket.
     """
-    base = directory() / run_id
+    base = _path(run_id, "")
     if len(str(base)) + 4 > _SOCKET_PATH_LIMIT:
         raise DdpwatchError(f"{base}: too long for a Unix socket", "set DDPWATCH_DIR to a short path")
     return f"ipc://{base}.in", f"ipc://{base}.pub"
@@ -106,7 +122,7 @@ def write(info: RunInfo) -> int:
     Raises:
         FileExistsError: There is a run of that id.
     """
-    file = os.open(directory() / f"{info.run_id}.json", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    file = os.open(_path(info.run_id, ".json"), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     with contextlib.suppress(OSError):  # a file system without locks: then viewers look for the process
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.write(file, msgspec.json.encode(info))  # last: what cannot be decoded is not touched
@@ -115,16 +131,20 @@ def write(info: RunInfo) -> int:
 
 def remove(run_id: str) -> None:
     """Removes a run's file, sockets and black boxes. The log stays."""
-    base = directory()
-    leftovers = [base / f"{run_id}{suffix}" for suffix in (".json", ".in", ".pub")]
-    for path in [*leftovers, *base.glob(f"{run_id}.box*")]:
+    leftovers = [_path(run_id, suffix) for suffix in (".json", ".in", ".pub")]
+    for path in [*leftovers, *directory().glob(f"{run_id}.box*")]:
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def blackbox(run_id: str, rank: int) -> Path:
     """Path of a rank's black box."""
-    return directory() / f"{run_id}.box{rank}"
+    return _path(run_id, f".box{rank}")
+
+
+def log(run_id: str) -> Path:
+    """Path of the collector's log."""
+    return _path(run_id, ".log")
 
 
 def live_runs() -> list[RunInfo]:
@@ -146,7 +166,7 @@ def is_elsewhere(info: RunInfo) -> bool:
 
 def last_view(run_id: str) -> Path:
     """Path of the recording in which an ended run leaves its snapshot, for viewers that attach late."""
-    return directory() / f"{run_id}.mcap"
+    return _path(run_id, ".mcap")
 
 
 def last_views() -> list[Path]:
@@ -185,10 +205,12 @@ def _published() -> Iterator[RunInfo]:
 
 
 def _read(path: Path) -> RunInfo | None:
+    """The run in a file; None if it cannot be decoded, or names another run than the file does."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunInfo)
+        info = msgspec.json.decode(path.read_bytes(), type=RunInfo)
     except (OSError, msgspec.DecodeError):
         return None
+    return info if info.run_id == path.stem and _RUN_ID.fullmatch(info.run_id) else None
 
 
 def _is_live(info: RunInfo) -> bool:
@@ -196,7 +218,7 @@ def _is_live(info: RunInfo) -> bool:
     if not info.boot_id:
         return _process_lives(info)
     try:
-        with open(directory() / f"{info.run_id}.json", "rb") as file:
+        with open(_path(info.run_id, ".json"), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             remove(info.run_id)
     except BlockingIOError:

@@ -63,15 +63,16 @@ class Rendezvous:
         would wait with it.
 
         Raises:
-            DdpwatchError: Rank 0 has not published it in time.
+            DdpwatchError: Rank 0 has not published it in time, or what is in the store is no run.
         """
         if self._address is None and self._store is not None:
             if not self._store.check([self._key]):
                 if time.monotonic() > self._deadline_s:
                     raise DdpwatchError(f"rank 0 has not called watch() within {FIND_TIMEOUT_S:.0f} s")
                 return None
-            self._address = msgspec.json.decode(self._store.get(self._key), type=CollectorAddress)
-            self._store = None
+            address = msgspec.json.decode(self._store.get(self._key), type=CollectorAddress)
+            rundir.check_run_id(address.run_id)
+            self._address, self._store = address, None
         return self._address
 
     def close(self) -> None:
@@ -97,7 +98,7 @@ def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str]
     command += ["--watch-pid", str(os.getpid()), "--script", Path(sys.argv[0]).name]
     if record is not None:
         command += ["--record", str(recording_path(record))]
-    with open(rundir.directory() / f"{run_id}.log", "xb") as log:
+    with open(rundir.log(run_id), "xb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+from ddpwatch.errors import DdpwatchError
 from ddpwatch.probe.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.usefixtures("run_directory")
@@ -58,3 +61,10 @@ def test_a_restart_has_a_recording_of_its_own(
 def test_a_device_is_recorded_to_as_it_is(spawned: list[list[str]]) -> None:
     Rendezvous(0, 1, 1, None, "/dev/null")
     assert recording(spawned[0]) == Path("/dev/null")
+
+
+def test_a_run_id_from_the_store_is_checked(run_directory: Path) -> None:
+    store = dist.HashStore()
+    store.set("ddpwatch/0/1", json.dumps({"run_id": "../../x", "endpoint": "ipc:///x.in", "boot_id": ""}))
+    with pytest.raises(DdpwatchError, match="not a run id"):
+        Rendezvous(1, 2, 1, store, None).find()

@@ -9,8 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ddpwatch import rundir
 from ddpwatch.clock import boot_id
+from ddpwatch.errors import DdpwatchError
 from tests.support.jobs import ddpwatch
 
 NOBODY = 2**22 + 1  # above the largest pid
@@ -76,3 +79,34 @@ def test_the_file_of_an_older_version_is_read_and_its_pid_decides(run_directory:
     (run_directory / "train-1.json").write_text(json.dumps({**old, "pid": NOBODY}))
     assert live() == []
     assert names(run_directory, "train-1") == EVERYTHING  # it may be another host's
+
+
+def test_a_symlinked_run_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "private").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "private")
+    monkeypatch.setenv("DDPWATCH_DIR", str(tmp_path / "link"))
+    with pytest.raises(DdpwatchError, match="not a private directory that you own"):
+        rundir.directory()
+
+
+@pytest.mark.parametrize(
+    "run_id", ["../train-1", "/tmp/train-1", "a/b", "", ".", "..", ".hidden", "a\0b", "*", "a" * 129]
+)
+def test_a_run_id_that_is_no_name_never_becomes_a_path(run_id: str, run_directory: Path) -> None:
+    for path_of in (
+        rundir.endpoints,
+        rundir.remove,
+        rundir.last_view,
+        rundir.log,
+        lambda name: rundir.blackbox(name, 0),
+    ):
+        with pytest.raises(DdpwatchError, match="not a run id"):
+            path_of(run_id)
+
+
+def test_a_file_that_names_another_run_is_not_read(run_directory: Path) -> None:
+    (run_directory.parent / f"{run_directory.name}-victim.pub").touch()
+    path = left_by_a_collector(run_directory, "train-1", pid=NOBODY)
+    path.write_text(path.read_text().replace('"train-1"', f'"../{run_directory.name}-victim"'))
+    assert live() == []
+    (run_directory.parent / f"{run_directory.name}-victim.pub").unlink()
