@@ -1,6 +1,7 @@
 """The run directory: one small JSON file per run with its addresses, readable only by its owner.
 
-It is ``$DDPWATCH_DIR``, else ``$XDG_RUNTIME_DIR/ddpwatch``, else ``/tmp/ddpwatch-<uid>``.
+It is ``$DDPWATCH_DIR``, else ``$XDG_RUNTIME_DIR/ddpwatch`` if that variable names a directory of the user's, else
+``/tmp/ddpwatch-<uid>``.
 
 A run is live as long as its collector holds a lock (``flock``) on the run's file. Unlike a pid, a lock means the same
 in every pid namespace, is never reused, and ends with the process. What a collector of another boot or host left (the
@@ -72,12 +73,29 @@ def directory() -> Path:
     return path
 
 
+def fallback() -> str:
+    """Which directory is used in place of one in ``$XDG_RUNTIME_DIR``, and why; empty where that can be used."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if os.environ.get("DDPWATCH_DIR") or not runtime or _is_usable(runtime):
+        return ""
+    why = "is missing" if not Path(runtime).exists() else "is not yours to write to"
+    return f"XDG_RUNTIME_DIR={runtime} {why}: using {_configured()} (DDPWATCH_DIR chooses another for jobs and viewers)"
+
+
 def _configured() -> Path:
     if configured := os.environ.get("DDPWATCH_DIR"):
         return Path(configured)
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+    if (runtime := os.environ.get("XDG_RUNTIME_DIR")) and _is_usable(runtime):
         return Path(runtime) / "ddpwatch"
     return Path(f"/tmp/ddpwatch-{os.getuid()}")
+
+
+def _is_usable(runtime: str) -> bool:
+    """Whether the runtime directory is there, and the user's. SLURM, sudo and containers pass on one that is not."""
+    try:
+        return Path(runtime).stat().st_uid == os.getuid() and os.access(runtime, os.W_OK | os.X_OK)
+    except OSError:
+        return False
 
 
 def new_run_id(script: str) -> str:

@@ -22,8 +22,12 @@ FIND_TIMEOUT_S = 60.0
 _log = logging.getLogger("ddpwatch")
 
 
+class JobUnwatchedError(DdpwatchError):
+    """Rank 0 cannot watch the job, and has said so: no other rank needs to."""
+
+
 class CollectorAddress(msgspec.Struct):
-    """What rank 0 publishes to the other ranks."""
+    """What rank 0 publishes to the other ranks. With an empty endpoint, that it cannot watch."""
 
     run_id: str
     endpoint: str
@@ -49,7 +53,11 @@ class Rendezvous:
         self._deadline_s = time.monotonic() + FIND_TIMEOUT_S
         self._address: CollectorAddress | None = None
         if rank == 0:
-            self._address = self._start_collector(world_size, session, record)
+            try:
+                self._address = self._start_collector(world_size, session, record)
+            except Exception:
+                self._publish(CollectorAddress("", "", ""))
+                raise
 
     @property
     def run_id(self) -> str:
@@ -63,7 +71,8 @@ class Rendezvous:
         would wait with it.
 
         Raises:
-            DdpwatchError: Rank 0 has not published it in time, or what is in the store is no run.
+            JobUnwatchedError: Rank 0 cannot watch.
+            DdpwatchError: Rank 0 has not published an address in time, or what is in the store is no run.
         """
         if self._address is None and self._store is not None:
             if not self._store.check([self._key]):
@@ -71,6 +80,8 @@ class Rendezvous:
                     raise DdpwatchError(f"rank 0 has not called watch() within {FIND_TIMEOUT_S:.0f} s")
                 return None
             address = msgspec.json.decode(self._store.get(self._key), type=CollectorAddress)
+            if not address.endpoint:
+                raise JobUnwatchedError("rank 0 cannot watch the job")
             rundir.check_run_id(address.run_id)
             self._address, self._store = address, None
         return self._address
@@ -86,10 +97,15 @@ class Rendezvous:
         ingest, _ = rundir.endpoints(run_id)
         if not os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a rank file
             spawn_collector(run_id, world_size, record)
+        if "DDPWATCH_RUN" not in os.environ and (note := rundir.fallback()):  # `ddpwatch run` says it itself
+            _log.warning("ddpwatch: %s", note)
         address = CollectorAddress(run_id, ingest, clock.boot_id())
+        self._publish(address)
+        return address
+
+    def _publish(self, address: CollectorAddress) -> None:
         if self._store is not None:
             self._store.set(self._key, msgspec.json.encode(address).decode())
-        return address
 
 
 def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str] | None) -> None:

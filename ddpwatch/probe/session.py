@@ -32,7 +32,7 @@ from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.identity import Flags, ddp_flags, hello_of
 from ddpwatch.probe.outbox import Outbox
 from ddpwatch.probe.recorder import StepRecorder
-from ddpwatch.probe.rendezvous import Rendezvous
+from ddpwatch.probe.rendezvous import JobUnwatchedError, Rendezvous
 from ddpwatch.probe.sender import Sender
 from ddpwatch.sampling.schedule import schedule_of
 
@@ -229,7 +229,8 @@ class ProbeSession:
         """Ends the watching after an error of ddpwatch's. Safe on any thread: the hooks stay, and do nothing."""
         if self.active:
             self._silence()
-            _log.warning("ddpwatch stops watching, training goes on: %s", error)
+            level = logging.DEBUG if isinstance(error, JobUnwatchedError) else logging.WARNING
+            _log.log(level, "ddpwatch stops watching, training goes on: %s", error)
 
     def _silence(self) -> None:
         """Stops the hooks. A forked child (a DataLoader worker) needs this, too: it inherits hooks and sockets."""

@@ -12,7 +12,7 @@ from ddpwatch import rundir
 from ddpwatch.messages import Step
 from ddpwatch.recording.reader import Recording
 from tests.integration.test_collector import Stage, step
-from tests.support.jobs import DDPWATCH, ROOT, Job, finished, messages, wait_for
+from tests.support.jobs import DDPWATCH, ROOT, SCRIPTS, Job, finished, messages, wait_for
 
 TRAIN = ROOT / "demo" / "train.py"
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -55,3 +55,10 @@ def test_two_jobs_with_one_name_do_not_harm_each_other(tmp_path: Path) -> None:
     steps = sorted(len(messages(list(Recording(file)), Step)) for file in tmp_path.glob("run*.mcap"))
     assert steps == [40, 60]
     assert [log.count("run.mcap exists") for log in sorted((first.output(), second.output()), key=len)] == [0, 1]
+
+
+def test_a_job_that_cannot_be_watched_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPWATCH_DIR", "/proc/no-such-directory")
+    with Job(SCRIPTS / "unwatchable.py", log=tmp_path / "log") as job:
+        assert job.wait() == 0, job.output()
+    assert job.output().count("ddpwatch") == 1, job.output()

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.probe.rendezvous import Rendezvous
+from ddpwatch.probe.rendezvous import JobUnwatchedError, Rendezvous
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 
@@ -67,4 +68,25 @@ def test_a_run_id_from_the_store_is_checked(run_directory: Path) -> None:
     store = dist.HashStore()
     store.set("ddpwatch/0/1", json.dumps({"run_id": "../../x", "endpoint": "ipc:///x.in", "boot_id": ""}))
     with pytest.raises(DdpwatchError, match="not a run id"):
+        Rendezvous(1, 2, 1, store, None).find()
+
+
+def test_rank_0_says_once_where_it_falls_back_to(
+    spawned: list[list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("DDPWATCH_DIR")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/no-such-directory")
+    store = dist.HashStore()
+    run_id = Rendezvous(0, 2, 1, store, None).run_id
+    assert Rendezvous(1, 2, 1, store, None).find() is not None
+    rundir.log(run_id).unlink()
+    assert [record.message.count("XDG_RUNTIME_DIR") for record in caplog.records] == [1]
+
+
+def test_where_rank_0_cannot_watch_the_others_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPWATCH_DIR", "/proc/no-such-directory")
+    store = dist.HashStore()
+    with pytest.raises(DdpwatchError, match="no-such-directory"):
+        Rendezvous(0, 2, 1, store, None)
+    with pytest.raises(JobUnwatchedError):
         Rendezvous(1, 2, 1, store, None).find()

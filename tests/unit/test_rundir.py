@@ -110,3 +110,41 @@ def test_a_file_that_names_another_run_is_not_read(run_directory: Path) -> None:
     path.write_text(path.read_text().replace('"train-1"', f'"../{run_directory.name}-victim"'))
     assert live() == []
     (run_directory.parent / f"{run_directory.name}-victim.pub").unlink()
+
+
+# -- where it is ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> str:
+    """XDG_RUNTIME_DIR as SLURM, sudo and containers leave it: set, and not there."""
+    monkeypatch.delenv("DDPWATCH_DIR", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/no-such-directory")
+    return f"/tmp/ddpwatch-{os.getuid()}"
+
+
+def test_a_runtime_directory_that_is_missing_is_not_used(nowhere: str) -> None:
+    assert rundir.directory() == Path(nowhere)
+    assert "XDG_RUNTIME_DIR" in rundir.fallback()
+    assert nowhere in rundir.fallback()
+
+
+def test_a_runtime_directory_is_not_created(tmp_path: Path, nowhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    assert rundir.directory() == Path(nowhere)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_runtime_directory_that_is_there_is_used(
+    tmp_path: Path, nowhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert rundir.directory() == tmp_path / "ddpwatch"
+    assert rundir.fallback() == ""
+
+
+def test_a_command_says_where_it_looks_instead(nowhere: str) -> None:
+    done = ddpwatch("ls")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("XDG_RUNTIME_DIR") == 1
+    assert nowhere in done.stderr
