@@ -19,6 +19,12 @@ from ddpwatch.probe.identity import attempt
 from ddpwatch.recording.names import reserve
 
 FIND_TIMEOUT_S = 60.0
+# As `python -m ddpwatch.collector`, but without the job's directory on sys.path, and with this very package at its end.
+# Python 3.10 has no option for that (-P).
+_RUN_COLLECTOR = (
+    "import sys; sys.path = [*filter(None, sys.path), sys.argv.pop(1)]; "
+    "from ddpwatch.collector.__main__ import main; main()"
+)
 _log = logging.getLogger("ddpwatch")
 
 
@@ -110,7 +116,8 @@ class Rendezvous:
 
 def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str] | None) -> None:
     """Starts the collector process: detached, so that a signal to the job's process group spares it."""
-    command = [sys.executable, "-m", "ddpwatch.collector", "--run-id", run_id, "--world-size", str(world_size)]
+    package = Path(__file__).parents[2]
+    command = [sys.executable, "-c", _RUN_COLLECTOR, str(package), "--run-id", run_id, "--world-size", str(world_size)]
     command += ["--watch-pid", str(os.getpid()), "--script", Path(sys.argv[0]).name]
     if record is not None:
         command += ["--record", str(recording_path(record))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from ddpwatch import rundir
 from ddpwatch.messages import Step
+from ddpwatch.probe.rendezvous import spawn_collector
 from ddpwatch.recording.reader import Recording
 from tests.integration.test_collector import Stage, step
 from tests.support.jobs import DDPWATCH, ROOT, SCRIPTS, Job, finished, messages, wait_for
@@ -62,3 +65,18 @@ def test_a_job_that_cannot_be_watched_says_so_once(tmp_path: Path, monkeypatch: 
     with Job(SCRIPTS / "unwatchable.py", log=tmp_path / "log") as job:
         assert job.wait() == 0, job.output()
     assert job.output().count("ddpwatch") == 1, job.output()
+
+
+def test_the_jobs_directory_is_not_on_the_collectors_path(
+    run_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `zmq.py` or `logging.py` next to a training script is none of the collector's business."""
+    for name in ("zmq", "msgspec", "logging"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('imported {name}.py of the job')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    spawn_collector("train-1", 1, None)
+    wait_for(lambda: rundir.live_runs() or rundir.log("train-1").read_text(), "the collector runs, or says why not")
+    assert rundir.log("train-1").read_text() == ""
+    (info,) = rundir.live_runs()
+    os.kill(info.pid, signal.SIGKILL)
