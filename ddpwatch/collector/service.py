@@ -6,8 +6,10 @@ and it ends by itself once the job has ended.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Container, Iterator
@@ -19,7 +21,7 @@ from ddpwatch import blackbox, clock, rundir, transport
 from ddpwatch.collector.devices import DeviceThread
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.liveness import Departure, Liveness
-from ddpwatch.collector.recording_thread import RecordingState, RecordingThread
+from ddpwatch.collector.recording_thread import CLOSE_S, RecordingState, RecordingThread
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Hello, Message, Status, decode, encode, type_name
 from ddpwatch.recording.limits import limits_from_environment
@@ -30,6 +32,8 @@ TICK_S = 0.5
 GOODBYE_GRACE_S = 0.5  # between a process's end and the arrival of the goodbye it may have sent
 MISSING_RANK_GRACE_S = 5.0  # for ranks that never said hello, once all others have ended
 NO_RANK_TIMEOUT_S = 120.0  # for the first hello
+SIGNALLED_S = 0.3  # from a signal to the end: what sends a second one, kills, leaves little time
+SIGNALLED_CLOSE_S = 0.5  # for the recording, after a signal
 LINGER_S = 3.0  # after the end, for viewers that attach late
 RENEW_S = 3600.0
 RECEIVE_LIMIT = 2000  # frames per turn of the loop
@@ -64,6 +68,9 @@ class Collector:
         for source in (self._ranks, self._viewers, self._devices.frames):
             self._poller.register(source, zmq.POLLIN)
         self._liveness = Liveness(self._poller)
+        self._signal: signal.Signals | None = None
+        self._signalled = 0.0
+        self._wake: tuple[socket.socket, ...] = ()
         self._recorder: RecordingThread | None = None
         self._recording = RecordingState()
         self._departed: dict[int, Departure] = {}
@@ -71,8 +78,18 @@ class Collector:
         self._last_end = self._started
         self._next_tick = self._started
 
+    def end_on(self, *numbers: signal.Signals) -> None:
+        """Makes these signals end the collector, with a goodbye and a complete recording. Main thread only."""
+        self._wake = woken, waking = socket.socketpair()
+        for end in self._wake:
+            end.setblocking(False)
+        signal.set_wakeup_fd(waking.fileno())  # ends the poll at once; pyzmq goes on polling after a handler
+        self._poller.register(woken, zmq.POLLIN)
+        for number in numbers:
+            signal.signal(number, self._note_signal)
+
     def run(self) -> None:
-        """Serves until the job has ended and late viewers have had their chance."""
+        """Serves until the job has ended and late viewers have had their chance, or a signal comes."""
         self._devices.start()
         try:
             self._open_recording()
@@ -84,12 +101,19 @@ class Collector:
             self._devices.stop()
             self._close()
 
+    def _note_signal(self, number: int, _: object) -> None:
+        if self._signal is None:
+            self._signal, self._signalled = signal.Signals(number), time.monotonic()
+
     # -- one turn of the loop --------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         remaining_s = self._next_tick - time.monotonic()
         ready = {source for source, _ in self._poller.poll(max(0, int(remaining_s * 1000) + 1))}
         self._receive_from_ranks()
+        if self._signal is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._wake[0].recv(64)
         if self._devices.frames in ready:
             for frame in _received(self._devices.frames):
                 self._publish(decode(frame), frame)
@@ -186,6 +210,8 @@ class Collector:
 
     def _is_over(self) -> bool:
         now = time.monotonic()
+        if self._signal is not None:  # ranks that got it, too, end now
+            return self._hub.all_ended or now - self._signalled > SIGNALLED_S
         known = len(self._hub.ranks)
         if not known:
             waited_s = now - self._started
@@ -196,19 +222,29 @@ class Collector:
 
     def _end_run(self) -> None:
         self._receive_from_ranks()
-        self._publish(Bye(rank=None, by="collector", reason=self._hub.end_reason(), at_ns=time.monotonic_ns()))
+        for rank, departure in list(self._departed.items()):
+            self._publish(self._goodbye_for(rank, departure))
+        self._publish(self._goodbye_of_run())
         self._publish_status()
         if self._recorder is not None:
-            self._recorder.finish()
+            self._recorder.finish(CLOSE_S if self._signal is None else SIGNALLED_CLOSE_S)
             self._recording, self._recorder = self._recorder.state, None
             if self._recording.error:
                 self._publish_status()  # what the disk did not take, for viewers only
         self._write_last_view()
 
+    def _goodbye_of_run(self) -> Bye:
+        reason, detail = self._hub.end_reason(), ""
+        if self._signal is not None and not self._hub.all_ended:
+            reason = "killed"
+        if self._signal is not None:
+            detail = f"the collector got {self._signal.name}"
+        return Bye(rank=None, by="collector", reason=reason, detail=detail, at_ns=time.monotonic_ns())
+
     def _serve_snapshots(self, deadline: float) -> None:
         """Only answers viewers: the recording is closed, and nothing new is published."""
-        while (remaining_s := deadline - time.monotonic()) > 0:
-            self._viewers.poll(int(remaining_s * 1000) + 1)
+        while self._signal is None and (remaining_s := deadline - time.monotonic()) > 0:
+            self._viewers.poll(int(min(remaining_s, TICK_S) * 1000) + 1)
             self._send_snapshots()
 
     def _close(self) -> None:
@@ -217,6 +253,8 @@ class Collector:
         self._liveness.close()
         for source in (self._ranks, self._viewers, self._devices.frames):
             source.close()
+        for end in self._wake:
+            end.close()
         self._context.term()
 
     # -- recording -------------------------------------------------------------------------------------------

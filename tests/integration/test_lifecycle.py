@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ddpwatch import rundir
-from ddpwatch.messages import Step
+from ddpwatch.messages import Bye, Step
 from ddpwatch.probe.rendezvous import spawn_collector
+from ddpwatch.recording.part import Part
 from ddpwatch.recording.reader import Recording
 from tests.integration.test_collector import Stage, step
-from tests.support.jobs import DDPWATCH, ROOT, SCRIPTS, Job, finished, messages, wait_for
+from tests.support.jobs import DDPWATCH, ROOT, SCRIPTS, Job, finished, live, messages, read_until, wait_for
 
 TRAIN = ROOT / "demo" / "train.py"
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -80,3 +82,48 @@ def test_the_jobs_directory_is_not_on_the_collectors_path(
     assert rundir.log("train-1").read_text() == ""
     (info,) = rundir.live_runs()
     os.kill(info.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_collector_that_is_ended_by_a_signal_says_goodbye_and_closes_its_recording(
+    stage: Stage, tmp_path: Path, run_directory: Path, number: signal.Signals
+) -> None:
+    with live(stage.info) as viewer:
+        read_until(viewer, lambda frames: messages(frames, Step), "the step")
+        sent = time.monotonic()
+        stage.process.send_signal(number)
+        frames = read_until(viewer, lambda frames: messages(frames, Bye), "the run's goodbye")
+        said = time.monotonic() - sent
+        assert stage.process.wait(10) == 0
+    (bye,) = messages(frames, Bye)
+    assert (bye.rank, bye.by, bye.reason, bye.detail) == (
+        None,
+        "collector",
+        "killed",
+        f"the collector got {number.name}",
+    )
+    part = Part(tmp_path / "run.mcap")
+    assert part.index.complete
+    assert part.end
+    assert bye in [message for message, _ in Recording(tmp_path / "run.mcap")]
+    assert said < 1.0
+    assert (tmp_path / "run.mcap").stat().st_mtime - (time.time() - time.monotonic() + sent) < 1.0
+    assert {path.suffix for path in run_directory.iterdir()} <= {".mcap", ".log"}
+
+
+def test_a_signal_to_the_whole_job_keeps_the_goodbyes_of_its_ranks(stage: Stage, tmp_path: Path) -> None:
+    """As scancel sends it: the ranks die at the same time."""
+    with subprocess.Popen(["sleep", "100"]) as rank:
+        hello = stage.hello(0)
+        hello.pid = rank.pid
+        with live(stage.info) as viewer:
+            stage.send(hello, step(2))
+            read_until(viewer, lambda frames: len(messages(frames, Step)) == 2, "the second step")
+        rank.terminate()
+        stage.process.terminate()
+        assert stage.process.wait(10) == 0
+    recorded = [message for message, _ in Recording(tmp_path / "run.mcap")]
+    assert [(bye.rank, bye.detail) for bye in recorded if isinstance(bye, Bye)] == [
+        (0, "SIGTERM"),
+        (None, "the collector got SIGTERM"),
+    ]
