@@ -101,8 +101,16 @@ def lines(endpoint: str) -> Iterator[str]:
         _narrate(f"no frame from the collector for {SILENCE_S:.0f} s: it is gone")
 
 
-def narrate_runs(runs: Callable[[], list[RunInfo]], over: threading.Event) -> None:
-    """Prints lines about a job's runs to stderr, one run after the other, until the job is over."""
+def narrate_runs(
+    runs: Callable[[], list[RunInfo]], over: threading.Event, without_run: Callable[[], Iterable[str]]
+) -> None:
+    """Prints lines about a job's runs to stderr, one run after the other, until the job is over.
+
+    Args:
+        runs: The job's live runs.
+        over: Set when the job is over.
+        without_run: Lines to print at the end if there was no run.
+    """
     seen: set[str] = set()
     while True:
         last_look = over.is_set()
@@ -116,8 +124,8 @@ def narrate_runs(runs: Callable[[], list[RunInfo]], over: threading.Event) -> No
         if last_look:
             break
         over.wait(0.3)
-    if not seen:
-        _narrate("the job made no DistributedDataParallel module: nothing was watched")
+    for text in [] if seen else without_run():
+        _narrate(text)
 
 
 def replay_lines(

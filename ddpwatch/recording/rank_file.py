@@ -51,6 +51,7 @@ class RankFile:
             "rank": str(hello.rank),
             "world_size": str(hello.world_size),
             "script": hello.script,
+            "launch": os.environ.get("DDPWATCH_RUN", ""),  # by which `ddpwatch run` finds its ranks' files
         }
         self._writer = ResilientWriter(self.path, about, limits_from_environment(os.environ), retry_s, make_folder=True)
         self._hello = hello

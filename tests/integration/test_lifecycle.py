@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ from ddpwatch.messages import Bye, Step
 from ddpwatch.probe.rendezvous import spawn_collector
 from ddpwatch.recording.part import Part
 from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.writer import RecordingWriter
 from tests.integration.test_collector import Stage, step
-from tests.support.jobs import DDPWATCH, ROOT, SCRIPTS, Job, finished, live, messages, read_until, wait_for
+from tests.support.jobs import DDPWATCH, ROOT, SCRIPTS, Job, ddpwatch, finished, live, messages, read_until, wait_for
 
 TRAIN = ROOT / "demo" / "train.py"
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -127,3 +129,18 @@ def test_a_signal_to_the_whole_job_keeps_the_goodbyes_of_its_ranks(stage: Stage,
         (0, "SIGTERM"),
         (None, "the collector got SIGTERM"),
     ]
+
+
+@pytest.mark.usefixtures("run_directory")
+def test_a_job_whose_ranks_record_by_themselves_is_reported_with_its_files(tmp_path: Path) -> None:
+    """Also on the nodes of other ranks than 0, whose `ddpwatch run` gave the run another name."""
+    folder = tmp_path / "files"
+    (folder / "of-another-job").mkdir(parents=True)
+    RecordingWriter(folder / "of-another-job" / "rank00000.mcap").close()
+    script = [sys.executable, str(SCRIPTS / "unmodified" / "spawned.py"), str(tmp_path / "store")]
+    done = ddpwatch("run", "--headless", "--", *script, DDPWATCH_RECORD_DIR=str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "nothing was watched" not in done.stderr
+    (run,) = [path for path in folder.iterdir() if path.name != "of-another-job"]
+    assert f"ddpwatch: 2 ranks recorded to {run}: rank00000.mcap, rank00001.mcap\n" in done.stderr
+    assert "of-another-job" not in done.stderr
