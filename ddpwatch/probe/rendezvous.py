@@ -118,7 +118,7 @@ def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str]
     """Starts the collector process: detached, so that a signal to the job's process group spares it."""
     package = Path(__file__).parents[2]
     command = [sys.executable, "-c", _RUN_COLLECTOR, str(package), "--run-id", run_id, "--world-size", str(world_size)]
-    command += ["--watch-pid", str(os.getpid()), "--script", Path(sys.argv[0]).name]
+    command += ["--watch-pid", str(os.getpid()), f"--script={Path(sys.argv[0]).name}"]
     if record is not None:
         command += ["--record", str(recording_path(record))]
     with open(rundir.log(run_id), "xb") as log:

@@ -79,6 +79,7 @@ def test_the_jobs_directory_is_not_on_the_collectors_path(
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('imported {name}.py of the job')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(sys, "argv", ["-c"])  # a script's name as `python -c` has it, and no option
     spawn_collector("train-1", 1, None)
     wait_for(lambda: rundir.live_runs() or rundir.log("train-1").read_text(), "the collector runs, or says why not")
     assert rundir.log("train-1").read_text() == ""
