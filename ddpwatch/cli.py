@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddpwatch.recording.seek import Position
     from ddpwatch.rundir import RunInfo
 
+USES_RUN_DIRECTORY = {None, "attach", "ls", "record", "run"}
 app = typer.Typer(
     name="ddpwatch",
     add_completion=False,
@@ -66,6 +67,13 @@ def main() -> None:
         sys.exit(130)
 
 
+def _say_fallback() -> None:
+    from ddpwatch import rundir
+
+    if note := rundir.fallback():
+        typer.echo(f"ddpwatch: {note}", err=True)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"ddpwatch {__version__}")
@@ -87,6 +95,8 @@ def watch_newest(
 
     Without a command, attach to your newest run on this machine, or wait for one.
     """
+    if context.invoked_subcommand in USES_RUN_DIRECTORY:
+        _say_fallback()
     if context.invoked_subcommand is None:
         _show(None, None, plain, theme, ascii_only, baseline)
 
@@ -115,8 +125,8 @@ def ls(as_json: Json = False) -> None:
         import msgspec
 
         typer.echo(msgspec.json.encode(runs).decode())
-    elif runs:
-        typer.echo("\n".join(run_table(runs)))
+    elif listed := [*runs, *rundir.runs_elsewhere()]:
+        typer.echo("\n".join(run_table(listed)))
     else:
         typer.echo(f"no live run in {rundir.directory()}", err=True)
 

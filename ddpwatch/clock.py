@@ -20,10 +20,20 @@ def boot_id() -> str:
 
 def time_namespace() -> str:
     """The Linux time namespace, e.g. ``time:[4026531834]``; empty where there is none."""
+    return _namespace("time")
+
+
+def pid_namespace() -> str:
+    """The Linux pid namespace, e.g. ``pid:[4026531836]``; empty where there is none."""
+    return _namespace("pid")
+
+
+def start_ticks(pid: int) -> int:
+    """When the process started, in clock ticks since boot: with the pid, it identifies a process. 0 if not known."""
     try:
-        return str(Path("/proc/self/ns/time").readlink())
-    except OSError:
-        return ""
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError):
+        return 0
 
 
 def pid_alive(pid: int) -> bool:
@@ -32,3 +42,10 @@ def pid_alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def _namespace(kind: str) -> str:
+    try:
+        return str(Path(f"/proc/self/ns/{kind}").readlink())
+    except OSError:
+        return ""

@@ -28,6 +28,7 @@ from ddpwatch.rundir import RunInfo
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "path"
 END_GRACE_S = 5.0  # for the collector to close its recording after the job
 RELAY_POLL_S = 0.2
+CLOCK_SLACK_S = 3600.0  # by which a file server's clock may be behind
 OUTPUT_LINES = 20
 TERMINATING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 FORWARDED = TERMINATING | {signal.SIGUSR1, signal.SIGUSR2}  # schedulers announce a job's time limit with these
@@ -65,6 +66,7 @@ class Launch:
     def __init__(self, command: Sequence[str], record: Path | None, limits: Mapping[str, str]) -> None:
         _require_command(command)
         rundir.directory()
+        self._made = time.time()
         self.name = rundir.new_run_id(_script_of(command))
         self.command = shlex.join(command)
         self.terminated = threading.Event()
@@ -84,6 +86,34 @@ class Launch:
         views = [path for path in rundir.last_views() if path.stem.startswith(self.name)]
         last = [[m.recording_error for m, _ in Recording(view) if isinstance(m, Status)][-1:] for view in views]
         return [error for errors in last for error in errors if error]
+
+    def without_run(self) -> list[str]:
+        """What the job left where no run was seen, in lines: rank files, or a collector's log, or nothing."""
+        if lines := self.recorded():
+            return lines
+        if logs := sorted(rundir.directory().glob(f"{self.name}*.log")):
+            return [f"a collector was started, but ended before it could be watched: see {log}" for log in logs]
+        return ["no rank came to a DistributedDataParallel module that could be watched: nothing was watched"]
+
+    def recorded(self) -> list[str]:
+        """The rank files of this job on this machine, a line per folder."""
+        return [
+            f"{len(names)} rank{'s'[: len(names) - 1]} recorded to {folder}: {', '.join(names)}"
+            for folder, names in self._rank_files().items()
+        ]
+
+    def _rank_files(self) -> dict[Path, list[str]]:
+        """Names of the rank files that this job's ranks on this machine have written, by folder."""
+        from ddpwatch.recording.part import Part
+
+        found: dict[Path, list[str]] = {}
+        directory = self._environment.get("DDPWATCH_RECORD_DIR")
+        for path in sorted(Path(directory).glob("*/rank?????.mcap")) if directory else []:
+            with contextlib.suppress(OSError, DdpwatchError):  # removed meanwhile, or no recording
+                recent = path.stat().st_mtime > self._made - CLOCK_SLACK_S
+                if recent and Part(path).metadata.get("launch") == self.name:
+                    found.setdefault(path.parent, []).append(path.name)
+        return found
 
     @contextlib.contextmanager
     def job(
@@ -181,7 +211,7 @@ def run_headless(launch: Launch) -> int:
 
     with launch.job(None) as process:
         over = threading.Event()
-        narrator = threading.Thread(target=narrate_runs, args=(launch.runs, over), daemon=True)
+        narrator = threading.Thread(target=narrate_runs, args=(launch.runs, over, launch.without_run), daemon=True)
         narrator.start()
         code = _exit_code(process)
         over.set()
@@ -195,7 +225,7 @@ def run_with_dashboard(launch: Launch) -> int:
     from ddpwatch.tui.feed import AttachSpec
 
     log = rundir.directory() / f"{launch.name}.out"
-    with log.open("wb") as output, launch.job(output.fileno(), _leave_dead_terminal) as process:
+    with log.open("xb") as output, launch.job(output.fileno(), _leave_dead_terminal) as process:
 
         def runs() -> list[RunInfo]:
             found = launch.runs()
@@ -213,6 +243,8 @@ def run_with_dashboard(launch: Launch) -> int:
             print(f"ddpwatch: no dashboard: {error}", file=sys.stderr)
         code = _show_output(process, log)
     print(f"ddpwatch: the job's output is in {log}", file=sys.stderr)
+    for text in launch.recorded():
+        print(f"ddpwatch: {text}", file=sys.stderr)
     for problem in launch.recording_errors():
         print(f"ddpwatch: the recording is not complete: {problem}", file=sys.stderr)
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 import time
@@ -29,10 +30,23 @@ HEADER = f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed m
 def run_table(runs: Sequence[RunInfo]) -> list[str]:
     """The runs as aligned lines."""
     rows = [
-        [info.run_id, str(info.world_size), time.strftime("%H:%M:%S", time.localtime(info.started)), info.recording]
+        [
+            info.run_id,
+            str(info.world_size),
+            time.strftime("%H:%M:%S", time.localtime(info.started)),
+            _place(info),
+            info.recording,
+        ]
         for info in runs
     ]
-    return table(["run", "ranks", "started", "recording"], [[clean(cell) for cell in row] for row in rows])
+    return table(["run", "ranks", "started", "where", "recording"], [[clean(cell) for cell in row] for row in rows])
+
+
+def _place(info: RunInfo) -> str:
+    """Where a run's collector is. Nobody here knows whether it is alive on another host."""
+    if not rundir.is_elsewhere(info):
+        return "here"
+    return f"on {info.host}" + (", an earlier boot" if info.host == socket.gethostname() else "")
 
 
 def line(state: RunState) -> str:
@@ -87,8 +101,16 @@ def lines(endpoint: str) -> Iterator[str]:
         _narrate(f"no frame from the collector for {SILENCE_S:.0f} s: it is gone")
 
 
-def narrate_runs(runs: Callable[[], list[RunInfo]], over: threading.Event) -> None:
-    """Prints lines about a job's runs to stderr, one run after the other, until the job is over."""
+def narrate_runs(
+    runs: Callable[[], list[RunInfo]], over: threading.Event, without_run: Callable[[], Iterable[str]]
+) -> None:
+    """Prints lines about a job's runs to stderr, one run after the other, until the job is over.
+
+    Args:
+        runs: The job's live runs.
+        over: Set when the job is over.
+        without_run: Lines to print at the end if there was no run.
+    """
     seen: set[str] = set()
     while True:
         last_look = over.is_set()
@@ -102,8 +124,8 @@ def narrate_runs(runs: Callable[[], list[RunInfo]], over: threading.Event) -> No
         if last_look:
             break
         over.wait(0.3)
-    if not seen:
-        _narrate("the job made no DistributedDataParallel module: nothing was watched")
+    for text in [] if seen else without_run():
+        _narrate(text)
 
 
 def replay_lines(

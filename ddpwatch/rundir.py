@@ -1,16 +1,23 @@
 """The run directory: one small JSON file per run with its addresses, readable only by its owner.
 
-It is ``$DDPWATCH_DIR``, else ``$XDG_RUNTIME_DIR/ddpwatch``, else ``/tmp/ddpwatch-<uid>``.
+It is ``$DDPWATCH_DIR``, else ``$XDG_RUNTIME_DIR/ddpwatch`` if that variable names a directory of the user's, else
+``/tmp/ddpwatch-<uid>``.
+
+A run is live as long as its collector holds a lock (``flock``) on the run's file. Unlike a pid, a lock means the same
+in every pid namespace, is never reused, and ends with the process. What a collector of another boot or host left (the
+directory may be on NFS) is out of reach of this test, so it is removed by age only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,11 +27,20 @@ from ddpwatch.errors import DdpwatchError, UsageError
 
 KEEP_LAST_VIEWS = 5
 KEEP_LOGS_S = 7 * 86_400
+KEEP_UNREACHABLE_S = 30 * 86_400  # what another boot or host left; a collector that lives renews its file
+_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes, and ZeroMQ needs a few
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
-    """How to reach a run. ``pid`` is the collector's; ``started`` is in seconds since the Unix epoch."""
+    """How to reach a run, and where its collector is.
+
+    Attributes:
+        pid: The collector's, in its pid namespace ``pid_ns``.
+        started: Seconds since the Unix epoch.
+        boot_id: The kernel's id of the boot; empty in files of older versions.
+        start_ticks: When the collector's process started, in clock ticks since boot.
+    """
 
     run_id: str
     ingest: str
@@ -34,18 +50,22 @@ class RunInfo(msgspec.Struct, kw_only=True):
     started: float
     script: str = ""
     recording: str = ""
+    host: str = ""
+    boot_id: str = ""
+    pid_ns: str = ""
+    start_ticks: int = 0
 
 
 def directory() -> Path:
     """The run directory, created with mode 0700 if it is missing.
 
     Raises:
-        DdpwatchError: It cannot be created, belongs to another user, or is open to others.
+        DdpwatchError: It cannot be created, is a symbolic link, belongs to another user, or is open to others.
     """
     path = _configured()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
+        status = path.lstat()  # the owner of a link chooses where it leads
     except OSError as error:
         raise DdpwatchError(f"{path}: {error.strerror}", "set DDPWATCH_DIR to a directory that you own") from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
@@ -53,12 +73,29 @@ def directory() -> Path:
     return path
 
 
+def fallback() -> str:
+    """Which directory is used in place of one in ``$XDG_RUNTIME_DIR``, and why; empty where that can be used."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if os.environ.get("DDPWATCH_DIR") or not runtime or _is_usable(runtime):
+        return ""
+    why = "is missing" if not Path(runtime).exists() else "is not yours to write to"
+    return f"XDG_RUNTIME_DIR={runtime} {why}: using {_configured()} (DDPWATCH_DIR chooses another for jobs and viewers)"
+
+
 def _configured() -> Path:
     if configured := os.environ.get("DDPWATCH_DIR"):
         return Path(configured)
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+    if (runtime := os.environ.get("XDG_RUNTIME_DIR")) and _is_usable(runtime):
         return Path(runtime) / "ddpwatch"
     return Path(f"/tmp/ddpwatch-{os.getuid()}")
+
+
+def _is_usable(runtime: str) -> bool:
+    """Whether the runtime directory is there, and the user's. SLURM, sudo and containers pass on one that is not."""
+    try:
+        return Path(runtime).stat().st_uid == os.getuid() and os.access(runtime, os.W_OK | os.X_OK)
+    except OSError:
+        return False
 
 
 def new_run_id(script: str) -> str:
@@ -67,60 +104,87 @@ def new_run_id(script: str) -> str:
     return f"{stem}-{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
 
 
+def check_run_id(run_id: str) -> str:
+    """Returns the id if it can be part of a file's name.
+
+    Raises:
+        DdpwatchError: It cannot: it comes from a file or from the job's store.
+    """
+    if not _RUN_ID.fullmatch(run_id):
+        raise DdpwatchError(f"{run_id[:40]!r} is not a run id")
+    return run_id
+
+
+def _path(run_id: str, suffix: str) -> Path:
+    return directory() / f"{check_run_id(run_id)}{suffix}"
+
+
 def endpoints(run_id: str) -> tuple[str, str]:
     """The Unix socket endpoints (ingest, publish) of a run.
 
     Raises:
         DdpwatchError: The directory's path is too long for a Unix socket.
     """
-    base = directory() / run_id
+    base = _path(run_id, "")
     if len(str(base)) + 4 > _SOCKET_PATH_LIMIT:
         raise DdpwatchError(f"{base}: too long for a Unix socket", "set DDPWATCH_DIR to a short path")
     return f"ipc://{base}.in", f"ipc://{base}.pub"
 
 
-def write(info: RunInfo) -> Path:
-    """Publishes a run in one atomic step, with mode 0600."""
-    path = directory() / f"{info.run_id}.json"
-    draft = path.with_suffix(".tmp")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(info))
-    draft.replace(path)
-    return path
+def write(info: RunInfo) -> int:
+    """Publishes a run, in a file of mode 0600.
+
+    Returns:
+        A file descriptor that holds the lock on this file: the run is live until it is closed.
+
+    Raises:
+        FileExistsError: There is a run of that id.
+    """
+    file = os.open(_path(info.run_id, ".json"), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks: then viewers look for the process
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.write(file, msgspec.json.encode(info))  # last: what cannot be decoded is not touched
+    return file
 
 
 def remove(run_id: str) -> None:
     """Removes a run's file, sockets and black boxes. The log stays."""
-    base = directory()
-    leftovers = [base / f"{run_id}{suffix}" for suffix in (".json", ".in", ".pub")]
-    for path in [*leftovers, *base.glob(f"{run_id}.box*")]:
+    leftovers = [_path(run_id, suffix) for suffix in (".json", ".in", ".pub")]
+    for path in [*leftovers, *directory().glob(f"{run_id}.box*")]:
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def blackbox(run_id: str, rank: int) -> Path:
     """Path of a rank's black box."""
-    return directory() / f"{run_id}.box{rank}"
+    return _path(run_id, f".box{rank}")
+
+
+def log(run_id: str) -> Path:
+    """Path of the collector's log."""
+    return _path(run_id, ".log")
 
 
 def live_runs() -> list[RunInfo]:
-    """The runs whose collectors are alive, newest first. Removes the files of the others."""
-    runs = []
-    for path in directory().glob("*.json"):
-        info = _read(path)
-        if info is None:
-            continue
-        if clock.pid_alive(info.pid):
-            runs.append(info)
-        else:
-            remove(info.run_id)
-    _remove_old_logs()
+    """The runs on this machine whose collectors are alive, newest first. Removes the files of those that ended."""
+    _remove_old()
+    runs = [info for info in _published() if not is_elsewhere(info) and _is_live(info)]
     return sorted(runs, key=lambda info: info.started, reverse=True)
+
+
+def runs_elsewhere() -> list[RunInfo]:
+    """The runs of other hosts and earlier boots in this directory, newest first; they may have ended."""
+    return sorted(filter(is_elsewhere, _published()), key=lambda info: info.started, reverse=True)
+
+
+def is_elsewhere(info: RunInfo) -> bool:
+    """Whether the run belongs to another boot or host. Files of older versions do not say, and count as local."""
+    return info.boot_id not in ("", clock.boot_id())
 
 
 def last_view(run_id: str) -> Path:
     """Path of the recording in which an ended run leaves its snapshot, for viewers that attach late."""
-    return directory() / f"{run_id}.mcap"
+    return _path(run_id, ".mcap")
 
 
 def last_views() -> list[Path]:
@@ -147,19 +211,63 @@ def find(name: str) -> RunInfo:
     if len(runs) == 1 or any(info.run_id == name for info in runs):
         return next((info for info in runs if info.run_id == name), runs[0])
     if not runs:
+        for info in runs_elsewhere():
+            if info.run_id.startswith(name):
+                raise UsageError(f"{info.run_id} is on {info.host}", "log in there, and attach to it")
         raise UsageError(f"no live run called {name!r}", "`ddpwatch ls` lists the live runs")
     raise UsageError(f"{name!r} matches {len(runs)} runs", "give more of the id: " + ", ".join(r.run_id for r in runs))
 
 
+def _published() -> Iterator[RunInfo]:
+    return filter(None, map(_read, directory().glob("*.json")))
+
+
 def _read(path: Path) -> RunInfo | None:
+    """The run in a file; None if it cannot be decoded, or names another run than the file does."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunInfo)
+        info = msgspec.json.decode(path.read_bytes(), type=RunInfo)
     except (OSError, msgspec.DecodeError):
         return None
+    return info if info.run_id == path.stem and _RUN_ID.fullmatch(info.run_id) else None
 
 
-def _remove_old_logs() -> None:
-    for path in directory().glob("*.log"):
+def _is_live(info: RunInfo) -> bool:
+    """Whether a local run's collector is alive; removes the run's files if it is certain that it is not."""
+    if not info.boot_id:
+        return _process_lives(info)
+    try:
+        with open(_path(info.run_id, ".json"), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            remove(info.run_id)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False  # it has just ended
+    except OSError:  # a file system without locks
+        return _process_lives(info)
+    return False
+
+
+def _process_lives(info: RunInfo) -> bool:
+    """Whether the collector's process is there, or may be: in another pid namespace, it cannot be seen."""
+    if info.pid_ns not in ("", clock.pid_namespace()):
+        return True
+    return clock.pid_alive(info.pid) and info.start_ticks in (0, clock.start_ticks(info.pid))
+
+
+def _remove_old() -> None:
+    for path in _older_than(KEEP_LOGS_S, "*.log"):
+        path.unlink(missing_ok=True)
+    for path in _older_than(KEEP_UNREACHABLE_S, "*.json"):
+        info = _read(path)
+        if info is None:
+            path.unlink(missing_ok=True)
+        elif is_elsewhere(info) or not info.boot_id:
+            remove(info.run_id)
+
+
+def _older_than(age_s: float, pattern: str) -> Iterator[Path]:
+    for path in directory().glob(pattern):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > KEEP_LOGS_S:
-                path.unlink()
+            if time.time() - path.stat().st_mtime > age_s:
+                yield path

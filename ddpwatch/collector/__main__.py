@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import logging
 import os
+import signal
 from pathlib import Path
 
 from ddpwatch.collector.service import Collector, Options
@@ -25,7 +26,9 @@ def main() -> None:
     os.nice(NICENESS)
     with contextlib.suppress(OSError):  # some kernels group processes by session, and ignore the niceness
         Path("/proc/self/autogroup").write_text(str(NICENESS))
-    Collector(Options(**vars(parser.parse_args()))).run()
+    collector = Collector(Options(**vars(parser.parse_args())))
+    collector.end_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    collector.run()
 
 
 if __name__ == "__main__":

@@ -6,8 +6,11 @@ and it ends by itself once the job has ended.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
+import socket
 import time
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from ddpwatch import blackbox, clock, rundir, transport
 from ddpwatch.collector.devices import DeviceThread
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.liveness import Departure, Liveness
-from ddpwatch.collector.recording_thread import RecordingState, RecordingThread
+from ddpwatch.collector.recording_thread import CLOSE_S, RecordingState, RecordingThread
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Hello, Message, Status, decode, encode, type_name
 from ddpwatch.recording.limits import limits_from_environment
@@ -29,7 +32,10 @@ TICK_S = 0.5
 GOODBYE_GRACE_S = 0.5  # between a process's end and the arrival of the goodbye it may have sent
 MISSING_RANK_GRACE_S = 5.0  # for ranks that never said hello, once all others have ended
 NO_RANK_TIMEOUT_S = 120.0  # for the first hello
+SIGNALLED_S = 0.3  # from a signal to the end: what sends a second one, kills, leaves little time
+SIGNALLED_CLOSE_S = 0.5  # for the recording, after a signal
 LINGER_S = 3.0  # after the end, for viewers that attach late
+RENEW_S = 3600.0
 RECEIVE_LIMIT = 2000  # frames per turn of the loop
 _log = logging.getLogger("ddpwatch.collector")
 
@@ -53,34 +59,37 @@ class Collector:
         self._hub = Hub()
         self._context = transport.Context()
         ingest, publish = rundir.endpoints(options.run_id)
+        self._claim = rundir.write(_info(options, ingest, publish))  # first: binding takes a socket's path from others
+        self._renewed = time.monotonic()
         self._ranks = transport.collector_pull(self._context, ingest)
         self._viewers = transport.collector_publish(self._context, publish)
         self._devices = DeviceThread(self._context)
         self._poller = zmq.Poller()
-        for socket in (self._ranks, self._viewers, self._devices.frames):
-            self._poller.register(socket, zmq.POLLIN)
+        for source in (self._ranks, self._viewers, self._devices.frames):
+            self._poller.register(source, zmq.POLLIN)
         self._liveness = Liveness(self._poller)
+        self._signal: signal.Signals | None = None
+        self._signalled = 0.0
+        self._wake: tuple[socket.socket, ...] = ()
         self._recorder: RecordingThread | None = None
         self._recording = RecordingState()
         self._departed: dict[int, Departure] = {}
         self._started = time.monotonic()
         self._last_end = self._started
         self._next_tick = self._started
-        rundir.write(
-            rundir.RunInfo(
-                run_id=options.run_id,
-                ingest=ingest,
-                publish=publish,
-                pid=os.getpid(),
-                world_size=options.world_size,
-                started=time.time(),
-                script=options.script,
-                recording=options.record,
-            )
-        )
+
+    def end_on(self, *numbers: signal.Signals) -> None:
+        """Makes these signals end the collector, with a goodbye and a complete recording. Main thread only."""
+        self._wake = woken, waking = socket.socketpair()
+        for end in self._wake:
+            end.setblocking(False)
+        signal.set_wakeup_fd(waking.fileno())  # ends the poll at once; pyzmq goes on polling after a handler
+        self._poller.register(woken, zmq.POLLIN)
+        for number in numbers:
+            signal.signal(number, self._note_signal)
 
     def run(self) -> None:
-        """Serves until the job has ended and late viewers have had their chance."""
+        """Serves until the job has ended and late viewers have had their chance, or a signal comes."""
         self._devices.start()
         try:
             self._open_recording()
@@ -92,12 +101,19 @@ class Collector:
             self._devices.stop()
             self._close()
 
+    def _note_signal(self, number: int, _: object) -> None:
+        if self._signal is None:
+            self._signal, self._signalled = signal.Signals(number), time.monotonic()
+
     # -- one turn of the loop --------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         remaining_s = self._next_tick - time.monotonic()
-        ready = {socket for socket, _ in self._poller.poll(max(0, int(remaining_s * 1000) + 1))}
+        ready = {source for source, _ in self._poller.poll(max(0, int(remaining_s * 1000) + 1))}
         self._receive_from_ranks()
+        if self._signal is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._wake[0].recv(64)
         if self._devices.frames in ready:
             for frame in _received(self._devices.frames):
                 self._publish(decode(frame), frame)
@@ -108,6 +124,7 @@ class Collector:
         if now >= self._next_tick:
             self._next_tick = now + TICK_S
             self._publish_status()
+            self._renew_claim(now)
 
     def _receive_from_ranks(self) -> None:
         for _ in range(RECEIVE_LIMIT):
@@ -158,6 +175,12 @@ class Collector:
         )
         self._publish(status)
 
+    def _renew_claim(self, now: float) -> None:
+        """Touches the run's file now and then: what is old is taken for left over, by us and by a cleaner of /tmp."""
+        if now - self._renewed > RENEW_S:
+            self._renewed = now
+            os.utime(self._claim)
+
     # -- ends of ranks and of the run ------------------------------------------------------------------------
 
     def _handle_departures(self, ready: Container[object]) -> None:
@@ -187,6 +210,8 @@ class Collector:
 
     def _is_over(self) -> bool:
         now = time.monotonic()
+        if self._signal is not None:  # ranks that got it, too, end now
+            return self._hub.all_ended or now - self._signalled > SIGNALLED_S
         known = len(self._hub.ranks)
         if not known:
             waited_s = now - self._started
@@ -197,26 +222,39 @@ class Collector:
 
     def _end_run(self) -> None:
         self._receive_from_ranks()
-        self._publish(Bye(rank=None, by="collector", reason=self._hub.end_reason(), at_ns=time.monotonic_ns()))
+        for rank, departure in list(self._departed.items()):
+            self._publish(self._goodbye_for(rank, departure))
+        self._publish(self._goodbye_of_run())
         self._publish_status()
         if self._recorder is not None:
-            self._recorder.finish()
+            self._recorder.finish(CLOSE_S if self._signal is None else SIGNALLED_CLOSE_S)
             self._recording, self._recorder = self._recorder.state, None
             if self._recording.error:
                 self._publish_status()  # what the disk did not take, for viewers only
         self._write_last_view()
 
+    def _goodbye_of_run(self) -> Bye:
+        reason, detail = self._hub.end_reason(), ""
+        if self._signal is not None and not self._hub.all_ended:
+            reason = "killed"
+        if self._signal is not None:
+            detail = f"the collector got {self._signal.name}"
+        return Bye(rank=None, by="collector", reason=reason, detail=detail, at_ns=time.monotonic_ns())
+
     def _serve_snapshots(self, deadline: float) -> None:
         """Only answers viewers: the recording is closed, and nothing new is published."""
-        while (remaining_s := deadline - time.monotonic()) > 0:
-            self._viewers.poll(int(remaining_s * 1000) + 1)
+        while self._signal is None and (remaining_s := deadline - time.monotonic()) > 0:
+            self._viewers.poll(int(min(remaining_s, TICK_S) * 1000) + 1)
             self._send_snapshots()
 
     def _close(self) -> None:
         rundir.remove(self._options.run_id)
+        os.close(self._claim)
         self._liveness.close()
-        for socket in (self._ranks, self._viewers, self._devices.frames):
-            socket.close()
+        for source in (self._ranks, self._viewers, self._devices.frames):
+            source.close()
+        for end in self._wake:
+            end.close()
         self._context.term()
 
     # -- recording -------------------------------------------------------------------------------------------
@@ -248,10 +286,27 @@ class Collector:
         return {"run_id": self._options.run_id, "script": self._options.script}
 
 
-def _received(socket: transport.Socket) -> Iterator[bytes]:
+def _info(options: Options, ingest: str, publish: str) -> rundir.RunInfo:
+    return rundir.RunInfo(
+        run_id=options.run_id,
+        ingest=ingest,
+        publish=publish,
+        pid=os.getpid(),
+        world_size=options.world_size,
+        started=time.time(),
+        script=options.script,
+        recording=options.record,
+        host=socket.gethostname(),
+        boot_id=clock.boot_id(),
+        pid_ns=clock.pid_namespace(),
+        start_ticks=clock.start_ticks(os.getpid()),
+    )
+
+
+def _received(source: transport.Socket) -> Iterator[bytes]:
     """The one-part messages that have arrived."""
     while True:
         try:
-            yield socket.recv(zmq.DONTWAIT)
+            yield source.recv(zmq.DONTWAIT)
         except zmq.Again:
             return

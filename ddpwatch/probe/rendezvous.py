@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -15,13 +16,24 @@ import msgspec
 from ddpwatch import clock, rundir
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.probe.identity import attempt
+from ddpwatch.recording.names import reserve
 
 FIND_TIMEOUT_S = 60.0
+# As `python -m ddpwatch.collector`, but without the job's directory on sys.path, and with this very package at its end.
+# Python 3.10 has no option for that (-P).
+_RUN_COLLECTOR = (
+    "import sys; sys.path = [*filter(None, sys.path), sys.argv.pop(1)]; "
+    "from ddpwatch.collector.__main__ import main; main()"
+)
 _log = logging.getLogger("ddpwatch")
 
 
+class JobUnwatchedError(DdpwatchError):
+    """Rank 0 cannot watch the job, and has said so: no other rank needs to."""
+
+
 class CollectorAddress(msgspec.Struct):
-    """What rank 0 publishes to the other ranks."""
+    """What rank 0 publishes to the other ranks. With an empty endpoint, that it cannot watch."""
 
     run_id: str
     endpoint: str
@@ -47,7 +59,11 @@ class Rendezvous:
         self._deadline_s = time.monotonic() + FIND_TIMEOUT_S
         self._address: CollectorAddress | None = None
         if rank == 0:
-            self._address = self._start_collector(world_size, session, record)
+            try:
+                self._address = self._start_collector(world_size, session, record)
+            except Exception:
+                self._publish(CollectorAddress("", "", ""))
+                raise
 
     @property
     def run_id(self) -> str:
@@ -61,15 +77,19 @@ class Rendezvous:
         would wait with it.
 
         Raises:
-            DdpwatchError: Rank 0 has not published it in time.
+            JobUnwatchedError: Rank 0 cannot watch.
+            DdpwatchError: Rank 0 has not published an address in time, or what is in the store is no run.
         """
         if self._address is None and self._store is not None:
             if not self._store.check([self._key]):
                 if time.monotonic() > self._deadline_s:
                     raise DdpwatchError(f"rank 0 has not called watch() within {FIND_TIMEOUT_S:.0f} s")
                 return None
-            self._address = msgspec.json.decode(self._store.get(self._key), type=CollectorAddress)
-            self._store = None
+            address = msgspec.json.decode(self._store.get(self._key), type=CollectorAddress)
+            if not address.endpoint:
+                raise JobUnwatchedError("rank 0 cannot watch the job")
+            rundir.check_run_id(address.run_id)
+            self._address, self._store = address, None
         return self._address
 
     def close(self) -> None:
@@ -83,19 +103,25 @@ class Rendezvous:
         ingest, _ = rundir.endpoints(run_id)
         if not os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a rank file
             spawn_collector(run_id, world_size, record)
+        if "DDPWATCH_RUN" not in os.environ and (note := rundir.fallback()):  # `ddpwatch run` says it itself
+            _log.warning("ddpwatch: %s", note)
         address = CollectorAddress(run_id, ingest, clock.boot_id())
+        self._publish(address)
+        return address
+
+    def _publish(self, address: CollectorAddress) -> None:
         if self._store is not None:
             self._store.set(self._key, msgspec.json.encode(address).decode())
-        return address
 
 
 def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str] | None) -> None:
     """Starts the collector process: detached, so that a signal to the job's process group spares it."""
-    command = [sys.executable, "-m", "ddpwatch.collector", "--run-id", run_id, "--world-size", str(world_size)]
-    command += ["--watch-pid", str(os.getpid()), "--script", Path(sys.argv[0]).name]
+    package = Path(__file__).parents[2]
+    command = [sys.executable, "-c", _RUN_COLLECTOR, str(package), "--run-id", run_id, "--world-size", str(world_size)]
+    command += ["--watch-pid", str(os.getpid()), f"--script={Path(sys.argv[0]).name}"]
     if record is not None:
         command += ["--record", str(recording_path(record))]
-    with open(rundir.directory() / f"{run_id}.log", "wb") as log:
+    with open(rundir.log(run_id), "xb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
         )
@@ -103,18 +129,26 @@ def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str]
 
 
 def new_run_id(session: int) -> str:
-    """Id of a new run: made here, or from `ddpwatch run`, with a number for every further run of that job."""
+    """Id of a new run. `ddpwatch run` gives the start, and may start several jobs: each gets an id of its own.
+
+    Restarts and further sessions have their numbers at the end.
+    """
     given = os.environ.get("DDPWATCH_RUN")
     if given is None:
         return rundir.new_run_id(sys.argv[0])
     further = [part for part in (attempt(), session - 1) if part]
-    return ".".join([given, *map(str, further)])
+    return ".".join([f"{given}-{secrets.token_hex(2)}", *map(str, further)])
 
 
 def recording_path(record: str | os.PathLike[str]) -> Path:
-    """Where to record to. A job that torchrun has restarted does not overwrite what led to the restart."""
-    path = Path(record).absolute()
-    if not os.access(path.parent, os.W_OK):
+    """Where to record to: to a new file, whether an earlier job, a restart or another job has left one of that name."""
+    path, restarts = Path(record).absolute(), attempt()
+    path = path.with_suffix(f".{restarts}{path.suffix}") if restarts else path
+    try:
+        free = reserve(path)
+    except OSError:  # the collector goes on trying
         _log.warning("ddpwatch cannot record to %s: its directory is missing or not writable", path)
-    restarts = attempt()
-    return path.with_suffix(f".{restarts}{path.suffix}") if restarts else path
+        return path
+    if free != path:
+        _log.warning("ddpwatch records to %s: %s exists", free, path.name)
+    return free

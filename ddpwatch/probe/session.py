@@ -32,7 +32,7 @@ from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.identity import Flags, ddp_flags, hello_of
 from ddpwatch.probe.outbox import Outbox
 from ddpwatch.probe.recorder import StepRecorder
-from ddpwatch.probe.rendezvous import Rendezvous
+from ddpwatch.probe.rendezvous import JobUnwatchedError, Rendezvous
 from ddpwatch.probe.sender import Sender
 from ddpwatch.sampling.schedule import schedule_of
 
@@ -183,7 +183,8 @@ class ProbeSession:
         if address.boot_id != clock.boot_id():
             raise DdpwatchError(f"rank {self.rank} is on another host than rank 0", "only rank 0's host is watched")
         with contextlib.suppress(OSError):  # a full disk: then the heartbeat has to do
-            self.recorder.box.open(rundir.blackbox(address.run_id, self.rank))
+            (box := rundir.blackbox(address.run_id, self.rank)).unlink(missing_ok=True)  # never truncate one in use
+            self.recorder.box.open(box)
         return address.endpoint
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -228,7 +229,8 @@ class ProbeSession:
         """Ends the watching after an error of ddpwatch's. Safe on any thread: the hooks stay, and do nothing."""
         if self.active:
             self._silence()
-            _log.warning("ddpwatch stops watching, training goes on: %s", error)
+            level = logging.DEBUG if isinstance(error, JobUnwatchedError) else logging.WARNING
+            _log.log(level, "ddpwatch stops watching, training goes on: %s", error)
 
     def _silence(self) -> None:
         """Stops the hooks. A forked child (a DataLoader worker) needs this, too: it inherits hooks and sockets."""

@@ -17,6 +17,7 @@ import msgspec
 
 from ddpwatch.messages import Bye, Hello, decode
 from ddpwatch.recording.limits import limits_from_environment
+from ddpwatch.recording.names import parts_of
 from ddpwatch.recording.resilient import RETRY_S, ResilientWriter
 from ddpwatch.transport import Envelope
 
@@ -50,6 +51,7 @@ class RankFile:
             "rank": str(hello.rank),
             "world_size": str(hello.world_size),
             "script": hello.script,
+            "launch": os.environ.get("DDPWATCH_RUN", ""),  # by which `ddpwatch run` finds its ranks' files
         }
         self._writer = ResilientWriter(self.path, about, limits_from_environment(os.environ), retry_s, make_folder=True)
         self._hello = hello
@@ -92,7 +94,8 @@ class RankFile:
 def _free(directory: Path, name: str, file: str) -> Path:
     """The path in the run's folder, or in ``NAME-2`` and so on if it is taken."""
     folders = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(path for folder in folders if not (path := directory / folder / file).exists())
+    paths = (directory / folder / file for folder in folders)
+    return next(path for path in paths if not path.exists() and not parts_of(path))
 
 
 def _run_document(hello: Hello, bye: Bye | None) -> bytes:

@@ -8,6 +8,7 @@ that it can be read alone; a reader of several parts skips these repeated frames
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Bye, Hello, Layout, Message, Step, encode
 from ddpwatch.recording.limits import Limits
+from ddpwatch.recording.names import parts_of
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.transport import Envelope
 
@@ -61,6 +63,9 @@ class RotatingWriter:
         clock: Returns seconds, for the age of a part.
         context: What preceded the first frame, if the file could not be created in time.
 
+    Raises:
+        UsageError: The file cannot be created, or it or a part of that name exists.
+
     Attributes:
         frames: Frames written so far, over all parts.
         dropped_parts: How many of the oldest parts were removed to stay within the cap.
@@ -82,6 +87,8 @@ class RotatingWriter:
         self._context = ContextMessages() if context is None else context
         self._closed_frames = 0
         self._parts: list[tuple[Path, int]] = []
+        if parts_of(self.path):
+            raise UsageError(f"a part of {path} exists", "give another name: no recording is written over")
         self._start_part(RecordingWriter(self.path, {**self._about, "part": "0"}), 0)
 
     @property
@@ -149,23 +156,34 @@ class RotatingWriter:
     def _continue(self) -> None:
         """Starts the next part; the old one keeps its name until then."""
         draft = self.path.with_name(f"{self.path.name}.next")
+        draft.unlink(missing_ok=True)
         try:
             writer = RecordingWriter(draft, {**self._about, "part": str(self._number + 1)})
         except UsageError as error:
             raise OSError(0, error.message) from error
+        try:
+            self._free_name()
+            writer.move(self.path)
+        except OSError:
+            writer.abandon()
+            draft.unlink(missing_ok=True)
+            raise
         self._closed_frames += self._writer.frames
-        if self._writer.in_place():
-            self._rename_finished()
-        writer.move(self.path)
         self._start_part(writer, self._number + 1)
 
-    def _rename_finished(self) -> None:
+    def _free_name(self) -> None:
         """Gives the finished (or broken) part its number. It keeps its name, too, until the next part takes that."""
+        if not self._writer.in_place():
+            if self.path.exists():
+                raise FileExistsError(errno.EEXIST, "another file has taken the name")
+            return
         older = self.path.with_name(f"{self.path.stem}.{self._number:04d}{self.path.suffix}")
         nbytes = self.path.stat().st_size
         try:
             os.link(self.path, older)
-        except OSError:  # not every file system has links
+        except OSError as error:  # not every file system has links
+            if older.exists() and not older.samefile(self.path):
+                raise FileExistsError(errno.EEXIST, f"{older.name} exists") from error
             self.path.rename(older)
         if (older, nbytes) not in self._parts:
             self._parts.append((older, nbytes))

@@ -7,10 +7,12 @@ closes the chunk: ``kill -9`` loses at most that second, and a reader needs no i
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -35,7 +37,7 @@ class RecordingWriter:
     """Writes one file.
 
     Args:
-        path: The file. An existing one is replaced.
+        path: The file: a new one, or an empty one (see `ddpwatch.recording.names.reserve`).
         about: Free text about the run, for the file's metadata.
 
     Attributes:
@@ -48,7 +50,9 @@ class RecordingWriter:
     def __init__(self, path: str | os.PathLike[str], about: Mapping[str, str] | None = None) -> None:
         self.path = Path(path)
         try:
-            self._file = open(self.path, "wb")  # noqa: SIM115 - lives as long as the writer
+            self._file = _create(self.path)
+        except FileExistsError as error:
+            raise UsageError(f"{path} exists", "give another name: no recording is written over") from error
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}", "give a file in a directory that you can write to") from error
         status = os.fstat(self._file.fileno())
@@ -119,6 +123,15 @@ class RecordingWriter:
         """Closes the file without an end; what was flushed stays readable."""
         with contextlib.suppress(OSError):  # the last buffer may be what the disk refused
             self._file.close()
+
+
+def _create(path: Path) -> BinaryIO:
+    """Opens a file that is new or empty. Truncates nothing."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    if os.fstat(file).st_size:
+        os.close(file)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    return os.fdopen(file, "wb")
 
 
 def _schema(kind: str) -> bytes:

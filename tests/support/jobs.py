@@ -106,7 +106,7 @@ def family(pid: int) -> list[psutil.Process]:
 def is_collector(process: psutil.Process) -> bool:
     """Whether the process is a collector, as far as it is still there."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return "ddpwatch.collector" in process.cmdline()
+        return any("ddpwatch.collector" in word for word in process.cmdline())
     return False
 
 

@@ -39,3 +39,10 @@ def test_the_probe_never_meets_the_dashboard() -> None:
     found = imported_by("from ddpwatch import watch")
     assert "torch" in found
     assert not found & {"textual", "plotext", "mcap"}  # torch itself brings pynvml in, where there is one
+
+
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "ddpwatch", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("ddpwatch ")

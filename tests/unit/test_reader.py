@@ -273,12 +273,12 @@ def test_losses_are_reported_for_every_selection(selection: Selection, tmp_path:
 
 def test_a_newer_minor_format_is_read_with_a_note(tmp_path: Path) -> None:
     for version, notes in (("1", 0), ("1.0", 0), ("1.1", 1), ("1.23", 1)):
-        writer = RecordingWriter(tmp_path / "a.mcap", {"schema_version": version})
+        writer = RecordingWriter(tmp_path / f"{version}.mcap", {"schema_version": version})
         writer.write_message(step(0), Envelope(1, BEGIN, encode(step(0))))
         new = msgspec.msgpack.encode({"type": "something new"})
         writer.write(Envelope(2, BEGIN, new), "something new")
         writer.close()
-        recording = Recording(tmp_path / "a.mcap")
+        recording = Recording(tmp_path / f"{version}.mcap")
         assert len(steps_of(recording)) == 1
         assert len(recording.notes) == notes
         assert all(f"newer ddpwatch (format {version})" in note for note in recording.notes)

@@ -10,7 +10,10 @@ import pytest
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Beat, Step, encode
+from ddpwatch.recording.limits import Limits
+from ddpwatch.recording.names import reserve
 from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.rotation import RotatingWriter
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
 from ddpwatch.transport import Envelope
@@ -135,3 +138,44 @@ def test_a_recorded_step_is_small(tmp_path: Path) -> None:
             writer.flush()
     writer.close()
     assert (tmp_path / "a.mcap").stat().st_size / 100 <= 600
+
+
+# -- what is there already -----------------------------------------------------------------------------------
+
+
+def test_a_recording_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "a.mcap"
+    RecordingWriter(file).close()
+    before = file.read_bytes()
+    with pytest.raises(UsageError, match="exists"):
+        RecordingWriter(file)
+    assert file.read_bytes() == before
+    (tmp_path / "empty.mcap").touch()
+    RecordingWriter(tmp_path / "empty.mcap").close()
+
+
+def test_the_parts_of_another_recording_are_not_overwritten(tmp_path: Path) -> None:
+    (part := tmp_path / "a.0000.mcap").write_text("of another")
+    with pytest.raises(UsageError, match="exists"):
+        RotatingWriter(tmp_path / "a.mcap")
+    part.unlink()
+    writer = RotatingWriter(tmp_path / "a.mcap", None, Limits(part_bytes=1))
+    part.write_text("of another")
+    with pytest.raises(FileExistsError):
+        writer.flush()
+    writer.abandon()
+    assert part.read_text() == "of another"
+    assert reserve(tmp_path / "a.mcap") == tmp_path / "a-2.mcap"
+
+
+def test_a_file_that_took_the_name_is_not_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "a.mcap"
+    writer = RotatingWriter(file)
+    file.unlink()
+    file.write_text("of another")
+    with pytest.raises(OSError, match="removed"):
+        writer.flush()
+    with pytest.raises(FileExistsError):
+        writer.reopen()
+    writer.abandon()
+    assert file.read_text() == "of another"

@@ -1,0 +1,147 @@
+"""Collectors that come and go on one host: who may remove what, who may take whose place, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpwatch import rundir
+from ddpwatch.messages import Bye, Step
+from ddpwatch.probe.rendezvous import spawn_collector
+from ddpwatch.recording.part import Part
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.writer import RecordingWriter
+from tests.integration.test_collector import Stage, step
+from tests.support.jobs import DDPWATCH, ROOT, SCRIPTS, Job, ddpwatch, finished, live, messages, read_until, wait_for
+
+TRAIN = ROOT / "demo" / "train.py"
+NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
+
+
+@pytest.fixture
+def stage(run_directory: Path, tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path / "run.mcap")
+    stage.send(stage.hello(), step(1))
+    wait_for(rundir.live_runs, "the run is listed")
+    yield stage
+    stage.close()
+
+
+def test_a_viewer_in_another_pid_namespace_does_not_delete_a_live_run(stage: Stage, run_directory: Path) -> None:
+    if subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to create a pid namespace")
+    listed = finished(*NAMESPACE, *DDPWATCH, "ls")
+    assert stage.run_id in listed.stdout
+    assert (run_directory / f"{stage.run_id}.json").exists()
+    assert (run_directory / f"{stage.run_id}.pub").exists()
+    stage.finish()
+    assert list(run_directory.glob("*.json")) == []
+
+
+@pytest.mark.usefixtures("run_directory")
+def test_two_jobs_with_one_name_do_not_harm_each_other(tmp_path: Path) -> None:
+    """As two torchruns below one `ddpwatch run --record`: both are watched to their end, each in its recording."""
+    options = ["--model", "mlp:width=64", "--data", "digits", "--watch", "--inject", "slow-forward:ms=20"]
+    recorded = ["--record", str(tmp_path / "run.mcap")]
+
+    def job(name: str, steps: int) -> Job:
+        arguments = [*options, *recorded, "--steps", str(steps)]
+        return Job(TRAIN, *arguments, ranks=1, log=tmp_path / name, DDPWATCH_RUN="train-120000-abcd")
+
+    with job("first", 60) as first, job("second", 40) as second:
+        wait_for(lambda: len(rundir.live_runs()) == 2, "both are live")
+        assert (first.wait(), second.wait()) == (0, 0)
+    wait_for(lambda: not rundir.live_runs(), "both collectors end")
+    steps = sorted(len(messages(list(Recording(file)), Step)) for file in tmp_path.glob("run*.mcap"))
+    assert steps == [40, 60]
+    assert [log.count("run.mcap exists") for log in sorted((first.output(), second.output()), key=len)] == [0, 1]
+
+
+def test_a_job_that_cannot_be_watched_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPWATCH_DIR", "/proc/no-such-directory")
+    with Job(SCRIPTS / "unwatchable.py", log=tmp_path / "log") as job:
+        assert job.wait() == 0, job.output()
+    assert job.output().count("ddpwatch") == 1, job.output()
+
+
+def test_the_jobs_directory_is_not_on_the_collectors_path(
+    run_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `zmq.py` or `logging.py` next to a training script is none of the collector's business."""
+    for name in ("zmq", "msgspec", "logging"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('imported {name}.py of the job')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(sys, "argv", ["-c"])  # a script's name as `python -c` has it, and no option
+    spawn_collector("train-1", 1, None)
+    wait_for(lambda: rundir.live_runs() or rundir.log("train-1").read_text(), "the collector runs, or says why not")
+    assert rundir.log("train-1").read_text() == ""
+    (info,) = rundir.live_runs()
+    os.kill(info.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_collector_that_is_ended_by_a_signal_says_goodbye_and_closes_its_recording(
+    stage: Stage, tmp_path: Path, run_directory: Path, number: signal.Signals
+) -> None:
+    with live(stage.info) as viewer:
+        read_until(viewer, lambda frames: messages(frames, Step), "the step")
+        sent = time.monotonic()
+        stage.process.send_signal(number)
+        frames = read_until(viewer, lambda frames: messages(frames, Bye), "the run's goodbye")
+        said = time.monotonic() - sent
+        assert stage.process.wait(10) == 0
+    (bye,) = messages(frames, Bye)
+    assert (bye.rank, bye.by, bye.reason, bye.detail) == (
+        None,
+        "collector",
+        "killed",
+        f"the collector got {number.name}",
+    )
+    part = Part(tmp_path / "run.mcap")
+    assert part.index.complete
+    assert part.end
+    assert bye in [message for message, _ in Recording(tmp_path / "run.mcap")]
+    assert said < 1.0
+    assert (tmp_path / "run.mcap").stat().st_mtime - (time.time() - time.monotonic() + sent) < 1.0
+    assert {path.suffix for path in run_directory.iterdir()} <= {".mcap", ".log"}
+
+
+def test_a_signal_to_the_whole_job_keeps_the_goodbyes_of_its_ranks(stage: Stage, tmp_path: Path) -> None:
+    """As scancel sends it: the ranks die at the same time."""
+    with subprocess.Popen(["sleep", "100"]) as rank:
+        hello = stage.hello(0)
+        hello.pid = rank.pid
+        with live(stage.info) as viewer:
+            stage.send(hello, step(2))
+            read_until(viewer, lambda frames: len(messages(frames, Step)) == 2, "the second step")
+        rank.terminate()
+        stage.process.terminate()
+        assert stage.process.wait(10) == 0
+    recorded = [message for message, _ in Recording(tmp_path / "run.mcap")]
+    assert [(bye.rank, bye.detail) for bye in recorded if isinstance(bye, Bye)] == [
+        (0, "SIGTERM"),
+        (None, "the collector got SIGTERM"),
+    ]
+
+
+@pytest.mark.usefixtures("run_directory")
+def test_a_job_whose_ranks_record_by_themselves_is_reported_with_its_files(tmp_path: Path) -> None:
+    """Also on the nodes of other ranks than 0, whose `ddpwatch run` gave the run another name."""
+    folder = tmp_path / "files"
+    (folder / "of-another-job").mkdir(parents=True)
+    RecordingWriter(folder / "of-another-job" / "rank00000.mcap").close()
+    script = [sys.executable, str(SCRIPTS / "unmodified" / "spawned.py"), str(tmp_path / "store")]
+    done = ddpwatch("run", "--headless", "--", *script, DDPWATCH_RECORD_DIR=str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "nothing was watched" not in done.stderr
+    (run,) = [path for path in folder.iterdir() if path.name != "of-another-job"]
+    assert f"ddpwatch: 2 ranks recorded to {run}: rank00000.mcap, rank00001.mcap\n" in done.stderr
+    assert "of-another-job" not in done.stderr

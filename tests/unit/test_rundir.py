@@ -1,0 +1,150 @@
+"""The run directory: which runs are live, what is removed, and what is refused."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpwatch import rundir
+from ddpwatch.clock import boot_id
+from ddpwatch.errors import DdpwatchError
+from tests.support.jobs import ddpwatch
+
+NOBODY = 2**22 + 1  # above the largest pid
+DAY_S = 86_400
+
+
+def left_by_a_collector(folder: Path, run_id: str, **fields: Any) -> Path:
+    """A run's file with its sockets and a black box, as a collector leaves them; nobody holds it."""
+    base = {"run_id": run_id, "ingest": f"ipc://{folder}/{run_id}.in", "publish": f"ipc://{folder}/{run_id}.pub"}
+    about = {"pid": os.getpid(), "world_size": 2, "started": time.time(), "boot_id": boot_id(), **fields}
+    (path := folder / f"{run_id}.json").write_text(json.dumps({**base, **about}))
+    for suffix in (".in", ".pub", ".box0"):
+        (folder / f"{run_id}{suffix}").touch()
+    return path
+
+
+def names(folder: Path, run_id: str) -> set[str]:
+    return {path.suffix for path in folder.glob(f"{run_id}.*")}
+
+
+EVERYTHING = {".json", ".in", ".pub", ".box0"}
+
+
+def live() -> list[str]:
+    return [info.run_id for info in rundir.live_runs()]
+
+
+def test_a_run_whose_file_is_held_is_live_even_if_its_pid_is_not_visible_here(run_directory: Path) -> None:
+    path = left_by_a_collector(run_directory, "train-1", pid=NOBODY)
+    with path.open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert live() == ["train-1"]
+        assert names(run_directory, "train-1") == EVERYTHING
+    assert live() == []
+    assert names(run_directory, "train-1") == set()
+
+
+def test_a_reused_pid_is_not_the_collector(run_directory: Path) -> None:
+    left_by_a_collector(run_directory, "train-1", pid=os.getpid())
+    assert live() == []
+
+
+def test_what_another_host_left_is_shown_and_removed_by_age_only(run_directory: Path) -> None:
+    path = left_by_a_collector(run_directory, "train-1", pid=NOBODY, boot_id="another", host="node7")
+    assert live() == []
+    assert names(run_directory, "train-1") == EVERYTHING
+    listed = ddpwatch("ls")
+    assert [line.split()[:2] for line in listed.stdout.splitlines()] == [["run", "ranks"], ["train-1", "2"]]
+    assert "on node7" in listed.stdout
+    assert json.loads(ddpwatch("ls", "--json").stdout) == []
+    refused = ddpwatch("attach", "train-1", "--plain")
+    assert (refused.returncode, "on node7" in refused.stderr) == (2, True)
+    os.utime(path, times=(time.time() - 31 * DAY_S,) * 2)
+    assert live() == []
+    assert names(run_directory, "train-1") == set()
+
+
+def test_the_file_of_an_older_version_is_read_and_its_pid_decides(run_directory: Path) -> None:
+    old = json.loads(left_by_a_collector(run_directory, "train-1").read_text())
+    del old["boot_id"]
+    (run_directory / "train-1.json").write_text(json.dumps(old))
+    assert live() == ["train-1"]
+    (run_directory / "train-1.json").write_text(json.dumps({**old, "pid": NOBODY}))
+    assert live() == []
+    assert names(run_directory, "train-1") == EVERYTHING  # it may be another host's
+
+
+def test_a_symlinked_run_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "private").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "private")
+    monkeypatch.setenv("DDPWATCH_DIR", str(tmp_path / "link"))
+    with pytest.raises(DdpwatchError, match="not a private directory that you own"):
+        rundir.directory()
+
+
+@pytest.mark.parametrize(
+    "run_id", ["../train-1", "/tmp/train-1", "a/b", "", ".", "..", ".hidden", "a\0b", "*", "a" * 129]
+)
+def test_a_run_id_that_is_no_name_never_becomes_a_path(run_id: str, run_directory: Path) -> None:
+    for path_of in (
+        rundir.endpoints,
+        rundir.remove,
+        rundir.last_view,
+        rundir.log,
+        lambda name: rundir.blackbox(name, 0),
+    ):
+        with pytest.raises(DdpwatchError, match="not a run id"):
+            path_of(run_id)
+
+
+def test_a_file_that_names_another_run_is_not_read(run_directory: Path) -> None:
+    (run_directory.parent / f"{run_directory.name}-victim.pub").touch()
+    path = left_by_a_collector(run_directory, "train-1", pid=NOBODY)
+    path.write_text(path.read_text().replace('"train-1"', f'"../{run_directory.name}-victim"'))
+    assert live() == []
+    (run_directory.parent / f"{run_directory.name}-victim.pub").unlink()
+
+
+# -- where it is ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> str:
+    """XDG_RUNTIME_DIR as SLURM, sudo and containers leave it: set, and not there."""
+    monkeypatch.delenv("DDPWATCH_DIR", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/no-such-directory")
+    return f"/tmp/ddpwatch-{os.getuid()}"
+
+
+def test_a_runtime_directory_that_is_missing_is_not_used(nowhere: str) -> None:
+    assert rundir.directory() == Path(nowhere)
+    assert "XDG_RUNTIME_DIR" in rundir.fallback()
+    assert nowhere in rundir.fallback()
+
+
+def test_a_runtime_directory_is_not_created(tmp_path: Path, nowhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    assert rundir.directory() == Path(nowhere)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_runtime_directory_that_is_there_is_used(
+    tmp_path: Path, nowhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert rundir.directory() == tmp_path / "ddpwatch"
+    assert rundir.fallback() == ""
+
+
+def test_a_command_says_where_it_looks_instead(nowhere: str) -> None:
+    done = ddpwatch("ls")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("XDG_RUNTIME_DIR") == 1
+    assert nowhere in done.stderr
