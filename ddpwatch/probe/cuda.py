@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from ddpwatch.probe.record import BucketRecord, StepRecord
+from ddpwatch.sampling.levels import UNRESOLVED
 
-BACKLOG = 8  # steps that wait for their events; beyond that the oldest goes without GPU times
+BACKLOG = 8  # steps that wait for their events; beyond that the oldest is given up
 LEAK_NS = 20_000  # by which a carried-over bound loosens per step, in case the GPU's clock runs fast
 
 
@@ -101,7 +102,7 @@ class CudaClock:
                 return
 
     def finish(self) -> None:
-        """Ends the queries: steps that the GPU has not passed by now go without its times."""
+        """Ends the queries: steps that the GPU has not passed by now are given up."""
         self.poll()
         while self._waiting:
             self._give_up(self._waiting.popleft())
@@ -122,12 +123,12 @@ class CudaClock:
         self._pool.extend({id(s.event): s.event for s in stamps if s.event is not last}.values())
 
     def _give_up(self, record: StepRecord) -> None:
-        """Keeps a record's host stamps; what they do not show is unknown."""
-        record.untimed = True
-        record.resolved = True
+        """Removes all times from a record: its stamps show only when the host enqueued the work."""
+        record.status = record.status if record.status == "aborted" else UNRESOLVED
+        record.end = record.start
+        record.spans, record.buckets, record.hooks, record.later = [], [], [], []
+        record.untimed = record.resolved = True  # last: the sender thread may take the record now
         self._next_base = None
-        for bucket in record.buckets:
-            bucket.done = None
 
 
 def _stamps(record: StepRecord) -> Iterator[int]:

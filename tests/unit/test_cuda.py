@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from ddpwatch.analysis.step import figures
 from ddpwatch.probe.cuda import BACKLOG, CudaClock, GpuStamp
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
@@ -166,13 +167,40 @@ def test_the_backlog_is_bounded_and_what_is_given_up_is_unknown() -> None:
     assert all(done is None for record in given_up for done in record.message(0, 0).bucket_done)
 
 
+def test_a_step_that_is_given_up_has_no_figures() -> None:
+    """Its stamps show when the host enqueued the work, not how long the GPU took for it."""
+    rig = Rig()
+    rig.gpu.passed = -1
+    for _ in range(BACKLOG + 3):
+        rig.step()
+    rig.recorder.finish()
+    sent = [record.message(0, 0) for record in rig.records]
+    assert {step.status for step in sent} == {"unresolved"}
+    for step in sent:
+        assert (step.duration_ns, step.spans, step.hook_ns, step.bucket_launch) == (0, [], [], [])
+        assert figures(step).phases_ns == {}
+    assert [step.step for step in sent] == list(range(BACKLOG + 3))
+
+
+def test_an_aborted_step_that_is_given_up_stays_aborted() -> None:
+    rig = Rig()
+    rig.recorder.forward_begin()
+    rig.recorder.forward_end()
+    rig.recorder.backward_begin()
+    rig.recorder.bucket_launch(0, 0, 64)
+    rig.recorder.abort()
+    step = rig.records[0].message(0, 0)
+    assert (step.status, step.duration_ns, step.spans, figures(step).phases_ns) == ("aborted", 0, [], {})
+
+
 def test_nothing_is_enqueued_while_a_graph_is_captured() -> None:
     rig = Rig()
     rig.capturing = True
     assert not isinstance(rig.clock(), GpuStamp)
     rig.step()
     rig.recorder.finish()
-    assert rig.records[0].message(0, 0).bucket_done == [None, None]
+    assert rig.records[0].message(0, 0).status == "unresolved"
+    assert rig.records[0].message(0, 0).bucket_done == []
 
 
 def test_no_event_is_queried_while_a_graph_is_captured() -> None:
