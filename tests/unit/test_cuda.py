@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
 from ddpwatch.analysis.step import figures
 from ddpwatch.probe.cuda import BACKLOG, CudaClock, GpuStamp
 from ddpwatch.probe.record import StepRecord
@@ -21,6 +23,7 @@ class Gpu:
         self.compute = self.comm = 0
         self.current = "compute"  # what the model's device has as its current stream
         self.queries = 0
+        self.broken = False  # an error that stays, as after an illegal access
         self.passed: int | None = None  # GPU time up to which events report as passed; None: all
 
     def work(self, ms: float) -> None:
@@ -45,6 +48,8 @@ class CudaEvent:
 
     def query(self) -> bool:
         self.gpu.queries += 1
+        if self.gpu.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return self.gpu.passed is None or self.at <= self.gpu.passed
 
     def elapsed_time(self, end_event: CudaEvent) -> float:
@@ -217,6 +222,20 @@ def test_no_event_is_queried_while_a_graph_is_captured() -> None:
     rig.step()
     assert rig.records[0].settled()
     assert rig.records[0].message(0, 0).bucket_done != [None, None]
+
+
+def test_a_sticky_error_gives_up_every_step_and_loses_none() -> None:
+    """After an illegal access every CUDA call raises, for the rest of the process."""
+    rig = Rig()
+    rig.gpu.passed = -1
+    for _ in range(3):
+        rig.step()
+    rig.gpu.broken = True
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        rig.recorder.finish()
+    assert [record.message(0, 0).status for record in rig.records] == ["unresolved"] * 3
+    assert all(record.settled() for record in rig.records)
+    assert rig.recorder.current is None
 
 
 def test_events_are_used_again() -> None:
