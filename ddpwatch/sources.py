@@ -48,8 +48,8 @@ class LiveSource:
     """Frames of a running job: first the snapshot, then the live stream, without a gap or a duplicate.
 
     If frames are lost because the viewer was too slow (or suspended), it asks for a new snapshot, and also if a
-    snapshot does not arrive. It asks less and less often, since every snapshot is more to read. Of the live frames that it holds
-    back meanwhile the oldest are dropped first: they are in the snapshot, or make a gap like any other.
+    snapshot does not arrive. It asks less and less often, since every snapshot is more to read. Of the live frames that
+    it holds back meanwhile the oldest are dropped first: they are in the snapshot, or make a gap like any other.
 
     Args:
         endpoint: The collector's publishing endpoint.

@@ -51,7 +51,7 @@ class Collector:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._hub = Hub()
+        self._hub = Hub(options.world_size)
         self._context = transport.Context()
         ingest, publish = rundir.endpoints(options.run_id)
         self._ranks = transport.collector_pull(self._context, ingest)
