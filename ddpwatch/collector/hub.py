@@ -20,7 +20,6 @@ from ddpwatch.messages import (
     Device,
     EndReason,
     FrameError,
-    Hello,
     Layout,
     Mark,
     Message,

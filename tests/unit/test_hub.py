@@ -10,7 +10,17 @@ import pytest
 
 from ddpwatch.collector.hub import KEEP_BYTES, KEEP_DEVICE_SAMPLES, KEEP_DEVICES, Hub
 from ddpwatch.messages import (
-    BucketLayout, Bye, Device, EndReason, Hello, Layout, Mark, Message, Step, decode, encode,
+    BucketLayout,
+    Bye,
+    Device,
+    EndReason,
+    Hello,
+    Layout,
+    Mark,
+    Message,
+    Step,
+    decode,
+    encode,
 )  # fmt: skip
 
 SECOND_NS = 10**9
