@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ddpwatch import clock
+from ddpwatch.blackbox import directory_for
 from ddpwatch.errors import DdpwatchError, UsageError
 
 KEEP_LAST_VIEWS = 5
@@ -93,14 +94,15 @@ def remove(run_id: str) -> None:
     """Removes a run's file, sockets and black boxes. The log stays."""
     base = directory()
     leftovers = [base / f"{run_id}{suffix}" for suffix in (".json", ".in", ".pub")]
-    for path in [*leftovers, *base.glob(f"{run_id}.box*")]:
+    for path in [*leftovers, *(directory_for(base) or base).glob(f"{run_id}.box*")]:
         with contextlib.suppress(OSError):
             path.unlink()
 
 
-def blackbox(run_id: str, rank: int) -> Path:
-    """Path of a rank's black box."""
-    return directory() / f"{run_id}.box{rank}"
+def blackbox(run_id: str, rank: int) -> Path | None:
+    """Path of a rank's black box; None without a place for it in memory (`ddpwatch.blackbox`)."""
+    place = directory_for(directory())
+    return None if place is None else place / f"{run_id}.box{rank}"
 
 
 def live_runs() -> list[RunInfo]:
