@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import cast
-
-from msgspec import structs
 
 from ddpwatch.messages import (
     RANK_MESSAGES,
@@ -26,7 +26,6 @@ from ddpwatch.messages import (
     Status,
     Step,
     decode,
-    encode,
 )  # fmt: skip
 from ddpwatch.transport import Envelope, Frame
 
@@ -38,14 +37,31 @@ KEEP_RANK_MARKS = 16  # per rank at least
 KEEP_LAYOUTS = 4  # per rank
 KEEP_BYTES = 64 * 1024 * 1024
 OVERHEAD_BYTES = 200  # of an envelope and its frame, as Python objects
+_RANK = b"\xa4rank"  # a msgpack key; the sizes of the numbers that follow it, by their first byte
+_INT_SIZES = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
 
 
 @dataclass(slots=True)
-class SharedLayout:
-    """A layout, as the first rank sent it, and the ranks that have the same."""
+class SharedBody:
+    """A layout's frame from behind the rank on, and how many ranks keep it."""
 
-    envelope: Envelope
-    ranks: set[int]
+    content: bytes
+    users: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLayout:
+    """One rank's layout: the frame's head up to the rank, and the body that it shares with equal layouts."""
+
+    seq: int
+    received_ns: int
+    head: bytes
+    key: bytes
+    body: SharedBody
+
+    def envelope(self) -> Envelope:
+        """The frame as it was sent."""
+        return Envelope(self.seq, self.received_ns, self.head + self.body.content)
 
 
 @dataclass(slots=True)
@@ -54,15 +70,15 @@ class RankEntry:
 
     Attributes:
         newest: Its newest hello, heartbeat and goodbye.
-        layouts: Keys of its newest layouts.
+        layouts: Its newest layouts.
         ended: When and why it ended.
-        nbytes: Size of all but the layouts.
+        nbytes: Size of all but the layouts' bodies.
     """
 
     newest: dict[type[Message], Envelope] = field(default_factory=dict)
     steps: deque[Envelope] = field(default_factory=deque)
     marks: deque[Envelope] = field(default_factory=deque)
-    layouts: deque[bytes] = field(default_factory=deque)
+    layouts: deque[KeptLayout] = field(default_factory=deque)
     ended: tuple[int, EndReason] | None = None
     nbytes: int = 0
 
@@ -95,7 +111,7 @@ class Hub:
         self._kept_bytes = 0
         self._own_bytes = 0  # of that, the collector's own messages
         self._devices: dict[tuple[str, str, int], deque[Envelope]] = {}  # the most recently sampled last
-        self._layouts: dict[bytes, SharedLayout] = {}
+        self._bodies: dict[bytes, SharedBody] = {}  # of layouts
         self._own: dict[type[Message], Envelope] = {}  # the newest status, and the run's end
 
     def accept(self, parts: list[bytes], now_ns: int) -> Frame | None:
@@ -134,14 +150,14 @@ class Hub:
                 self._make_room(entry)
         return envelope
 
-    def snapshot(self) -> list[Envelope]:
-        """Everything kept, oldest first. Of equal layouts it has one."""
-        kept = [envelope for samples in self._devices.values() for envelope in samples]
-        kept += [layout.envelope for layout in self._layouts.values()]
+    def snapshot(self) -> Iterator[Envelope]:
+        """Everything kept, oldest first."""
+        kept: list[Envelope | KeptLayout] = [envelope for samples in self._devices.values() for envelope in samples]
         for entry in self.ranks.values():
-            kept += [*entry.marks, *entry.steps, *entry.newest.values()]
+            kept += [*entry.layouts, *entry.marks, *entry.steps, *entry.newest.values()]
         kept += self._own.values()
-        return sorted(kept, key=lambda envelope: envelope.seq)
+        for each in sorted(kept, key=attrgetter("seq")):
+            yield each if isinstance(each, Envelope) else each.envelope()
 
     @property
     def newest(self) -> int:
@@ -185,7 +201,7 @@ class Hub:
 
     def _keep_rank(self, entry: RankEntry, message: Message, envelope: Envelope) -> None:
         if isinstance(message, Layout):
-            self._keep_layout(entry, message, envelope)
+            self._keep_layout(entry, envelope)
             return
         self._count(entry, _size(envelope))
         if isinstance(message, Step):
@@ -202,27 +218,27 @@ class Hub:
             if isinstance(message, Bye):
                 entry.ended = message.at_ns, message.reason
 
-    def _keep_layout(self, entry: RankEntry, layout: Layout, envelope: Envelope) -> None:
-        """Ranks of a job mostly have the same layouts: each is kept once, for as long as any rank keeps it."""
-        key = _layout_key(layout, envelope.frame)
-        shared = self._layouts.get(key)
-        if shared is None:
-            shared = self._layouts[key] = SharedLayout(envelope, set())
-            self._kept_bytes += _size(envelope)
-        shared.ranks.add(layout.rank)
-        if key in entry.layouts:
-            entry.layouts.remove(key)
-        entry.layouts.append(key)
+    def _keep_layout(self, entry: RankEntry, envelope: Envelope) -> None:
+        """Ranks of a job mostly have equal layouts, which then share a body."""
+        head, content = _split(envelope.frame)
+        key = hashlib.blake2b(content, digest_size=16).digest()
+        if key not in self._bodies:
+            self._bodies[key] = SharedBody(content)
+            self._kept_bytes += len(content)
+        body = self._bodies[key]
+        body.users += 1
+        entry.layouts.append(KeptLayout(envelope.seq, envelope.received_ns, head, key, body))
+        self._count(entry, len(head) + OVERHEAD_BYTES)
         if len(entry.layouts) > KEEP_LAYOUTS:
-            self._release_layout(entry, layout.rank)
+            self._drop_layout(entry)
 
-    def _release_layout(self, entry: RankEntry, rank: int) -> None:
-        key = entry.layouts.popleft()
-        shared = self._layouts[key]
-        shared.ranks.discard(rank)
-        if not shared.ranks:
-            self._kept_bytes -= _size(shared.envelope)
-            del self._layouts[key]
+    def _drop_layout(self, entry: RankEntry) -> None:
+        layout = entry.layouts.popleft()
+        self._count(entry, -len(layout.head) - OVERHEAD_BYTES)
+        layout.body.users -= 1
+        if not layout.body.users:
+            self._kept_bytes -= len(layout.body.content)
+            del self._bodies[layout.key]
 
     # -- limits ----------------------------------------------------------------------------------------------
 
@@ -238,8 +254,8 @@ class Hub:
 
     def _used(self, entry: RankEntry) -> int:
         """What a rank uses, with its part of the layouts that it shares."""
-        shared = (self._layouts[key] for key in entry.layouts)
-        return entry.nbytes + sum(-(-_size(layout.envelope) // len(layout.ranks)) for layout in shared)
+        bodies = (layout.body for layout in entry.layouts)
+        return entry.nbytes + sum(-(-len(body.content) // body.users) for body in bodies)
 
     def _drop(self, entry: RankEntry) -> None:
         """Drops a rank's oldest step; without any, what is next in importance."""
@@ -248,7 +264,7 @@ class Hub:
         elif entry.marks:
             self._count(entry, -_size(entry.marks.popleft()))
         elif entry.layouts:
-            self._release_layout(entry, next(rank for rank, other in self.ranks.items() if other is entry))
+            self._drop_layout(entry)
         else:
             self._count(entry, -_size(entry.newest.pop(next(iter(entry.newest)))))
 
@@ -257,9 +273,10 @@ def _size(envelope: Envelope | None) -> int:
     return 0 if envelope is None else len(envelope.frame) + OVERHEAD_BYTES
 
 
-def _layout_key(layout: Layout, frame: bytes) -> bytes:
-    """Equal for layouts that differ in nothing but the rank. A frame with unknown fields is like no other."""
-    known = encode(layout)
-    anyone = encode(structs.replace(layout, rank=0))
-    padding = b"" if frame == known else frame
-    return hashlib.blake2b(anyone + padding, digest_size=16).digest()
+def _split(frame: bytes) -> tuple[bytes, bytes]:
+    """Splits a frame behind the rank; at its start if the rank is not where ddpwatch puts it."""
+    at = frame.find(_RANK, 0, 32) + len(_RANK)
+    if at < len(_RANK) or at >= len(frame):
+        return b"", frame
+    at += _INT_SIZES.get(frame[at], 1)
+    return frame[:at], frame[at:]
