@@ -26,8 +26,8 @@ class StepFigures(NamedTuple):
 
     Attributes:
         step_ns: From the end of the previous step's optimizer to the end of this one's.
-        phases_ns: The six `PHASES`; they add up to ``step_ns`` without remainder. Empty if they are
-            not known.
+        phases_ns: The six `PHASES`; they add up to ``step_ns`` without remainder. Empty for an unwatched
+            or unresolved step.
         comm_ns: |C|; None if the completion of a bucket was not measured, 0 without communication.
         exposed_ns: |C| - |C ∩ K|; None if the completion of a bucket was not measured.
         overlap: |C ∩ K| / |C| from 0 to 1; None without communication, or if it was not measured.
@@ -61,7 +61,7 @@ def figures(step: Step) -> StepFigures:
     }
     return StepFigures(
         step_ns=step.duration_ns,
-        phases_ns=_split(step.duration_ns, claims) if step.duration_ns and is_watched(step.status) else {},
+        phases_ns=_split(step.duration_ns, claims) if is_watched(step.status) else {},
         comm_ns=comm_ns if measured else None,
         exposed_ns=exposed_ns if measured else None,
         overlap=(comm_ns - exposed_ns) / comm_ns if measured and comm_ns else None,
