@@ -1,16 +1,21 @@
 """The black box: what a rank was doing at the very moment it died.
 
 A heartbeat is up to 0.7 s old (several steps of a fast job) and is sent when that is convenient. So each rank also
-keeps its phase, its step and the buckets in flight in a page of shared memory, a file in the run directory. Writing it
-costs well under a microsecond and no system call. The collector reads it once the process is gone, for any reason.
+keeps its phase, its step and the buckets in flight in a page of shared memory. Writing it costs well under a
+microsecond and no system call. The collector reads it once the process is gone, for any reason.
+
+The page is a file in memory (tmpfs), never on a disk: a thread that writes to a page that is being written back waits
+for the disk, and here that is the training thread. Without such a place there is no file, and the heartbeat has to do.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import stat
 import struct
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -25,6 +30,7 @@ _PHASE_AT: Final = 16
 _MAGIC: Final = b"ddpwbox1"
 _BUCKETS_AT: Final = 64
 SIZE: Final = 4096
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +49,15 @@ class BlackBox:
         self._page: bytearray | mmap.mmap = bytearray(SIZE)
         _HEAD.pack_into(self._page, 0, _MAGIC, 0, _CODES["input"])
 
-    def open(self, path: Path) -> None:
-        """Moves into a file.
+    def open(self, path: Path | None) -> None:
+        """Moves into a new file; None changes nothing.
 
         Raises:
-            OSError: The disk is full: that must show now, not as a SIGBUS later.
+            OSError: The file exists, or memory is full: that must show now, not as a SIGBUS later.
         """
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        if path is None:
+            return
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(file, 0, SIZE)
             page = mmap.mmap(file, SIZE)
@@ -77,8 +85,39 @@ class BlackBox:
             self._page[_BUCKETS_AT + bucket] = 0
 
 
-def read(path: Path) -> LastState | None:
+def directory_for(run_directory: Path) -> Path | None:
+    """Where the black boxes of a run directory are: a private directory in memory, None if there is none.
+
+    Ranks and collector ask alike, so they agree without a message.
+    """
+    if _in_memory(run_directory):
+        return run_directory
+    if not _in_memory(SHARED_MEMORY):
+        return None
+    path = SHARED_MEMORY / f"ddpwatch-{os.getuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        status = path.lstat()
+    except OSError:
+        return None
+    private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    return path if private and os.access(path, os.W_OK) else None
+
+
+def _in_memory(path: Path) -> bool:
+    """Whether a directory is on a tmpfs; False where that is not known."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return False
+    above = [(len(point), kind) for point, kind in mounts if path.resolve().is_relative_to(point)]
+    return bool(above) and max(reversed(above), key=itemgetter(0))[1] == "tmpfs"  # the last mount hides those before
+
+
+def read(path: Path | None) -> LastState | None:
     """The last state in a black box; None if there is no such file, or if it is something else."""
+    if path is None:
+        return None
     try:
         page = path.read_bytes()
     except OSError:

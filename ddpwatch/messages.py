@@ -29,7 +29,9 @@ Column = Annotated[list[Ns], Meta(max_length=65536)]
 SparseColumn = Annotated[list[Ns | None], Meta(max_length=65536)]
 
 PhaseName = Literal["forward", "backward", "sync", "optimizer"]
-StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched"]  # what they mean: `ddpwatch.sampling.levels`
+# What they mean: `ddpwatch.sampling.levels`. Readers from before "unresolved" refuse such a step, and count it as
+# unreadable. Under a status that they know, they would misread its duration.
+StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched", "unresolved"]
 EndReason = Literal["finished", "exception", "killed", "lost"]
 
 
@@ -109,7 +111,8 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
     accumulated, in order; the bucket columns are in launch order. A bucket index occurs once per synced backward.
     ``reduced`` is False if a comm hook handed every bucket back at once, with nothing communicated. A ``shadow`` step
     has no ``bucket_done``, and one in eight has hook columns; its launches are derived from DDP's own ready times. An
-    ``unwatched`` step has its start, its end, its CPU time, and nothing else.
+    ``unwatched`` step has its start, its end, its CPU time, and nothing else. An ``unresolved`` step has no duration
+    either, which is then 0, and its start is the time at which the host enqueued it.
 
     ``own_ns`` is the time that ddpwatch's hooks measure of themselves, ``sender_ns`` the CPU time of its sender thread
     since the previous frame, and ``cpu_ns`` the CPU time of the rank's process without that thread since the end of the

@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from ddpwatch import clock
+from ddpwatch.blackbox import directory_for
 from ddpwatch.errors import DdpwatchError, UsageError
 
 KEEP_LAST_VIEWS = 5
@@ -150,14 +151,16 @@ def write(info: RunInfo) -> int:
 def remove(run_id: str) -> None:
     """Removes a run's file, sockets and black boxes. The log stays."""
     leftovers = [_path(run_id, suffix) for suffix in (".json", ".in", ".pub")]
-    for path in [*leftovers, *directory().glob(f"{run_id}.box*")]:
+    base = directory()
+    for path in [*leftovers, *(directory_for(base) or base).glob(f"{run_id}.box*")]:
         with contextlib.suppress(OSError):
             path.unlink()
 
 
-def blackbox(run_id: str, rank: int) -> Path:
-    """Path of a rank's black box."""
-    return _path(run_id, f".box{rank}")
+def blackbox(run_id: str, rank: int) -> Path | None:
+    """Path of a rank's black box; None without a place for it in memory (`ddpwatch.blackbox`)."""
+    place = directory_for(directory())
+    return None if place is None else place / f"{check_run_id(run_id)}.box{rank}"
 
 
 def log(run_id: str) -> Path:

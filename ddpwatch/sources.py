@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -12,6 +14,11 @@ from ddpwatch import transport
 from ddpwatch.messages import FrameError, decode
 from ddpwatch.transport import SNAPSHOT, Envelope, Frame
 
+ANSWER_S = 5.0  # without a frame of a snapshot; then the viewer asks again
+RESYNC_S = 0.5  # least time between two requests for a snapshot; doubles while frames are lost again and again
+RESYNC_MAX_S = 30.0
+HELD_FRAMES = 20_000  # live frames, while the snapshot is under way
+HELD_BYTES = 64 * 1024 * 1024
 SILENCE_S = 5.0  # the collector sends twice a second; after this long without a frame it counts as gone
 
 
@@ -40,7 +47,9 @@ class Source(Protocol):
 class LiveSource:
     """Frames of a running job: first the snapshot, then the live stream, without a gap or a duplicate.
 
-    If frames are lost because the viewer was too slow (or suspended), it asks for a new snapshot.
+    If frames are lost because the viewer was too slow (or suspended), it asks for a new snapshot, and also if a
+    snapshot does not arrive. It asks less and less often, since every snapshot is more to read. Of the live frames that
+    it holds back meanwhile the oldest are dropped first: they are in the snapshot, or make a gap like any other.
 
     Args:
         endpoint: The collector's publishing endpoint.
@@ -57,23 +66,31 @@ class LiveSource:
         self._context = transport.Context()
         self._socket = transport.viewer_subscribe(self._context, endpoint, self._token)
         self._synced = False
-        self._held_back: list[Envelope] = []
+        self._held_back: deque[Envelope] = deque()
+        self._held_bytes = 0
         self._newest = 0
         self._recovered = 0
         self._presumed_lost = 0
+        self._delivered = 0  # up to which sequence number, of the snapshot under way
+        self._pause_s = 0.0
+        self._asked_s = time.monotonic()
+        self._ask_at_s = self._asked_s + ANSWER_S  # unless synced by then
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
         """See `Source.read`."""
         frames: list[Frame] = []
-        if not self._socket.poll(int(timeout_s * 1000)):
-            return frames
-        while len(frames) < limit:
+        if not self._synced:
+            timeout_s = min(timeout_s, max(0.0, self._ask_at_s - time.monotonic()) + 0.001)
+        arrived = self._socket.poll(int(timeout_s * 1000))
+        while arrived and len(frames) < limit:
             try:
                 parts = self._socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 break
             for envelope in self._in_order(parts):
                 self._decode_into(frames, envelope)
+        if not self._synced and time.monotonic() >= self._ask_at_s:
+            self._ask()
         return frames
 
     def close(self) -> None:
@@ -88,14 +105,14 @@ class LiveSource:
             self.unreadable += 1
             return
         topic, envelope = parsed
-        if topic != transport.LIVE:
-            yield from self._from_snapshot(envelope)
-        else:
+        if topic == transport.LIVE:
             yield from self._from_live(envelope)
+        elif topic == SNAPSHOT + self._token:
+            yield from self._from_snapshot(envelope)
 
     def _from_live(self, envelope: Envelope) -> Iterator[Envelope]:
         if not self._synced:
-            self._held_back.append(envelope)
+            self._hold_back(envelope)
         elif envelope.seq == self._newest + 1:
             self._newest = envelope.seq
             yield envelope
@@ -106,27 +123,46 @@ class LiveSource:
         if self._synced:
             return
         if envelope.frame:
-            if envelope.seq > self._newest:
+            self._ask_at_s = time.monotonic() + ANSWER_S
+            if envelope.seq > max(self._newest, self._delivered):
                 self._recovered += 1
+                self._delivered = envelope.seq
                 yield envelope
             return
         self._synced = True
         if self._newest:  # frames from before the viewer attached are not lost
             self.missed += max(0, envelope.seq - self._newest - self._recovered) - self._presumed_lost
-        self._recovered = self._presumed_lost = 0
+        self._recovered = self._presumed_lost = self._delivered = 0
         self._newest = max(self._newest, envelope.seq)
-        held, self._held_back = self._held_back, []
+        held, self._held_back, self._held_bytes = self._held_back, deque(), 0
         for live in held:
             yield from self._from_live(live)
 
     def _resync(self, envelope: Envelope) -> None:
-        """Asks for a new snapshot: the frames before this one are lost unless it has them."""
+        """Will ask for a new snapshot: the frames before this one are lost unless it has them."""
         self._presumed_lost = envelope.seq - self._newest - 1
         self.missed += self._presumed_lost
+        self._synced = False
+        self._hold_back(envelope)
+        now = time.monotonic()
+        if now - self._asked_s > RESYNC_MAX_S:
+            self._pause_s = 0.0
+        self._ask_at_s = max(now, self._asked_s + self._pause_s)
+
+    def _ask(self) -> None:
+        """Asks for a snapshot, under a new token."""
         self._socket.unsubscribe(SNAPSHOT + self._token)
         self._token = secrets.token_hex(8).encode()
-        self._synced, self._held_back = False, [envelope]
         self._socket.subscribe(SNAPSHOT + self._token)
+        self._pause_s = min(2 * self._pause_s, RESYNC_MAX_S) or RESYNC_S
+        self._asked_s = time.monotonic()
+        self._ask_at_s = self._asked_s + max(ANSWER_S, self._pause_s)
+
+    def _hold_back(self, envelope: Envelope) -> None:
+        self._held_back.append(envelope)
+        self._held_bytes += len(envelope.frame)
+        while len(self._held_back) > HELD_FRAMES or self._held_bytes > HELD_BYTES:
+            self._held_bytes -= len(self._held_back.popleft().frame)
 
     def _decode_into(self, frames: list[Frame], envelope: Envelope) -> None:
         try:

@@ -25,7 +25,10 @@ KEEP_RANK_STEPS = 65_536  # steps times ranks: what bounds memory in large jobs
 KEEP_DECODED = 2_048  # steps times ranks; older frames are kept encoded
 FULL_STEPS = 3  # at least: a figure that only full steps have must not rest on a single one
 KEEP_FIGURES = 64  # steps; older figures are computed again on demand
-KEEP_DEVICES = 600
+KEEP_LAYOUTS = 64  # of all modules
+KEEP_LAYOUT_BYTES = 32 * 1024 * 1024  # of all, though the newest is always kept
+KEEP_DEVICES = 64
+KEEP_DEVICE_SAMPLES = 600  # per device
 KEEP_MARKS = 1000
 KEEP_ENDS = 100
 SILENT_NS = 3_000_000_000
@@ -82,6 +85,8 @@ class RunState:
     end: Bye | None = None
     comparable: bool = True
     cost: CostMeter = field(default_factory=CostMeter)
+    _sampled_ns: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    _layout_bytes: int = 0
     _clocks: set[Clock] = field(default_factory=set)
 
     def apply(self, message: Message, received_ns: int) -> None:
@@ -91,8 +96,7 @@ class RunState:
         self.version += 1
         self.frames += 1
         if isinstance(message, Device):
-            key = (message.host, message.kind, message.index)
-            self.devices.setdefault(key, deque(maxlen=KEEP_DEVICES)).append(message)
+            self._apply_device(message, received_ns)
         elif isinstance(message, Status):
             self.status = message
         elif isinstance(message, Mark):
@@ -119,16 +123,38 @@ class RunState:
         elif isinstance(message, Hello):
             self._apply_hello(rank, message)
         elif isinstance(message, Layout):
-            self.layouts[message.module, message.epoch] = message
+            self._apply_layout(message)
         elif isinstance(message, Bye):
             rank.bye = message
             self.ends.append(message)
+
+    def _apply_device(self, device: Device, received_ns: int) -> None:
+        key = (device.host, device.kind, device.index)
+        if key not in self.devices:
+            if len(self.devices) >= KEEP_DEVICES:  # the one without a sample for the longest time
+                oldest = min(self.devices, key=self._sampled_ns.__getitem__)
+                del self.devices[oldest], self._sampled_ns[oldest]
+            self.devices[key] = deque(maxlen=KEEP_DEVICE_SAMPLES)
+        self.devices[key].append(device)
+        self._sampled_ns[key] = received_ns
+
+    def _apply_layout(self, layout: Layout) -> None:
+        """Keeps the newest layouts. Ranks mostly have the same, and then the first one's stays."""
+        key = (layout.module, layout.epoch)
+        known = self.layouts.get(key)
+        if known is not None and _grouping(known) == _grouping(layout):
+            return
+        self._layout_bytes += _size(layout) - (0 if known is None else _size(self.layouts.pop(key)))
+        self.layouts[key] = layout
+        while len(self.layouts) > KEEP_LAYOUTS or (self._layout_bytes > KEEP_LAYOUT_BYTES and len(self.layouts) > 1):
+            self._layout_bytes -= _size(self.layouts.pop(next(iter(self.layouts))))
 
     def _apply_hello(self, rank: RankState, hello: Hello) -> None:
         rank.hello, rank.bye = hello, None
         self.run_id = hello.run_id or self.run_id
         self.world_size = max(self.world_size, hello.world_size)
-        self._clocks.add(clock_of(hello))
+        if self.comparable:  # two clocks are enough to know that times are not
+            self._clocks.add(clock_of(hello))
         self.comparable = len(self._clocks) <= 1
 
     def _apply_step(self, rank: RankState, step: Step) -> None:
@@ -221,6 +247,16 @@ class RunState:
         """The `newest` steps that count and that every known rank has sent."""
         steps = reversed(self.steps.values())
         return newest(count, (across for across in steps if across.counted and len(across) >= len(self.ranks)))
+
+
+def _grouping(layout: Layout) -> tuple[object, ...]:
+    return layout.param_base, layout.params, layout.buckets
+
+
+def _size(layout: Layout) -> int:
+    """About how much memory a layout takes, in bytes."""
+    names = sum(64 + len(name) for name in layout.params)
+    return names + sum(128 + 16 * len(bucket.params) for bucket in layout.buckets)
 
 
 def newest(count: int, steps: Iterable[StepAcrossRanks]) -> list[StepAcrossRanks]:

@@ -22,7 +22,7 @@ from ddpwatch.messages import Bye, Hello, Layout, Message, Step, StepStatus
 from ddpwatch.sampling.cost import CostMeter
 
 # A step counts as the first of these that any rank reports.
-_NOTABLE: tuple[StepStatus, ...] = ("warmup", "aborted", "unwatched", "shadow")
+_NOTABLE: tuple[StepStatus, ...] = ("warmup", "aborted", "unresolved", "unwatched", "shadow")
 
 
 class Samples:
@@ -130,6 +130,7 @@ class ReportBuilder:
                 "aborted": self._statuses["aborted"],
                 "shadow": self._statuses["shadow"],
                 "unwatched": self._statuses["unwatched"],
+                **({"unresolved": unresolved} if (unresolved := self._statuses["unresolved"]) else {}),
                 "unreduced": self._statuses["unreduced"],
                 "step_ms_p50": self._step_ns.p50(NS_PER_MS),
                 "step_ms_p90": self._step_ns.quantile(0.9, NS_PER_MS),

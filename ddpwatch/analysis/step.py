@@ -26,7 +26,8 @@ class StepFigures(NamedTuple):
 
     Attributes:
         step_ns: From the end of the previous step's optimizer to the end of this one's.
-        phases_ns: The six `PHASES`; they add up to ``step_ns`` without remainder. Empty for an unwatched step.
+        phases_ns: The six `PHASES`; they add up to ``step_ns`` without remainder. Empty for an unwatched
+            or unresolved step.
         comm_ns: |C|; None if the completion of a bucket was not measured, 0 without communication.
         exposed_ns: |C| - |C ∩ K|; None if the completion of a bucket was not measured.
         overlap: |C ∩ K| / |C| from 0 to 1; None without communication, or if it was not measured.

@@ -1,9 +1,17 @@
-"""What the collector knows and keeps. No socket, no clock, no process: the service feeds it."""
+"""What the collector knows and keeps. No socket, no clock, no process: the service feeds it.
+
+All that is kept counts against one limit, `KEEP_BYTES`. Ranks share it evenly: when it is reached, only ranks that use
+more than their share lose frames, the oldest first. So a hostile sender costs nobody but the rank that it claims to be.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import cast
 
 from ddpwatch.messages import (
     RANK_MESSAGES,
@@ -12,7 +20,6 @@ from ddpwatch.messages import (
     Device,
     EndReason,
     FrameError,
-    Hello,
     Layout,
     Mark,
     Message,
@@ -22,29 +29,71 @@ from ddpwatch.messages import (
 )  # fmt: skip
 from ddpwatch.transport import Envelope, Frame
 
-KEEP_STEPS = 512
+KEEP_STEPS = 512  # per rank
 KEEP_DEVICES = 64
 KEEP_DEVICE_SAMPLES = 600  # per device: ten minutes at one sample a second
-KEEP_MARKS = 1000
-KEEP_LAYOUTS = 4
+KEEP_MARKS = 1000  # of all ranks
+KEEP_RANK_MARKS = 16  # per rank at least
+KEEP_LAYOUTS = 4  # per rank
 KEEP_BYTES = 64 * 1024 * 1024
+OVERHEAD_BYTES = 200  # of an envelope and its frame, as Python objects
+_RANK = b"\xa4rank"  # a msgpack key; the sizes of the numbers that follow it, by their first byte
+_INT_SIZES = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
+
+
+@dataclass(slots=True)
+class SharedBody:
+    """A layout's frame from behind the rank on, and how many ranks keep it."""
+
+    content: bytes
+    users: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLayout:
+    """One rank's layout: the frame's head up to the rank, and the body that it shares with equal layouts."""
+
+    seq: int
+    received_ns: int
+    head: bytes
+    key: bytes
+    body: SharedBody
+
+    def envelope(self) -> Envelope:
+        """The frame as it was sent."""
+        return Envelope(self.seq, self.received_ns, self.head + self.body.content)
 
 
 @dataclass(slots=True)
 class RankEntry:
-    """One rank as the collector sees it."""
+    """One rank as the collector sees it.
 
-    hello: Envelope | None = None
-    beat: Envelope | None = None
-    last_beat: Beat | None = None
-    bye: Envelope | None = None
-    last_bye: Bye | None = None
-    steps: deque[Envelope] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
-    layouts: deque[Envelope] = field(default_factory=lambda: deque(maxlen=KEEP_LAYOUTS))
+    Attributes:
+        newest: Its newest hello, heartbeat and goodbye.
+        layouts: Its newest layouts.
+        ended: When and why it ended.
+        nbytes: Size of all but the layouts' bodies.
+    """
+
+    newest: dict[type[Message], Envelope] = field(default_factory=dict)
+    steps: deque[Envelope] = field(default_factory=deque)
+    marks: deque[Envelope] = field(default_factory=deque)
+    layouts: deque[KeptLayout] = field(default_factory=deque)
+    ended: tuple[int, EndReason] | None = None
+    nbytes: int = 0
+
+    @property
+    def last_beat(self) -> Beat | None:
+        """Its newest heartbeat; None without one."""
+        envelope = self.newest.get(Beat)
+        return None if envelope is None else cast("Beat", decode(envelope.frame))
 
 
 class Hub:
     """Validates, numbers and keeps frames; supplies the snapshot for a viewer that attaches late.
+
+    Args:
+        world_size: How many ranks the job has; frames of others are refused. None: any.
 
     Attributes:
         ranks: Every rank that has sent a frame.
@@ -52,17 +101,18 @@ class Hub:
         frames, bytes: Accepted from ranks so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, world_size: int | None = None) -> None:
         self.ranks: dict[int, RankEntry] = {}
         self.refused: Counter[str] = Counter()
         self.frames = 0
         self.bytes = 0
+        self._world_size = world_size
         self._seq = 0
         self._kept_bytes = 0
+        self._own_bytes = 0  # of that, the collector's own messages
         self._devices: dict[tuple[str, str, int], deque[Envelope]] = {}  # the most recently sampled last
-        self._marks: deque[Envelope] = deque(maxlen=KEEP_MARKS)
-        self._status: Envelope | None = None
-        self._end: Envelope | None = None
+        self._bodies: dict[bytes, SharedBody] = {}  # of layouts
+        self._own: dict[type[Message], Envelope] = {}  # the newest status, and the run's end
 
     def accept(self, parts: list[bytes], now_ns: int) -> Frame | None:
         """Validates and keeps what a rank sent; None if it was refused, which is counted."""
@@ -77,6 +127,9 @@ class Hub:
         if not isinstance(message, RANK_MESSAGES) or (isinstance(message, Bye) and message.by != "rank"):
             self.refused["not a rank's to send"] += 1
             return None
+        if self._world_size is not None and message.rank is not None and message.rank >= self._world_size:
+            self.refused["foreign rank"] += 1
+            return None
         self.frames += 1
         self.bytes += len(parts[0])
         return message, self.keep(message, parts[0], now_ns)
@@ -87,25 +140,24 @@ class Hub:
         envelope = Envelope(self._seq, now_ns, frame)
         if isinstance(message, Device):
             self._keep_device(message, envelope)
-        elif isinstance(message, Status):
-            self._status = envelope
-        elif isinstance(message, Mark):
-            self._marks.append(envelope)
-        elif isinstance(message, Bye) and message.rank is None:
-            self._end = envelope
-        elif message.rank is not None:
-            self._keep_rank(self.ranks.setdefault(message.rank, RankEntry()), message, envelope)
+        elif isinstance(message, Status) or message.rank is None:
+            self._count_own(_size(envelope) - _size(self._own.get(type(message))))
+            self._own[type(message)] = envelope
+        else:
+            entry = self.ranks.setdefault(message.rank, RankEntry())
+            self._keep_rank(entry, message, envelope)
+            if self._kept_bytes > KEEP_BYTES:
+                self._make_room(entry)
         return envelope
 
-    def snapshot(self) -> list[Envelope]:
+    def snapshot(self) -> Iterator[Envelope]:
         """Everything kept, oldest first."""
-        kept = [envelope for samples in self._devices.values() for envelope in samples]
-        kept += self._marks
+        kept: list[Envelope | KeptLayout] = [envelope for samples in self._devices.values() for envelope in samples]
         for entry in self.ranks.values():
-            kept += [*entry.layouts, *entry.steps]
-            kept += [e for e in (entry.hello, entry.beat, entry.bye) if e is not None]
-        kept += [e for e in (self._status, self._end) if e is not None]
-        return sorted(kept, key=lambda envelope: envelope.seq)
+            kept += [*entry.layouts, *entry.marks, *entry.steps, *entry.newest.values()]
+        kept += self._own.values()
+        for each in sorted(kept, key=attrgetter("seq")):
+            yield each if isinstance(each, Envelope) else each.envelope()
 
     @property
     def newest(self) -> int:
@@ -115,40 +167,116 @@ class Hub:
     @property
     def all_ended(self) -> bool:
         """Whether every known rank has ended."""
-        return all(entry.last_bye is not None for entry in self.ranks.values())
+        return all(entry.ended is not None for entry in self.ranks.values())
 
     def end_reason(self) -> EndReason:
         """Why the run ended: the reason of the first rank that did not finish, since the others follow from it."""
-        ends = [entry.last_bye for entry in self.ranks.values() if entry.last_bye is not None]
+        ends = [entry.ended for entry in self.ranks.values() if entry.ended is not None]
         if not ends:
             return "lost"
-        failures = [bye for bye in ends if bye.reason != "finished"]
-        return min(failures, key=lambda bye: bye.at_ns).reason if failures else "finished"
+        failures = [end for end in ends if end[1] != "finished"]
+        return min(failures)[1] if failures else "finished"
+
+    # -- keeping ---------------------------------------------------------------------------------------------
+
+    def _count_own(self, nbytes: int) -> None:
+        self._own_bytes += nbytes
+        self._kept_bytes += nbytes
+
+    def _count(self, entry: RankEntry, nbytes: int) -> None:
+        entry.nbytes += nbytes
+        self._kept_bytes += nbytes
 
     def _keep_device(self, device: Device, envelope: Envelope) -> None:
         key = (device.host, device.kind, device.index)
-        samples = self._devices.pop(key, None) or deque(maxlen=KEEP_DEVICE_SAMPLES)
+        samples = self._devices.pop(key, None) or deque()
         samples.append(envelope)
+        self._count_own(_size(envelope))
+        if len(samples) > KEEP_DEVICE_SAMPLES:
+            self._count_own(-_size(samples.popleft()))
         self._devices[key] = samples
         if len(self._devices) > KEEP_DEVICES:
-            del self._devices[next(iter(self._devices))]
+            dropped = self._devices.pop(next(iter(self._devices)))
+            self._count_own(-sum(map(_size, dropped)))
 
     def _keep_rank(self, entry: RankEntry, message: Message, envelope: Envelope) -> None:
+        if isinstance(message, Layout):
+            self._keep_layout(entry, envelope)
+            return
+        self._count(entry, _size(envelope))
         if isinstance(message, Step):
-            self._keep_step(entry, envelope)
-        elif isinstance(message, Beat):
-            entry.beat, entry.last_beat = envelope, message
-        elif isinstance(message, Layout):
-            entry.layouts.append(envelope)
-        elif isinstance(message, Hello):
-            entry.hello = envelope
-        elif isinstance(message, Bye):
-            entry.bye, entry.last_bye = envelope, message
+            entry.steps.append(envelope)
+            if len(entry.steps) > KEEP_STEPS:
+                self._count(entry, -_size(entry.steps.popleft()))
+        elif isinstance(message, Mark):
+            entry.marks.append(envelope)
+            while len(entry.marks) > max(KEEP_MARKS // len(self.ranks), KEEP_RANK_MARKS):
+                self._count(entry, -_size(entry.marks.popleft()))
+        else:
+            self._count(entry, -_size(entry.newest.get(type(message))))
+            entry.newest[type(message)] = envelope
+            if isinstance(message, Bye):
+                entry.ended = message.at_ns, message.reason
 
-    def _keep_step(self, entry: RankEntry, envelope: Envelope) -> None:
-        if len(entry.steps) == KEEP_STEPS:
-            self._kept_bytes -= len(entry.steps[0].frame)
-        entry.steps.append(envelope)
-        self._kept_bytes += len(envelope.frame)
-        while self._kept_bytes > KEEP_BYTES and entry.steps:
-            self._kept_bytes -= len(entry.steps.popleft().frame)
+    def _keep_layout(self, entry: RankEntry, envelope: Envelope) -> None:
+        """Ranks of a job mostly have equal layouts, which then share a body."""
+        head, content = _split(envelope.frame)
+        key = hashlib.blake2b(content, digest_size=16).digest()
+        if key not in self._bodies:
+            self._bodies[key] = SharedBody(content)
+            self._kept_bytes += len(content)
+        body = self._bodies[key]
+        body.users += 1
+        entry.layouts.append(KeptLayout(envelope.seq, envelope.received_ns, head, key, body))
+        self._count(entry, len(head) + OVERHEAD_BYTES)
+        if len(entry.layouts) > KEEP_LAYOUTS:
+            self._drop_layout(entry)
+
+    def _drop_layout(self, entry: RankEntry) -> None:
+        layout = entry.layouts.popleft()
+        self._count(entry, -len(layout.head) - OVERHEAD_BYTES)
+        layout.body.users -= 1
+        if not layout.body.users:
+            self._kept_bytes -= len(layout.body.content)
+            del self._bodies[layout.key]
+
+    # -- limits ----------------------------------------------------------------------------------------------
+
+    def _make_room(self, sender: RankEntry) -> None:
+        """Drops frames of the sender if it uses more than its share, else of every rank that does."""
+        share = (KEEP_BYTES - self._own_bytes) // len(self.ranks)
+        while self._kept_bytes > KEEP_BYTES and self._used(sender) > share:
+            self._drop(sender)
+        if self._kept_bytes > KEEP_BYTES:  # rare: what this frees lasts for a while
+            for entry in self.ranks.values():
+                while self._used(entry) > share:
+                    self._drop(entry)
+
+    def _used(self, entry: RankEntry) -> int:
+        """What a rank uses, with its part of the layouts that it shares."""
+        bodies = (layout.body for layout in entry.layouts)
+        return entry.nbytes + sum(-(-len(body.content) // body.users) for body in bodies)
+
+    def _drop(self, entry: RankEntry) -> None:
+        """Drops a rank's oldest step; without any, what is next in importance."""
+        if entry.steps:
+            self._count(entry, -_size(entry.steps.popleft()))
+        elif entry.marks:
+            self._count(entry, -_size(entry.marks.popleft()))
+        elif entry.layouts:
+            self._drop_layout(entry)
+        else:
+            self._count(entry, -_size(entry.newest.pop(next(iter(entry.newest)))))
+
+
+def _size(envelope: Envelope | None) -> int:
+    return 0 if envelope is None else len(envelope.frame) + OVERHEAD_BYTES
+
+
+def _split(frame: bytes) -> tuple[bytes, bytes]:
+    """Splits a frame behind the rank; at its start if the rank is not where ddpwatch puts it."""
+    at = frame.find(_RANK, 0, 32) + len(_RANK)
+    if at < len(_RANK) or at >= len(frame):
+        return b"", frame
+    at += _INT_SIZES.get(frame[at], 1)
+    return frame[:at], frame[at:]

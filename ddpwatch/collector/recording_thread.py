@@ -14,13 +14,14 @@ from functools import partial
 from pathlib import Path
 
 from ddpwatch.analysis.attachments import AttachmentBuilder
-from ddpwatch.messages import Message
+from ddpwatch.messages import Hello, Layout, Message
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.resilient import RETRY_S, ResilientWriter
 from ddpwatch.transport import Envelope, Frame
 
 FLUSH_S = 0.25
 BACKLOG_BYTES = 64 * 1024 * 1024
+RESERVED_BYTES = 64 * 1024 * 1024  # beyond the backlog, for hellos and layouts
 CLOSE_S = 10.0
 _log = logging.getLogger("ddpwatch.collector")
 
@@ -58,8 +59,12 @@ class RecordingThread(threading.Thread):
     # -- called by the collector -----------------------------------------------------------------------------
 
     def take(self, message: Message, envelope: Envelope) -> None:
-        """Queues a frame and never waits. Once the backlog is full, frames are lost and counted."""
-        if self._failure or self._queued_bytes - self._written_bytes > BACKLOG_BYTES:
+        """Queues a frame and never waits. Once the backlog is full, frames are lost and counted.
+
+        Hellos and layouts make all else readable, so they find room when nothing else does.
+        """
+        room = BACKLOG_BYTES + (RESERVED_BYTES if isinstance(message, (Hello, Layout)) else 0)
+        if self._failure or self._queued_bytes - self._written_bytes > room:
             self._refused += 1
             return
         self._queued_bytes += len(envelope.frame)

@@ -22,11 +22,12 @@ from ddpwatch.collector.devices import DeviceThread
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.liveness import Departure, Liveness
 from ddpwatch.collector.recording_thread import CLOSE_S, RecordingState, RecordingThread
+from ddpwatch.collector.snapshots import RETRY_S, Snapshots
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Hello, Message, Status, decode, encode, type_name
 from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.transport import LIVE, SNAPSHOT, Envelope
+from ddpwatch.transport import LIVE, Envelope
 
 TICK_S = 0.5
 GOODBYE_GRACE_S = 0.5  # between a process's end and the arrival of the goodbye it may have sent
@@ -56,13 +57,14 @@ class Collector:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._hub = Hub()
+        self._hub = Hub(options.world_size)
         self._context = transport.Context()
         ingest, publish = rundir.endpoints(options.run_id)
         self._claim = rundir.write(_info(options, ingest, publish))  # first: binding takes a socket's path from others
         self._renewed = time.monotonic()
         self._ranks = transport.collector_pull(self._context, ingest)
         self._viewers = transport.collector_publish(self._context, publish)
+        self._snapshots = Snapshots(self._viewers, self._hub)
         self._devices = DeviceThread(self._context)
         self._poller = zmq.Poller()
         for source in (self._ranks, self._viewers, self._devices.frames):
@@ -153,13 +155,8 @@ class Collector:
             self._liveness.forget(message.rank)
 
     def _send_snapshots(self) -> None:
-        """Sends a snapshot to every viewer that has subscribed since the last call."""
-        for request in _received(self._viewers):
-            if request[:1] == b"\x01" and request[1:].startswith(SNAPSHOT):
-                topic = request[1:]
-                for envelope in self._hub.snapshot():
-                    self._viewers.send_multipart(envelope.parts(topic))
-                self._viewers.send_multipart(Envelope(self._hub.newest, time.time_ns(), b"").parts(topic))
+        """Sends snapshots to viewers that have asked."""
+        self._snapshots.serve()
 
     def _publish_status(self) -> None:
         if self._recorder is not None:
@@ -244,7 +241,7 @@ class Collector:
     def _serve_snapshots(self, deadline: float) -> None:
         """Only answers viewers: the recording is closed, and nothing new is published."""
         while self._signal is None and (remaining_s := deadline - time.monotonic()) > 0:
-            self._viewers.poll(int(min(remaining_s, TICK_S) * 1000) + 1)
+            self._viewers.poll(int(min(remaining_s, RETRY_S) * 1000) + 1)
             self._send_snapshots()
 
     def _close(self) -> None:

@@ -14,7 +14,7 @@ from ddpwatch.analysis.assembly import steps_across_ranks
 from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.step import NS_PER_MS, PHASES
 from ddpwatch.messages import Bye, Device, Hello, Mark, Step
-from ddpwatch.sampling.levels import is_watched
+from ddpwatch.sampling.levels import UNRESOLVED, is_watched
 from ddpwatch.transport import Frame
 
 Frames = Iterable[Frame]
@@ -30,7 +30,7 @@ class StepRow:
     synced: bool | None
     micro_steps: int | None
     start_ns: int
-    step_ms: float
+    step_ms: float | None
     input_ms: float | None
     forward_ms: float | None
     backward_ms: float | None
@@ -156,7 +156,7 @@ def step_rows(across: StepAcrossRanks) -> Iterator[StepRow]:
             synced=step.synced if known else None,
             micro_steps=step.micro_steps if known else None,
             start_ns=step.start_ns,
-            step_ms=figure.step_ns / NS_PER_MS,
+            step_ms=None if step.status == UNRESOLVED else figure.step_ns / NS_PER_MS,
             comm_ms=_ms(figure.comm_ns),
             exposed_ms=_ms(figure.exposed_ns),
             overlap=figure.overlap,

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from ddpwatch.probe.record import BucketRecord, StepRecord
+from ddpwatch.sampling.levels import UNRESOLVED
 
-BACKLOG = 8  # steps that wait for their events; beyond that the oldest goes without GPU times
+BACKLOG = 8  # steps that wait for their events; beyond that the oldest is given up
 LEAK_NS = 20_000  # by which a carried-over bound loosens per step, in case the GPU's clock runs fast
 
 
@@ -88,7 +89,25 @@ class CudaClock:
         self.poll()
 
     def poll(self) -> None:
-        """Resolves the records whose events the GPU has passed. Never waits."""
+        """Resolves the records whose events the GPU has passed. Never waits.
+
+        Raises:
+            RuntimeError: CUDA has failed, and will for the rest of the process. All records that wait are given up.
+        """
+        try:
+            self._poll()
+        except Exception:
+            self._give_up_all()
+            raise
+
+    def finish(self) -> None:
+        """Ends the queries: steps that the GPU has not passed by now are given up. Raises as `poll` does."""
+        self.poll()
+        self._give_up_all()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
         while self._waiting and not self._capturing():  # querying an event would break the capture
             record = self._waiting[0]
             stamps = list(_stamps(record))
@@ -96,17 +115,10 @@ class CudaClock:
             if len(events) < len(stamps) or not _launched(record):
                 self._give_up(self._waiting.popleft())
             elif all(stamp.event.query() for stamp in events):
-                self._resolve(self._waiting.popleft(), events)
+                self._resolve(record, events)
+                self._waiting.popleft()
             else:
                 return
-
-    def finish(self) -> None:
-        """Ends the queries: steps that the GPU has not passed by now go without its times."""
-        self.poll()
-        while self._waiting:
-            self._give_up(self._waiting.popleft())
-
-    # -- inside ----------------------------------------------------------------------------------------------
 
     def _resolve(self, record: StepRecord, stamps: list[GpuStamp]) -> None:
         anchor = stamps[0].event
@@ -121,13 +133,17 @@ class CudaClock:
         last = stamps[-1].event
         self._pool.extend({id(s.event): s.event for s in stamps if s.event is not last}.values())
 
+    def _give_up_all(self) -> None:
+        while self._waiting:
+            self._give_up(self._waiting.popleft())
+
     def _give_up(self, record: StepRecord) -> None:
-        """Keeps a record's host stamps; what they do not show is unknown."""
-        record.untimed = True
-        record.resolved = True
+        """Removes all times from a record: its stamps show only when the host enqueued the work."""
+        record.status = record.status if record.status == "aborted" else UNRESOLVED
+        record.end = record.start
+        record.spans, record.buckets, record.hooks, record.later = [], [], [], []
+        record.untimed = record.resolved = True  # last: the sender thread may take the record now
         self._next_base = None
-        for bucket in record.buckets:
-            bucket.done = None
 
 
 def _stamps(record: StepRecord) -> Iterator[int]:

@@ -300,13 +300,19 @@ class StepRecorder:
         self._enter("input", self.clock())
 
     def finish(self) -> None:
-        """Ends the watching: closes the open step if it is complete, forgets it otherwise."""
+        """Ends the watching: closes the open step if it is complete, forgets it otherwise.
+
+        Raises:
+            RuntimeError: CUDA has failed. The records that waited for it are closed nonetheless.
+        """
         end = self._step_end()
-        if end is not None:
-            self._close(end)
-        self.current = None
-        if self.gpu is not None:
-            self.gpu.finish()
+        try:
+            if end is not None:
+                self._close(end)
+        finally:
+            self.current = None
+            if self.gpu is not None:
+                self.gpu.finish()
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -342,6 +348,8 @@ class StepRecorder:
             period.learn(record.own_ns, record.end - record.start)
         self.steps += 1
         self.box.begin_step(self.steps)
-        if self.gpu is not None:
-            self.gpu.follow(record)
-        self._emit(record)
+        try:
+            if self.gpu is not None:
+                self.gpu.follow(record)
+        finally:
+            self._emit(record)

@@ -129,7 +129,8 @@ class Sender(threading.Thread):
         try:
             if self._find_endpoint() is None:
                 return None
-            rundir.blackbox(hello.run_id, self._rank).unlink(missing_ok=True)  # no collector will read it, or clean up
+            if (box := rundir.blackbox(hello.run_id, self._rank)) is not None:
+                box.unlink(missing_ok=True)  # no collector will read it, or clean up
         except DdpwatchError:  # rank 0 is on another host, or was not found at all: then the run has no name
             if not hello.run_id:
                 raise

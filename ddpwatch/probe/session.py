@@ -183,8 +183,7 @@ class ProbeSession:
         if address.boot_id != clock.boot_id():
             raise DdpwatchError(f"rank {self.rank} is on another host than rank 0", "only rank 0's host is watched")
         with contextlib.suppress(OSError):  # a full disk: then the heartbeat has to do
-            (box := rundir.blackbox(address.run_id, self.rank)).unlink(missing_ok=True)  # never truncate one in use
-            self.recorder.box.open(box)
+            self.recorder.box.open(rundir.blackbox(address.run_id, self.rank))
         return address.endpoint
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -204,8 +203,14 @@ class ProbeSession:
         for handle in self._optimizer_hooks:
             handle.remove()
         if was_active and self._started:
-            self.recorder.finish()
-            self.sender.stop(self._goodbye())
+            trouble = ""
+            try:
+                self.recorder.finish()
+            except Exception as error:  # a CUDA error that stays: the job's own, and the job reports it
+                trouble = f"the last steps have no times: {type(error).__name__}: {error}".splitlines()[0][:500]
+            goodbye = self._goodbye()
+            goodbye.detail = "; ".join(filter(None, (goodbye.detail, trouble)))
+            self.sender.stop(goodbye)
         self._rendezvous.close()
         atexit.unregister(self.close)
 

@@ -14,6 +14,11 @@ def render_report(report: dict[str, Any]) -> str:
     return "\n\n".join("\n".join(lines) for lines in sections)
 
 
+def _unresolved(steps: dict[str, Any]) -> str:
+    """Steps whose GPU times did not come; most jobs have none."""
+    return f", {steps['unresolved']} unresolved" if "unresolved" in steps else ""
+
+
 def _head(report: dict[str, Any]) -> list[str]:
     run, steps, overlap = report["run"], report["steps"], report["overlap"]
     hosts = ", ".join(clean(host) for host in run["hosts"]) or UNKNOWN
@@ -22,7 +27,7 @@ def _head(report: dict[str, Any]) -> list[str]:
         f"{clean(run['id'] or 'run')}: {clean(run['model'] or '?')} on {run['world_size'] or UNKNOWN} ranks "
         f"({clean(run['backend'] or '?')}, torch {clean(run['torch'] or '?')}, {hosts}), times from {source} stamps",
         f"{steps['count']} steps ({steps['warmup']} warm-up, {steps['aborted']} aborted, {steps['shadow']} shadow, "
-        f"{steps['unwatched']} unwatched), "
+        f"{steps['unwatched']} unwatched{_unresolved(steps)}), "
         f"p50 {number(steps['step_ms_p50'])} ms, p90 {number(steps['step_ms_p90'])} ms",
         f"overlap {percent(overlap['ratio_p50'])}, communication {number(overlap['comm_ms_p50'])} ms, "
         f"of that exposed {number(overlap['exposed_ms_p50'])} ms (p50 over ranks and steps)",

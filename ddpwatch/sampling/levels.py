@@ -6,6 +6,7 @@
 | ``shadow`` | phases and ready times, no completions | yes | no | yes |
 | ``unwatched`` | start, end and CPU time | no | no | no |
 | ``warmup`` | every stamp, of DDP's first reduced step | no | yes | yes |
+| ``unresolved`` | CPU time: the GPU's times did not come | no | no | no |
 | ``aborted`` | what came before an exception | no | yes | yes |
 """
 
@@ -18,10 +19,12 @@ from ddpwatch.messages import StepStatus
 FULL: Final = "ok"
 SHADOW: Final = "shadow"
 UNWATCHED: Final = "unwatched"
+UNRESOLVED: Final = "unresolved"
 LEVELS: Final = (UNWATCHED, SHADOW, FULL)  # from the least recorded to the most
 
 _COUNTED = frozenset((FULL, SHADOW))
-_UNTIMED = frozenset((SHADOW, UNWATCHED))
+_UNWATCHED = frozenset((UNWATCHED, UNRESOLVED))
+_UNTIMED = _UNWATCHED | {SHADOW}
 _NAMES = {"warmup": "warm-up"}
 
 
@@ -37,7 +40,7 @@ def is_timed(status: StepStatus) -> bool:
 
 def is_watched(status: StepStatus) -> bool:
     """Whether more than its start and end is known."""
-    return status != UNWATCHED
+    return status not in _UNWATCHED
 
 
 def is_odd(status: StepStatus) -> bool:

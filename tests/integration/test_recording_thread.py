@@ -17,15 +17,16 @@ import pytest
 from ddpwatch import rundir
 from ddpwatch.analysis.window import summarise
 from ddpwatch.collector.recording_thread import RecordingThread
-from ddpwatch.messages import Beat, Bye, Message, Status, Step, encode
+from ddpwatch.messages import Beat, Bye, Hello, Layout, Message, Status, Step, encode
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
 from ddpwatch.state import RunState
 from ddpwatch.transport import Envelope
 from tests.integration.test_collector import Stage
+from tests.support import frames
 from tests.support.jobs import live, messages, read_until, wait_for
-from tests.support.runs import run_of, step_of
+from tests.support.runs import hello_of, run_of, step_of
 
 
 def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -140,6 +141,30 @@ def test_a_disk_that_does_not_answer_delays_nobody(
     recorder.finish()
     kept = steps_in(tmp_path / "disk" / "a.mcap")
     assert len(kept) + recorder.lost == 200
+
+
+def test_a_backlog_loses_no_hello_and_no_layout(
+    recorder: RecordingThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They make all else readable. Even of them, no sender can queue without bound."""
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr("ddpwatch.collector.recording_thread.BACKLOG_BYTES", 10_000)
+    monkeypatch.setattr("ddpwatch.collector.recording_thread.RESERVED_BYTES", 10_000, raising=False)
+    feed(recorder, 0, 200)  # its thread has not started, so nothing is written
+    for rank in range(20):
+        for message in (hello_of(rank, 20), frames.layout(rank)):
+            recorder.take(message, Envelope(201 + rank, time.time_ns(), encode(message)))
+    refused = recorder.lost
+    flood = frames.layout(0)
+    flood.params = ["weight" * 100] * 1000
+    for number in range(100):
+        recorder.take(flood, Envelope(300 + number, time.time_ns(), encode(flood)))
+    assert recorder.lost - refused > 90
+    recorder.start()
+    recorder.finish()
+    recorded = [message for message, _ in Recording(tmp_path / "disk" / "a.mcap")]
+    assert {m.rank for m in recorded if isinstance(m, Hello)} == set(range(20))
+    assert {m.rank for m in recorded if isinstance(m, Layout)} == set(range(20))
 
 
 def test_a_bug_in_the_recorder_is_reported_and_counted(

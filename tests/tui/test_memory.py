@@ -3,12 +3,13 @@
 import gc
 import weakref
 
+import msgspec
 import pytest
 
-from ddpwatch.state import KEEP_STEPS
+from ddpwatch.state import KEEP_STEPS, RunState
 from ddpwatch.tui.views.painted import RowStrip
 from tests.support.dashboards import FakeJobs, live_app, until
-from tests.support.frames import run, state_of, step
+from tests.support.frames import EPOCH_NS, bye, device, hello, layout, run, state_of, step
 
 
 @pytest.fixture
@@ -45,3 +46,40 @@ async def test_a_row_that_is_painted_over(no_collector):
         await pilot.press(*["left", "right"] * 5)
         assert app.view.size.height <= before
         assert strips() <= before + 3
+
+
+def a_day():
+    """Frames of 24 h: hosts that come and go with their devices, and modules whose buckets change all the time."""
+    for second in range(24 * 3600):
+        now_ns = EPOCH_NS + second * 10**9
+        yield device(second, index=second % 8, kind="cuda"), now_ns
+        if second % 10 == 0:
+            yield msgspec.structs.replace(device(second), host=f"node{second}"), now_ns
+            yield msgspec.structs.replace(layout(second % 4), module=second % 3, epoch=second), now_ns
+            yield hello(second % 4, boot_id=f"boot {second}"), now_ns
+            yield step(second % 4, second // 40), now_ns
+            yield bye(second % 4), now_ns
+
+
+def test_a_day_of_frames_is_bounded():
+    state = RunState()
+    for message, now_ns in a_day():
+        state.apply(message, now_ns)
+    assert len(state.layouts) <= 64
+    assert max(epoch for _, epoch in state.layouts) == 24 * 3600 - 10
+    assert len(state.devices) <= 64
+    assert [len(state.devices["node1", "cuda", index]) for index in range(8)] == [600] * 8
+    assert len(state._clocks) <= 2
+    assert (len(state.steps), len(state.marks), len(state.ends)) == (KEEP_STEPS, 0, 100)
+
+
+def test_large_layouts_are_bounded_by_their_size():
+    state = RunState()
+    names = [f"{index:01000}" for index in range(4000)]
+    for epoch in range(40):
+        state.apply(msgspec.structs.replace(layout(), epoch=epoch, params=names), EPOCH_NS + epoch)
+    assert sum(len(name) for kept in state.layouts.values() for name in kept.params) <= 32 << 20
+    assert (0, 39) in state.layouts
+    for epoch in (40, 41):
+        state.apply(msgspec.structs.replace(layout(), epoch=epoch, params=names * 16), EPOCH_NS + epoch)
+    assert [epoch for _, epoch in state.layouts] == [41]

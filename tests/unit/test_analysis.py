@@ -18,6 +18,7 @@ from ddpwatch.analysis.step import PHASES, figures
 from ddpwatch.messages import BucketLayout, Bye, Hello, Layout, Span, Step
 from ddpwatch.report.format import clean, percent, size
 from ddpwatch.report.text import render_report
+from tests.support import frames
 from tests.support.runs import hello_of, step_of
 
 MS = 1_000_000
@@ -254,3 +255,17 @@ def test_names_cannot_control_the_terminal(hostile: str) -> None:
 def test_figures_have_units() -> None:
     assert (size(None), size(512), size(26_214_400)) == ("–", "512 B", "25.0 MiB")
     assert (percent(None), percent(0.125, 1)) == ("–", "12.5 %")
+
+
+def test_an_unresolved_step_has_no_figures() -> None:
+    """The GPU's times did not come: in reports it counts as a step, in no statistic, and not in the cost."""
+    empty = {name: [] for name in ("spans", "hook_param", "hook_ns", "bucket_module", "bucket_index", "bucket_bytes")}
+    empty |= {name: [] for name in ("bucket_ready", "bucket_launch", "bucket_done")}
+    report = ReportBuilder()
+    for number in range(20):
+        changes = {"status": "unresolved", "duration_ns": 0, "cpu_ns": 5, **empty} if number % 2 else {}
+        report.apply(frames.step(0, number, **changes))
+    built = report.report()
+    assert built["steps"]["unresolved"] == 10
+    assert built["steps"]["step_ms_p50"] == built["steps"]["step_ms_p90"] == 100.0
+    assert "10 unresolved" in render_report({**built, "findings": []})

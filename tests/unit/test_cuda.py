@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
+from ddpwatch.analysis.step import figures
 from ddpwatch.probe.cuda import BACKLOG, CudaClock, GpuStamp
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
@@ -20,6 +23,7 @@ class Gpu:
         self.compute = self.comm = 0
         self.current = "compute"  # what the model's device has as its current stream
         self.queries = 0
+        self.broken = False  # an error that stays, as after an illegal access
         self.passed: int | None = None  # GPU time up to which events report as passed; None: all
 
     def work(self, ms: float) -> None:
@@ -44,6 +48,8 @@ class CudaEvent:
 
     def query(self) -> bool:
         self.gpu.queries += 1
+        if self.gpu.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return self.gpu.passed is None or self.at <= self.gpu.passed
 
     def elapsed_time(self, end_event: CudaEvent) -> float:
@@ -166,13 +172,41 @@ def test_the_backlog_is_bounded_and_what_is_given_up_is_unknown() -> None:
     assert all(done is None for record in given_up for done in record.message(0, 0).bucket_done)
 
 
+def test_a_step_that_is_given_up_has_no_figures() -> None:
+    """Its stamps show when the host enqueued the work, not how long the GPU took for it."""
+    rig = Rig()
+    rig.gpu.passed = -1
+    for _ in range(BACKLOG + 3):
+        rig.step()
+    rig.recorder.finish()
+    sent = [record.message(0, 0) for record in rig.records]
+    assert {step.status for step in sent} == {"unresolved"}
+    for step in sent:
+        assert (step.duration_ns, step.spans, step.hook_ns, step.bucket_launch) == (0, [], [], [])
+        assert figures(step).phases_ns == {}
+    assert [step.step for step in sent] == list(range(BACKLOG + 3))
+
+
+def test_an_aborted_step_that_is_given_up_stays_aborted() -> None:
+    rig = Rig()
+    rig.recorder.forward_begin()
+    rig.recorder.forward_end()
+    rig.recorder.backward_begin()
+    rig.recorder.bucket_launch(0, 0, 64)
+    rig.recorder.abort()
+    step = rig.records[0].message(0, 0)
+    assert (step.status, step.duration_ns, step.spans, step.bucket_launch) == ("aborted", 0, [], [])
+    assert set(figures(step).phases_ns.values()) == {0}
+
+
 def test_nothing_is_enqueued_while_a_graph_is_captured() -> None:
     rig = Rig()
     rig.capturing = True
     assert not isinstance(rig.clock(), GpuStamp)
     rig.step()
     rig.recorder.finish()
-    assert rig.records[0].message(0, 0).bucket_done == [None, None]
+    assert rig.records[0].message(0, 0).status == "unresolved"
+    assert rig.records[0].message(0, 0).bucket_done == []
 
 
 def test_no_event_is_queried_while_a_graph_is_captured() -> None:
@@ -189,6 +223,20 @@ def test_no_event_is_queried_while_a_graph_is_captured() -> None:
     rig.step()
     assert rig.records[0].settled()
     assert rig.records[0].message(0, 0).bucket_done != [None, None]
+
+
+def test_a_sticky_error_gives_up_every_step_and_loses_none() -> None:
+    """After an illegal access every CUDA call raises, for the rest of the process."""
+    rig = Rig()
+    rig.gpu.passed = -1
+    for _ in range(3):
+        rig.step()
+    rig.gpu.broken = True
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        rig.recorder.finish()
+    assert [record.message(0, 0).status for record in rig.records] == ["unresolved"] * 3
+    assert all(record.settled() for record in rig.records)
+    assert rig.recorder.current is None
 
 
 def test_events_are_used_again() -> None:

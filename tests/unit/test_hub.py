@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
-from ddpwatch.collector.hub import KEEP_DEVICE_SAMPLES, KEEP_DEVICES, Hub
-from ddpwatch.messages import Bye, Device, EndReason, Message, decode, encode
+import itertools
+import tracemalloc
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from ddpwatch.collector.hub import KEEP_BYTES, KEEP_DEVICE_SAMPLES, KEEP_DEVICES, Hub
+from ddpwatch.messages import (
+    BucketLayout,
+    Bye,
+    Device,
+    EndReason,
+    Hello,
+    Layout,
+    Mark,
+    Message,
+    Step,
+    decode,
+    encode,
+)  # fmt: skip
 
 SECOND_NS = 10**9
 TEN_MINUTES_S = 600
@@ -56,3 +75,126 @@ def test_the_first_failure_is_the_reason_of_the_end() -> None:
     keep(hub, bye(1, "exception", 9))
     keep(hub, bye(2, "killed", 5))
     assert hub.end_reason() == "killed"
+
+
+# -- limits ----------------------------------------------------------------------------------------------------
+
+MIB = 1 << 20
+_noise = itertools.count()
+
+
+def hello(rank: int) -> Hello:
+    return Hello(run_id="r", rank=rank, world_size=8, host="node", pid=1)
+
+
+def mark(rank: int) -> Mark:
+    return Mark(rank=rank, name=f"mark {next(_noise)}", start_ns=1)
+
+
+def step(rank: int, number: int = 0, hooks: int = 0) -> Step:
+    at = list(range(1 << 40, (1 << 40) + hooks))
+    return Step(rank=rank, step=number, start_ns=1, duration_ns=1, hook_param=at, hook_ns=at)
+
+
+def layout(rank: int, epoch: int = 1, name: str = "weight") -> Layout:
+    params = [f"blocks.{index}.{name}" for index in range(1200)]
+    return Layout(rank=rank, epoch=epoch, params=params, buckets=[BucketLayout(0, 1, list(range(1200)))])
+
+
+def padded(message: Message, nbytes: int = MIB) -> bytes:
+    """The message with an unknown field, which readers skip."""
+    fields = msgspec.msgpack.decode(encode(message))
+    return msgspec.msgpack.encode({**fields, "padding": next(_noise).to_bytes(8, "big") * (nbytes // 8)})
+
+
+def send(hub: Hub, *sent: Message | bytes) -> None:
+    for one in sent:
+        hub.accept([one if isinstance(one, bytes) else encode(one)], 0)
+
+
+def size(hub: Hub) -> int:
+    return sum(len(envelope.frame) for envelope in hub.snapshot())
+
+
+def steps_of(hub: Hub, rank: int) -> list[int]:
+    return [message.step for message in kept(hub) if isinstance(message, Step) and message.rank == rank]
+
+
+@pytest.mark.parametrize("kind", [mark, hello, layout, step, lambda rank: bye(rank, "finished", 1)])
+def test_padded_frames_of_any_kind_are_counted(kind: Callable[[int], Message]) -> None:
+    hub = Hub()
+    for rank in [*range(100)] * 2:
+        send(hub, padded(kind(rank)))
+    assert size(hub) <= KEEP_BYTES
+
+
+def test_device_samples_count_with_all_else() -> None:
+    hub = Hub()
+    for second in range(KEEP_DEVICE_SAMPLES):
+        for index in range(KEEP_DEVICES):
+            keep(hub, Device(host="n" * 1000, kind="cuda", index=index, at_ns=second))
+    for number in range(200):
+        send(hub, step(0, number, hooks=4000))
+    assert len([m for m in kept(hub) if isinstance(m, Device)]) == KEEP_DEVICE_SAMPLES * KEEP_DEVICES
+    assert steps_of(hub, 0)[-1] == 199
+    assert size(hub) <= KEEP_BYTES
+
+
+def test_a_rank_that_is_not_of_this_job_is_refused() -> None:
+    hub = Hub(world_size=4)
+    send(hub, *[step(rank) for rank in range(3, 9)])
+    assert [m.rank for m in kept(hub) if isinstance(m, Step)] == [3]
+    assert hub.refused == {"foreign rank": 5}
+
+
+def test_equal_layouts_share_memory() -> None:
+    """A large job: before, its layouts took 88 MB."""
+    frames = {rank: encode(layout(rank)) for rank in (0, 127, 128, 255, 256, 1023)}
+    hub = Hub()
+    tracemalloc.start()
+    try:
+        for epoch, rank in itertools.product((1, 2), range(1024)):
+            send(hub, layout(rank, epoch))
+        send(hub, layout(7, 2, "bias"))
+        assert tracemalloc.get_traced_memory()[0] < 4 * MIB
+    finally:
+        tracemalloc.stop()
+    snapshot = [envelope.frame for envelope in hub.snapshot()]
+    assert len(snapshot) == 2 * 1024 + 1
+    assert all(snapshot[rank] == frame for rank, frame in frames.items())
+
+
+def test_a_layout_is_kept_as_long_as_any_rank_has_it() -> None:
+    hub = Hub()
+    send(hub, layout(0), layout(1))
+    for epoch in range(2, 8):
+        send(hub, layout(0, epoch))
+    assert [(m.rank, m.epoch) for m in kept(hub) if isinstance(m, Layout)] == [(1, 1), (0, 4), (0, 5), (0, 6), (0, 7)]
+    for epoch in range(4, 8):
+        send(hub, layout(1, epoch))
+    assert len(hub._bodies) == 4
+    assert hub._kept_bytes < 4 * len(encode(layout(0))) + 8 * 500
+
+
+@pytest.mark.parametrize("kind", [mark, hello, layout, step])
+def test_a_hostile_sender_costs_only_itself(kind: Callable[[int], Message]) -> None:
+    hub = Hub(world_size=8)
+    for rank in range(7):
+        send(hub, hello(rank), layout(rank), mark(rank), *[step(rank, number, hooks=100) for number in range(300)])
+    before = [m for m in kept(hub) if m.rank != 7]  # type: ignore[union-attr]
+    for number in range(300):
+        send(hub, padded(layout(7, number) if kind is layout else kind(7)))
+    for rank in range(7):
+        send(hub, step(rank, 300, hooks=100))
+    after = [m for m in kept(hub) if m.rank != 7]  # type: ignore[union-attr]
+    assert len(after) == len(before) + 7
+    assert size(hub) <= KEEP_BYTES
+
+
+def test_memory_is_shared_evenly_by_a_large_job() -> None:
+    hub = Hub()
+    for number, rank in itertools.product(range(40), range(512)):
+        send(hub, step(rank, number, hooks=300))
+    counts = {len(steps_of_rank) for steps_of_rank in (entry.steps for entry in hub.ranks.values())}
+    assert max(counts) - min(counts) <= 1
+    assert 0.9 * KEEP_BYTES < size(hub) <= KEEP_BYTES

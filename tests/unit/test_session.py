@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.messages import Bye
 from ddpwatch.probe.session import ProbeSession
 
 
@@ -25,3 +26,26 @@ def test_one_gpu_is_watched_in_a_process() -> None:
         ProbeSession._check_gpu(session, module(0))
     with pytest.raises(DdpwatchError, match="computes on cuda:2, while cuda:1 is watched"):
         ProbeSession._check_gpu(session, module(1, 2))
+
+
+def test_the_goodbye_is_sent_though_the_gpu_answers_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an illegal access every CUDA call raises: closing must neither raise nor leave the rank without an end."""
+
+    def broken() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
+
+    sent: list[Bye] = []
+    closed: list[str] = []
+    session = ProbeSession()
+    monkeypatch.setattr(session.recorder, "finish", broken)
+    monkeypatch.setattr(session.sender, "stop", sent.append)
+    monkeypatch.setattr(session._rendezvous, "close", lambda: closed.append("rendezvous"))
+    session._started = True
+    session.close()
+    session.sender._context.term()
+    (goodbye,) = sent
+    assert goodbye.reason == "finished"
+    assert goodbye.detail == (
+        "the last steps have no times: RuntimeError: CUDA error: an illegal memory access was encountered"
+    )
+    assert closed == ["rendezvous"]

@@ -25,16 +25,28 @@ class Publisher:
         for number in numbers:
             self._socket.send_multipart(self._envelope(number).parts(LIVE))
 
-    def answer(self, kept: list[int], newest: int) -> None:
-        """Waits until a viewer asks for a snapshot, and sends these numbers."""
+    def answer_if_asked(self, number: int) -> bool:
+        """Answers with this one number, if a viewer has asked by now."""
+        while self._socket.poll(0):
+            if self._answer(self._socket.recv(), [number], number):
+                return True
+        return False
+
+    def answer(self, kept: list[int], newest: int | None) -> None:
+        """Waits until a viewer asks for a snapshot, and sends these numbers; without the end if ``newest`` is None."""
         while True:
             assert self._socket.poll(5000), "no viewer asks"
-            request = self._socket.recv()
-            if request[:1] == b"\x01" and request[1:].startswith(SNAPSHOT):
-                break
+            if self._answer(self._socket.recv(), kept, newest):
+                return
+
+    def _answer(self, request: bytes, kept: list[int], newest: int | None) -> bool:
+        if request[:1] != b"\x01" or not request[1:].startswith(SNAPSHOT):
+            return False
         for number in kept:
             self._socket.send_multipart(self._envelope(number).parts(request[1:]))
-        self._socket.send_multipart(Envelope(newest, 1, b"").parts(request[1:]))
+        if newest is not None:
+            self._socket.send_multipart(Envelope(newest, 1, b"").parts(request[1:]))
+        return True
 
     def close(self) -> None:
         self._socket.close()
@@ -102,3 +114,44 @@ def test_a_gap_within_a_gap(publisher: Publisher, source: LiveSource) -> None:
     publisher.live(10)
     assert read(source, 2) == [9, 10]
     assert source.missed == 3 + 2
+
+
+def test_a_viewer_without_an_answer_holds_a_bounded_number_of_frames(source: LiveSource) -> None:
+    """The end of the snapshot never comes: the newest frames are held until one does."""
+    frame = encode(Beat(rank=0, at_ns=1, step=1, phase="input", since_ns=0))
+    for number in range(1, 200_001):
+        list(source._in_order(Envelope(number, 1, frame).parts(LIVE)))
+    assert len(source._held_back) <= 20_000
+    assert source._held_back[-1].seq == 200_000
+    padded = bytes(1 << 20)
+    for number in range(200_001, 200_201):
+        list(source._in_order(Envelope(number, 1, padded).parts(LIVE)))
+    assert sum(len(envelope.frame) for envelope in source._held_back) <= 64 << 20
+
+
+def test_a_snapshot_without_an_end_is_asked_for_again(
+    publisher: Publisher, source: LiveSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first answer had is neither delivered nor counted twice."""
+    monkeypatch.setattr("ddpwatch.sources.ANSWER_S", 0.2, raising=False)
+    publisher.answer([3, 7], None)
+    assert read(source, 2) == [3, 7]
+    source.read(1.0)
+    publisher.answer([3, 7, 8], 8)
+    publisher.live(9)
+    assert read(source, 2) == [8, 9]
+    assert source.missed == 0
+
+
+def test_resyncs_are_limited_in_rate(publisher: Publisher, source: LiveSource) -> None:
+    """A viewer that is too slow for the stream loses frames again and again, and every snapshot is more of them."""
+    asked = 0
+    number = 1
+    deadline = time.monotonic() + 3.0
+    while time.monotonic() < deadline:
+        if publisher.answer_if_asked(number):
+            asked += 1
+            publisher.live(number + 2)
+            number += 2
+        source.read(0.01)
+    assert 2 <= asked <= 5

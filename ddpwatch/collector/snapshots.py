@@ -1,0 +1,86 @@
+"""Sends snapshots to the viewers that ask, piece by piece to those that are slow to read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import zmq
+
+from ddpwatch.collector.hub import Hub
+from ddpwatch.transport import SNAPSHOT, Envelope, Socket
+
+RETRY_S = 0.25
+RETRY_MAX_S = 4.0
+GIVE_UP_S = 60.0  # without a frame read: the viewer asks again when it goes on
+MAX_PENDING = 64  # viewers
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One viewer's snapshot: up to which sequence number it was sent, and when to go on."""
+
+    sent: int = 0
+    due_s: float = 0.0
+    pause_s: float = RETRY_S
+    progress_s: float = 0.0
+
+
+class Snapshots:
+    """The snapshots that viewers wait for.
+
+    A publishing socket drops what a viewer's queue cannot take. For the snapshot that would lose its end, and the
+    viewer would wait for it in vain. So snapshots are sent without dropping (to this viewer alone: nobody else has its
+    topic), and continue when the queue has room again. Only the position is kept, not the frames.
+    """
+
+    def __init__(self, viewers: Socket, hub: Hub) -> None:
+        self._viewers = viewers
+        self._hub = hub
+        self._pending: dict[bytes, _Pending] = {}
+
+    def serve(self) -> None:
+        """Notes who asks, and sends as much as the queues take. Never waits."""
+        self._note_requests()
+        now = time.monotonic()
+        due = [topic for topic, pending in self._pending.items() if now >= pending.due_s]
+        if due:
+            self._viewers.setsockopt(zmq.XPUB_NODROP, 1)
+            try:
+                for topic in due:
+                    self._send(topic, self._pending[topic], now)
+            finally:
+                self._viewers.setsockopt(zmq.XPUB_NODROP, 0)
+
+    def _note_requests(self) -> None:
+        while True:
+            try:
+                request = self._viewers.recv(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            topic = request[1:]
+            if request[:1] == b"\x00":
+                self._pending.pop(topic, None)
+            elif request[:1] == b"\x01" and topic.startswith(SNAPSHOT):
+                self._pending[topic] = _Pending(progress_s=time.monotonic())
+                if len(self._pending) > MAX_PENDING:
+                    del self._pending[next(iter(self._pending))]
+
+    def _send(self, topic: bytes, pending: _Pending, now: float) -> None:
+        before = pending.sent
+        try:
+            for envelope in self._hub.snapshot():
+                if envelope.seq > pending.sent:
+                    self._viewers.send_multipart(envelope.parts(topic), zmq.DONTWAIT)
+                    pending.sent = envelope.seq
+            self._viewers.send_multipart(Envelope(self._hub.newest, time.time_ns(), b"").parts(topic), zmq.DONTWAIT)
+        except zmq.Again:
+            if pending.sent > before:
+                pending.pause_s, pending.progress_s = RETRY_S, now
+            else:
+                pending.pause_s = min(2 * pending.pause_s, RETRY_MAX_S)
+            pending.due_s = time.monotonic() + pending.pause_s
+            if now - pending.progress_s > GIVE_UP_S:
+                del self._pending[topic]
+        else:
+            del self._pending[topic]

@@ -1,0 +1,72 @@
+"""How the collector sends snapshots to viewers that do not keep up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpwatch import transport
+from ddpwatch.collector.service import Collector, Options
+from ddpwatch.messages import Beat, encode
+from ddpwatch.sources import LiveSource
+
+FRAMES = 10_000
+
+
+@pytest.fixture
+def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setenv("DDPWATCH_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(transport, "VIEWER_QUEUE", 500)
+    made = Collector(Options(run_id="r", world_size=FRAMES, watch_pid=os.getpid()))
+    yield made
+    made._close()
+
+
+def beat(rank: int) -> Beat:
+    return Beat(rank=rank, at_ns=1, step=1, phase="input", since_ns=0)
+
+
+def test_a_snapshot_longer_than_a_viewers_queue_arrives(collector: Collector) -> None:
+    """The queues hold 1,000 frames and what fits into the socket; the viewer reads only now and then."""
+    for rank in range(FRAMES):
+        collector._hub.keep(beat(rank), encode(beat(rank)), 1)
+    source = LiveSource(collector._viewers.getsockopt_string(transport.zmq.LAST_ENDPOINT))
+    try:
+        while not collector._viewers.poll(100):
+            pass
+        seen: list[int] = []
+        for _ in range(400):
+            collector._send_snapshots()
+            seen += [envelope.seq for _, envelope in source.read(0.05)]
+            if source._synced:
+                break
+        assert source._synced
+        assert seen == list(range(1, FRAMES + 1))
+    finally:
+        source.close()
+
+
+def test_a_viewer_that_reads_nothing_delays_no_other(collector: Collector) -> None:
+    for rank in range(FRAMES):
+        collector._hub.keep(beat(rank), encode(beat(rank)), 1)
+    endpoint = collector._viewers.getsockopt_string(transport.zmq.LAST_ENDPOINT)
+    context = transport.Context()
+    suspended = transport.viewer_subscribe(context, endpoint, b"suspended")
+    while not collector._viewers.poll(100):
+        pass
+    collector._send_snapshots()
+    source = LiveSource(endpoint)
+    try:
+        for _ in range(400):
+            collector._send_snapshots()
+            source.read(0.05)
+            if source._synced:
+                break
+        assert source._synced
+    finally:
+        source.close()
+        suspended.close()
+        context.term()
