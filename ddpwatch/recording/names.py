@@ -6,27 +6,49 @@ import contextlib
 import itertools
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+STALE_S = 120.0  # a reservation is used within seconds; an older one is of a job that was killed
+
 
 def reserve(path: Path) -> Path:
-    """Creates an empty file for a recording, under another name (``NAME-2`` and so on) if there is one already.
+    """Reserves a name for a recording, another one (``NAME-2`` and so on) if it is taken.
+
+    The reservation is an empty file under the name of the next part, so that a job that is killed at once leaves no
+    empty recording. The recorder removes it when it has created its file.
 
     Returns:
-        The file; ``path`` itself if it is no regular file (``/dev/null``).
+        The name; ``path`` itself if it is no regular file (``/dev/null``).
 
     Raises:
-        OSError: The file cannot be created.
+        OSError: No file can be created there.
     """
     if path.exists() and not path.is_file():
         return path
-    for name in _names(path):
-        if not parts_of(name):
-            with contextlib.suppress(FileExistsError):
-                os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-                return name
-    raise AssertionError("names do not run out")
+    return next(name for name in _names(path) if _reserved(name))
+
+
+def next_part(path: Path) -> Path:
+    """Where the next part is written until it takes the recording's name."""
+    return path.with_name(f"{path.name}.next")
+
+
+def _reserved(path: Path) -> bool:
+    """Reserves this name; False if it is taken."""
+    place = next_part(path)
+    with contextlib.suppress(FileNotFoundError):
+        if not path.exists() and time.time() - place.stat().st_mtime > STALE_S:
+            place.unlink()
+    try:
+        os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except FileExistsError:
+        return False
+    if path.exists() or parts_of(path):
+        place.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def parts_of(path: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Bye, Hello, Layout, Message, Step, encode
 from ddpwatch.recording.limits import Limits
-from ddpwatch.recording.names import parts_of
+from ddpwatch.recording.names import next_part, parts_of
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.transport import Envelope
 
@@ -90,6 +90,8 @@ class RotatingWriter:
         if parts_of(self.path):
             raise UsageError(f"a part of {path} exists", "give another name: no recording is written over")
         self._start_part(RecordingWriter(self.path, {**self._about, "part": "0"}), 0)
+        with contextlib.suppress(OSError):
+            next_part(self.path).unlink()  # the reservation
 
     @property
     def frames(self) -> int:
@@ -155,7 +157,7 @@ class RotatingWriter:
 
     def _continue(self) -> None:
         """Starts the next part; the old one keeps its name until then."""
-        draft = self.path.with_name(f"{self.path.name}.next")
+        draft = next_part(self.path)
         draft.unlink(missing_ok=True)
         try:
             writer = RecordingWriter(draft, {**self._about, "part": str(self._number + 1)})

@@ -37,7 +37,7 @@ class RecordingWriter:
     """Writes one file.
 
     Args:
-        path: The file: a new one, or an empty one (see `ddpwatch.recording.names.reserve`).
+        path: The file: a new one, or an empty one.
         about: Free text about the run, for the file's metadata.
 
     Attributes:

@@ -179,3 +179,13 @@ def test_a_file_that_took_the_name_is_not_replaced(tmp_path: Path) -> None:
         writer.reopen()
     writer.abandon()
     assert file.read_text() == "of another"
+
+
+def test_a_reserved_name_is_free_for_its_recorder_only(tmp_path: Path) -> None:
+    file, other = reserve(tmp_path / "a.mcap"), reserve(tmp_path / "a.mcap")
+    assert [file.name, other.name] == ["a.mcap", "a-2.mcap"]
+    assert not file.exists()  # a job that is killed now leaves no recording that cannot be read
+    RotatingWriter(file).close()
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".mcap"] == ["a.mcap"]
+    os.utime(tmp_path / "a-2.mcap.next", times=(0, 0))
+    assert reserve(tmp_path / "a.mcap").name == "a-2.mcap"
