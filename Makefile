@@ -51,6 +51,7 @@ safety-table: install
 	$(BIN)/python -m pytest tests/integration/test_safety.py --write-table
 
 screenshots: install
+	rm -f $(VENV)/screens.mcap
 	$(JOB) demo/train.py --steps 120 --record $(VENV)/screens.mcap
 	$(BIN)/python docs/make_screenshots.py $(VENV)/screens.mcap
 	$(BIN)/python docs/make_screenshots.py --synthetic 16 --name synthetic --views
@@ -60,6 +61,7 @@ bench: install
 	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/compare_aa.py
 	$(BIN)/python benchmarks/dashboard.py
+	$(BIN)/python benchmarks/collector.py --hostile
 	$(JOB) benchmarks/overhead.py
 	$(JOB) benchmarks/profiler_truth.py
 	$(JOB) benchmarks/strategies.py

@@ -150,9 +150,10 @@ def write(info: RunInfo) -> int:
 
 def remove(run_id: str) -> None:
     """Removes a run's file, sockets and black boxes. The log stays."""
-    leftovers = [_path(run_id, suffix) for suffix in (".json", ".in", ".pub")]
     base = directory()
-    for path in [*leftovers, *(directory_for(base) or base).glob(f"{run_id}.box*")]:
+    leftovers = [_path(run_id, suffix) for suffix in (".json", ".in", ".pub")]
+    boxes = [box for place in {base, directory_for(base) or base} for box in place.glob(f"{run_id}.box*")]
+    for path in [*leftovers, *boxes]:
         with contextlib.suppress(OSError):
             path.unlink()
 

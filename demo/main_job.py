@@ -38,7 +38,8 @@ def show() -> int:
 
 
 def record() -> int:
-    """Trains in the foreground with a recording, then prints its report."""
+    """Trains in the foreground with a recording, then prints its report. A demo's old recording makes room."""
+    Path(RECORDING).unlink(missing_ok=True)
     with training(f"--steps {STEPS_RECORDED} --record {RECORDING}".split(), None) as job:
         code = job.wait()
     if code:
