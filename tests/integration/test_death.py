@@ -70,7 +70,7 @@ def test_who_hangs_is_named_in_a_step_that_is_not_watched(tmp_path: Path, monkey
     assert {beat.phase for beat in messages(frames, Beat) if beat.step == 5} == {""}
     assert (found.kind, found.rank) == ("hang", 1)
     assert re.fullmatch(
-        r"rank 1 in an unknown phase of step 5 for \d s; others wait: it has issued \d+ collectives, they \d+",
+        r"rank 1 in an unknown phase of step 5 for \d+ s; others wait: it has issued \d+ collectives, they \d+",
         found.text,
     )
 
