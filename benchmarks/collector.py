@@ -48,9 +48,9 @@ import zmq
 from benchmarks.rounds import Rounds, rounds_done
 from benchmarks.synthetic import Fleet
 from ddpwatch import rundir, transport
+from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import Bye, Hello, Mark, Status, encode
 from ddpwatch.report.format import table
-from ddpwatch.sources import LiveSource
 
 RANKS, SENDERS, RANKS_PER_CONNECTION = 1024, 2, 16
 HOOKS, BUCKETS = 300, 25  # of a step: 2.9 kB

@@ -33,9 +33,9 @@ from pathlib import Path
 from benchmarks.paired import ratio_cells
 from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch import rundir
+from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import Step
 from ddpwatch.report.format import table
-from ddpwatch.sources import LiveSource
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent

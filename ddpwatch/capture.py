@@ -7,10 +7,10 @@ import time
 
 from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.live_source import SILENCE_S, Source
 from ddpwatch.messages import Bye, Message, Step
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.rotation import RotatingWriter
-from ddpwatch.sources import SILENCE_S, Source
 
 FLUSH_S = 0.5
 

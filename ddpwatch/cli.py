@@ -166,8 +166,8 @@ def record(
 ) -> None:
     """Record a running job until it ends or you press Ctrl-C."""
     from ddpwatch.capture import capture
+    from ddpwatch.live_source import LiveSource
     from ddpwatch.recording.limits import environment_of, limits_from_environment
-    from ddpwatch.sources import LiveSource
 
     limits = limits_from_environment({**os.environ, **environment_of(max_size, every)})
     info, endpoint = _resolve(run)

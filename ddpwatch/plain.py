@@ -13,9 +13,9 @@ from ddpwatch import rundir
 from ddpwatch.analysis.diagnosis.verdict import verdict
 from ddpwatch.analysis.step import NS_PER_MS
 from ddpwatch.analysis.window import summarise
+from ddpwatch.live_source import SILENCE_S, LiveSource
 from ddpwatch.report.format import UNKNOWN, clean, number, percent, table
 from ddpwatch.rundir import RunInfo
-from ddpwatch.sources import SILENCE_S, LiveSource
 from ddpwatch.state import KEEP_STEPS, RunState
 from ddpwatch.transport import Frame
 

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from ddpwatch.analysis.diagnosis.findings import findings
-from ddpwatch.analysis.report import ReportBuilder
+from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.messages import Bye, Hello, Layout, Message, Step
 from ddpwatch.sampling.levels import FULL
 
-KEEP_STEPS = 2000  # of all ranks together: reporting on them takes a fraction of a second
+ATTACHED_STEPS = 2000  # of all ranks together: reporting on them takes a fraction of a second
 KEEP_FULL = 400  # older full steps, as only one step in 64 may be full
 
 
@@ -28,7 +28,7 @@ class AttachmentBuilder:
         """Takes one message."""
         if isinstance(message, Step):
             self._steps.append(message)
-            if len(self._steps) > KEEP_STEPS and (oldest := self._steps.popleft()).status == FULL:
+            if len(self._steps) > ATTACHED_STEPS and (oldest := self._steps.popleft()).status == FULL:
                 self._full.append(oldest)
         elif isinstance(message, (Hello, Bye)):
             self._others[type(message), message.rank] = message

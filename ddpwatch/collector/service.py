@@ -73,7 +73,7 @@ class Collector:
         self._signal: signal.Signals | None = None
         self._signalled = 0.0
         self._wake: tuple[socket.socket, ...] = ()
-        self._recorder: RecordingThread | None = None
+        self._recording_thread: RecordingThread | None = None
         self._recording = RecordingState()
         self._departed: dict[int, Departure] = {}
         self._started = time.monotonic()
@@ -145,8 +145,8 @@ class Collector:
     def _distribute(self, message: Message, envelope: Envelope) -> None:
         """Sends a frame to viewers and the recording, and notes the start or end of a rank."""
         self._viewers.send_multipart(envelope.parts(LIVE))
-        if self._recorder is not None:
-            self._recorder.take(message, envelope)
+        if self._recording_thread is not None:
+            self._recording_thread.take(message, envelope)
         if isinstance(message, Hello) and message.boot_id == clock.boot_id():
             self._liveness.follow(message.rank, message.pid)
         elif isinstance(message, Bye) and message.rank is not None:
@@ -159,8 +159,8 @@ class Collector:
         self._snapshots.serve()
 
     def _publish_status(self) -> None:
-        if self._recorder is not None:
-            self._recording = self._recorder.state
+        if self._recording_thread is not None:
+            self._recording = self._recording_thread.state
         status = Status(
             at_ns=time.monotonic_ns(),
             frames=self._hub.frames,
@@ -223,9 +223,9 @@ class Collector:
             self._publish(self._goodbye_for(rank, departure))
         self._publish(self._goodbye_of_run())
         self._publish_status()
-        if self._recorder is not None:
-            self._recorder.finish(CLOSE_S if self._signal is None else SIGNALLED_CLOSE_S)
-            self._recording, self._recorder = self._recorder.state, None
+        if self._recording_thread is not None:
+            self._recording_thread.finish(CLOSE_S if self._signal is None else SIGNALLED_CLOSE_S)
+            self._recording, self._recording_thread = self._recording_thread.state, None
             if self._recording.error:
                 self._publish_status()  # what the disk did not take, for viewers only
         self._write_last_view()
@@ -265,8 +265,8 @@ class Collector:
             self._recording = RecordingState(error=str(error))
             _log.error("not recording: %s", error)
             return
-        self._recorder = RecordingThread(self._options.record, self._about(), limits)
-        self._recorder.start()
+        self._recording_thread = RecordingThread(self._options.record, self._about(), limits)
+        self._recording_thread.start()
 
     def _write_last_view(self) -> None:
         """Writes the snapshot as a small recording, for viewers that attach after the collector has gone."""

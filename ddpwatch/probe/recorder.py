@@ -118,7 +118,7 @@ class StepRecorder:
             self.current = StepRecord(self.steps, now if end is None else max(end, self._activity_end))
             self._activity_end = 0
             self._report_validation()
-            self.current.status = self._kind()
+            self.current.status = self._level()
             self.shadow = self.current.status != FULL  # no call of levels here: it runs with cold caches
             self._forwards = 0
         self._forwards += 1
@@ -129,7 +129,7 @@ class StepRecorder:
             self._drop_forwards(self.current, now)
         self._enter("forward", now)
 
-    def _kind(self) -> StepStatus:
+    def _level(self) -> StepStatus:
         """How much of the step that starts is recorded. Only an optimizer is sure to end an unwatched one."""
         if self.sampling is None:
             return FULL

@@ -38,7 +38,7 @@ HOLD_S = 5.0  # how long frames of other ranks wait for a silent rank
 
 
 class FollowSource:
-    """Frames of growing files, as a `ddpwatch.sources.Source`: of one recording, or of a directory with one per rank.
+    """Frames of growing files: of one recording, or of a directory with one per rank. A `ddpwatch.live_source.Source`.
 
     Frames of several files come in the order of their receive times. They wait for the file that is behind, but no
     longer than `HOLD_S`, since its rank may be dead. Files of ranks that start later are found.

@@ -13,7 +13,7 @@ from ddpwatch.analysis.assembly import steps_across_ranks
 from ddpwatch.analysis.compare import RunSeries, compare, figures_of
 from ddpwatch.analysis.diagnosis.findings import findings
 from ddpwatch.analysis.outline import Outline
-from ddpwatch.analysis.report import ReportBuilder
+from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Layout
-from ddpwatch.recording.output import check_output
+from ddpwatch.recording.overwrite_guard import check_output
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import outline_of, report_of_recording

@@ -21,7 +21,7 @@ KEEP_PAIRS = 2048
 ENOUGH_PAIRS = 8
 FEW_PAIRS = 3  # for a rare level: even a wrong median is little of the whole
 RARE_SHARE = 1 / 12  # of all steps
-KEEP_STEPS = 512  # for the shares of the levels and the median step
+SHARE_STEPS = 512  # for the shares of the levels and the median step
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class CostMeter:
     _before: tuple[str, str] | None = None  # the levels of the comparison that has just used the previous step
     _rank: int | None = None
     _last: list[Step] = field(default_factory=list)
-    _levels: deque[str] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
-    _durations: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
-    _own: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
+    _levels: deque[str] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
+    _durations: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
+    _own: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
 
     def add(self, step: Step) -> None:
         """Adds a step; each rank's come in order. Only steps of the first rank that ever came are used."""

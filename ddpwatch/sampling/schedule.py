@@ -84,7 +84,7 @@ class SamplingSchedule:
         self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=2, longest=longest)
 
     def is_shadow(self, step: int) -> bool:
-        """Whether this step, if it is watched, is a shadow step."""
+        """Whether this step, if it is watched (see `is_unwatched`), is a shadow step."""
         return step >= FIRST_FULL_STEPS and not is_sampled(step, self.full.value)
 
     def is_unwatched(self, step: int) -> bool:

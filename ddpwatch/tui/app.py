@@ -17,10 +17,10 @@ from textual.widgets import ContentSwitcher
 
 from ddpwatch import rundir
 from ddpwatch.errors import UsageError
+from ddpwatch.live_source import SILENCE_S
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.seek import parse_target
 from ddpwatch.rundir import RunInfo
-from ddpwatch.sources import SILENCE_S
 from ddpwatch.tui.controller import controller_for
 from ddpwatch.tui.feed import AttachSpec, FeedSpec, LiveFeed, open_feed
 from ddpwatch.tui.feed import events as posted

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 
 from ddpwatch import rundir
+from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import Message
-from ddpwatch.sources import LiveSource
 from ddpwatch.transport import Frame
 from tests.support.fork_server import ROOT, Launcher, Request
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.attachments import KEEP_STEPS, AttachmentBuilder
+from ddpwatch.analysis.attachments import ATTACHED_STEPS, AttachmentBuilder
 from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.clocks import same_clock
 from ddpwatch.analysis.diagnosis.findings import findings
-from ddpwatch.analysis.report import ReportBuilder
+from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.step import PHASES, figures
 from ddpwatch.messages import BucketLayout, Bye, Hello, Layout, Span, Step
 from ddpwatch.report.format import clean, percent, size
@@ -214,13 +214,13 @@ def test_a_run_without_a_second_rank_has_dashes_not_zeros() -> None:
 def test_what_a_recording_says_of_its_newest_steps_rests_on_full_ones_that_are_older() -> None:
     closing = AttachmentBuilder()
     closing.apply(hello_of(0, 1))
-    for number in range(1, 1 + 2 * KEEP_STEPS):
+    for number in range(1, 1 + 2 * ATTACHED_STEPS):
         step = step_of(0, number)
         if number > 64:
             step.status, step.bucket_done = "shadow", [None, None]
         closing.apply(step)
     found = json.loads(closing.documents()["findings.json"])
-    assert found["steps"] == [KEEP_STEPS + 1, 2 * KEEP_STEPS]
+    assert found["steps"] == [ATTACHED_STEPS + 1, 2 * ATTACHED_STEPS]
     assert found["overlap"]["ratio_p50"] == pytest.approx(0.75, abs=0.001)
 
 

@@ -21,7 +21,7 @@ def imported_by(statement: str) -> set[str]:
     [
         ("import ddpwatch", set()),
         ("import ddpwatch.cli", set()),
-        ("import ddpwatch.state, ddpwatch.analysis.report, ddpwatch.report.text", set()),
+        ("import ddpwatch.state, ddpwatch.analysis.report_figures, ddpwatch.report.text", set()),
         ("import ddpwatch.report.build", {"mcap"}),
         ("import ddpwatch.recording", set()),
         ("from ddpwatch.recording import open_recording", {"mcap"}),

@@ -10,8 +10,8 @@ import pytest
 
 from ddpwatch import transport
 from ddpwatch.collector.service import Collector, Options
+from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import Beat, encode
-from ddpwatch.sources import LiveSource
 
 FRAMES = 10_000
 

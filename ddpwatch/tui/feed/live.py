@@ -10,10 +10,10 @@ from pathlib import Path
 
 from ddpwatch import rundir
 from ddpwatch.errors import UsageError
+from ddpwatch.live_source import LiveSource, Source
 from ddpwatch.messages import Bye
 from ddpwatch.recording.reader import Recording
 from ddpwatch.rundir import RunInfo
-from ddpwatch.sources import LiveSource, Source
 from ddpwatch.tui.feed.events import BATCH, Attached, FeedEvent, Output, Over, Waiting
 from ddpwatch.tui.feed.job_output import OutputTail
 from ddpwatch.tui.feed.thread import POLL_S, ThreadFeed

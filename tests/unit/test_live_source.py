@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddpwatch import transport
+from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import Beat, encode
-from ddpwatch.sources import LiveSource
 from ddpwatch.transport import LIVE, SNAPSHOT, Envelope
 
 
@@ -133,7 +133,7 @@ def test_a_snapshot_without_an_end_is_asked_for_again(
     publisher: Publisher, source: LiveSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the first answer had is neither delivered nor counted twice."""
-    monkeypatch.setattr("ddpwatch.sources.ANSWER_S", 0.2, raising=False)
+    monkeypatch.setattr("ddpwatch.live_source.ANSWER_S", 0.2, raising=False)
     publisher.answer([3, 7], None)
     assert read(source, 2) == [3, 7]
     source.read(1.0)
