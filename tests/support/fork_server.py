@@ -194,6 +194,25 @@ def wait(pids: list[int]) -> int:
     return code
 
 
+def keep_groups() -> None:
+    """Lets process groups live as long as the rank.
+
+    A model that outlives ``destroy_process_group`` is the last to hold its group, and destroys it with the GIL held. As
+    that waits for Gloo's thread, which may be waiting for the GIL, torch 2.13 hangs now and then: a forked rank, with
+    nothing left to do after its script, in one job of five.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    destroy, kept = dist.destroy_process_group, []
+
+    def keep_and_destroy(*arguments: Any, **named: Any) -> None:
+        kept.extend(distributed_c10d._world.pg_map)
+        destroy(*arguments, **named)
+
+    dist.destroy_process_group = distributed_c10d.destroy_process_group = keep_and_destroy
+
+
 def become(rank: int, job: Request, port: int) -> None:
     """Makes this process the rank that torchrun would start."""
     os.environ.update({
@@ -208,6 +227,7 @@ def become(rank: int, job: Request, port: int) -> None:
         for descriptor, name in ((1, "stdout"), (2, "stderr")):
             with (folder / f"{name}.log").open("wb") as log:
                 os.dup2(log.fileno(), descriptor)
+    keep_groups()
     sys.argv = [job.script, *job.arguments]
     sys.path[0] = str(Path(job.script).parent)
 

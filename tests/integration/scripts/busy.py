@@ -32,7 +32,6 @@ def main() -> None:
             if dist.get_rank() == 0:
                 go_on.fill_(not Path(stop).exists())
             dist.broadcast(go_on, 0)
-    del model  # before the group, which a model would destroy with the GIL held: Gloo's thread may be waiting for that
     dist.destroy_process_group()
 
 

@@ -274,7 +274,6 @@ def main() -> None:
         for name, run in cases.items():
             dist.barrier()
             emit({"case": name, **run()})
-    del anchor  # before the group, which a model would destroy with the GIL held: Gloo's thread may be waiting for it
     dist.destroy_process_group()
 
 
