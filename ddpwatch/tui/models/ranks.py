@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ddpwatch.state import StepAcrossRanks
 
-LEVELS = 6
+SHADES = 6
 _HIGH_QUANTILE = 0.98  # of the values shown; the highest level starts here, so that one outlier does not hide the rest
 
 
@@ -56,13 +56,13 @@ class HeatMap:
     high: float
 
     def level(self, column: int, row: int) -> int | None:
-        """0 to LEVELS - 1, None if unknown."""
+        """0 to SHADES - 1, None if unknown."""
         value = self.columns[column][row]
         if math.isnan(value):
             return None
         share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
         share = 1 - share if self.metric.inverted else share
-        return min(max(math.ceil(share * (LEVELS - 1) - 0.5), 0), LEVELS - 1)
+        return min(max(math.ceil(share * (SHADES - 1) - 0.5), 0), SHADES - 1)
 
 
 class HeatMaps:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.devices import paint_device_panel
-from ddpwatch.tui.paint.frame import Part, assemble, nothing_known, verdict_rows, waiting
 from ddpwatch.tui.paint.header import Keys, Tab, paint_footer, paint_header, paint_verdict
 from ddpwatch.tui.paint.history import paint_history
 from ddpwatch.tui.paint.lanes import paint_lanes, rows_wanted
+from ddpwatch.tui.paint.page import Part, assemble, nothing_known, verdict_rows, waiting
 from ddpwatch.tui.paint.screen_layout import ScreenLayout, layout
 from ddpwatch.tui.paint.split import paint_split, rows_for
 from ddpwatch.tui.paint.table import paint_table

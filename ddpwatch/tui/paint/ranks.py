@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ddpwatch.analysis.step import StepFigures
 from ddpwatch.tui.models.devices import DeviceLine
 from ddpwatch.tui.models.overview import RankLine
-from ddpwatch.tui.models.ranks import LEVELS, HeatMap
+from ddpwatch.tui.models.ranks import SHADES, HeatMap
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.devices import device_fields
 from ddpwatch.tui.paint.split import PHASE_STYLES
@@ -66,7 +66,7 @@ def _paint_title(canvas: Canvas, heat: HeatMap) -> None:
     low, high = (heat.high, heat.low) if heat.metric.inverted else (heat.low, heat.high)
     if x + 30 < canvas.width:
         x = canvas.put(x, 0, f"{figure(heat, low)} ", "heading")
-        for level in range(LEVELS):
+        for level in range(SHADES):
             x = canvas.put(x, 0, GLYPHS[level] * 2, f"heat-{level}")
         canvas.put(x, 0, f" {figure(heat, high)}", "heading")
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 from textual import events
 
 from ddpwatch.tui.paint.canvas import Row
-from ddpwatch.tui.paint.frame import framed, verdict_rows
 from ddpwatch.tui.paint.header import Tab
+from ddpwatch.tui.paint.page import framed, verdict_rows
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.painted import PaintedView
 
