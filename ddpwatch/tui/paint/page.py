@@ -1,4 +1,4 @@
-"""The frame of every view: header, verdict and footer around a body."""
+"""What surrounds every view: header, verdict and footer around a body."""
 
 from __future__ import annotations
 

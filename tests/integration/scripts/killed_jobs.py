@@ -99,8 +99,8 @@ def steps(folder: Path) -> int:
 
 
 def up_ns(folder: Path) -> int:
-    """How long the collector has been there, by its rendezvous file; 0 while it is not."""
-    return next((time.time_ns() - file.stat().st_mtime_ns for file in folder.glob("*.json")), 0)
+    """How long the collector has been there, by the second of its sockets; 0 while it is not."""
+    return next((time.time_ns() - socket.stat().st_mtime_ns for socket in folder.glob("*.pub")), 0)
 
 
 def train(rank: int, folder: Path, tell: int, lane: int) -> None:
