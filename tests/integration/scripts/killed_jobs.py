@@ -81,8 +81,9 @@ def run_job(folder: Path, moment: float) -> None:
     time.sleep(moment % 1 * PAUSE_S)  # anywhere in the step
     everyone = [process.pid for process in psutil.Process().children(recursive=True)]  # the collector is rank 0's
     collector_ns, killed_ns = up_ns(folder), time.monotonic_ns()
-    for pid in everyone:
-        os.kill(pid, signal.SIGKILL)
+    for blow in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: a rank must not outlive another and raise
+        for pid in everyone:
+            os.kill(pid, blow)
     ends = [os.waitpid(rank, 0)[1] for rank in ranks]
     assert steps(folder) >= last, f"{folder} came no further than {steps(folder)} of {last} steps"
     assert all(told), f"a rank of {folder} was not watched"
