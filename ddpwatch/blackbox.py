@@ -5,17 +5,16 @@ keeps its phase, its step and the buckets in flight in a page of shared memory. 
 microsecond and no system call. The collector reads it once the process is gone, for any reason.
 
 The page is a file in memory (tmpfs), never on a disk: a thread that writes to a page that is being written back waits
-for the disk, and here that is the training thread. Without such a place there is no file, and the heartbeat has to do.
+for the disk, and here that is the training thread. `ddpwatch.rundir.blackbox` says where. Without such a place there
+is no file, and the heartbeat has to do.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import stat
 import struct
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -30,7 +29,6 @@ _PHASE_AT: Final = 16
 _MAGIC: Final = b"ddpwbox1"
 _BUCKETS_AT: Final = 64
 SIZE: Final = 4096
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,35 +81,6 @@ class BlackBox:
         """Notes that a bucket is no longer in flight. Safe on any thread."""
         if bucket < SIZE - _BUCKETS_AT:
             self._page[_BUCKETS_AT + bucket] = 0
-
-
-def directory_for(run_directory: Path) -> Path | None:
-    """Where the black boxes of a run directory are: a private directory in memory, None if there is none.
-
-    Ranks and collector ask alike, so they agree without a message.
-    """
-    if _in_memory(run_directory):
-        return run_directory
-    if not _in_memory(SHARED_MEMORY):
-        return None
-    path = SHARED_MEMORY / f"ddpwatch-{os.getuid()}"
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-        status = path.lstat()
-    except OSError:
-        return None
-    private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
-    return path if private and os.access(path, os.W_OK) else None
-
-
-def _in_memory(path: Path) -> bool:
-    """Whether a directory is on a tmpfs; False where that is not known."""
-    try:
-        mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    except OSError:
-        return False
-    above = [(len(point), kind) for point, kind in mounts if path.resolve().is_relative_to(point)]
-    return bool(above) and max(reversed(above), key=itemgetter(0))[1] == "tmpfs"  # the last mount hides those before
 
 
 def read(path: Path | None) -> LastState | None:

@@ -18,17 +18,18 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
 
 from ddpwatch import clock
-from ddpwatch.blackbox import directory_for
 from ddpwatch.errors import DdpwatchError, UsageError
 
 KEEP_LAST_VIEWS = 5
 KEEP_LOGS_S = 7 * 86_400
 KEEP_UNREACHABLE_S = 30 * 86_400  # what another boot or host left; a collector that lives renews its file
+SHARED_MEMORY = Path("/dev/shm")
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes, and ZeroMQ needs a few
 
@@ -69,7 +70,7 @@ def directory() -> Path:
         status = path.lstat()  # the owner of a link chooses where it leads
     except OSError as error:
         raise DdpwatchError(f"{path}: {error.strerror}", "set DDPWATCH_DIR to a directory that you own") from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if not _is_private(status):
         raise DdpwatchError(f"{path} is not a private directory that you own", "set DDPWATCH_DIR, or chmod 700 it")
     return path
 
@@ -97,6 +98,37 @@ def _is_usable(runtime: str) -> bool:
         return Path(runtime).stat().st_uid == os.getuid() and os.access(runtime, os.W_OK | os.X_OK)
     except OSError:
         return False
+
+
+def _is_private(status: os.stat_result) -> bool:
+    """Whether it is a directory of the user's that is closed to others."""
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
+def _memory_directory(run_directory: Path) -> Path | None:
+    """The run directory if it is in memory, else a private directory that is; None if there is none."""
+    if _in_memory(run_directory):
+        return run_directory
+    if not _in_memory(SHARED_MEMORY):
+        return None
+    path = SHARED_MEMORY / f"ddpwatch-{os.getuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        status = path.lstat()
+    except OSError:
+        return None
+    return path if _is_private(status) and os.access(path, os.W_OK) else None
+
+
+def _in_memory(path: Path) -> bool:
+    """Whether a directory is on a tmpfs; False where that is not known."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return False
+    real = path.resolve()
+    above = [(len(point), kind) for point, kind in mounts if real.is_relative_to(point)]
+    return bool(above) and max(reversed(above), key=itemgetter(0))[1] == "tmpfs"  # the last mount hides those before
 
 
 def new_run_id(script: str) -> str:
@@ -152,15 +184,18 @@ def remove(run_id: str) -> None:
     """Removes a run's file, sockets and black boxes. The log stays."""
     base = directory()
     leftovers = [_path(run_id, suffix) for suffix in (".json", ".in", ".pub")]
-    boxes = [box for place in {base, directory_for(base) or base} for box in place.glob(f"{run_id}.box*")]
+    boxes = [box for place in {base, _memory_directory(base) or base} for box in place.glob(f"{run_id}.box*")]
     for path in [*leftovers, *boxes]:
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def blackbox(run_id: str, rank: int) -> Path | None:
-    """Path of a rank's black box; None without a place for it in memory (`ddpwatch.blackbox`)."""
-    place = directory_for(directory())
+    """Path of a rank's black box; None without a place for it in memory (`ddpwatch.blackbox`).
+
+    Ranks and collector ask alike, so they agree without a message.
+    """
+    place = _memory_directory(directory())
     return None if place is None else place / f"{check_run_id(run_id)}.box{rank}"
 
 

@@ -119,7 +119,7 @@ class Collector:
         if self._devices.frames in ready:
             for frame in _received(self._devices.frames):
                 self._publish(decode(frame), frame)
-        self._send_snapshots()
+        self._snapshots.serve()
         now = time.monotonic()
         if ready & self._liveness.fds.keys() or now >= self._next_tick:
             self._handle_departures(ready)
@@ -153,10 +153,6 @@ class Collector:
             self._last_end = time.monotonic()
             self._departed.pop(message.rank, None)
             self._liveness.forget(message.rank)
-
-    def _send_snapshots(self) -> None:
-        """Sends snapshots to viewers that have asked."""
-        self._snapshots.serve()
 
     def _publish_status(self) -> None:
         if self._recording_thread is not None:
@@ -242,7 +238,7 @@ class Collector:
         """Only answers viewers: the recording is closed, and nothing new is published."""
         while self._signal is None and (remaining_s := deadline - time.monotonic()) > 0:
             self._viewers.poll(int(min(remaining_s, RETRY_S) * 1000) + 1)
-            self._send_snapshots()
+            self._snapshots.serve()
 
     def _close(self) -> None:
         rundir.remove(self._options.run_id)

@@ -104,7 +104,7 @@ def words(app):
 
 def late(slowest: Straggler | None, rank: int) -> bool:
     """Whether that rank is called late, by something like what was injected."""
-    return slowest is not None and slowest.rank == rank and slowest.late_ns > 50e6
+    return slowest is not None and slowest.rank == rank and slowest.late_ns > 80e6
 
 
 def called_late(app, rank):

@@ -22,7 +22,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory of this test's in memory, in place of /dev/shm."""
     made = SHARED_MEMORY / f"dw-test-{secrets.token_hex(4)}"
     made.mkdir(mode=0o700)
-    monkeypatch.setattr(blackbox, "SHARED_MEMORY", made, raising=False)
+    monkeypatch.setattr(rundir, "SHARED_MEMORY", made)
     yield made
     shutil.rmtree(made)
 
@@ -31,7 +31,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run directory on a disk."""
     monkeypatch.setenv("DDPWATCH_DIR", str(tmp_path / "run"))
-    if blackbox._in_memory(tmp_path):
+    if rundir._in_memory(tmp_path):
         pytest.skip("temporary files are in memory here")
     return tmp_path / "run"
 
@@ -64,8 +64,8 @@ def test_a_run_directory_in_memory_has_its_boxes(memory: Path, monkeypatch: pyte
 def test_without_private_memory_there_is_no_file(spoiled: str, on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The heartbeat has to do then."""
     shared = on_disk.parent / "shm"
-    monkeypatch.setattr(blackbox, "SHARED_MEMORY", shared)
-    monkeypatch.setattr(blackbox, "_in_memory", lambda path: spoiled != "disk" and shared in (path, *path.parents))
+    monkeypatch.setattr(rundir, "SHARED_MEMORY", shared)
+    monkeypatch.setattr(rundir, "_in_memory", lambda path: spoiled != "disk" and shared in (path, *path.parents))
     if spoiled != "missing":
         shared.mkdir()
     if spoiled in ("open to others", "a link"):

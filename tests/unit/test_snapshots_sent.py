@@ -39,7 +39,7 @@ def test_a_snapshot_longer_than_a_viewers_queue_arrives(collector: Collector) ->
             pass
         seen: list[int] = []
         for _ in range(400):
-            collector._send_snapshots()
+            collector._snapshots.serve()
             seen += [envelope.seq for _, envelope in source.read(0.05)]
             if source._synced:
                 break
@@ -57,11 +57,11 @@ def test_a_viewer_that_reads_nothing_delays_no_other(collector: Collector) -> No
     suspended = transport.viewer_subscribe(context, endpoint, b"suspended")
     while not collector._viewers.poll(100):
         pass
-    collector._send_snapshots()
+    collector._snapshots.serve()
     source = LiveSource(endpoint)
     try:
         for _ in range(400):
-            collector._send_snapshots()
+            collector._snapshots.serve()
             source.read(0.05)
             if source._synced:
                 break
