@@ -172,7 +172,8 @@ def compare(folder: Path) -> int:
     for file in folder.glob("*.json"):
         assert msgspec.json.decode(file.read_bytes(), type=RunInfo).pid in killed["pids"]
     recording = folder / "run.mcap"
-    recorded = messages(list(Recording(recording)), Step) if recording.exists() else []
+    begun = recording.exists() and recording.stat().st_size > 0  # the kill may come between its creation and its head
+    recorded = messages(list(Recording(recording)), Step) if begun else []
     safe = {0: 0, 1: 0}
     for rank in safe:
         ended = [int(line) for line in (folder / f"rank{rank}").read_bytes().splitlines()]

@@ -23,7 +23,7 @@ from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
 
 STEPS = 10  # at least
-PATIENCE = 40  # steps at most until one is undisturbed
+PATIENCE = 120  # steps at most until one is undisturbed
 SETTLED = 3  # DDP has rebuilt its buckets, and told
 QUIET_S, PER_LAYER_S = 0.004, 0.00075  # what Python needs in a step besides its sleeps
 MS = 1e-3
@@ -257,7 +257,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rank = dist.get_rank()
     anchor = DDP(nn.Linear(1, 1))
-    late = 40 * MS if rank == 1 else 0.0
+    late = 100 * MS if rank == 1 else 0.0
     cases = {
         "hidden": lambda: case([20 * MS] * 4, [10 * MS], pause=40 * MS),
         "exposed": lambda: case([15 * MS] * 3, [30 * MS], one_bucket=True),
