@@ -9,6 +9,7 @@ takes longer and nothing comes too early. Up to `EARLY` steps count from the sta
 before the collector is up; more count from when that is up.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -75,12 +76,13 @@ def run_job(folder: Path, moment: float) -> None:
     deadline = time.monotonic() + PATIENCE.total_seconds()
     while moment > EARLY and not up_ns(folder) and time.monotonic() < deadline:
         time.sleep(0.01)
+    waited_ns = waits_ns()
     last = steps(folder) + int(moment) if moment > EARLY else int(moment)
     while steps(folder) < last and time.monotonic() < deadline:
         time.sleep(PAUSE_S / 4)
     time.sleep(moment % 1 * PAUSE_S)  # anywhere in the step
     everyone = [process.pid for process in psutil.Process().children(recursive=True)]  # the collector is rank 0's
-    collector_ns, killed_ns = up_ns(folder), time.monotonic_ns()
+    collector_ns, killed_ns, waited_ns = up_ns(folder), time.monotonic_ns(), waits_ns() - waited_ns
     for blow in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: a rank must not outlive another and raise
         for pid in everyone:
             os.kill(pid, blow)
@@ -89,7 +91,7 @@ def run_job(folder: Path, moment: float) -> None:
     assert all(told), f"a rank of {folder} was not watched"
     assert collector_ns or moment <= EARLY, f"no collector came up in {folder}"
     assert ends == [signal.SIGKILL] * RANKS
-    killed = {"at_ns": killed_ns, "collector_ns": collector_ns, "pids": everyone}
+    killed = {"at_ns": killed_ns, "collector_ns": collector_ns, "waited_ns": waited_ns, "pids": everyone}
     (folder / "killed").write_text(json.dumps(killed))
 
 
@@ -102,6 +104,16 @@ def steps(folder: Path) -> int:
 def up_ns(folder: Path) -> int:
     """How long the collector has been there, by the second of its sockets; 0 while it is not."""
     return next((time.time_ns() - socket.stat().st_mtime_ns for socket in folder.glob("*.pub")), 0)
+
+
+def waits_ns() -> int:
+    """How long the threads of this lane's job have waited for a core, which is what other load costs them."""
+    total = 0
+    for process in psutil.Process().children(recursive=True):
+        for task in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                total += int(task.read_text().split()[1])
+    return total
 
 
 def train(rank: int, folder: Path, tell: int, lane: int) -> None:
