@@ -12,7 +12,7 @@ import zmq
 
 from ddpwatch import transport
 from ddpwatch.messages import FrameError, decode
-from ddpwatch.transport import SNAPSHOT, Envelope, Frame
+from ddpwatch.transport import RESTART_BITS, SNAPSHOT, Envelope, Frame
 
 ANSWER_S = 5.0  # without a frame of a snapshot; then the viewer asks again
 RESYNC_S = 0.5  # least time between two requests for a snapshot; doubles while frames are lost again and again
@@ -48,8 +48,9 @@ class LiveSource:
     """Frames of a running job: first the snapshot, then the live stream, without a gap or a duplicate.
 
     If frames are lost because the viewer was too slow (or suspended), it asks for a new snapshot, and also if a
-    snapshot does not arrive. It asks less and less often, since every snapshot is more to read. Of the live frames that
-    it holds back meanwhile the oldest are dropped first: they are in the snapshot, or make a gap like any other.
+    snapshot does not arrive. It asks less and less often, since every snapshot is more to read. A collector that was
+    started again sends one by itself. Of the live frames held back meanwhile the oldest are dropped first: they are in
+    the snapshot, or make a gap like any other.
 
     Args:
         endpoint: The collector's publishing endpoint.
@@ -69,6 +70,7 @@ class LiveSource:
         self._held_back: deque[Envelope] = deque()
         self._held_bytes = 0
         self._newest = 0
+        self._restarts = 0  # of the collector
         self._recovered = 0
         self._presumed_lost = 0
         self._delivered = 0  # up to which sequence number, of the snapshot under way
@@ -105,10 +107,21 @@ class LiveSource:
             self.unreadable += 1
             return
         topic, envelope = parsed
+        if envelope.seq >> RESTART_BITS > self._restarts:
+            self._start_over(envelope.seq >> RESTART_BITS)
         if topic == transport.LIVE:
             yield from self._from_live(envelope)
         elif topic == SNAPSHOT + self._token:
             yield from self._from_snapshot(envelope)
+
+    def _start_over(self, restarts: int) -> None:
+        """Starts again with the snapshot of a collector that was started again. It gets the subscriptions by itself."""
+        self._asked_s = time.monotonic()
+        self._ask_at_s = self._asked_s + ANSWER_S
+        self._restarts = restarts
+        self._synced = False
+        self._newest = self._recovered = self._presumed_lost = self._delivered = 0
+        self._held_back, self._held_bytes = deque(), 0
 
     def _from_live(self, envelope: Envelope) -> Iterator[Envelope]:
         if not self._synced:

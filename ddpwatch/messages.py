@@ -44,9 +44,11 @@ class FrameError(DdpwatchError):
 
 
 class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True):
-    """Who a rank is. Sent once after attaching, before its first step.
+    """Who a rank is. Sent after attaching, before its first step.
 
-    ``boot_id`` and ``time_ns`` (the Linux time namespace) together name the clock the rank stamps with.
+    ``boot_id`` and ``time_ns`` (the Linux time namespace) together name the clock the rank stamps with. ``boot_id``,
+    ``pid_ns`` (the Linux pid namespace), ``pid`` and ``start_ticks`` (its start, in clock ticks since boot) name its
+    process. Sent again to a collector that was started again.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -59,6 +61,8 @@ class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True):
     pid: Count
     boot_id: Name = ""
     time_ns: Name = ""
+    pid_ns: Name = ""
+    start_ticks: Count = 0
     device_kind: Name = "cpu"
     device_name: Name = ""
     device_uuid: Name = ""
@@ -225,7 +229,10 @@ class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True):
 
 
 class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
-    """The collector about itself, twice a second. ``refused`` counts frames by reason."""
+    """The collector about itself, twice a second.
+
+    ``refused`` counts frames by reason, ``restarts`` how many collectors of this run have died before this one.
+    """
 
     at_ns: Ns
     frames: Count
@@ -234,6 +241,7 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
     recording: Name = ""
     recording_bytes: Count | None = None
     recording_error: Name = ""
+    restarts: Count = 0
 
 
 Message = Hello | Layout | Step | Beat | Mark | Device | Bye | Status  # recordings rely on the order: append only

@@ -3,9 +3,9 @@
 It is ``$DDPWATCH_DIR``, else ``$XDG_RUNTIME_DIR/ddpwatch`` if that variable names a directory of the user's, else
 ``/tmp/ddpwatch-<uid>``.
 
-A run is live as long as its collector holds a lock (``flock``) on the run's file. Unlike a pid, a lock means the same
-in every pid namespace, is never reused, and ends with the process. What a collector of another boot or host left (the
-directory may be on NFS) is out of reach of this test, so it is removed by age only.
+A run is live as long as its collector, or the rank that starts it, holds a lock (``flock``) on the run's file. Unlike
+a pid, a lock means the same in every pid namespace, is never reused, and ends with the process. What a collector of
+another boot or host left (the directory may be on NFS) is out of reach of this test, so it is removed by age only.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 KEEP_LAST_VIEWS = 5
 KEEP_LOGS_S = 7 * 86_400
 KEEP_UNREACHABLE_S = 30 * 86_400  # what another boot or host left; a collector that lives renews its file
+CLAIMED_S = 10  # more than enough to lock a file that was created
 SHARED_MEMORY = Path("/dev/shm")
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes, and ZeroMQ needs a few
@@ -164,20 +165,25 @@ def endpoints(run_id: str) -> tuple[str, str]:
     return f"ipc://{base}.in", f"ipc://{base}.pub"
 
 
-def write(info: RunInfo) -> int:
-    """Publishes a run, in a file of mode 0600.
+def claim(run_id: str) -> int:
+    """Creates a run's file (mode 0600), still empty, and locks it.
 
     Returns:
-        A file descriptor that holds the lock on this file: the run is live until it is closed.
+        A file descriptor. The run is live until every copy of it is closed; a process that is started can inherit it.
 
     Raises:
         FileExistsError: There is a run of that id.
     """
-    file = os.open(_path(info.run_id, ".json"), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    file = os.open(_path(run_id, ".json"), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with contextlib.suppress(OSError):  # a file system without locks: then viewers look for the process
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.write(file, msgspec.json.encode(info))  # last: what cannot be decoded is not touched
     return file
+
+
+def publish(claimed: int, info: RunInfo) -> None:
+    """Writes the run's file, given its claim: from now on, viewers find the run. May be called again."""
+    content = msgspec.json.encode(info)
+    os.pwrite(claimed, content.ljust(os.fstat(claimed).st_size), 0)  # in one go: somebody may be reading it
 
 
 def remove(run_id: str) -> None:
@@ -207,6 +213,7 @@ def log(run_id: str) -> Path:
 def live_runs() -> list[RunInfo]:
     """The runs on this machine whose collectors are alive, newest first. Removes the files of those that ended."""
     _remove_old()
+    _remove_unpublished()
     runs = [info for info in _published() if not is_elsewhere(info) and _is_live(info)]
     return sorted(runs, key=lambda info: info.started, reverse=True)
 
@@ -275,16 +282,32 @@ def _is_live(info: RunInfo) -> bool:
     if not info.boot_id:
         return _process_lives(info)
     try:
-        with open(_path(info.run_id, ".json"), "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            remove(info.run_id)
-    except BlockingIOError:
-        return True
+        locked = _is_locked(_path(info.run_id, ".json"))
     except FileNotFoundError:
         return False  # it has just ended
     except OSError:  # a file system without locks
         return _process_lives(info)
+    if not locked:
+        remove(info.run_id)
+    return locked
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether somebody holds the claim on a run's file. May raise OSError."""
+    with open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
+
+
+def _remove_unpublished() -> None:
+    """Removes what is left of runs whose jobs ended before the collector was up."""
+    for path in _older_than(CLAIMED_S, "*.json"):
+        with contextlib.suppress(OSError, DdpwatchError):
+            if not path.stat().st_size and not _is_locked(path):
+                remove(path.stem)
 
 
 def _process_lives(info: RunInfo) -> bool:

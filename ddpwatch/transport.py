@@ -12,6 +12,8 @@ up to that number.
 from __future__ import annotations
 
 import struct
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +30,7 @@ VIEWER_QUEUE: Final = 100_000
 # The collector counts and refuses frames above MAX_FRAME_BYTES; above this limit ZeroMQ drops the connection before it
 # allocates anything.
 TRANSPORT_LIMIT: Final = 16 * MAX_FRAME_BYTES
+RESTART_BITS: Final = 40  # a sequence number's bits from here on count the collectors of the run that have died
 _HEADER: Final = struct.Struct(">QQ")
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -39,7 +42,8 @@ class Envelope:
     """A frame with what the collector adds.
 
     Attributes:
-        seq: Sequence number of the frame in this run, from 1.
+        seq: Sequence number of the frame in this run, from 1. A collector that was started again continues with
+            the next multiple of 2 ** `RESTART_BITS`.
         received_ns: Wall-clock receive time on the collector's host, ns since the Unix epoch.
         frame: The encoded message, byte for byte as it was sent.
     """
@@ -91,19 +95,46 @@ def _socket(context: Context, kind: int, **options: Any) -> Socket:
     return socket
 
 
-def rank_push(context: Context, endpoint: str) -> Socket:
-    """A rank's sending socket. Queues at most `RANK_QUEUE` frames and hardly delays the process's exit."""
+def rank_push(context: Context) -> Socket:
+    """A rank's sending socket, still to be connected.
+
+    Queues at most `RANK_QUEUE` frames and hardly delays the process's exit.
+    """
     socket = _socket(context, zmq.PUSH, SNDHWM=RANK_QUEUE, LINGER=RANK_LINGER_MS, RECONNECT_IVL=50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-    socket.connect(check_endpoint(endpoint))
     return socket
 
 
-def collector_pull(context: Context, endpoint: str) -> Socket:
-    """The collector's socket for frames from ranks."""
-    socket = _socket(context, zmq.PULL, RCVHWM=20 * RANK_QUEUE, LINGER=0, MAXMSGSIZE=TRANSPORT_LIMIT)
-    socket.bind(check_endpoint(endpoint))
-    return socket
+class ConnectionMonitor:
+    """Receives events of a socket's connections.
+
+    Args:
+        socket: Not yet bound or connected.
+        events: Which ones (``zmq.EVENT_…``).
+    """
+
+    def __init__(self, socket: Socket, events: int) -> None:
+        self._socket = socket
+        self._events: Socket = socket.get_monitor_socket(events)
+
+    def events(self) -> Iterator[int]:
+        """The events since the last call. Never waits."""
+        while True:
+            try:
+                parts = self._events.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            yield int.from_bytes(parts[0][:2], sys.byteorder)
+
+    def close(self) -> None:
+        """Call it before the socket is closed: an event that nobody receives blocks ZeroMQ."""
+        self._socket.disable_monitor()
+        self._events.close()
+
+
+def collector_pull(context: Context) -> Socket:
+    """The collector's socket for frames from ranks, still to be bound."""
+    return _socket(context, zmq.PULL, RCVHWM=20 * RANK_QUEUE, LINGER=0, MAXMSGSIZE=TRANSPORT_LIMIT)
 
 
 def collector_publish(context: Context, endpoint: str) -> Socket:

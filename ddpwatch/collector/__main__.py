@@ -22,6 +22,9 @@ def main() -> None:
     parser.add_argument("--watch-pid", type=int, required=True)
     parser.add_argument("--script", default="")
     parser.add_argument("--record", default="")
+    parser.add_argument("--claim", type=int, default=-1, help="the claim on the run, a file descriptor")
+    parser.add_argument("--ready", type=int, default=-1, help="a pipe that takes a byte once the collector is ready")
+    parser.add_argument("--restarts", type=int, default=0, help="how many collectors of this run have died")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     os.nice(NICENESS)
     with contextlib.suppress(OSError):  # some kernels group processes by session, and ignore the niceness

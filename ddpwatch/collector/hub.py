@@ -27,7 +27,7 @@ from ddpwatch.messages import (
     Step,
     decode,
 )  # fmt: skip
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.transport import RESTART_BITS, Envelope, Frame
 
 KEEP_STEPS = 512  # per rank
 KEEP_DEVICES = 64
@@ -72,6 +72,7 @@ class RankEntry:
         newest: Its newest hello, heartbeat and goodbye.
         layouts: Its newest layouts.
         ended: When and why it ended.
+        seen_ns: Receive time of its newest frame (ns since the Unix epoch).
         nbytes: Size of all but the layouts' bodies.
     """
 
@@ -80,6 +81,7 @@ class RankEntry:
     marks: deque[Envelope] = field(default_factory=deque)
     layouts: deque[KeptLayout] = field(default_factory=deque)
     ended: tuple[int, EndReason] | None = None
+    seen_ns: int = 0
     nbytes: int = 0
 
     @property
@@ -94,6 +96,7 @@ class Hub:
 
     Args:
         world_size: How many ranks the job has; frames of others are refused. None: any.
+        restarts: How many collectors of this run have died.
 
     Attributes:
         ranks: Every rank that has sent a frame.
@@ -101,13 +104,13 @@ class Hub:
         frames, bytes: Accepted from ranks so far.
     """
 
-    def __init__(self, world_size: int | None = None) -> None:
+    def __init__(self, world_size: int | None = None, restarts: int = 0) -> None:
         self.ranks: dict[int, RankEntry] = {}
         self.refused: Counter[str] = Counter()
         self.frames = 0
         self.bytes = 0
         self._world_size = world_size
-        self._seq = 0
+        self._seq = restarts << RESTART_BITS
         self._kept_bytes = 0
         self._own_bytes = 0  # of that, the collector's own messages
         self._devices: dict[tuple[str, str, int], deque[Envelope]] = {}  # the most recently sampled last
@@ -164,6 +167,11 @@ class Hub:
         """Sequence number of the newest frame."""
         return self._seq
 
+    def silent_ranks(self, now_ns: int, silent_ns: int) -> list[int]:
+        """The ranks that have not ended and sent nothing for that long; the longest silence first."""
+        silent = {rank: entry.seen_ns for rank, entry in self.ranks.items() if entry.ended is None}
+        return sorted((rank for rank, seen in silent.items() if now_ns - seen > silent_ns), key=silent.__getitem__)
+
     @property
     def all_ended(self) -> bool:
         """Whether every known rank has ended."""
@@ -200,6 +208,7 @@ class Hub:
             self._count_own(-sum(map(_size, dropped)))
 
     def _keep_rank(self, entry: RankEntry, message: Message, envelope: Envelope) -> None:
+        entry.seen_ns = envelope.received_ns
         if isinstance(message, Layout):
             self._keep_layout(entry, envelope)
             return

@@ -1,4 +1,4 @@
-"""Notices at once when a local rank's process ends, and how, without being its parent."""
+"""Notices at once when a local rank's process ends, and how, without being its parent; and counts connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from pathlib import Path
 import psutil
 import zmq
 
-from ddpwatch.messages import EndReason
+from ddpwatch import clock
+from ddpwatch.messages import EndReason, Hello
+from ddpwatch.transport import ConnectionMonitor, Socket
+
+_NOBODY = 0  # no process has this pid
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,9 @@ class Liveness:
     Args:
         poller: Polls the pidfds, together with the sockets of its owner.
 
+    Ranks whose processes cannot be seen from here, in another pid namespace, are not followed: the collector judges by
+    their connections and their heartbeats.
+
     Attributes:
         fds: The rank of each pidfd; a pidfd turns readable when its process ends.
     """
@@ -44,16 +51,25 @@ class Liveness:
         self._pids: dict[int, int] = {}
         self.fds: dict[int, int] = {}
 
-    def follow(self, rank: int, pid: int) -> None:
-        """Starts to follow a rank's process, instead of the one before."""
+    def follow(self, hello: Hello) -> None:
+        """Starts to follow a rank's process, instead of the one before, if its pid means anything here."""
+        rank, pid = hello.rank, hello.pid
         self.forget(rank)
-        if not psutil.pid_exists(pid):
-            return  # ended already, or in another pid namespace: its heartbeat decides
-        self._pids[rank] = pid
-        with contextlib.suppress(AttributeError, OSError):  # without a pidfd, `departures` looks up the pid
-            fd = os.pidfd_open(pid)
+        if hello.boot_id != clock.boot_id() or hello.pid_ns not in ("", clock.pid_namespace()):
+            return
+        fd = _pidfd(pid)
+        if fd is not None and hello.start_ticks in (0, clock.start_ticks(pid)):
             self.fds[fd] = rank
             self._poller.register(fd, zmq.POLLIN)
+        elif fd is not None:  # the pid has gone to another process
+            os.close(fd)
+            pid = _NOBODY
+        if hello.pid_ns or psutil.pid_exists(pid):  # older ranks do not say in which namespace the pid is theirs
+            self._pids[rank] = pid
+
+    def is_followed(self, rank: int) -> bool:
+        """Whether the end of this rank's process will be noticed."""
+        return rank in self._pids
 
     def forget(self, rank: int) -> None:
         """Stops following a rank."""
@@ -82,6 +98,35 @@ class Liveness:
         """Closes all pidfds."""
         for rank in list(self._pids):
             self.forget(rank)
+
+
+class Connections:
+    """Counts the open connections to a socket.
+
+    Args:
+        socket: Not yet bound.
+    """
+
+    def __init__(self, socket: Socket) -> None:
+        self._monitor = ConnectionMonitor(socket, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._open = 0
+
+    def count(self) -> int:
+        """How many are open now."""
+        for event in self._monitor.events():
+            self._open += 1 if event == zmq.EVENT_ACCEPTED else -1
+        return self._open
+
+    def close(self) -> None:
+        """Call it before the socket is closed."""
+        self._monitor.close()
+
+
+def _pidfd(pid: int) -> int | None:
+    """A file descriptor of the process; None if there is none, or no pidfds. `departures` then looks up the pid."""
+    with contextlib.suppress(AttributeError, OSError):
+        return os.pidfd_open(pid)
+    return None
 
 
 def _departure(status: int | None) -> Departure:

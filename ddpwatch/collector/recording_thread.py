@@ -42,11 +42,14 @@ class RecordingThread(threading.Thread):
         about: Its metadata.
         limits: Its size limits.
         retry_s: Pause before the first retry after an error.
+        resume: Continue the recording of a collector that has died.
     """
 
-    def __init__(self, path: str, about: Mapping[str, str], limits: Limits, retry_s: float = RETRY_S) -> None:
+    def __init__(
+        self, path: str, about: Mapping[str, str], limits: Limits, retry_s: float = RETRY_S, resume: bool = False
+    ) -> None:
         super().__init__(name="ddpwatch-recorder", daemon=True)
-        self._open_writer = partial(ResilientWriter, Path(path), about, limits, retry_s)
+        self._open_writer = partial(ResilientWriter, Path(path), about, limits, retry_s, resume=resume)
         self._writer: ResilientWriter | None = None
         self._queue: deque[Frame] = deque()
         self._queued_bytes = 0

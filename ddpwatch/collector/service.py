@@ -20,7 +20,7 @@ import zmq
 from ddpwatch import blackbox, clock, rundir, transport
 from ddpwatch.collector.devices import DeviceThread
 from ddpwatch.collector.hub import Hub
-from ddpwatch.collector.liveness import Departure, Liveness
+from ddpwatch.collector.liveness import Connections, Departure, Liveness
 from ddpwatch.collector.recording_thread import CLOSE_S, RecordingState, RecordingThread
 from ddpwatch.collector.snapshots import RETRY_S, Snapshots
 from ddpwatch.errors import DdpwatchError
@@ -35,6 +35,7 @@ MISSING_RANK_GRACE_S = 5.0  # for ranks that never said hello, once all others h
 NO_RANK_TIMEOUT_S = 120.0  # for the first hello
 SIGNALLED_S = 0.3  # from a signal to the end: what sends a second one, kills, leaves little time
 SIGNALLED_CLOSE_S = 0.5  # for the recording, after a signal
+SILENT_S = 10.0  # without a frame and without a connection, a rank whose process cannot be seen is gone
 LINGER_S = 3.0  # after the end, for viewers that attach late
 RENEW_S = 3600.0
 RECEIVE_LIMIT = 2000  # frames per turn of the loop
@@ -43,13 +44,23 @@ _log = logging.getLogger("ddpwatch.collector")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The collector's arguments. ``watch_pid`` is the process that started it."""
+    """The collector's arguments.
+
+    Attributes:
+        watch_pid: The process that started it.
+        claim: The claim on the run (`rundir.claim`), inherited; without one, the collector makes it.
+        ready: A pipe that takes a byte once the collector is ready, or -1.
+        restarts: How many collectors of this run have died.
+    """
 
     run_id: str
     world_size: int
     watch_pid: int
     script: str = ""
     record: str = ""
+    claim: int = -1
+    ready: int = -1
+    restarts: int = 0
 
 
 class Collector:
@@ -57,18 +68,22 @@ class Collector:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._hub = Hub(options.world_size)
+        self._hub = Hub(options.world_size, options.restarts)
         self._context = transport.Context()
         ingest, publish = rundir.endpoints(options.run_id)
-        self._claim = rundir.write(_info(options, ingest, publish))  # first: binding takes a socket's path from others
+        # The claim comes first: binding takes a socket's path from others.
+        self._claim = options.claim if options.claim >= 0 else rundir.claim(options.run_id)
         self._renewed = time.monotonic()
-        self._ranks = transport.collector_pull(self._context, ingest)
+        self._ranks = transport.collector_pull(self._context)
+        self._connections = Connections(self._ranks)
+        self._ranks.bind(transport.check_endpoint(ingest))
         self._viewers = transport.collector_publish(self._context, publish)
         self._snapshots = Snapshots(self._viewers, self._hub)
         self._devices = DeviceThread(self._context)
         self._poller = zmq.Poller()
         for source in (self._ranks, self._viewers, self._devices.frames):
             self._poller.register(source, zmq.POLLIN)
+        rundir.publish(self._claim, _info(options, ingest, publish))
         self._liveness = Liveness(self._poller)
         self._signal: signal.Signals | None = None
         self._signalled = 0.0
@@ -95,6 +110,7 @@ class Collector:
         self._devices.start()
         try:
             self._open_recording()
+            self._report_ready()
             while not self._is_over():
                 self._turn()
             self._end_run()
@@ -102,6 +118,12 @@ class Collector:
         finally:
             self._devices.stop()
             self._close()
+
+    def _report_ready(self) -> None:
+        if self._options.ready >= 0:
+            with contextlib.suppress(OSError):  # nobody waits for it any longer
+                os.write(self._options.ready, b".")
+            os.close(self._options.ready)
 
     def _note_signal(self, number: int, _: object) -> None:
         if self._signal is None:
@@ -147,8 +169,8 @@ class Collector:
         self._viewers.send_multipart(envelope.parts(LIVE))
         if self._recording_thread is not None:
             self._recording_thread.take(message, envelope)
-        if isinstance(message, Hello) and message.boot_id == clock.boot_id():
-            self._liveness.follow(message.rank, message.pid)
+        if isinstance(message, Hello):
+            self._liveness.follow(message)
         elif isinstance(message, Bye) and message.rank is not None:
             self._last_end = time.monotonic()
             self._departed.pop(message.rank, None)
@@ -165,6 +187,7 @@ class Collector:
             recording=self._options.record,
             recording_bytes=self._recording.nbytes,
             recording_error=self._recording.error,
+            restarts=self._options.restarts,
         )
         self._publish(status)
 
@@ -179,9 +202,25 @@ class Collector:
     def _handle_departures(self, ready: Container[object]) -> None:
         """Finds processes that have ended, and sends the goodbye of those that did not within the grace."""
         self._departed.update(self._liveness.departures(ready))
+        self._departed.update(self._disconnected())
         for rank, departure in list(self._departed.items()):
             if time.monotonic_ns() - departure.at_ns > GOODBYE_GRACE_S * 1e9:
                 self._publish(self._goodbye_for(rank, departure))
+
+    def _disconnected(self) -> dict[int, Departure]:
+        """The ranks whose processes cannot be seen, and that have gone by their silence and their missing connections.
+
+        A connection does not say whose it is, but there are no more ranks than connections. So of the silent ranks as
+        many are gone as connections are missing, those with the longest silence.
+        """
+        present = sum(entry.ended is None for entry in self._hub.ranks.values()) - len(self._departed)
+        missing = present - self._connections.count()
+        if missing <= 0:
+            return {}
+        silent = self._hub.silent_ranks(time.time_ns(), int(SILENT_S * 1e9))
+        unseen = [rank for rank in silent if rank not in self._departed and not self._liveness.is_followed(rank)]
+        lost = Departure("lost", f"no connection and no frame for {SILENT_S:.0f} s", None, time.monotonic_ns())
+        return dict.fromkeys(unseen[:missing], lost)
 
     def _goodbye_for(self, rank: int, departure: Departure) -> Bye:
         """A goodbye with the position from the rank's black box; without one, with the step of its last heartbeat."""
@@ -244,6 +283,7 @@ class Collector:
         rundir.remove(self._options.run_id)
         os.close(self._claim)
         self._liveness.close()
+        self._connections.close()
         for source in (self._ranks, self._viewers, self._devices.frames):
             source.close()
         for end in self._wake:
@@ -261,7 +301,8 @@ class Collector:
             self._recording = RecordingState(error=str(error))
             _log.error("not recording: %s", error)
             return
-        self._recording_thread = RecordingThread(self._options.record, self._about(), limits)
+        restarted = self._options.restarts > 0
+        self._recording_thread = RecordingThread(self._options.record, self._about(), limits, resume=restarted)
         self._recording_thread.start()
 
     def _write_last_view(self) -> None:

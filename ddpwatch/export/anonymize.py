@@ -105,6 +105,7 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
         "pid": lambda _: 0,
         "boot_id": _word("boot"),
         "time_ns": _word("clock"),
+        "pid_ns": _word("processes"),
         "device_kind": _word("device", "cpu|cuda|xpu|mps|hpu"),
         "device_name": _PRODUCT,
         "device_uuid": _word("device"),

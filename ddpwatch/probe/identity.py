@@ -38,6 +38,8 @@ def hello_of(
         pid=os.getpid(),
         boot_id=clock.boot_id(),
         time_ns=clock.time_namespace(),
+        pid_ns=clock.pid_namespace(),
+        start_ticks=clock.start_ticks(os.getpid()),
         device_kind=device.type,
         device_name="" if properties is None else properties.name,
         device_uuid="" if uuid is None else f"GPU-{uuid}",

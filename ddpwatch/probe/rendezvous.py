@@ -1,30 +1,32 @@
-"""How the ranks of a job find their collector: rank 0 starts it, and puts its address into the job's own store."""
+"""How the ranks of a job find their collector: rank 0 starts it, and answers the other ranks through the job's store.
+
+The store may hold what the job has left there before a restart: elastic agents reuse it, and each agent counts restarts
+by itself. So a rank asks under a nonce of its own and accepts only the answer to that. A counter in the store numbers
+the questions, and rank 0 answers all of them, also those whose ranks have gone.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import secrets
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ddpwatch import clock, rundir
+from ddpwatch.collector_process import CollectorProcess
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.probe.identity import attempt
 from ddpwatch.recording.names import reserve
 
 FIND_TIMEOUT_S = 60.0
-# As `python -m ddpwatch.collector`, but without the job's directory on sys.path, and with this very package at its end.
-# Python 3.10 has no option for that (-P).
-_RUN_COLLECTOR = (
-    "import sys; sys.path = [*filter(None, sys.path), sys.argv.pop(1)]; "
-    "from ddpwatch.collector.__main__ import main; main()"
-)
+ASK_AGAIN_S = 5.0  # a question may get lost: its rank counted it, and rank 0 looked before it was there
+LOOK_S = 5.0  # between two looks for questions, once all ranks have asked
 _log = logging.getLogger("ddpwatch")
 
 
@@ -33,15 +35,25 @@ class JobUnwatchedError(DdpwatchError):
 
 
 class CollectorAddress(msgspec.Struct):
-    """What rank 0 publishes to the other ranks. With an empty endpoint, that it cannot watch."""
+    """What rank 0 answers. With an empty endpoint, that it cannot watch."""
 
     run_id: str
     endpoint: str
     boot_id: str
 
 
+class Question(msgspec.Struct):
+    """What another rank asks, and the nonce under which it looks for the answer."""
+
+    rank: int
+    nonce: str
+
+
 class Rendezvous:
-    """One rank's way to the collector. On rank 0, making this starts the collector.
+    """One rank's way to the collector. Only the sender thread calls its methods.
+
+    Asks the store with ``check``, ``add``, ``get`` and ``set``, which return at once: a waiting call would hold the
+    store's lock, and the training thread would wait with it.
 
     Args:
         rank: This rank.
@@ -49,83 +61,135 @@ class Rendezvous:
         session: Number of this session in the process, from 1.
         store: The job's c10d store; None for a job of one process.
         record: Where the collector writes a recording, or None. Only rank 0's counts.
+
+    Attributes:
+        run_id: Id of the run; empty on another rank than 0 until it is known there.
     """
 
     def __init__(
         self, rank: int, world_size: int, session: int, store: Any, record: str | os.PathLike[str] | None
     ) -> None:
+        self._rank = rank
+        self._world_size = world_size
         self._store = store
-        self._key = f"ddpwatch/{attempt()}/{session}"
+        self._record = record
+        self._prefix = f"ddpwatch/{session}"
         self._deadline_s = time.monotonic() + FIND_TIMEOUT_S
+        self._collector: CollectorProcess | None = None
         self._address: CollectorAddress | None = None
-        if rank == 0:
-            try:
-                self._address = self._start_collector(world_size, session, record)
-            except Exception:
-                self._publish(CollectorAddress("", "", ""))
-                raise
-
-    @property
-    def run_id(self) -> str:
-        """Id of the run; empty until it is known here."""
-        return "" if self._address is None else self._address.run_id
+        self.run_id = new_run_id(session) if rank == 0 else ""
+        self._nonce = secrets.token_hex(16)
+        self._ask_again_s = 0.0
+        self._asked: set[int] = set()
+        self._answered = 0  # number of the last question that was looked at
+        self._next_look_s = 0.0
 
     def find(self) -> CollectorAddress | None:
-        """The collector's address, or None while rank 0 has not published it. Call it on the sender thread.
-
-        Asks with ``check``, which returns at once: a waiting call would hold the store's lock, and the training thread
-        would wait with it.
+        """The collector's address, or None while it is not known, or the collector is not ready.
 
         Raises:
             JobUnwatchedError: Rank 0 cannot watch.
-            DdpwatchError: Rank 0 has not published an address in time, or what is in the store is no run.
+            DdpwatchError: The collector does not start, or rank 0 does not answer in time, or with what is no run.
         """
-        if self._address is None and self._store is not None:
-            if not self._store.check([self._key]):
-                if time.monotonic() > self._deadline_s:
-                    raise DdpwatchError(f"rank 0 has not called watch() within {FIND_TIMEOUT_S:.0f} s")
-                return None
-            address = msgspec.json.decode(self._store.get(self._key), type=CollectorAddress)
-            if not address.endpoint:
-                raise JobUnwatchedError("rank 0 cannot watch the job")
-            rundir.check_run_id(address.run_id)
-            self._address, self._store = address, None
+        if self._rank == 0:
+            return self._own_address()
+        if self._address is None:
+            self._address = self._answer()
         return self._address
 
-    def close(self) -> None:
-        """Releases the store."""
-        self._store = None
+    def tend(self) -> bool:
+        """On rank 0: starts the collector again if it has died, and answers the other ranks.
 
-    def _start_collector(
-        self, world_size: int, session: int, record: str | os.PathLike[str] | None
-    ) -> CollectorAddress:
-        run_id = new_run_id(session)
-        ingest, _ = rundir.endpoints(run_id)
-        if not os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a rank file
-            spawn_collector(run_id, world_size, record)
+        Returns:
+            Whether other ranks may still ask.
+
+        Raises:
+            DdpwatchError: The collector has died too often.
+        """
+        if self._rank or self._address is None:
+            return False
+        if self._collector is not None:
+            self._collector.is_ready()
+        self._answer_all(self._address)
+        return True
+
+    def refuse(self) -> bool:
+        """On rank 0, which cannot watch: answers just that. Whether other ranks may still ask."""
+        if self._rank:
+            return False
+        self._answer_all(CollectorAddress("", "", ""))
+        return self._store is not None and time.monotonic() < self._deadline_s
+
+    def leave(self) -> None:
+        """Releases the store and the collector. Safe to call in a forked child."""
+        self._store = None
+        if self._collector is not None:
+            self._collector.leave()
+            self._collector = None
+
+    # -- rank 0 ----------------------------------------------------------------------------------------------
+
+    def _own_address(self) -> CollectorAddress | None:
+        if self._address is None:
+            if os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a rank file
+                endpoint, _ = rundir.endpoints(self.run_id)
+            else:
+                self._collector = self._collector or self._start_collector()
+                if not self._collector.is_ready():
+                    return None
+                endpoint = self._collector.endpoint
+            self._address = CollectorAddress(self.run_id, endpoint, clock.boot_id())
+            self.tend()
+        return self._address
+
+    def _start_collector(self) -> CollectorProcess:
+        record = None if self._record is None else recording_path(self._record)
+        collector = CollectorProcess(self.run_id, self._world_size, record)
         if "DDPWATCH_RUN" not in os.environ and (note := rundir.fallback()):  # `ddpwatch run` says it itself
             _log.warning("ddpwatch: %s", note)
-        address = CollectorAddress(run_id, ingest, clock.boot_id())
-        self._publish(address)
+        return collector
+
+    def _answer_all(self, address: CollectorAddress) -> None:
+        """Answers the new questions. After all ranks have asked, it looks less often."""
+        if self._store is None or self._world_size == 1 or time.monotonic() < self._next_look_s:
+            return
+        answer = msgspec.json.encode(address).decode()
+        for question in self._new_questions():
+            self._store.set(f"{self._prefix}/answer/{question.nonce}", answer)
+            self._asked.add(question.rank)
+        if len(self._asked) >= self._world_size - 1:
+            self._next_look_s = time.monotonic() + LOOK_S
+
+    def _new_questions(self) -> Iterator[Question]:
+        """The questions since the last call. A rank that died when it had just counted its question leaves a gap."""
+        last = self._answered + 2 if self._answered else self._store.add(f"{self._prefix}/questions", 0)
+        number = self._answered + 1
+        while number <= last:
+            key = f"{self._prefix}/question/{number}"
+            if self._store.check([key]):
+                yield msgspec.json.decode(self._store.get(key), type=Question)
+                self._answered, last = number, max(last, number + 2)
+            number += 1
+
+    # -- the other ranks -------------------------------------------------------------------------------------
+
+    def _answer(self) -> CollectorAddress | None:
+        """Rank 0's answer to this rank's own question; None while there is none."""
+        now, key = time.monotonic(), f"{self._prefix}/answer/{self._nonce}"
+        if now >= self._ask_again_s:
+            self._ask_again_s = now + ASK_AGAIN_S
+            number = self._store.add(f"{self._prefix}/questions", 1)
+            question = msgspec.json.encode(Question(self._rank, self._nonce)).decode()
+            self._store.set(f"{self._prefix}/question/{number}", question)
+        if not self._store.check([key]):
+            if now > self._deadline_s:
+                raise DdpwatchError(f"rank 0 has not called watch() within {FIND_TIMEOUT_S:.0f} s")
+            return None
+        address = msgspec.json.decode(self._store.get(key), type=CollectorAddress)
+        if not address.endpoint:
+            raise JobUnwatchedError("rank 0 cannot watch the job")
+        self.run_id, self._store = rundir.check_run_id(address.run_id), None
         return address
-
-    def _publish(self, address: CollectorAddress) -> None:
-        if self._store is not None:
-            self._store.set(self._key, msgspec.json.encode(address).decode())
-
-
-def spawn_collector(run_id: str, world_size: int, record: str | os.PathLike[str] | None) -> None:
-    """Starts the collector process: detached, so that a signal to the job's process group spares it."""
-    package = Path(__file__).parents[2]
-    command = [sys.executable, "-c", _RUN_COLLECTOR, str(package), "--run-id", run_id, "--world-size", str(world_size)]
-    command += ["--watch-pid", str(os.getpid()), f"--script={Path(sys.argv[0]).name}"]
-    if record is not None:
-        command += ["--record", str(recording_path(record))]
-    with open(rundir.log(run_id), "xb") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
-        )
-    process.returncode = 0  # it outlives this process on purpose: no warning about that when the handle is collected
 
 
 def new_run_id(session: int) -> str:

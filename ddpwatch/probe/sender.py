@@ -18,18 +18,21 @@ from typing import Protocol
 
 import zmq
 
-from ddpwatch import rundir, transport
+from ddpwatch import clock, rundir, transport
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Beat, Bye, Layout, Message, Step, encode
 from ddpwatch.probe.outbox import Outbox
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.probe.rendezvous import Rendezvous
 
 REST_S = 0.4
 EXTRA_REST_S = 0.25  # how much longer it rests while the training thread does not wait: in long steps, or in a hang
 FIRST_LOOK_S = 0.05  # pause before the second look for the collector
 SETTLE_NS = 500_000_000
 STOP_S = 0.6  # a little longer than a socket holds on to the last frames
+STARTING_S = 3.0  # from the start; a job that ends earlier waits that long for a collector that is not there yet
+KEEP_LAYOUTS = 4  # per module, for a collector that was started again
 
 
 class FrameSink(Protocol):
@@ -49,7 +52,7 @@ class Sender(threading.Thread):
         rank: Put into every frame.
         outbox: Where the frames' contents come from.
         recorder: Read for the heartbeat.
-        find_endpoint: Called again and again until it returns the collector's endpoint; may raise to give up.
+        rendezvous: The way to the collector.
         on_error: Takes the one error that ends the watching.
         issue_count: How many collectives this rank has issued, None if not known; for the heartbeat.
     """
@@ -59,7 +62,7 @@ class Sender(threading.Thread):
         rank: int,
         outbox: Outbox,
         recorder: StepRecorder,
-        find_endpoint: Callable[[], str | None],
+        rendezvous: Rendezvous,
         on_error: Callable[[Exception], None],
         issue_count: Callable[[], int | None] = lambda: None,
     ) -> None:
@@ -67,13 +70,17 @@ class Sender(threading.Thread):
         self._rank = rank
         self._outbox = outbox
         self._recorder = recorder
-        self._find_endpoint = find_endpoint
+        self._rendezvous = rendezvous
         self._on_error = on_error
         self._issue_count = issue_count
+        self._starting_until_s = time.monotonic() + STARTING_S
         self._stopping = threading.Event()
         self._goodbye: Bye | None = None
         self._context = transport.Context()
         self._sink: FrameSink | None = None
+        self._monitor: transport.ConnectionMonitor | None = None
+        self._connections = 0
+        self._layouts: dict[tuple[int, int], Layout] = {}
         self._refused = 0
         self._reported_cpu_ns = 0
         self._last_hook: int | None = None  # as far as steps that were sent say
@@ -83,12 +90,13 @@ class Sender(threading.Thread):
         """Frames lost since the start, because the collector was slow, dead or never came."""
         return self._outbox.dropped + self._refused
 
-    def stop(self, goodbye: Bye, timeout_s: float = STOP_S) -> None:
-        """Sends what is left and a goodbye, and waits for that at most ``timeout_s``."""
+    def stop(self, goodbye: Bye | None) -> None:
+        """Sends what is left and a goodbye, and waits a little for that."""
         self._goodbye = goodbye
         self._stopping.set()
         self._outbox.wakes.put(None)
-        self.join(timeout_s)
+        starting_s = 0.0 if self._sink is not None else max(0.0, self._starting_until_s - time.monotonic())
+        self.join(starting_s + STOP_S)
 
     def run(self) -> None:
         """Sends until stopped."""
@@ -99,10 +107,22 @@ class Sender(threading.Thread):
             self._send_rest()
         except Exception as error:
             self._on_error(error)
+            self._refuse()
         finally:
-            if self._sink is not None:
-                self._sink.close()
-            self._context.term()
+            self._close()
+
+    def _refuse(self) -> None:
+        """Lets the other ranks know that there is nothing to find."""
+        with contextlib.suppress(Exception):  # the store has gone, with the job
+            while self._rendezvous.refuse() and not self._stopping.wait(REST_S):
+                pass
+
+    def _close(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
+        if self._sink is not None:
+            self._sink.close()
+        self._context.term()
 
     # -- where frames go -------------------------------------------------------------------------------------
 
@@ -112,12 +132,25 @@ class Sender(threading.Thread):
         while self._sink is None:
             self._sink = self._rank_file(directory) if directory else self._collector()
             if self._sink is None and self._stopping.wait(pause):
-                return
+                if time.monotonic() > self._starting_until_s:
+                    return
+                time.sleep(FIRST_LOOK_S)
             pause = min(2 * pause, REST_S)
 
     def _collector(self) -> FrameSink | None:
-        endpoint = self._find_endpoint()
-        return None if endpoint is None else transport.rank_push(self._context, endpoint)
+        address = self._rendezvous.find()
+        if address is None:
+            return None
+        if address.boot_id != clock.boot_id():
+            raise DdpwatchError(f"rank {self._rank} is on another host than rank 0", "only rank 0's host is watched")
+        if self._outbox.hello is not None:
+            self._outbox.hello.run_id = address.run_id
+        with contextlib.suppress(OSError):  # a full disk: then the heartbeat has to do
+            self._recorder.box.open(rundir.blackbox(address.run_id, self._rank))
+        socket = transport.rank_push(self._context)
+        self._monitor = transport.ConnectionMonitor(socket, zmq.EVENT_CONNECTED)
+        socket.connect(transport.check_endpoint(address.endpoint))
+        return socket
 
     def _rank_file(self, directory: str) -> FrameSink | None:
         """The rank file, once the run has a name. No host has a collector then."""
@@ -127,14 +160,27 @@ class Sender(threading.Thread):
         if hello is None:
             return None
         try:
-            if self._find_endpoint() is None:
-                return None
-            if (box := rundir.blackbox(hello.run_id, self._rank)) is not None:
-                box.unlink(missing_ok=True)  # no collector will read it, or clean up
-        except DdpwatchError:  # rank 0 is on another host, or was not found at all: then the run has no name
+            address = self._rendezvous.find()
+        except DdpwatchError:  # rank 0 was not found, or has no directory for sockets, which it does not need
             if not hello.run_id:
                 raise
+        else:
+            if address is None:
+                return None
+            hello.run_id = address.run_id
         return RankFile(directory, hello)
+
+    def _introduce_again(self) -> None:
+        """To a collector that was started again. What had been queued for the one before is sent to it first."""
+        if self._monitor is None:
+            return
+        before = self._connections
+        self._connections += len(list(self._monitor.events()))
+        if self._connections > max(before, 1):
+            if self._outbox.hello is not None:
+                self._send(self._outbox.hello)
+            for layout in self._layouts.values():
+                self._send(layout)
 
     # -- what is sent, and when ------------------------------------------------------------------------------
 
@@ -147,7 +193,9 @@ class Sender(threading.Thread):
         return self._stopping.is_set()
 
     def _send_settled(self) -> None:
-        """Sends messages, settled steps and a heartbeat."""
+        """Sends messages, settled steps and a heartbeat. On rank 0, looks after the collector."""
+        self._rendezvous.tend()
+        self._introduce_again()
         self._send_messages()
         now, records = time.monotonic_ns(), self._outbox.records
         while records and self._may_go(records[0], now):
@@ -173,6 +221,8 @@ class Sender(threading.Thread):
             message = self._outbox.messages.popleft()
             if isinstance(message, Layout):
                 message.rank = self._rank
+                self._layouts[message.module, message.epoch] = message
+                self._layouts.pop((message.module, message.epoch - KEEP_LAYOUTS), None)
             self._send(message)
 
     def _send(self, message: Message) -> None:

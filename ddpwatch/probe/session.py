@@ -6,7 +6,6 @@ Fails open: any error in here after ``watch()`` has returned ends the watching w
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import sys
@@ -22,7 +21,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ddpwatch import clock, rundir
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.messages import BucketLayout, Bye, EndReason, Layout, Mark
 from ddpwatch.probe.activity import ActivityMonitor
@@ -66,9 +64,7 @@ class ProbeSession:
         self.recorder = StepRecorder(
             self.outbox.add_step, cpu_clock=self.outbox.job_cpu_ns, on_validation=self._mark_validation
         )
-        self.sender = Sender(
-            self.rank, self.outbox, self.recorder, self._find_endpoint, self._give_up, self._issue_count
-        )
+        self.sender = Sender(self.rank, self.outbox, self.recorder, self._rendezvous, self._give_up, self._issue_count)
         self._optimizer_hooks = [
             register_optimizer_step_pre_hook(partial(self._stamp, self.recorder.optimizer_begin)),
             register_optimizer_step_post_hook(partial(self._stamp, self.recorder.optimizer_end)),
@@ -77,8 +73,8 @@ class ProbeSession:
         self._activity = ActivityMonitor(self.rank, self.outbox.post, partial(self._stamp, self.recorder.saved))
         self.active = True
         self._started = False
-        silence = weakref.WeakMethod(self._silence)  # a fork handler stays for good, so it must not own the session
-        os.register_at_fork(after_in_child=lambda: call() if (call := silence()) is not None else None)
+        forked = weakref.WeakMethod(self._leave_to_parent)  # a fork handler stays for good: it must not own the session
+        os.register_at_fork(after_in_child=lambda: call() if (call := forked()) is not None else None)
         atexit.register(self.close)
 
     # -- what is watched -------------------------------------------------------------------------------------
@@ -174,22 +170,13 @@ class ProbeSession:
         except Exception as error:
             self._give_up(error)
 
-    def _find_endpoint(self) -> str | None:
-        """The collector's endpoint, or None while it is not known. Runs on the sender thread."""
-        address = self._rendezvous.find()
-        if address is None:
-            return None
-        self._hello.run_id = address.run_id
-        if address.boot_id != clock.boot_id():
-            raise DdpwatchError(f"rank {self.rank} is on another host than rank 0", "only rank 0's host is watched")
-        with contextlib.suppress(OSError):  # a full disk: then the heartbeat has to do
-            self.recorder.box.open(rundir.blackbox(address.run_id, self.rank))
-        return address.endpoint
-
     # -- the end ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Sends a goodbye and removes every hook. Safe to call more than once, and takes less than a second."""
+        """Sends a goodbye and removes every hook. Safe to call more than once.
+
+        Takes less than a second, or up to `STARTING_S` after the start while the collector is not there yet.
+        """
         global _session
         if os.getpid() != self._pid:
             return
@@ -202,7 +189,9 @@ class ProbeSession:
             probe.close()
         for handle in self._optimizer_hooks:
             handle.remove()
-        if was_active and self._started:
+        if not was_active and self._started:
+            self.sender.stop(None)
+        elif self._started:
             trouble = ""
             try:
                 self.recorder.finish()
@@ -211,7 +200,7 @@ class ProbeSession:
             goodbye = self._goodbye()
             goodbye.detail = "; ".join(filter(None, (goodbye.detail, trouble)))
             self.sender.stop(goodbye)
-        self._rendezvous.close()
+        self._rendezvous.leave()
         atexit.unregister(self.close)
 
     def _goodbye(self) -> Bye:
@@ -237,8 +226,13 @@ class ProbeSession:
             level = logging.DEBUG if isinstance(error, JobUnwatchedError) else logging.WARNING
             _log.log(level, "ddpwatch stops watching, training goes on: %s", error)
 
+    def _leave_to_parent(self) -> None:
+        """In a forked child (a DataLoader worker), which inherits hooks, sockets and the claim on the run."""
+        self._silence()
+        self._rendezvous.leave()
+
     def _silence(self) -> None:
-        """Stops the hooks. A forked child (a DataLoader worker) needs this, too: it inherits hooks and sockets."""
+        """Stops the hooks."""
         self.active = False
         self._gc_pauses.close()
         self._activity.active = False

@@ -29,6 +29,7 @@ class ResilientWriter:
         limits: Its size limits.
         retry_s: Pause before the first retry after an error.
         make_folder: Create the file's directory if it is missing.
+        resume: See `RotatingWriter`.
 
     Attributes:
         lost: Frames that did not reach the disk.
@@ -43,6 +44,7 @@ class ResilientWriter:
         limits: Limits,
         retry_s: float = RETRY_S,
         make_folder: bool = False,
+        resume: bool = False,
     ) -> None:
         self.path = path
         self.lost = 0
@@ -52,6 +54,7 @@ class ResilientWriter:
         self._limits = limits
         self._retry_s = retry_s
         self._make_folder = make_folder
+        self._resume = resume
         self._context = ContextMessages()
         self._writer: RotatingWriter | None = None
         self._failed_at: float | None = None
@@ -118,7 +121,9 @@ class ResilientWriter:
             lost = {"lost": str(self.lost)}
             if self._writer is None:
                 about = {**self._about, **lost}
-                self._writer = RotatingWriter(self.path, about, self._limits, context=self._context)
+                self._writer = RotatingWriter(
+                    self.path, about, self._limits, context=self._context, resume=self._resume
+                )
             else:
                 self._writer.reopen(lost)
         except (OSError, UsageError) as error:

@@ -19,6 +19,7 @@ from ddpwatch.errors import UsageError
 from ddpwatch.messages import Bye, Hello, Layout, Message, Step, encode
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.names import next_part, parts_of
+from ddpwatch.recording.part import Part
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.transport import Envelope
 
@@ -62,6 +63,7 @@ class RotatingWriter:
         limits: Size limits.
         clock: Returns seconds, for the age of a part.
         context: What preceded the first frame, if the file could not be created in time.
+        resume: Continue the recording of that name, if there is one, in a new part: its recorder has died.
 
     Raises:
         UsageError: The file cannot be created, or it or a part of that name exists.
@@ -78,6 +80,7 @@ class RotatingWriter:
         limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
         context: ContextMessages | None = None,
+        resume: bool = False,
     ) -> None:
         self.path = Path(path)
         self.dropped_parts = 0
@@ -87,6 +90,9 @@ class RotatingWriter:
         self._context = ContextMessages() if context is None else context
         self._closed_frames = 0
         self._parts: list[tuple[Path, int]] = []
+        if resume and (left := _newest_part(self.path)) is not None:
+            self._resume(left)
+            return
         if parts_of(self.path):
             raise UsageError(f"a part of {path} exists", "give another name: no recording is written over")
         self._start_part(RecordingWriter(self.path, {**self._about, "part": "0"}), 0)
@@ -155,8 +161,21 @@ class RotatingWriter:
         self._continue()
         self._enforce_cap()
 
+    def _resume(self, left: Part) -> None:
+        """Starts the part after the one that another recorder has left."""
+        self._about["recording_id"] = left.metadata["recording_id"]
+        self._number = left.number
+        self._parts = [(path, path.stat().st_size) for path in sorted(parts_of(self.path))]
+        self._start_part(self._next_writer(in_place=left.path == self.path), self._number + 1)
+
     def _continue(self) -> None:
-        """Starts the next part; the old one keeps its name until then."""
+        """Starts the next part."""
+        writer = self._next_writer(self._writer.in_place())
+        self._closed_frames += self._writer.frames
+        self._start_part(writer, self._number + 1)
+
+    def _next_writer(self, in_place: bool) -> RecordingWriter:
+        """Opens the next part; the old one keeps its name until then. ``in_place``: it still has it."""
         draft = next_part(self.path)
         draft.unlink(missing_ok=True)
         try:
@@ -164,18 +183,17 @@ class RotatingWriter:
         except UsageError as error:
             raise OSError(0, error.message) from error
         try:
-            self._free_name()
+            self._free_name(in_place)
             writer.move(self.path)
         except OSError:
             writer.abandon()
             draft.unlink(missing_ok=True)
             raise
-        self._closed_frames += self._writer.frames
-        self._start_part(writer, self._number + 1)
+        return writer
 
-    def _free_name(self) -> None:
+    def _free_name(self, in_place: bool) -> None:
         """Gives the finished (or broken) part its number. It keeps its name, too, until the next part takes that."""
-        if not self._writer.in_place():
+        if not in_place:
             if self.path.exists():
                 raise FileExistsError(errno.EEXIST, "another file has taken the name")
             return
@@ -200,6 +218,14 @@ class RotatingWriter:
             self.dropped_parts += 1
             with contextlib.suppress(OSError):  # it has been removed already
                 oldest.unlink()
+
+
+def _newest_part(path: Path) -> Part | None:
+    """What a recorder that died has written last; None if it came to nothing."""
+    for file in [path, *sorted(parts_of(path), reverse=True)]:
+        with contextlib.suppress(UsageError):
+            return Part(file)
+    return None
 
 
 def summary_of(step: Step) -> Step:

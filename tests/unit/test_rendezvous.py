@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.probe.rendezvous import JobUnwatchedError, Rendezvous
+from ddpwatch.probe.rendezvous import CollectorAddress, JobUnwatchedError, Rendezvous
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 
@@ -23,8 +23,14 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     commands: list[list[str]] = []
 
     class Popen:
-        def __init__(self, command: list[str], **_: Any) -> None:
+        """Starts nothing, and reports readiness at once."""
+
+        def __init__(self, command: list[str], pass_fds: tuple[int, int], **_: Any) -> None:
             commands.append(command)
+            os.write(pass_fds[1], b".")
+
+        def poll(self) -> None:
+            return None
 
     monkeypatch.setattr(subprocess, "Popen", Popen)
     return commands
@@ -34,6 +40,16 @@ def recording(command: list[str]) -> Path:
     return Path(command[command.index("--record") + 1])
 
 
+def rendezvous(rank: int, world_size: int = 1, store: Any = None, record: Path | None = None) -> Rendezvous:
+    return Rendezvous(rank, world_size, 1, store, record)
+
+
+def found(rendezvous: Rendezvous) -> CollectorAddress:
+    address = rendezvous.find()
+    assert address is not None
+    return address
+
+
 def test_two_jobs_below_one_ddpwatch_run_are_two_runs(
     spawned: list[list[str]],
     tmp_path: Path,
@@ -41,7 +57,7 @@ def test_two_jobs_below_one_ddpwatch_run_are_two_runs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("DDPWATCH_RUN", "train-120000-abcd")
-    runs = [Rendezvous(0, 1, 1, None, tmp_path / "run.mcap").run_id for _ in range(2)]
+    runs = [found(rendezvous(0, record=tmp_path / "run.mcap")).run_id for _ in range(2)]
     assert all(run.startswith("train-120000-abcd") for run in runs)
     assert len(set(runs)) == 2
     assert [recording(command).name for command in spawned] == ["run.mcap", "run-2.mcap"]
@@ -55,20 +71,66 @@ def test_a_restart_has_a_recording_of_its_own(
 ) -> None:
     monkeypatch.setenv("DDPWATCH_RUN", "train-120000-abcd")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert Rendezvous(0, 1, 1, None, tmp_path / "run.mcap").run_id.endswith(".1")
+    assert found(rendezvous(0, record=tmp_path / "run.mcap")).run_id.endswith(".1")
     assert recording(spawned[0]).name == "run.1.mcap"
 
 
 def test_a_device_is_recorded_to_as_it_is(spawned: list[list[str]]) -> None:
-    Rendezvous(0, 1, 1, None, "/dev/null")
+    found(rendezvous(0, record=Path("/dev/null")))
     assert recording(spawned[0]) == Path("/dev/null")
 
 
-def test_a_run_id_from_the_store_is_checked(run_directory: Path) -> None:
+def ask_and_answer(first: Rendezvous, *others: Rendezvous) -> list[CollectorAddress | None]:
+    """What the others find, after they have asked and rank 0 has looked."""
+    for other in others:
+        assert other.find() is None
+    first.find()
+    first.tend()
+    return [other.find() for other in others]
+
+
+def test_the_other_ranks_get_an_answer_each(spawned: list[list[str]]) -> None:
     store = dist.HashStore()
-    store.set("ddpwatch/0/1", json.dumps({"run_id": "../../x", "endpoint": "ipc:///x.in", "boot_id": ""}))
+    first = rendezvous(0, 3, store)
+    answers = ask_and_answer(first, rendezvous(1, 3, store), rendezvous(2, 3, store))
+    assert answers == [found(first)] * 2
+
+
+def test_an_address_that_an_earlier_incarnation_has_left_is_not_taken(spawned: list[list[str]]) -> None:
+    """The store and even the restart count are the same: agents reuse the one, and count the other for themselves."""
+    store = dist.HashStore()
+    old = rendezvous(0, 3, store)
+    assert ask_and_answer(old, rendezvous(1, 3, store)) == [found(old)]
+    old.leave()
+    late = rendezvous(2, 3, store)
+    assert late.find() is None  # asked before the new rank 0 came
+    assert late.find() is None
+    new = rendezvous(0, 3, store)
+    assert ask_and_answer(new, rendezvous(1, 3, store)) == [found(new)]
+    assert late.find() == found(new) != found(old)
+
+
+def test_a_rank_that_died_when_it_had_counted_its_question_does_not_stop_the_others(spawned: list[list[str]]) -> None:
+    store = dist.HashStore()
+    first = rendezvous(0, 3, store)
+    store.add("ddpwatch/1/questions", 2)
+    assert ask_and_answer(first, rendezvous(1, 3, store)) == [found(first)]
+    store.add("ddpwatch/1/questions", 1)
+    assert ask_and_answer(first, rendezvous(2, 3, store)) == [found(first)]
+
+
+def test_a_run_id_from_the_store_is_checked(spawned: list[list[str]]) -> None:
+    store = dist.HashStore()
+    first = rendezvous(0, 2, store)
+    first.run_id = "../../x"
     with pytest.raises(DdpwatchError, match="not a run id"):
-        Rendezvous(1, 2, 1, store, None).find()
+        first.find()
+    first._answer_all(CollectorAddress("../../x", "ipc:///x.in", ""))
+    other = rendezvous(1, 2, store)
+    assert other.find() is None
+    first._answer_all(CollectorAddress("../../x", "ipc:///x.in", ""))
+    with pytest.raises(DdpwatchError, match="not a run id"):
+        other.find()
 
 
 def test_rank_0_says_once_where_it_falls_back_to(
@@ -77,16 +139,25 @@ def test_rank_0_says_once_where_it_falls_back_to(
     monkeypatch.delenv("DDPWATCH_DIR")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/no-such-directory")
     store = dist.HashStore()
-    run_id = Rendezvous(0, 2, 1, store, None).run_id
-    assert Rendezvous(1, 2, 1, store, None).find() is not None
-    rundir.log(run_id).unlink()
+    first = rendezvous(0, 2, store)
+    assert ask_and_answer(first, rendezvous(1, 2, store)) == [found(first)]
+    rundir.log(first.run_id).unlink()
+    rundir.remove(first.run_id)
     assert [record.message.count("XDG_RUNTIME_DIR") for record in caplog.records] == [1]
 
 
 def test_where_rank_0_cannot_watch_the_others_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDPWATCH_DIR", "/proc/no-such-directory")
     store = dist.HashStore()
+    first, early, late = (rendezvous(rank, 3, store) for rank in range(3))
+    assert early.find() is None
     with pytest.raises(DdpwatchError, match="no-such-directory"):
-        Rendezvous(0, 2, 1, store, None)
+        first.find()
+    assert first.refuse()
     with pytest.raises(JobUnwatchedError):
-        Rendezvous(1, 2, 1, store, None).find()
+        early.find()
+    assert late.find() is None
+    assert first.refuse()
+    with pytest.raises(JobUnwatchedError):
+        late.find()
+    assert not late.refuse()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 import zmq
 
+from ddpwatch import clock
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Beat, Bye, Hello, Step, decode
+from ddpwatch.messages import Beat, Bye, Hello, Layout, Message, Step, decode
 from ddpwatch.probe import sender as sender_module
 from ddpwatch.probe.outbox import Outbox
 from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.probe.rendezvous import CollectorAddress
 from ddpwatch.probe.sender import Sender
 from ddpwatch.recording.reader import Recording
 from tests.support.runs import hello_of
@@ -35,18 +38,40 @@ class PatientSender(Sender):
         super().join(timeout)
 
 
+class FakeRendezvous:
+    """Finds what it is given."""
+
+    def __init__(self, find: Callable[[], CollectorAddress | None]) -> None:
+        self.find = find
+        self.found = threading.Event()
+        self.refused = 0
+
+    def tend(self) -> None:
+        self.found.set()
+
+    def refuse(self) -> bool:
+        self.refused += 1
+        return self.refused < 3
+
+
 def sender_of(
-    rank: int, find: Callable[[], str | None], on_error: Callable[[Exception], object]
-) -> tuple[PatientSender, Outbox]:
-    outbox = Outbox()
-    return PatientSender(rank, outbox, StepRecorder(outbox.add_step), find, on_error), outbox  # type: ignore[arg-type]
+    rank: int, find: Callable[[], CollectorAddress | None], on_error: Callable[[Exception], object]
+) -> tuple[PatientSender, Outbox, FakeRendezvous]:
+    outbox, rendezvous = Outbox(), FakeRendezvous(find)
+    recorder = StepRecorder(outbox.add_step)
+    return PatientSender(rank, outbox, recorder, rendezvous, on_error), outbox, rendezvous  # type: ignore[arg-type]
+
+
+def here(endpoint: str) -> CollectorAddress:
+    return CollectorAddress("train-7", endpoint, clock.boot_id())
 
 
 def test_a_collector_that_does_not_listen_delays_the_exit_by_far_less_than_a_second(tmp_path: Path) -> None:
     errors: list[Exception] = []
-    sender, outbox = sender_of(0, lambda: f"ipc://{tmp_path}/nobody", errors.append)
+    sender, outbox, rendezvous = sender_of(0, lambda: here(f"ipc://{tmp_path}/nobody"), errors.append)
     outbox.post(hello_of(0, 1))
     sender.start()
+    assert rendezvous.found.wait(10.0)
     sender.stop(BYE)
     assert sender.patience_s < 0.8
     sender.join(5.0)
@@ -65,22 +90,20 @@ def test_a_file_of_its_own_is_named_by_the_run(
     hello = hello_of(1, 2)
     hello.run_id = ""
 
-    def find() -> str | None:
+    def find() -> CollectorAddress | None:
         asked.append(1)
-        if len(asked) < 3:
-            return None
-        hello.run_id = "train-7"
-        if elsewhere:
-            raise DdpwatchError("rank 1 is on another host than rank 0")
-        return "ipc://somewhere"
+        return (
+            CollectorAddress("train-7", "ipc://somewhere", "" if elsewhere else clock.boot_id()) if asked[2:] else None
+        )
 
-    sender, outbox = sender_of(1, find, errors.append)
+    sender, outbox, _ = sender_of(1, find, errors.append)
     outbox.post(hello)
     sender.start()
     deadline = time.monotonic() + 10.0
     while len(asked) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
-    sender.stop(BYE, 5.0)
+    sender.stop(BYE)
+    sender.join(5.0)
     assert errors == []
     messages = [message for message, _ in Recording(tmp_path / "files" / "train-7" / "rank00001.mcap")]
     assert isinstance(messages[0], Hello)
@@ -91,11 +114,11 @@ def test_a_file_of_its_own_is_named_by_the_run(
 def test_a_run_without_a_name_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDPWATCH_RECORD_DIR", str(tmp_path / "files"))
 
-    def find() -> str | None:
+    def find() -> CollectorAddress | None:
         raise DdpwatchError("rank 0 has not called watch() within 60 s")
 
     errors: list[Exception] = []
-    sender, outbox = sender_of(1, find, errors.append)
+    sender, outbox, rendezvous = sender_of(1, find, errors.append)
     hello = hello_of(1, 2)
     hello.run_id = ""
     outbox.post(hello)
@@ -103,6 +126,7 @@ def test_a_run_without_a_name_is_not_recorded(tmp_path: Path, monkeypatch: pytes
     sender.join(5.0)
     assert [str(error) for error in errors] == ["rank 0 has not called watch() within 60 s"]
     assert not (tmp_path / "files").exists()
+    assert rendezvous.refused == 3  # as long as other ranks may ask
 
 
 @pytest.fixture
@@ -111,7 +135,7 @@ def connected(tmp_path: Path) -> Iterator[tuple[Sender, Outbox, zmq.Socket[bytes
     endpoint = f"ipc://{tmp_path}/collector"
     with zmq.Context() as context, context.socket(zmq.PULL) as collector:
         collector.bind(endpoint)
-        sender, outbox = sender_of(0, lambda: endpoint, pytest.fail)
+        sender, outbox, _ = sender_of(0, lambda: here(endpoint), pytest.fail)
         yield sender, outbox, collector
         sender.stop(BYE)
 
@@ -142,3 +166,47 @@ def test_a_training_thread_that_never_waits_is_not_waited_for(
     sender.start()
     assert collector.poll(10_000)
     assert isinstance(decode(collector.recv()), Beat)
+
+
+def test_it_introduces_the_rank_again_to_a_collector_that_was_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank itself, and its newest layouts; a first connection is no reason."""
+    monkeypatch.setattr(sender_module, "REST_S", 0.01)
+    monkeypatch.setattr(sender_module, "EXTRA_REST_S", 0.0)
+    endpoint = f"ipc://{tmp_path}/collector"
+    sender, outbox, _ = sender_of(0, lambda: here(endpoint), pytest.fail)
+    outbox.post(hello_of(0, 1))
+    for epoch in range(1, 7):
+        outbox.post(Layout(rank=0, epoch=epoch, params=["w"], buckets=[]))
+    with zmq.Context() as context:
+        first = bound(context, endpoint)
+        sender.start()
+        assert introduction(first, 7) == ["hello", 1, 2, 3, 4, 5, 6]
+        assert all(isinstance(received(first), Beat) for _ in range(10))
+        first.close(linger=0)
+        second = bound(context, endpoint)
+        assert introduction(second, 5) == ["hello", 3, 4, 5, 6]
+        sender.stop(BYE)
+        second.close(linger=0)
+
+
+def bound(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.PULL)
+    socket.bind(endpoint)
+    return socket
+
+
+def received(socket: zmq.Socket[bytes]) -> Message:
+    assert socket.poll(10_000)
+    return decode(socket.recv())
+
+
+def introduction(socket: zmq.Socket[bytes], count: int) -> list[str | int]:
+    """The next hellos and layouts, these by their epoch."""
+    found: list[str | int] = []
+    while len(found) < count:
+        message = received(socket)
+        if isinstance(message, Hello | Layout):
+            found.append("hello" if isinstance(message, Hello) else message.epoch)
+    return found

@@ -39,7 +39,7 @@ def test_the_goodbye_is_sent_though_the_gpu_answers_no_more(monkeypatch: pytest.
     session = ProbeSession()
     monkeypatch.setattr(session.recorder, "finish", broken)
     monkeypatch.setattr(session.sender, "stop", sent.append)
-    monkeypatch.setattr(session._rendezvous, "close", lambda: closed.append("rendezvous"))
+    monkeypatch.setattr(session._rendezvous, "leave", lambda: closed.append("rendezvous"))
     session._started = True
     session.close()
     session.sender._context.term()

@@ -1,0 +1,154 @@
+"""The collector as the rank that starts it sees it: a process that is started again if it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ddpwatch import rundir
+from ddpwatch.errors import DdpwatchError
+
+RESTARTS = 3  # of one run; what dies more often dies again
+READY_TIMEOUT_S = 60.0
+# As `python -m ddpwatch.collector`, but without the job's directory on sys.path, and with this very package at its end.
+# Python 3.10 has no option for that (-P).
+_RUN_COLLECTOR = (
+    "import sys; sys.path = [*filter(None, sys.path), sys.argv.pop(1)]; "
+    "from ddpwatch.collector.__main__ import main; main()"
+)
+_log = logging.getLogger("ddpwatch")
+
+
+class CollectorProcess:
+    """Starts the collector of a run, detached, so that a signal to the job's process group spares it.
+
+    This process and the collector hold the claim on the run together (`ddpwatch.rundir.claim`), so the run stays live
+    while the collector is started again. Not thread-safe.
+
+    Args:
+        run_id: Id of the run.
+        world_size: How many ranks the job has.
+        record: Where it writes a recording, or None.
+
+    Attributes:
+        endpoint: Where the collector receives frames.
+
+    Raises:
+        DdpwatchError: The run directory cannot be used.
+        OSError: The process cannot be started.
+    """
+
+    def __init__(self, run_id: str, world_size: int, record: Path | None) -> None:
+        self.endpoint, _ = rundir.endpoints(run_id)
+        self._run_id = run_id
+        self._log_file = rundir.log(run_id)
+        self._claim = rundir.claim(run_id)
+        self._arguments = ["--run-id", run_id, "--world-size", str(world_size), "--watch-pid", str(os.getpid())]
+        self._arguments += [f"--script={Path(sys.argv[0]).name}"]
+        if record is not None:
+            self._arguments += ["--record", str(record)]
+        self._ready = -1
+        self._restarts = 0
+        self._is_ready = self._is_over = False
+        self._deadline_s = 0.0
+        self._start()
+
+    def is_ready(self) -> bool:
+        """Whether the collector takes frames. Starts it again if it has died. Never waits.
+
+        A collector that exits in good order has done its work, or was asked to end, and is left alone.
+
+        Raises:
+            DdpwatchError: It has died too often.
+        """
+        if self._is_over:
+            return True
+        code = self._process.poll()
+        if code is None:
+            self._is_ready = self._is_ready or self._has_reported()
+            if not self._is_ready and time.monotonic() > self._deadline_s:
+                self._process.kill()
+            return self._is_ready
+        if code == 0 and (self._is_ready or self._has_reported()):
+            self._is_over = True
+            return True
+        self._start_again(code)
+        return False
+
+    def leave(self) -> None:
+        """Leaves the collector to itself: it ends once all ranks have. A forked child must not keep the run alive."""
+        self._process.returncode = 0  # it outlives this process on purpose: no warning about that
+        self._release()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._ready, writing = os.pipe()
+        os.set_blocking(self._ready, False)
+        shared = ["--claim", str(self._claim), "--ready", str(writing), "--restarts", str(self._restarts)]
+        try:
+            with open(self._log_file, "ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _RUN_COLLECTOR, str(Path(__file__).parents[1]), *self._arguments, *shared],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    pass_fds=(self._claim, writing),
+                )
+        except OSError:
+            self._abandon()
+            raise
+        finally:
+            os.close(writing)
+        self._is_ready = False
+        self._deadline_s = time.monotonic() + READY_TIMEOUT_S
+
+    def _start_again(self, code: int) -> None:
+        what = f"{'died' if self._is_ready else 'did not start'}: {self._cause(code)}"
+        if self._restarts == RESTARTS:
+            self._abandon()
+            raise DdpwatchError(f"the collector {what}", f"its log is {self._log_file}")
+        if self._is_ready:
+            _log.warning("ddpwatch starts its collector again (%d of %d): it %s", self._restarts + 1, RESTARTS, what)
+        self._close("_ready")
+        self._restarts += 1
+        self._start()
+
+    def _cause(self, code: int) -> str:
+        """Why it ended: the signal, or the last line of its log."""
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return signal.Signals(-code).name
+        with contextlib.suppress(OSError, IndexError):
+            return self._log_file.read_text(errors="replace").splitlines()[-1][:500]
+        return f"exit code {code}"
+
+    def _has_reported(self) -> bool:
+        try:
+            return bool(os.read(self._ready, 1))
+        except OSError:  # not yet
+            return False
+
+    def _abandon(self) -> None:
+        """Removes what the run has left; its log stays."""
+        self._is_over = True
+        with contextlib.suppress(DdpwatchError):
+            rundir.remove(self._run_id)
+        self._release()
+
+    def _release(self) -> None:
+        self._close("_ready")
+        self._close("_claim")
+
+    def _close(self, name: str) -> None:
+        file = getattr(self, name)
+        if file >= 0:
+            setattr(self, name, -1)
+            os.close(file)
