@@ -95,7 +95,9 @@ class Measured:
 def send_steps(endpoint: str, ranks: range, rate: float, seconds: float, counts: Any) -> None:
     """Introduces the ranks, sends their steps at that rate, and says goodbye for them once it may."""
     context = transport.Context()
-    sockets = [transport.rank_push(context, endpoint) for _ in ranks[::RANKS_PER_CONNECTION]]
+    sockets = [transport.rank_push(context) for _ in ranks[::RANKS_PER_CONNECTION]]
+    for each in sockets:
+        each.connect(endpoint)
     fleet, frames = Fleet(RANKS, BUCKETS, HOOKS), list[tuple[bytes, bytes]]()
     example = fleet.step(0, 1)
     for rank in ranks:
@@ -129,7 +131,8 @@ def send_steps(endpoint: str, ranks: range, rate: float, seconds: float, counts:
 def attack(endpoint: str, counts: Any) -> None:
     """Sends what no rank would, until it is stopped."""
     context = transport.Context()
-    vandal = transport.rank_push(context, endpoint)
+    vandal = transport.rank_push(context)
+    vandal.connect(endpoint)
     mark = msgspec.msgpack.decode(encode(Mark(rank=RANKS - 1, name="padded", start_ns=1)))
     foreign = encode(Fleet(RANKS, BUCKETS, HOOKS).step(0, 1)).replace(b"\xa4rank\x00", b"\xa4rank\xcd\xff\xff")
     for number in range(1 << 60):

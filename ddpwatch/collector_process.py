@@ -70,12 +70,12 @@ class CollectorProcess:
         if self._is_over:
             return True
         code = self._process.poll()
+        self._is_ready = self._is_ready or self._has_reported()
         if code is None:
-            self._is_ready = self._is_ready or self._has_reported()
             if not self._is_ready and time.monotonic() > self._deadline_s:
                 self._process.kill()
             return self._is_ready
-        if code == 0 and (self._is_ready or self._has_reported()):
+        if code == 0 and self._is_ready:
             self._is_over = True
             return True
         self._start_again(code)

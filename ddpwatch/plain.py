@@ -63,9 +63,13 @@ def line(state: RunState) -> str:
 
 
 def _trouble(state: RunState) -> str:
-    """A note about an error of the collector's recording; "" without one."""
-    status = state.status
-    return f"; recording: {clean(status.recording_error)}" if status is not None and status.recording_error else ""
+    """Notes about a collector that was started again, and an error of its recording; "" without any."""
+    status, notes = state.status, ""
+    if status is not None and status.restarts:
+        notes += f"; collector restarts: {status.restarts}, {state.missing_steps} steps missing"
+    if status is not None and status.recording_error:
+        notes += f"; recording: {clean(status.recording_error)}"
+    return notes
 
 
 def follow(info: RunInfo | None, endpoint: str | None) -> None:

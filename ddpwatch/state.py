@@ -15,6 +15,7 @@ from itertools import islice
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import Clock, clock_of
 from ddpwatch.analysis.diagnosis.verdict import Presence
+from ddpwatch.analysis.step import missing_steps
 from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Status, Step
 from ddpwatch.sampling.cost import CostMeter
 
@@ -46,7 +47,13 @@ class RankStatus(str, Enum):
 
 @dataclass(slots=True)
 class RankState:
-    """One rank. ``seen_ns`` is the receive time of its newest frame."""
+    """One rank.
+
+    Attributes:
+        seen_ns: Receive time of its newest frame.
+        dropped: Frames that it dropped itself.
+        missing: Steps that it sent and that never came, for example to a collector that died.
+    """
 
     rank: int
     hello: Hello | None = None
@@ -55,6 +62,7 @@ class RankState:
     last_step: Step | None = None
     seen_ns: int = 0
     dropped: int = 0
+    missing: int = 0
 
 
 @dataclass(slots=True)
@@ -158,6 +166,7 @@ class RunState:
         self.comparable = len(self._clocks) <= 1
 
     def _apply_step(self, rank: RankState, step: Step) -> None:
+        rank.missing += missing_steps(rank.last_step, step)
         rank.last_step, rank.dropped = step, max(rank.dropped, step.dropped)
         self.cost.add(step)
         across = self.steps.get(step.step)
@@ -215,6 +224,11 @@ class RunState:
             )
             for rank, state in self.ranks.items()
         }
+
+    @property
+    def missing_steps(self) -> int:
+        """Steps of all ranks that never came."""
+        return sum(rank.missing for rank in self.ranks.values())
 
     def newest_step(self) -> StepAcrossRanks | None:
         """The newest step that every running rank has sent; if there is none, the newest of all."""

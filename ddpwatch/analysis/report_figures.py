@@ -17,8 +17,8 @@ from typing import Any
 from ddpwatch.analysis.across_ranks import RankFacts, StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.buckets import bus_bandwidths
-from ddpwatch.analysis.step import NS_PER_MS, PHASES, backward_start
-from ddpwatch.messages import Bye, Hello, Layout, Message, Step, StepStatus
+from ddpwatch.analysis.step import NS_PER_MS, PHASES, backward_start, missing_steps
+from ddpwatch.messages import Bye, Hello, Layout, Message, Status, Step, StepStatus
 from ddpwatch.sampling.cost import CostMeter
 
 # A step counts as the first of these that any rank reports.
@@ -64,6 +64,8 @@ class RankSamples:
     exposed: Samples = field(default_factory=Samples)
     cost: Samples = field(default_factory=Samples)
     dropped: int = 0
+    missing: int = 0
+    last_step: Step | None = None
     hello: Hello | None = None
     bye: Bye | None = None
 
@@ -92,6 +94,7 @@ class ReportBuilder:
     def __init__(self, expected: int | None = None) -> None:
         self.ranks: dict[int, RankSamples] = {}
         self.end: Bye | None = None
+        self.collector_restarts = 0
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._assembler = StepAssembler(expected)
         self._statuses: Counter[str] = Counter()
@@ -117,6 +120,13 @@ class ReportBuilder:
                 self._rank(message.rank).bye = message
         elif isinstance(message, Layout):
             self._layouts[message.module, message.epoch] = message
+        elif isinstance(message, Status):
+            self.collector_restarts = max(self.collector_restarts, message.restarts)
+
+    @property
+    def missing_steps(self) -> int:
+        """Steps of all ranks that never came, besides those that the ranks dropped."""
+        return sum(rank.missing for rank in self.ranks.values())
 
     def report(self) -> dict[str, Any]:
         """The report so far. Closes the steps that still lack a rank."""
@@ -156,6 +166,8 @@ class ReportBuilder:
     def _step(self, step: Step) -> None:
         rank = self._rank(step.rank)
         rank.steps += 1
+        rank.missing += missing_steps(rank.last_step, step)
+        rank.last_step = step
         rank.dropped = max(rank.dropped, step.dropped)
         self._cost.add(step)
 

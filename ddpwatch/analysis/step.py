@@ -43,6 +43,13 @@ class StepFigures(NamedTuple):
     exposed: Intervals
 
 
+def missing_steps(before: Step | None, step: Step) -> int:
+    """How many steps of the rank never came between two that did, besides those that the rank itself dropped."""
+    if before is None:
+        return 0
+    return max(0, step.step - before.step - 1 - max(0, step.dropped - before.dropped))
+
+
 def figures(step: Step) -> StepFigures:
     """Computes the figures of one step."""
     phases = spans_of(step)

@@ -35,7 +35,8 @@ MISSING_RANK_GRACE_S = 5.0  # for ranks that never said hello, once all others h
 NO_RANK_TIMEOUT_S = 120.0  # for the first hello
 SIGNALLED_S = 0.3  # from a signal to the end: what sends a second one, kills, leaves little time
 SIGNALLED_CLOSE_S = 0.5  # for the recording, after a signal
-SILENT_S = 10.0  # without a frame and without a connection, a rank whose process cannot be seen is gone
+SILENT_S = 5.0  # without a frame and without a connection, a rank whose process cannot be seen is gone
+GONE = f"no connection, and no frame for {SILENT_S:.0f} s"
 LINGER_S = 3.0  # after the end, for viewers that attach late
 RENEW_S = 3600.0
 RECEIVE_LIMIT = 2000  # frames per turn of the loop
@@ -219,7 +220,7 @@ class Collector:
             return {}
         silent = self._hub.silent_ranks(time.time_ns(), int(SILENT_S * 1e9))
         unseen = [rank for rank in silent if rank not in self._departed and not self._liveness.is_followed(rank)]
-        lost = Departure("lost", f"no connection and no frame for {SILENT_S:.0f} s", None, time.monotonic_ns())
+        lost = Departure("lost", GONE, None, time.monotonic_ns())
         return dict.fromkeys(unseen[:missing], lost)
 
     def _goodbye_for(self, rank: int, departure: Departure) -> Bye:

@@ -39,6 +39,9 @@ def report_of_recording(recording: Recording, selection: Selection | None = None
         raise UsageError(f"{recording.path}: no frame is readable", "it was cut off in its first second, or is damaged")
     result = builder.report()
     result["recording"] = _about(recording)
+    if builder.collector_restarts:
+        result["recording"]["collector_restarts"] = builder.collector_restarts
+        result["recording"]["missing_steps"] = builder.missing_steps
     result["findings"] = findings(result)
     return result
 

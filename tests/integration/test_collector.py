@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import zmq
 
 from ddpwatch import rundir, transport
-from ddpwatch.clock import boot_id
+from ddpwatch.clock import boot_id, pid_namespace, start_ticks
 from ddpwatch.messages import MAX_FRAME_BYTES, Bye, Device, Hello, Mark, Message, Status, Step, encode
 from ddpwatch.recording.reader import Recording
 from tests.support.jobs import PATIENCE_S, live, messages, read_until
@@ -30,7 +31,8 @@ class Stage:
         command += ["--world-size", str(world_size), "--watch-pid", str(os.getpid())]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         self.context = transport.Context()
-        self.socket = transport.rank_push(self.context, self.ingest)
+        self.socket = transport.rank_push(self.context)
+        self.socket.connect(self.ingest)
         self.info = rundir.RunInfo(
             run_id=self.run_id, ingest=self.ingest, publish=self.publish, pid=0, world_size=1, started=0
         )
@@ -39,8 +41,9 @@ class Stage:
         for message in sent:
             self.socket.send(message if isinstance(message, bytes) else encode(message))
 
-    def hello(self, rank: int = 0) -> Hello:
-        return Hello(run_id=self.run_id, rank=rank, world_size=1, host="here", pid=os.getpid(), boot_id=boot_id())
+    def hello(self, rank: int = 0, **fields: Any) -> Hello:
+        process = {"pid": os.getpid(), "boot_id": boot_id(), "pid_ns": pid_namespace(), **fields}
+        return Hello(run_id=self.run_id, rank=rank, world_size=1, host="here", **process)
 
     def finish(self) -> None:
         self.send(Bye(rank=0, by="rank", reason="finished", at_ns=1))
@@ -153,6 +156,23 @@ def test_a_rank_whose_process_is_gone_gets_a_goodbye_from_the_collector(stage: S
         (None, "killed", ""),
     ]
     assert stage.process.wait(PATIENCE_S) == 0
+
+
+def test_a_rank_that_died_before_it_was_followed_does_not_keep_the_collector(
+    run_directory: Path, tmp_path: Path
+) -> None:
+    """One whose pid nobody has, and one whose pid another process has by now."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    stage = Stage(tmp_path / "stage.mcap", world_size=2)
+    try:
+        stage.send(stage.hello(0, pid=gone.pid), stage.hello(1, start_ticks=start_ticks(os.getpid()) - 1))
+        with live(stage.info) as source:
+            frames = read_until(source, lambda seen: len(messages(seen, Bye)) == 3, "all goodbyes")
+        assert {(m.rank, m.reason) for m in messages(frames, Bye)} == {(0, "lost"), (1, "lost"), (None, "lost")}
+        assert stage.process.wait(PATIENCE_S) == 0
+    finally:
+        stage.close()
 
 
 def test_a_recording_that_cannot_be_written_is_reported(run_directory: Path, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class RunLog:
         self.count = 0
         self._absent_since: tuple[int, int | None] | None = None  # when (ns, step) the finding ceased to hold
         self._recording_error = ""
+        self._restarts = 0
         self._layouts: set[tuple[int, int]] = set()
         self._unusual: set[tuple[int, str]] = set()
 
@@ -75,6 +76,7 @@ class RunLog:
             self.add(_bye(message, at_ns))
         elif isinstance(message, Status):
             self._recording(message.recording_error, at_ns)
+            self._restarted(message.restarts, at_ns)
 
     def log_verdict(self, verdict: Verdict, at_ns: int, step: int | None) -> None:
         """Adds a line for a new finding, and for one that is cleared. A finding whose figures change is the same."""
@@ -106,6 +108,13 @@ class RunLog:
         if what and what != self._recording_error:
             self._recording_error = what
             self.add(LogLine(at_ns, "run", f"recording: {what}", "bad"))
+
+    def _restarted(self, restarts: int, at_ns: int) -> None:
+        """Adds a line for a collector that died and was started again."""
+        if restarts > self._restarts:
+            self._restarts = restarts
+            text = f"the collector died and was started again ({restarts} so far): some steps are missing"
+            self.add(LogLine(at_ns, "run", text, "warn"))
 
     def _layout(self, layout: Layout, at_ns: int) -> None:
         key = (layout.module, layout.epoch)

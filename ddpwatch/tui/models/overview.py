@@ -103,6 +103,7 @@ class Overview:
     end: Bye | None = None
     status: Status | None = None
     dropped: int = 0
+    missing_steps: int = 0
     lanes: StepLanes | None = None
     ranks: Sequence[RankLine] = ()
     devices: tuple[DeviceLine, ...] = ()
@@ -168,6 +169,7 @@ class OverviewBuilder:
             end=state.end,
             status=state.status,
             dropped=sum(rank.dropped for rank in state.ranks.values()),
+            missing_steps=state.missing_steps,
             lanes=self.lanes(shown, state, filter_text) if shown else None,
             ranks=RankLines(state, filtered(state, state.ranks, filter_text), summary),
             devices=device_lines(state),

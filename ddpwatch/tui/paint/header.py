@@ -118,8 +118,18 @@ def _identity(model: Overview) -> list[Field]:
         Field(f"{clean(hello.module, 24)}, {number(hello.parameters / 1e6)} M parameters", "", 6),
         Field(f"torch {clean(hello.torch, 16)}" if hello.torch else "", "", 7),
         _recording(model),
+        _restarts(model),
     ]
     return fields
+
+
+def _restarts(model: Overview) -> Field:
+    """How often the collector was started again, and what that cost."""
+    restarts = 0 if model.status is None else model.status.restarts
+    if not restarts:
+        return Field("", "", 5)
+    text = f"collector restarts: {restarts}, {model.missing_steps} steps missing"
+    return Field(text, f"{model.missing_steps} steps missing", 2, "warn")
 
 
 def _position(link: LinkState) -> Field:

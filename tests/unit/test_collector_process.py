@@ -1,0 +1,102 @@
+"""The collector as its starter sees it, with small programs in place of a collector."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpwatch import collector_process, rundir
+from ddpwatch.collector_process import RESTARTS, CollectorProcess
+from ddpwatch.errors import DdpwatchError
+
+READY = "import os, signal, sys; os.write(int(sys.argv[sys.argv.index('--ready') + 1]), b'.'); "
+
+
+def program(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(collector_process, "_RUN_COLLECTOR", text)
+
+
+def ask_until(collector: CollectorProcess, answer: bool) -> None:
+    deadline = time.monotonic() + 60.0
+    while collector.is_ready() is not answer:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def ask_until_it_gives_up(collector: CollectorProcess) -> DdpwatchError:
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        try:
+            collector.is_ready()
+        except DdpwatchError as error:
+            return error
+        time.sleep(0.01)
+    raise AssertionError("it does not give up")
+
+
+def test_one_that_cannot_start_is_reported_with_its_last_words(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program(monkeypatch, "import sys; sys.exit('no module named zmq')")
+    error = ask_until_it_gives_up(CollectorProcess("run", 1, None))
+    assert error.message == "the collector did not start: no module named zmq"
+    assert error.hint == f"its log is {rundir.log('run')}"
+    assert rundir.log("run").read_text() == "no module named zmq\n" * (RESTARTS + 1)
+    assert [path.name for path in run_directory.iterdir()] == ["run.log"]
+    assert caplog.records == []  # the error says it all
+
+
+def test_one_that_dies_is_started_again_three_times(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program(monkeypatch, READY + "print(sys.argv[-1], flush=True); os.kill(os.getpid(), signal.SIGKILL)")
+    with caplog.at_level(logging.WARNING):
+        error = ask_until_it_gives_up(CollectorProcess("run", 1, None))
+    assert error.message == "the collector died: SIGKILL"
+    assert rundir.log("run").read_text().split() == [str(number) for number in range(RESTARTS + 1)]
+    said = "ddpwatch starts its collector again ({} of 3): it died: SIGKILL"
+    assert [record.getMessage() for record in caplog.records] == [said.format(number) for number in (1, 2, 3)]
+
+
+def test_one_that_ends_in_good_order_is_left_alone(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(monkeypatch, READY)
+    collector = CollectorProcess("run", 1, None)
+    ask_until(collector, answer=True)
+    collector._process.wait(60.0)
+    for _ in range(3):
+        assert collector.is_ready()
+    collector.leave()
+
+
+def test_the_run_is_live_as_long_as_starter_or_collector_is_there(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A viewer that looks while the collector is started again must not clean up."""
+    publish = (
+        "from ddpwatch import clock, rundir; claim = int(sys.argv[sys.argv.index('--claim') + 1]); "
+        "rundir.publish(claim, rundir.RunInfo(run_id='run', ingest='', publish='', pid=os.getpid(), world_size=1, "
+        "started=0.0, boot_id=clock.boot_id())); "
+    )
+    program(monkeypatch, "import sys; sys.path.append(sys.argv[1]); import os; " + publish + READY + "signal.pause()")
+    collector = CollectorProcess("run", 1, None)
+    ask_until(collector, answer=True)
+    (first,) = rundir.live_runs()
+    collector._process.kill()
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+    assert rundir.live_runs() == [first]  # the starter's claim
+    ask_until(collector, answer=False)
+    ask_until(collector, answer=True)
+    (second,) = rundir.live_runs()
+    assert second.pid == collector._process.pid != first.pid
+    process = collector._process
+    collector.leave()
+    assert rundir.live_runs() == [second]  # the collector's
+    process.kill()
+    process.returncode = None
+    process.wait()
+    assert rundir.live_runs() == []
+    assert [path.name for path in run_directory.iterdir()] == ["run.log"]

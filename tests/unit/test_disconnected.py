@@ -1,0 +1,71 @@
+"""How the collector judges ranks whose processes it cannot see: by their connections and their silence."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ddpwatch import transport
+from ddpwatch.clock import boot_id
+from ddpwatch.collector import service
+from ddpwatch.collector.service import GONE, Collector, Options
+from ddpwatch.messages import Hello, encode
+
+
+@pytest.fixture
+def collector(run_directory: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setattr(service, "SILENT_S", 0.01)
+    made = Collector(Options(run_id="r", world_size=3, watch_pid=os.getpid()))
+    yield made
+    made._close()
+
+
+@pytest.fixture
+def ranks(collector: Collector) -> Iterator[list[transport.Socket]]:
+    """Three ranks of another pid namespace, where each has the pid of this process here."""
+    context = transport.Context()
+    sockets = []
+    for rank in range(3):
+        sockets.append(transport.rank_push(context))
+        sockets[-1].connect("ipc://" + os.environ["DDPWATCH_DIR"] + "/r.in")
+        hello = Hello(
+            run_id="r", rank=rank, world_size=3, host="h", pid=os.getpid(), boot_id=boot_id(), pid_ns="pid:[1]"
+        )
+        sockets[-1].send(encode(hello))
+        turn_until(collector, lambda known=rank + 1: len(collector._hub.ranks) == known)  # type: ignore[misc]
+    yield sockets
+    for socket in sockets:
+        socket.close(linger=0)
+    context.term()
+
+
+def turn_until(collector: Collector, condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline
+        collector._ranks.poll(10)
+        collector._receive_from_ranks()
+
+
+def test_a_silent_rank_is_there_as_long_as_it_is_connected(collector: Collector, ranks: list[transport.Socket]) -> None:
+    turn_until(collector, lambda: len(collector._hub.silent_ranks(time.time_ns(), 10_000_000)) == 3)
+    assert not any(collector._liveness.is_followed(rank) for rank in range(3))
+    assert collector._connections.count() == 3
+    assert collector._disconnected() == {}
+
+
+def test_as_many_are_gone_as_connections_the_longest_silent_first(
+    collector: Collector, ranks: list[transport.Socket]
+) -> None:
+    ranks[0].close(linger=0)
+    turn_until(collector, collector._disconnected)
+    ((rank, departure),) = collector._disconnected().items()
+    assert (rank, departure.reason, departure.detail) == (0, "lost", GONE)
+    collector._departed.update(collector._disconnected())
+    assert collector._disconnected() == {}
+    ranks[1].close(linger=0)
+    turn_until(collector, collector._disconnected)
+    assert list(collector._disconnected()) == [1]
