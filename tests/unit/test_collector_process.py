@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def test_the_run_is_live_as_long_as_starter_or_collector_is_there(
     process = collector._process
     collector.leave()
     assert rundir.live_runs() == [second]  # the collector's
-    process.kill()
+    os.kill(second.pid, signal.SIGKILL)
     process.returncode = None
     process.wait()
     assert rundir.live_runs() == []
