@@ -138,7 +138,7 @@ def test_an_interrupt_at_the_terminal_reaches_the_job_once() -> None:
 def test_a_dashboard_passes_signals_on_and_closes_with_the_job(run_directory: Path) -> None:
     job = "from signal import *; pthread_sigmask(0, {2}); print('ready', flush=True); sigwait({2}); exit(7)"
     with _at_a_terminal(*DDPWATCH, "run", "--", sys.executable, "-c", job) as (process, terminal):
-        wait_for(lambda: [log for log in run_directory.glob("*.out") if log.read_text()], "the job is ready")
+        wait_for(lambda: [log for log in run_directory.rglob("*.out") if log.read_text()], "the job is ready")
         process.send_signal(signal.SIGINT)
         _read_until(terminal, "the job's output is in")
         assert process.wait() == 7
