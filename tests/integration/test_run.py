@@ -144,6 +144,22 @@ def test_a_dashboard_passes_signals_on_and_closes_with_the_job(run_directory: Pa
         assert process.wait() == 7
 
 
+def test_a_job_that_survives_its_terminal_goes_on_printing(run_directory: Path, tmp_path: Path) -> None:
+    job = (
+        "import os, signal, sys, time; signal.signal(signal.SIGHUP, signal.SIG_IGN); parent = os.getppid()\n"
+        "print('ready', flush=True)\n"
+        "while os.getppid() == parent: time.sleep(0.01)\n"
+        "print('x' * 2_000_000, flush=True); open(sys.argv[1], 'w').write('printed')"
+    )
+    result = tmp_path / "result"
+    with _at_a_terminal(*DDPWATCH, "run", "--", sys.executable, "-c", job, str(result)) as (process, terminal):
+        wait_for(lambda: [log for log in run_directory.rglob("*.out") if log.read_text()], "the job is ready")
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), terminal)  # closes the terminal's other end
+        assert process.wait() == 128 + signal.SIGHUP
+        wait_for(lambda: result.exists() and result.read_text(), "the job has printed")
+
+
 @pytest.mark.parametrize("arguments", [["--", "no-such-command"], ["--"], []])
 def test_bad_usage_is_one_line_and_exit_2(arguments: list[str]) -> None:
     done = ddpwatch("run", *arguments)
