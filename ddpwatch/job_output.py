@@ -57,14 +57,15 @@ class JobOutput:
 
     def notes(self) -> list[str]:
         """Where the output is, and what is missing there, in lines."""
-        total, older, cut = map(self.buffer.get, (TOTAL, OLDER, CUT))
-        missing = self.buffer.get(MISSING) + total - self.buffer.get(DONE)
-        if self.buffer.why and missing == total:
-            return [f"the job's output could not be written to {self.path}: {self.buffer.why}"]
+        total, missing, older, cut = map(self.buffer.get, (TOTAL, MISSING, OLDER, CUT))
+        missing += total - self.buffer.get(DONE)
+        why = self.buffer.why or "not written yet"
+        if 0 < total <= missing:
+            return [f"nothing of the job's output is in {self.path}: {why}"]
         parts = f"{older_part(self.path)} and {self.path}" if older else str(self.path)
         kept = f" (the newest {(total - cut - missing) >> 20} MiB)" if cut else ""
         where = [f"the job's output is in {parts}{kept}"]
-        return [*where, f"{missing} bytes of it are missing there: {self.buffer.why}"] if missing else where
+        return [*where, f"{missing} bytes of it are missing there: {why}"] if missing else where
 
     def _copy(self) -> None:
         """Lets another process copy. If that is killed or cannot be started, this one goes on in its place."""

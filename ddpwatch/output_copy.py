@@ -24,7 +24,7 @@ HEADER_BYTES = 4096
 CAPACITY_BYTES = 4 * 1024 * 1024
 PART_BYTES = 32 * 1024 * 1024  # of the file; there are at most two parts
 RETRY_S = 1.0
-END_S = 3.0  # for the file's last bytes; a disk may hang
+END_S = 60.0  # for the file's last bytes; a disk may hang
 KEEP_JOBS = 20
 KEEP_S = 30 * 86_400
 # Numbers in the buffer's header: bytes added, written or given up, missing in the file, in the older part, and removed

@@ -84,7 +84,7 @@ def test_a_state_directory_that_cannot_be_written_to(run_directory: Path) -> Non
     done = run("sh", "-c", "seq 30; exit 3")
     assert done.returncode == 3
     assert numbers("\n" + done.stdout)[-20:] == [str(number) for number in range(11, 31)]
-    assert f"could not be written to {run_directory}/state/ddpwatch/output/sh-" in done.stderr
+    assert f"nothing of the job's output is in {run_directory}/state/ddpwatch/output/sh-" in done.stderr
     assert done.stderr.endswith(": Not a directory\n")
 
 

@@ -15,8 +15,19 @@ import pytest
 from ddpwatch import output_copy
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.job_output import JobOutput
-from ddpwatch.output_copy import BLOCK_BYTES, CAPACITY_BYTES, CUT, MISSING, OLDER, OutputBuffer, copy_output, older_part
-from tests.support.jobs import wait_for
+from ddpwatch.output_copy import (
+    BLOCK_BYTES,
+    CAPACITY_BYTES,
+    CUT,
+    DONE,
+    MISSING,
+    OLDER,
+    TOTAL,
+    OutputBuffer,
+    copy_output,
+    older_part,
+)
+from tests.support.jobs import PATIENCE_S, wait_for
 
 KIB = 1024
 
@@ -197,3 +208,46 @@ def test_a_limit_on_file_sizes_is_a_clear_error(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(DdpwatchError, match="cannot take the job's output: File too large") as caught:
         JobOutput("job")
     assert "--headless" in caught.value.hint
+
+
+@pytest.fixture
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobOutput:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return JobOutput("job")
+
+
+@pytest.mark.parametrize(
+    ("why", "numbers", "notes"),
+    [
+        ("", {}, ["the job's output is in PATH"]),
+        ("", {TOTAL: 9, DONE: 9}, ["the job's output is in PATH"]),
+        ("", {TOTAL: 9, DONE: 9, OLDER: 5}, ["the job's output is in PATH.1 and PATH"]),
+        (
+            "",
+            {TOTAL: 9 << 20, DONE: 9 << 20, OLDER: 3 << 20, CUT: 2 << 20},
+            ["the job's output is in PATH.1 and PATH (the newest 7 MiB)"],
+        ),
+        (
+            "No space left on device",
+            {TOTAL: 9, DONE: 6, MISSING: 2},
+            ["the job's output is in PATH", "5 bytes of it are missing there: No space left on device"],
+        ),
+        ("Is a directory", {TOTAL: 9}, ["nothing of the job's output is in PATH: Is a directory"]),
+        ("", {TOTAL: 9}, ["nothing of the job's output is in PATH: not written yet"]),
+    ],
+)
+def test_the_last_lines_say_where_the_output_is(
+    output: JobOutput, why: str, numbers: dict[int, int], notes: list[str]
+) -> None:
+    for number, value in numbers.items():
+        output.buffer.set(number, value)
+    output.buffer.why = why
+    assert [note.replace(str(output.path), "PATH") for note in output.notes()] == notes
+
+
+def test_where_no_process_can_be_started_this_one_copies(output: JobOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    write(output.pipe, b"text")
+    output.start_copy()
+    output.wait(PATIENCE_S)
+    assert output.path.read_bytes() == b"text"
