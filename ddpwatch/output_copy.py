@@ -211,7 +211,7 @@ class FileCopy:
         if status.st_uid != os.getuid() or status.st_mode & 0o077:  # a link is open to all
             raise OSError(errno.EACCES, f"{folder} is not a private directory of yours")
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        _is_locked(file, fcntl.LOCK_EX)
+        _lock(file, fcntl.LOCK_EX)
         return file
 
     def _close(self) -> None:
@@ -228,8 +228,8 @@ def older_part(path: Path) -> Path:
 
 def _remove_old(folder: Path) -> None:
     """Removes the outputs of all jobs but the newest `KEEP_JOBS`, and those older than `KEEP_S`; no live one."""
-    newest_first = sorted(folder.glob("*.out"), key=_age_s)
-    for place, path in enumerate(newest_first):
+    outputs = {path.with_name(path.name.removesuffix(".1")) for path in folder.glob("*.out*")}
+    for place, path in enumerate(sorted(outputs, key=_age_s)):
         if (place >= KEEP_JOBS or _age_s(path) > KEEP_S) and not _is_live(path):
             for part in (older_part(path), path):
                 with contextlib.suppress(OSError):
@@ -237,27 +237,28 @@ def _remove_old(folder: Path) -> None:
 
 
 def _age_s(path: Path) -> float:
-    """How long ago a file was last written to; endless if it was removed meanwhile."""
-    try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
-        return math.inf
+    """How long ago an output was last written to; endless if it was removed meanwhile."""
+    ages_s = [math.inf]
+    for part in (older_part(path), path):
+        with contextlib.suppress(OSError):
+            ages_s.append(time.time() - part.stat().st_mtime)
+    return min(ages_s)
 
 
 def _is_live(path: Path) -> bool:
     """Whether the job still prints to this file."""
     with contextlib.suppress(OSError), path.open("rb") as file:
-        return _is_locked(file.fileno(), fcntl.LOCK_SH)
+        return not _lock(file.fileno(), fcntl.LOCK_SH)
     return False
 
 
-def _is_locked(file: int, kind: int) -> bool:
-    """Locks a file; True if another holds the lock. On a file system without locks, none does."""
+def _lock(file: int, kind: int) -> bool:
+    """Locks a file; False if another process holds the lock. On a file system without locks, none does."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:
-        return isinstance(error, BlockingIOError)
-    return False
+        return not isinstance(error, BlockingIOError)
+    return True
 
 
 def copy_output(pipe: int, buffer: OutputBuffer, path: Path, part_bytes: int = PART_BYTES) -> None:
