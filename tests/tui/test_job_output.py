@@ -1,4 +1,3 @@
-import os
 import sys
 import time
 from pathlib import Path
@@ -6,34 +5,27 @@ from pathlib import Path
 import pytest
 
 from ddpwatch.launch import Launch, run_with_dashboard
-from ddpwatch.output_copy import BLOCK_BYTES, OutputBuffer
+from ddpwatch.output_copy import BLOCK_BYTES
 from ddpwatch.tui.feed.output_tail import OutputTail
 
 
-@pytest.fixture
-def buffer():
-    made = OutputBuffer.create()
-    yield made
-    os.close(made.descriptor)
-
-
-def test_whole_lines_once_each(buffer):
-    tail = OutputTail(buffer)
-    buffer.add(b"one\ntw")
+def test_whole_lines_once_each(output_buffer):
+    tail = OutputTail(output_buffer)
+    output_buffer.add(b"one\ntw")
     assert tail.lines() == ["one"]
     assert tail.unfinished == "tw"
     assert tail.lines() == []
-    buffer.add(b"o\n\nthree\n")
+    output_buffer.add(b"o\n\nthree\n")
     assert tail.lines() == ["two", "", "three"]
     assert tail.unfinished == ""
 
 
-def test_of_a_progress_bar_the_newest_state(buffer):
-    tail = OutputTail(buffer)
-    buffer.add(b"\r 10%\r 20%\r")
+def test_of_a_progress_bar_the_newest_state(output_buffer):
+    tail = OutputTail(output_buffer)
+    output_buffer.add(b"\r 10%\r 20%\r")
     assert tail.lines() == []
     assert tail.unfinished == " 20%"
-    buffer.add(b" 100%\r\ndone\r\n")
+    output_buffer.add(b" 100%\r\ndone\r\n")
     assert tail.lines() == [" 100%", "done"]
 
 
@@ -49,26 +41,26 @@ def test_of_a_progress_bar_the_newest_state(buffer):
         (b"\xff\xfe", "\ufffd\ufffd"),
     ],
 )
-def test_no_escape_sequence_is_left(buffer, written, shown):
-    buffer.add(written + b"\n")
-    assert OutputTail(buffer).lines() == [shown]
+def test_no_escape_sequence_is_left(output_buffer, written, shown):
+    output_buffer.add(written + b"\n")
+    assert OutputTail(output_buffer).lines() == [shown]
 
 
-def test_output_that_comes_too_fast_is_left_out_and_counted(buffer):
-    tail = OutputTail(buffer)
-    buffer.add(b"first\n")
+def test_output_that_comes_too_fast_is_left_out_and_counted(output_buffer):
+    tail = OutputTail(output_buffer)
+    output_buffer.add(b"first\n")
     assert tail.lines() == ["first"]
-    buffer.add(b"x" * 9 + b"\n")
-    buffer.add(b"y" * (BLOCK_BYTES - 5) + b"\n")
-    buffer.add(b"end\n")
+    output_buffer.add(b"x" * 9 + b"\n")
+    output_buffer.add(b"y" * (BLOCK_BYTES - 5) + b"\n")
+    output_buffer.add(b"end\n")
     assert tail.lines() == [f"… {10 + BLOCK_BYTES - 4} bytes left out …", "end"]
     assert tail.lines() == []
 
 
-def test_one_endless_line_is_bounded(buffer):
-    tail = OutputTail(buffer)
+def test_one_endless_line_is_bounded(output_buffer):
+    tail = OutputTail(output_buffer)
     for _ in range(3):
-        buffer.add(b"z" * BLOCK_BYTES)
+        output_buffer.add(b"z" * BLOCK_BYTES)
         assert tail.lines() == []
     assert len(tail.unfinished) == BLOCK_BYTES
 
