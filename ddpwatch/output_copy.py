@@ -143,12 +143,12 @@ class FileCopy:
 
     def _write_all(self) -> None:
         while True:
-            file = self._opened()
             start, block = self._buffer.read(self._offset, WRITE_BYTES)
+            if not block and self._file is not None:
+                return
+            file = self._opened()
             if start > self._offset:
                 self._leave_out(file, start - self._offset)
-            if not block:
-                return
             self._write(file, block[: max(self._part_bytes - self._size, 1)])
 
     def _write(self, file: int, block: bytes) -> None:

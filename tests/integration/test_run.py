@@ -158,6 +158,7 @@ def test_a_job_that_survives_its_terminal_goes_on_printing(run_directory: Path, 
             os.dup2(nothing.fileno(), terminal)  # closes the terminal's other end
         assert process.wait() == 128 + signal.SIGHUP
         wait_for(lambda: result.exists() and result.read_text(), "the job has printed")
+        wait_for(lambda: sum(log.stat().st_size for log in run_directory.rglob("*.out")) > 2_000_000, "all is copied")
 
 
 @pytest.mark.parametrize("arguments", [["--", "no-such-command"], ["--"], []])
