@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import shlex
 import shutil
@@ -22,7 +23,9 @@ from typing import NoReturn
 
 from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.job_output import JobOutput
 from ddpwatch.messages import Status
+from ddpwatch.output_copy import OutputBuffer
 from ddpwatch.rundir import RunInfo
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "path"
@@ -220,12 +223,13 @@ def run_headless(launch: Launch) -> int:
 
 
 def run_with_dashboard(launch: Launch) -> int:
-    """Runs the job with its output kept in a file and the dashboard in this terminal; then shows the output."""
+    """Runs the job with its output aside and the dashboard in this terminal; then shows the end of the output."""
     from ddpwatch.tui.app import run_dashboard
     from ddpwatch.tui.feed import AttachSpec
 
-    log = rundir.directory() / f"{launch.name}.out"
-    with log.open("xb") as output, launch.job(output.fileno(), _leave_dead_terminal) as process:
+    output = JobOutput(launch.name)
+    with launch.job(output.pipe, _leave_dead_terminal) as process:
+        output.start_copy()
 
         def runs() -> list[RunInfo]:
             found = launch.runs()
@@ -236,14 +240,13 @@ def run_with_dashboard(launch: Launch) -> int:
 
         watched: list[RunInfo] = []
         try:
-            run_dashboard(AttachSpec(list_runs=runs, job=launch.command, output=log))
+            run_dashboard(AttachSpec(list_runs=runs, job=launch.command, output=output.buffer))
         except JobOverError:
             pass
         except DdpwatchError as error:  # for example, the settings cannot be read
             print(f"ddpwatch: no dashboard: {error}", file=sys.stderr)
-        code = _show_output(process, log)
-    print(f"ddpwatch: the job's output is in {log}", file=sys.stderr)
-    for text in launch.recorded():
+        code = _show_output(process, output)
+    for text in [*output.notes(), *launch.recorded()]:
         print(f"ddpwatch: {text}", file=sys.stderr)
     for problem in launch.recording_errors():
         print(f"ddpwatch: the recording is not complete: {problem}", file=sys.stderr)
@@ -256,23 +259,34 @@ def _leave_dead_terminal() -> None:
         os._exit(128 + signal.SIGHUP)
 
 
-def _show_output(process: subprocess.Popen[bytes], log: Path) -> int:
-    """Prints the newest lines of the job's output, then what it still writes; returns its exit code."""
-    with log.open("rb") as file:
-        for line in file.readlines()[-OUTPUT_LINES:]:
-            sys.stdout.buffer.write(line)
-        if process.poll() is None:
-            print("ddpwatch: the job goes on; Ctrl-C ends it", file=sys.stderr)
+def _show_output(process: subprocess.Popen[bytes], output: JobOutput) -> int:
+    """Prints the newest lines of the job's output, then what it still prints; returns its exit code."""
+    if over := process.poll() is not None:
+        output.wait(END_GRACE_S)
+    start, block = output.buffer.newest(0)
+    sys.stdout.buffer.writelines(io.BytesIO(block).readlines()[-OUTPUT_LINES:])
+    offset = _print_from(output.buffer, start + len(block))
+    if not over:
+        print("ddpwatch: the job goes on; Ctrl-C ends it", file=sys.stderr)
         while process.poll() is None:
-            _copy(file)
-            time.sleep(0.2)
-        _copy(file)
+            offset = _print_from(output.buffer, offset)
+            time.sleep(RELAY_POLL_S)
+        output.wait(END_GRACE_S)
+        _print_from(output.buffer, offset)
     return _exit_code(process)
 
 
-def _copy(file: object) -> None:
-    sys.stdout.buffer.write(file.read())  # type: ignore[attr-defined]
-    sys.stdout.flush()
+def _print_from(buffer: OutputBuffer, offset: int) -> int:
+    """Prints the output from an offset on; the offset of its end."""
+    while True:
+        start, block = buffer.read(offset)
+        if start > offset:
+            print(f"ddpwatch: {start - offset} bytes are left out here", file=sys.stderr)
+        if not block:
+            sys.stdout.flush()
+            return start
+        sys.stdout.buffer.write(block)
+        offset = start + len(block)
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int:

@@ -22,5 +22,6 @@ def run_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A rendezvous directory of the test's own, with a path short enough for Unix sockets."""
     path = Path(tempfile.mkdtemp(prefix="dw-"))
     monkeypatch.setenv("DDPWATCH_DIR", str(path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))
     yield path
     shutil.rmtree(path, ignore_errors=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+import platformdirs
 from msgspec import Meta
 
 from ddpwatch.errors import UsageError
@@ -53,8 +54,7 @@ def settings_path() -> Path:
     """``$DDPWATCH_CONFIG``, else ``ddpwatch/config.toml`` in ``$XDG_CONFIG_HOME`` (``~/.config``)."""
     if configured := os.environ.get("DDPWATCH_CONFIG"):
         return Path(configured)
-    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(home).expanduser() / "ddpwatch" / "config.toml"
+    return platformdirs.user_config_path("ddpwatch") / "config.toml"
 
 
 def load_settings(path: Path | None = None) -> Settings:

@@ -138,10 +138,27 @@ def test_an_interrupt_at_the_terminal_reaches_the_job_once() -> None:
 def test_a_dashboard_passes_signals_on_and_closes_with_the_job(run_directory: Path) -> None:
     job = "from signal import *; pthread_sigmask(0, {2}); print('ready', flush=True); sigwait({2}); exit(7)"
     with _at_a_terminal(*DDPWATCH, "run", "--", sys.executable, "-c", job) as (process, terminal):
-        wait_for(lambda: [log for log in run_directory.glob("*.out") if log.read_text()], "the job is ready")
+        wait_for(lambda: [log for log in run_directory.rglob("*.out") if log.read_text()], "the job is ready")
         process.send_signal(signal.SIGINT)
         _read_until(terminal, "the job's output is in")
         assert process.wait() == 7
+
+
+def test_a_job_that_survives_its_terminal_goes_on_printing(run_directory: Path, tmp_path: Path) -> None:
+    job = (
+        "import os, signal, sys, time; signal.signal(signal.SIGHUP, signal.SIG_IGN); parent = os.getppid()\n"
+        "print('ready', flush=True)\n"
+        "while os.getppid() == parent: time.sleep(0.01)\n"
+        "print('x' * 2_000_000, flush=True); open(sys.argv[1], 'w').write('printed')"
+    )
+    result = tmp_path / "result"
+    with _at_a_terminal(*DDPWATCH, "run", "--", sys.executable, "-c", job, str(result)) as (process, terminal):
+        wait_for(lambda: [log for log in run_directory.rglob("*.out") if log.read_text()], "the job is ready")
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), terminal)  # closes the terminal's other end
+        assert process.wait() == 128 + signal.SIGHUP
+        wait_for(lambda: result.exists() and result.read_text(), "the job has printed")
+        wait_for(lambda: sum(log.stat().st_size for log in run_directory.rglob("*.out")) > 2_000_000, "all is copied")
 
 
 @pytest.mark.parametrize("arguments", [["--", "no-such-command"], ["--"], []])

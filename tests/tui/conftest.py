@@ -1,8 +1,18 @@
+import os
 import queue
 
 import pytest
 
+from ddpwatch.output_copy import OutputBuffer
 from ddpwatch.tui.feed import open_feed
+
+
+@pytest.fixture
+def output_buffer():
+    """What a job prints. Ask for it before what reads it."""
+    made = OutputBuffer.create()
+    yield made
+    os.close(made.descriptor)
 
 
 @pytest.fixture

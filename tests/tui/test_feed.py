@@ -50,16 +50,15 @@ class TestLive:
         jobs.start("run-2")
         assert events.get(timeout=5) == Attached("run-2")
 
-    def test_a_run_asked_for_by_name_is_the_only_one(self, feed_of, tmp_path):
-        jobs, output = FakeJobs("run-1"), tmp_path / "job.out"
-        feed, events = feed_of(jobs.feed(run=jobs.runs[0], output=output))
+    def test_a_run_asked_for_by_name_is_the_only_one(self, output_buffer, feed_of):
+        jobs = FakeJobs("run-1")
+        feed, events = feed_of(jobs.feed(run=jobs.runs[0], output=output_buffer))
         assert events.get(timeout=5) == Attached("run-1")
         jobs.start("run-2")
         jobs.sources["run-1"].put([bye()])
         assert [type(events.get(timeout=5)) for _ in range(2)] == [Frames, Over]
         for line in ("one", "two"):  # posted once a round: between them it would have attached
-            with output.open("a") as file:
-                file.write(f"{line}\n")
+            output_buffer.add(f"{line}\n".encode())
             assert events.get(timeout=5) == Output([line])
         feed.choose(jobs.runs[0])
         assert events.get(timeout=5) == Attached("run-2")

@@ -292,27 +292,25 @@ class TestLog:
             assert chosen not in (None, 19)
             assert f"step {chosen}" in body(app)
 
-    async def test_the_job_s_output(self, tmp_path):
-        output = tmp_path / "job.out"
-        output.write_bytes(b"loss 3.2\n\x1b[31mloss 3.1\nunfinished")
-        app = app_on(output=output)
+    async def test_the_job_s_output(self, output_buffer):
+        output_buffer.add(b"loss 3.2\n\x1b[31mloss 3.1\nunfinished")
+        app = app_on(output=output_buffer)
         async with app.run_test(size=(100, 30)) as pilot:
             await watching(pilot, run(3))
             await pilot.press("7", "m", "m")
             await until(pilot, lambda: "loss 3.1" in body(app))
             assert "events and findings 4   findings 0   the job's output 3" in body(app)
-            output.write_bytes(output.read_bytes() + b" no more\n")
+            output_buffer.add(b" no more\n")
             await until(pilot, lambda: "unfinished no more" in body(app))
             await pilot.press("space")
-            output.write_bytes(output.read_bytes() + b"later\n")
+            output_buffer.add(b"later\n")
             await until(pilot, lambda: "later" in app.session.output.lines[-1].text)
             assert "later" not in body(app)
 
-    async def test_output_is_shown_before_the_run_starts_and_is_kept_then(self, tmp_path):
-        output = tmp_path / "job.out"
-        output.write_bytes(b"downloading\n")
+    async def test_output_is_shown_before_the_run_starts_and_is_kept_then(self, output_buffer):
+        output_buffer.add(b"downloading\n")
         jobs = FakeJobs()
-        app = live_app(jobs, job="torchrun train.py", output=output)
+        app = live_app(jobs, job="torchrun train.py", output=output_buffer)
         async with app.run_test(size=(100, 30)) as pilot:
             await until(pilot, lambda: "torchrun train.py" in screen_text(app))
             await pilot.press("7")
@@ -322,14 +320,12 @@ class TestLog:
             await pilot.press("m", "m")
             assert "downloading" in body(app)
 
-    async def test_output_after_the_end_of_the_run(self, tmp_path):
-        output = tmp_path / "job.out"
-        output.write_bytes(b"")
-        app = app_on(output=output)
+    async def test_output_after_the_end_of_the_run(self, output_buffer):
+        app = app_on(output=output_buffer)
         async with app.run_test(size=(100, 30)) as pilot:
             await watching(pilot, [*run(3), bye(0), bye(1), bye()])
             await until(pilot, lambda: app.session.over)
-            output.write_bytes(b"saved the model\n")
+            output_buffer.add(b"saved the model\n")
             await until(pilot, lambda: app.session.output.lines)
 
 

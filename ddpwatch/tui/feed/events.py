@@ -40,7 +40,7 @@ class Frames:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """New lines of the job's output, and its unfinished last line (see `ddpwatch.tui.feed.job_output`)."""
+    """New lines of the job's output, and its unfinished last line (see `ddpwatch.tui.feed.output_tail`)."""
 
     lines: list[str]
     unfinished: str = ""

@@ -12,10 +12,11 @@ from ddpwatch import rundir
 from ddpwatch.errors import UsageError
 from ddpwatch.live_source import LiveSource, Source
 from ddpwatch.messages import Bye
+from ddpwatch.output_copy import OutputBuffer
 from ddpwatch.recording.reader import Recording
 from ddpwatch.rundir import RunInfo
 from ddpwatch.tui.feed.events import BATCH, Attached, FeedEvent, Output, Over, Waiting
-from ddpwatch.tui.feed.job_output import OutputTail
+from ddpwatch.tui.feed.output_tail import OutputTail
 from ddpwatch.tui.feed.thread import POLL_S, ThreadFeed
 
 LIST_RUNS_S = 0.5
@@ -29,14 +30,14 @@ class AttachSpec:
 
     Attributes:
         job: The job's command line, if ddpwatch launched it.
-        output: The file that the job's output goes to.
+        output: What that job prints.
         list_ended: Small recordings of ended runs, newest first. The newest is shown until a run starts.
     """
 
     run: RunInfo | None = None
     endpoint: str | None = None
     job: str = ""
-    output: Path | None = None
+    output: OutputBuffer | None = None
     list_ended: Callable[[], list[Path]] = list
     open_source: Callable[[str], Source] = LiveSource
     list_runs: Callable[[], list[RunInfo]] = rundir.live_runs
