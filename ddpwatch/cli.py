@@ -131,6 +131,17 @@ def ls(as_json: Json = False) -> None:
         typer.echo(f"no live run in {rundir.directory()}", err=True)
 
 
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Show what works here, what is missing, and what to do.
+
+    Exit with 1 if ddpwatch cannot watch here.
+    """
+    from ddpwatch.doctor.report import print_report
+
+    raise typer.Exit(not print_report(as_json, typer.echo))
+
+
 @app.command(context_settings={"ignore_unknown_options": False})
 def run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The job, e.g. -- torchrun … train.py")],

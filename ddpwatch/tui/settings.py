@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Annotated, Literal
@@ -53,8 +54,10 @@ def settings_path() -> Path:
     """``$DDPWATCH_CONFIG``, else ``ddpwatch/config.toml`` in ``$XDG_CONFIG_HOME`` (``~/.config``)."""
     if configured := os.environ.get("DDPWATCH_CONFIG"):
         return Path(configured)
-    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(home).expanduser() / "ddpwatch" / "config.toml"
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
+    with contextlib.suppress(RuntimeError):  # a user without a home: then there is no such file
+        home = home.expanduser()
+    return home / "ddpwatch" / "config.toml"
 
 
 def load_settings(path: Path | None = None) -> Settings:
