@@ -69,7 +69,8 @@ def directory() -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat()  # the owner of a link chooses where it leads
     except OSError as error:
-        raise DdpwatchError(f"{path}: {error.strerror}", "set DDPWATCH_DIR to a directory that you own") from error
+        hint = "set DDPWATCH_DIR to a directory that you own; `ddpwatch doctor` shows what works here"
+        raise DdpwatchError(f"{path}: {error.strerror}", hint) from error
     if not _is_private(status):
         raise DdpwatchError(f"{path} is not a private directory that you own", "set DDPWATCH_DIR, or chmod 700 it")
     return path

@@ -29,7 +29,7 @@ def checks() -> Iterator[Check]:
     for name in found:
         yield variable(name, os.environ[name])
     if not found:
-        yield _section.ok("environment", "no DDPWATCH variable is set")
+        yield _section.ok("variable", "none of ddpwatch's is set")
     yield settings(settings_path())
     if folder := os.environ.get("DDPWATCH_RECORD_DIR"):
         yield record_directory(Path(folder))
@@ -37,26 +37,28 @@ def checks() -> Iterator[Check]:
 
 def variable(name: str, value: str) -> Check:
     """Whether a variable is known, and its value valid."""
+    setting = name if name == SECRET else f"{name}={value}"
     if name not in VARIABLES:
         near = difflib.get_close_matches(name, VARIABLES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(VARIABLES[: -len(INTERNAL)])}"
-        return _section.warn(name, "ddpwatch has no such variable, and ignores it", hint)
+        return _section.warn("variable", f"{setting}: ddpwatch has no such variable, and ignores it", hint)
     if name in INTERNAL:
-        text = f"{value}: `ddpwatch run` sets it for its job"
-        return _section.none(name, text, "unset it in your own shell: it names all your runs, or records them")
+        text = f"{setting}, as `ddpwatch run` sets it for its job"
+        return _section.none("variable", text, "unset it in a shell of your own: it is meant for one job")
     if trouble := _trouble(name, value):
-        return _section.warn(name, *trouble)
-    return _section.ok(name, "set" if name == SECRET else value or "empty")
+        text, hint = trouble
+        return _section.warn("variable", f"{setting}: {text}", hint)
+    return _section.ok("variable", f"{setting}{' is set' if name == SECRET else ''}")
 
 
 def _trouble(name: str, value: str) -> tuple[str, str] | None:
     """What is wrong with the value, and what to do; None if it is valid."""
     if name == "DDPWATCH" and value == "0":
-        return "0: ddpwatch is off, and jobs run unwatched", "unset it to watch jobs"
+        return "ddpwatch is off, and jobs run unwatched", "unset it to watch jobs"
     if name == "DDPWATCH" and value.lower() in OFF:
-        return f"{value}: jobs are watched all the same", "only DDPWATCH=0 turns ddpwatch off"
+        return "jobs are watched all the same", "only DDPWATCH=0 turns ddpwatch off"
     if name == "DDPWATCH_STEPS" and value not in (*LONGEST_WATCHED_PERIOD, "full"):
-        return f"{value!r} is not a choice, and is ignored", "few, all or full"
+        return "this is not a choice, and is ignored", "few, all or full"
     if name in LIMITS:
         return _trouble_of_limit(name, value)
     return None
@@ -65,9 +67,8 @@ def _trouble(name: str, value: str) -> tuple[str, str] | None:
 def _trouble_of_limit(name: str, value: str) -> tuple[str, str] | None:
     try:
         limits_from_environment({name: value})
-    except (DdpwatchError, ValueError, OverflowError) as error:
-        text = error.message if isinstance(error, DdpwatchError) else f"{value!r} is not a number"
-        return f"{text}: nothing is recorded", getattr(error, "hint", "") or "unset it, or give a number"
+    except DdpwatchError as error:
+        return f"{error.message}, so nothing is recorded", error.hint
     return None
 
 

@@ -35,20 +35,24 @@ def checks() -> Iterator[Check]:
     yield writable(path, trouble, usable_place(ELSEWHERE))
     if trouble:
         return
-    yield path_length(path, trouble_of(rundir.endpoints, longest_run_id()), trouble_of(rundir.endpoints, "r"))
+    length = path_length(path, trouble_of(rundir.endpoints, longest_run_id()), trouble_of(rundir.endpoints, "r"))
+    yield length
+    if length.state == "fail":
+        return
     status = os.statvfs(path)
     yield free_space(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None)
     yield file_system(rundir.file_system(path))
     yield locks(trouble_of(_lock, path))
     yield sockets(trouble_of(_connect, path))
-    yield shared_memory(rundir.file_system(rundir.SHARED_MEMORY), _free_bytes(rundir.SHARED_MEMORY))
+    memory = shared_memory(rundir.file_system(rundir.SHARED_MEMORY), _free_bytes(rundir.SHARED_MEMORY))
+    yield memory
     box = rundir.blackbox(f"doctor-{secrets.token_hex(4)}", 0)
-    yield black_boxes(box, trouble_of(_use_box, box), rundir.file_system(rundir.SHARED_MEMORY))
+    yield black_boxes(box, trouble_of(_use_box, box), memory.state == "ok")
 
 
 def refused(error: DdpwatchError, place: str) -> Check:
     """There is no directory that can be used."""
-    return _section.fail("path", error.message, _suggestion(place) if place else error.hint)
+    return _section.fail("path", error.message, _suggestion(place))
 
 
 def chosen(path: Path, environ: Mapping[str, str], fallback: str) -> Check:
@@ -130,11 +134,12 @@ def shared_memory(kind: str, free_bytes: int | None) -> Check:
     return _section.ok("shared memory", f"{rundir.SHARED_MEMORY}, {size(free_bytes)} free; a rank takes 4 KiB")
 
 
-def black_boxes(box: Path | None, trouble: str, shm_kind: str) -> Check:
+def black_boxes(box: Path | None, trouble: str, has_shared_memory: bool) -> Check:
     """Whether ranks can have black boxes, and where."""
     loss = "of a rank that dies, only the last heartbeat is known (up to 0.7 s old)"
     if box is None:
-        why = "/dev/shm/ddpwatch-UID is not private and yours" if shm_kind == "tmpfs" else "no directory is in memory"
+        own = rundir.SHARED_MEMORY / f"ddpwatch-{os.getuid()}"
+        why = f"{own} is not private and yours" if has_shared_memory else "no directory is in memory"
         hint = f"mount a tmpfs at {rundir.SHARED_MEMORY}, or set DDPWATCH_DIR to a private directory on a tmpfs"
         return _section.warn("black boxes", f"none, {why}: {loss}", hint)
     if trouble:

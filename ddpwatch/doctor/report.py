@@ -131,5 +131,6 @@ def _mark(state: State, look: Look) -> str:
 
 
 def _printable(text: str, look: Look) -> str:
-    """Names of files may hold anything."""
-    return clean(text) if look.unicode else clean(text).encode("ascii", "backslashreplace").decode()
+    """The text as this output can show it: names of files may hold anything, also bytes that are no character."""
+    text = clean(text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+    return text if look.unicode else text.encode("ascii", "backslashreplace").decode()

@@ -64,17 +64,19 @@ def clocks(boot_id: str, time_namespace: str) -> Check:
 
 def gpus(nvml: Any = None) -> Check:
     """How many GPUs NVML shows; ``nvml`` is ``pynvml`` unless it is given."""
-    unseen = "GPU utilisation, memory, power and temperature are not shown"
+    unseen = "no utilisation, memory, power and temperature of GPUs"
     try:
         nvml = nvml or importlib.import_module("pynvml")
         nvml.nvmlInit()
         count, driver = nvml.nvmlDeviceGetCount(), nvml.nvmlSystemGetDriverVersion()
     except Exception as error:  # NVMLError is made in pynvml, which may be missing
         hint = "without NVIDIA GPUs, that is all right; in a container, pass the driver in (docker run --gpus all)"
-        return _section.none("GPUs", f"NVML: {error_text(error)}: {unseen}", hint)
+        return _section.none("GPUs", f"{unseen}: {error_text(error)}", hint)
     driver = driver.decode() if isinstance(driver, bytes) else driver
     if not count:
-        return _section.none("GPUs", f"none (driver {driver}): {unseen}", "are they hidden by a container or a cgroup?")
+        return _section.none(
+            "GPUs", f"{unseen}: driver {driver} has none", "are they hidden by a container or a cgroup?"
+        )
     return _section.ok("GPUs", f"{count}, driver {driver}")
 
 
