@@ -23,7 +23,7 @@ from ddpwatch.recording.reader import Recording
 RUN_ID = "loop"
 STEPS = 30
 EXPECTED_S = 3.0
-DEADLINE_S = 15.0
+DEADLINE_S = 20.0
 END_S = 3.0
 _section = Section("self-test")
 Start = Callable[[Path], "subprocess.Popen[bytes]"]

@@ -25,14 +25,14 @@ class Nvml:
     def __init__(self, count: int = 2, error: str = "") -> None:
         self.count, self.error = count, error
 
-    def nvmlInit(self) -> None:
+    def nvmlInit(self) -> None:  # noqa: N802
         if self.error:
             raise OSError(self.error)
 
-    def nvmlDeviceGetCount(self) -> int:
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return self.count
 
-    def nvmlSystemGetDriverVersion(self) -> bytes:
+    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
         return b"550.54"
 
 
@@ -68,7 +68,7 @@ CASES: list[tuple[Check, State, str]] = [
     (directory.black_boxes(None, "", True), "warn", "not private"),
     (runs.runs([], []), "ok", "0"),
     (runs.runs(["train-1"], []), "ok", "1 (train-1)"),
-    (runs.runs(["a", "b", "c", "d"], ["e on node7"]), "none", "4 (a, b, c, ...); of other hosts or boots: 1 (e on node7)"),
+    (runs.runs(["a", "b", "c", "d"], ["e on node7"]), "none", "4 (a, b, c, ...); of other hosts or boots: 1 (e"),
     (runs.leftovers(0, []), "ok", "none"),
     (runs.leftovers(2, []), "ok", "2 dead runs"),
     (runs.leftovers(0, [PATH / "a.in"]), "warn", "a.in"),
@@ -208,7 +208,12 @@ def test_a_path_that_is_too_long_ends_the_section(run_directory: Path, monkeypat
 
 def test_what_fails_in_a_directory_is_found(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    for action in (directory._write, directory._lock, directory._connect, lambda path: directory._use_box(path / "box")):
+    for action in (
+        directory._write,
+        directory._lock,
+        directory._connect,
+        lambda path: directory._use_box(path / "box"),
+    ):
         assert directory.trouble_of(action, missing) == "No such file or directory"
         tmp_path.joinpath("there").mkdir(exist_ok=True)
         assert directory.trouble_of(action, tmp_path / "there") == ""
@@ -286,7 +291,11 @@ def test_a_collector_that_answers_nothing_is_killed(run_directory: Path, monkeyp
 
 # -- the report ----------------------------------------------------------------------------------------------
 
-OK, WARN, FAIL = Section("first").ok("a", "fine"), Section("first").warn("b", "half", "mend é"), Section("s").fail("c", "x", "y")
+OK, WARN, FAIL = (
+    Section("first").ok("a", "fine"),
+    Section("first").warn("b", "half", "mend é"),
+    Section("s").fail("c", "x", "y"),
+)
 PLAIN = report.Look(coloured=False, unicode=False)
 
 
