@@ -14,6 +14,8 @@ from ddpwatch.doctor import configuration, directory, loopback, report, runs, sy
 from ddpwatch.doctor.check import Check, Section, State
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.launch import Launch
+from ddpwatch.messages import RANK_MESSAGES, encode
+from tests.support.runs import record, run_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = Path("/tmp/ddpwatch-0")
@@ -287,6 +289,18 @@ def test_a_collector_that_answers_nothing_is_killed(run_directory: Path, monkeyp
     assert started[0].returncode == -9
     started[0].stdin.close()
     assert list(run_directory.iterdir()) == []
+
+
+def test_a_recording_that_lacks_frames_is_found(run_directory: Path) -> None:
+    loop = loopback.Loopback(run_directory)
+    loop.close()
+    frames = list(run_of())
+    record(run_directory / "recording.mcap", iter(frames))
+    loop.sent = [encode(message) for message, _ in frames if isinstance(message, RANK_MESSAGES)]
+    loop._compare_recording()
+    loop.sent.append(b"a frame that was not recorded")
+    with pytest.raises(loopback.SelfTestError, match=f"of {len(loop.sent)} frames it has {len(loop.sent) - 1}"):
+        loop._compare_recording()
 
 
 # -- the report ----------------------------------------------------------------------------------------------
