@@ -31,7 +31,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run directory on a disk."""
     monkeypatch.setenv("DDPWATCH_DIR", str(tmp_path / "run"))
-    if rundir._in_memory(tmp_path):
+    if rundir.file_system(tmp_path) == "tmpfs":
         pytest.skip("temporary files are in memory here")
     return tmp_path / "run"
 
