@@ -93,8 +93,7 @@ def lines(check: Check, look: Look, is_new_section: bool) -> Iterator[str]:
 
 def last_line(checks: Sequence[Check], look: Look) -> str:
     """The summary, with the mark of what matters most."""
-    state = worst(checks)
-    return f"{_mark('ok' if state == 'none' else state, look)}  {summary(checks)}"
+    return f"{_mark(worst(checks), look)}  {summary(checks)}"
 
 
 def document(checks: Sequence[Check]) -> dict[str, Any]:
@@ -109,9 +108,9 @@ def document(checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def worst(checks: Iterable[Check]) -> State:
-    """The state that matters most."""
-    order = list(MARKS)
-    return max((check.state for check in checks), key=order.index, default="ok")
+    """The state that matters most: ok, warn or fail. What is not here is no fault."""
+    states = {check.state for check in checks}
+    return "fail" if "fail" in states else "warn" if "warn" in states else "ok"
 
 
 def summary(checks: Sequence[Check]) -> str:

@@ -65,7 +65,9 @@ def test_without_private_memory_there_is_no_file(spoiled: str, on_disk: Path, mo
     """The heartbeat has to do then."""
     shared = on_disk.parent / "shm"
     monkeypatch.setattr(rundir, "SHARED_MEMORY", shared)
-    monkeypatch.setattr(rundir, "_in_memory", lambda path: spoiled != "disk" and shared in (path, *path.parents))
+    in_memory = spoiled != "disk"
+    kind = {True: "tmpfs", False: "ext4"}
+    monkeypatch.setattr(rundir, "file_system", lambda path: kind[in_memory and shared in (path, *path.parents)])
     if spoiled != "missing":
         shared.mkdir()
     if spoiled in ("open to others", "a link"):
