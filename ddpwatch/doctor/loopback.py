@@ -15,7 +15,6 @@ from pathlib import Path
 from ddpwatch import clock, rundir, transport
 from ddpwatch.doctor.check import Check, Section, error_text
 from ddpwatch.doctor.subprocesses import module_command
-from ddpwatch.errors import DdpwatchError
 from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import RANK_MESSAGES, Beat, BucketLayout, Bye, Hello, Layout, Message, Step, encode
 from ddpwatch.recording.reader import Recording
@@ -53,7 +52,7 @@ def check(directory: Path, start: Start = start_collector) -> Check:
             try:
                 loop.run(start)
                 loop.end()
-            except (SelfTestError, DdpwatchError, OSError) as error:
+            except Exception as error:  # whatever it is, the path does not work
                 return failed(loop.doing, error, loop.log())
             finally:
                 loop.close()
