@@ -131,6 +131,21 @@ def ls(as_json: Json = False) -> None:
         typer.echo(f"no live run in {rundir.directory()}", err=True)
 
 
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Show what works here, what is missing, and what to do.
+
+    Exit with 1 if ddpwatch cannot watch here.
+    """
+    import signal
+
+    from ddpwatch.doctor.report import print_report
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the self-test leaves nothing behind
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    raise typer.Exit(not print_report(as_json, typer.echo))
+
+
 @app.command(context_settings={"ignore_unknown_options": False})
 def run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The job, e.g. -- torchrun … train.py")],

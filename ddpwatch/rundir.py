@@ -70,7 +70,8 @@ def directory() -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat()  # the owner of a link chooses where it leads
     except OSError as error:
-        raise DdpwatchError(f"{path}: {error.strerror}", "set DDPWATCH_DIR to a directory that you own") from error
+        hint = "set DDPWATCH_DIR to a directory that you own; `ddpwatch doctor` shows what works here"
+        raise DdpwatchError(f"{path}: {error.strerror}", hint) from error
     if not _is_private(status):
         raise DdpwatchError(f"{path} is not a private directory that you own", "set DDPWATCH_DIR, or chmod 700 it")
     return path
@@ -108,9 +109,9 @@ def _is_private(status: os.stat_result) -> bool:
 
 def _memory_directory(run_directory: Path) -> Path | None:
     """The run directory if it is in memory, else a private directory that is; None if there is none."""
-    if _in_memory(run_directory):
+    if file_system(run_directory) == "tmpfs":
         return run_directory
-    if not _in_memory(SHARED_MEMORY):
+    if file_system(SHARED_MEMORY) != "tmpfs":
         return None
     path = SHARED_MEMORY / f"ddpwatch-{os.getuid()}"
     try:
@@ -121,15 +122,15 @@ def _memory_directory(run_directory: Path) -> Path | None:
     return path if _is_private(status) and os.access(path, os.W_OK) else None
 
 
-def _in_memory(path: Path) -> bool:
-    """Whether a directory is on a tmpfs; False where that is not known."""
+def file_system(path: Path) -> str:
+    """Kind of the file system that a path is on, e.g. ``tmpfs``; empty where that is not known."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
-        return False
+        return ""
     real = path.resolve()
     above = [(len(point), kind) for point, kind in mounts if real.is_relative_to(point)]
-    return bool(above) and max(reversed(above), key=itemgetter(0))[1] == "tmpfs"  # the last mount hides those before
+    return max(reversed(above), key=itemgetter(0))[1] if above else ""  # the last mount hides those before
 
 
 def new_run_id(script: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,10 +61,11 @@ def limits_from_environment(environment: Mapping[str, str]) -> Limits:
 
     def number(name: str, default: float) -> float:
         text = environment.get(f"DDPWATCH_RECORD_{name}", "")
-        try:
-            return float(text) if text else default
-        except ValueError:
-            raise UsageError(f"DDPWATCH_RECORD_{name}={text!r} is not a number", "unset it, or give a number") from None
+        with contextlib.suppress(ValueError):
+            value = float(text) if text else default
+            if math.isfinite(value):
+                return value
+        raise UsageError(f"DDPWATCH_RECORD_{name}={text!r} is not a number", "unset it, or give a number")
 
     def size(name: str) -> int:
         text = environment.get(f"DDPWATCH_RECORD_{name}", "")

@@ -31,7 +31,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run directory on a disk."""
     monkeypatch.setenv("DDPWATCH_DIR", str(tmp_path / "run"))
-    if rundir._in_memory(tmp_path):
+    if rundir.file_system(tmp_path) == "tmpfs":
         pytest.skip("temporary files are in memory here")
     return tmp_path / "run"
 
@@ -65,7 +65,9 @@ def test_without_private_memory_there_is_no_file(spoiled: str, on_disk: Path, mo
     """The heartbeat has to do then."""
     shared = on_disk.parent / "shm"
     monkeypatch.setattr(rundir, "SHARED_MEMORY", shared)
-    monkeypatch.setattr(rundir, "_in_memory", lambda path: spoiled != "disk" and shared in (path, *path.parents))
+    in_memory = spoiled != "disk"
+    kind = {True: "tmpfs", False: "ext4"}
+    monkeypatch.setattr(rundir, "file_system", lambda path: kind[in_memory and shared in (path, *path.parents)])
     if spoiled != "missing":
         shared.mkdir()
     if spoiled in ("open to others", "a link"):

@@ -13,6 +13,8 @@ import pytest
 from typer.main import get_command
 
 from ddpwatch.cli import app
+from ddpwatch.doctor.check import Section
+from ddpwatch.doctor.report import document
 from ddpwatch.export import tables
 from ddpwatch.messages import MESSAGE_TYPES
 from ddpwatch.report.build import compare_recordings, report_of
@@ -162,6 +164,10 @@ def test_the_report_has_the_documented_keys(tmp_path: Path) -> None:
 def test_the_comparison_has_the_documented_keys(tmp_path: Path) -> None:
     paths = [record(tmp_path / f"{name}.mcap", run_of(steps=25)) for name in "ab"]
     assert_documented(compare_recordings(paths))
+
+
+def test_the_doctor_has_the_documented_keys() -> None:
+    assert_documented(document([Section("terminal").ok("size", "80x24")]))
 
 
 def test_the_tables_are_those_of_an_export() -> None:
