@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import secrets
@@ -19,7 +18,7 @@ import psutil
 import pytest
 
 from ddpwatch import blackbox, rundir
-from ddpwatch.clock import boot_id, pid_namespace, start_ticks
+from ddpwatch.clock import pid_namespace
 from ddpwatch.messages import Bye, Step
 from ddpwatch.recording.part import Part
 from ddpwatch.recording.reader import Recording
@@ -120,7 +119,7 @@ def test_a_read_only_container_with_no_place_to_write_trains_unwatched(tmp_path:
         trains_on(job)
         job.stop()
     (said,) = [line for line in job.output().splitlines() if line.startswith("ddpwatch")]
-    assert "does not watch, training goes on: /ddpwatch: Read-only file system (set DDPWATCH_DIR" in said
+    assert "training goes on: /ddpwatch: Read-only file system (set DDPWATCH_DIR" in said
 
 
 @pytest.mark.usefixtures("namespaces")
@@ -155,9 +154,7 @@ def test_a_container_with_a_shared_run_directory_is_watched_from_outside(
         assert info.pid_ns != pid_namespace()
         with live(info) as viewer:
             read_until(viewer, lambda frames: len(messages(frames, Step)) > 2, "steps")
-        if not rundir._in_memory(run_directory):
-            boxes = [*run_directory.glob("*.box*"), *job.path("/dev").rglob("*.box*")]
-            assert not [box for box in boxes if blackbox.read(box)]
+        assert not [box for box in job.path("/dev/shm").glob("*/*.box0") if blackbox.read(box)]
         job.stop()
     assert rundir.live_runs() == []
     assert {path.suffix for path in run_directory.iterdir()} <= {".mcap", ".log"}
@@ -266,20 +263,3 @@ def test_tasks_of_srun_are_watched_until_scancel(run_directory: Path, tmp_path: 
         assert steps
     wait_for(lambda: not rundir.live_runs(), "the killed collector's files are removed")
     assert not list(run_directory.glob("*.json"))
-
-
-def test_without_file_locks_the_process_decides(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on an NFS home without its lock service."""
-
-    def no_locks(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", no_locks)
-    mine = {"ingest": "", "publish": "", "world_size": 1, "started": 0.0, "boot_id": boot_id(), "pid": os.getpid()}
-    alive = rundir.RunInfo(run_id="alive", **mine, pid_ns=pid_namespace(), start_ticks=start_ticks(os.getpid()))
-    elsewhere = rundir.RunInfo(run_id="in-another-container", **mine, pid_ns="pid:[1]", start_ticks=1)
-    reused = rundir.RunInfo(run_id="its-pid-was-reused", **mine, pid_ns=pid_namespace(), start_ticks=1)
-    for info in (alive, elsewhere, reused):
-        os.close(rundir.write(info))
-    assert {info.run_id for info in rundir.live_runs()} == {"alive", "in-another-container"}
-    assert len(list(run_directory.glob("*.json"))) == 3
