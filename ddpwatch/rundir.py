@@ -270,12 +270,18 @@ def _published() -> Iterator[RunInfo]:
 
 
 def _read(path: Path) -> RunInfo | None:
-    """The run in a file; None if it cannot be decoded, or names another run than the file does."""
+    """The run in a file; None if it cannot be decoded, or names another run than the file does.
+
+    Its sockets are beside the file, even if the directory has another path here than for the collector: in a container.
+    """
     try:
         info = msgspec.json.decode(path.read_bytes(), type=RunInfo)
     except (OSError, msgspec.DecodeError):
         return None
-    return info if info.run_id == path.stem and _RUN_ID.fullmatch(info.run_id) else None
+    if info.run_id != path.stem or not _RUN_ID.fullmatch(info.run_id):
+        return None
+    sockets = {name: f"ipc://{path.with_suffix(suffix)}" for name, suffix in (("ingest", ".in"), ("publish", ".pub"))}
+    return msgspec.structs.replace(info, **sockets)
 
 
 def _is_live(info: RunInfo) -> bool:

@@ -199,3 +199,14 @@ def test_every_variable_of_the_environment_is_described() -> None:
         re.findall(r"DDPWATCH(?:_[A-Z]+)*", text_of(str(page))) for page in PAGES
     )
     assert read <= set(documented)
+
+
+def test_every_row_on_deployment_is_a_test_or_says_that_it_was_not_tried() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    tests = set(re.findall(r"^(?:async )?def (test_\w+)", sources, re.MULTILINE))
+    table = [line for line in text_of("docs/deploy.md").splitlines() if line.startswith("|")]
+    for line in table[2:]:
+        checked_by = line.strip("|").split("|")[3]
+        named = [name for name in names(checked_by) if name.startswith("test_")]
+        assert named or "not tried" in checked_by, line
+        assert set(named) <= tests, line

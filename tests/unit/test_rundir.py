@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddpwatch import rundir
-from ddpwatch.clock import boot_id
+from ddpwatch.clock import boot_id, pid_namespace, start_ticks
 from ddpwatch.errors import DdpwatchError
 from tests.support.jobs import ddpwatch
 
@@ -23,8 +24,8 @@ DAY_S = 86_400
 def left_by_a_collector(folder: Path, run_id: str, **fields: Any) -> Path:
     """A run's file with its sockets and a black box, as a collector leaves them; nobody holds it."""
     base = {"run_id": run_id, "ingest": f"ipc://{folder}/{run_id}.in", "publish": f"ipc://{folder}/{run_id}.pub"}
-    about = {"pid": os.getpid(), "world_size": 2, "started": time.time(), "boot_id": boot_id(), **fields}
-    (path := folder / f"{run_id}.json").write_text(json.dumps({**base, **about}))
+    about = {"pid": os.getpid(), "world_size": 2, "started": time.time(), "boot_id": boot_id()}
+    (path := folder / f"{run_id}.json").write_text(json.dumps({**base, **about, **fields}))
     for suffix in (".in", ".pub", ".box0"):
         (folder / f"{run_id}{suffix}").touch()
     return path
@@ -110,6 +111,35 @@ def test_a_file_that_names_another_run_is_not_read(run_directory: Path) -> None:
     path.write_text(path.read_text().replace('"train-1"', f'"../{run_directory.name}-victim"'))
     assert live() == []
     (run_directory.parent / f"{run_directory.name}-victim.pub").unlink()
+
+
+def test_without_file_locks_the_process_decides(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an NFS home without its lock service. What is not certain to have ended is not removed."""
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    here = {"pid_ns": pid_namespace(), "start_ticks": start_ticks(os.getpid())}
+    for run_id, fields in {
+        "alive": here,
+        "pid-of-another-process": here | {"start_ticks": 1},
+        "in-another-container": {"pid_ns": "pid:[1]", "start_ticks": 1},
+    }.items():
+        left_by_a_collector(run_directory, run_id, **fields)
+    assert set(live()) == {"alive", "in-another-container"}
+    assert names(run_directory, "pid-of-another-process") == EVERYTHING
+
+
+def test_a_runs_sockets_are_beside_its_file(run_directory: Path) -> None:
+    """The collector may be in a container, where the directory has another path."""
+    path = left_by_a_collector(
+        run_directory, "train-1", ingest="ipc:///mnt/train-1.in", publish="ipc:///mnt/train-1.pub"
+    )
+    with path.open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        (info,) = rundir.live_runs()
+    assert (info.ingest, info.publish) == (f"ipc://{run_directory}/train-1.in", f"ipc://{run_directory}/train-1.pub")
 
 
 # -- where it is ---------------------------------------------------------------------------------------------
