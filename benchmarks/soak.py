@@ -36,13 +36,13 @@ from benchmarks.soak_checks import KEPT
 from benchmarks.soak_fates import live
 from benchmarks.soak_jobs import FATES, PATIENCE_S, STEPS, Job, Ledger, Place, await_that, cmdline, drawn, processes_of
 from benchmarks.soak_viewers import audience, leaves, rss_mib, started
-from ddpwatch import clock, rundir
+from benchmarks.soak_watcher import Watcher
+from ddpwatch import rundir
 from ddpwatch.report.format import table
 from tests.support.fork_server import close_the_server, the_server
 
 LANES, AUDIENCE = 2, 2
 SLICE_S = 5.0
-LOOK_S = 0.1
 LONG_PAUSE_S = 0.1
 FIRST_LOOK = 0.2  # the share of the time after which memory is compared with that at the end
 NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
@@ -56,10 +56,10 @@ class Soak:
         self.fates: Counter[str] = Counter()
         self.memory: dict[str, list[float]] = {}
         self._seed = seed
-        self._stop, self._end_watching = threading.Event(), threading.Event()
+        self._stop = threading.Event()
         self._jobs: dict[str, Job] = {}
         self._threads: list[threading.Thread] = []
-        self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
+        self._watcher = Watcher(self.ledger, lambda: list(self._jobs.values()))
         self._guest = contextlib.ExitStack()
 
     def start(self) -> None:
@@ -95,13 +95,13 @@ class Soak:
             thread.join()
         self.look_at_memory()
         self._end_long_job()
-        self._end_watching.set()
+        self._watcher.stop()
         self._watcher.join()
 
     def kill(self) -> None:
         """Ends all that is left."""
         self._stop.set()
-        self._end_watching.set()
+        self._watcher.stop()
         with contextlib.suppress(Exception):
             self._guest.close()
         for job in list(self._jobs.values()):
@@ -131,37 +131,6 @@ class Soak:
 
     def _visits(self, name: str) -> None:
         audience(self.place, name, random.Random(f"{self._seed} {name}"), self._stop)
-
-    def _watch(self) -> None:
-        """Whether the list of live runs is right, all the time."""
-        seen: dict[str, rundir.RunInfo] = {}
-        reported: set[tuple[str, str]] = set()
-        while not self._end_watching.wait(LOOK_S):
-            gone = {run_id for run_id, info in seen.items() if not is_there(info)}
-            expected = {
-                info.run_id: job
-                for job in list(self._jobs.values())
-                if job.expected
-                for info in seen.values()
-                if job.owns(info.run_id) and info.run_id not in gone
-            }
-            listed = {info.run_id: info for info in rundir.live_runs()}
-            ghosts = {run_id for run_id in gone if run_id in listed and listed[run_id].pid == seen[run_id].pid}
-            lost = {
-                run_id: job
-                for run_id, job in expected.items()
-                if run_id not in listed and job.expected and job.is_training() and is_there(seen[run_id])
-            }
-            self.ledger.checked["no run is lost that is alive"] += len(expected)
-            self.ledger.checked["no run is listed after its end"] += len(gone)
-            for what, where, run_id in [
-                *(("no run is lost that is alive", job.folder, run_id) for run_id, job in lost.items()),
-                *(("no run is listed after its end", rundir.directory(), run_id) for run_id in ghosts),
-            ]:
-                if (what, run_id) not in reported:
-                    reported.add((what, run_id))
-                    self.ledger.violations.append((what, str(where), run_id))
-            seen |= listed
 
     # -- the jobs that are not drawn -----------------------------------------------------------------------------
 
@@ -196,11 +165,6 @@ class Soak:
             same = lines == reference[: len(lines)]
             self.ledger.check("parameters are bit-identical", same, notes, "the long job")
             self.ledger.checked["· steps compared"] += len(lines)
-
-
-def is_there(info: rundir.RunInfo) -> bool:
-    """Whether a run's collector is there, by its process."""
-    return clock.pid_alive(info.pid) and clock.start_ticks(info.pid) == info.start_ticks
 
 
 # -- what is left over -----------------------------------------------------------------------------------------------

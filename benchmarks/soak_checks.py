@@ -92,14 +92,15 @@ def check_recordings(job: Job, early: bool, about: str) -> None:
 def check_steps(job: Job, where: str, kept: list[int], done: int, about: str) -> None:
     """One rank's steps in a recording, of those it has done."""
     ledger = job.place.ledger
+    seen = f"{about}: {len(kept)} of {done} steps, up to {kept[-1:]}"
     missing = kept[-1] + 1 - len(kept) if kept else 0
     in_order = all(a < b for a, b in itertools.pairwise(kept)) and (not kept or kept[-1] <= done)
-    ledger.check("recorded steps are in order", in_order, where, f"{about}: {kept}, {done} done")
+    ledger.check("recorded steps are in order", in_order, where, seen)
     ledger.note(f"steps missing at the end: {job.fate.name}", done - len(kept) - missing)
     if job.fate.gap:
         ledger.note(f"steps missing in a gap: {job.fate.name}", missing)
     else:
-        ledger.check("recorded steps have no gap", missing == 0, where, f"{about}: {kept}, {done} done")
+        ledger.check("recorded steps have no gap", missing == 0, where, seen)
 
 
 def recordings(job: Job) -> Iterator[tuple[str, Path]]:
