@@ -40,7 +40,7 @@ def check(job: Job, early: bool, struck: bool) -> None:
     ledger.check("processes are gone", not left, job.folder, f"{about}: {[cmdline(each) for each in left]}")
     check_parameters(job, about)
     check_recordings(job, early, about)
-    check_leftovers(job, about)
+    check_leftovers(job, early, about)
 
 
 def tracebacks(job: Job, output: str) -> int:
@@ -116,11 +116,12 @@ def recordings(job: Job) -> Iterator[tuple[str, Path]]:
             yield attempt, path
 
 
-def check_leftovers(job: Job, about: str) -> None:
-    """Nothing is left beside the recording."""
+def check_leftovers(job: Job, early: bool, about: str) -> None:
+    """Nothing is left beside the recording. Only a job that is killed as it starts may leave a reserved name."""
     ledger = job.place.ledger
-    strays = [path.name for path in job.recording.rglob("*") if path.suffix != ".mcap" and path.name != "ballast"]
-    strays = [name for name in strays if (job.recording / name).is_file() or name.endswith(".next")]
+    known = (".mcap", ".next") if early else (".mcap",)
+    files = [path for path in job.recording.rglob("*") if path.is_file() and path.name != "ballast"]
+    strays = [path.name for path in files if path.suffix not in known]
     ledger.check("nothing is left beside a recording", not strays, job.recording, f"{about}: {strays}")
     if job.fate is NO_RUN_DIRECTORY and (job.folder / "run").exists():
         left = [path.name for path in (job.folder / "run").iterdir() if path.suffix not in KEPT]

@@ -20,7 +20,7 @@ from tests.support.fork_server import ROOT, Launcher, Request
 
 TRAINING = Path(__file__).with_name("soak_training.py")
 BIN = Path(sys.executable).parent
-STEPS = 150
+STEPS = 250
 NOTE_BYTES = 26  # a line of `soak_training`
 PATIENCE_S = 180.0
 DISK = "size=1m"

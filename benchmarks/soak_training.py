@@ -29,7 +29,7 @@ def main() -> None:
     folder, options = Path(os.environ["SOAK_JOB"]), os.environ["SOAK_OPTIONS"].split()
     if "limited" in options:  # in place of a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT_BYTES, FILE_LIMIT_BYTES))
-    dist.init_process_group("gloo")
+    join(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
     torch.set_num_threads(1)
     torch.manual_seed(7)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32)), bucket_cap_mb=0.003)
@@ -41,6 +41,19 @@ def main() -> None:
     with (folder / name).open("wb", buffering=0) as notes:
         train(model, notes.write, folder, float(os.environ["SOAK_PAUSE_S"]), int(os.environ["SOAK_STEPS"]))
     dist.destroy_process_group()
+
+
+def join(attempt: int) -> None:
+    """Joins the process group. After a restart, with keys of its own in the store, which is torchrun's and goes on.
+
+    Gloo would otherwise find the addresses of the attempt before: torch 2.13 then fails or hangs in half of the cases.
+    """
+    if not attempt:
+        dist.init_process_group("gloo")
+        return
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store=dist.PrefixStore(f"attempt {attempt}", store), rank=rank, world_size=ranks)
 
 
 def train(
