@@ -300,7 +300,8 @@ def show(soak: Soak, leftovers: dict[str, list[str]]) -> None:
         for name, values in soak.memory.items()
         if len(values) == 2
     ]
-    print("\n".join(table(["long job", f"MiB at {FIRST_LOOK:.0%}", "at the end", "growth"], memory)))
+    if memory:
+        print("\n".join(table(["long job", f"MiB at {FIRST_LOOK:.0%}", "at the end", "growth"], memory)))
     kept = Counter(path.suffix for path in rundir.directory().iterdir() if path.suffix in KEPT)
     print(f"\nkept in the run directory: {', '.join(f'{count} *{suffix}' for suffix, count in kept.items())}")
     print(f"left over: {', '.join(f'{len(found)} {what}' for what, found in leftovers.items())}")
