@@ -13,15 +13,10 @@ from pathlib import Path
 
 from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.subprocesses import module_command
 
 RESTARTS = 3  # of one run; what dies more often dies again
 READY_TIMEOUT_S = 60.0
-# As `python -m ddpwatch.collector`, but without the job's directory on sys.path, and with this very package at its end.
-# Python 3.10 has no option for that (-P).
-_RUN_COLLECTOR = (
-    "import sys; sys.path = [*filter(None, sys.path), sys.argv.pop(1)]; "
-    "from ddpwatch.collector.__main__ import main; main()"
-)
 _log = logging.getLogger("ddpwatch")
 
 
@@ -95,7 +90,7 @@ class CollectorProcess:
         try:
             with open(self._log_file, "ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _RUN_COLLECTOR, str(Path(__file__).parents[1]), *self._arguments, *shared],
+                    module_command("ddpwatch.collector", *self._arguments, *shared),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -333,10 +333,14 @@ def _remove_old() -> None:
             path.unlink(missing_ok=True)
         elif is_elsewhere(info) or not info.boot_id:
             remove(info.run_id)
+    if (place := _memory_directory(directory())) is not None:
+        for path in _older_than(KEEP_UNREACHABLE_S, "*.box*", place):
+            if not _path(path.stem, ".json").exists():
+                path.unlink(missing_ok=True)
 
 
-def _older_than(age_s: float, pattern: str) -> Iterator[Path]:
-    for path in directory().glob(pattern):
+def _older_than(age_s: float, pattern: str, place: Path | None = None) -> Iterator[Path]:
+    for path in (place or directory()).glob(pattern):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > age_s:
                 yield path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -24,4 +25,7 @@ def run_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("DDPWATCH_DIR", str(path))
     monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))
     yield path
+    for info in path.rglob("*.json"):  # of runs whose collectors were killed
+        for box in Path(f"/dev/shm/ddpwatch-{os.getuid()}").glob(f"{info.stem}.box*"):
+            box.unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)

@@ -29,6 +29,8 @@ def main() -> None:
     os.nice(NICENESS)
     with contextlib.suppress(OSError):  # some kernels group processes by session, and ignore the niceness
         Path("/proc/self/autogroup").write_text(str(NICENESS))
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # a scheduler's warning to all processes of a job
+        signal.signal(number, signal.SIG_IGN)
     collector = Collector(Options(**vars(parser.parse_args())))
     collector.end_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     collector.run()

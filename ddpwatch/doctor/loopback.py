@@ -14,10 +14,10 @@ from pathlib import Path
 
 from ddpwatch import clock, rundir, transport
 from ddpwatch.doctor.check import Check, Section, error_text
-from ddpwatch.doctor.subprocesses import module_command
 from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import RANK_MESSAGES, Beat, BucketLayout, Bye, Hello, Layout, Message, Step, encode
 from ddpwatch.recording.reader import Recording
+from ddpwatch.subprocesses import module_command
 
 RUN_ID = "loop"
 STEPS = 30
@@ -96,7 +96,8 @@ class Loopback:
         self._process: subprocess.Popen[bytes] | None = None
         ingest, publish = rundir.endpoints(RUN_ID)
         self._context = transport.Context()
-        self._rank = transport.rank_push(self._context, ingest)
+        self._rank = transport.rank_push(self._context)
+        self._rank.connect(ingest)
         self._viewer = LiveSource(publish)
 
     def run(self, start: Start) -> None:

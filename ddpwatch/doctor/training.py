@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpwatch.doctor.check import Check, Section
-from ddpwatch.doctor.subprocesses import module_command
+from ddpwatch.subprocesses import module_command
 
 OLDEST = (2, 6)
 IMPORT_TIMEOUT_S = 120.0

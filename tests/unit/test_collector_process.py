@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -13,12 +14,16 @@ import pytest
 from ddpwatch import collector_process, rundir
 from ddpwatch.collector_process import RESTARTS, CollectorProcess
 from ddpwatch.errors import DdpwatchError
+from tests.support.fork_server import ROOT
 
 READY = "import os, signal, sys; os.write(int(sys.argv[sys.argv.index('--ready') + 1]), b'.'); "
 
 
 def program(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(collector_process, "_RUN_COLLECTOR", text)
+    def command(module: str, *arguments: str) -> list[str]:
+        return [sys.executable, "-c", text, str(ROOT), *arguments]
+
+    monkeypatch.setattr(collector_process, "module_command", command)
 
 
 def ask_until(collector: CollectorProcess, answer: bool) -> None:

@@ -15,4 +15,4 @@ _RUN = (
 
 def module_command(module: str, *arguments: str) -> list[str]:
     """The command that runs a module."""
-    return [sys.executable, "-c", _RUN, str(Path(__file__).parents[2]), module, *arguments]
+    return [sys.executable, "-c", _RUN, str(Path(__file__).parents[1]), module, *arguments]
