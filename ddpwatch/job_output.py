@@ -19,14 +19,14 @@ from ddpwatch.output_copy import CUT, DONE, MISSING, OLDER, TOTAL, OutputBuffer,
 PIPE_BYTES = 1024 * 1024  # what Linux lets any user have; a long line is then written in one piece
 
 
-class JobOutput:
+class OutputPipe:
     """The output of one job.
 
     Args:
         name: The job's name.
 
     Raises:
-        DdpwatchError: There is no memory or no pipe for it.
+        DdpwatchError: There is no memory, no pipe or no home for it.
 
     Attributes:
         path: The file that the output is copied to.
@@ -35,7 +35,7 @@ class JobOutput:
     """
 
     def __init__(self, name: str) -> None:
-        self.path = platformdirs.user_state_path("ddpwatch") / "output" / f"{name}.out"
+        self.path = _folder() / f"{name}.out"
         try:
             self.buffer = OutputBuffer.create()
             self._read_end, self.pipe = os.pipe()
@@ -92,3 +92,11 @@ class JobOutput:
             ).wait()
         except OSError:
             return 1
+
+
+def _folder() -> Path:
+    try:
+        return platformdirs.user_state_path("ddpwatch") / "output"
+    except RuntimeError as error:
+        hint = "set HOME or XDG_STATE_HOME, or leave the output in this terminal: --headless"
+        raise DdpwatchError("there is no home directory for the job's output", hint) from error

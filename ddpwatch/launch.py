@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.job_output import JobOutput
+from ddpwatch.job_output import OutputPipe
 from ddpwatch.messages import Status
 from ddpwatch.output_copy import OutputBuffer
 from ddpwatch.rundir import RunInfo
@@ -227,7 +227,7 @@ def run_with_dashboard(launch: Launch) -> int:
     from ddpwatch.tui.app import run_dashboard
     from ddpwatch.tui.feed import AttachSpec
 
-    output = JobOutput(launch.name)
+    output = OutputPipe(launch.name)
     with launch.job(output.pipe, _leave_dead_terminal) as process:
         output.start_copy()
 
@@ -259,7 +259,7 @@ def _leave_dead_terminal() -> None:
         os._exit(128 + signal.SIGHUP)
 
 
-def _show_output(process: subprocess.Popen[bytes], output: JobOutput) -> int:
+def _show_output(process: subprocess.Popen[bytes], output: OutputPipe) -> int:
     """Prints the newest lines of the job's output, then what it still prints; returns its exit code."""
     if over := process.poll() is not None:
         output.wait(END_GRACE_S)

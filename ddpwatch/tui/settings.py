@@ -54,7 +54,11 @@ def settings_path() -> Path:
     """``$DDPWATCH_CONFIG``, else ``ddpwatch/config.toml`` in ``$XDG_CONFIG_HOME`` (``~/.config``)."""
     if configured := os.environ.get("DDPWATCH_CONFIG"):
         return Path(configured)
-    return platformdirs.user_config_path("ddpwatch") / "config.toml"
+    try:
+        folder = platformdirs.user_config_path("ddpwatch")
+    except RuntimeError:  # a user without a home: then there is no such file
+        folder = Path("~/.config/ddpwatch")
+    return folder / "config.toml"
 
 
 def load_settings(path: Path | None = None) -> Settings:

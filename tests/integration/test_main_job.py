@@ -17,6 +17,7 @@ from ddpwatch.analysis.step import PHASES
 from ddpwatch.messages import Bye, Device, Hello, Layout, Status, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.state import RunState
+from ddpwatch.transport import RESTART_BITS
 from tests.support.jobs import (
     ROOT,
     Frames,
@@ -31,6 +32,7 @@ from tests.support.jobs import (
 )
 
 TRAIN = ROOT / "demo" / "train.py"
+ENDLESS = ("--steps", "100000")
 
 
 def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -113,15 +115,42 @@ def test_same_bits_with_and_without_watching(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("run_directory")
-def test_training_outlives_its_collector(tmp_path: Path) -> None:
-    """Frames that nobody takes any more are dropped; the job ends as if nothing had been."""
-    with Job(TRAIN, "--watch", "--steps", "20", log=tmp_path / "log") as job:
+def test_a_killed_collector_is_started_again(tmp_path: Path) -> None:
+    """Viewers go on, the recording too, and the gap is counted. The job does not notice."""
+    file, state = tmp_path / "run.mcap", RunState()
+    with Job(TRAIN, *ENDLESS, "--record", str(file), log=tmp_path / "log") as job:
         info = the_run(job)
         with live(info) as source:
-            read_until(source, lambda frames: messages(frames, Step), "the first step")
+            read_until(source, lambda seen: len(messages(seen, Step)) > 10, "some steps")
             psutil.Process(info.pid).kill()
-        assert job.wait() == 0, job.output()
-    assert "step 20/20" in job.output()
+            frames = read_until(source, lambda seen: len(after_restart(seen)) > 10, "steps by a second collector")
+            assert {message.rank for message in messages(frames, Hello)} == {0, 1}  # introduced again
+            assert messages(frames, Layout)
+            (again,) = rundir.live_runs()
+            assert (again.run_id, again.publish) == (info.run_id, info.publish)
+            assert again.pid != info.pid
+            psutil.Process(again.pid).terminate()  # on purpose, so no third one is started
+            frames += read_until(source, lambda seen: any(m.rank is None for m in messages(seen, Bye)), "the goodbye")
+        wait_for(lambda: not rundir.live_runs(), "the second collector ends")
+        assert all(rank.is_running() for rank in job.ranks())
+    assert job.output().count("started again") + job.output().count("starts its collector again") == 1
+    assert "ddpwatch starts its collector again (1 of 3): it died: SIGKILL" in job.output()
+    for message, envelope in Recording(file):
+        state.apply(message, envelope.received_ns)
+    steps = {rank: [step.step for step in messages_of(file, Step) if step.rank == rank] for rank in (0, 1)}
+    missing = sum(numbers[-1] + 1 - len(numbers) for numbers in steps.values())
+    assert state.missing_steps == missing
+    report = json.loads(cli("report", str(file), "--json").stdout)
+    assert report["recording"]["parts"] == 2
+    assert report["recording"]["collector_restarts"] == 1
+    assert report["recording"]["missing_steps"] == missing
+    (finding,) = [found for found in report["findings"] if found["kind"] == "collector_restarts"]
+    assert finding["message"].endswith(f"started again once: {missing} steps of the ranks are missing")
+
+
+def after_restart(frames: Frames) -> list[Step]:
+    """The steps that a second collector has passed on."""
+    return [message for message, envelope in frames if isinstance(message, Step) and envelope.seq >> RESTART_BITS]
 
 
 @pytest.mark.usefixtures("run_directory")

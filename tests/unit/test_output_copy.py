@@ -15,7 +15,7 @@ import pytest
 
 from ddpwatch import output_copy
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.job_output import JobOutput
+from ddpwatch.job_output import OutputPipe
 from ddpwatch.output_copy import (
     BLOCK_BYTES,
     CAPACITY_BYTES,
@@ -211,14 +211,14 @@ def test_a_limit_on_file_sizes_is_a_clear_error(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(OutputBuffer, "create", refuse)
     with pytest.raises(DdpwatchError, match="cannot take the job's output: File too large") as caught:
-        JobOutput("job")
+        OutputPipe("job")
     assert "--headless" in caught.value.hint
 
 
 @pytest.fixture
-def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobOutput:
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OutputPipe:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    return JobOutput("job")
+    return OutputPipe("job")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobOutput:
     ],
 )
 def test_the_last_lines_say_where_the_output_is(
-    output: JobOutput, why: str, numbers: dict[int, int], notes: list[str]
+    output: OutputPipe, why: str, numbers: dict[int, int], notes: list[str]
 ) -> None:
     for number, value in numbers.items():
         output.buffer.set(number, value)
@@ -250,7 +250,7 @@ def test_the_last_lines_say_where_the_output_is(
     assert [note.replace(str(output.path), "PATH") for note in output.notes()] == notes
 
 
-def test_where_no_process_can_be_started_this_one_copies(output: JobOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_process_can_be_started_this_one_copies(output: OutputPipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/no/such/python")
     write(output.pipe, b"text")
     output.start_copy()
