@@ -33,7 +33,7 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest --numprocesses 4 --ignore tests/integration
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile tests/integration
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile tests/integration
 
 check: install
 	$(BIN)/ruff check .

@@ -27,6 +27,7 @@ from ddpwatch.recording.names import reserve
 FIND_TIMEOUT_S = 60.0
 ASK_AGAIN_S = 5.0  # a question may get lost: its rank counted it, and rank 0 looked before it was there
 LOOK_S = 5.0  # between two looks for questions, once all ranks have asked
+START_S = 10.0
 _log = logging.getLogger("ddpwatch")
 
 
@@ -97,21 +98,26 @@ class Rendezvous:
             self._address = self._answer()
         return self._address
 
-    def tend(self) -> bool:
+    def tend(self) -> None:
         """On rank 0: starts the collector again if it has died, and answers the other ranks.
-
-        Returns:
-            Whether other ranks may still ask.
 
         Raises:
             DdpwatchError: The collector has died too often.
         """
-        if self._rank or self._address is None:
-            return False
-        if self._collector is not None:
+        if self._collector is not None and self._address is not None:
             self._collector.is_ready()
-        self._answer_all(self._address)
-        return True
+        self.answer()
+
+    def answer(self) -> None:
+        """On rank 0: answers the other ranks."""
+        if self._rank == 0 and self._address is not None:
+            self._answer_all(self._address)
+
+    @property
+    def is_awaited(self) -> bool:
+        """On rank 0: whether other ranks are about to ask, as all do when the job starts."""
+        asking = self._rank == 0 and self._store is not None and len(self._asked) < self._world_size - 1
+        return asking and time.monotonic() < self._deadline_s - FIND_TIMEOUT_S + START_S
 
     def refuse(self) -> bool:
         """On rank 0, which cannot watch: answers just that. Whether other ranks may still ask."""
@@ -139,7 +145,7 @@ class Rendezvous:
                     return None
                 endpoint = self._collector.endpoint
             self._address = CollectorAddress(self.run_id, endpoint, clock.boot_id())
-            self.tend()
+            self.answer()
         return self._address
 
     def _start_collector(self) -> CollectorProcess:

@@ -27,6 +27,7 @@ from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.rendezvous import Rendezvous
 
 REST_S = 0.4
+ASKED_REST_S = 0.1  # on rank 0, until the other ranks have found it
 EXTRA_REST_S = 0.25  # how much longer it rests while the training thread does not wait: in long steps, or in a hang
 FIRST_LOOK_S = 0.05  # pause before the second look for the collector
 SETTLE_NS = 500_000_000
@@ -186,9 +187,10 @@ class Sender(threading.Thread):
 
     def _rest(self) -> bool:
         """Sleeps until there is something to do. Whether that is to stop."""
-        self._outbox.due_s = time.monotonic() + REST_S
+        rest_s, extra_s = (ASKED_REST_S, 0.0) if self._rendezvous.is_awaited else (REST_S, EXTRA_REST_S)
+        self._outbox.due_s = time.monotonic() + rest_s
         with contextlib.suppress(Empty):
-            self._outbox.wakes.get(timeout=REST_S + EXTRA_REST_S)
+            self._outbox.wakes.get(timeout=rest_s + extra_s)
         self._outbox.due_s = math.inf
         return self._stopping.is_set()
 
@@ -210,6 +212,7 @@ class Sender(threading.Thread):
 
     def _send_rest(self) -> None:
         """Sends all that is left, settled or not, and the goodbye."""
+        self._rendezvous.answer()
         self._send_messages()
         while self._outbox.records:
             self._send(self._step(self._outbox.records.popleft()))

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,19 @@ from ddpwatch.recording.part import Part
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.writer import RecordingWriter
 from tests.integration.test_collector import Stage, step
-from tests.support.jobs import DDPWATCH, ROOT, SCRIPTS, Job, ddpwatch, finished, live, messages, read_until, wait_for
+from tests.support.jobs import (
+    DDPWATCH,
+    PATIENCE_S,
+    ROOT,
+    SCRIPTS,
+    Job,
+    ddpwatch,
+    finished,
+    live,
+    messages,
+    read_until,
+    wait_for,
+)
 
 TRAIN = ROOT / "demo" / "train.py"
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -68,7 +79,8 @@ def test_a_job_that_cannot_be_watched_says_so_once(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("DDPWATCH_DIR", "/proc/no-such-directory")
     with Job(SCRIPTS / "unwatchable.py", log=tmp_path / "log") as job:
         assert job.wait() == 0, job.output()
-    assert job.output().count("ddpwatch") == 1, job.output()
+    assert job.output().count("training goes on") == 1, job.output()
+    assert len(job.output().splitlines()) == 1, job.output()
 
 
 def test_the_jobs_directory_is_not_on_the_collectors_path(
@@ -85,7 +97,7 @@ def test_the_jobs_directory_is_not_on_the_collectors_path(
     (info,) = rundir.live_runs()
     collector.leave()
     os.kill(info.pid, signal.SIGKILL)
-    assert rundir.log("train-1").read_text() == ""
+    assert "of the job" not in rundir.log("train-1").read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -94,11 +106,9 @@ def test_a_collector_that_is_ended_by_a_signal_says_goodbye_and_closes_its_recor
 ) -> None:
     with live(stage.info) as viewer:
         read_until(viewer, lambda frames: messages(frames, Step), "the step")
-        sent = time.monotonic()
         stage.process.send_signal(number)
         frames = read_until(viewer, lambda frames: messages(frames, Bye), "the run's goodbye")
-        said = time.monotonic() - sent
-        assert stage.process.wait(10) == 0
+        assert stage.process.wait(PATIENCE_S) == 0
     (bye,) = messages(frames, Bye)
     assert (bye.rank, bye.by, bye.reason, bye.detail) == (
         None,
@@ -110,8 +120,6 @@ def test_a_collector_that_is_ended_by_a_signal_says_goodbye_and_closes_its_recor
     assert part.index.complete
     assert part.end
     assert bye in [message for message, _ in Recording(tmp_path / "run.mcap")]
-    assert said < 1.0
-    assert (tmp_path / "run.mcap").stat().st_mtime - (time.time() - time.monotonic() + sent) < 1.0
     assert {path.suffix for path in run_directory.iterdir()} <= {".mcap", ".log"}
 
 

@@ -103,13 +103,15 @@ def messages_of(file: Path, kind: type) -> list:
 def test_same_bits_with_and_without_watching(tmp_path: Path) -> None:
     import torch
 
-    parameters = []
-    for options in ([], ["--watch"]):
-        saved = tmp_path / f"params{len(options)}.pt"
-        with Job(TRAIN, "--steps", "6", "--save-params", str(saved), *options, log=tmp_path / "log") as job:
+    saved, logs = [tmp_path / "plain.pt", tmp_path / "watched.pt"], [tmp_path / "plain.log", tmp_path / "watched.log"]
+    jobs = [
+        Job(TRAIN, "--steps", "6", "--save-params", str(file), *options, log=log)
+        for file, log, options in zip(saved, logs, ([], ["--watch"]), strict=True)
+    ]
+    with jobs[0], jobs[1]:
+        for job in jobs:
             assert job.wait() == 0, job.output()
-        parameters.append(torch.load(saved))
-    plain, watched = parameters
+    plain, watched = map(torch.load, saved)
     assert plain.keys() == watched.keys()
     assert all(torch.equal(plain[name], watched[name]) for name in plain)
 

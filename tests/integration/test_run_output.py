@@ -25,7 +25,8 @@ from ddpwatch.launch import Launch, run_with_dashboard
 ddpwatch.tui.app.run_dashboard = lambda spec: None
 sys.exit(run_with_dashboard(Launch(sys.argv[1:], None, {})))
 """
-LINES = 300_000  # about 2 MB: more than a pipe or a small tmpfs holds
+LINES = 2000  # of 1 KiB: more than a pipe or a small tmpfs holds
+LINE = "f'{number:01023}'"
 # Prints a line, waits until a process (0: its parent) is gone, prints more, and leaves in a file what came of it.
 GOES_ON = f"""
 import os, sys, time
@@ -35,14 +36,14 @@ print(os.getpid(), flush=True)
 while os.path.exists(f"/proc/{{pid}}") if pid else os.getppid() == parent:
     time.sleep(0.01)
 try:
-    print(*range({LINES}), sep="\\n", flush=True)
+    print(*({LINE} for number in range({LINES})), sep="\\n", flush=True)
     outcome = "printed"
 except OSError as error:
     outcome = str(error)
 with open(sys.argv[2], "w") as file:
     file.write(outcome)
 """
-ALL = [str(number) for number in range(LINES)]
+ALL = [f"{number:01023}" for number in range(LINES)]
 
 
 @pytest.fixture
@@ -90,12 +91,12 @@ def test_a_state_directory_that_cannot_be_written_to(run_directory: Path) -> Non
 
 def test_a_limit_on_file_sizes(output: Path) -> None:
     """The job of 8 MB may not write files of more than 6 MiB."""
-    job = [sys.executable, "-c", f"print(*range({4 * LINES}), sep='\\n')"]
+    job = [sys.executable, "-c", f"print(*({LINE} for number in range({4 * LINES})), sep='\\n')"]
     done = finished("sh", "-c", f"ulimit -f {6 * 2048}; exec {shlex.join([sys.executable, '-c', RUN, *job])}")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(f"\n{4 * LINES - 1}\n")
+    assert done.stdout.endswith(f"0{4 * LINES - 1}\n")
     assert "bytes of it are missing there: File too large\n" in done.stderr
-    assert copied(output).startswith("0\n1\n2\n")
+    assert copied(output).startswith("\n".join(ALL))
 
 
 def test_a_tmpfs_that_is_full(run_directory: Path) -> None:
@@ -104,10 +105,10 @@ def test_a_tmpfs_that_is_full(run_directory: Path) -> None:
     mount = f"mount -t tmpfs -o size=1m,mode=700 tmpfs {shlex.quote(str(run_directory))}"
     if shutil.which("unshare") is None or finished(*unshared, mount).returncode != 0:
         pytest.skip("no tmpfs can be mounted here: that takes unshare and root")
-    job = [sys.executable, "-c", f"print(*range({LINES}), sep='\\n', flush=True); exit(3)"]
+    job = [sys.executable, "-c", f"print(*({LINE} for number in range({LINES})), sep='\\n', flush=True); exit(3)"]
     done = finished(*unshared, f"{mount} && exec {shlex.join([sys.executable, '-c', RUN, *job])}")
     assert done.returncode == 3, done.stderr
-    assert done.stdout.endswith(f"\n{LINES - 1}\n")
+    assert done.stdout.endswith(f"0{LINES - 1}\n")
     assert "bytes of it are missing there: No space left on device\n" in done.stderr
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from subprocess import CompletedProcess
@@ -64,8 +66,11 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     saved, file = [path / "plain.pt", path / "watched.pt"], str(path / "run.mcap")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDPWATCH_DIR", str(path))
-        plain = twin(script, path, str(saved[0])) if script.forks else finished(*command, str(saved[0]))
-        watched = ddpwatch("run", "--headless", "--record", file, "--", *command, str(saved[1]))
+        unwatched = partial(twin, script, path) if script.forks else partial(finished, *command)
+        with ThreadPoolExecutor() as beside:
+            plain_run = beside.submit(unwatched, str(saved[0]))
+            watched = ddpwatch("run", "--headless", "--record", file, "--", *command, str(saved[1]))
+            plain = plain_run.result()
         assert (plain.returncode, watched.returncode) == (0, 0), plain.stderr + watched.stderr
         report = ddpwatch("report", "--json", file)
     return Runs(script, plain, watched, [parameters(name) for name in saved], json.loads(report.stdout), file)

@@ -46,8 +46,13 @@ class FakeRendezvous:
         self.found = threading.Event()
         self.refused = 0
 
+    is_awaited = False
+
     def tend(self) -> None:
         self.found.set()
+
+    def answer(self) -> None:
+        pass
 
     def refuse(self) -> bool:
         self.refused += 1

@@ -4,12 +4,14 @@ Prints, per case, what the script itself stamped (with no help of ddpwatch) and 
 Delays are sleeps, so nothing competes for the processor; what counts is what the stamps say, not what was asked for.
 """
 
+import contextlib
 import json
 import sys
 import threading
 import time
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,7 @@ from ddpwatch.probe.recorder import StepRecord
 STEPS = 10  # at least
 PATIENCE = 120  # steps at most until one is undisturbed
 SETTLED = 3  # DDP has rebuilt its buckets, and told
+CALM_S, WEIGHT = 0.002, 10.0  # a longer wait for a core counts tenfold: it may fall between two stamps
 QUIET_S, PER_LAYER_S = 0.004, 0.00075  # what Python needs in a step besides its sleeps
 MS = 1e-3
 
@@ -161,21 +164,33 @@ def expected(layers: list[float], delays: list[float], pause: float, one_bucket:
 def until_undisturbed(
     model: nn.Module, optimizer: torch.optim.Optimizer, expected_s: float, logged: list[dict]
 ) -> tuple[list[Stamps], int]:
-    """Trains until a step took little longer than it has to, by the script's own stamps and on the slowest rank: other
-    load can only delay it. The steps, and which it was; one more follows it, as DDP logs late.
+    """Trains until a step took little longer than it has to, by the script's own stamps, and hardly waited for a core,
+    both on the slowest rank: other load can only delay it. The steps, and which it was; one more follows it, as DDP
+    logs late.
     """
     seen, times = [], []
     layers = sum(isinstance(module, Layer | Pause) for module in model.modules())
     limit = torch.tensor(expected_s + QUIET_S + PER_LAYER_S * layers)
     dist.all_reduce(limit, dist.ReduceOp.MAX)
     while len(seen) < STEPS or (min(times[SETTLED:-1]) > limit and len(seen) < PATIENCE):
+        waited_s = waits_s()
         seen.append(step := one_step(model, optimizer))
         if isinstance(model, DDP):
             logged.append(model._get_ddp_logging_data())
-        took = torch.tensor((step.end - step.compute[0][0]) / 1e9)
+        waited_s = waits_s() - waited_s
+        took = torch.tensor((step.end - step.compute[0][0]) / 1e9 + WEIGHT * max(0.0, waited_s - CALM_S))
         dist.all_reduce(took, dist.ReduceOp.MAX)
         times.append(took.item())
     return seen, SETTLED + times[SETTLED:-1].index(min(times[SETTLED:-1]))
+
+
+def waits_s() -> float:
+    """How long the threads of this process have waited for a core."""
+    total = 0
+    for task in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            total += int(task.read_text().split()[1])
+    return total / 1e9
 
 
 def hook_fires(layers: list[float], statistics: bool) -> dict:
