@@ -29,6 +29,7 @@ from tests.support.jobs import (
     read_until,
     running,
     the_run,
+    together,
 )
 
 TABLE = ROOT / "docs" / "safety.md"
@@ -163,9 +164,12 @@ def both(path: Path, ranks: int, *arguments: str, **environment: str) -> Outcome
     for directory in (plain, watched):
         directory.mkdir()
     # The unwatched twin imports nothing of ddpwatch. Inductor is slow to import: once for all ranks.
-    forked(ranks, plain, script, str(plain), *arguments, preload=() if "--quick" in arguments else (INDUCTOR,))
+    preload = () if "--quick" in arguments else (INDUCTOR,)
     command = torchrun(ranks, watched, script, str(watched), *arguments)
-    done = ddpwatch("run", "--headless", "--record", str(file), "--", *command, **environment)
+    _, done = together(
+        lambda: forked(ranks, plain, script, str(plain), *arguments, preload=preload),
+        lambda: ddpwatch("run", "--headless", "--record", str(file), "--", *command, **environment),
+    )
     assert done.returncode == 0, done.stderr
     return Outcome(told(plain, ranks), told(watched, ranks), seen(file, watched, ranks))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddpwatch.recording import open_recording
-from tests.support.jobs import SCRIPTS, TORCHRUN, Job, ddpwatch, finished
+from tests.support.jobs import SCRIPTS, TORCHRUN, Job, ddpwatch, finished, together
 
 if TYPE_CHECKING:
     import torch
@@ -67,10 +66,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDPWATCH_DIR", str(path))
         unwatched = partial(twin, script, path) if script.forks else partial(finished, *command)
-        with ThreadPoolExecutor() as beside:
-            plain_run = beside.submit(unwatched, str(saved[0]))
-            watched = ddpwatch("run", "--headless", "--record", file, "--", *command, str(saved[1]))
-            plain = plain_run.result()
+        run = ("run", "--headless", "--record", file, "--", *command, str(saved[1]))
+        plain, watched = together(lambda: unwatched(str(saved[0])), lambda: ddpwatch(*run))
         assert (plain.returncode, watched.returncode) == (0, 0), plain.stderr + watched.stderr
         report = ddpwatch("report", "--json", file)
     return Runs(script, plain, watched, [parameters(name) for name in saved], json.loads(report.stdout), file)

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -24,6 +26,8 @@ DDPWATCH = [sys.executable, "-c", "from ddpwatch.cli import main; main()"]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
 PATIENCE_S = 120.0
 Frames = list[Frame]
+First = TypeVar("First")
+Second = TypeVar("Second")
 
 
 class Job:
@@ -128,6 +132,13 @@ def finished(*command: str, **environment: str) -> subprocess.CompletedProcess[s
         timeout=2 * PATIENCE_S,
         check=False,
     )
+
+
+def together(first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
+    """The results of two calls that mostly wait, made at the same time."""
+    with ThreadPoolExecutor(1) as beside:
+        other = beside.submit(second)
+        return first(), other.result()
 
 
 @contextlib.contextmanager
