@@ -20,7 +20,8 @@ The columns:
     core        the collector's CPU time, as a share of one core
     MB          its largest resident memory while the ranks send (a viewer's snapshot takes more for a moment)
     growth MB   what was added to it after the hostile sender had started
-    end         the collector's exit code
+    end         the collector's exit code. The one that records is ended by SIGTERM: it has a second to complete its
+                recording (what it leaves for late viewers comes after that)
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class Measured:
     peak_mb: float = 0.0
     growth_mb: float = 0.0
     exit_code: int | None = None
+    end_s: float = 0.0
 
 
 # -- the processes that send -----------------------------------------------------------------------------------
@@ -221,12 +223,23 @@ def measure(row: Row, seconds: float) -> Measured:
                 made.received = status.frames - counts.marks.value
                 lost = re.search(r"(\d+) frames lost", status.recording_error)
                 made.unrecorded = int(lost[1]) if lost else 0
+            if row.record:
+                made.end_s = completed_s(process, Path(publish.removeprefix("ipc://")).with_suffix(".mcap"))
             counts.join_goodbye.set()
-            for sender in senders:
-                sender.join()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 made.exit_code = process.wait(END_S)
+            for sender in senders:
+                sender.join()
     return made
+
+
+def completed_s(process: subprocess.Popen[bytes], last_view: Path) -> float:
+    """How long the collector takes from SIGTERM until it has completed its recording, and starts on its last view."""
+    process.terminate()
+    asked = time.monotonic()
+    while not last_view.exists() and process.poll() is None:
+        time.sleep(0.005)
+    return time.monotonic() - asked
 
 
 def start_senders(endpoint: str, rate: int, seconds: float, counts: Counts) -> list[multiprocessing.Process]:
@@ -280,8 +293,15 @@ def cells(row: Row, made: Measured) -> list[str]:
         f"{made.cpu_s / made.seconds:.0%}",
         f"{made.peak_mb:.0f}",
         f"{made.growth_mb:.1f}" if row.hostile else "–",
-        "still runs" if made.exit_code is None else str(made.exit_code),
+        end_of(row, made),
     ]
+
+
+def end_of(row: Row, made: Measured) -> str:
+    """The exit code, and after a signal how long the collector took."""
+    if made.exit_code is None:
+        return "still runs"
+    return f"{made.exit_code}, {made.end_s:.2f} s" if row.record else str(made.exit_code)
 
 
 if __name__ == "__main__":

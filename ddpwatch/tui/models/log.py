@@ -113,8 +113,7 @@ class RunLog:
         """Adds a line for a collector that died and was started again."""
         if restarts > self._restarts:
             self._restarts = restarts
-            text = f"the collector died and was started again ({restarts} so far): some steps are missing"
-            self.add(LogLine(at_ns, "run", text, "warn"))
+            self.add(LogLine(at_ns, "run", f"the collector died and was started again ({restarts} so far)", "warn"))
 
     def _layout(self, layout: Layout, at_ns: int) -> None:
         key = (layout.module, layout.epoch)
