@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.errors import DdpwatchError
@@ -21,6 +22,7 @@ def capture(
     duration_s: float | None,
     steps: int | None,
     limits: Limits | None = None,
+    is_live: Callable[[], bool] = lambda: False,
 ) -> int:
     """Writes the frames of a source until it ends, a limit is reached, or Ctrl-C.
 
@@ -30,6 +32,7 @@ def capture(
         duration_s: Stops after so many seconds; None for no limit.
         steps: Stops after so many steps; None for no limit.
         limits: Size limits of the recording.
+        is_live: Whether to wait on, asked when no frame has come for a while.
 
     Returns:
         The number of frames written.
@@ -40,7 +43,7 @@ def capture(
     """
     try:
         writer = RotatingWriter(path, {"recorder": "viewer"}, limits)
-        _capture(source, writer, duration_s, steps)
+        _capture(source, writer, duration_s, steps, is_live)
     except OSError as error:
         writer.abandon()
         text = f"{path}: {error.strerror or error}; recorded {writer.frames} frames before that"
@@ -52,7 +55,13 @@ def capture(
     return writer.frames
 
 
-def _capture(source: Source, writer: RotatingWriter, duration_s: float | None, steps: int | None) -> None:
+def _capture(
+    source: Source,
+    writer: RotatingWriter,
+    duration_s: float | None,
+    steps: int | None,
+    is_live: Callable[[], bool],
+) -> None:
     attachments, ending = AttachmentBuilder(), _Ending(steps)
     started = flushed = last_frame = time.monotonic()
     try:
@@ -68,7 +77,7 @@ def _capture(source: Source, writer: RotatingWriter, duration_s: float | None, s
             if now - flushed >= FLUSH_S:
                 writer.flush()
                 flushed = now
-            if now - last_frame > SILENCE_S:
+            if now - last_frame > SILENCE_S and not is_live():
                 break
     except KeyboardInterrupt:
         pass

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -180,13 +181,15 @@ def record(
     every: Every = 1,
 ) -> None:
     """Record a running job until it ends or you press Ctrl-C."""
+    from ddpwatch import rundir
     from ddpwatch.capture import capture
     from ddpwatch.live_source import LiveSource
     from ddpwatch.recording.limits import environment_of, limits_from_environment
 
     limits = limits_from_environment({**os.environ, **environment_of(max_size, every)})
     info, endpoint = _resolve(run)
-    frames = capture(LiveSource(_endpoint(info, endpoint)), output, duration, steps, limits)
+    publish = _endpoint(info, endpoint)
+    frames = capture(LiveSource(publish), output, duration, steps, limits, partial(rundir.is_live, publish))
     typer.echo(f"{output}: {frames} frames", err=True)
 
 

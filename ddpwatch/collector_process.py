@@ -15,9 +15,10 @@ from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.subprocesses import module_command
 
-RESTARTS = 3  # of one run; what dies more often dies again
+RESTARTS = 3  # of one run; after that, it would only die again
 READY_TIMEOUT_S = 60.0
 _log = logging.getLogger("ddpwatch")
+_left: list[subprocess.Popen[bytes]] = []  # collectors of earlier sessions
 
 
 class CollectorProcess:
@@ -57,7 +58,7 @@ class CollectorProcess:
     def is_ready(self) -> bool:
         """Whether the collector takes frames. Starts it again if it has died. Never waits.
 
-        A collector that exits in good order has done its work, or was asked to end, and is left alone.
+        A collector that exits cleanly has done its work, or was asked to end, and is left alone.
 
         Raises:
             DdpwatchError: It has died too often.
@@ -79,12 +80,18 @@ class CollectorProcess:
     def leave(self) -> None:
         """Leaves the collector to itself: it ends once all ranks have. A forked child must not keep the run alive."""
         self._process.returncode = 0  # it outlives this process on purpose: no warning about that
+        _left.append(self._process)
         self._release()
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._ready, writing = os.pipe()
+        _reap()
+        try:
+            self._ready, writing = os.pipe()
+        except OSError:
+            self._abandon()
+            raise
         os.set_blocking(self._ready, False)
         shared = ["--claim", str(self._claim), "--ready", str(writing), "--restarts", str(self._restarts)]
         try:
@@ -147,3 +154,13 @@ class CollectorProcess:
         if file >= 0:
             setattr(self, name, -1)
             os.close(file)
+
+
+def _reap() -> None:
+    """Takes note of the collectors of earlier sessions that have ended: they would stay as zombies."""
+    for process in list(_left):
+        process.returncode = None
+        if process.poll() is None:
+            process.returncode = 0
+        else:
+            _left.remove(process)

@@ -108,14 +108,16 @@ class LiveSource:
             return
         topic, envelope = parsed
         if envelope.seq >> RESTART_BITS > self._restarts:
-            self._start_over(envelope.seq >> RESTART_BITS)
+            yield from self._start_over(envelope.seq >> RESTART_BITS)
         if topic == transport.LIVE:
             yield from self._from_live(envelope)
         elif topic == SNAPSHOT + self._token:
             yield from self._from_snapshot(envelope)
 
-    def _start_over(self, restarts: int) -> None:
-        """Starts again with the snapshot of a collector that was started again. It gets the subscriptions by itself."""
+    def _start_over(self, restarts: int) -> Iterator[Envelope]:
+        """Goes on with the snapshot of a collector that was started again. ZeroMQ sends it the subscriptions again."""
+        newest = max(self._newest, self._delivered)
+        yield from [envelope for envelope in self._held_back if envelope.seq > newest]
         self._asked_s = time.monotonic()
         self._ask_at_s = self._asked_s + ANSWER_S
         self._restarts = restarts

@@ -66,7 +66,8 @@ def _trouble(state: RunState) -> str:
     """Notes about a collector that was started again, and an error of its recording; "" without any."""
     status, notes = state.status, ""
     if status is not None and status.restarts:
-        notes += f"; collector restarts: {status.restarts}, {state.missing_steps} steps missing"
+        missing = UNKNOWN if state.missing_steps is None else state.missing_steps
+        notes += f"; collector restarts: {status.restarts}, {missing} steps missing"
     if status is not None and status.recording_error:
         notes += f"; recording: {clean(status.recording_error)}"
     return notes
@@ -89,7 +90,7 @@ def lines(endpoint: str) -> Iterator[str]:
     received = time.monotonic()
     due = received + EVERY_S
     try:
-        while state.end is None and time.monotonic() - received < SILENCE_S:
+        while state.end is None and (time.monotonic() - received < SILENCE_S or rundir.is_live(endpoint)):
             for message, envelope in source.read(0.2):
                 state.apply(message, envelope.received_ns)
                 received = time.monotonic()

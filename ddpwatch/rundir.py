@@ -182,7 +182,14 @@ def claim(run_id: str) -> int:
 
 
 def publish(claimed: int, info: RunInfo) -> None:
-    """Writes the run's file, given its claim: from now on, viewers find the run. May be called again."""
+    """Writes the run's file, given its claim: from now on, viewers find the run. May be called again.
+
+    Raises:
+        DdpwatchError: The file is not there any more.
+    """
+    path = _path(info.run_id, ".json")
+    if not path.exists() or not os.path.samestat(path.stat(), os.fstat(claimed)):
+        raise DdpwatchError(f"{path} was removed")
     content = msgspec.json.encode(info)
     os.pwrite(claimed, content.ljust(os.fstat(claimed).st_size), 0)  # in one go: somebody may be reading it
 
@@ -212,7 +219,7 @@ def log(run_id: str) -> Path:
 
 
 def live_runs() -> list[RunInfo]:
-    """The runs on this machine whose collectors are alive, newest first. Removes the files of those that ended."""
+    """The live runs on this machine, newest first. Removes the files of those that ended."""
     _remove_old()
     _remove_unpublished()
     runs = [info for info in _published() if not is_elsewhere(info) and _is_live(info)]
@@ -246,6 +253,11 @@ def last_views() -> list[Path]:
 def newest_run() -> RunInfo | None:
     """The live run that started last; None without one."""
     return next(iter(live_runs()), None)
+
+
+def is_live(endpoint: str) -> bool:
+    """Whether a live run publishes there; also while its collector is started again."""
+    return any(info.publish == endpoint for info in live_runs())
 
 
 def find(name: str) -> RunInfo:

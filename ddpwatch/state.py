@@ -95,6 +95,7 @@ class RunState:
     cost: CostMeter = field(default_factory=CostMeter)
     _sampled_ns: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _layout_bytes: int = 0
+    _restarts_before: int = 0
     _clocks: set[Clock] = field(default_factory=set)
 
     def apply(self, message: Message, received_ns: int) -> None:
@@ -106,6 +107,8 @@ class RunState:
         if isinstance(message, Device):
             self._apply_device(message, received_ns)
         elif isinstance(message, Status):
+            if self.status is None:
+                self._restarts_before = message.restarts
             self.status = message
         elif isinstance(message, Mark):
             self.marks.append(message)
@@ -226,8 +229,10 @@ class RunState:
         }
 
     @property
-    def missing_steps(self) -> int:
-        """Steps of all ranks that never came."""
+    def missing_steps(self) -> int | None:
+        """Steps of all ranks that never came. None if the collector had been started again before this viewer came."""
+        if self._restarts_before:
+            return None
         return sum(rank.missing for rank in self.ranks.values())
 
     def newest_step(self) -> StepAcrossRanks | None:

@@ -20,6 +20,7 @@ from ddpwatch.messages import (
     Device,
     EndReason,
     FrameError,
+    Hello,
     Layout,
     Mark,
     Message,
@@ -226,6 +227,8 @@ class Hub:
             entry.newest[type(message)] = envelope
             if isinstance(message, Bye):
                 entry.ended = message.at_ns, message.reason
+            elif isinstance(message, Hello):
+                entry.ended = None
 
     def _keep_layout(self, entry: RankEntry, envelope: Envelope) -> None:
         """Ranks of a job mostly have equal layouts, which then share a body."""

@@ -34,13 +34,11 @@ class Liveness:
     """Follows processes through pidfds (Linux), or by asking whether the pid exists.
 
     Until its parent reaps an ended process, /proc still shows its signal or exit code; torchrun reaps ten times a
-    second.
+    second. Ranks whose processes cannot be seen from here, in another pid namespace, are not followed: the collector
+    judges by their connections and their heartbeats.
 
     Args:
         poller: Polls the pidfds, together with the sockets of its owner.
-
-    Ranks whose processes cannot be seen from here, in another pid namespace, are not followed: the collector judges by
-    their connections and their heartbeats.
 
     Attributes:
         fds: The rank of each pidfd; a pidfd turns readable when its process ends.

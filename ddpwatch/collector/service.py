@@ -116,6 +116,7 @@ class Collector:
                 self._turn()
             self._end_run()
             self._serve_snapshots(time.monotonic() + LINGER_S)
+            rundir.remove(self._options.run_id)  # not after an error: then the next collector needs it
         finally:
             self._devices.stop()
             self._close()
@@ -281,7 +282,6 @@ class Collector:
             self._snapshots.serve()
 
     def _close(self) -> None:
-        rundir.remove(self._options.run_id)
         os.close(self._claim)
         self._liveness.close()
         self._connections.close()

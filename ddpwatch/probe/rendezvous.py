@@ -28,6 +28,7 @@ FIND_TIMEOUT_S = 60.0
 ASK_AGAIN_S = 5.0  # a question may get lost: its rank counted it, and rank 0 looked before it was there
 LOOK_S = 5.0  # between two looks for questions, once all ranks have asked
 START_S = 10.0
+NO_COLLECTOR = "none"  # the endpoint where every rank writes a file
 _log = logging.getLogger("ddpwatch")
 
 
@@ -53,6 +54,7 @@ class Question(msgspec.Struct):
 class Rendezvous:
     """One rank's way to the collector. Only the sender thread calls its methods.
 
+    On rank 0, making it starts the collector, on the training thread: a DataLoader's fork must not come in between.
     Asks the store with ``check``, ``add``, ``get`` and ``set``, which return at once: a waiting call would hold the
     store's lock, and the training thread would wait with it.
 
@@ -75,15 +77,22 @@ class Rendezvous:
         self._store = store
         self._record = record
         self._prefix = f"ddpwatch/{session}"
-        self._deadline_s = time.monotonic() + FIND_TIMEOUT_S
+        self._start_s = time.monotonic()
+        self._deadline_s = self._start_s + FIND_TIMEOUT_S
         self._collector: CollectorProcess | None = None
         self._address: CollectorAddress | None = None
+        self._error: Exception | None = None
         self.run_id = new_run_id(session) if rank == 0 else ""
         self._nonce = secrets.token_hex(16)
         self._ask_again_s = 0.0
         self._asked: set[int] = set()
         self._answered = 0  # number of the last question that was looked at
         self._next_look_s = 0.0
+        if rank == 0 and not os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a rank file
+            try:
+                self._collector = self._start_collector()
+            except Exception as error:  # `find` reports it: the other ranks want an answer, too
+                self._error = error
 
     def find(self) -> CollectorAddress | None:
         """The collector's address, or None while it is not known, or the collector is not ready.
@@ -109,15 +118,19 @@ class Rendezvous:
         self.answer()
 
     def answer(self) -> None:
-        """On rank 0: answers the other ranks."""
+        """On rank 0: answers the other ranks, as long as the store is there."""
         if self._rank == 0 and self._address is not None:
-            self._answer_all(self._address)
+            try:
+                self._answer_all(self._address)
+            except Exception as error:
+                _log.debug("ddpwatch answers no rank any longer: %s", error)
+                self._store = None
 
     @property
     def is_awaited(self) -> bool:
         """On rank 0: whether other ranks are about to ask, as all do when the job starts."""
         asking = self._rank == 0 and self._store is not None and len(self._asked) < self._world_size - 1
-        return asking and time.monotonic() < self._deadline_s - FIND_TIMEOUT_S + START_S
+        return asking and time.monotonic() < self._start_s + START_S
 
     def refuse(self) -> bool:
         """On rank 0, which cannot watch: answers just that. Whether other ranks may still ask."""
@@ -136,14 +149,12 @@ class Rendezvous:
     # -- rank 0 ----------------------------------------------------------------------------------------------
 
     def _own_address(self) -> CollectorAddress | None:
+        if self._error is not None:
+            raise self._error
         if self._address is None:
-            if os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a rank file
-                endpoint, _ = rundir.endpoints(self.run_id)
-            else:
-                self._collector = self._collector or self._start_collector()
-                if not self._collector.is_ready():
-                    return None
-                endpoint = self._collector.endpoint
+            if self._collector is not None and not self._collector.is_ready():
+                return None
+            endpoint = NO_COLLECTOR if self._collector is None else self._collector.endpoint
             self._address = CollectorAddress(self.run_id, endpoint, clock.boot_id())
             self.answer()
         return self._address
@@ -156,14 +167,17 @@ class Rendezvous:
         return collector
 
     def _answer_all(self, address: CollectorAddress) -> None:
-        """Answers the new questions. After all ranks have asked, it looks less often."""
+        """Answers the new questions. Some time after all ranks have asked, it looks less often.
+
+        Questions that were left in the store count as well, so not at once.
+        """
         if self._store is None or self._world_size == 1 or time.monotonic() < self._next_look_s:
             return
         answer = msgspec.json.encode(address).decode()
         for question in self._new_questions():
             self._store.set(f"{self._prefix}/answer/{question.nonce}", answer)
             self._asked.add(question.rank)
-        if len(self._asked) >= self._world_size - 1:
+        if len(self._asked) >= self._world_size - 1 and time.monotonic() > self._start_s + START_S:
             self._next_look_s = time.monotonic() + LOOK_S
 
     def _new_questions(self) -> Iterator[Question]:

@@ -12,6 +12,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from queue import Empty
 from typing import Protocol
@@ -82,6 +83,7 @@ class Sender(threading.Thread):
         self._monitor: transport.ConnectionMonitor | None = None
         self._connections = 0
         self._layouts: dict[tuple[int, int], Layout] = {}
+        self._introduction: deque[Message] = deque()  # still to be sent again
         self._refused = 0
         self._reported_cpu_ns = 0
         self._last_hook: int | None = None  # as far as steps that were sent say
@@ -123,6 +125,7 @@ class Sender(threading.Thread):
             self._monitor.close()
         if self._sink is not None:
             self._sink.close()
+        self._rendezvous.leave()
         self._context.term()
 
     # -- where frames go -------------------------------------------------------------------------------------
@@ -148,7 +151,7 @@ class Sender(threading.Thread):
             self._outbox.hello.run_id = address.run_id
         with contextlib.suppress(OSError):  # a full disk: then the heartbeat has to do
             self._recorder.box.open(rundir.blackbox(address.run_id, self._rank))
-        socket = transport.rank_push(self._context)
+        socket = self._sink = transport.rank_push(self._context)
         self._monitor = transport.ConnectionMonitor(socket, zmq.EVENT_CONNECTED)
         socket.connect(transport.check_endpoint(address.endpoint))
         return socket
@@ -172,16 +175,17 @@ class Sender(threading.Thread):
         return RankFile(directory, hello)
 
     def _introduce_again(self) -> None:
-        """To a collector that was started again. What had been queued for the one before is sent to it first."""
+        """To a collector that was started again. Frames queued for its predecessor reach it first."""
         if self._monitor is None:
             return
         before = self._connections
         self._connections += len(list(self._monitor.events()))
         if self._connections > max(before, 1):
+            self._introduction = deque(self._layouts.values())
             if self._outbox.hello is not None:
-                self._send(self._outbox.hello)
-            for layout in self._layouts.values():
-                self._send(layout)
+                self._introduction.appendleft(self._outbox.hello)
+        while self._introduction and self._send(self._introduction[0]):
+            self._introduction.popleft()
 
     # -- what is sent, and when ------------------------------------------------------------------------------
 
@@ -212,12 +216,12 @@ class Sender(threading.Thread):
 
     def _send_rest(self) -> None:
         """Sends all that is left, settled or not, and the goodbye."""
-        self._rendezvous.answer()
         self._send_messages()
         while self._outbox.records:
             self._send(self._step(self._outbox.records.popleft()))
         if self._goodbye is not None:
             self._send(self._goodbye)
+        self._rendezvous.answer()
 
     def _send_messages(self) -> None:
         while self._outbox.messages:
@@ -228,13 +232,16 @@ class Sender(threading.Thread):
                 self._layouts.pop((message.module, message.epoch - KEEP_LAYOUTS), None)
             self._send(message)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Message) -> bool:
+        """Whether there was room for it."""
         if self._sink is None:
-            return
+            return False
         try:
             self._sink.send(encode(message), zmq.DONTWAIT)
         except zmq.Again:
             self._refused += not isinstance(message, Beat)
+            return False
+        return True
 
     def _step(self, record: StepRecord) -> Step:
         """A step's message, with the CPU time of this thread since the one before."""

@@ -200,7 +200,8 @@ class ProbeSession:
             goodbye = self._goodbye()
             goodbye.detail = "; ".join(filter(None, (goodbye.detail, trouble)))
             self.sender.stop(goodbye)
-        self._rendezvous.leave()
+        if not self.sender.is_alive():  # otherwise it does that itself, when it ends
+            self._rendezvous.leave()
         atexit.unregister(self.close)
 
     def _goodbye(self) -> Bye:

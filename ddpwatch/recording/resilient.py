@@ -124,6 +124,7 @@ class ResilientWriter:
                 self._writer = RotatingWriter(
                     self.path, about, self._limits, context=self._context, resume=self._resume
                 )
+                self.lost += self._writer.lost_before
             else:
                 self._writer.reopen(lost)
         except (OSError, UsageError) as error:

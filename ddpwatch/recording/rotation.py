@@ -2,7 +2,8 @@
 
 The newest part always has the name that the user gave; a full one is renamed to ``NAME.0000.mcap``,
 ``NAME.0001.mcap`` and so on. Each part starts with the context of its frames (the ranks and their bucket layouts), so
-that it can be read alone; a reader of several parts skips these repeated frames.
+that it can be read alone; a reader of several parts skips these repeated frames. Where another recorder goes on, the
+ranks introduce themselves again instead.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class RotatingWriter:
     Attributes:
         frames: Frames written so far, over all parts.
         dropped_parts: How many of the oldest parts were removed to stay within the cap.
+        lost_before: Frames that the recorder had lost whose recording this one continues.
     """
 
     def __init__(
@@ -83,14 +85,14 @@ class RotatingWriter:
         resume: bool = False,
     ) -> None:
         self.path = Path(path)
-        self.dropped_parts = 0
+        self.dropped_parts = self.lost_before = 0
         self._limits = limits or Limits()
         self._clock = clock
         self._about = {"recording_id": secrets.token_hex(8), **(about or {})}
         self._context = ContextMessages() if context is None else context
         self._closed_frames = 0
         self._parts: list[tuple[Path, int]] = []
-        if resume and (left := _newest_part(self.path)) is not None:
+        if resume and (left := _newest_part(self.path, self._about.get("run_id", ""))) is not None:
             self._resume(left)
             return
         if parts_of(self.path):
@@ -166,7 +168,10 @@ class RotatingWriter:
         self._about["recording_id"] = left.metadata["recording_id"]
         self._number = left.number
         self._parts = [(path, path.stat().st_size) for path in sorted(parts_of(self.path))]
+        self.lost_before = left.lost
+        self.dropped_parts = left.number + (left.path != self.path) - len(self._parts)
         self._start_part(self._next_writer(in_place=left.path == self.path), self._number + 1)
+        self._enforce_cap()
 
     def _continue(self) -> None:
         """Starts the next part."""
@@ -220,11 +225,12 @@ class RotatingWriter:
                 oldest.unlink()
 
 
-def _newest_part(path: Path) -> Part | None:
-    """What a recorder that died has written last; None if it came to nothing."""
+def _newest_part(path: Path, run_id: str) -> Part | None:
+    """What a recorder of this run has written last; None if it left nothing that is readable."""
     for file in [path, *sorted(parts_of(path), reverse=True)]:
         with contextlib.suppress(UsageError):
-            return Part(file)
+            part = Part(file)
+            return part if part.metadata.get("run_id") == run_id and "recording_id" in part.metadata else None
     return None
 
 

@@ -147,7 +147,7 @@ def test_a_killed_collector_is_started_again(tmp_path: Path) -> None:
     assert report["recording"]["collector_restarts"] == 1
     assert report["recording"]["missing_steps"] == missing
     (finding,) = [found for found in report["findings"] if found["kind"] == "collector_restarts"]
-    assert finding["message"].endswith(f"started again once: {missing} steps of the ranks are missing")
+    assert finding["message"].endswith(f"started again once: {missing} rank steps are missing")
 
 
 def after_restart(frames: Frames) -> list[Step]:

@@ -39,6 +39,10 @@ class Publisher:
             if self._answer(self._socket.recv(), kept, newest):
                 return
 
+    def send_snapshot(self, token: bytes, kept: list[int]) -> None:
+        """Sends a snapshot that ends with the newest of these numbers, asked or not."""
+        self._answer(b"\x01" + SNAPSHOT + token, kept, kept[-1])
+
     def _answer(self, request: bytes, kept: list[int], newest: int | None) -> bool:
         if request[:1] != b"\x01" or not request[1:].startswith(SNAPSHOT):
             return False
@@ -155,3 +159,20 @@ def test_resyncs_are_limited_in_rate(publisher: Publisher, source: LiveSource) -
             number += 2
         source.read(0.01)
     assert 2 <= asked <= 5
+
+
+def test_a_collector_that_was_started_again(publisher: Publisher, source: LiveSource) -> None:
+    """It sends its snapshot by itself. What was held back of the one before is delivered, what comes late is not."""
+    again = 1 << transport.RESTART_BITS
+    publisher.answer([1, 2], None)
+    publisher.live(3, 4)
+    assert read(source, 2) == [1, 2]  # the end of the snapshot does not come
+    while len(source._held_back) < 2:
+        source.read(0.1)
+    publisher.live(again + 1)
+    assert read(source, 2) == [3, 4]
+    publisher.live(5)
+    publisher.send_snapshot(source._token, [again + 1])
+    publisher.live(again + 2)
+    assert read(source, 2) == [again + 1, again + 2]
+    assert source.missed == 0

@@ -189,3 +189,45 @@ def test_a_reserved_name_is_free_for_its_recorder_only(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".mcap"] == ["a.mcap"]
     os.utime(tmp_path / "a-2.mcap.next", times=(0, 0))
     assert reserve(tmp_path / "a.mcap").name == "a-2.mcap"
+
+
+def died(path: Path, first: int, limits: Limits | None = None, resume: bool = True) -> None:
+    """What a recorder leaves that is killed after a few frames, of which the oldest parts may be gone by the cap."""
+    writer = RotatingWriter(path, {"run_id": "r"}, limits, resume=resume)
+    for number in range(first, first + 5):
+        writer.write_message(beat(number), Envelope(number + 1, 1_000 + number, encode(beat(number))))
+        writer.flush()
+    writer.abandon()
+
+
+def test_another_recorder_goes_on_with_a_recording(tmp_path: Path) -> None:
+    file = tmp_path / "a.mcap"
+    for first in (0, 5, 10):
+        died(file, first)
+    recording = Recording(file)
+    assert numbers(recording) == list(range(15))
+    assert (len(recording.parts), recording.missing_parts, recording.dropped_parts) == (3, 0, 0)
+    file.rename(tmp_path / "a.0002.mcap")  # killed before the next part had the name
+    died(file, 15)
+    assert numbers(Recording(file)) == list(range(20))
+
+
+def test_it_keeps_to_the_cap(tmp_path: Path) -> None:
+    file, limits = tmp_path / "a.mcap", Limits(max_bytes=4000, part_bytes=700)
+    for first in range(0, 40, 5):
+        died(file, first, limits)
+    recording = Recording(file)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4000
+    assert recording.dropped_parts > 0
+    assert recording.missing_parts == 0
+    kept = numbers(recording)
+    assert kept == list(range(kept[0], 40))
+
+
+def test_it_does_not_adopt_the_recording_of_another_run(tmp_path: Path) -> None:
+    write(file := tmp_path / "a.mcap", 5)
+    before = file.read_bytes()
+    with pytest.raises(UsageError, match="exists"):
+        RotatingWriter(file, {"run_id": "another"}, resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mcap"]
+    assert file.read_bytes() == before

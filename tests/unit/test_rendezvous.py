@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,12 +122,7 @@ def test_a_rank_that_died_when_it_had_counted_its_question_does_not_stop_the_oth
 
 def test_a_run_id_from_the_store_is_checked(spawned: list[list[str]]) -> None:
     store = dist.HashStore()
-    first = rendezvous(0, 2, store)
-    first.run_id = "../../x"
-    with pytest.raises(DdpwatchError, match="not a run id"):
-        first.find()
-    first._answer_all(CollectorAddress("../../x", "ipc:///x.in", ""))
-    other = rendezvous(1, 2, store)
+    first, other = rendezvous(0, 2, store), rendezvous(1, 2, store)
     assert other.find() is None
     first._answer_all(CollectorAddress("../../x", "ipc:///x.in", ""))
     with pytest.raises(DdpwatchError, match="not a run id"):
@@ -161,3 +157,35 @@ def test_where_rank_0_cannot_watch_the_others_do_not_wait(monkeypatch: pytest.Mo
     with pytest.raises(JobUnwatchedError):
         late.find()
     assert not late.refuse()
+
+
+def test_a_store_that_has_gone_ends_the_answers_only(spawned: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    first = rendezvous(0, 3, store)
+    address = found(first)
+
+    def gone(*_: object) -> bool:
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(first, "_store", SimpleNamespace(check=gone, add=gone))
+    first.tend()
+    first.answer()
+    assert first.find() is address
+
+
+def test_rank_files_need_no_run_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPWATCH_DIR", "/proc/no-such-directory")
+    monkeypatch.setenv("DDPWATCH_RECORD_DIR", "/anywhere")
+    store = dist.HashStore()
+    first, other = rendezvous(0, 2, store), rendezvous(1, 2, store)
+    assert ask_and_answer(first, other) == [found(first)]
+    assert other.run_id == first.run_id
+
+
+def test_questions_that_were_left_do_not_delay_the_answers(spawned: list[list[str]]) -> None:
+    store = dist.HashStore()
+    for rank in (1, 2):
+        assert rendezvous(rank, 3, store).find() is None
+    first = rendezvous(0, 3, store)
+    found(first)
+    assert ask_and_answer(first, rendezvous(1, 3, store), rendezvous(2, 3, store)) == [found(first)] * 2

@@ -54,6 +54,9 @@ class FakeRendezvous:
     def answer(self) -> None:
         pass
 
+    def leave(self) -> None:
+        pass
+
     def refuse(self) -> bool:
         self.refused += 1
         return self.refused < 3

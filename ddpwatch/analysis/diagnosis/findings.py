@@ -77,7 +77,7 @@ def _recording(report: dict[str, Any]) -> list[Finding]:
     found = []
     if restarts := recording.get("collector_restarts"):
         count, often = recording["missing_steps"], "once" if restarts == 1 else f"{restarts} times"
-        text = f"the collector died and was started again {often}: {count} steps of the ranks are missing"
+        text = f"the collector died and was started again {often}: {count} rank steps are missing"
         found.append(_finding("collector_restarts", "warning", text, restarts=restarts, missing_steps=count))
     elif recording.get("cut_tail"):
         found.append(_finding("cut_tail", "info", "the recording was cut off; it is complete up to the cut"))

@@ -103,7 +103,7 @@ class Overview:
     end: Bye | None = None
     status: Status | None = None
     dropped: int = 0
-    missing_steps: int = 0
+    missing_steps: int | None = 0
     lanes: StepLanes | None = None
     ranks: Sequence[RankLine] = ()
     devices: tuple[DeviceLine, ...] = ()

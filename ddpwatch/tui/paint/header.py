@@ -128,8 +128,8 @@ def _restarts(model: Overview) -> Field:
     restarts = 0 if model.status is None else model.status.restarts
     if not restarts:
         return Field("", "", 5)
-    text = f"collector restarts: {restarts}, {model.missing_steps} steps missing"
-    return Field(text, f"{model.missing_steps} steps missing", 2, "warn")
+    missing = UNKNOWN if model.missing_steps is None else str(model.missing_steps)
+    return Field(f"collector restarts: {restarts}, {missing} steps missing", f"{missing} steps missing", 2, "warn")
 
 
 def _position(link: LinkState) -> Field:

@@ -1,14 +1,15 @@
-"""How the collector judges ranks whose processes it cannot see: by their connections and their silence."""
+"""The collector's service: how it judges ranks whose processes it cannot see, and what it leaves when it fails."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from ddpwatch import transport
+from ddpwatch import rundir, transport
 from ddpwatch.clock import boot_id
 from ddpwatch.collector import service
 from ddpwatch.collector.service import GONE, Collector, Options
@@ -20,7 +21,8 @@ def collector(run_directory: object, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr(service, "SILENT_S", 0.01)
     made = Collector(Options(run_id="r", world_size=3, watch_pid=os.getpid()))
     yield made
-    made._close()
+    if not made._ranks.closed:
+        made._close()
 
 
 @pytest.fixture
@@ -69,3 +71,23 @@ def test_as_many_are_gone_as_connections_the_longest_silent_first(
     ranks[1].close(linger=0)
     turn_until(collector, collector._disconnected)
     assert list(collector._disconnected()) == [1]
+
+
+def test_one_that_fails_leaves_the_run_to_its_successor(
+    collector: Collector, run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file and the black boxes: the rank that starts it again holds the claim on them, too."""
+
+    def fail() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(collector, "_turn", fail)
+    held = os.dup(collector._claim)
+    with pytest.raises(MemoryError):
+        collector.run()
+    assert [info.run_id for info in rundir.live_runs()] == ["r"]
+    successor = Collector(Options(run_id="r", world_size=3, watch_pid=os.getpid(), claim=held, restarts=1))
+    assert [info.run_id for info in rundir.live_runs()] == ["r"]
+    successor._close()
+    assert rundir.live_runs() == []
+    assert list(run_directory.iterdir()) == []
