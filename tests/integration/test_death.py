@@ -147,8 +147,8 @@ def test_everything_is_killed_at_thirty_random_moments(run_directory: Path) -> N
     dice.shuffle(moments)
     kill_jobs(run_directory, moments)
     assert any(run_directory.glob("*/run.0000.mcap"))  # also of several parts
-    safe = [compare(run_directory / str(number)) for number in range(KILLS)]
-    assert any(count > 0 for count in safe)
+    kept = [compare(run_directory / str(number)) for number in range(KILLS)]
+    assert any(kept)
 
 
 def kill_jobs(base: Path, moments: list[float]) -> None:
@@ -167,7 +167,7 @@ def kill_jobs(base: Path, moments: list[float]) -> None:
 
 
 def compare(folder: Path) -> int:
-    """Compares the recording of a killed job with what its ranks have noted; how many of the steps it had to hold."""
+    """Compares the recording of a killed job with what its ranks have noted; how many steps it holds."""
     killed = json.loads((folder / "killed").read_text())
     assert len(killed["pids"]) == 3
     for file in (file for file in folder.glob("*.json") if file.stat().st_size):  # not only claimed
@@ -179,11 +179,11 @@ def compare(folder: Path) -> int:
     for rank in safe:
         ended = [int(line) for line in (folder / f"rank{rank}").read_bytes().splitlines()]
         if sum(at > killed["at_ns"] - killed["collector_ns"] for at in ended) >= SECOND:
-            safe[rank] = len(ended) - SECOND - killed["waited_ns"] * SECOND // 10**9
+            safe[rank] = len(ended) - SECOND - killed["late_ns"] * SECOND // 10**9
         kept = [step.step for step in recorded if step.rank == rank]
         assert kept == list(range(len(kept)))
         assert safe[rank] <= len(kept) <= len(ended), (folder.name, rank, killed)
     if recorded:
         last = recorded[-1].step
         assert {m.step for m in messages(list(Recording(recording).select(Selection(last))), Step)} >= {last}
-    return min(safe.values())
+    return len(recorded)
