@@ -255,6 +255,11 @@ def newest_run() -> RunInfo | None:
     return next(iter(live_runs()), None)
 
 
+def is_published(run_id: str) -> bool:
+    """Whether viewers can find the run: its collector is up, and has not ended."""
+    return _path(run_id, ".json").exists()
+
+
 def is_live(endpoint: str) -> bool:
     """Whether a live run publishes there; also while its collector is started again."""
     return any(info.publish == endpoint for info in live_runs())

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from queue import Empty
 from typing import Protocol
 
@@ -81,6 +82,7 @@ class Sender(threading.Thread):
         self._context = transport.Context()
         self._sink: FrameSink | None = None
         self._monitor: transport.ConnectionMonitor | None = None
+        self._box: Path | None = None
         self._connections = 0
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._introduction: deque[Message] = deque()  # still to be sent again
@@ -127,6 +129,8 @@ class Sender(threading.Thread):
             self._sink.close()
         self._rendezvous.leave()
         self._context.term()
+        if self._goodbye is not None and self._box is not None:  # the goodbye says more; and the collector may be gone
+            self._box.unlink(missing_ok=True)
 
     # -- where frames go -------------------------------------------------------------------------------------
 
@@ -149,8 +153,10 @@ class Sender(threading.Thread):
             raise DdpwatchError(f"rank {self._rank} is on another host than rank 0", "only rank 0's host is watched")
         if self._outbox.hello is not None:
             self._outbox.hello.run_id = address.run_id
-        with contextlib.suppress(OSError):  # a full disk: then the heartbeat has to do
-            self._recorder.box.open(rundir.blackbox(address.run_id, self._rank))
+        if rundir.is_published(address.run_id):  # otherwise its collector has ended, and would not remove the box
+            with contextlib.suppress(OSError):  # full memory: then the heartbeat has to do
+                self._recorder.box.open(box := rundir.blackbox(address.run_id, self._rank))
+                self._box = box
         socket = self._sink = transport.rank_push(self._context)
         self._monitor = transport.ConnectionMonitor(socket, zmq.EVENT_CONNECTED)
         socket.connect(transport.check_endpoint(address.endpoint))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from ddpwatch import clock
+from ddpwatch import clock, rundir
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Beat, Bye, Hello, Layout, Message, Step, decode
 from ddpwatch.probe import sender as sender_module
@@ -218,3 +219,21 @@ def introduction(socket: zmq.Socket[bytes], count: int) -> list[str | int]:
         if isinstance(message, Hello | Layout):
             found.append("hello" if isinstance(message, Hello) else message.epoch)
     return found
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_no_black_box_outlives_the_goodbye(is_up: bool, tmp_path: Path) -> None:
+    """Nor is there one if the collector has ended, with nobody to remove it."""
+    claim = rundir.claim("train-7") if is_up else -1
+    sender, outbox, rendezvous = sender_of(0, lambda: here(f"ipc://{tmp_path}/collector"), pytest.fail)
+    outbox.post(hello_of(0, 1))
+    box = rundir.blackbox("train-7", 0)
+    assert box is not None
+    sender.start()
+    assert rendezvous.found.wait(10.0)
+    assert box.exists() is is_up
+    sender.stop(BYE)
+    sender.join(10.0)
+    assert not box.exists()
+    if is_up:
+        os.close(claim)
