@@ -224,10 +224,12 @@ def introduction(socket: zmq.Socket[bytes], count: int) -> list[str | int]:
 @pytest.mark.parametrize("is_up", [True, False])
 def test_no_black_box_outlives_the_goodbye(is_up: bool, tmp_path: Path) -> None:
     """Nor is there one if the collector has ended, with nobody to remove it."""
-    claim = rundir.claim("train-7") if is_up else -1
-    sender, outbox, rendezvous = sender_of(0, lambda: here(f"ipc://{tmp_path}/collector"), pytest.fail)
+    run_id = f"box-{os.getpid()}"  # boxes of all run directories lie in one place
+    claim = rundir.claim(run_id) if is_up else -1
+    address = CollectorAddress(run_id, f"ipc://{tmp_path}/collector", clock.boot_id())
+    sender, outbox, rendezvous = sender_of(0, lambda: address, pytest.fail)
     outbox.post(hello_of(0, 1))
-    box = rundir.blackbox("train-7", 0)
+    box = rundir.blackbox(run_id, 0)
     assert box is not None
     sender.start()
     assert rendezvous.found.wait(10.0)
