@@ -34,6 +34,7 @@ def test_the_goodbye_is_sent_though_the_gpu_answers_no_more(monkeypatch: pytest.
     def broken() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
 
+    monkeypatch.setenv("DDPWATCH_RECORD_DIR", "/dev/null")  # no collector
     sent: list[Bye] = []
     closed: list[str] = []
     session = ProbeSession()
