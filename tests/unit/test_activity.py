@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -41,8 +42,9 @@ def test_what_happens_outside_the_steps_is_marked(tmp_path: Any) -> None:
     monitor.close()
     torch.save({}, tmp_path / "checkpoint")
     torch.compile(lambda x: x + 2, backend="eager")(torch.ones(1))
-    assert [(mark.rank, mark.kind) for mark in marks] == [(7, "data"), (7, "save"), (7, "compile")]
-    assert marks[0].end_ns is not None
-    assert marks[0].end_ns - marks[0].start_ns >= NAP_S * 1e9
+    assert {mark.rank for mark in marks} == {7}
+    assert [kind for kind, _ in groupby(mark.kind for mark in marks)] == ["data", "save", "compile"]
+    waits = [mark.end_ns - mark.start_ns for mark in marks if mark.kind == "data" and mark.end_ns is not None]
+    assert max(waits) >= NAP_S * 1e9  # on a busy machine, the others may be long as well
     assert saved == [1]
     assert torch.save is untouched
