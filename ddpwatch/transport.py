@@ -25,7 +25,7 @@ from ddpwatch.messages import MAX_FRAME_BYTES, Message
 LIVE: Final = b"live"
 SNAPSHOT: Final = b"snap."
 RANK_QUEUE: Final = 1000
-COLLECTOR_QUEUE: Final = 100  # frames per connection; when the collector does not keep up, more wait in the rank
+COLLECTOR_QUEUE: Final = 1000  # frames per connection; when the collector does not keep up, more wait in the rank
 RANK_LINGER_MS: Final = 500  # for which an ending rank waits for a collector that is still starting, or dead
 VIEWER_QUEUE: Final = 100_000
 # The collector counts and refuses frames above MAX_FRAME_BYTES; above this limit ZeroMQ drops the connection before it
