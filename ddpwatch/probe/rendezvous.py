@@ -75,7 +75,6 @@ class Rendezvous:
         self._rank = rank
         self._world_size = world_size
         self._store = store
-        self._record = record
         self._prefix = f"ddpwatch/{session}"
         self._start_s = time.monotonic()
         self._deadline_s = self._start_s + FIND_TIMEOUT_S
@@ -90,7 +89,7 @@ class Rendezvous:
         self._next_look_s = 0.0
         if rank == 0 and not os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a rank file
             try:
-                self._collector = self._start_collector()
+                self._collector = self._start_collector(record)
             except Exception as error:  # `find` reports it: the other ranks want an answer, too
                 self._error = error
 
@@ -159,9 +158,9 @@ class Rendezvous:
             self.answer()
         return self._address
 
-    def _start_collector(self) -> CollectorProcess:
-        record = None if self._record is None else recording_path(self._record)
-        collector = CollectorProcess(self.run_id, self._world_size, record)
+    def _start_collector(self, record: str | os.PathLike[str] | None) -> CollectorProcess:
+        path = None if record is None else recording_path(record)
+        collector = CollectorProcess(self.run_id, self._world_size, path)
         if "DDPWATCH_RUN" not in os.environ and (note := rundir.fallback()):  # `ddpwatch run` says it itself
             _log.warning("ddpwatch: %s", note)
         return collector

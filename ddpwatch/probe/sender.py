@@ -166,18 +166,10 @@ class Sender(threading.Thread):
         """The rank file, once the run has a name. No host has a collector then."""
         from ddpwatch.recording.rank_file import RankFile
 
-        hello = self._outbox.hello
-        if hello is None:
+        hello, address = self._outbox.hello, self._rendezvous.find()
+        if hello is None or address is None:
             return None
-        try:
-            address = self._rendezvous.find()
-        except DdpwatchError:  # rank 0 was not found, or has no directory for sockets, which it does not need
-            if not hello.run_id:
-                raise
-        else:
-            if address is None:
-                return None
-            hello.run_id = address.run_id
+        hello.run_id = address.run_id
         return RankFile(directory, hello)
 
     def _introduce_again(self) -> None:
