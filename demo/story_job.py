@@ -8,7 +8,7 @@ machine changes their time as little as possible. With ``--wide`` the last bucke
 transfer.
 
 After every step each rank prints the step's stamps by its own clock (monotonic ns): start, start of the forward, the
-moment the backward reached the first layer, end of the backward, end.
+moments the backward reached each layer, from the last to the first, end of the backward, end.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ def main() -> None:
     def sleep_in_backward(layer: nn.Module, _: object) -> None:
         slow = fault.current == "slow-backward" and rank == 1 and layer is model[LAYERS // 2]
         time.sleep(SLOW_BACKWARD_S if slow else BACKWARD_S)
-        if layer is model[0]:
-            stamps_ns.append(time.monotonic_ns())
+        stamps_ns.append(time.monotonic_ns())
 
     for layer in model:
         layer.register_full_backward_pre_hook(sleep_in_backward)

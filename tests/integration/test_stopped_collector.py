@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from ddpwatch.messages import Step
+from ddpwatch.messages import Beat, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
 from tests.support.jobs import SCRIPTS, Frames, Job, ddpwatch, live, messages, read_until, the_run, wait_for
@@ -24,10 +25,15 @@ def dropping(frames: Frames) -> bool:
     return {step.rank for step in messages(frames, Step) if step.dropped} == {0, 1}
 
 
+def beating(frames: Frames, since_ns: int) -> bool:
+    """Whether heartbeats of both ranks came that were sent after a moment."""
+    return {beat.rank for beat in messages(frames, Beat) if beat.at_ns > since_ns} == {0, 1}
+
+
 @pytest.mark.usefixtures("run_directory")
 def test_frames_are_dropped_and_counted_until_it_runs_again(tmp_path: Path) -> None:
-    file, stop = tmp_path / "run.mcap", tmp_path / "stop"
-    with Job(SCRIPTS / "busy.py", str(file), str(stop), log=tmp_path / "log") as job:
+    file, stop, end = tmp_path / "run.mcap", tmp_path / "stop", tmp_path / "end"
+    with Job(SCRIPTS / "busy.py", str(file), str(stop), str(end), log=tmp_path / "log") as job:
         info = the_run(job)
         with live(info) as source:
             before = newest(read_until(source, lambda frames: len(newest(frames)) == 2, "both ranks train"))
@@ -37,8 +43,11 @@ def test_frames_are_dropped_and_counted_until_it_runs_again(tmp_path: Path) -> N
                     wait_for(lambda rank=rank: f"rank {rank} drops" in job.output(), f"rank {rank} drops frames")
             finally:
                 os.kill(info.pid, signal.SIGCONT)
-            after = newest(read_until(source, dropping, "a viewer is told that frames were dropped"))
-        stop.touch()
+            after = newest(read_until(source, dropping, "a viewer sees that frames were dropped"))
+            stop.touch()
+            stopped_ns = time.monotonic_ns()
+            read_until(source, lambda frames: beating(frames, stopped_ns), "the collector has caught up")
+        end.touch()
         assert job.wait() == 0, job.output()
     assert all(after[rank].step > before[rank].step for rank in (0, 1))
     report = report_of(file)

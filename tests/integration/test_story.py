@@ -8,7 +8,7 @@ is counted in the recording's steps, not while the screen is being drawn.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -40,9 +40,19 @@ class Fact:
 
     start: int
     forward: int
-    first_layer: int  # reached by the backward
+    layers: tuple[int, ...]  # reached by the backward, the last first
     backward_end: int
     end: int
+
+    @classmethod
+    def of(cls, stamps: list[int]) -> Fact:
+        """From the stamps in the order in which they were printed."""
+        start, forward, *layers, backward_end, end = stamps
+        return cls(start, forward, tuple(layers), backward_end, end)
+
+    def late_ns(self, others: Iterable[Fact]) -> int:
+        """How long after the first rank this one reached a layer, at most."""
+        return max(own - min(first) for own, *first in zip(self.layers, *(f.layers for f in others), strict=True))
 
 
 class Facts:
@@ -52,7 +62,7 @@ class Facts:
         self.steps: dict[int, dict[int, Fact]] = {}
         self.trouble: dict[int, str] = {}
         for rank, step, trouble, stamps in re.findall(r"^rank (\d+) step (\d+) (\S+): ([\d ]+)$", output, re.MULTILINE):
-            self.steps.setdefault(int(step), {})[int(rank)] = Fact(*map(int, stamps.split()))
+            self.steps.setdefault(int(step), {})[int(rank)] = Fact.of([int(stamp) for stamp in stamps.split()])
             self.trouble[int(step)] = trouble
 
     def first(self, trouble: str, after: int = 0) -> int:
@@ -66,7 +76,7 @@ class Facts:
 
     def late_ns(self, step: int, rank: int) -> float:
         """How late a rank was then."""
-        return self.worst(step, lambda ranks: ranks[rank].first_layer - min(f.first_layer for f in ranks.values()))
+        return self.worst(step, lambda ranks: ranks[rank].late_ns(ranks.values()))
 
     def bear_out(self, text: str, step: int) -> bool:
         """Whether what a finding says at that step is in the ranks' own stamps."""
@@ -80,7 +90,7 @@ class Facts:
         if text.startswith("slow input"):
             return share(lambda fact: fact.forward - fact.start) > SHARE
         if text.startswith("exposed communication"):
-            return share(lambda fact: fact.backward_end - fact.first_layer) > SHARE
+            return share(lambda fact: fact.backward_end - fact.layers[-1]) > SHARE
         if re.search(r" for \d+ s", text):  # a rank is stuck, or silent
             near = [fact for n in range(step - 1, step + 3) for fact in self.steps.get(n, {}).values()]
             return max(fact.end - fact.start for fact in near) > STUCK_NS

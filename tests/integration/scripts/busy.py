@@ -1,7 +1,13 @@
-"""Trains a tiny model as fast as it can until a file appears, and says when frames begin to be dropped."""
+"""Trains a tiny model as fast as it can, and says when frames begin to be dropped.
+
+    busy.py RECORDING STOP END
+
+It stops training once the file STOP exists, and watching once END does.
+"""
 
 import gc
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -14,7 +20,7 @@ from ddpwatch.probe import session
 
 
 def main() -> None:
-    record, stop = sys.argv[1:]
+    record, stop, end = sys.argv[1:]
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     gc.disable()  # its pauses would be marks, and here every frame is to be a step
@@ -32,6 +38,8 @@ def main() -> None:
             if dist.get_rank() == 0:
                 go_on.fill_(not Path(stop).exists())
             dist.broadcast(go_on, 0)
+        while not Path(end).exists():
+            time.sleep(0.01)
     dist.destroy_process_group()
 
 
