@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import zmq
 
 from ddpwatch.collector.hub import Hub
-from ddpwatch.transport import SNAPSHOT, Envelope, Socket
+from ddpwatch.transport import LIVE, SNAPSHOT, Envelope, Socket
 
 RETRY_S = 0.25
 RETRY_MAX_S = 4.0
@@ -32,12 +32,16 @@ class Snapshots:
     A publishing socket drops what a viewer's queue cannot take. For the snapshot that would lose its end, and the
     viewer would wait for it in vain. So snapshots are sent without dropping (to this viewer alone: nobody else has its
     topic), and continue when the queue has room again. Only the position is kept, not the frames.
+
+    Attributes:
+        has_viewers: Whether anybody follows the run. A viewer that starts to gets what it has missed with its snapshot.
     """
 
     def __init__(self, viewers: Socket, hub: Hub) -> None:
         self._viewers = viewers
         self._hub = hub
         self._pending: dict[bytes, _Pending] = {}
+        self.has_viewers = False
 
     def serve(self) -> None:
         """Notes who asks, and sends as much as the queues take. Never waits."""
@@ -59,6 +63,8 @@ class Snapshots:
             except zmq.Again:
                 return
             topic = request[1:]
+            if topic == LIVE:
+                self.has_viewers = request[:1] == b"\x01"
             if request[:1] == b"\x00":
                 self._pending.pop(topic, None)
             elif request[:1] == b"\x01" and topic.startswith(SNAPSHOT):
