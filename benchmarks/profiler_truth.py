@@ -128,16 +128,16 @@ def compare(step: Step, events: Events, differences: Differences) -> None:
     (optimizer,) = within(events["Optimizer.step#SGD.step"], start + 1_000_000, end)[-1:]
     launches = within(events["c10d::allreduce_"], forward[1], end)
     collectives = within(events["gloo:all_reduce"], forward[1], end)
-    assert len(launches) == len(collectives) == len(step.bucket_launch), "not the same collectives"
+    assert len(launches) == len(collectives) == len(step.comm_launch), "not the same collectives"
     note("forward start", spans["forward"][0], forward[0])
     note("forward end", spans["forward"][1], forward[1])
     note("backward compute start", spans["backward"][0], backward[0][0])
     note("backward compute end", spans["backward"][1], max(stop for _, stop in backward))
     note("optimizer start", spans["optimizer"][0], optimizer[0])
     note("optimizer end", spans["optimizer"][1], optimizer[1])
-    for watched, (profiled, _) in zip(step.bucket_launch, launches, strict=True):
+    for watched, (profiled, _) in zip(step.comm_launch, launches, strict=True):
         note("bucket launch", start + watched, profiled)
-    done = [at for at in step.bucket_done if at is not None]
+    done = [at for at in step.comm_done if at is not None]
     for watched, profiled in zip(sorted(done), sorted(stop for _, stop in collectives), strict=True):
         note("bucket done", start + watched, profiled)
     compute = union([forward, (backward[0][0], max(stop for _, stop in backward))])

@@ -60,10 +60,10 @@ def step_of(jitter: random.Random) -> Step:
         spans=[Span("forward", at(2), at(29)), Span("backward", at(30), at(84)), Span("sync", at(85), at(92)),
                Span("optimizer", at(93), at(99))],
         hook_param=list(range(HOOKS))[::-1], hook_ns=[at(31 + n) for n in range(HOOKS)],
-        bucket_module=[0] * BUCKETS, bucket_index=list(range(BUCKETS)), bucket_bytes=[25 << 20] * BUCKETS,
-        bucket_ready=[at(40 + 10 * n) for n in range(BUCKETS)],
-        bucket_launch=[at(41 + 10 * n) for n in range(BUCKETS)],
-        bucket_done=[at(50 + 10 * n) for n in range(BUCKETS)],
+        comm_module=[0] * BUCKETS, comm_label=list(range(BUCKETS)), comm_bytes=[25 << 20] * BUCKETS,
+        comm_ready=[at(40 + 10 * n) for n in range(BUCKETS)],
+        comm_launch=[at(41 + 10 * n) for n in range(BUCKETS)],
+        comm_done=[at(50 + 10 * n) for n in range(BUCKETS)],
     )  # fmt: skip
 
 

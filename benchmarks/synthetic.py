@@ -77,9 +77,9 @@ class Fleet:
             start_ns=START_NS + number * (STEP_NS + latest) + int(noise() * 0.2 * MS), duration_ns=end + 9 * MS,
             spans=[Span("forward", 2 * MS, 30 * MS), Span("backward", 31 * MS, backward), Span("sync", backward, end),
                    Span("optimizer", end + MS // 2, end + 8 * MS)],
-            hook_param=list(range(self.params))[::-1], hook_ns=fires, bucket_module=[0] * self.buckets,
-            bucket_index=list(range(self.buckets)), bucket_bytes=[4 << 20] * self.buckets, bucket_ready=ready,
-            bucket_launch=launch, bucket_done=done, own_ns=90_000,
+            hook_param=list(range(self.params))[::-1], hook_ns=fires, comm_module=[0] * self.buckets,
+            comm_label=list(range(self.buckets)), comm_bytes=[4 << 20] * self.buckets, comm_ready=ready,
+            comm_launch=launch, comm_done=done, own_ns=90_000,
         )  # fmt: skip
 
     def devices(self, second: int) -> Iterator[Device]:

@@ -11,6 +11,7 @@ What was not measured is ``None``, never 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
@@ -33,6 +34,8 @@ PhaseName = Literal["forward", "backward", "sync", "optimizer"]
 # unreadable. Under a status that they know, they would misread its duration.
 StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched", "unresolved"]
 EndReason = Literal["finished", "exception", "killed", "lost"]
+CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter"]
+DEFAULT_GROUP: Final = 0  # id of the group of all ranks
 
 
 class FrameError(DdpwatchError):
@@ -75,6 +78,21 @@ class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True):
     ddp: dict[Name, bool | int | float | Name | None] = {}
 
 
+class Group(msgspec.Struct, tag="group", tag_field="type", kw_only=True):
+    """A process group whose collectives a rank reports. Sent before its first collective.
+
+    ``id`` is the same on all members, and in no two groups of a job: `DEFAULT_GROUP` for the group of all ranks,
+    otherwise a hash of torch's name for the group and of its members. ``ranks`` are global ranks, in ascending order.
+    """
+
+    rank: Rank
+    id: Count
+    name: Name = ""
+    ranks: Annotated[list[Rank], Meta(max_length=1 << 20)]
+    kind: Name = "data parallel"
+    backend: Name = ""
+
+
 class BucketLayout(msgspec.Struct, array_like=True):
     """One gradient bucket: index, size on the wire in bytes, and which parameters (positions in ``params``)."""
 
@@ -84,7 +102,7 @@ class BucketLayout(msgspec.Struct, array_like=True):
 
 
 class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True):
-    """How one module's parameters are grouped into buckets.
+    """How one module's parameters are grouped into buckets, which ``group`` reduces.
 
     ``epoch`` counts the layouts of a module: 1 is the warm-up bucket, the first rebuild makes 2. Parameter ids in a
     :class:`Step` are ``param_base`` + position in ``params``, so that several modules share one numbering.
@@ -93,6 +111,7 @@ class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True):
     rank: Rank
     module: Count = 0
     module_name: Name = ""
+    group: Count = DEFAULT_GROUP
     epoch: Count = 1
     param_base: Count = 0
     params: Annotated[list[Name], Meta(max_length=65536)]
@@ -107,14 +126,32 @@ class Span(msgspec.Struct, array_like=True):
     end: Ns
 
 
-class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
+# Collectives were only DDP's buckets once: their columns keep the names that recordings and older viewers know.
+_WIRE_NAMES: Final = {
+    "comm_module": "bucket_module",
+    "comm_label": "bucket_index",
+    "comm_bytes": "bucket_bytes",
+    "comm_ready": "bucket_ready",
+    "comm_launch": "bucket_launch",
+    "comm_done": "bucket_done",
+}
+
+
+class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_WIRE_NAMES):
     """One optimizer step of one rank, sent after the step.
 
     ``spans`` come from the hooks: ``forward``, ``backward`` (first gradient to the end of the graph), ``sync`` (from
     there until DDP has waited for the buckets), ``optimizer``. The hook columns hold when each parameter's gradient was
-    accumulated, in order; the bucket columns are in launch order. A bucket index occurs once per synced backward.
+    accumulated, in order.
+
+    The ``comm_…`` columns are the step's collectives in launch order. ``comm_label`` is the bucket's index, which
+    occurs once per synced backward. ``comm_group`` is empty if all are in `DEFAULT_GROUP`, ``comm_op`` if all are
+    all-reduces, ``comm_seq`` if the group does not count. Otherwise ``comm_first_seq`` is the sequence number of the
+    first collective in its group, and ``comm_seq`` are the differences to it: all members give a collective the same
+    number. ``comm_start`` is when the wire was free for it, empty where that is not known.
+
     ``reduced`` is False if a comm hook handed every bucket back at once, with nothing communicated. A ``shadow`` step
-    has no ``bucket_done``, and one in eight has hook columns; its launches are derived from DDP's own ready times. An
+    has no ``comm_done``, and one in eight has hook columns; its launches are derived from DDP's own ready times. An
     ``unwatched`` step has its start, its end, its CPU time, and nothing else. An ``unresolved`` step has no duration
     either, which is then 0, and its start is the time at which the host enqueued it.
 
@@ -134,12 +171,17 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
     spans: Annotated[list[Span], Meta(max_length=65536)] = []
     hook_param: Column = []
     hook_ns: Column = []
-    bucket_module: Column = []
-    bucket_index: Column = []
-    bucket_bytes: Column = []
-    bucket_ready: SparseColumn = []
-    bucket_launch: Column = []
-    bucket_done: SparseColumn = []
+    comm_first_seq: Count | None = None
+    comm_group: Column = []
+    comm_seq: Column = []
+    comm_op: Annotated[list[CollectiveOp], Meta(max_length=65536)] = []
+    comm_module: Column = []
+    comm_label: Column = []
+    comm_bytes: Column = []
+    comm_ready: SparseColumn = []
+    comm_launch: Column = []
+    comm_start: SparseColumn = []
+    comm_done: SparseColumn = []
     reduced: bool = True
     own_ns: Count = 0
     sender_ns: Count = 0
@@ -149,8 +191,11 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True):
     def __post_init__(self) -> None:
         if len(self.hook_param) != len(self.hook_ns):
             raise ValueError("hook columns differ in length")
-        columns = (self.bucket_module, self.bucket_bytes, self.bucket_ready, self.bucket_launch, self.bucket_done)
-        if any(len(column) != len(self.bucket_index) for column in columns):
+        columns = (self.comm_module, self.comm_bytes, self.comm_ready, self.comm_launch, self.comm_done)
+        if any(len(column) != len(self.comm_label) for column in columns):
+            raise ValueError("bucket columns differ in length")
+        optional: tuple[Sequence[object], ...] = (self.comm_group, self.comm_seq, self.comm_op, self.comm_start)
+        if any(column and len(column) != len(self.comm_label) for column in optional):
             raise ValueError("bucket columns differ in length")
 
 
@@ -244,11 +289,12 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
     restarts: Count = 0
 
 
-Message = Hello | Layout | Step | Beat | Mark | Device | Bye | Status  # recordings rely on the order: append only
+# Recordings rely on the order: append only.
+Message = Hello | Layout | Step | Beat | Mark | Device | Bye | Status | Group
 MESSAGE_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     str(kind.__struct_config__.tag): kind for kind in get_args(Message)
 }
-RANK_MESSAGES: Final = (Hello, Layout, Step, Beat, Mark, Bye)
+RANK_MESSAGES: Final = (Hello, Group, Layout, Step, Beat, Mark, Bye)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

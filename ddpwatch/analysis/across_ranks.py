@@ -53,9 +53,9 @@ def rank_facts(step: Step, found: StepFigures) -> RankFacts:
     return RankFacts(
         figures=found,
         keys=bucket_keys(step),
-        launch=array("q", [start + launch for launch in step.bucket_launch]),
-        done=_absolute(step.bucket_done, start),
-        exposed=_exposed(step.bucket_launch, step.bucket_done, found.exposed),
+        launch=array("q", [start + launch for launch in step.comm_launch]),
+        done=_absolute(step.comm_done, start),
+        exposed=_exposed(step.comm_launch, step.comm_done, found.exposed),
         cost=(step.own_ns + step.sender_ns) / step.duration_ns if step.duration_ns else None,
     )
 

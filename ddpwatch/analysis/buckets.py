@@ -123,7 +123,7 @@ def bus_bandwidths(across: StepAcrossRanks) -> dict[BucketKey, float | None]:
     if not compared:
         return {}
     lowest, ranks = min(across.members), len(across)
-    sizes = zip(across.facts_of(lowest).keys, across.ranks[lowest].bucket_bytes, strict=True)
+    sizes = zip(across.facts_of(lowest).keys, across.ranks[lowest].comm_bytes, strict=True)
     return {key: busbw(nbytes, compared[key].transfer, ranks) for key, nbytes in sizes if key in compared}
 
 
@@ -134,9 +134,9 @@ def bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
     for rank in across.members:
         step = across.ranks[rank]
         exposed = across.facts_of(rank).exposed
-        for position, bucket in enumerate(zip(step.bucket_module, step.bucket_index, strict=True)):
+        for position, bucket in enumerate(zip(step.comm_module, step.comm_label, strict=True)):
             columns.setdefault(bucket, []).append((*_stamps(step, position), exposed[position]))
-            sizes[bucket] = step.bucket_bytes[position]
+            sizes[bucket] = step.comm_bytes[position]
     skews = {key[:2]: bucket for key, bucket in reversed(across.skew.buckets.items())}  # the first turn of each
     ranks = len(across)
     return {bucket: _bucket_step(sizes[bucket], rows, skews.get(bucket), ranks) for bucket, rows in columns.items()}
@@ -144,10 +144,10 @@ def bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
 
 def _stamps(step: Step, position: int) -> tuple[float | None, float, float | None]:
     origin = backward_start(step)
-    ready, done = step.bucket_ready[position], step.bucket_done[position]
+    ready, done = step.comm_ready[position], step.comm_done[position]
     return (
         None if ready is None else ready - origin,
-        step.bucket_launch[position] - origin,
+        step.comm_launch[position] - origin,
         None if done is None else done - origin,
     )
 

@@ -104,5 +104,5 @@ class ClockAligner:
 
 
 def _stamps(step: Step) -> _Stamps:
-    rows = zip(bucket_keys(step), step.bucket_launch, step.bucket_done, strict=True)
+    rows = zip(bucket_keys(step), step.comm_launch, step.comm_done, strict=True)
     return {key: (step.start_ns + launch, step.start_ns + done) for key, launch, done in rows if done is not None}

@@ -214,8 +214,8 @@ class ReportBuilder:
         """Stamps relative to the start of the step's first backward."""
         origin = backward_start(step)
         rows = zip(
-            step.bucket_module, step.bucket_index, step.bucket_bytes, step.bucket_ready, step.bucket_launch,
-            step.bucket_done, facts.exposed, strict=True,
+            step.comm_module, step.comm_label, step.comm_bytes, step.comm_ready, step.comm_launch,
+            step.comm_done, facts.exposed, strict=True,
         )  # fmt: skip
         for module, index, nbytes, ready, launch, done, exposed in rows:
             samples = self._buckets[step.epoch, module, index]

@@ -78,7 +78,7 @@ def figures(step: Step) -> StepFigures:
 
 def bucket_keys(step: Step) -> tuple[BucketKey, ...]:
     """The keys of the step's buckets, in launch order; one tuple for all ranks that launched alike."""
-    return _keys(tuple(step.bucket_module), tuple(step.bucket_index))
+    return _keys(tuple(step.comm_module), tuple(step.comm_label))
 
 
 @lru_cache(maxsize=256)
@@ -119,9 +119,9 @@ def spans_of(step: Step) -> dict[str, Intervals]:
 
 def comm_of(step: Step) -> Intervals | None:
     """C: when at least one bucket was in flight. None if a completion was not measured."""
-    if None in step.bucket_done or not is_watched(step.status):
+    if None in step.comm_done or not is_watched(step.status):
         return None
-    return union(zip(step.bucket_launch, cast("list[int]", step.bucket_done), strict=True))
+    return union(zip(step.comm_launch, cast("list[int]", step.comm_done), strict=True))
 
 
 def _split(duration_ns: int, claims: dict[str, Intervals]) -> dict[str, int]:

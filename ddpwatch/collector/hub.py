@@ -20,6 +20,7 @@ from ddpwatch.messages import (
     Device,
     EndReason,
     FrameError,
+    Group,
     Hello,
     Layout,
     Mark,
@@ -70,14 +71,14 @@ class RankEntry:
     """One rank as the collector sees it.
 
     Attributes:
-        newest: Its newest hello, heartbeat and goodbye.
+        newest: Its newest hello, heartbeat and goodbye, and each of its groups, by type and the group's id.
         layouts: Its newest layouts.
         ended: When and why it ended.
         seen_ns: Receive time of its newest frame (ns since the Unix epoch).
         nbytes: Size of all but the layouts' bodies.
     """
 
-    newest: dict[type[Message], Envelope] = field(default_factory=dict)
+    newest: dict[tuple[type[Message], int], Envelope] = field(default_factory=dict)
     steps: deque[Envelope] = field(default_factory=deque)
     marks: deque[Envelope] = field(default_factory=deque)
     layouts: deque[KeptLayout] = field(default_factory=deque)
@@ -88,7 +89,7 @@ class RankEntry:
     @property
     def last_beat(self) -> Beat | None:
         """Its newest heartbeat; None without one."""
-        envelope = self.newest.get(Beat)
+        envelope = self.newest.get((Beat, 0))
         return None if envelope is None else cast("Beat", decode(envelope.frame))
 
 
@@ -223,8 +224,9 @@ class Hub:
             while len(entry.marks) > max(KEEP_MARKS // len(self.ranks), KEEP_RANK_MARKS):
                 self._count(entry, -_size(entry.marks.popleft()))
         else:
-            self._count(entry, -_size(entry.newest.get(type(message))))
-            entry.newest[type(message)] = envelope
+            key = (type(message), message.id if isinstance(message, Group) else 0)
+            self._count(entry, -_size(entry.newest.get(key)))
+            entry.newest[key] = envelope
             if isinstance(message, Bye):
                 entry.ended = message.at_ns, message.reason
             elif isinstance(message, Hello):

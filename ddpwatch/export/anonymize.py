@@ -22,10 +22,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from ddpwatch.blackbox import PHASES
-from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Status, encode
+from ddpwatch.messages import Beat, Bye, Device, Group, Hello, Layout, Mark, Message, Status, encode
 from ddpwatch.transport import Envelope, Frame
 
 _BACKEND = r"(?:(?:cpu|cuda|xpu|mps|hpu):)?(?:gloo|nccl|mpi|ucc|xccl|hccl)"
+_BACKENDS = f"{_BACKEND}(?:,{_BACKEND})*"
 _EXCEPTIONS = frozenset(
     name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)
 ) | {
@@ -109,13 +110,14 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
         "device_kind": _word("device", "cpu|cuda|xpu|mps|hpu"),
         "device_name": _PRODUCT,
         "device_uuid": _word("device"),
-        "backend": _word("backend", f"{_BACKEND}(?:,{_BACKEND})*"),
+        "backend": _word("backend", _BACKENDS),
         "torch": _word("torch", r"\d+(?:\.\d+)+(?:a\d+|b\d+|rc\d+)?(?:\.dev\d+)?(?:\+(?:cpu|cu\d+|rocm[\d.]+|xpu))?"),
         "module": _word("model"),
         "timing_source": _word("source", r"(?:host|cuda events)(?: \(launch only\))?"),
         "script": _word("path"),
         "ddp": _flags,
     },
+    Group: {"name": _word("group"), "kind": _word("kind", "data parallel"), "backend": _word("backend", _BACKENDS)},
     Layout: {"module_name": _word("model"), "params": _words("param")},
     Beat: {"phase": _PHASE},
     Mark: {"name": _word("mark")},

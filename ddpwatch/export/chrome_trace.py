@@ -237,11 +237,11 @@ class _Tracer:
 
     def _comm(self, rank: int, step: Step, start: int, flows: dict[BucketKey, list[Event]]) -> Iterator[Event]:
         keys = bucket_keys(step)
-        for i in sorted(range(len(keys)), key=step.bucket_launch.__getitem__):
+        for i in sorted(range(len(keys)), key=step.comm_launch.__getitem__):
             module, index, _ = keys[i]
-            launch, done, ready = step.bucket_launch[i], step.bucket_done[i], step.bucket_ready[i]
+            launch, done, ready = step.comm_launch[i], step.comm_done[i], step.comm_ready[i]
             facts = {
-                "step": step.step, "module": module, "bucket": index, "bytes": step.bucket_bytes[i],
+                "step": step.step, "module": module, "bucket": index, "bytes": step.comm_bytes[i],
                 "queued_us": None if ready is None else (launch - ready) / 1000, "done_measured": done is not None,
             }  # fmt: skip
             end = launch if done is None else done

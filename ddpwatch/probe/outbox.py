@@ -7,7 +7,7 @@ import time
 from collections import deque
 from queue import SimpleQueue
 
-from ddpwatch.messages import Hello, Layout, Mark, Message
+from ddpwatch.messages import Group, Hello, Layout, Mark, Message
 from ddpwatch.probe.record import StepRecord
 
 BACKLOG = 4096
@@ -42,7 +42,7 @@ class Outbox:
         self.dropped += len(self.records) == BACKLOG
         self.records.append(record)
 
-    def post(self, message: Hello | Layout | Mark) -> None:
+    def post(self, message: Hello | Group | Layout | Mark) -> None:
         """Accepts any other message. From a full backlog the oldest is dropped."""
         if isinstance(message, Hello):
             self.hello = message

@@ -22,7 +22,7 @@ import zmq
 
 from ddpwatch import clock, rundir, transport
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Beat, Bye, Layout, Message, Step, encode
+from ddpwatch.messages import Beat, Bye, Group, Layout, Message, Step, encode
 from ddpwatch.probe.outbox import Outbox
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
@@ -84,6 +84,7 @@ class Sender(threading.Thread):
         self._monitor: transport.ConnectionMonitor | None = None
         self._box: Path | None = None
         self._connections = 0
+        self._groups: dict[int, Group] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._introduction: deque[Message] = deque()  # still to be sent again
         self._refused = 0
@@ -179,7 +180,7 @@ class Sender(threading.Thread):
         before = self._connections
         self._connections += len(list(self._monitor.events()))
         if self._connections > max(before, 1):
-            self._introduction = deque(self._layouts.values())
+            self._introduction = deque([*self._groups.values(), *self._layouts.values()])
             if self._outbox.hello is not None:
                 self._introduction.appendleft(self._outbox.hello)
         while self._introduction and self._send(self._introduction[0]):
@@ -228,6 +229,9 @@ class Sender(threading.Thread):
                 message.rank = self._rank
                 self._layouts[message.module, message.epoch] = message
                 self._layouts.pop((message.module, message.epoch - KEEP_LAYOUTS), None)
+            elif isinstance(message, Group):
+                message.rank = self._rank
+                self._groups[message.id] = message
             self._send(message)
 
     def _send(self, message: Message) -> bool:

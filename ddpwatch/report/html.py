@@ -91,8 +91,8 @@ def _rank(across: StepAcrossRanks, rank: int, origin: int | None) -> dict[str, A
         "exposed": figure.exposed,
         "hooks": list(zip(step.hook_param, step.hook_ns, strict=True))[:MOST_HOOKS],
         "buckets": list(
-            zip(step.bucket_module, step.bucket_index, step.bucket_bytes, step.bucket_ready, step.bucket_launch,
-                step.bucket_done, strict=True)
+            zip(step.comm_module, step.comm_label, step.comm_bytes, step.comm_ready, step.comm_launch,
+                step.comm_done, strict=True)
         ),
     }  # fmt: skip
 

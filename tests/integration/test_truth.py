@@ -48,12 +48,12 @@ def probe_step(row: Row, rank: int = 0) -> Step:
         start_ns=sent["start_ns"],
         duration_ns=sent["duration_ns"],
         spans=[Span(*span) for span in sent["spans"]],
-        bucket_module=sent["module"],
-        bucket_index=sent["index"],
-        bucket_bytes=[4] * count,
-        bucket_ready=sent["ready"],
-        bucket_launch=sent["launch"],
-        bucket_done=sent["done"],
+        comm_module=sent["module"],
+        comm_label=sent["index"],
+        comm_bytes=[4] * count,
+        comm_ready=sent["ready"],
+        comm_launch=sent["launch"],
+        comm_done=sent["done"],
     )
 
 

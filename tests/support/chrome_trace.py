@@ -49,7 +49,7 @@ def check_durations(events: list[Event], steps: list[Step]) -> None:
 
     assert found("step") == sorted(step.duration_ns / 1000 for step in steps)
     assert found("compute") == sorted((s.end - s.start) / 1000 for step in steps for s in step.spans)
-    comm = [((d if d is not None else a) - a) / 1000 for s in steps for a, d in zip(s.bucket_launch, s.bucket_done)]  # noqa: B905
+    comm = [((d if d is not None else a) - a) / 1000 for s in steps for a, d in zip(s.comm_launch, s.comm_done)]  # noqa: B905
     assert found("communication") == sorted(comm)
     assert sum(event.get("cat") == "hook" for event in events) == sum(len(step.hook_ns) for step in steps)
 
@@ -76,7 +76,7 @@ def check_flows(events: list[Event], steps: list[Step]) -> None:
         if event["ph"] in "stf":
             flows[event["id"]].append(event)
             assert (event["pid"], event["tid"], event["ts"], event["name"]) in spans
-    expected = {(s.step, m, i) for s in steps for m, i in zip(s.bucket_module, s.bucket_index, strict=True)}
+    expected = {(s.step, m, i) for s in steps for m, i in zip(s.comm_module, s.comm_label, strict=True)}
     assert len(flows) >= len(expected)
     for flow in flows.values():
         phases = "".join(event["ph"] for event in flow)

@@ -51,9 +51,9 @@ def step(rank: int = 0, number: int = 0, late_ms: int = 0, wait_ms: int = 0, **c
             Span("sync", backward * MS, done * MS), Span("optimizer", (done + 1) * MS, (done + 5) * MS),
         ],
         "hook_param": [3, 2, 1, 0], "hook_ns": [40 * MS, 50 * MS, (60 + late_ms) * MS, (70 + late_ms) * MS],
-        "bucket_module": [0, 0], "bucket_index": [0, 1], "bucket_bytes": [1 << 20, 4 << 20],
-        "bucket_ready": [50 * MS, (70 + late_ms) * MS], "bucket_launch": [50 * MS, (70 + late_ms) * MS],
-        "bucket_done": [60 * MS, done * MS], "own_ns": 200_000,
+        "comm_module": [0, 0], "comm_label": [0, 1], "comm_bytes": [1 << 20, 4 << 20],
+        "comm_ready": [50 * MS, (70 + late_ms) * MS], "comm_launch": [50 * MS, (70 + late_ms) * MS],
+        "comm_done": [60 * MS, done * MS], "own_ns": 200_000,
     }  # fmt: skip
     return Step(**{**columns, **changes})  # type: ignore[arg-type]
 
@@ -83,7 +83,7 @@ def synchronous(
 
 def shadow(rank: int = 0, number: int = 0, **changes: object) -> Step:
     """A step whose collectives were not timed."""
-    untimed = {"status": "shadow", "bucket_done": [None, None], "hook_param": [], "hook_ns": []}
+    untimed = {"status": "shadow", "comm_done": [None, None], "hook_param": [], "hook_ns": []}
     return step(rank, number, **{**untimed, **changes})  # type: ignore[arg-type]
 
 
@@ -146,6 +146,6 @@ def state_of(messages: Iterator[Message] | list[Message]) -> RunState:
 
 def unwatched(rank: int = 0, number: int = 0) -> Step:
     """A step of which only start and end are known."""
-    columns = ("hook_param", "hook_ns", "bucket_module", "bucket_index", "bucket_bytes")
-    empty = {name: [] for name in (*columns, "bucket_ready", "bucket_launch", "bucket_done", "spans")}
+    columns = ("hook_param", "hook_ns", "comm_module", "comm_label", "comm_bytes")
+    empty = {name: [] for name in (*columns, "comm_ready", "comm_launch", "comm_done", "spans")}
     return step(rank, number, status="unwatched", synced=False, **empty)

@@ -148,7 +148,7 @@ class Watched:
 
 def assert_launches_lie_between_the_naps(step: Step, watched: Watched, early_ns: int = 0, late_ns: int = 0) -> None:
     """Each launch lies between its layer's nap and the next one, or outside by no more than the test has measured."""
-    for launch, (earliest, latest) in zip(step.bucket_launch, watched.backwards[step.step].windows, strict=True):
+    for launch, (earliest, latest) in zip(step.comm_launch, watched.backwards[step.step].windows, strict=True):
         assert earliest - early_ns <= step.start_ns + launch <= latest + late_ns
 
 

@@ -29,9 +29,9 @@ def step_of(rank: int, number: int, slower: float = 1.0, jitter: random.Random |
         spans=[Span("forward", at(5), at(25)), Span("backward", at(25), at(75)), Span("sync", at(75), at(86)),
                Span("optimizer", at(90), at(100))],
         hook_param=[2, 1, 0], hook_ns=[at(30), at(50), at(60)],
-        bucket_module=[0, 0], bucket_index=[0, 1], bucket_bytes=[1000, 2000],
-        bucket_ready=[at(38), at(60)], bucket_launch=[at(40 + late), at(65 + late)],
-        bucket_done=[at(60), at(85)],
+        comm_module=[0, 0], comm_label=[0, 1], comm_bytes=[1000, 2000],
+        comm_ready=[at(38), at(60)], comm_launch=[at(40 + late), at(65 + late)],
+        comm_done=[at(60), at(85)],
     )  # fmt: skip
 
 

@@ -76,19 +76,19 @@ def test_ranks_on_different_clocks_start_at_zero_and_the_title_says_so():
 
 
 def test_completion_not_measured_leaves_only_launch_marks():
-    rows = paint_lanes(lanes_of(hello(0, 1), step(0, bucket_done=[None, None])), WIDTH, 5)
+    rows = paint_lanes(lanes_of(hello(0, 1), step(0, comm_done=[None, None])), WIDTH, 5)
     assert where(rows, 3, "launch") == [50, 51, 70, 71]
     assert where(rows, 3, "comm-a", "comm-b", "exposed") == []
 
 
 def test_no_bucket_at_all():
-    empty = {f"bucket_{name}": [] for name in ("module", "index", "bytes", "ready", "launch", "done")}
+    empty = {f"comm_{name}": [] for name in ("module", "label", "bytes", "ready", "launch", "done")}
     rows = paint_lanes(lanes_of(hello(0, 1), step(0, **empty)), WIDTH, 5)
     assert where(rows, 3, "comm-a", "comm-b", "exposed", "launch") == []
 
 
 def test_overlapping_buckets_get_a_row_each():
-    model = lanes_of(hello(0, 1), step(0, bucket_launch=[50 * MS, 55 * MS]))
+    model = lanes_of(hello(0, 1), step(0, comm_launch=[50 * MS, 55 * MS]))
     rows = paint_lanes(model, WIDTH, 6)
     assert model.comm_rows == 2
     assert where(rows, 3, "comm-a") == list(range(50, 60))
@@ -96,12 +96,12 @@ def test_overlapping_buckets_get_a_row_each():
 
 
 def test_overlapping_buckets_share_one_row_where_there_is_no_other():
-    rows = paint_lanes(lanes_of(hello(0, 1), step(0, bucket_launch=[50 * MS, 55 * MS])), WIDTH, 5)
+    rows = paint_lanes(lanes_of(hello(0, 1), step(0, comm_launch=[50 * MS, 55 * MS])), WIDTH, 5)
     assert where(rows, 3, "comm-a", "comm-b") == list(range(50, 80))
 
 
 def test_a_short_bucket_and_a_short_exposure_still_show():
-    rows = paint_lanes(lanes_of(hello(0, 1), step(0, bucket_launch=[50 * MS, 89_999_000])), 40, 5)
+    rows = paint_lanes(lanes_of(hello(0, 1), step(0, comm_launch=[50 * MS, 89_999_000])), 40, 5)
     assert EXPOSED in plain(rows)[3]
 
 
@@ -139,7 +139,7 @@ def test_status_and_missing_ranks_are_named():
 
 
 def test_stamps_outside_the_step_stay_on_the_axis():
-    wild = step(0, bucket_launch=[-50 * MS, 70 * MS], bucket_done=[60 * MS, 5000 * MS], hook_ns=[-1, 10**15, 0, 1])
+    wild = step(0, comm_launch=[-50 * MS, 70 * MS], comm_done=[60 * MS, 5000 * MS], hook_ns=[-1, 10**15, 0, 1])
     rows = paint_lanes(lanes_of(hello(0, 1), wild), WIDTH, 5)
     assert all(sum(len(text) for text, _ in row) == WIDTH for row in rows)
 

@@ -72,7 +72,7 @@ class TestHeader:
         assert "█" not in line
 
     def test_no_sparkline_of_what_is_not_known(self):
-        unmeasured = [step(r, n, bucket_done=[None, None]) for n in range(20) for r in (0, 1)]
+        unmeasured = [step(r, n, comm_done=[None, None]) for n in range(20) for r in (0, 1)]
         line = plain(paint_header(overview([hello(0), hello(1), *unmeasured]), 200))[1]
         assert re.search(r"overlap –   exposed –   slowest", line)
 

@@ -70,7 +70,7 @@ class TestInspection:
         assert inspect(model, Cursor(), state) == Inspection()
 
     def test_completion_not_measured(self):
-        model, state = timeline([hello(0, 1), step(0, bucket_done=[None, None])])
+        model, state = timeline([hello(0, 1), step(0, comm_done=[None, None])])
         assert "done – ms" not in text(inspect(model, Cursor(75 * MS, 0), state).bucket)
         assert "exposed –" in text(inspect(model, Cursor(75 * MS, 0), state).bucket)
 
@@ -137,7 +137,7 @@ class TestPaint:
         assert ranks_in_view(model, 46, density=2) == 40
 
     def test_stamps_outside_the_step(self):
-        wild = step(0, bucket_launch=[-50 * MS, 70 * MS], bucket_done=[60 * MS, 5000 * MS], hook_ns=[-1, 10**15, 0, 1])
+        wild = step(0, comm_launch=[-50 * MS, 70 * MS], comm_done=[60 * MS, 5000 * MS], hook_ns=[-1, 10**15, 0, 1])
         later = msgspec.structs.replace(step(1), start_ns=step(0).start_ns + 10**15)
         for messages in ([hello(0, 1), wild], [hello(0), hello(1, boot_id="x"), wild, later]):
             model, _ = timeline(messages)

@@ -26,7 +26,7 @@ def plain_skew(steps):
     """By bucket, in launch order of the lowest rank: launch per rank, and transfer; as in docs/metrics.md."""
     launches, dones = {}, {}
     for one in sorted(steps, key=lambda one: one.rank):
-        for index, launch, done in zip(one.bucket_index, one.bucket_launch, one.bucket_done, strict=True):
+        for index, launch, done in zip(one.comm_label, one.comm_launch, one.comm_done, strict=True):
             launches.setdefault((0, index, 0), {})[one.rank] = one.start_ns + launch
             dones.setdefault((0, index, 0), []).append(None if done is None else one.start_ns + done)
     common = [key for key, per_rank in launches.items() if len(per_rank) == len(steps) > 1]
@@ -37,8 +37,8 @@ def plain_skew(steps):
 def shifted(rank, late, missing):
     """A rank whose buckets are launched that much later, without the last one if so wanted."""
     one = step(rank, 0)
-    launch = [at + extra * MS for at, extra in zip(one.bucket_launch, late, strict=True)]
-    changed = msgspec.structs.replace(one, bucket_launch=launch, bucket_done=[at + 5 * MS for at in launch])
+    launch = [at + extra * MS for at, extra in zip(one.comm_launch, late, strict=True)]
+    changed = msgspec.structs.replace(one, comm_launch=launch, comm_done=[at + 5 * MS for at in launch])
     if not missing:
         return changed
     columns = ("module", "index", "bytes", "ready", "launch", "done")
@@ -49,7 +49,7 @@ def shifted(rank, late, missing):
 def test_skew_is_that_of_the_definition(ranks, shuffle):
     steps = [shifted(rank, late, missing) for rank, (late, missing, _) in enumerate(ranks)]
     for one, (_, _, unmeasured) in zip(steps, ranks, strict=True):
-        one.bucket_done[0] = None if unmeasured else one.bucket_done[0]
+        one.comm_done[0] = None if unmeasured else one.comm_done[0]
     shuffled = list(steps)
     shuffle.shuffle(shuffled)
     view = view_of(shuffled)
@@ -86,7 +86,7 @@ def test_rows_survive_and_follow_a_late_frame():
     assert list(view.row("late")) == [0, 7 * MS]
     view.add(step(2, late_ms=9))
     assert list(view.row("late")) == [0, 7 * MS, 9 * MS]
-    unmeasured = view_of([step(0, bucket_done=[None, None])])
+    unmeasured = view_of([step(0, comm_done=[None, None])])
     assert all(math.isnan(unmeasured.row(metric)[0]) for metric in METRICS if metric not in ("step", "input"))
 
 

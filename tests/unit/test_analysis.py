@@ -45,12 +45,12 @@ def make_step(
             Span("sync", 75 * MS, 86 * MS),
             Span("optimizer", 90 * MS, 100 * MS),
         ],
-        bucket_module=[0] * len(rows),
-        bucket_index=list(range(len(rows))),
-        bucket_bytes=[1000] * len(rows),
-        bucket_ready=[int(launch * MS) for launch, _ in rows],
-        bucket_launch=[int(launch * MS) for launch, _ in rows],
-        bucket_done=[None if done is None else int(done * MS) for _, done in rows],
+        comm_module=[0] * len(rows),
+        comm_label=list(range(len(rows))),
+        comm_bytes=[1000] * len(rows),
+        comm_ready=[int(launch * MS) for launch, _ in rows],
+        comm_launch=[int(launch * MS) for launch, _ in rows],
+        comm_done=[None if done is None else int(done * MS) for _, done in rows],
         own_ns=MS // 10,
     )
 
@@ -126,9 +126,9 @@ def test_lateness_waiting_and_transfer() -> None:
 
 def test_a_bucket_reduced_twice_in_a_step_is_compared_turn_by_turn() -> None:
     twice = make_step(0, buckets=[(40, 45), (60, 65)])
-    twice.bucket_index = [0, 0]
+    twice.comm_label = [0, 0]
     other = make_step(1, buckets=[(41, 45), (63, 65)])
-    other.bucket_index = [0, 0]
+    other.comm_label = [0, 0]
     compared = across_ranks(twice, other).skew.buckets
     late = {key: (bucket.last_rank, (bucket.last - bucket.first) / MS) for key, bucket in compared.items()}
     assert late == {(0, 0, 0): (1, 1), (0, 0, 1): (1, 3)}
@@ -217,7 +217,7 @@ def test_what_a_recording_says_of_its_newest_steps_rests_on_full_ones_that_are_o
     for number in range(1, 1 + 2 * ATTACHED_STEPS):
         step = step_of(0, number)
         if number > 64:
-            step.status, step.bucket_done = "shadow", [None, None]
+            step.status, step.comm_done = "shadow", [None, None]
         closing.apply(step)
     found = json.loads(closing.documents()["findings.json"])
     assert found["steps"] == [ATTACHED_STEPS + 1, 2 * ATTACHED_STEPS]
@@ -259,8 +259,8 @@ def test_figures_have_units() -> None:
 
 def test_an_unresolved_step_has_no_figures() -> None:
     """The GPU's times did not come: in reports it counts as a step, in no statistic, and not in the cost."""
-    empty = {name: [] for name in ("spans", "hook_param", "hook_ns", "bucket_module", "bucket_index", "bucket_bytes")}
-    empty |= {name: [] for name in ("bucket_ready", "bucket_launch", "bucket_done")}
+    empty = {name: [] for name in ("spans", "hook_param", "hook_ns", "comm_module", "comm_label", "comm_bytes")}
+    empty |= {name: [] for name in ("comm_ready", "comm_launch", "comm_done")}
     report = ReportBuilder()
     for number in range(20):
         changes = {"status": "unresolved", "duration_ns": 0, "cpu_ns": 5, **empty} if number % 2 else {}

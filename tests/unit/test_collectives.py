@@ -34,9 +34,9 @@ def test_a_comm_hook_that_was_there_before_is_left_alone() -> None:
     assert watched.probe.foreign_hook == "fp16_compress_hook"
     assert not watched.probe.timed
     assert [step.status for step in steps] == ["warmup", "ok", "ok", "ok"]
-    assert steps[3].bucket_done == [None] * LAYERS
+    assert steps[3].comm_done == [None] * LAYERS
     backward = next(span for span in steps[3].spans if span.phase == "backward")
-    assert steps[3].bucket_launch[3] - backward.start > 2 * NAP_S * 1e9
+    assert steps[3].comm_launch[3] - backward.start > 2 * NAP_S * 1e9
     assert_launches_lie_between_the_naps(steps[3], watched, late_ns=watched.longest_forward_ns)
 
 
@@ -45,14 +45,14 @@ def test_a_comm_hook_that_comes_later_is_seen_and_shown_as_it_was_given() -> Non
     watched.ddp.register_comm_hook(None, fp16_compress_hook)
     assert watched.ddp._comm_hooks == [(fp16_compress_hook, None)]
     steps = watched.train(4)
-    assert all(done is not None for step in steps for done in step.bucket_done)
-    assert steps[3].bucket_bytes[0] == 4 * (64 + 8)  # of gradients, not on the wire
+    assert all(done is not None for step in steps for done in step.comm_done)
+    assert steps[3].comm_bytes[0] == 4 * (64 + 8)  # of gradients, not on the wire
 
 
 def test_a_built_in_comm_hook_is_seen() -> None:
     watched = Watched()
     watched.ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
-    assert all(len(step.bucket_done) == LAYERS and None not in step.bucket_done for step in watched.train(4)[1:])
+    assert all(len(step.comm_done) == LAYERS and None not in step.comm_done for step in watched.train(4)[1:])
 
 
 def test_a_module_that_is_given_another_group_is_seen_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_a_module_that_is_given_another_group_is_seen_on(monkeypatch: pytest.Mon
     other = dist.new_group([0])
     watched.ddp._update_process_group(other)
     steps = watched.train(3)
-    assert all(None not in step.bucket_done for step in steps)
+    assert all(None not in step.comm_done for step in steps)
 
 
 def test_a_thread_of_the_group_keeps_its_python_state() -> None:
@@ -185,8 +185,8 @@ def test_a_comm_hook_runs_unwrapped_where_process_groups_have_hooks(monkeypatch:
     watched.ddp.register_comm_hook(None, hook)
     steps = watched.train(3)
     assert "ddpwatch_timing" not in callers
-    assert steps[-1].bucket_index == list(range(LAYERS))
-    assert None not in steps[-1].bucket_done
+    assert steps[-1].comm_label == list(range(LAYERS))
+    assert None not in steps[-1].comm_done
     watched.probe.close()
     assert (group.before, group.after) == ([], [])
 

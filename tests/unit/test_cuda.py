@@ -107,8 +107,8 @@ def test_a_step_has_gpu_times() -> None:
     step = rig.records[0].message(0, 0)
     spans = {span.phase: (span.start / MS, span.end / MS) for span in step.spans}
     assert spans == {"forward": (0, 10), "backward": (10, 50), "sync": (50, 65), "optimizer": (65, 70)}
-    assert [at / MS for at in step.bucket_launch] == [30, 50]
-    assert [at / MS for at in step.bucket_done if at is not None] == [45, 65]
+    assert [at / MS for at in step.comm_launch] == [30, 50]
+    assert [at / MS for at in step.comm_done if at is not None] == [45, 65]
     assert step.duration_ns == 70 * MS
 
 
@@ -127,15 +127,15 @@ def test_a_collective_that_the_host_has_carried_out_keeps_the_hosts_time() -> No
     rig.step(by_host=[start + 80 * MS, start + 60 * MS])
     rig.recorder.finish()
     step = rig.records[0].message(0, 0)
-    assert step.bucket_done == [80 * MS, 60 * MS]
-    assert step.bucket_launch == [30 * MS, 50 * MS]
+    assert step.comm_done == [80 * MS, 60 * MS]
+    assert step.comm_launch == [30 * MS, 50 * MS]
 
 
 def test_two_modules_collectives_do_not_wait_for_each_other() -> None:
     rig = Rig()
     rig.step(modules=(0, 1), collective_ms=30)
     rig.recorder.finish()
-    assert rig.records[0].message(0, 0).bucket_launch == [30 * MS, 50 * MS]
+    assert rig.records[0].message(0, 0).comm_launch == [30 * MS, 50 * MS]
 
 
 def test_host_time_is_found_although_the_gpu_is_behind() -> None:
@@ -169,7 +169,7 @@ def test_the_backlog_is_bounded_and_what_is_given_up_is_unknown() -> None:
         rig.step()
     given_up = [record for record in rig.records if record.resolved]
     assert len(given_up) == len(rig.records) - BACKLOG
-    assert all(done is None for record in given_up for done in record.message(0, 0).bucket_done)
+    assert all(done is None for record in given_up for done in record.message(0, 0).comm_done)
 
 
 def test_a_step_that_is_given_up_has_no_figures() -> None:
@@ -182,7 +182,7 @@ def test_a_step_that_is_given_up_has_no_figures() -> None:
     sent = [record.message(0, 0) for record in rig.records]
     assert {step.status for step in sent} == {"unresolved"}
     for step in sent:
-        assert (step.duration_ns, step.spans, step.hook_ns, step.bucket_launch) == (0, [], [], [])
+        assert (step.duration_ns, step.spans, step.hook_ns, step.comm_launch) == (0, [], [], [])
         assert figures(step).phases_ns == {}
     assert [step.step for step in sent] == list(range(BACKLOG + 3))
 
@@ -195,7 +195,7 @@ def test_an_aborted_step_that_is_given_up_stays_aborted() -> None:
     rig.recorder.bucket_launch(0, 0, 64)
     rig.recorder.abort()
     step = rig.records[0].message(0, 0)
-    assert (step.status, step.duration_ns, step.spans, step.bucket_launch) == ("aborted", 0, [], [])
+    assert (step.status, step.duration_ns, step.spans, step.comm_launch) == ("aborted", 0, [], [])
     assert set(figures(step).phases_ns.values()) == {0}
 
 
@@ -206,7 +206,7 @@ def test_nothing_is_enqueued_while_a_graph_is_captured() -> None:
     rig.step()
     rig.recorder.finish()
     assert rig.records[0].message(0, 0).status == "unresolved"
-    assert rig.records[0].message(0, 0).bucket_done == []
+    assert rig.records[0].message(0, 0).comm_done == []
 
 
 def test_no_event_is_queried_while_a_graph_is_captured() -> None:
@@ -222,7 +222,7 @@ def test_no_event_is_queried_while_a_graph_is_captured() -> None:
     rig.capturing = False
     rig.step()
     assert rig.records[0].settled()
-    assert rig.records[0].message(0, 0).bucket_done != [None, None]
+    assert rig.records[0].message(0, 0).comm_done != [None, None]
 
 
 def test_a_sticky_error_gives_up_every_step_and_loses_none() -> None:

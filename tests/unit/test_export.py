@@ -85,8 +85,8 @@ def test_any_number_of_buckets_is_in_flight(tmp_path: Path) -> None:
     def crowded(step: Step) -> Step:
         n = 40
         return replace(
-            step, bucket_module=[0] * n, bucket_index=list(range(n)), bucket_bytes=[1000] * n, bucket_ready=[None] * n,
-            bucket_launch=[(40 + i) * MS for i in range(n)], bucket_done=[(80 + i) * MS for i in range(n)],
+            step, comm_module=[0] * n, comm_label=list(range(n)), comm_bytes=[1000] * n, comm_ready=[None] * n,
+            comm_launch=[(40 + i) * MS for i in range(n)], comm_done=[(80 + i) * MS for i in range(n)],
         )  # fmt: skip
 
     frames = ((crowded(m) if isinstance(m, Step) and m.step == 2 else m, at) for m, at in run_of(steps=4))
@@ -220,10 +220,8 @@ def test_tables_as_parquet(recorded: Path, tmp_path: Path) -> None:
 
 def test_what_parquet_cannot_hold_is_told(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    three = {
-        name: [0] * 3 for name in ("bucket_module", "bucket_index", "bucket_ready", "bucket_launch", "bucket_done")
-    }
-    huge = replace(step_of(0, 1), **three, bucket_bytes=[(1 << 62) - 1] * 3)
+    three = {name: [0] * 3 for name in ("comm_module", "comm_label", "comm_ready", "comm_launch", "comm_done")}
+    huge = replace(step_of(0, 1), **three, comm_bytes=[(1 << 62) - 1] * 3)
     messages: list[Message] = [hello_of(0, 1), huge]
     recorded = record(tmp_path / "run.mcap", iter([(message, BEGIN) for message in messages]))
     with pytest.raises(UsageError, match=r"steps\.parquet: a figure needs more than 64 bits") as error:

@@ -51,12 +51,12 @@ def test_a_shadow_step_has_launches_that_nobody_saw(mixed: tuple[list[Step], Wat
     assert {bool(step.hook_param) for step in shadows} == {True, False}
     full = next(step for step in steps if step.step == 10)
     for shadow in shadows:
-        assert shadow.bucket_index == full.bucket_index == list(range(LAYERS))
-        assert shadow.bucket_bytes == full.bucket_bytes
-        assert shadow.bucket_done == [None] * LAYERS
+        assert shadow.comm_label == full.comm_label == list(range(LAYERS))
+        assert shadow.comm_bytes == full.comm_bytes
+        assert shadow.comm_done == [None] * LAYERS
         assert len(shadow.hook_param) == (2 * LAYERS if is_sampled(shadow.step, HOOKS_PERIOD) else 0)
         backward = next(span for span in shadow.spans if span.phase == "backward")
-        for position, launch in enumerate(shadow.bucket_launch):
+        for position, launch in enumerate(shadow.comm_launch):
             assert NAP_S * (position + 1) * 1e9 <= launch - backward.start + early_ns
         assert_launches_lie_between_the_naps(shadow, watched, early_ns, late_ns)
 
@@ -64,10 +64,8 @@ def test_a_shadow_step_has_launches_that_nobody_saw(mixed: tuple[list[Step], Wat
 def test_a_full_step_sees_every_bucket(mixed: tuple[list[Step], Watched]) -> None:
     steps, watched = mixed
     for step in (step for step in steps if step.status == "ok"):
-        assert step.bucket_index == list(range(LAYERS))
-        assert all(
-            done is not None and done >= at for at, done in zip(step.bucket_launch, step.bucket_done, strict=True)
-        )
+        assert step.comm_label == list(range(LAYERS))
+        assert all(done is not None and done >= at for at, done in zip(step.comm_launch, step.comm_done, strict=True))
         assert len(step.hook_param) == 2 * LAYERS
         assert min(step.hook_param) == 100
         assert_launches_lie_between_the_naps(step, watched)
@@ -76,7 +74,7 @@ def test_a_full_step_sees_every_bucket(mixed: tuple[list[Step], Watched]) -> Non
 def test_ready_times_are_known_once_ddp_logs_what_is_in_its_buckets(mixed: tuple[list[Step], Watched]) -> None:
     """It rebuilds them in the second iteration and logs them in the third."""
     steps, watched = mixed
-    known = [all(at is not None for at in step.bucket_ready) for step in steps]
+    known = [all(at is not None for at in step.comm_ready) for step in steps]
     assert known == [True, False, *[True] * 10]
     assert [len(layout.buckets) for layout in watched.layouts] == [1, LAYERS, LAYERS]
     names = [[watched.layouts[-1].params[i] for i in bucket.params] for bucket in watched.layouts[-1].buckets]
@@ -87,10 +85,8 @@ def test_the_buckets_of_a_module_that_is_never_rebuilt_are_known() -> None:
     watched = Watched(find_unused_parameters=True, bucket_cap_mb=0.0005)
     (step, *_) = watched.train(2)
     assert sorted(i for bucket in bucket_layout(watched.ddp) for i in bucket.params) == list(range(2 * LAYERS))
-    assert [
-        bucket.nbytes for bucket in bucket_layout(watched.ddp)
-    ] == step.bucket_bytes  # not which were used: integers
-    assert all(at is not None for at in step.bucket_ready)
+    assert [bucket.nbytes for bucket in bucket_layout(watched.ddp)] == step.comm_bytes  # not which were used: integers
+    assert all(at is not None for at in step.comm_ready)
 
 
 def test_a_job_without_an_optimizer_ends_every_step_with_its_backward() -> None:
@@ -121,7 +117,7 @@ def test_a_module_can_be_watched_again() -> None:
     watched.train(3)
     watched.probe.close()
     again = DdpProbe(watched.ddp, 0, 0, watched.recorder, watched.layouts.append, watched.errors.append)
-    assert [len(step.bucket_done) for step in watched.train(3)[-3:]] == [LAYERS] * 3
+    assert [len(step.comm_done) for step in watched.train(3)[-3:]] == [LAYERS] * 3
     again.close()
 
 
@@ -145,9 +141,9 @@ def test_two_modules_whose_forwards_lie_in_another_step_than_their_backwards() -
     probe.close()
     assert generator.errors == []
     backwards = [sum(span.phase == "backward" for span in step.spans) for step in steps]
-    assert sum(step.bucket_module.count(0) for step in steps) >= 9 * LAYERS
+    assert sum(step.comm_module.count(0) for step in steps) >= 9 * LAYERS
     assert sum(backwards) == 20
-    assert all((None in step.bucket_done) == (step.status == "shadow") for step in steps if step.bucket_index)
+    assert all((None in step.comm_done) == (step.status == "shadow") for step in steps if step.comm_label)
 
 
 class Hooked(Layer):
@@ -203,7 +199,7 @@ def test_an_unwatched_step_is_left_alone() -> None:
     assert hooked == timed == [step not in (3, 5) for step in range(7)]
     steps = [record.message(0, 0) for record in watched.records]
     assert [step.status for step in steps] == ["warmup", "ok", "ok", "unwatched", "ok", "unwatched", "ok"]
-    assert all(step.bucket_index for step in steps if step.status != "unwatched")
+    assert all(step.comm_label for step in steps if step.status != "unwatched")
 
 
 def test_on_wait_is_called_when_a_backward_is_about_to_wait() -> None:

@@ -55,12 +55,12 @@ def steps(draw: st.DrawFn) -> Step:
         spans=[Span("forward", *pair) for pair in draw(st.lists(st.tuples(NS, NS), max_size=4))],
         hook_param=[param for param, _ in hooks],
         hook_ns=[at for _, at in hooks],
-        bucket_module=list(columns[0]),
-        bucket_index=list(columns[1]),
-        bucket_bytes=list(columns[2]),
-        bucket_ready=list(columns[3]),
-        bucket_launch=list(columns[4]),
-        bucket_done=list(columns[5]),
+        comm_module=list(columns[0]),
+        comm_label=list(columns[1]),
+        comm_bytes=list(columns[2]),
+        comm_ready=list(columns[3]),
+        comm_launch=list(columns[4]),
+        comm_done=list(columns[5]),
     )
 
 
@@ -104,11 +104,11 @@ def test_refusals_have_a_reason(frame: bytes, reason: str) -> None:
     assert error.value.reason == reason
 
 
-@pytest.mark.parametrize("column", ["hook_ns", "bucket_bytes", "bucket_done"])
+@pytest.mark.parametrize("column", ["hook_ns", "bucket_bytes", "bucket_done", "comm_seq", "comm_op"])
 def test_columns_must_agree_in_length(column: str) -> None:
     raw = msgspec.to_builtins(Step(rank=0, step=0, start_ns=0, duration_ns=1))
     with pytest.raises(FrameError, match="columns differ"):
-        decode(msgspec.msgpack.encode({**raw, column: [1]}))
+        decode(msgspec.msgpack.encode({**raw, column: ["all_reduce" if column == "comm_op" else 1]}))
 
 
 def test_fields_of_the_future_are_ignored() -> None:

@@ -35,7 +35,7 @@ STEP_NS = 10**8
 def step(number: int, rank: int = 0) -> Step:
     return Step(
         rank=rank, step=number, start_ns=number * STEP_NS, duration_ns=STEP_NS, hook_param=[0, 1], hook_ns=[1, 2],
-        bucket_module=[0], bucket_index=[0], bucket_bytes=[8], bucket_ready=[2], bucket_launch=[3], bucket_done=[9],
+        comm_module=[0], comm_label=[0], comm_bytes=[8], comm_ready=[2], comm_launch=[3], comm_done=[9],
     )  # fmt: skip
 
 
@@ -214,7 +214,7 @@ def test_summaries_keep_everything_but_hooks(tmp_path: Path) -> None:
     found = {m.step: m for m, _ in recording if isinstance(m, Step) and m.rank == 0}
     assert [number for number, m in found.items() if m.hook_ns] == [0, 10, 20, 30]
     assert found[7] == summary_of(step(7))
-    assert found[7].bucket_done == [9]
+    assert found[7].comm_done == [9]
 
 
 def test_killed_in_the_middle_of_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_a_step_has_phases_and_buckets() -> None:
         ("optimizer", 20),
     ]
     assert first.start_ns + first.duration_ns == second.start_ns
-    assert (second.bucket_index, second.bucket_launch, second.bucket_done) == ([0, 1], [52, 102], [102, 142])
+    assert (second.comm_label, second.comm_launch, second.comm_done) == ([0, 1], [52, 102], [102, 142])
     parts = figures(second)
     assert parts.exposed_ns == 30
     assert parts.comm_ns == 90
@@ -88,7 +88,7 @@ def test_accumulation_is_one_step_and_its_gaps_are_input() -> None:
     assert step.micro_steps == 2
     assert [span.phase for span in step.spans].count("backward") == 2
     assert figures(step).phases_ns["input"] == 501
-    assert step.bucket_index == [0, 1]
+    assert step.comm_label == [0, 1]
 
 
 def test_two_optimizers_end_one_step() -> None:
@@ -137,7 +137,7 @@ def test_an_exception_in_the_backward_aborts_the_step() -> None:
     script.optimize()
     script.recorder.finish()
     assert [step.status for step in script.messages()] == ["aborted", "ok"]
-    assert script.messages()[0].bucket_done == [None]
+    assert script.messages()[0].comm_done == [None]
 
 
 def test_an_exception_in_the_forward_aborts_the_step() -> None:
@@ -200,7 +200,7 @@ def test_a_reduction_whose_buckets_were_not_seen_is_one() -> None:
     script.optimize()
     script.recorder.finish()
     (step,) = script.messages()
-    assert (step.synced, step.bucket_index) == (True, [])
+    assert (step.synced, step.comm_label) == (True, [])
 
 
 class EverySecond(SamplingSchedule):
@@ -222,7 +222,7 @@ def test_an_unwatched_step_has_a_start_and_an_end() -> None:
     assert [step.status for step in steps] == ["ok", "unwatched", "ok", "unwatched"]
     assert len({step.duration_ns for step in steps[1:]}) == 1  # the first has no optimizer before it
     for step in steps[1::2]:
-        assert (step.spans, step.bucket_index, step.hook_param, step.micro_steps) == ([], [], [], 0)
+        assert (step.spans, step.comm_label, step.hook_param, step.micro_steps) == ([], [], [], 0)
 
 
 def test_without_an_optimizer_every_step_is_watched() -> None:
@@ -270,7 +270,7 @@ def test_an_unmeasured_completion_is_none_not_zero() -> None:
     script.optimize()
     script.recorder.finish()
     step = script.messages()[0]
-    assert step.bucket_done == [None]
+    assert step.comm_done == [None]
     measured = figures(step)
     assert (measured.comm_ns, measured.exposed_ns, measured.overlap) == (None, None, None)
 
@@ -288,8 +288,8 @@ def test_buckets_that_are_launched_at_the_same_moment_keep_their_order() -> None
     script.after(2).backward_end()
     script.recorder.finish()
     (step,) = script.messages()
-    assert step.bucket_launch == [11, 11]
-    assert step.bucket_done == [None, 11]
+    assert step.comm_launch == [11, 11]
+    assert step.comm_done == [None, 11]
 
 
 def test_a_wait_inside_the_backward_is_no_compute() -> None:

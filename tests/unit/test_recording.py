@@ -129,9 +129,9 @@ def test_a_recorded_step_is_small(tmp_path: Path) -> None:
         step = Step(
             rank=0, step=number, start_ns=10**15 + number * 10**8, duration_ns=10**8 + jitter[0],
             hook_param=list(range(50)), hook_ns=[10**6 * i + jitter[i] for i in range(50)],
-            bucket_module=[0] * 5, bucket_index=list(range(5)), bucket_bytes=[1 << 20] * 5,
-            bucket_ready=[10**7 * i for i in range(5)], bucket_launch=[10**7 * i + jitter[50 + i] for i in range(5)],
-            bucket_done=[10**7 * i + 5 * 10**6 + jitter[55 + i] for i in range(5)],
+            comm_module=[0] * 5, comm_label=list(range(5)), comm_bytes=[1 << 20] * 5,
+            comm_ready=[10**7 * i for i in range(5)], comm_launch=[10**7 * i + jitter[50 + i] for i in range(5)],
+            comm_done=[10**7 * i + 5 * 10**6 + jitter[55 + i] for i in range(5)],
         )  # fmt: skip
         writer.write(Envelope(number + 1, 10**18 + number * 10**8, encode(step)), "step")
         if number % 10 == 9:

@@ -79,9 +79,9 @@ def steps(draw: st.DrawFn) -> Step:
     return Step(
         rank=draw(RANK), step=draw(COUNT), status=draw(st.sampled_from(["ok", "ok", "shadow", "warmup", "aborted"])),
         epoch=draw(COUNT), start_ns=draw(NS), duration_ns=draw(LENGTH), spans=draw(st.lists(SPANS, max_size=4)),
-        hook_param=column(NS, hooks), hook_ns=column(NS, hooks), bucket_module=column(NS, buckets),
-        bucket_index=column(NS, buckets), bucket_bytes=column(NS, buckets), bucket_launch=column(NS, buckets),
-        bucket_ready=column(st.none() | NS, buckets), bucket_done=column(st.none() | NS, buckets),
+        hook_param=column(NS, hooks), hook_ns=column(NS, hooks), comm_module=column(NS, buckets),
+        comm_label=column(NS, buckets), comm_bytes=column(NS, buckets), comm_launch=column(NS, buckets),
+        comm_ready=column(st.none() | NS, buckets), comm_done=column(st.none() | NS, buckets),
         reduced=draw(st.booleans()), own_ns=draw(COUNT), sender_ns=draw(COUNT), cpu_ns=draw(st.none() | COUNT),
         dropped=draw(COUNT),
     )  # fmt: skip

@@ -108,8 +108,8 @@ class TestNamesAndChange:
 
     def test_slow_input_on_one_rank_and_on_all(self):
         late = {"spans": [Span("forward", 42 * MS, 70 * MS), Span("backward", 71 * MS, 120 * MS)],
-                "bucket_launch": [90 * MS, 110 * MS], "bucket_ready": [90 * MS, 110 * MS],
-                "bucket_done": [100 * MS, 122 * MS], "duration_ns": 125 * MS}  # fmt: skip
+                "comm_launch": [90 * MS, 110 * MS], "comm_ready": [90 * MS, 110 * MS],
+                "comm_done": [100 * MS, 122 * MS], "duration_ns": 125 * MS}  # fmt: skip
         one = [step(rank, n, **(late if rank == 0 else {})) for n in range(20) for rank in range(2)]
         found = judged([hello(0), hello(1), *one])
         assert (found.kind, found.rank) == ("straggler", 0)
@@ -122,7 +122,7 @@ class TestNamesAndChange:
 
 class TestVerdict:
     def test_hidden(self):
-        found = judged(step(0, n, bucket_done=[60 * MS, 82 * MS]) for n in range(20))
+        found = judged(step(0, n, comm_done=[60 * MS, 82 * MS]) for n in range(20))
         assert (found.kind, found.severity) == ("hidden", "ok")
         assert "exposed only 2.0 ms of 100 ms (2 %)" in found.text
 
@@ -214,12 +214,12 @@ class TestVerdict:
         assert found.text == "rank 1 silent for 5 s, last seen in step 40; rank 0 waits for bucket 1"
 
     def test_one_rank_alone(self):
-        empty = {f"bucket_{name}": [] for name in ("module", "index", "bytes", "ready", "launch", "done")}
+        empty = {f"comm_{name}": [] for name in ("module", "label", "bytes", "ready", "launch", "done")}
         found = judged([hello(0, 1), *(step(0, n, **empty) for n in range(20))])
         assert found.text == "no communication: one rank has nobody to talk to"
 
     def test_completion_not_measured(self):
-        found = judged(step(0, n, bucket_done=[None, None]) for n in range(20))
+        found = judged(step(0, n, comm_done=[None, None]) for n in range(20))
         assert found.kind == "unmeasured"
 
     def test_too_early_to_say(self):

@@ -49,7 +49,7 @@ class Lane:
     def bars(self) -> list[Bar]:
         """The buckets, in launch order."""
         step, offset = self.step, self.offset_ns
-        columns = zip(step.bucket_index, step.bucket_bytes, step.bucket_launch, step.bucket_done, strict=True)
+        columns = zip(step.comm_label, step.comm_bytes, step.comm_launch, step.comm_done, strict=True)
         return [
             Bar(position, index, size, offset + launch, None if done is None else offset + done)
             for position, (index, size, launch, done) in enumerate(columns)

@@ -202,7 +202,7 @@ def _marks(lane: Lane, at: int) -> list[Field]:
 
 def _bucket(found: _BucketAtCursor) -> list[Field]:
     step, bar, offset = found.lane.step, found.bar, found.lane.offset_ns
-    ready = step.bucket_ready[bar.position]
+    ready = step.comm_ready[bar.position]
     facts = found.step.facts_of(step.rank)
     exposed = facts.exposed[bar.position]
     fields = [

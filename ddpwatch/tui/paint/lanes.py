@@ -333,7 +333,7 @@ def _paint_exposed(canvas: Canvas, lane: Lane, axis: Axis, exposed: Interval, y:
 
 def _paint_comm_merged(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
     """One row per rank: launches as signs in the compute bar, exposed communication hatched where compute is idle."""
-    for x in axis.cells(lane.offset_ns, lane.step.bucket_launch):
+    for x in axis.cells(lane.offset_ns, lane.step.comm_launch):
         style = canvas.style_at(x, y)
         canvas.put(x, y, "▾", f"{style}-label" if style in PHASES else "launch")
     for exposed in lane.figures.exposed:

@@ -259,11 +259,11 @@ def message(record: StepRecord) -> dict:
         "start_ns": sent.start_ns,
         "duration_ns": sent.duration_ns,
         "spans": [[span.phase, span.start, span.end] for span in sent.spans],
-        "module": sent.bucket_module,
-        "index": sent.bucket_index,
-        "ready": sent.bucket_ready,
-        "launch": sent.bucket_launch,
-        "done": sent.bucket_done,
+        "module": sent.comm_module,
+        "index": sent.comm_label,
+        "ready": sent.comm_ready,
+        "launch": sent.comm_launch,
+        "done": sent.comm_done,
     }
 
 
