@@ -35,6 +35,7 @@ PhaseName = Literal["forward", "backward", "sync", "optimizer"]
 StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched", "unresolved"]
 EndReason = Literal["finished", "exception", "killed", "lost"]
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter"]
+ALL_REDUCE: Final[CollectiveOp] = "all_reduce"
 DEFAULT_GROUP: Final = 0  # id of the group of all ranks
 
 

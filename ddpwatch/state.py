@@ -15,8 +15,10 @@ from itertools import islice
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import Clock, clock_of
 from ddpwatch.analysis.diagnosis.verdict import Presence
+from ddpwatch.analysis.groups import Groups
+from ddpwatch.analysis.matching import NumberedStep, StepMatcher
 from ddpwatch.analysis.step import missing_steps
-from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Status, Step
+from ddpwatch.messages import Beat, Bye, Device, Group, Hello, Layout, Mark, Message, Status, Step
 from ddpwatch.sampling.cost import CostMeter
 
 __all__ = ["KEEP_STEPS", "RankState", "RankStatus", "RunState", "StepAcrossRanks"]
@@ -74,18 +76,20 @@ class RunState:
         version: Grows with every frame. A picture drawn at another version is stale.
         steps: The newest steps by number, oldest first.
         devices: Newest samples per (host, kind, index), oldest first.
+        groups: The process groups.
+        layouts: By module, group and epoch.
         end: The collector's goodbye, once the run is over.
     """
 
     run_id: str = ""
-    world_size: int = 0
+    groups: Groups = field(default_factory=Groups)
     now_ns: int = 0
     first_ns: int = 0
     version: int = 0
     frames: int = 0
     ranks: dict[int, RankState] = field(default_factory=dict)
     steps: OrderedDict[int, StepAcrossRanks] = field(default_factory=OrderedDict)
-    layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
+    layouts: dict[tuple[int, int, int], Layout] = field(default_factory=dict)
     devices: dict[tuple[str, str, int], deque[Device]] = field(default_factory=dict)
     marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=KEEP_MARKS))
     ends: deque[Bye] = field(default_factory=lambda: deque(maxlen=KEEP_ENDS))
@@ -97,6 +101,12 @@ class RunState:
     _layout_bytes: int = 0
     _restarts_before: int = 0
     _clocks: set[Clock] = field(default_factory=set)
+    _matcher: StepMatcher = field(default_factory=StepMatcher)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job; 0 while unknown."""
+        return self.groups.world_size
 
     def apply(self, message: Message, received_ns: int) -> None:
         """Takes one message. Never raises on a valid message, in whatever order they come."""
@@ -135,9 +145,12 @@ class RunState:
             self._apply_hello(rank, message)
         elif isinstance(message, Layout):
             self._apply_layout(message)
+        elif isinstance(message, Group):
+            self.groups.apply(message)
         elif isinstance(message, Bye):
             rank.bye = message
             self.ends.append(message)
+            self._add_steps(self._matcher.leave(rank.rank))
 
     def _apply_device(self, device: Device, received_ns: int) -> None:
         key = (device.host, device.kind, device.index)
@@ -151,7 +164,7 @@ class RunState:
 
     def _apply_layout(self, layout: Layout) -> None:
         """Keeps the newest layouts. Ranks mostly have the same, and then the first one's stays."""
-        key = (layout.module, layout.epoch)
+        key = (layout.module, layout.group, layout.epoch)
         known = self.layouts.get(key)
         if known is not None and _grouping(known) == _grouping(layout):
             return
@@ -163,7 +176,7 @@ class RunState:
     def _apply_hello(self, rank: RankState, hello: Hello) -> None:
         rank.hello, rank.bye = hello, None
         self.run_id = hello.run_id or self.run_id
-        self.world_size = max(self.world_size, hello.world_size)
+        self.groups.apply(hello)
         if self.comparable:  # two clocks are enough to know that times are not
             self._clocks.add(clock_of(hello))
         self.comparable = len(self._clocks) <= 1
@@ -172,18 +185,26 @@ class RunState:
         rank.missing += missing_steps(rank.last_step, step)
         rank.last_step, rank.dropped = step, max(rank.dropped, step.dropped)
         self.cost.add(step)
-        across = self.steps.get(step.step)
-        if across is None:
-            if len(self.steps) >= self._room() and step.step < next(iter(self.steps)):
-                return  # older than anything kept
-            in_order = not self.steps or step.step > next(reversed(self.steps))
-            across = self.steps[step.step] = StepAcrossRanks(step.step, self.comparable)
-            if not in_order:
-                self.steps = OrderedDict(sorted(self.steps.items()))
-            self._tidy()
-        across.add(step)
+        self._add_steps(self._matcher.add(step))
+
+    def _add_steps(self, steps: Iterable[NumberedStep]) -> None:
+        for number, step in steps:
+            across = self.steps.get(number) or self._make_step(number)
+            if across is not None:
+                across.add(step)
         if self.frames % KEEP_DECODED == 0:
             self._tidy()
+
+    def _make_step(self, number: int) -> StepAcrossRanks | None:
+        """A new step; None if it is older than anything kept."""
+        if len(self.steps) >= self._room() and number < next(iter(self.steps)):
+            return None
+        in_order = not self.steps or number > next(reversed(self.steps))
+        across = self.steps[number] = StepAcrossRanks(number, self.comparable, self.groups.members)
+        if not in_order:
+            self.steps = OrderedDict(sorted(self.steps.items()))
+        self._tidy()
+        return across
 
     def _room(self) -> int:
         """How many steps are kept."""
@@ -224,6 +245,7 @@ class RunState:
                 bye=state.bye,
                 silent_ns=self.now_ns - state.seen_ns,
                 finished_steps=0 if state.last_step is None else state.last_step.step + 1,
+                groups=self.groups.of_rank(rank),
             )
             for rank, state in self.ranks.items()
         }
@@ -243,24 +265,34 @@ class RunState:
                 return across
         return next(reversed(self.steps.values()), None)
 
-    def layer(self, param: int) -> str:
-        """Name of a parameter, from the newest layout that has it; "" if none has."""
-        for layout in sorted(self.layouts.values(), key=lambda layout: layout.epoch, reverse=True):
+    def layer(self, param: int, rank: int | None = None) -> str:
+        """Name of a parameter, from the newest layout that has it; "" if none has.
+
+        Args:
+            param: Its id.
+            rank: Only layouts of its groups count; None for those of any.
+        """
+        for layout in self._newest_layouts(rank):
             if 0 <= param - layout.param_base < len(layout.params):
                 return layout.params[param - layout.param_base]
         return ""
 
-    def bucket_layer(self, index: int) -> str:
+    def bucket_layer(self, index: int, rank: int | None = None) -> str:
         """The first parameter of a bucket, from the newest layout that has it; "" if none is known."""
-        return next(iter(self.bucket_params(index)), "")
+        return next(iter(self.bucket_params(index, rank)), "")
 
-    def bucket_params(self, index: int) -> list[str]:
+    def bucket_params(self, index: int, rank: int | None = None) -> list[str]:
         """The parameters of a bucket, from the newest layout that has it; empty if none is known."""
-        for layout in sorted(self.layouts.values(), key=lambda layout: layout.epoch, reverse=True):
+        for layout in self._newest_layouts(rank):
             for bucket in layout.buckets:
                 if bucket.index == index:
                     return [layout.params[param] for param in bucket.params if param < len(layout.params)]
         return []
+
+    def _newest_layouts(self, rank: int | None) -> list[Layout]:
+        groups = None if rank is None else self.groups.of_rank(rank)
+        layouts = [layout for layout in self.layouts.values() if groups is None or layout.group in groups]
+        return sorted(layouts, key=lambda layout: layout.epoch, reverse=True)
 
     def recent(self, count: int = 50) -> list[StepAcrossRanks]:
         """The `newest` steps that count and that every known rank has sent."""

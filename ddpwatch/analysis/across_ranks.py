@@ -1,7 +1,8 @@
 """One step across ranks: who launched a bucket late, who waited for it, and how long the transfer itself took.
 
 A raw collective duration is never called network time: on the first rank most of it is waiting for the last one. Only
-ranks that share one clock can be compared (see `ddpwatch.analysis.clocks.same_clock`).
+ranks of one group are compared, if all of its members have sent the step and share one clock (see
+`ddpwatch.analysis.clocks.same_clock`): a last rank that nobody watches would look like a long transfer.
 
 A job of a thousand ranks sends a thousand frames per step. So the class computes each rank's facts once, compares ranks
 column by column, and keeps the frames of old steps encoded, in a tenth of the memory.
@@ -12,12 +13,13 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
+from itertools import repeat
 from operator import sub
 from typing import NamedTuple, TypeVar, cast
 
 from ddpwatch.analysis.intervals import Intervals, total_within
 from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, figures
-from ddpwatch.messages import Message, Step, decode, encode
+from ddpwatch.messages import DEFAULT_GROUP, Message, Step, decode, encode
 from ddpwatch.sampling.levels import is_counted, is_timed
 
 METRICS = ("late", "wait", "step", "exposed", "overlap", "input")
@@ -34,6 +36,8 @@ class RankFacts(NamedTuple):
 
     Attributes:
         keys: The buckets.
+        seqs: Sequence number of the first bucket's collective in its group (None if the group does not count), and per
+            bucket the difference to it.
         launch, done: Per bucket, absolute (ns); ``done`` is None where the completion was not measured.
         exposed: Per bucket, how much of [launch, done] was exposed (ns); None where that is not known.
         cost: The probe's own time as a share of the step; None for a step without duration.
@@ -41,6 +45,7 @@ class RankFacts(NamedTuple):
 
     figures: StepFigures
     keys: tuple[BucketKey, ...]
+    seqs: tuple[int | None, tuple[int, ...]]
     launch: Sequence[int]
     done: Sequence[int | None]
     exposed: tuple[int | None, ...]
@@ -53,6 +58,7 @@ def rank_facts(step: Step, found: StepFigures) -> RankFacts:
     return RankFacts(
         figures=found,
         keys=bucket_keys(step),
+        seqs=(step.comm_first_seq, tuple(step.comm_seq)),
         launch=array("q", [start + launch for launch in step.comm_launch]),
         done=_absolute(step.comm_done, start),
         exposed=_exposed(step.comm_launch, step.comm_done, found.exposed),
@@ -84,12 +90,14 @@ class BucketSkew(NamedTuple):
     Attributes:
         first, last: Earliest and latest launch, absolute.
         last_rank: The rank that launched last.
+        ranks: How many ranks the group has.
         transfer: Latest completion after the latest launch; None if a completion was not measured.
     """
 
     first: int
     last: int
     last_rank: int
+    ranks: int
     transfer: int | None
 
 
@@ -97,47 +105,94 @@ class LaunchSkew(NamedTuple):
     """How far the launches of a step's buckets lie apart (ns).
 
     Attributes:
-        buckets: The buckets that every rank launched, in launch order of the lowest rank.
+        buckets: The buckets that every rank of their group launched, in launch order of the group's lowest rank.
         late: Per rank, its largest delay after the first launch of a bucket.
         wait: Per rank, its longest wait for the last launch of a bucket.
+        peers: Per rank, the ranks that it is compared with in the group of its first bucket, and itself.
     """
 
     buckets: dict[BucketKey, BucketSkew]
     late: dict[int, int]
     wait: dict[int, int]
+    peers: dict[int, tuple[int, ...]]
 
 
-NO_SKEW = LaunchSkew({}, {}, {})
+NO_SKEW = LaunchSkew({}, {}, {}, {})
+Members = Callable[[int], "tuple[int, ...] | None"]  # of a group; None if they are not known
 
 
-def launch_skew(facts: Mapping[int, RankFacts]) -> LaunchSkew:
-    """Compares the buckets that every rank launched; empty for a single rank."""
-    keys = _common_keys(facts)
-    if len(facts) < 2 or not keys:
+def nobody_known(group: int) -> tuple[int, ...] | None:
+    """The members of a group, where no rank has named any."""
+    return None
+
+
+def launch_skew(facts: Mapping[int, RankFacts], members: Members = nobody_known) -> LaunchSkew:
+    """Compares the buckets that every rank of their group launched; empty for a single rank.
+
+    The default group, if its members are not known, has all ranks of ``facts``. Any other group is then left out.
+    """
+    distinct = {id(fact.keys): fact.keys for fact in facts.values()}
+    groups = list(dict.fromkeys(key[3] for keys in distinct.values() for key in keys))
+    if len(groups) == 1:
+        return _group_skew(facts, groups[0], members)
+    found = LaunchSkew({}, {}, {}, {})
+    for group in groups:
+        skew = _group_skew(facts, group, members)
+        found.buckets.update(skew.buckets)
+        for rank in skew.late:
+            found.late[rank] = max(found.late.get(rank, 0), skew.late[rank])
+            found.wait[rank] = max(found.wait.get(rank, 0), skew.wait[rank])
+            found.peers.setdefault(rank, skew.peers[rank])
+    return found
+
+
+def _group_skew(facts: Mapping[int, RankFacts], group: int, members: Members) -> LaunchSkew:
+    """Compares the buckets of one group; empty if a member has not sent the step."""
+    known = members(group)
+    if known is None and group == DEFAULT_GROUP:
+        known = tuple(sorted(facts))
+    if known is None or len(known) < 2 or not all(rank in facts for rank in known):
         return NO_SKEW
+    if len(known) < len(facts):
+        facts = {rank: facts[rank] for rank in known}
+    keys = _common_keys(facts, group)
+    return _skew_of(facts, keys) if keys else NO_SKEW
+
+
+def _skew_of(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...]) -> LaunchSkew:
     ranks = sorted(facts)
     launches = {rank: _aligned(facts[rank].launch, facts[rank], keys) for rank in ranks}
     columns = list(zip(*launches.values(), strict=True))
     first, last = list(map(min, columns)), list(map(max, columns))
     last_ranks = [ranks[column.index(at)] for column, at in zip(columns, last, strict=True)]
-    rows = map(BucketSkew, first, last, last_ranks, _transfers(facts, keys, last))
+    rows = map(BucketSkew, first, last, last_ranks, repeat(len(ranks)), _transfers(facts, keys, last))
     return LaunchSkew(
         buckets=dict(zip(keys, rows, strict=True)),
         late={rank: max(map(sub, row, first)) for rank, row in launches.items()},
         wait={rank: max(map(sub, last, row)) for rank, row in launches.items()},
+        peers=dict.fromkeys(ranks, tuple(ranks)),
     )
 
 
-def _common_keys(facts: Mapping[int, RankFacts]) -> tuple[BucketKey, ...]:
-    """The keys that all ranks have, in launch order of the lowest rank."""
-    if not facts:
-        return ()
-    distinct = {id(fact.keys): fact.keys for fact in facts.values()}
-    lowest = facts[min(facts)].keys
-    if len(distinct) == 1:
-        return lowest
-    shared = set(lowest).intersection(*distinct.values())
-    return tuple(key for key in lowest if key in shared)
+def _common_keys(facts: Mapping[int, RankFacts], group: int) -> tuple[BucketKey, ...]:
+    """The keys of the group that all ranks have for the same collectives, in launch order of the lowest rank."""
+    lowest = facts[min(facts)]
+    if all(fact.keys is lowest.keys and fact.seqs == lowest.seqs for fact in facts.values()):
+        return _of_group(lowest.keys, group)
+    shared = set(_numbered_keys(lowest)).intersection(*map(_numbered_keys, facts.values()))
+    return _of_group(tuple(key for key, seq in _numbered_keys(lowest) if (key, seq) in shared), group)
+
+
+def _of_group(keys: tuple[BucketKey, ...], group: int) -> tuple[BucketKey, ...]:
+    return keys if all(key[3] == group for key in keys) else tuple(key for key in keys if key[3] == group)
+
+
+def _numbered_keys(fact: RankFacts) -> list[tuple[BucketKey, int | None]]:
+    """The keys with the sequence numbers of their collectives, where they are known."""
+    first, offsets = fact.seqs
+    if first is None or not offsets:
+        return [(key, None) for key in fact.keys]
+    return [(key, first + offset) for key, offset in zip(fact.keys, offsets, strict=True)]
 
 
 def _aligned(column: Sequence[_Stamp], fact: RankFacts, keys: tuple[BucketKey, ...]) -> Sequence[_Stamp]:
@@ -210,6 +265,7 @@ class StepAcrossRanks:
     Attributes:
         step: Its number.
         comparable: Whether its ranks share one clock.
+        members_of: The members of a group, None if they are not known.
         counted: Whether statistics include it: on no rank was it warm-up, aborted or unwatched.
         timed: Whether its collectives were timed on every rank.
         ranks: The ranks' frames.
@@ -218,9 +274,10 @@ class StepAcrossRanks:
         end_ns: Latest end on any rank.
     """
 
-    def __init__(self, step: int, comparable: bool = True) -> None:
+    def __init__(self, step: int, comparable: bool = True, members: Members = nobody_known) -> None:
         self.step = step
         self.comparable = comparable
+        self.members_of = members
         self.counted = self.timed = True
         self.start_ns, self.end_ns, self.longest_ns = _LATEST_NS, 0, 0
         self._frames: dict[int, Step | bytes] = {}
@@ -293,7 +350,7 @@ class StepAcrossRanks:
     def skew(self) -> LaunchSkew:
         """Launches compared over the ranks; empty where they cannot be compared."""
         if self._skew is None:
-            self._skew = launch_skew(self.all_facts()) if self.comparable else NO_SKEW
+            self._skew = launch_skew(self.all_facts(), self.members_of) if self.comparable else NO_SKEW
         return self._skew
 
     def late_ns(self, rank: int) -> int | None:

@@ -7,16 +7,21 @@ from collections.abc import Iterable, Iterator
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import same_clock
-from ddpwatch.messages import Hello, Message, Step
+from ddpwatch.analysis.groups import Groups
+from ddpwatch.analysis.matching import NumberedStep, StepMatcher
+from ddpwatch.messages import Bye, Group, Hello, Message, Step
 
 OPEN_STEPS = 1024  # steps that wait for their last ranks; older ones are closed with the ranks they have
 
 
 class StepAssembler:
-    """Takes messages and returns complete steps.
+    """Takes messages and yields complete steps.
 
     Args:
         ranks: How many ranks will send a step, where that is fewer than the run has.
+
+    Attributes:
+        groups: The run's process groups.
     """
 
     def __init__(self, ranks: int | None = None) -> None:
@@ -25,23 +30,34 @@ class StepAssembler:
         self._comparable = True
         self._expected = 1
         self._open: OrderedDict[int, StepAcrossRanks] = OrderedDict()
+        self._matcher = StepMatcher()
+        self.groups = Groups()
 
-    def apply(self, message: Message) -> StepAcrossRanks | None:
-        """Takes one message; returns the step that it completes, or the oldest one if too many wait."""
+    def apply(self, message: Message) -> Iterator[StepAcrossRanks]:
+        """Takes one message; yields the steps that it completes, and the oldest one if too many wait."""
         if isinstance(message, Hello):
             self._meet(message)
-        if not isinstance(message, Step):
-            return None
-        across = self._open.get(message.step)
-        if across is None:
-            across = self._open[message.step] = StepAcrossRanks(message.step)
-        across.add(message)
-        if len(across) >= self._expected:
-            return self._closed(self._open.pop(message.step))
-        return self._closed(self._open.popitem(last=False)[1]) if len(self._open) > OPEN_STEPS else None
+        if isinstance(message, (Hello, Group)):
+            self.groups.apply(message)
+        elif isinstance(message, Step):
+            yield from self._add(self._matcher.add(message))
+        elif isinstance(message, Bye) and message.rank is not None:
+            yield from self._add(self._matcher.leave(message.rank))
+
+    def _add(self, steps: Iterable[NumberedStep]) -> Iterator[StepAcrossRanks]:
+        for number, step in steps:
+            across = self._open.get(number)
+            if across is None:
+                across = self._open[number] = StepAcrossRanks(number, members=self.groups.members)
+            across.add(step)
+            if len(across) >= self._expected:
+                yield self._closed(self._open.pop(number))
+            elif len(self._open) > OPEN_STEPS:
+                yield self._closed(self._open.popitem(last=False)[1])
 
     def rest(self) -> Iterator[StepAcrossRanks]:
         """The steps that still lack a rank, oldest first."""
+        yield from self._add(self._matcher.rest())
         while self._open:
             yield self._closed(self._open.popitem(last=False)[1])
 
@@ -60,7 +76,5 @@ def steps_across_ranks(messages: Iterable[Message], ranks: int | None = None) ->
     """The steps of a run, each as soon as it is complete. ``ranks`` as for `StepAssembler`."""
     assembler = StepAssembler(ranks)
     for message in messages:
-        across = assembler.apply(message)
-        if across is not None:
-            yield across
+        yield from assembler.apply(message)
     yield from assembler.rest()

@@ -7,15 +7,17 @@ the ranks of a step, then over the steps. ``docs/metrics.md`` defines transfer, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from statistics import median
 
 from ddpwatch.analysis.across_ranks import BucketSkew, StepAcrossRanks
 from ddpwatch.analysis.step import BucketKey, backward_start
-from ddpwatch.messages import Step
+from ddpwatch.messages import ALL_REDUCE, CollectiveOp, Step
 
 Bucket = tuple[int, int]  # module, index
+NO_KEY: BucketKey = (-1, -1, -1, -1)
 WORK_PER_CALL = 1024  # steps times ranks computed in one call, so that a large job does not freeze the screen
 
 
@@ -110,21 +112,26 @@ def _p50(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def busbw(nbytes: int, transfer_ns: float | None, ranks: int) -> float | None:
-    """Bus bandwidth in bytes/s after nccl-tests: bytes / transfer * 2(n-1)/n; None without a transfer."""
+def busbw(nbytes: int, transfer_ns: float | None, ranks: int, op: CollectiveOp = ALL_REDUCE) -> float | None:
+    """Bus bandwidth in bytes/s after nccl-tests; None without a transfer.
+
+    That is bytes / transfer times (n-1)/n, and twice that for an all-reduce, which moves everything twice.
+    """
     if not transfer_ns or transfer_ns < 0 or ranks < 2:
         return None
-    return nbytes / transfer_ns * 1e9 * 2 * (ranks - 1) / ranks
+    return nbytes / transfer_ns * 1e9 * (2 if op == ALL_REDUCE else 1) * (ranks - 1) / ranks
 
 
 def bus_bandwidths(across: StepAcrossRanks) -> dict[BucketKey, float | None]:
-    """The `busbw` of every compared bucket of a step. Sizes are those on the lowest rank."""
-    compared = across.skew.buckets
-    if not compared:
-        return {}
-    lowest, ranks = min(across.members), len(across)
-    sizes = zip(across.facts_of(lowest).keys, across.ranks[lowest].comm_bytes, strict=True)
-    return {key: busbw(nbytes, compared[key].transfer, ranks) for key, nbytes in sizes if key in compared}
+    """The `busbw` of every compared bucket of a step. Sizes are those on the lowest rank of the bucket's group."""
+    compared, found = across.skew.buckets, dict[BucketKey, float | None]()
+    for rank in sorted({peers[0] for peers in across.skew.peers.values()}):
+        step = across.ranks[rank]
+        rows = zip(across.facts_of(rank).keys, step.comm_bytes, step.comm_op or repeat(ALL_REDUCE), strict=False)
+        for key, nbytes, op in rows:
+            if key in compared and key not in found:
+                found[key] = busbw(nbytes, compared[key].transfer, compared[key].ranks, op)
+    return found
 
 
 def bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
@@ -137,9 +144,22 @@ def bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
         for position, bucket in enumerate(zip(step.comm_module, step.comm_label, strict=True)):
             columns.setdefault(bucket, []).append((*_stamps(step, position), exposed[position]))
             sizes[bucket] = step.comm_bytes[position]
-    skews = {key[:2]: bucket for key, bucket in reversed(across.skew.buckets.items())}  # the first turn of each
-    ranks = len(across)
-    return {bucket: _bucket_step(sizes[bucket], rows, skews.get(bucket), ranks) for bucket, rows in columns.items()}
+    worst, compared, bandwidths = _worst(across.skew.buckets), across.skew.buckets, bus_bandwidths(across)
+    return {
+        bucket: _bucket_step(sizes[bucket], rows, compared.get(key), bandwidths.get(key))
+        for bucket, rows in columns.items()
+        for key in [worst.get(bucket, NO_KEY)]
+    }
+
+
+def _worst(compared: Mapping[BucketKey, BucketSkew]) -> dict[Bucket, BucketKey]:
+    """Of each bucket the group whose ranks waited longest, in the first backward of the step."""
+    found: dict[Bucket, BucketKey] = {}
+    for key, skew in compared.items():
+        before = compared.get(found.get(key[:2], key), skew)
+        if key[2] == 0 and skew.last - skew.first >= before.last - before.first:
+            found[key[:2]] = key
+    return found
 
 
 def _stamps(step: Step, position: int) -> tuple[float | None, float, float | None]:
@@ -156,7 +176,7 @@ def _bucket_step(
     nbytes: int,
     rows: Sequence[tuple[float | None, float, float | None, float | None]],
     skew: BucketSkew | None,
-    ranks: int,
+    bandwidth: float | None,
 ) -> BucketStep:
     ready, launch, done, exposed = (_p50(column) for column in zip(*rows, strict=True))
     transfer = None if skew is None else skew.transfer
@@ -168,6 +188,6 @@ def _bucket_step(
         transfer=transfer,
         wait=None if skew is None else skew.last - skew.first,
         exposed=exposed,
-        busbw=busbw(nbytes, transfer, ranks),
+        busbw=bandwidth,
         last_rank=None if skew is None else skew.last_rank,
     )

@@ -14,7 +14,6 @@ class StepDigest:
     """One step's columns, computed once and sorted, which makes the median over many steps cheap. Times in ns.
 
     Attributes:
-        typical_late: The median lateness over the ranks; None if they cannot be compared.
         bucket_exposed: Per bucket index the median over the ranks.
     """
 
@@ -30,9 +29,18 @@ class StepDigest:
         self.overlap = sorted(figure.overlap for figure in figures if figure.overlap is not None)
         self.exposed_ns = sorted(f.exposed_ns for f in figures if f.comm_ns and f.exposed_ns is not None)
         self.cost = sorted(fact.cost for fact in self.ranks.values() if fact.cost is not None)
-        self.typical_late = median_low(self.skew.late.values()) if self.skew.late else None
         self.bucket_exposed = _bucket_exposed(self.ranks.values())
         self._phases: dict[str, float] = {}
+        self._typical_late: dict[tuple[int, ...], int] = {}
+
+    def typical_late(self, rank: int) -> int | None:
+        """The median lateness over the ranks of a rank's group; None if they cannot be compared."""
+        peers = self.skew.peers.get(rank)
+        if peers is None:
+            return None
+        if peers not in self._typical_late:
+            self._typical_late[peers] = median_low([self.skew.late[peer] for peer in peers])
+        return self._typical_late[peers]
 
     def phase_p50(self, phase: str) -> float:
         """The median over the ranks of one of the `ddpwatch.analysis.step.PHASES`."""
@@ -49,6 +57,6 @@ def _bucket_exposed(facts: Iterable[RankFacts]) -> dict[int, float]:
             alike.setdefault(fact.keys, []).append(fact.exposed)
     samples: dict[int, list[int]] = {}
     for keys, rows in alike.items():
-        for (_, index, _), column in zip(keys, zip(*rows, strict=True), strict=True):
+        for (_, index, *_), column in zip(keys, zip(*rows, strict=True), strict=True):
             samples.setdefault(index, []).extend(cast("tuple[int, ...]", column))
     return {index: median(values) for index, values in samples.items()}

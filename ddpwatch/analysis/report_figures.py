@@ -106,8 +106,7 @@ class ReportBuilder:
 
     def apply(self, message: Message) -> None:
         """Takes one message."""
-        across = self._assembler.apply(message)
-        if across is not None:
+        for across in self._assembler.apply(message):
             self._close(across)
         if isinstance(message, Step):
             self._step(message)

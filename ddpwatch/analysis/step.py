@@ -12,13 +12,14 @@ from operator import attrgetter
 from typing import NamedTuple, cast
 
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
-from ddpwatch.messages import Step
+from ddpwatch.messages import DEFAULT_GROUP, Step
 from ddpwatch.sampling.levels import is_watched
 
 PHASES = ("input", "forward", "backward", "exposed_comm", "optimizer", "other")
 NS_PER_MS = 1e6
 
-BucketKey = tuple[int, int, int]  # module, bucket index, turn: which backward of the step it belongs to, from 0
+# module, bucket index, turn (which backward of the step it belongs to, from 0), group
+BucketKey = tuple[int, int, int, int]
 
 
 class StepFigures(NamedTuple):
@@ -78,16 +79,16 @@ def figures(step: Step) -> StepFigures:
 
 def bucket_keys(step: Step) -> tuple[BucketKey, ...]:
     """The keys of the step's buckets, in launch order; one tuple for all ranks that launched alike."""
-    return _keys(tuple(step.comm_module), tuple(step.comm_label))
+    return _keys(tuple(step.comm_module), tuple(step.comm_label), tuple(step.comm_group))
 
 
 @lru_cache(maxsize=256)
-def _keys(modules: tuple[int, ...], indices: tuple[int, ...]) -> tuple[BucketKey, ...]:
+def _keys(modules: tuple[int, ...], indices: tuple[int, ...], groups: tuple[int, ...]) -> tuple[BucketKey, ...]:
     seen: dict[tuple[int, int], int] = {}
     keys = []
-    for bucket in zip(modules, indices, strict=True):
-        turn = seen[bucket] = seen.get(bucket, -1) + 1
-        keys.append((*bucket, turn))
+    for module, index, group in zip(modules, indices, groups or [DEFAULT_GROUP] * len(indices), strict=True):
+        turn = seen[module, index] = seen.get((module, index), -1) + 1
+        keys.append((module, index, turn, group))
     return tuple(keys)
 
 

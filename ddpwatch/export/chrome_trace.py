@@ -63,9 +63,9 @@ def align(frames: Iterable[Frame], ranks: int | None = None) -> TimeLine:
             start, end = message.start_ns, message.start_ns + message.duration_ns
             first, last = extents.get(message.rank, (start, end))
             extents[message.rank] = (min(first, start), max(last, end))
-        across = assembler.apply(message)
-        if across is not None and across.counted:
-            aligner.compare(across.ranks)
+        for across in assembler.apply(message):
+            if across.counted:
+                aligner.compare(across.ranks)
     for across in assembler.rest():
         aligner.compare(across.ranks)
     offsets = aligner.offsets()
@@ -136,8 +136,7 @@ class _Tracer:
 
     def events(self, frames: Iterable[Frame]) -> Iterator[Event]:
         for message, _ in frames:
-            across = self._assembler.apply(message)
-            if across is not None:
+            for across in self._assembler.apply(message):
                 yield from self._across_ranks(across)
             yield from self._other(message)
         for across in self._assembler.rest():
@@ -238,7 +237,7 @@ class _Tracer:
     def _comm(self, rank: int, step: Step, start: int, flows: dict[BucketKey, list[Event]]) -> Iterator[Event]:
         keys = bucket_keys(step)
         for i in sorted(range(len(keys)), key=step.comm_launch.__getitem__):
-            module, index, _ = keys[i]
+            module, index, *_ = keys[i]
             launch, done, ready = step.comm_launch[i], step.comm_done[i], step.comm_ready[i]
             facts = {
                 "step": step.step, "module": module, "bucket": index, "bytes": step.comm_bytes[i],

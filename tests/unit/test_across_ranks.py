@@ -27,8 +27,8 @@ def plain_skew(steps):
     launches, dones = {}, {}
     for one in sorted(steps, key=lambda one: one.rank):
         for index, launch, done in zip(one.comm_label, one.comm_launch, one.comm_done, strict=True):
-            launches.setdefault((0, index, 0), {})[one.rank] = one.start_ns + launch
-            dones.setdefault((0, index, 0), []).append(None if done is None else one.start_ns + done)
+            launches.setdefault((0, index, 0, 0), {})[one.rank] = one.start_ns + launch
+            dones.setdefault((0, index, 0, 0), []).append(None if done is None else one.start_ns + done)
     common = [key for key, per_rank in launches.items() if len(per_rank) == len(steps) > 1]
     transfers = {key: None if None in dones[key] else max(dones[key]) - max(launches[key].values()) for key in common}
     return {key: launches[key] for key in common}, transfers
@@ -41,8 +41,8 @@ def shifted(rank, late, missing):
     changed = msgspec.structs.replace(one, comm_launch=launch, comm_done=[at + 5 * MS for at in launch])
     if not missing:
         return changed
-    columns = ("module", "index", "bytes", "ready", "launch", "done")
-    return msgspec.structs.replace(changed, **{f"bucket_{c}": getattr(changed, f"bucket_{c}")[:1] for c in columns})
+    columns = ("module", "label", "bytes", "ready", "launch", "done")
+    return msgspec.structs.replace(changed, **{f"comm_{c}": getattr(changed, f"comm_{c}")[:1] for c in columns})
 
 
 @given(st.lists(st.tuples(offsets, st.booleans(), st.booleans()), min_size=1, max_size=5), st.randoms())

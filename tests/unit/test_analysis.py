@@ -121,7 +121,7 @@ def test_lateness_waiting_and_transfer() -> None:
     assert [bucket.last_rank for bucket in buckets] == [1, 1]
     assert (across.late_ns(0), across.late_ns(1)) == (0, 30 * MS)
     assert (across.wait_ns(0), across.wait_ns(1)) == (30 * MS, 0)
-    assert bus_bandwidths(across)[0, 0, 0] == pytest.approx(1000 / 0.005 * 2 * (2 - 1) / 2)
+    assert bus_bandwidths(across)[0, 0, 0, 0] == pytest.approx(1000 / 0.005 * 2 * (2 - 1) / 2)
 
 
 def test_a_bucket_reduced_twice_in_a_step_is_compared_turn_by_turn() -> None:
@@ -131,7 +131,7 @@ def test_a_bucket_reduced_twice_in_a_step_is_compared_turn_by_turn() -> None:
     other.comm_label = [0, 0]
     compared = across_ranks(twice, other).skew.buckets
     late = {key: (bucket.last_rank, (bucket.last - bucket.first) / MS) for key, bucket in compared.items()}
-    assert late == {(0, 0, 0): (1, 1), (0, 0, 1): (1, 3)}
+    assert late == {(0, 0, 0, 0): (1, 1), (0, 0, 1, 0): (1, 3)}
 
 
 def test_clocks_are_compared_by_boot_and_time_namespace() -> None:

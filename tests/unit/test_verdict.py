@@ -60,13 +60,13 @@ class TestSummary:
 class Named:
     """What the two buckets of the synthetic run are called."""
 
-    def layer(self, param):
+    def layer(self, param, rank=None):
         return "abcd"[param]
 
-    def bucket_layer(self, index):
-        return next(iter(self.bucket_params(index)), "")
+    def bucket_layer(self, index, rank=None):
+        return next(iter(self.bucket_params(index, rank)), "")
 
-    def bucket_params(self, index):
+    def bucket_params(self, index, rank=None):
         return [["c", "d"], ["a", "b"]][index]
 
 

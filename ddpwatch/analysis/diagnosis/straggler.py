@@ -33,6 +33,7 @@ class Straggler:
         excess_ns: How much more, median against median.
         param: The first parameter whose gradient comes that late, if the phase is the backward.
         steps: How many steps this rests on.
+        peers: The ranks of its group, if these are not all of the job.
     """
 
     rank: int
@@ -42,6 +43,7 @@ class Straggler:
     excess_ns: float
     param: int | None = None
     steps: int = 0
+    peers: tuple[int, ...] = ()
 
 
 def find_straggler(steps: Sequence[StepDigest]) -> Straggler | None:
@@ -55,15 +57,23 @@ def find_straggler(steps: Sequence[StepDigest]) -> Straggler | None:
     if len(late) < 2 or len(steps) < ENOUGH_STEPS:
         return None
     rank = max(late, key=lambda rank: median(late[rank]))
-    typical = [float(step.typical_late) for step in steps if step.typical_late is not None]
+    peers = _peers(rank, steps)
+    typical = [float(value) for step in steps if (value := step.typical_late(rank)) is not None]
     (low, _), (_, high) = median_bounds(late[rank], STRAGGLER_CERTAINTY), median_bounds(typical, STRAGGLER_CERTAINTY)
     step_ns = median(step.ranks[rank].figures.step_ns for step in steps if rank in step.ranks)
     if low - high < max(LATE_NS, LATE_SHARE * step_ns):
         return None
     p50 = median(late[rank])
     phase, excess = _cause(rank, p50, steps)
-    param = _late_param(rank, p50, _with_hooks(rank, steps)) if phase == "backward" else None
-    return Straggler(rank, p50, _first_late_bucket(rank, p50, steps), phase, excess, param, len(steps))
+    param = _late_param(rank, p50, _with_hooks(rank, steps), peers) if phase == "backward" else None
+    bucket = _first_late_bucket(rank, p50, steps)
+    subset = peers if len(peers) < len(steps[-1].ranks) else ()
+    return Straggler(rank, p50, bucket, phase, excess, param, len(steps), subset)
+
+
+def _peers(rank: int, steps: Sequence[StepDigest]) -> tuple[int, ...]:
+    """The ranks that it was compared with last, and itself."""
+    return next(step.skew.peers[rank] for step in reversed(steps) if rank in step.skew.peers)
 
 
 def lateness(rank: int, steps: Sequence[StepDigest]) -> list[int]:
@@ -84,7 +94,8 @@ def _first_late_bucket(rank: int, late_ns: float, steps: Sequence[StepDigest]) -
         own = step.ranks.get(rank)
         launches = dict(zip(own.keys, own.launch, strict=True)) if own is not None else {}
         for key, bucket in step.skew.buckets.items():
-            samples.setdefault(key[1], []).append(launches[key] - bucket.first)
+            if key in launches:
+                samples.setdefault(key[1], []).append(launches[key] - bucket.first)
     return next((index for index, values in samples.items() if 2 * median(values) >= late_ns), None)
 
 
@@ -99,10 +110,11 @@ def _cause(rank: int, late_ns: float, steps: Sequence[StepDigest]) -> tuple[str,
 
 
 def _others(rank: int, phase: str, step: StepDigest) -> float:
-    """The median over the other ranks; among many ranks, one more or less does not change it."""
-    if len(step.ranks) > _FEW_RANKS:
+    """The median over the other ranks of its group; among many ranks, one more or less does not change it."""
+    peers = step.skew.peers.get(rank, tuple(step.ranks))
+    if len(peers) == len(step.ranks) > _FEW_RANKS:
         return step.phase_p50(phase)
-    return median(fact.figures.phases_ns[phase] for other, fact in step.ranks.items() if other != rank)
+    return median(step.ranks[other].figures.phases_ns[phase] for other in peers if other != rank)
 
 
 def _with_hooks(rank: int, steps: Sequence[StepDigest]) -> StepAcrossRanks:
@@ -112,9 +124,9 @@ def _with_hooks(rank: int, steps: Sequence[StepDigest]) -> StepAcrossRanks:
     return next(hooked, steps[-1].across)
 
 
-def _late_param(rank: int, late_ns: float, across: StepAcrossRanks) -> int | None:
+def _late_param(rank: int, late_ns: float, across: StepAcrossRanks, peers: Sequence[int]) -> int | None:
     """The first parameter, in firing order, whose gradient shows at least half of the rank's lateness."""
-    others = [number for number in sorted(across.members) if number != rank][:_REFERENCE_RANKS]
+    others = [other for other in peers if other != rank and other in across.members][:_REFERENCE_RANKS]
     if rank not in across.members or not others:
         return None
     references = [_fires(across, number) for number in others]

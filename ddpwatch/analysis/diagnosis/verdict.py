@@ -35,25 +35,26 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What is known of a rank: its last heartbeat, how it ended, how long it has been silent (ns)."""
+    """What is known of a rank: its last heartbeat, how it ended, how long it has been silent (ns), its groups."""
 
     beat: Beat | None = None
     bye: Bye | None = None
     silent_ns: int = 0
     finished_steps: int = 0
+    groups: tuple[int, ...] = ()
 
 
 class LayerNames(Protocol):
     """The names of parameters; "" where a name is not known."""
 
-    def bucket_layer(self, index: int) -> str:
-        """The first parameter of a bucket."""
+    def bucket_layer(self, index: int, rank: int | None = None) -> str:
+        """The first parameter of a bucket, on a rank."""
 
-    def bucket_params(self, index: int) -> list[str]:
-        """All parameters of a bucket; empty if they are not known."""
+    def bucket_params(self, index: int, rank: int | None = None) -> list[str]:
+        """All parameters of a bucket, on a rank; empty if they are not known."""
 
-    def layer(self, param: int) -> str:
-        """The parameter with that id."""
+    def layer(self, param: int, rank: int | None = None) -> str:
+        """The parameter with that id, on a rank."""
 
 
 def verdict(
@@ -123,7 +124,7 @@ def _hang(ranks: Mapping[int, Presence], over: bool) -> Verdict | None:
         return None
     waiting = {rank: beat for rank, beat in stuck.items() if beat.phase == "sync"}
     blamed = silent or [rank for rank, beat in stuck.items() if beat.phase not in ("", "sync")]
-    if not blamed and (behind := _behind(stuck)) is not None:
+    if not blamed and (behind := _behind(stuck, ranks)) is not None:
         return behind
     if not blamed:
         blocked = waiting or stuck
@@ -136,14 +137,19 @@ def _hang(ranks: Mapping[int, Presence], over: bool) -> Verdict | None:
     return Verdict("hang", "bad", text + _who_waits(ranks, blamed), rank=rank)
 
 
-def _behind(stuck: Mapping[int, Beat]) -> Verdict | None:
-    """Blames the rank that has issued fewer collectives than others; that works without knowing its phase."""
-    issued = {rank: beat.issued for rank, beat in stuck.items() if beat.issued is not None}
-    rank = min(issued, key=issued.__getitem__, default=None)
-    if rank is None or issued[rank] == max(issued.values()):
+def _behind(stuck: Mapping[int, Beat], ranks: Mapping[int, Presence]) -> Verdict | None:
+    """Blames the rank that has issued fewer collectives than others in its groups, without knowing its phase."""
+    issued: dict[tuple[int, ...], dict[int, int]] = {}
+    for rank, beat in stuck.items():
+        if beat.issued is not None:
+            issued.setdefault(ranks[rank].groups, {})[rank] = beat.issued
+    behind = [counts for counts in issued.values() if min(counts.values()) < max(counts.values())]
+    if not behind:
         return None
-    text = f"rank {rank} {_stuck_words(stuck[rank])}; others wait: it has issued {issued[rank]} collectives"
-    return Verdict("hang", "bad", f"{text}, they {max(issued.values())}", rank=rank)
+    counts = max(behind, key=lambda counts: max(counts.values()) - min(counts.values()))
+    rank = min(counts, key=counts.__getitem__)
+    text = f"rank {rank} {_stuck_words(stuck[rank])}; others wait: it has issued {counts[rank]} collectives"
+    return Verdict("hang", "bad", f"{text}, they {max(counts.values())}", rank=rank)
 
 
 def _stuck(beat: Beat) -> bool:
@@ -184,10 +190,12 @@ def _late(summary: Summary, names: LayerNames | None) -> Verdict | None:
         return None
     what = _what(summary, straggler, names)
     text = f"rank {straggler.rank} is late: launches {what} {in_ms(straggler.late_ns)} after the first rank"
+    if straggler.peers:
+        text += f" of its group ({ranks_named(straggler.peers)})"
     text += f" (p50 of {straggler.steps} steps)"
     if straggler.phase:
         text += f"; its {straggler.phase} takes {in_ms(straggler.excess_ns)} longer"
-    if names is not None and straggler.param is not None and (layer := names.layer(straggler.param)):
+    if names is not None and straggler.param is not None and (layer := names.layer(straggler.param, straggler.rank)):
         text += f", from {layer} on"
     return Verdict("straggler", "bad", text, rank=straggler.rank, bucket=straggler.bucket)
 
@@ -195,12 +203,13 @@ def _late(summary: Summary, names: LayerNames | None) -> Verdict | None:
 def _what(summary: Summary, straggler: Straggler, names: LayerNames | None) -> str:
     if straggler.bucket is None:
         return "its buckets"
-    return f"bucket {straggler.bucket}{_in_layer(straggler.bucket, names)}{_onwards(summary, straggler.bucket)}"
+    layer = _in_layer(straggler.bucket, names, straggler.rank)
+    return f"bucket {straggler.bucket}{layer}{_onwards(summary, straggler.bucket)}"
 
 
-def _in_layer(bucket: int, names: LayerNames | None) -> str:
+def _in_layer(bucket: int, names: LayerNames | None, rank: int | None = None) -> str:
     """The bucket's first parameter in brackets, if it is known."""
-    layer = names.bucket_layer(bucket) if names is not None else ""
+    layer = names.bucket_layer(bucket, rank) if names is not None else ""
     return f" ({layer})" if layer else ""
 
 

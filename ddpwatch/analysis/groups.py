@@ -1,0 +1,46 @@
+"""The process groups of a run: which ranks are in them."""
+
+from __future__ import annotations
+
+from ddpwatch.messages import DEFAULT_GROUP, Group, Hello, Message
+
+KEEP_GROUPS = 65_536  # a job of 1,024 ranks has some thousands
+
+
+class Groups:
+    """What ranks have said about their process groups.
+
+    Attributes:
+        world_size: Ranks of the job; 0 while unknown.
+    """
+
+    def __init__(self) -> None:
+        self.world_size = 0
+        self._known: dict[int, Group] = {}
+        self._of_rank: dict[int, tuple[int, ...]] = {}
+
+    def apply(self, message: Message) -> None:
+        """Takes a hello or a group; ignores all else."""
+        if isinstance(message, Hello):
+            self.world_size = max(self.world_size, message.world_size)
+        elif isinstance(message, Group):
+            if message.id in self._known or len(self._known) < KEEP_GROUPS:
+                self._known[message.id] = message
+            own = self._of_rank.get(message.rank, ())
+            if message.id not in own and len(own) < KEEP_GROUPS:
+                self._of_rank[message.rank] = tuple(sorted({*own, message.id}))
+
+    def members(self, group: int) -> tuple[int, ...] | None:
+        """The global ranks of a group, in ascending order; None if they are not known."""
+        known = self._known.get(group)
+        if known is not None and known.ranks:
+            return tuple(known.ranks)
+        return tuple(range(self.world_size)) if group == DEFAULT_GROUP and self.world_size else None
+
+    def of_rank(self, rank: int) -> tuple[int, ...]:
+        """The ids of the groups that a rank has reported, in ascending order; the default group without any."""
+        return self._of_rank.get(rank, (DEFAULT_GROUP,))
+
+    def known(self) -> list[Group]:
+        """The groups that were reported, by id."""
+        return [group for _, group in sorted(self._known.items())]

@@ -1,0 +1,153 @@
+"""Gives the steps of all ranks common numbers.
+
+A rank counts its own steps. If it skips a batch, or starts to count again, its count no longer shows which of its steps
+belong to those of its peers. Collectives show that: all members of a group issue them in the same order. So a rank's
+step gets the number of the step in which the group's *lead*, its lowest rank that sends steps, issued the same first
+collective. The lead's own count is the run's. A step whose collectives are not known (an unwatched one, say) is counted
+on from the last matched one. A step that a rank took alone, without a collective, has no number.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+
+from ddpwatch.messages import DEFAULT_GROUP, Step
+from ddpwatch.sampling.levels import is_counted
+
+HOLD_STEPS = 64  # per rank, while the lead's step has not come
+KEEP_NUMBERS = 4096  # per group
+NumberedStep = tuple[int, Step]
+
+
+class _Lead:
+    """The rank that counts for a group, and what it has sent.
+
+    Attributes:
+        newest: Number of its newest step.
+        numbers: Of its steps, by the sequence number of their first collective in the group.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.newest = -1
+        self.numbers: OrderedDict[int, int] = OrderedDict()
+        self._synced: set[int] = set()
+
+    def note(self, number: int, seq: int | None) -> None:
+        """Takes a step of the lead."""
+        self.newest = number
+        if seq is None:
+            return
+        if self.numbers and seq <= next(reversed(self.numbers)):  # the group counts from the start again
+            self.numbers.clear()
+        self.numbers[seq] = number
+        self._synced.add(number)
+        if len(self.numbers) > KEEP_NUMBERS:
+            self._synced.discard(self.numbers.popitem(last=False)[1])
+
+    def has_passed(self, seq: int) -> bool:
+        """Whether it has sent the step with that collective, or a later one."""
+        return bool(self.numbers) and seq <= next(reversed(self.numbers))
+
+    def synced(self, number: int) -> bool:
+        """Whether its step of that number is known to have had a collective."""
+        return number in self._synced
+
+
+class StepMatcher:
+    """Numbers steps. A step whose lead has not sent its own yet is held back."""
+
+    def __init__(self) -> None:
+        self._leads: dict[int, _Lead] = {}
+        self._groups: dict[int, int] = {}  # in which a rank issued the first collective of its newest step
+        self._offsets: dict[int, int] = {}  # the run's number less the rank's own
+        self._held: dict[int, deque[Step]] = {}
+
+    def add(self, step: Step) -> Iterator[NumberedStep]:
+        """Takes one rank's next step; yields those that have a number now."""
+        rank, group = step.rank, self._group_of(step)
+        if group is None:
+            yield step.step, step
+            return
+        self._groups[rank] = group
+        lead = self._leads.get(group)
+        if lead is None or rank < lead.rank:
+            yield from self.rest()
+            self._leads[group] = lead = _Lead(rank)
+        held = self._held.setdefault(rank, deque())
+        held.append(step)
+        yield from self._released(rank, at_least=len(held) - HOLD_STEPS)
+        if lead.rank == rank:
+            for follower in self._held:
+                yield from self._released(follower)
+
+    def leave(self, rank: int) -> Iterator[NumberedStep]:
+        """Takes the end of a rank. If it was a lead, nobody waits for its steps any longer."""
+        yield from self._released(rank, at_least=HOLD_STEPS)
+        for group in [group for group, lead in self._leads.items() if lead.rank == rank]:
+            yield from self.rest()
+            del self._leads[group]
+
+    def rest(self) -> Iterator[NumberedStep]:
+        """Yields the steps that are held back."""
+        for rank in self._held:
+            yield from self._released(rank, at_least=HOLD_STEPS)
+
+    def _group_of(self, step: Step) -> int | None:
+        """The group by which the step is matched; None if the rank has not named any."""
+        if step.comm_first_seq is None:
+            return self._groups.get(step.rank)
+        return step.comm_group[0] if step.comm_group else DEFAULT_GROUP
+
+    def _released(self, rank: int, at_least: int = 0) -> Iterator[NumberedStep]:
+        """The rank's steps, oldest first, up to the first one that has to wait for the lead."""
+        held = self._held.get(rank)
+        while held and (at_least > 0 or not self._has_to_wait(held[0])):
+            at_least -= 1
+            yield from self._numbered(held.popleft())
+
+    def _has_to_wait(self, step: Step) -> bool:
+        lead = self._leads.get(self._groups[step.rank])
+        if lead is None or lead.rank == step.rank:
+            return False
+        if step.comm_first_seq is not None:
+            return not lead.has_passed(step.comm_first_seq)
+        return _is_alone(step) and self._counted_on(step) > lead.newest
+
+    def _numbered(self, step: Step) -> Iterator[NumberedStep]:
+        group, seq = self._group_of(step), step.comm_first_seq
+        lead = None if group is None else self._leads.get(group)
+        if lead is not None and lead.rank != step.rank:
+            if seq is not None and (known := lead.numbers.get(seq)) is not None:
+                self._offsets[step.rank] = known - step.step
+            elif _is_alone(step) and lead.synced(self._counted_on(step)):
+                return
+        number = self._counted_on(step)
+        for other, first in _firsts(step):
+            if (counting := self._leads.get(other)) is not None and counting.rank == step.rank:
+                counting.note(number, first)
+        if seq is None and lead is not None and lead.rank == step.rank:
+            lead.note(number, None)
+        yield number, step
+
+    def _counted_on(self, step: Step) -> int:
+        return max(0, step.step + self._offsets.get(step.rank, 0))
+
+
+def _is_alone(step: Step) -> bool:
+    """Whether it is sure that the rank issued no collective of its modules in this step."""
+    return not step.synced and is_counted(step.status)
+
+
+def _firsts(step: Step) -> Iterator[tuple[int, int]]:
+    """The step's groups, each with the sequence number of the first collective in it."""
+    if step.comm_first_seq is None:
+        return
+    if not step.comm_group:
+        yield DEFAULT_GROUP, step.comm_first_seq
+    seen: set[int] = set()
+    for group, offset in zip(step.comm_group, step.comm_seq, strict=False):
+        if group not in seen:
+            seen.add(group)
+            yield group, step.comm_first_seq + offset

@@ -1,0 +1,103 @@
+"""Steps of ranks that count differently are matched by their collectives."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpwatch.analysis.matching import HOLD_STEPS, StepMatcher
+from ddpwatch.messages import Step
+from tests.support.frames import step
+
+STEPS = 40
+
+
+def synced(rank: int, number: int, seq: int, group: int = 0) -> Step:
+    return msgspec.structs.replace(step(rank, number), comm_first_seq=seq, comm_group=[group] * 2, comm_seq=[0, 1])
+
+
+def alone(rank: int, number: int) -> Step:
+    return Step(rank=rank, step=number, start_ns=0, duration_ns=1, synced=False)
+
+
+def unseen(rank: int, number: int) -> Step:
+    return Step(rank=rank, step=number, status="unwatched", start_ns=0, duration_ns=1)
+
+
+def numbered(steps: list[Step]) -> dict[tuple[int, int], int]:
+    """The numbers by rank and local count."""
+    matcher = StepMatcher()
+    found = [pair for one in steps for pair in matcher.add(one)] + list(matcher.rest())
+    return {(one.rank, one.step): number for number, one in found}
+
+
+def skipping(rank: int, skips: set[int], without_count: bool) -> list[Step]:
+    """A rank that takes some steps alone, or does not count them; its peers take all together."""
+    found: list[Step] = []
+    for turn in range(STEPS):
+        if turn in skips and without_count:
+            continue
+        number = len(found)
+        found.append(alone(rank, number) if turn in skips else synced(rank, number, 2 * turn))
+    return found
+
+
+@given(
+    st.sets(st.integers(1, STEPS - 2)),
+    st.booleans(),
+    st.lists(st.integers(0, 1), min_size=3 * STEPS, max_size=3 * STEPS),
+)
+def test_a_collective_has_one_step_whatever_the_ranks_count(
+    skips: set[int], without_count: bool, order: list[int]
+) -> None:
+    """A batch that one rank skips: its peers' step is then without a collective, too, but counts."""
+    lead = [alone(0, n) if n in skips else synced(0, n, 2 * n) for n in range(STEPS)]
+    other = skipping(1, skips, without_count)
+    queues, merged = [list(lead), list(other)], []
+    for rank in [*order, *[0] * STEPS, *[1] * STEPS]:
+        if queues[rank]:
+            merged.append(queues[rank].pop(0))
+    found = numbered(merged)
+    assert {number for (rank, _), number in found.items() if rank == 0} == set(range(STEPS))
+    for one in other:
+        if one.comm_first_seq is not None:
+            assert found[1, one.step] == one.comm_first_seq // 2
+
+
+def test_a_step_that_a_rank_took_alone_displaces_none() -> None:
+    steps = [synced(0, 0, 1), synced(1, 0, 1), alone(1, 1), synced(0, 1, 3), synced(1, 2, 3)]
+    assert numbered(steps) == {(0, 0): 0, (1, 0): 0, (0, 1): 1, (1, 2): 1}
+
+
+def test_unwatched_steps_are_counted_on() -> None:
+    steps = [synced(0, 5, 9), unseen(0, 6), synced(0, 7, 13), synced(1, 2, 9), unseen(1, 3), synced(1, 4, 13)]
+    assert numbered(steps) == {(0, 5): 5, (0, 6): 6, (0, 7): 7, (1, 2): 5, (1, 3): 6, (1, 4): 7}
+
+
+def test_groups_count_by_themselves() -> None:
+    steps = [synced(0, 0, 1, 7), synced(2, 4, 1, 8), synced(1, 1, 1, 7), synced(3, 0, 1, 8)]
+    assert numbered(steps) == {(0, 0): 0, (1, 1): 0, (2, 4): 4, (3, 0): 4}
+
+
+def test_without_sequence_numbers_local_counts_serve() -> None:
+    assert numbered([step(0, 3), step(1, 2)]) == {(0, 3): 3, (1, 2): 2}
+
+
+def test_nobody_waits_for_a_lead_that_has_gone_or_lost_a_step() -> None:
+    matcher = StepMatcher()
+    assert [number for number, _ in matcher.add(synced(0, 0, 1))] == [0]
+    assert list(matcher.add(synced(1, 0, 3))) == []
+    assert [(number, one.rank) for number, one in matcher.add(synced(0, 2, 5))] == [(2, 0), (0, 1)]
+    assert list(matcher.add(synced(1, 3, 7))) == []
+    assert [number for number, _ in matcher.leave(0)] == [3]
+    assert [number for number, _ in matcher.add(synced(1, 4, 9))] == [4]
+
+
+@pytest.mark.parametrize("count", [HOLD_STEPS, HOLD_STEPS + 5])
+def test_few_steps_are_held_back(count: int) -> None:
+    matcher = StepMatcher()
+    list(matcher.add(synced(0, 0, 1)))
+    released = [pair for n in range(1, 1 + count) for pair in matcher.add(synced(1, n, 1 + 2 * n))]
+    assert len(released) == count - HOLD_STEPS
