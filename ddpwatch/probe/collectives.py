@@ -9,7 +9,6 @@ completion is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -49,14 +48,13 @@ def nbytes_of(tensor: torch.Tensor) -> int:
     return tensor.nbytes if tensor.layout is torch.strided else tensor._values().nbytes
 
 
-def issue_counter(group: Any) -> Callable[[], int | None]:
-    """A function that counts the collectives a process group has issued on this rank; None where it does not count."""
-    count = getattr(group, "_get_sequence_number_for_group", None)
+def issued_by(group: Any) -> int | None:
+    """How many collectives a process group has issued on this rank; None where it does not count."""
     try:
-        count = None if count is None or count() is None else count
-    except RuntimeError:  # a backend that does not count
-        count = None
-    return count or (lambda: None)
+        count: int = group._get_sequence_number_for_group()
+    except (AttributeError, RuntimeError):  # another kind of group, or a backend that does not count
+        return None
+    return count
 
 
 MAX_UNISSUED = 64  # collectives that were seen before their launch and not after it: each has failed

@@ -6,12 +6,13 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.probe.collectives import GroupHooks, Observer, issue_counter, nbytes_of
+from ddpwatch.probe.collectives import GroupHooks, Observer, issued_by, nbytes_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -82,7 +83,7 @@ def _patch_registration() -> None:
             _original_register(self, state, hook)
             observer.on_comm_hook()
             return
-        _original_register(self, state, timed(hook, observer, issue_counter(self.process_group)))
+        _original_register(self, state, timed(hook, observer, partial(issued_by, self.process_group)))
         self._comm_hooks[-1] = (hook, state)  # code that looks finds the hook that was given
 
     with _lock:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ddpwatch.messages import BucketLayout
-from ddpwatch.probe.record import BucketRecord, StepRecord
+from ddpwatch.messages import DEFAULT_GROUP, BucketLayout
+from ddpwatch.probe.record import BucketColumns, BucketRecord, StepRecord
 from ddpwatch.sampling.schedule import is_sampled
 
 HOOKS_PERIOD = 8  # of the steps whose collectives are not seen, one in so many has hook fires
@@ -25,6 +25,7 @@ class ModuleLayout:
         param_base: Id of its first parameter in this process.
         param_count: Number of its parameters with gradients.
         buckets: In index order. Empty before the first layout.
+        group: Id of the process group that reduces them.
         lag_ns: By bucket index, the newest time from a bucket's last gradient to its launch. The training thread
             never looks at it.
     """
@@ -33,6 +34,7 @@ class ModuleLayout:
     param_base: int
     param_count: int
     buckets: list[BucketLayout] = field(default_factory=list)
+    group: int = DEFAULT_GROUP
     lag_ns: dict[int, int] = field(default_factory=dict)
 
 
@@ -68,7 +70,13 @@ def derive_ready(
         record.last_hook = layout.param_base + offsets.index(newest)
 
 
-def derive_launches(layout: ModuleLayout, stats: list[int] | None, forward_end_ns: int, record: StepRecord) -> None:
+def derive_launches(
+    layout: ModuleLayout,
+    stats: list[int] | None,
+    forward_end_ns: int,
+    issued: tuple[int | None, int | None],
+    record: StepRecord,
+) -> None:
     """Adds the launches of a step whose collectives were not seen. DDP launches in index order, each bucket when ready.
 
     Between the last gradient and the launch DDP copies that gradient into the bucket. The time this took when it was
@@ -79,18 +87,34 @@ def derive_launches(layout: ModuleLayout, stats: list[int] | None, forward_end_n
         layout: The layout in force at the end of this backward.
         stats: As for `derive_ready`.
         forward_end_ns: When the forward returned (absolute).
+        issued: How many collectives the group had issued before this backward, and after it; None if not known.
         record: The step.
     """
     offsets = _ready_offsets(layout, stats, forward_end_ns, record)
+    seqs = _sequence(issued, len(layout.buckets))
     readies = [_last(offsets, bucket) for bucket in layout.buckets]
     latest = min(filter(None, readies if any(readies) else offsets), default=0)
     base = forward_end_ns - record.start
-    for bucket, ready in zip(layout.buckets, readies, strict=True) if latest else ():
+    for bucket, ready, seq in zip(layout.buckets, readies, seqs, strict=True) if latest else ():
         latest = max(latest, ready + layout.lag_ns.get(bucket.index, 0))
         known = base + min(ready, latest) if ready else None
-        record.derived.append((base + latest, layout.module, bucket.index, bucket.nbytes, known, None))
-    if stats is not None and is_sampled(record.step, HOOKS_PERIOD):
+        row = base + latest, layout.module, bucket.index, bucket.nbytes, known, None, layout.group, seq
+        record.derived.append(BucketColumns(*row))
+    if stats is not None and is_sampled(record.turn, HOOKS_PERIOD):
         _add_hook_fires(layout, stats, forward_end_ns, record)
+
+
+def _sequence(issued: tuple[int | None, int | None], count: int) -> list[int | None]:
+    """The sequence numbers of the buckets' collectives. After them DDP may reduce which parameters were used.
+
+    With more collectives than that, a comm hook issues several per bucket, and only the first one's number is known.
+    """
+    before, after = issued
+    if before is None or after is None or after - before < count:
+        return [None] * count
+    if after - before > count + 1:
+        return [before + 1, *[None] * (count - 1)][:count]
+    return [before + 1 + index for index in range(count)]
 
 
 def _ready_offsets(

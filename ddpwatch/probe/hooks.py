@@ -19,21 +19,24 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from ddpwatch.messages import Layout
+from ddpwatch.messages import Group, Layout
 from ddpwatch.probe.autograd import add_gradient_hook, on_graph_end, tensors_in
 from ddpwatch.probe.bucket_layout import LayoutTracker, reduced_parameters
-from ddpwatch.probe.collectives import GroupHooks, issue_counter
+from ddpwatch.probe.collectives import GroupHooks, issued_by
 from ddpwatch.probe.comm_hooks import comm_hook_of, time_later_hook
 from ddpwatch.probe.completion import Callback
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.derive import ModuleLayout, derive_launches, derive_ready
+from ddpwatch.probe.groups import describe
 from ddpwatch.probe.process_group import ReducerGroup
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.recorder import StepRecorder
@@ -64,7 +67,7 @@ class DdpProbe:
         module: Its number in this process.
         param_base: Id of its first parameter in this process.
         recorder: Takes the stamps.
-        publish_layout: Takes a Layout whenever the buckets change.
+        publish: Takes a Group whenever the process group changes, and a Layout whenever the buckets do.
         on_error: Takes an error of ddpwatch's; after the first, the probe stays silent.
         on_wait: Called when a backward has ended its compute and is about to wait for its buckets. Must not block.
 
@@ -81,14 +84,14 @@ class DdpProbe:
         module: int,
         param_base: int,
         recorder: StepRecorder,
-        publish_layout: Callable[[Layout], None],
+        publish: Callable[[Group | Layout], None],
         on_error: Callable[[Exception], None],
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         self.active = True
         self._module = module
         self._recorder = recorder
-        self._publish_layout = publish_layout
+        self._publish = publish
         self._on_error = on_error
         self._on_wait = on_wait
         self._host = ddp.device_type == "cpu"
@@ -103,6 +106,9 @@ class DdpProbe:
         self._forward_end_ns = 0
         self._tracker = LayoutTracker()
         self._layout = ModuleLayout(module, param_base, len(named))
+        self._group: Callable[[], object | None] = lambda: None
+        self._enter_group(ddp.process_group)
+        self._issued: int | None = None  # collectives of the group before this backward
         self._in_backward = False
         self._will_sync = True
         self._synced_backwards = 0
@@ -133,7 +139,7 @@ class DdpProbe:
     def issue_count(self) -> int | None:
         """How many collectives the module's process group has issued, None where it does not count. For any thread."""
         ddp = self._ddp()
-        return None if ddp is None else issue_counter(ddp.process_group)()
+        return None if ddp is None else issued_by(ddp.process_group)
 
     def close(self) -> None:
         """Removes the hooks. A comm hook cannot be unregistered: the user's stays wrapped, and is only passed on."""
@@ -186,6 +192,24 @@ class DdpProbe:
 
         return guarded
 
+    # -- the process group -----------------------------------------------------------------------------------
+
+    def _enter_group(self, group: dist.ProcessGroup) -> None:
+        """Notes which group the module reduces in."""
+        self._group = weakref.ref(group)
+        found = describe(group)
+        self._layout = replace(self._layout, group=found.id)
+        self._publish(found)
+
+    def _count_issued(self) -> None:
+        """Before the first launch of a backward: what the group has issued, and whether it is still the same one."""
+        ddp = self._ddp()
+        if ddp is not None and ddp.process_group is not self._group():
+            self._enter_group(ddp.process_group)
+        self._issued, record = self.issue_count(), self._recorder.current
+        if record is not None and record.first_seq is None and self._issued is not None:
+            record.first_seq = self._issued + 1
+
     # -- forward ---------------------------------------------------------------------------------------------
 
     def _forward_begin(self, module: Any, arguments: Any) -> None:
@@ -193,7 +217,7 @@ class DdpProbe:
             self._recorder.validation_begin()
             return
         self._in_backward = False
-        self._recorder.forward_begin()
+        self._recorder.forward_begin(module.require_backward_grad_sync)
         if not self._recorder.phase and self.reducer_group is not None:
             self.reducer_group.switch(module, False)
 
@@ -217,6 +241,7 @@ class DdpProbe:
         if not self._in_backward:
             self._in_backward = True
             self._launched, self._stats = [], None
+            self._count_issued()
             self._observed = not self._recorder.shadow
             if self.reducer_group is not None and (ddp := self._ddp()) is not None:
                 self.reducer_group.switch(ddp, self._observed)  # nothing of this backward has been launched yet
@@ -248,7 +273,8 @@ class DdpProbe:
             if self._tracker.update(ddp, sizes):
                 self._change_layout()
         if self._host and derived:
-            record.later.append(partial(derive_launches, self._layout, self._stats, self._forward_end_ns))
+            issued = self._issued, self.issue_count()
+            record.later.append(partial(derive_launches, self._layout, self._stats, self._forward_end_ns, issued))
         elif self._host:
             record.later.append(partial(derive_ready, self._layout, self._stats, self._forward_end_ns, launched))
         record.untimed = record.untimed or derived or not self.timed
@@ -256,13 +282,14 @@ class DdpProbe:
     def _change_layout(self) -> None:
         """Publishes the new buckets. What the sender thread learns about them goes into an object of their own."""
         old = self._layout
-        self._layout = ModuleLayout(old.module, old.param_base, old.param_count, self._tracker.buckets)
+        self._layout = ModuleLayout(old.module, old.param_base, old.param_count, self._tracker.buckets, old.group)
         self._recorder.epoch += 1
-        self._publish_layout(
+        self._publish(
             Layout(
                 rank=0,  # the sender fills it in
                 module=old.module,
                 module_name=self._name,
+                group=old.group,
                 epoch=self._recorder.epoch,
                 param_base=old.param_base,
                 params=self._param_names,
@@ -295,6 +322,7 @@ class DdpProbe:
             entry = self._recorder.bucket_launch(self._module, number, nbytes, launch=at)
             if entry is not None:
                 self._launched.append(entry)
+                entry.group, entry.seq = self._layout.group, self.issue_count()
                 if self.timed:
                     future.add_done_callback(Callback(self._done, entry))
                 self._recorder.charge(time.monotonic_ns() - entered)

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import itemgetter
+from typing import NamedTuple
 
-from ddpwatch.messages import PhaseName, Span, Step, StepStatus
+from ddpwatch.messages import DEFAULT_GROUP, PhaseName, Span, Step, StepStatus
 
-BucketColumns = tuple[int, int, int, int, "int | None", "int | None"]  # launch, module, index, bytes, ready, done
+
+class BucketColumns(NamedTuple):
+    """One row of the columns of a `Step`: stamps are offsets from its start, ``seq`` is absolute."""
+
+    launch: int
+    module: int
+    label: int
+    nbytes: int
+    ready: int | None
+    done: int | None
+    group: int = DEFAULT_GROUP
+    seq: int | None = None
 
 
 class BucketRecord:
     """One bucket of one backward. All stamps are absolute ns; None is not measured.
 
-    The thread that completes a collective writes ``done``, the training thread all else. A single attribute store
-    needs no lock.
+    ``seq`` is the sequence number of its collective in its group. The thread that completes a collective writes
+    ``done``, the training thread all else. A single attribute store needs no lock.
     """
 
-    __slots__ = ("done", "idle", "index", "launch", "module", "nbytes", "ready")
+    __slots__ = ("done", "group", "idle", "index", "launch", "module", "nbytes", "ready", "seq")
 
     def __init__(self, module: int, index: int, nbytes: int, launch: int) -> None:
         self.module = module
@@ -26,25 +38,33 @@ class BucketRecord:
         self.launch = launch
         self.ready: int | None = None
         self.done: int | None = None
+        self.group = DEFAULT_GROUP
+        self.seq: int | None = None
         self.idle = False  # its comm hook returned a finished result at once: nothing was communicated
 
     def row(self, start: int) -> BucketColumns:
         """The bucket's columns in a `Step`: stamps are offsets from ``start``."""
         ready = None if self.ready is None else self.ready - start
         done = None if self.done is None else self.done - start
-        return self.launch - start, self.module, self.index, self.nbytes, ready, done
+        return BucketColumns(
+            self.launch - start, self.module, self.index, self.nbytes, ready, done, self.group, self.seq
+        )
 
 
 class StepRecord:
-    """A step being recorded. Stamps are absolute ns; `message` makes them offsets."""
+    """A step being recorded. Stamps are absolute ns; `message` makes them offsets.
+
+    ``step`` is the rank's own count. ``turn`` is the number by which all ranks choose alike what to record: how many
+    steps with synchronised gradients there were, and steps since then. A skipped batch does not change it for long.
+    """
 
     __slots__ = (
-        "backwards", "buckets", "cpu_ns", "derived", "end", "epoch", "hooks", "last_hook", "later",
-        "own_ns", "reductions", "resolved", "spans", "start", "status", "step", "untimed",
+        "backwards", "buckets", "cpu_ns", "derived", "end", "epoch", "first_seq", "hooks", "last_hook", "later",
+        "own_ns", "reductions", "resolved", "spans", "start", "status", "step", "turn", "untimed",
     )  # fmt: skip
 
     def __init__(self, step: int, start: int) -> None:
-        self.step = step
+        self.step = self.turn = step
         self.start = start
         self.end = start
         self.status: StepStatus = "ok"
@@ -58,6 +78,7 @@ class StepRecord:
         self.later: list[Callable[[StepRecord], None]] = []  # work left to the sender thread
         self.own_ns = 0
         self.reductions = 0
+        self.first_seq: int | None = None  # of the collectives of its first backward
         self.cpu_ns: int | None = None
         self.untimed = False  # completions cannot be stamped here
         self.resolved = True  # no stamp waits for the GPU
@@ -73,14 +94,16 @@ class StepRecord:
             work(self)
         start = self.start
         rows = sorted([*(bucket.row(start) for bucket in self.buckets), *self.derived], key=itemgetter(0))
-        columns = zip(*rows, strict=True) if rows else [()] * 6
-        launch, module, index, nbytes, ready, done = map(list, columns)
+        columns = zip(*rows, strict=True) if rows else [()] * len(BucketColumns._fields)
+        launch, module, label, nbytes, ready, done, group, seq = map(list, columns)
+        synced = bool(rows) or self.reductions > 0
+        first_seq = self.first_seq if synced else None
         hooks = sorted(self.hooks, key=itemgetter(1))
         return Step(
             rank=rank,
             step=self.step,
             status=self.status,
-            synced=bool(rows) or self.reductions > 0,
+            synced=synced,
             micro_steps=self.backwards,
             epoch=self.epoch,
             start_ns=start,
@@ -88,8 +111,11 @@ class StepRecord:
             spans=[Span(phase, first - start, last - start) for phase, first, last in self.spans],
             hook_param=[param for param, _ in hooks],
             hook_ns=[at - start for _, at in hooks],
+            comm_first_seq=first_seq,
+            comm_group=group if any(group) else [],
+            comm_seq=[] if first_seq is None or None in seq else [number - first_seq for number in seq],
             comm_module=module,
-            comm_label=index,
+            comm_label=label,
             comm_bytes=nbytes,
             comm_ready=ready,
             comm_launch=launch,

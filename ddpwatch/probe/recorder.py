@@ -78,6 +78,9 @@ class StepRecorder:
         self.last_hook: int | None = None
         self.steps = 0
         self.epoch = 0
+        self._synced = 0  # steps that synchronised gradients
+        self._unsynced = 0  # steps since the last of these
+        self._syncs = False  # whether the open step is to do so
         self._phase_start = clock()
         self._forwards = 0  # since the last backward
         self._optimizer_end: int | None = None
@@ -101,8 +104,12 @@ class StepRecorder:
 
     # -- forward ---------------------------------------------------------------------------------------------
 
-    def forward_begin(self) -> None:
-        """A forward of a watched module starts: closes the previous step if it is complete."""
+    def forward_begin(self, syncs: bool = True) -> None:
+        """A forward of a watched module starts: closes the previous step if it is complete.
+
+        Args:
+            syncs: Whether its backward will synchronise gradients.
+        """
         now = self.clock()
         if self.phase in ("forward", "backward", "sync"):
             self.abort(now)
@@ -116,12 +123,14 @@ class StepRecorder:
             if end is None:
                 self._cpu_ns = self._cpu_clock()
             self.current = StepRecord(self.steps, now if end is None else max(end, self._activity_end))
-            self._activity_end = 0
+            self.current.turn = self._synced + self._unsynced
+            self._activity_end, self._syncs = 0, False
             self._report_validation()
-            self.current.status = self._level()
+            self.current.status = self._level(self.current.turn)
             self.shadow = self.current.status != FULL  # no call of levels here: it runs with cold caches
             self._forwards = 0
         self._forwards += 1
+        self._syncs = self._syncs or syncs
         if self.current.status == UNWATCHED:
             self._enter("", now)
             return
@@ -129,13 +138,13 @@ class StepRecorder:
             self._drop_forwards(self.current, now)
         self._enter("forward", now)
 
-    def _level(self) -> StepStatus:
+    def _level(self, turn: int) -> StepStatus:
         """How much of the step that starts is recorded. Only an optimizer is sure to end an unwatched one."""
         if self.sampling is None:
             return FULL
-        if self._optimizer_seen and self.sampling.is_unwatched(self.steps):
+        if self._optimizer_seen and self.sampling.is_unwatched(turn):
             return UNWATCHED
-        return SHADOW if self.sampling.is_shadow(self.steps) else FULL
+        return SHADOW if self.sampling.is_shadow(turn) else FULL
 
     def _drop_forwards(self, record: StepRecord, now: int) -> None:
         """Removes the forwards that no backward has followed from the step, which may start only now."""
@@ -346,6 +355,10 @@ class StepRecorder:
         if self.sampling is not None and is_counted(record.status):
             period = self.sampling.full if record.status == FULL else self.sampling.watched
             period.learn(record.own_ns, record.end - record.start)
+        if record.reductions or (record.status == UNWATCHED and self._syncs):
+            self._synced, self._unsynced = self._synced + 1, 0
+        else:
+            self._unsynced += 1
         self.steps += 1
         self.box.begin_step(self.steps)
         try:

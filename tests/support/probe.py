@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.messages import Layout, Step
+from ddpwatch.messages import Group, Layout, Step
 from ddpwatch.probe.completion import drain
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
@@ -107,11 +107,19 @@ class Watched:
         prepare(self.ddp)
         self.records: list[StepRecord] = []
         self.layouts: list[Layout] = []
+        self.groups: list[Group] = []
         self.errors: list[Exception] = []
         self.backwards: list[Backward] = []
         self.recorder = StepRecorder(self.records.append, on_validation=on_validation)
         self.recorder.use(sampling=sampling)
-        self.probe = DdpProbe(self.ddp, 0, 100, self.recorder, self.layouts.append, self.errors.append, on_wait)
+        self.probe = DdpProbe(self.ddp, 0, 100, self.recorder, self.publish, self.errors.append, on_wait)
+
+    def publish(self, message: Group | Layout) -> None:
+        """Takes what the probe publishes."""
+        if isinstance(message, Group):
+            self.groups.append(message)
+        else:
+            self.layouts.append(message)
 
     @property
     def longest_forward_ns(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ddpwatch.messages import BucketLayout
 from ddpwatch.probe.derive import HOOKS_PERIOD, ModuleLayout, derive_launches, derive_ready
 from ddpwatch.probe.record import BucketRecord, StepRecord
@@ -37,7 +39,7 @@ def derived_ready(layout: ModuleLayout, record: StepRecord, stats: list[int] | N
 
 def derived_launches(layout: ModuleLayout, record: StepRecord, stats: list[int] | None = STATS) -> list[int]:
     """Offsets from the step's start."""
-    derive_launches(layout, stats, FORWARD_END, record)
+    derive_launches(layout, stats, FORWARD_END, (7, 9), record)
     return [launch for launch, *_ in record.derived]
 
 
@@ -91,7 +93,7 @@ def test_hook_fires_serve_where_ddp_keeps_no_statistics() -> None:
 def test_launches_follow_the_ready_times_in_index_order() -> None:
     record = step_of(step=WITHOUT_HOOKS)
     assert derived_launches(two_buckets(), record) == [300, 500]
-    assert record.derived == [(300, 1, 0, 16, 300, None), (500, 1, 1, 16, 500, None)]
+    assert record.derived == [(300, 1, 0, 16, 300, None, 0, 8), (500, 1, 1, 16, 500, None, 0, 9)]
     assert record.hooks == []
     assert record.last_hook is None
 
@@ -117,7 +119,23 @@ def test_lags_belong_to_one_layout() -> None:
 def test_launches_before_the_parameters_are_known_lie_at_the_first_gradient() -> None:
     record = step_of()
     assert derived_launches(layout_of([], []), record) == [200, 200]
-    assert [ready for *_, ready, _ in record.derived] == [None, None]
+    assert [row.ready for row in record.derived] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("issued", "seqs"),
+    [
+        ((7, 9), [8, 9]),
+        ((7, 10), [8, 9]),  # and which parameters were used
+        ((7, 12), [8, None]),  # a comm hook with several collectives per bucket
+        ((7, 8), [None, None]),
+        ((None, None), [None, None]),
+    ],
+)
+def test_buckets_have_the_next_sequence_numbers(issued: tuple[int | None, int | None], seqs: list[int | None]) -> None:
+    record = step_of()
+    derive_launches(two_buckets(), STATS, FORWARD_END, issued, record)
+    assert [row.seq for row in record.derived] == seqs
 
 
 def test_nothing_is_derived_from_nothing() -> None:
@@ -127,5 +145,5 @@ def test_nothing_is_derived_from_nothing() -> None:
 
 def test_some_steps_whose_collectives_are_not_seen_have_hook_fires() -> None:
     record = step_of(step=WITH_HOOKS)
-    derive_launches(two_buckets(), STATS, FORWARD_END, record)
+    derive_launches(two_buckets(), STATS, FORWARD_END, (7, 9), record)
     assert record.hooks == [(BASE, 1400), (BASE + 1, 1300), (BASE + 2, 1200), (BASE + 3, 1100)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import time
 import warnings
 
@@ -61,6 +62,14 @@ def test_a_shadow_step_has_launches_that_nobody_saw(mixed: tuple[list[Step], Wat
         assert_launches_lie_between_the_naps(shadow, watched, early_ns, late_ns)
 
 
+def test_collectives_are_counted_alike_whether_they_are_seen_or_derived(mixed: tuple[list[Step], Watched]) -> None:
+    steps, watched = mixed
+    assert [(group.id, group.ranks, group.backend) for group in watched.groups] == [(0, [0], "gloo")]
+    assert all(step.comm_seq == list(range(LAYERS)) and step.comm_group == [] for step in steps[1:])
+    firsts = [step.comm_first_seq or 0 for step in steps[1:]]
+    assert [after - before for before, after in itertools.pairwise(firsts)] == [LAYERS] * (len(firsts) - 1)
+
+
 def test_a_full_step_sees_every_bucket(mixed: tuple[list[Step], Watched]) -> None:
     steps, watched = mixed
     for step in (step for step in steps if step.status == "ok"):
@@ -116,7 +125,7 @@ def test_a_module_can_be_watched_again() -> None:
     watched = Watched()
     watched.train(3)
     watched.probe.close()
-    again = DdpProbe(watched.ddp, 0, 0, watched.recorder, watched.layouts.append, watched.errors.append)
+    again = DdpProbe(watched.ddp, 0, 0, watched.recorder, watched.publish, watched.errors.append)
     assert [len(step.comm_done) for step in watched.train(3)[-3:]] == [LAYERS] * 3
     again.close()
 
@@ -126,7 +135,7 @@ def test_two_modules_whose_forwards_lie_in_another_step_than_their_backwards() -
     generator = Watched(shadows())
     recorder = generator.recorder
     discriminator = DistributedDataParallel(Layer(8, 8), bucket_cap_mb=0.0002)
-    probe = DdpProbe(discriminator, 1, 200, recorder, generator.layouts.append, generator.errors.append)
+    probe = DdpProbe(discriminator, 1, 200, recorder, generator.publish, generator.errors.append)
     for _ in range(10):
         made = generator.ddp(torch.ones(2, 8))
         discriminator(made.detach()).sum().backward()

@@ -322,3 +322,20 @@ def test_a_step_whose_hook_handed_every_bucket_back_is_not_reduced() -> None:
         script.optimize()
     script.recorder.finish()
     assert [step.reduced for step in script.messages()] == [False, True]
+
+
+def test_a_skipped_batch_does_not_change_what_the_ranks_choose() -> None:
+    """One rank takes a step without its peers, the other does not count that batch. After it they choose alike."""
+    taking, leaving = Script(), Script()
+    for batch in range(6):
+        if batch != 2:
+            leaving.forward()
+            leaving.backward()
+            leaving.optimize()
+        taking.forward()
+        taking.backward(synced=batch != 2)
+        taking.optimize()
+    taking.recorder.finish()
+    leaving.recorder.finish()
+    assert [(record.step, record.turn) for record in taking.records] == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (5, 4)]
+    assert [(record.step, record.turn) for record in leaving.records] == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]

@@ -1,0 +1,27 @@
+"""Names process groups so that all ranks use the same name."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch.distributed as dist
+
+from ddpwatch.messages import DEFAULT_GROUP, Group
+
+
+def describe(group: dist.ProcessGroup) -> Group:
+    """The group's message; the sender fills in the rank. Its members are empty if torch does not know the group."""
+    name = str(getattr(group, "group_name", ""))
+    try:
+        ranks = sorted(dist.get_process_group_ranks(group))
+    except (KeyError, ValueError, RuntimeError):
+        ranks = []
+    is_default = group is dist.group.WORLD
+    digest = hashlib.blake2b(f"{name} {ranks}".encode(), digest_size=4).digest()
+    return Group(
+        rank=0,
+        id=DEFAULT_GROUP if is_default else 1 + int.from_bytes(digest, "big"),
+        name=name,
+        ranks=ranks,
+        backend=str(dist.get_backend(group)) if ranks else "",
+    )
