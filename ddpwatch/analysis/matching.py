@@ -50,6 +50,22 @@ class _Lead:
         """Whether it has sent the step with that collective, or a later one."""
         return bool(self.numbers) and seq <= next(reversed(self.numbers))
 
+    def number_of(self, seq: int, counted: int) -> int:
+        """The number of a peer's step with that first collective.
+
+        If the lead's own step is unwatched, or lost, it lies between those that are known: there at ``counted``, if
+        that is possible.
+        """
+        following = None
+        for known, number in reversed(self.numbers.items()):
+            if known == seq:
+                return number
+            if known < seq:
+                at_least = max(counted, number + 1)
+                return at_least if following is None else min(at_least, following - 1)
+            following = number
+        return counted
+
     def synced(self, number: int) -> bool:
         """Whether its step of that number is known to have had a collective."""
         return number in self._synced
@@ -73,7 +89,7 @@ class StepMatcher:
         self._groups[rank] = group
         lead = self._leads.get(group)
         if lead is None or rank < lead.rank:
-            yield from self.rest()
+            yield from self.rest(group)
             self._leads[group] = lead = _Lead(rank)
         held = self._held.setdefault(rank, deque())
         held.append(step)
@@ -84,15 +100,15 @@ class StepMatcher:
 
     def leave(self, rank: int) -> Iterator[NumberedStep]:
         """Takes the end of a rank. If it was a lead, nobody waits for its steps any longer."""
-        yield from self._released(rank, at_least=HOLD_STEPS)
         for group in [group for group, lead in self._leads.items() if lead.rank == rank]:
-            yield from self.rest()
+            yield from self.rest(group)
             del self._leads[group]
 
-    def rest(self) -> Iterator[NumberedStep]:
-        """Yields the steps that are held back."""
+    def rest(self, group: int | None = None) -> Iterator[NumberedStep]:
+        """Yields the steps that are held back, of one group or of all."""
         for rank in self._held:
-            yield from self._released(rank, at_least=HOLD_STEPS)
+            if group is None or self._groups[rank] == group:
+                yield from self._released(rank, at_least=HOLD_STEPS)
 
     def _group_of(self, step: Step) -> int | None:
         """The group by which the step is matched; None if the rank has not named any."""
@@ -119,8 +135,8 @@ class StepMatcher:
         group, seq = self._group_of(step), step.comm_first_seq
         lead = None if group is None else self._leads.get(group)
         if lead is not None and lead.rank != step.rank:
-            if seq is not None and (known := lead.numbers.get(seq)) is not None:
-                self._offsets[step.rank] = known - step.step
+            if seq is not None:
+                self._offsets[step.rank] = lead.number_of(seq, self._counted_on(step)) - step.step
             elif _is_alone(step) and lead.synced(self._counted_on(step)):
                 return
         number = self._counted_on(step)

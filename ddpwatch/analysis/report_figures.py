@@ -95,7 +95,7 @@ class ReportBuilder:
         self.ranks: dict[int, RankSamples] = {}
         self.end: Bye | None = None
         self.collector_restarts = 0
-        self._layouts: dict[tuple[int, int], Layout] = {}
+        self._layouts: dict[tuple[int, int, int], Layout] = {}
         self._assembler = StepAssembler(expected)
         self._statuses: Counter[str] = Counter()
         self._cost = CostMeter()
@@ -118,7 +118,7 @@ class ReportBuilder:
             else:
                 self._rank(message.rank).bye = message
         elif isinstance(message, Layout):
-            self._layouts[message.module, message.epoch] = message
+            self._layouts[message.module, message.group, message.epoch] = message
         elif isinstance(message, Status):
             self.collector_restarts = max(self.collector_restarts, message.restarts)
 
@@ -151,6 +151,10 @@ class ReportBuilder:
                 "comm_ms_p50": self._comm.p50(NS_PER_MS),
                 "exposed_ms_p50": _pooled(rank.exposed for rank in self.ranks.values()).p50(NS_PER_MS),
             },
+            "groups": [
+                {"id": group.id, "ranks": group.ranks, "kind": group.kind, "backend": group.backend}
+                for group in self._assembler.groups.known()
+            ],
             "ranks": [self._rank_row(rank, samples) for rank, samples in sorted(self.ranks.items())],
             "buckets": [self._bucket_row(key, samples) for key, samples in self._current_buckets()],
         }
@@ -275,6 +279,7 @@ class ReportBuilder:
         return {
             "rank": rank,
             "host": hello.host if hello else None,
+            "groups": list(self._assembler.groups.of_rank(rank)),
             "steps": samples.steps,
             "step_ms_p50": samples.step.p50(NS_PER_MS),
             "late_ms_p50": samples.late.p50(NS_PER_MS),
@@ -314,13 +319,12 @@ class ReportBuilder:
         }
 
     def _params(self, module: int, index: int) -> list[str]:
-        epochs = [epoch for m, epoch in self._layouts if m == module]
-        if not epochs:
-            return []
-        layout = self._layouts[module, max(epochs)]
-        for bucket in layout.buckets:
-            if bucket.index == index:
-                return [layout.params[p] for p in bucket.params if p < len(layout.params)]
+        """Their names; of modules with the same number in several groups, those of the group with the lowest id."""
+        layouts = [layout for (m, _, _), layout in self._layouts.items() if m == module]
+        for layout in sorted(layouts, key=lambda layout: (-layout.epoch, layout.group)):
+            for bucket in layout.buckets:
+                if bucket.index == index:
+                    return [layout.params[p] for p in bucket.params if p < len(layout.params)]
         return []
 
 

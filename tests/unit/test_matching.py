@@ -55,7 +55,7 @@ def test_a_collective_has_one_step_whatever_the_ranks_count(
     """A batch that one rank skips: its peers' step is then without a collective, too, but counts."""
     lead = [alone(0, n) if n in skips else synced(0, n, 2 * n) for n in range(STEPS)]
     other = skipping(1, skips, without_count)
-    queues, merged = [list(lead), list(other)], []
+    queues, merged = [lead[1:], list(other)], lead[:1]
     for rank in [*order, *[0] * STEPS, *[1] * STEPS]:
         if queues[rank]:
             merged.append(queues[rank].pop(0))
@@ -76,6 +76,22 @@ def test_unwatched_steps_are_counted_on() -> None:
     assert numbered(steps) == {(0, 5): 5, (0, 6): 6, (0, 7): 7, (1, 2): 5, (1, 3): 6, (1, 4): 7}
 
 
+def test_a_step_that_the_lead_did_not_watch_lies_between_those_that_it_did() -> None:
+    """Rank 1 has skipped a batch, which shows only now."""
+    lead = [synced(0, 5, 9), unseen(0, 6), unseen(0, 7), synced(0, 8, 15)]
+    steps = [
+        *lead,
+        synced(1, 5, 9),
+        synced(1, 6, 13),
+        synced(1, 7, 15),
+        unseen(1, 8),
+        synced(0, 9, 19),
+        synced(1, 9, 21),
+    ]
+    found = numbered(steps)
+    assert [found[1, n] for n in range(5, 10)] == [5, 6, 8, 9, 10]
+
+
 def test_groups_count_by_themselves() -> None:
     steps = [synced(0, 0, 1, 7), synced(2, 4, 1, 8), synced(1, 1, 1, 7), synced(3, 0, 1, 8)]
     assert numbered(steps) == {(0, 0): 0, (1, 1): 0, (2, 4): 4, (3, 0): 4}
@@ -89,10 +105,10 @@ def test_nobody_waits_for_a_lead_that_has_gone_or_lost_a_step() -> None:
     matcher = StepMatcher()
     assert [number for number, _ in matcher.add(synced(0, 0, 1))] == [0]
     assert list(matcher.add(synced(1, 0, 3))) == []
-    assert [(number, one.rank) for number, one in matcher.add(synced(0, 2, 5))] == [(2, 0), (0, 1)]
+    assert [(number, one.rank) for number, one in matcher.add(synced(0, 2, 5))] == [(2, 0), (1, 1)]
     assert list(matcher.add(synced(1, 3, 7))) == []
-    assert [number for number, _ in matcher.leave(0)] == [3]
-    assert [number for number, _ in matcher.add(synced(1, 4, 9))] == [4]
+    assert [number for number, _ in matcher.leave(0)] == [4]
+    assert [number for number, _ in matcher.add(synced(1, 4, 9))] == [5]
 
 
 @pytest.mark.parametrize("count", [HOLD_STEPS, HOLD_STEPS + 5])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE, INPUT_SHARE, LATE_MS, LATE_SHARE
-from ddpwatch.analysis.diagnosis.wording import where_ended
+from ddpwatch.analysis.diagnosis.wording import ranks_named, where_ended
 
 NAMED_RANKS = 16
 
@@ -22,6 +22,7 @@ def findings(report: dict[str, Any]) -> list[Finding]:
         *_unreduced(report),
         *_recording(report),
         *_drops(report),
+        *_counts(report),
         *_straggler(report),
         *_exposed(report),
         *_input(report),
@@ -123,6 +124,21 @@ def _drops(report: dict[str, Any]) -> list[Finding]:
     ]
 
 
+def _counts(report: dict[str, Any]) -> list[Finding]:
+    """Ranks that lost nothing, and yet count different steps: one of them skips batches."""
+    rows = [row for row in report["ranks"] if not row["dropped"] and row["end"] and row["end"]["reason"] == "finished"]
+    counts = {row["rank"]: row["steps"] for row in rows}
+    if report.get("recording", {}).get("missing_steps") or max(counts.values(), default=0) <= 1 + min(
+        counts.values(), default=0
+    ):
+        return []
+    fewest, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+    text = f"the ranks count different steps: rank {fewest} {counts[fewest]}, rank {most} {counts[most]}"
+    return [
+        _finding("step_counts", "info", f"{text}; they are matched by their collectives", rank=fewest, steps=counts)
+    ]
+
+
 def _straggler(report: dict[str, Any]) -> list[Finding]:
     step_ms = report["steps"]["step_ms_p50"]
     rows = [row for row in report["ranks"] if row["late_ms_p50"] is not None]
@@ -132,8 +148,16 @@ def _straggler(report: dict[str, Any]) -> list[Finding]:
     late = worst["late_ms_p50"]
     if late < max(LATE_MS, LATE_SHARE * step_ms):
         return []
-    text = f"rank {worst['rank']} is late: {late:.1f} ms behind the first rank at its worst bucket"
+    text = f"rank {worst['rank']} is late: {late:.1f} ms behind the first rank{_of_group(worst, report)}"
+    text += " at its worst bucket"
     return [_finding("straggler", "warning", text, rank=worst["rank"], late_ms_p50=late, step_ms_p50=step_ms)]
+
+
+def _of_group(row: dict[str, Any], report: dict[str, Any]) -> str:
+    """Names a rank's group, if that is not the whole job."""
+    own: list[list[int]] = [group["ranks"] for group in report["groups"] if group["id"] in row["groups"]]
+    peers: list[int] = max(own, key=len, default=[])
+    return f" of its group ({ranks_named(peers)})" if 0 < len(peers) < len(report["ranks"]) else ""
 
 
 def _exposed(report: dict[str, Any]) -> list[Finding]:

@@ -1,0 +1,59 @@
+"""Four ranks in two data-parallel groups, (0, 1) and (2, 3). Layers sleep instead of computing.
+
+    groups.py RECORDING
+
+Rank 3 is slow. In the first group, every tenth batch of rank 1 is bad: it skips that batch and does not count it, while
+rank 0 takes the step without synchronising.
+"""
+
+import contextlib
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ddpwatch
+
+STEPS = 120
+BAD_EVERY = 10
+NAP_S, SLOW_S = 0.002, 0.03
+
+
+class Layer(nn.Linear):
+    """A layer whose forward sleeps."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(NAP_S)
+        return super().forward(x)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    group = groups[rank // 2]
+    model = DistributedDataParallel(nn.Sequential(*[Layer(8, 8) for _ in range(3)]), process_group=group)
+    if rank == 3:
+        model.module[1].register_full_backward_pre_hook(lambda *_: time.sleep(SLOW_S))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with ddpwatch.watch(model, record=sys.argv[1]):
+        for batch in range(STEPS):
+            bad = torch.tensor(float(rank == 1 and batch % BAD_EVERY == BAD_EVERY - 1))
+            dist.all_reduce(bad, group=group)
+            if bad and rank == 1:
+                continue
+            with model.no_sync() if bad else contextlib.nullcontext():
+                model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    del model
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""A job with two data-parallel groups: one has a slow rank, in the other one a rank skips batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpwatch.analysis.assembly import steps_across_ranks
+from ddpwatch.analysis.window import Summary, summarise
+from ddpwatch.messages import Group
+from ddpwatch.recording.reader import Recording
+from ddpwatch.report.build import report_of
+from ddpwatch.state import RunState
+from tests.integration.scripts.groups import BAD_EVERY, SLOW_S, STEPS
+from tests.support.jobs import SCRIPTS, Job, messages
+
+SKIPPED = STEPS // BAD_EVERY
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("groups")
+    with Job(SCRIPTS / "groups.py", str(folder / "run.mcap"), log=folder / "log", ranks=4) as job:
+        assert job.wait() == 0, job.output()
+    return folder / "run.mcap"
+
+
+@pytest.fixture(scope="module")
+def report(recording: Path) -> dict[str, Any]:
+    return report_of(recording)
+
+
+def last_summary(recording: Path) -> tuple[RunState, Summary]:
+    state = RunState()
+    for message, envelope in Recording(recording):
+        state.apply(message, envelope.received_ns)
+    return state, summarise(state.recent())
+
+
+def test_groups_are_named_alike_by_all_ranks(recording: Path, report: dict[str, Any]) -> None:
+    assert sorted(group["ranks"] for group in report["groups"]) == [[0, 1], [2, 3]]
+    assert {group["backend"] for group in report["groups"]} == {"gloo"}
+    ids = {tuple(group.ranks): group.id for group in messages(list(Recording(recording)), Group)}
+    assert [row["groups"] for row in report["ranks"]] == [[ids[0, 1]]] * 2 + [[ids[2, 3]]] * 2
+
+
+def test_a_slow_rank_is_named_within_its_group(recording: Path, report: dict[str, Any]) -> None:
+    found = [finding for finding in report["findings"] if finding["kind"] == "straggler"]
+    assert [finding["rank"] for finding in found] == [3]
+    assert "of its group (ranks 2, 3)" in found[0]["message"]
+    late = [row["late_ms_p50"] for row in report["ranks"]]
+    assert late[3] > SLOW_S * 1e3 * 0.9
+    assert max(late[:3]) < late[3] / 3
+    state, summary = last_summary(recording)
+    assert summary.straggler is not None
+    assert (summary.straggler.rank, summary.straggler.peers, summary.straggler.phase) == (3, (2, 3), "backward")
+    assert all(len(across) == 4 for across in state.recent())
+
+
+def test_a_rank_that_skips_batches_is_no_straggler(recording: Path, report: dict[str, Any]) -> None:
+    counts = [row["steps"] for row in report["ranks"]]
+    assert counts[1] == counts[0] - SKIPPED == STEPS - SKIPPED
+    assert counts[2] == counts[3] == STEPS
+    assert [finding["message"] for finding in report["findings"] if finding["kind"] == "step_counts"] == [
+        f"the ranks count different steps: rank 1 {STEPS - SKIPPED}, rank 0 {STEPS}; "
+        "they are matched by their collectives"
+    ]
+    compared = 0
+    for across in steps_across_ranks(message for message, _ in Recording(recording)):
+        seqs = {across.ranks[rank].comm_first_seq for rank in (0, 1) if rank in across.members}
+        assert len(seqs - {None}) <= 1
+        compared += 0 in across.skew.late
+    assert compared > STEPS // 4
