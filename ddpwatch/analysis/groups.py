@@ -1,8 +1,9 @@
-"""The process groups of a run: which ranks are in them."""
+"""The process groups of a run: which ranks are in them, and what else they do than to reduce gradients."""
 
 from __future__ import annotations
 
-from ddpwatch.messages import DEFAULT_GROUP, Group, Hello, Message
+from ddpwatch.messages import DEFAULT_GROUP, Group, Hello, Message, Step
+from ddpwatch.sampling.levels import is_counted
 
 KEEP_GROUPS = 65_536  # a job of 1,024 ranks has some thousands
 
@@ -44,3 +45,33 @@ class Groups:
     def known(self) -> list[Group]:
         """The groups that were reported, by id."""
         return [group for _, group in sorted(self._known.items())]
+
+
+class OtherCollectives:
+    """Counts the collectives on watched groups that are not the modules' own: sequence numbers that nobody reported.
+
+    These are SyncBatchNorm's, broadcasts of buffers, metrics, or which parameters were used. They are not timed.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[int, Step] = {}
+        self._counts: dict[int, list[int]] = {}  # others and steps, by group
+
+    def add(self, step: Step) -> None:
+        """Takes one rank's next step. Pairs of successive steps count that have collectives in one group only."""
+        before = self._newest.get(step.rank)
+        self._newest[step.rank] = step
+        if before is None or step.step != before.step + 1 or before.comm_first_seq is None:
+            return
+        groups = {*before.comm_group, *step.comm_group}
+        if step.comm_first_seq is None or len(groups) > 1 or not is_counted(before.status):
+            return
+        others = step.comm_first_seq - before.comm_first_seq - len(before.comm_label)
+        counts = self._counts.setdefault(next(iter(groups), DEFAULT_GROUP), [0, 0])
+        counts[0] += max(0, others)
+        counts[1] += 1
+
+    def per_step(self, group: int) -> float | None:
+        """How many there were per step, on average; None if that is not known."""
+        others, steps = self._counts.get(group, (0, 0))
+        return others / steps if steps else None

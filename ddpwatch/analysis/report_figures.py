@@ -17,6 +17,7 @@ from typing import Any
 from ddpwatch.analysis.across_ranks import RankFacts, StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.buckets import bus_bandwidths
+from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.analysis.step import NS_PER_MS, PHASES, backward_start, missing_steps
 from ddpwatch.messages import Bye, Hello, Layout, Message, Status, Step, StepStatus
 from ddpwatch.sampling.cost import CostMeter
@@ -99,6 +100,7 @@ class ReportBuilder:
         self._assembler = StepAssembler(expected)
         self._statuses: Counter[str] = Counter()
         self._cost = CostMeter()
+        self._others = OtherCollectives()
         self._step_ns = Samples()
         self._comm = Samples()
         self._phases = {phase: Samples() for phase in PHASES}
@@ -152,7 +154,13 @@ class ReportBuilder:
                 "exposed_ms_p50": _pooled(rank.exposed for rank in self.ranks.values()).p50(NS_PER_MS),
             },
             "groups": [
-                {"id": group.id, "ranks": group.ranks, "kind": group.kind, "backend": group.backend}
+                {
+                    "id": group.id,
+                    "ranks": group.ranks,
+                    "kind": group.kind,
+                    "backend": group.backend,
+                    "other_collectives_per_step": self._others.per_step(group.id),
+                }
                 for group in self._assembler.groups.known()
             ],
             "ranks": [self._rank_row(rank, samples) for rank, samples in sorted(self.ranks.items())],
@@ -173,6 +181,7 @@ class ReportBuilder:
         rank.last_step = step
         rank.dropped = max(rank.dropped, step.dropped)
         self._cost.add(step)
+        self._others.add(step)
 
     def _close(self, across: StepAcrossRanks) -> None:
         """Counts one step, with all the ranks that have sent it."""

@@ -42,6 +42,7 @@ def last_summary(recording: Path) -> tuple[RunState, Summary]:
 def test_groups_are_named_alike_by_all_ranks(recording: Path, report: dict[str, Any]) -> None:
     assert sorted(group["ranks"] for group in report["groups"]) == [[0, 1], [2, 3]]
     assert {group["backend"] for group in report["groups"]} == {"gloo"}
+    assert all(1 <= group["other_collectives_per_step"] < 1.5 for group in report["groups"])  # the flag
     ids = {tuple(group.ranks): group.id for group in messages(list(Recording(recording)), Group)}
     assert [row["groups"] for row in report["ranks"]] == [[ids[0, 1]]] * 2 + [[ids[2, 3]]] * 2
 

@@ -8,6 +8,7 @@ from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE, INPUT_SHARE, L
 from ddpwatch.analysis.diagnosis.wording import ranks_named, where_ended
 
 NAMED_RANKS = 16
+OTHER_COLLECTIVES = 0.5  # per step
 
 Finding = dict[str, Any]
 
@@ -23,6 +24,7 @@ def findings(report: dict[str, Any]) -> list[Finding]:
         *_recording(report),
         *_drops(report),
         *_counts(report),
+        *_others(report),
         *_straggler(report),
         *_exposed(report),
         *_input(report),
@@ -137,6 +139,17 @@ def _counts(report: dict[str, Any]) -> list[Finding]:
     return [
         _finding("step_counts", "info", f"{text}; they are matched by their collectives", rank=fewest, steps=counts)
     ]
+
+
+def _others(report: dict[str, Any]) -> list[Finding]:
+    """Collectives of the job that are not DDP's."""
+    counts = [group["other_collectives_per_step"] or 0.0 for group in report["groups"]]
+    most = max(counts, default=0.0)
+    if most < OTHER_COLLECTIVES:
+        return []
+    text = f"{most:.1f} collectives a step on a watched group are not DDP's buckets"
+    text += " (SyncBatchNorm, buffers, metrics, …): they are not timed"
+    return [_finding("other_collectives", "info", text, per_step=most)]
 
 
 def _straggler(report: dict[str, Any]) -> list[Finding]:

@@ -1,0 +1,101 @@
+"""Ranks are compared within their group, once all of its members have sent the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.buckets import bucket_steps
+from ddpwatch.analysis.groups import OtherCollectives
+from ddpwatch.analysis.window import summarise
+from ddpwatch.messages import Group, Hello, Message, Step
+from ddpwatch.state import RunState
+from tests.support.frames import MS, hello, layout, state_of, step
+
+LATE_MS = 40
+SUBGROUPS = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
+
+
+def group(rank: int, ranks: tuple[int, ...]) -> Group:
+    return Group(rank=rank, id=100 + ranks[0], ranks=list(ranks), backend="gloo")
+
+
+def in_group(one: Step, ranks: tuple[int, ...]) -> Step:
+    return msgspec.structs.replace(one, comm_group=[100 + ranks[0]] * len(one.comm_label))
+
+
+def hellos(world: int) -> list[Hello]:
+    return [hello(rank, world) for rank in range(world)]
+
+
+def two_groups(steps: int = 20, seen: Iterable[int] = range(4)) -> RunState:
+    """Ranks 2 and 3 start 500 ms after 0 and 1; rank 3 is late."""
+    messages: list[Message] = [*hellos(4), *(group(rank, ranks) for rank, ranks in SUBGROUPS.items())]
+    for number in range(steps):
+        for rank in seen:
+            late, wait = (LATE_MS, 0) if rank == 3 else (0, LATE_MS if rank == 2 else 0)
+            one = in_group(step(rank, number, late, wait), SUBGROUPS[rank])
+            messages.append(msgspec.structs.replace(one, start_ns=one.start_ns + 500 * MS * (rank // 2)))
+    return state_of(messages)
+
+
+def test_ranks_of_other_groups_are_not_compared() -> None:
+    across = next(reversed(two_groups().steps.values()))
+    assert {rank: across.late_ns(rank) for rank in range(4)} == {0: 0, 1: 0, 2: 0, 3: LATE_MS * MS}
+    assert {rank: across.wait_ns(rank) for rank in range(4)} == {0: 0, 1: 0, 2: LATE_MS * MS, 3: 0}
+
+
+def test_the_slow_rank_is_named_with_its_group() -> None:
+    straggler = summarise(two_groups().recent()).straggler
+    assert straggler is not None
+    assert (straggler.rank, straggler.late_ns, straggler.peers) == (3, LATE_MS * MS, (2, 3))
+    assert (straggler.phase, straggler.excess_ns) == ("backward", LATE_MS * MS)
+
+
+def test_a_group_with_an_unseen_member_has_no_lateness_and_no_transfer() -> None:
+    """Rank 3 is last, and nobody sees it: what rank 2 waits is not the wire's."""
+    across = next(reversed(two_groups(seen=(0, 1, 2)).steps.values()))
+    assert (across.late_ns(2), across.wait_ns(2)) == (None, None)
+    assert (across.late_ns(0), across.wait_ns(1)) == (0, 0)
+    assert {key[3] for key in across.skew.buckets} == {100}
+
+
+def test_a_job_with_an_unseen_rank_has_no_lateness() -> None:
+    steps = [step(rank, 0, 0, LATE_MS) for rank in (0, 1)]
+    alone = state_of([*hellos(3), *steps]).steps[0]
+    assert [alone.late_ns(rank) for rank in (0, 1)] == [None, None]
+    assert [row.transfer for row in bucket_steps(alone).values()] == [None, None]
+    assert [row.busbw for row in bucket_steps(alone).values()] == [None, None]
+
+
+def test_busbw_counts_the_ranks_of_the_group() -> None:
+    four, two = two_groups(1).steps[0], StepAcrossRanks(0)
+    for rank in (0, 1):
+        two.add(step(rank, 0))
+    assert {b.busbw for b in bucket_steps(two).values()} == {b.busbw for b in bucket_steps(four).values()}
+
+
+def test_collectives_with_other_sequence_numbers_are_not_compared() -> None:
+    across = StepAcrossRanks(0)
+    for rank, seqs in ((0, [0, 1]), (1, [0, 2])):
+        across.add(msgspec.structs.replace(step(rank, 0), comm_first_seq=5, comm_seq=seqs))
+    assert [key[1] for key in across.skew.buckets] == [0]
+
+
+def test_other_collectives_are_counted_and_are_no_buckets() -> None:
+    others = OtherCollectives()
+    for number, first in enumerate((10, 15, 20, 27)):
+        others.add(msgspec.structs.replace(step(0, number), comm_first_seq=first, comm_seq=[0, 1]))
+    assert others.per_step(0) == (3 + 3 + 5) / 3
+    assert others.per_step(7) is None
+
+
+def test_layouts_of_several_groups_are_kept() -> None:
+    """As with pipeline stages: both call their module 0, and have other layers."""
+    other = msgspec.structs.replace(layout(2), group=102, params=["e", "f", "g", "h"])
+    first = msgspec.structs.replace(layout(0), group=100)
+    state = state_of([*hellos(4), *(group(rank, ranks) for rank, ranks in SUBGROUPS.items()), first, other])
+    assert [state.bucket_layer(0, rank) for rank in range(4)] == ["c", "c", "g", "g"]
+    assert [state.layer(0, rank) for rank in (1, 3)] == ["a", "e"]
