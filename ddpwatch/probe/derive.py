@@ -88,7 +88,7 @@ def derive_launches(layout: ModuleLayout, stats: list[int] | None, forward_end_n
     for bucket, ready in zip(layout.buckets, readies, strict=True) if latest else ():
         latest = max(latest, ready + layout.lag_ns.get(bucket.index, 0))
         known = base + min(ready, latest) if ready else None
-        record.derived.append((base + latest, layout.module, bucket.index, bucket.nbytes, known, None))
+        record.derived.append((base + latest, layout.module, bucket.index, bucket.nbytes, known, None, None))
     if stats is not None and is_sampled(record.step, HOOKS_PERIOD):
         _add_hook_fires(layout, stats, forward_end_ns, record)
 

@@ -7,39 +7,42 @@ from operator import itemgetter
 
 from ddpwatch.messages import PhaseName, Span, Step, StepStatus
 
-BucketColumns = tuple[int, int, int, int, "int | None", "int | None"]  # launch, module, index, bytes, ready, done
+# launch, module, index, bytes, ready, start, done
+BucketColumns = tuple[int, int, int, int, "int | None", "int | None", "int | None"]
 
 
 class BucketRecord:
     """One bucket of one backward. All stamps are absolute ns; None is not measured.
 
     The thread that completes a collective writes ``done``, the training thread all else. A single attribute store
-    needs no lock.
+    needs no lock. ``start`` is when the wire was free for the collective, None where that is not known; ``group``
+    the id of its process group.
     """
 
-    __slots__ = ("done", "idle", "index", "launch", "module", "nbytes", "ready")
+    __slots__ = ("done", "group", "idle", "index", "launch", "module", "nbytes", "ready", "start")
 
     def __init__(self, module: int, index: int, nbytes: int, launch: int) -> None:
         self.module = module
         self.index = index
         self.nbytes = nbytes
         self.launch = launch
+        self.group = 0
         self.ready: int | None = None
+        self.start: int | None = None
         self.done: int | None = None
         self.idle = False  # its comm hook returned a finished result at once: nothing was communicated
 
     def row(self, start: int) -> BucketColumns:
         """The bucket's columns in a `Step`: stamps are offsets from ``start``."""
-        ready = None if self.ready is None else self.ready - start
-        done = None if self.done is None else self.done - start
-        return self.launch - start, self.module, self.index, self.nbytes, ready, done
+        ready, free, done = (None if at is None else at - start for at in (self.ready, self.start, self.done))
+        return self.launch - start, self.module, self.index, self.nbytes, ready, free, done
 
 
 class StepRecord:
     """A step being recorded. Stamps are absolute ns; `message` makes them offsets."""
 
     __slots__ = (
-        "backwards", "buckets", "cpu_ns", "derived", "end", "epoch", "hooks", "last_hook", "later",
+        "backwards", "buckets", "clock_error_ns", "cpu_ns", "derived", "end", "epoch", "hooks", "last_hook", "later",
         "own_ns", "reductions", "resolved", "spans", "start", "status", "step", "untimed",
     )  # fmt: skip
 
@@ -59,6 +62,7 @@ class StepRecord:
         self.own_ns = 0
         self.reductions = 0
         self.cpu_ns: int | None = None
+        self.clock_error_ns: int | None = None  # how far the host times of GPU stamps may lie from the truth
         self.untimed = False  # completions cannot be stamped here
         self.resolved = True  # no stamp waits for the GPU
 
@@ -73,8 +77,8 @@ class StepRecord:
             work(self)
         start = self.start
         rows = sorted([*(bucket.row(start) for bucket in self.buckets), *self.derived], key=itemgetter(0))
-        columns = zip(*rows, strict=True) if rows else [()] * 6
-        launch, module, index, nbytes, ready, done = map(list, columns)
+        columns = zip(*rows, strict=True) if rows else [()] * 7
+        launch, module, index, nbytes, ready, free, done = map(list, columns)
         hooks = sorted(self.hooks, key=itemgetter(1))
         return Step(
             rank=rank,
@@ -93,8 +97,10 @@ class StepRecord:
             comm_bytes=nbytes,
             comm_ready=ready,
             comm_launch=launch,
+            comm_start=free if any(at is not None for at in free) else [],
             comm_done=done,
             reduced=not self.buckets or not all(bucket.idle for bucket in self.buckets),
+            clock_error_ns=self.clock_error_ns,
             own_ns=self.own_ns,
             cpu_ns=self.cpu_ns,
             dropped=dropped,

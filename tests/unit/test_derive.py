@@ -91,7 +91,7 @@ def test_hook_fires_serve_where_ddp_keeps_no_statistics() -> None:
 def test_launches_follow_the_ready_times_in_index_order() -> None:
     record = step_of(step=WITHOUT_HOOKS)
     assert derived_launches(two_buckets(), record) == [300, 500]
-    assert record.derived == [(300, 1, 0, 16, 300, None), (500, 1, 1, 16, 500, None)]
+    assert record.derived == [(300, 1, 0, 16, 300, None, None), (500, 1, 1, 16, 500, None, None)]
     assert record.hooks == []
     assert record.last_hook is None
 
@@ -117,7 +117,7 @@ def test_lags_belong_to_one_layout() -> None:
 def test_launches_before_the_parameters_are_known_lie_at_the_first_gradient() -> None:
     record = step_of()
     assert derived_launches(layout_of([], []), record) == [200, 200]
-    assert [ready for *_, ready, _ in record.derived] == [None, None]
+    assert [ready for *_, ready, _, _ in record.derived] == [None, None]
 
 
 def test_nothing_is_derived_from_nothing() -> None:

@@ -108,7 +108,7 @@ class TestNamesAndChange:
 
     @staticmethod
     def mostly_without_lateness(late, since, period=32):
-        """Summary where one step in so many has launches, the newest ``since`` steps ago; shadow steps may have none."""
+        """Summary where one step in so many has launches, the newest ``since`` steps ago."""
         bare = {"comm_module": [], "comm_label": [], "comm_bytes": [], "comm_ready": [], "comm_launch": [],
                 "comm_done": []}  # fmt: skip
         steps = [
