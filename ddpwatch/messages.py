@@ -156,6 +156,9 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_W
     ``unwatched`` step has its start, its end, its CPU time, and nothing else. An ``unresolved`` step has no duration
     either, which is then 0, and its start is the time at which the host enqueued it.
 
+    ``clock_error_ns`` bounds how far the step's start may lie from the truth, where a GPU stamped it: its clock is
+    mapped to the host's.
+
     ``own_ns`` is the time that ddpwatch's hooks measure of themselves, ``sender_ns`` the CPU time of its sender thread
     since the previous frame, and ``cpu_ns`` the CPU time of the rank's process without that thread since the end of the
     previous step.
@@ -184,6 +187,7 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_W
     comm_start: SparseColumn = []
     comm_done: SparseColumn = []
     reduced: bool = True
+    clock_error_ns: Count | None = None
     own_ns: Count = 0
     sender_ns: Count = 0
     cpu_ns: Count | None = None

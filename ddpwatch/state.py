@@ -101,7 +101,10 @@ class RunState:
     _layout_bytes: int = 0
     _restarts_before: int = 0
     _clocks: set[Clock] = field(default_factory=set)
-    _matcher: StepMatcher = field(default_factory=StepMatcher)
+    _matcher: StepMatcher = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._matcher = StepMatcher(self.groups.members)
 
     @property
     def world_size(self) -> int:

@@ -65,8 +65,8 @@ class Row:
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains every variant, prints the table and the chart, and returns the exit code."""
     args = build_parser().parse_args(argv)
-    world = World.from_environment()
     try:
+        world = World.from_environment(args.device)
         configs = {variant: config_for(variant, args, world) for variant in args.variants}
         for config in configs.values():
             build_task(config, world_for(config, world))
@@ -103,6 +103,7 @@ def config_for(variant: str, args: argparse.Namespace, world: World) -> TrainCon
         steps=args.steps,
         batch_sizes=(args.batch_size * (world.size if strategy in ONE_PROCESS else 1),),
         log_every=args.steps,
+        device=args.device,
     )
 
 
@@ -206,6 +207,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", default="gpt", help="default: %(default)s")
     parser.add_argument("--data", default="text", help="default: %(default)s")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: CUDA if there is any)")
     parser.add_argument("--steps", type=int, default=16, help="optimizer steps of each (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=2, help="samples per rank (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("recordings"), metavar="DIR", help="for the recordings")

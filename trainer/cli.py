@@ -13,6 +13,7 @@ from trainer import spec
 from trainer.comm_hooks import COMM_HOOKS, HookOptions
 from trainer.config import TrainConfig
 from trainer.data import DATA
+from trainer.distributed import DEVICES
 from trainer.errors import TrainerError
 from trainer.faults import FAULTS
 from trainer.models import MODELS
@@ -77,6 +78,16 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--data", default=DEFAULTS.data, metavar="NAME", help=spec.describe(DATA))
     group.add_argument(
         "--text", type=Path, metavar="PATH", help="text to use instead of the standard library's sources"
+    )
+    _add_device(group)
+
+
+def _add_device(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--device",
+        default=DEFAULTS.device,
+        metavar="NAME",
+        help=f"{', '.join(DEVICES)} (default: CUDA if there is any)",
     )
 
 

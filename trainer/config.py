@@ -21,6 +21,9 @@ class TrainConfig:
     text: Path | None = None
     """File or directory to read as text; None for the standard library's own sources."""
 
+    device: str = "auto"
+    """``cpu``, ``cuda``, or ``auto`` for CUDA where there is a GPU. Ranks share GPUs if there are fewer."""
+
     strategy: str = "ddp"
     """How gradients are synchronised."""
 

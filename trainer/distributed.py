@@ -14,6 +14,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from trainer.errors import TrainerError
+
+DEVICES = ("auto", "cpu", "cuda")
 DROP_CALLBACKS_S = 0.1
 """Time for Gloo's threads to drop the last step's Python callbacks.
 
@@ -24,25 +27,38 @@ They need the GIL for that, and a thread that asks for the GIL while the interpr
 
 @dataclass(frozen=True)
 class World:
-    """One process's place among all ranks."""
+    """One process's place among all ranks; several may share a GPU."""
 
     rank: int
     local_rank: int
     size: int
     device: torch.device
+    shares_gpu: bool = False
 
     @property
     def backend(self) -> str:
-        """The collective backend for the device."""
-        return "nccl" if self.device.type == "cuda" else "gloo"
+        """The collective backend for the device. NCCL refuses two ranks on one GPU."""
+        return "nccl" if self.device.type == "cuda" and not self.shares_gpu else "gloo"
 
     @classmethod
-    def from_environment(cls) -> World:
-        """Read what torchrun sets; without torchrun this is a world of one."""
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    def from_environment(cls, device: str = "auto") -> World:
+        """Read what torchrun sets; without torchrun this is a world of one.
+
+        Args:
+            device: ``cpu``, ``cuda``, or ``auto`` for CUDA where there is a GPU.
+
+        Raises:
+            TrainerError: There is no GPU, or no such device.
+        """
+        if device not in DEVICES:
+            raise TrainerError(f"no device is called {device!r}; known: {', '.join(DEVICES)}")
+        gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
+        if device == "cuda" and not gpus:
+            raise TrainerError("there is no GPU here that torch can use; --device cpu needs none")
+        local_rank, on_host = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        return cls(rank, local_rank, size, device)
+        place = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
+        return cls(rank, local_rank, size, place, shares_gpu=0 < gpus < on_host)
 
 
 @contextmanager
@@ -54,7 +70,7 @@ def process_group(world: World, timeout: timedelta = timedelta(minutes=10)) -> I
     try:
         yield store
     finally:
-        if world.device.type == "cpu":
+        if world.backend == "gloo":
             time.sleep(DROP_CALLBACKS_S)
         dist.destroy_process_group()
 

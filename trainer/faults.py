@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 
 from trainer import spec
@@ -103,7 +104,12 @@ def target_layer(fault: Fault, model: nn.Module) -> nn.Module:
 
 
 def _sleep(ms: float) -> Callable[[], None]:
-    return lambda: time.sleep(ms / 1e3)
+    def strike() -> None:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()  # a host that is ahead of its GPU delays nothing
+        time.sleep(ms / 1e3)
+
+    return strike
 
 
 def slow_backward(

@@ -19,24 +19,31 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+CPU = torch.device("cpu")
 Work = tuple[Callable[[], Future[Tensor]], "Future[Tensor]"]
+
+
+def future_on(device: torch.device) -> Future[Tensor]:
+    """Return a future whose result will lie on a device."""
+    return torch.futures.Future(devices=[device] if device.type == "cuda" else None)
 
 
 class InOrder:
     """A thread that runs calls which communicate, each to its end before the next starts.
 
-    It sleeps ``delay_s`` before every call, as if the rank's network were slow.
+    It sleeps ``delay_s`` before every call, as if the rank's network were slow. The results lie on ``device``.
     """
 
-    def __init__(self, delay_s: float = 0.0) -> None:
+    def __init__(self, delay_s: float = 0.0, device: torch.device = CPU) -> None:
         """Start the thread; it ends with the process."""
         self.delay_s = delay_s
+        self.device = device
         self._queue: SimpleQueue[Work] = SimpleQueue()
         threading.Thread(target=self._run, name="in-order", daemon=True).start()
 
     def submit(self, call: Callable[[], Future[Tensor]]) -> Future[Tensor]:
         """Queue ``call`` and return a future of the result of its future."""
-        result: Future[Tensor] = torch.futures.Future()
+        result = future_on(self.device)
         self._queue.put((call, result))
         return result
 

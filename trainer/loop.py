@@ -57,7 +57,7 @@ class Trainer:
     ) -> None:
         """Build everything; collective, so call it on every rank, inside a process group."""
         self.config = config
-        self.world = world or World.from_environment()
+        self.world = world or World.from_environment(config.device)
         check_config(config, self.world)
         task = task or build_task(config, self.world)
         self.data, self.model = task.data, task.model.to(self.world.device)
@@ -65,7 +65,7 @@ class Trainer:
         self.faults = FaultPlan(task.faults, self.world, self.model)
         self.strategy = build_strategy(self.model, config, self.world)
         if self.faults.comm_delay_s:
-            self.strategy.delay_communication(InOrder(self.faults.comm_delay_s))
+            self.strategy.delay_communication(InOrder(self.faults.comm_delay_s, self.world.device))
         self.optimizer = OPTIMIZERS[config.optimizer](self.model.parameters(), config.lr)
         self.schedule = build_schedule(self.optimizer, config.schedule, config.warmup_steps, config.steps)
         self.stream = BatchStream(self.data.train, config.batch_size(self.world.rank), self.world, config.seed)

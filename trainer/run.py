@@ -28,7 +28,7 @@ def train(config: TrainConfig, watch: bool = False, record: Path | None = None) 
     Raises:
         TrainerError: The configuration cannot work; raised before the process group starts.
     """
-    world = World.from_environment()
+    world = World.from_environment(config.device)
     task = build_task(config, world)
     found = _checkpoint_to_resume(config, world)
     with process_group(world) as store, stop_on_signal(store) as agreement:

@@ -17,8 +17,9 @@ from itertools import repeat
 from operator import sub
 from typing import NamedTuple, TypeVar, cast
 
+from ddpwatch.analysis.groups import Members
 from ddpwatch.analysis.intervals import Intervals, total_within
-from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, figures
+from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, figures, starts_of
 from ddpwatch.messages import DEFAULT_GROUP, Message, Step, decode, encode
 from ddpwatch.sampling.levels import is_counted, is_timed
 
@@ -38,8 +39,9 @@ class RankFacts(NamedTuple):
         keys: The buckets.
         seqs: Sequence number of the first bucket's collective in its group (None if the group does not count), and per
             bucket the difference to it.
-        launch, done: Per bucket, absolute (ns); ``done`` is None where the completion was not measured.
-        exposed: Per bucket, how much of [launch, done] was exposed (ns); None where that is not known.
+        launch, start, done: Per bucket, absolute (ns); ``start`` is the launch where it is not known when the wire was
+            free, ``done`` None where the completion was not measured.
+        exposed: Per bucket, how much of [start, done] was exposed (ns); None where that is not known.
         cost: The probe's own time as a share of the step; None for a step without duration.
     """
 
@@ -47,6 +49,7 @@ class RankFacts(NamedTuple):
     keys: tuple[BucketKey, ...]
     seqs: tuple[int | None, tuple[int, ...]]
     launch: Sequence[int]
+    start: Sequence[int]
     done: Sequence[int | None]
     exposed: tuple[int | None, ...]
     cost: float | None
@@ -55,13 +58,15 @@ class RankFacts(NamedTuple):
 def rank_facts(step: Step, found: StepFigures) -> RankFacts:
     """Computes one rank's share of a step from its figures."""
     start = step.start_ns
+    launch = array("q", [start + launch for launch in step.comm_launch])
     return RankFacts(
         figures=found,
         keys=bucket_keys(step),
         seqs=(step.comm_first_seq, tuple(step.comm_seq)),
-        launch=array("q", [start + launch for launch in step.comm_launch]),
+        launch=launch,
+        start=array("q", [start + at for at in starts_of(step)]) if step.comm_start else launch,
         done=_absolute(step.comm_done, start),
-        exposed=_exposed(step.comm_launch, step.comm_done, found.exposed),
+        exposed=_exposed(starts_of(step), step.comm_done, found.exposed),
         cost=(step.own_ns + step.sender_ns) / step.duration_ns if step.duration_ns else None,
     )
 
@@ -72,10 +77,10 @@ def _absolute(done: Sequence[int | None], start: int) -> Sequence[int | None]:
     return array("q", [start + end for end in cast("Sequence[int]", done)])
 
 
-def _exposed(launch: Sequence[int], done: Sequence[int | None], exposed: Intervals) -> tuple[int | None, ...]:
-    """How much of each bucket's [launch, done] is exposed. Most buckets end before the first exposed interval."""
+def _exposed(starts: Sequence[int], done: Sequence[int | None], exposed: Intervals) -> tuple[int | None, ...]:
+    """How much of each bucket's [start, done] is exposed. Most buckets end before the first exposed interval."""
     first = exposed[0][0] if exposed else math.inf
-    buckets = zip(launch, done, strict=True)
+    buckets = zip(starts, done, strict=True)
     return tuple(
         [None if end is None else 0 if end <= first else total_within(exposed, start, end) for start, end in buckets]
     )
@@ -91,7 +96,7 @@ class BucketSkew(NamedTuple):
         first, last: Earliest and latest launch, absolute.
         last_rank: The rank that launched last.
         ranks: How many ranks the group has.
-        transfer: Latest completion after the latest launch; None if a completion was not measured.
+        transfer: Latest completion after the latest start; None if a completion was not measured.
     """
 
     first: int
@@ -118,7 +123,6 @@ class LaunchSkew(NamedTuple):
 
 
 NO_SKEW = LaunchSkew({}, {}, {}, {})
-Members = Callable[[int], "tuple[int, ...] | None"]  # of a group; None if they are not known
 
 
 def nobody_known(group: int) -> tuple[int, ...] | None:
@@ -165,7 +169,8 @@ def _skew_of(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...]) -> Lau
     columns = list(zip(*launches.values(), strict=True))
     first, last = list(map(min, columns)), list(map(max, columns))
     last_ranks = [ranks[column.index(at)] for column, at in zip(columns, last, strict=True)]
-    rows = map(BucketSkew, first, last, last_ranks, repeat(len(ranks)), _transfers(facts, keys, last))
+    transfers = _transfers(facts, keys, _last_starts(facts, keys, last))
+    rows = map(BucketSkew, first, last, last_ranks, repeat(len(ranks)), transfers)
     return LaunchSkew(
         buckets=dict(zip(keys, rows, strict=True)),
         late={rank: max(map(sub, row, first)) for rank, row in launches.items()},
@@ -201,6 +206,13 @@ def _aligned(column: Sequence[_Stamp], fact: RankFacts, keys: tuple[BucketKey, .
         return column
     positions = {key: position for position, key in enumerate(fact.keys)}
     return [column[positions[key]] for key in keys]
+
+
+def _last_starts(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], launches: Sequence[int]) -> Sequence[int]:
+    """Per bucket the latest start, which is the latest launch where no start is known."""
+    if all(fact.start is fact.launch for fact in facts.values()):
+        return launches
+    return list(map(max, zip(*(_aligned(fact.start, fact, keys) for fact in facts.values()), strict=True)))
 
 
 def _transfers(

@@ -30,8 +30,8 @@ class StepAssembler:
         self._comparable = True
         self._expected = 1
         self._open: OrderedDict[int, StepAcrossRanks] = OrderedDict()
-        self._matcher = StepMatcher()
         self.groups = Groups()
+        self._matcher = StepMatcher(self.groups.members)
 
     def apply(self, message: Message) -> Iterator[StepAcrossRanks]:
         """Takes one message; yields the steps that it completes, and the oldest one if too many wait."""

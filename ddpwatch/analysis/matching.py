@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
+from ddpwatch.analysis.groups import Members
 from ddpwatch.messages import DEFAULT_GROUP, Step
 from ddpwatch.sampling.levels import is_counted
 
@@ -72,9 +73,14 @@ class _Lead:
 
 
 class StepMatcher:
-    """Numbers steps. A step whose lead has not sent its own yet is held back."""
+    """Numbers steps. A step whose lead has not sent its own yet is held back.
 
-    def __init__(self) -> None:
+    Args:
+        members: The ranks of a group, in ascending order; None if they are not known.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
         self._leads: dict[int, _Lead] = {}
         self._groups: dict[int, int] = {}  # in which a rank issued the first collective of its newest step
         self._offsets: dict[int, int] = {}  # the run's number less the rank's own
@@ -87,14 +93,12 @@ class StepMatcher:
             yield step.step, step
             return
         self._groups[rank] = group
-        lead = self._leads.get(group)
-        if lead is None or rank < lead.rank:
-            yield from self.rest(group)
-            self._leads[group] = lead = _Lead(rank)
         held = self._held.setdefault(rank, deque())
         held.append(step)
+        if self._takes_the_lead(rank, group):
+            self._leads[group] = _Lead(rank)
         yield from self._released(rank, at_least=len(held) - HOLD_STEPS)
-        if lead.rank == rank:
+        if (lead := self._leads.get(group)) is not None and lead.rank == rank:
             for follower in self._held:
                 yield from self._released(follower)
 
@@ -103,12 +107,23 @@ class StepMatcher:
         for group in [group for group, lead in self._leads.items() if lead.rank == rank]:
             yield from self.rest(group)
             del self._leads[group]
+            self._held.pop(rank)
+            if others := [other for other in self._held if self._groups[other] == group]:
+                self._leads[group] = _Lead(min(others))
 
     def rest(self, group: int | None = None) -> Iterator[NumberedStep]:
         """Yields the steps that are held back, of one group or of all."""
         for rank in self._held:
-            if group is None or self._groups[rank] == group:
-                yield from self._released(rank, at_least=HOLD_STEPS)
+            if group in (None, self._groups[rank]):
+                yield from self._released(rank, at_least=HOLD_STEPS + 1)
+
+    def _takes_the_lead(self, rank: int, group: int) -> bool:
+        """Whether a rank that sends is to be the lead: the lowest of the group, as far as one can tell by now."""
+        lead = self._leads.get(group)
+        if lead is not None:
+            return rank < lead.rank
+        members = self._members(group)
+        return members is None or rank <= members[0] or len(self._held[rank]) > HOLD_STEPS
 
     def _group_of(self, step: Step) -> int | None:
         """The group by which the step is matched; None if the rank has not named any."""
@@ -125,7 +140,9 @@ class StepMatcher:
 
     def _has_to_wait(self, step: Step) -> bool:
         lead = self._leads.get(self._groups[step.rank])
-        if lead is None or lead.rank == step.rank:
+        if lead is None:
+            return True
+        if lead.rank == step.rank:
             return False
         if step.comm_first_seq is not None:
             return not lead.has_passed(step.comm_first_seq)

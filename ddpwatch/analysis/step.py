@@ -1,7 +1,8 @@
 """One rank's step: its phases, its buckets, and how much of its communication was exposed.
 
 The definitions are those of ``docs/metrics.md``. Overlap is |C ∩ K| / |C| as in HolisticTraceAnalysis, with C the union
-of [launch, done] over the buckets and K the forward and backward compute intervals.
+of [launch, done] over the buckets ([start, done] where starts are known) and K the forward and backward compute
+intervals.
 """
 
 from __future__ import annotations
@@ -122,7 +123,14 @@ def comm_of(step: Step) -> Intervals | None:
     """C: when at least one bucket was in flight. None if a completion was not measured."""
     if None in step.comm_done or not is_watched(step.status):
         return None
-    return union(zip(step.comm_launch, cast("list[int]", step.comm_done), strict=True))
+    return union(zip(starts_of(step), cast("list[int]", step.comm_done), strict=True))
+
+
+def starts_of(step: Step) -> list[int]:
+    """When the wire was free for each collective; its launch where that is not known."""
+    if not step.comm_start:
+        return step.comm_launch
+    return [launch if at is None else at for launch, at in zip(step.comm_launch, step.comm_start, strict=True)]
 
 
 def _split(duration_ns: int, claims: dict[str, Intervals]) -> dict[str, int]:

@@ -18,7 +18,7 @@ import msgspec
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.clocks import ClockAligner
-from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys
+from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, starts_of
 from ddpwatch.messages import Bye, Device, Hello, Layout, Mark, Message, Step
 from ddpwatch.transport import Frame
 
@@ -235,17 +235,17 @@ class _Tracer:
             }  # fmt: skip
 
     def _comm(self, rank: int, step: Step, start: int, flows: dict[BucketKey, list[Event]]) -> Iterator[Event]:
-        keys = bucket_keys(step)
+        keys, starts = bucket_keys(step), starts_of(step)
         for i in sorted(range(len(keys)), key=step.comm_launch.__getitem__):
             module, index, *_ = keys[i]
-            launch, done, ready = step.comm_launch[i], step.comm_done[i], step.comm_ready[i]
+            begin, done, ready = starts[i], step.comm_done[i], step.comm_ready[i]
             facts = {
                 "step": step.step, "module": module, "bucket": index, "bytes": step.comm_bytes[i],
-                "queued_us": None if ready is None else (launch - ready) / 1000, "done_measured": done is not None,
+                "queued_us": None if ready is None else (begin - ready) / 1000, "done_measured": done is not None,
             }  # fmt: skip
-            end = launch if done is None else done
+            end = begin if done is None else done
             event = yield from self._span(
-                rank, COMM_LANE, f"bucket {index}", "communication", start + launch, start + end, facts
+                rank, COMM_LANE, f"bucket {index}", "communication", start + begin, start + end, facts
             )
             flows.setdefault(keys[i], []).append(event)
 

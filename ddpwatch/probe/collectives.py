@@ -9,6 +9,7 @@ completion is unknown.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -23,14 +24,14 @@ class Observer(Protocol):
     def before_launch(self) -> int:
         """The stamp of a collective that is about to be issued, or 0 to leave it unobserved."""
 
-    def after_launch(self, index: int | None, nbytes: int, at: int, future: Any) -> BucketRecord | None:
+    def after_launch(self, index: int | None, nbytes: int, at: int, future: Callable[[], Any]) -> BucketRecord | None:
         """Records a collective that was issued.
 
         Args:
             index: The bucket's index, None for the next one.
             nbytes: Its size.
             at: What `before_launch` returned.
-            future: Completes when the result is there.
+            future: Gives what completes when the result is there; making it takes time.
 
         Returns:
             The bucket's record, None if it is not recorded.
@@ -103,7 +104,7 @@ class GroupHooks:
         try:
             nbytes, at = self._unissued.pop(args.op_id, (0, 0))
             if at:
-                self._observer.after_launch(None, nbytes, at, args.work.get_future())
+                self._observer.after_launch(None, nbytes, at, args.work.get_future)
         except Exception as error:
             self._observer.on_error(error)
 

@@ -59,7 +59,7 @@ def timed(hook: Hook, observer: Observer, count: Callable[[], int | None]) -> Ho
         if at and isinstance(future, torch._C.Future):  # DDP refuses anything else
             try:
                 idle = bool(before) and before == count() and future.done()
-                entry = observer.after_launch(bucket.index(), nbytes, at, future)
+                entry = observer.after_launch(bucket.index(), nbytes, at, lambda: future)
                 if entry is not None:
                     entry.idle = idle
             except Exception as error:

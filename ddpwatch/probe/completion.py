@@ -1,18 +1,23 @@
-"""Callbacks that a collective's own thread runs when its result is there."""
+"""Completions of collectives: callbacks that their own threads run, and the stream that waits for them on a GPU."""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import logging
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
     from ddpwatch.probe.record import BucketRecord
 
 _alive: set[int] = set()
+_log = logging.getLogger("ddpwatch")
 
 # A thread of Gloo's has no Python state of its own: each call into Python, and each release of what was called, would
 # make one and destroy it, which maps memory and unmaps it (40 page faults a step with 22 buckets, a third of what
@@ -38,6 +43,18 @@ class Callback:
 
     def __del__(self, _forget: Callable[[int], None] = _alive.discard) -> None:  # bound now: globals go first at exit
         _forget(id(self))
+
+
+def own_stream(device: torch.device, environment: Mapping[str, str] = os.environ) -> torch.cuda.Stream | None:
+    """A stream that waits for the collectives of full steps, or None to leave that to one of torch's pool.
+
+    The pool's 32 streams share a few hardware queues: there, such a wait may block compute. Which of the two is better
+    was not measured; ``DDPWATCH_CUDA_STREAM`` chooses, ``pool`` (the default) or ``own``.
+    """
+    wanted = environment.get("DDPWATCH_CUDA_STREAM", "pool")
+    if wanted not in ("own", "pool"):
+        _log.warning("DDPWATCH_CUDA_STREAM is %r, which is not a choice; hint: own or pool", wanted[:50])
+    return torch.cuda.Stream(device) if wanted == "own" else None  # type: ignore[no-untyped-call]
 
 
 def drain(timeout_s: float = 0.1) -> None:

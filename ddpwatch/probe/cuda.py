@@ -1,13 +1,14 @@
 """GPU times from CUDA events, without ever waiting for the GPU.
 
 On CUDA the host only enqueues: its stamps show when it asked, not when the GPU did it. So a stamp there is a host time
-*and* an event on the current stream. Once a step is closed, its events are queried now and then, and never waited for.
-When the GPU has passed them all, the GPU's times replace every stamp of the record.
+*and* an event on the current stream. At each stamp the oldest events are queried, up to the first that the GPU has not
+passed: no event is queried again once it is passed, and none is waited for. When the GPU has passed all events of a
+closed step, the GPU's times replace every stamp of its record.
 
-CUDA gives differences between events only. The host time of a step's first event is bounded from below: the GPU cannot
-reach an event before the host has enqueued it. `CudaClock` uses the tightest such bound of all events, carried over
-from step to step. It is exact to some microseconds if the GPU catches up with the host once in a while. A collective
-that the host carries out (as Gloo does) has a host time, which fits in as it is.
+CUDA gives differences between events only. `ddpwatch.probe.gpu_clock` finds the host times that they belong to. The
+last event of the newest resolved step stays as an anchor: a difference to it joins the next step that is resolved to
+the same time line, whatever became of the steps between them. A collective that the host carries out (as Gloo does) has
+a host time, which fits in as it is.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
+from ddpwatch.probe.gpu_clock import GpuClockMap, Passage
 from ddpwatch.probe.record import BucketRecord, StepRecord
 from ddpwatch.sampling.levels import UNRESOLVED
 
 BACKLOG = 8  # steps that wait for their events; beyond that the oldest is given up
-LEAK_NS = 20_000  # by which a carried-over bound loosens per step, in case the GPU's clock runs fast
+MAX_AHEAD = 4096  # events that the GPU has not passed; a step that lost one of them is given up in the end
 
 
 class CudaEvent(Protocol):
@@ -38,13 +40,14 @@ class CudaEvent(Protocol):
 
 
 class GpuStamp(int):
-    """A host time in ns, with the event that was enqueued at that moment."""
+    """A host time in ns, with the event that was enqueued then, and when the host knew that the GPU had passed it."""
 
     event: CudaEvent
+    passed_ns: int | None
 
 
 class CudaClock:
-    """Takes stamps on the GPU, and resolves records.
+    """Takes stamps on the GPU, and resolves records. All on the training thread.
 
     Args:
         make_event: Makes an event with timing.
@@ -67,21 +70,26 @@ class CudaClock:
         self._capturing = capturing
         self._host = host
         self._pool: list[CudaEvent] = []
+        self._ahead: deque[GpuStamp] = deque(maxlen=MAX_AHEAD)
         self._waiting: deque[StepRecord] = deque()
-        self._next_base: int | None = None
+        self._map = GpuClockMap()
+        self._anchor: CudaEvent | None = None
+        self._anchor_ns = 0  # GPU time of the anchor; the first event is at 0
 
     def __call__(self) -> int:
         """A stamp: the host's time, and an event on the current stream."""
         if self._capturing():
             return self._host()
+        self._query()
         event = self._pool.pop() if self._pool else self._make_event()
         stamp = GpuStamp(self._host())
-        stamp.event = event
+        stamp.event, stamp.passed_ns = event, None
         event.record(self._stream())
+        self._ahead.append(stamp)
         return stamp
 
     def follow(self, record: StepRecord) -> None:
-        """Queries the events of a closed step from now on. Call it on the training thread, like all methods here."""
+        """Takes a closed step, to resolve it once the GPU has passed its events."""
         record.resolved = False
         self._waiting.append(record)
         if len(self._waiting) > BACKLOG:
@@ -89,13 +97,15 @@ class CudaClock:
         self.poll()
 
     def poll(self) -> None:
-        """Resolves the records whose events the GPU has passed. Never waits.
+        """Queries the events, and resolves the steps whose events the GPU has passed. Never waits.
 
         Raises:
             RuntimeError: CUDA has failed, and will for the rest of the process. All records that wait are given up.
         """
         try:
-            self._poll()
+            if not self._capturing():  # querying an event would break the capture
+                self._query()
+                self._resolve_passed()
         except Exception:
             self._give_up_all()
             raise
@@ -107,30 +117,37 @@ class CudaClock:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _poll(self) -> None:
-        while self._waiting and not self._capturing():  # querying an event would break the capture
+    def _query(self) -> None:
+        """Notes which events the GPU has passed: each is seen to be passed once, and one is not, at most."""
+        ahead = self._ahead
+        while ahead and ahead[0].event.query():
+            ahead.popleft().passed_ns = self._host()
+
+    def _resolve_passed(self) -> None:
+        while self._waiting:
             record = self._waiting[0]
             stamps = list(_stamps(record))
             events = [stamp for stamp in stamps if isinstance(stamp, GpuStamp)]
-            if len(events) < len(stamps) or not _launched(record):
-                self._give_up(self._waiting.popleft())
-            elif all(stamp.event.query() for stamp in events):
+            lost = record.status == "aborted" and not _completed(record)
+            if lost or len(events) < len(stamps):
+                self._give_up(record)
+            elif _completed(record) and all(stamp.passed_ns is not None for stamp in events):
                 self._resolve(record, events)
-                self._waiting.popleft()
             else:
                 return
+            self._waiting.popleft()
 
     def _resolve(self, record: StepRecord, stamps: list[GpuStamp]) -> None:
-        anchor = stamps[0].event
-        offset = {id(stamp): round(anchor.elapsed_time(stamp.event) * 1e6) for stamp in stamps}
-        base = max(int(stamp) - offset[id(stamp)] for stamp in stamps)
-        if self._next_base is not None:
-            base = max(base, self._next_base - LEAK_NS)
-        _replace(record, lambda stamp: base + offset[id(stamp)])
-        self._next_base = record.end
+        _note_what_the_host_saw(record)
+        first, last = stamps[0].event, stamps[-1].event
+        start_ns = self._anchor_ns + (0 if self._anchor is None else _ns_between(self._anchor, first))
+        gpu_ns = {id(stamp): start_ns + _ns_between(first, stamp.event) for stamp in stamps}
+        self._map.observe([Passage(gpu_ns[id(stamp)], int(stamp), stamp.passed_ns or 0) for stamp in stamps])
+        record.clock_error_ns = self._map.error_ns(start_ns)
+        self._anchor, self._anchor_ns = last, gpu_ns[id(stamps[-1])]
+        _replace(record, lambda stamp: self._map.host_ns(gpu_ns[id(stamp)]))
         record.resolved = True
         # The step's last event is the next step's first, and one stamp may end a phase and start the next.
-        last = stamps[-1].event
         self._pool.extend({id(s.event): s.event for s in stamps if s.event is not last}.values())
 
     def _give_up_all(self) -> None:
@@ -143,7 +160,6 @@ class CudaClock:
         record.end = record.start
         record.spans, record.buckets, record.hooks, record.later = [], [], [], []
         record.untimed = record.resolved = True  # last: the sender thread may take the record now
-        self._next_base = None
 
 
 def _stamps(record: StepRecord) -> Iterator[int]:
@@ -159,25 +175,36 @@ def _stamps(record: StepRecord) -> Iterator[int]:
     yield record.end
 
 
-def _launched(record: StepRecord) -> bool:
-    """Whether every bucket's completion has a stamp."""
-    return all(bucket.done is not None for bucket in record.buckets)
+def _completed(record: StepRecord) -> bool:
+    """Whether every bucket's completion has its stamp, or never gets one."""
+    return record.untimed or all(bucket.done is not None for bucket in record.buckets)
 
 
-def _replace(record: StepRecord, gpu: Callable[[int], int]) -> None:
-    record.spans = [(phase, gpu(start), gpu(end)) for phase, start, end in record.spans]
+def _ns_between(start: CudaEvent, end: CudaEvent) -> int:
+    return round(start.elapsed_time(end) * 1e6)
+
+
+def _note_what_the_host_saw(record: StepRecord) -> None:
+    """Where the host has carried out a collective, the GPU had passed its launch by then."""
     for bucket in record.buckets:
-        bucket.ready = bucket.launch = gpu(bucket.launch)
+        if isinstance(bucket.launch, GpuStamp) and bucket.done is not None and not isinstance(bucket.done, GpuStamp):
+            bucket.launch.passed_ns = min(bucket.launch.passed_ns or bucket.done, bucket.done)
+
+
+def _replace(record: StepRecord, host: Callable[[int], int]) -> None:
+    record.spans = [(phase, host(start), host(end)) for phase, start, end in record.spans]
+    for bucket in record.buckets:
+        bucket.ready = bucket.launch = host(bucket.launch)
     in_order = [bucket for bucket in record.buckets if isinstance(bucket.done, GpuStamp)]
     for bucket in in_order:
-        bucket.done = gpu(bucket.done or 0)
-    _queue_launches(in_order)
-    record.start, record.end = gpu(record.start), gpu(record.end)
+        bucket.done = host(bucket.done or 0)
+    _queue(in_order)
+    record.start, record.end = host(record.start), host(record.end)
 
 
-def _queue_launches(buckets: Iterable[BucketRecord]) -> None:
-    """A module's collectives run in order on one stream: each starts once the one before it is done."""
+def _queue(buckets: Iterable[BucketRecord]) -> None:
+    """A process group's collectives run in order on one stream: each starts once the one before it is done."""
     done: dict[int, int] = {}
     for bucket in buckets:
-        bucket.launch = max(bucket.launch, done.get(bucket.module, 0))
-        done[bucket.module] = bucket.done or bucket.launch
+        bucket.start = max(bucket.launch, done.get(bucket.group, 0))
+        done[bucket.group] = bucket.done or bucket.start

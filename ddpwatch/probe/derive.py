@@ -98,7 +98,7 @@ def derive_launches(
     for bucket, ready, seq in zip(layout.buckets, readies, seqs, strict=True) if latest else ():
         latest = max(latest, ready + layout.lag_ns.get(bucket.index, 0))
         known = base + min(ready, latest) if ready else None
-        row = base + latest, layout.module, bucket.index, bucket.nbytes, known, None, layout.group, seq
+        row = base + latest, layout.module, bucket.index, bucket.nbytes, known, None, None, layout.group, seq
         record.derived.append(BucketColumns(*row))
     if stats is not None and is_sampled(record.turn, HOOKS_PERIOD):
         _add_hook_fires(layout, stats, forward_end_ns, record)

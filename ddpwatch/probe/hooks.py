@@ -33,7 +33,7 @@ from ddpwatch.probe.autograd import add_gradient_hook, on_graph_end, tensors_in
 from ddpwatch.probe.bucket_layout import LayoutTracker, reduced_parameters
 from ddpwatch.probe.collectives import GroupHooks, issued_by
 from ddpwatch.probe.comm_hooks import comm_hook_of, time_later_hook
-from ddpwatch.probe.completion import Callback
+from ddpwatch.probe.completion import Callback, own_stream
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.derive import ModuleLayout, derive_launches, derive_ready
 from ddpwatch.probe.groups import describe
@@ -125,7 +125,9 @@ class DdpProbe:
         self._observe(ddp)
         self._blind = bool(self.foreign_hook) and self._group_hooks is None
         # Gloo reduces on the host also what lies on a GPU, and its threads have no stream that waits for the result.
-        self._by_host = not self._host and ddp.process_group._get_backend(ddp.device).name() == "gloo"
+        backend = "" if self._host else ddp.process_group._get_backend(ddp.device).name()
+        self._by_host = backend == "gloo"
+        self._own_stream = own_stream(ddp.device) if backend == "nccl" else None
         # On a GPU the future completes when the collective is enqueued, and its callback runs on a stream that waits
         # for it, where only a GPU clock can stamp.
         self.timed = (self._host or recorder.gpu is not None) and not self._blind
@@ -242,7 +244,7 @@ class DdpProbe:
             self._in_backward = True
             self._launched, self._stats = [], None
             self._count_issued()
-            self._observed = not self._recorder.shadow
+            self._observed = not (self._host and self._recorder.shadow)
             if self.reducer_group is not None and (ddp := self._ddp()) is not None:
                 self.reducer_group.switch(ddp, self._observed)  # nothing of this backward has been launched yet
             on_graph_end(self._compute_end_callback)
@@ -277,7 +279,7 @@ class DdpProbe:
             record.later.append(partial(derive_launches, self._layout, self._stats, self._forward_end_ns, issued))
         elif self._host:
             record.later.append(partial(derive_ready, self._layout, self._stats, self._forward_end_ns, launched))
-        record.untimed = record.untimed or derived or not self.timed
+        record.untimed = record.untimed or derived or not self.timed or self._recorder.shadow
 
     def _change_layout(self) -> None:
         """Publishes the new buckets. What the sender thread learns about them goes into an object of their own."""
@@ -303,8 +305,11 @@ class DdpProbe:
     # -- buckets: the observer of `ddpwatch.probe.collectives` -------------------------------------------------
 
     def before_launch(self) -> int:
-        """The stamp of a bucket's launch, 0 where the collective is left alone."""
-        if not self.active or self._recorder.shadow:
+        """The stamp of a bucket's launch, 0 where the collective is left alone.
+
+        On a GPU, shadow steps have it as well: DDP's own ready times are the host's, which say nothing there.
+        """
+        if not self.active or (self._recorder.shadow and (self._host or not self._recorder.phase)):
             return 0
         try:
             at = self._recorder.clock()
@@ -314,8 +319,8 @@ class DdpProbe:
         # While a CUDA graph is captured, stamps are the host's, and a callback would become part of the graph.
         return at if self._host or isinstance(at, GpuStamp) else 0
 
-    def after_launch(self, index: int | None, nbytes: int, at: int, future: Any) -> BucketRecord | None:
-        """Records the bucket, and stamps it when ``future`` is done."""
+    def after_launch(self, index: int | None, nbytes: int, at: int, future: Callable[[], Any]) -> BucketRecord | None:
+        """Records the bucket, and in a full step stamps it when its future is done."""
         entered = time.monotonic_ns()
         try:
             number = len(self._launched) if index is None else index
@@ -323,13 +328,22 @@ class DdpProbe:
             if entry is not None:
                 self._launched.append(entry)
                 entry.group, entry.seq = self._layout.group, self.issue_count()
-                if self.timed:
-                    future.add_done_callback(Callback(self._done, entry))
+                if self.timed and not self._recorder.shadow:
+                    self._stamp_completion(entry, future())
                 self._recorder.charge(time.monotonic_ns() - entered)
             return entry
         except Exception as error:
             self.on_error(error)
             return None
+
+    def _stamp_completion(self, entry: BucketRecord, future: Any) -> None:
+        """When the future is done; on a GPU it is done at once, and the stamp goes behind the collective."""
+        if self._own_stream is None or not future.done():
+            future.add_done_callback(Callback(self._done, entry))
+            return
+        with torch.cuda.stream(self._own_stream):
+            future.wait()  # the stream waits, the host does not
+            self._recorder.bucket_done(entry)
 
     def _done(self, entry: BucketRecord) -> None:
         self._recorder.bucket_done(entry, time.monotonic_ns() if self._by_host else None)

@@ -45,7 +45,7 @@ class TimedGroup(dist.ProcessGroup):
             try:
                 # A reducer that looks for unused parameters also reduces which ones were used: integers, not a bucket.
                 if tensors[0].dtype is not torch.int32:
-                    observer.after_launch(None, nbytes_of(tensors[0]), at, work.get_future())
+                    observer.after_launch(None, nbytes_of(tensors[0]), at, work.get_future)
             except Exception as error:
                 observer.on_error(error)
         return work

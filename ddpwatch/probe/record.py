@@ -17,6 +17,7 @@ class BucketColumns(NamedTuple):
     label: int
     nbytes: int
     ready: int | None
+    start: int | None
     done: int | None
     group: int = DEFAULT_GROUP
     seq: int | None = None
@@ -25,11 +26,12 @@ class BucketColumns(NamedTuple):
 class BucketRecord:
     """One bucket of one backward. All stamps are absolute ns; None is not measured.
 
-    ``seq`` is the sequence number of its collective in its group. The thread that completes a collective writes
-    ``done``, the training thread all else. A single attribute store needs no lock.
+    The thread that completes a collective writes ``done``, the training thread all else. A single attribute store
+    needs no lock. ``start`` is when the wire was free for the collective, None where that is not known; ``group`` the
+    id of its process group, and ``seq`` its sequence number there.
     """
 
-    __slots__ = ("done", "group", "idle", "index", "launch", "module", "nbytes", "ready", "seq")
+    __slots__ = ("done", "group", "idle", "index", "launch", "module", "nbytes", "ready", "seq", "start")
 
     def __init__(self, module: int, index: int, nbytes: int, launch: int) -> None:
         self.module = module
@@ -37,6 +39,7 @@ class BucketRecord:
         self.nbytes = nbytes
         self.launch = launch
         self.ready: int | None = None
+        self.start: int | None = None
         self.done: int | None = None
         self.group = DEFAULT_GROUP
         self.seq: int | None = None
@@ -44,10 +47,9 @@ class BucketRecord:
 
     def row(self, start: int) -> BucketColumns:
         """The bucket's columns in a `Step`: stamps are offsets from ``start``."""
-        ready = None if self.ready is None else self.ready - start
-        done = None if self.done is None else self.done - start
+        ready, free, done = (None if at is None else at - start for at in (self.ready, self.start, self.done))
         return BucketColumns(
-            self.launch - start, self.module, self.index, self.nbytes, ready, done, self.group, self.seq
+            self.launch - start, self.module, self.index, self.nbytes, ready, free, done, self.group, self.seq
         )
 
 
@@ -59,8 +61,8 @@ class StepRecord:
     """
 
     __slots__ = (
-        "backwards", "buckets", "cpu_ns", "derived", "end", "epoch", "first_seq", "hooks", "last_hook", "later",
-        "own_ns", "reductions", "resolved", "spans", "start", "status", "step", "turn", "untimed",
+        "backwards", "buckets", "clock_error_ns", "cpu_ns", "derived", "end", "epoch", "first_seq", "hooks",
+        "last_hook", "later", "own_ns", "reductions", "resolved", "spans", "start", "status", "step", "turn", "untimed",
     )  # fmt: skip
 
     def __init__(self, step: int, start: int) -> None:
@@ -80,6 +82,7 @@ class StepRecord:
         self.reductions = 0
         self.first_seq: int | None = None  # of the collectives of its first backward
         self.cpu_ns: int | None = None
+        self.clock_error_ns: int | None = None  # how far the host times of GPU stamps may lie from the truth
         self.untimed = False  # completions cannot be stamped here
         self.resolved = True  # no stamp waits for the GPU
 
@@ -95,7 +98,7 @@ class StepRecord:
         start = self.start
         rows = sorted([*(bucket.row(start) for bucket in self.buckets), *self.derived], key=itemgetter(0))
         columns = zip(*rows, strict=True) if rows else [()] * len(BucketColumns._fields)
-        launch, module, label, nbytes, ready, done, group, seq = map(list, columns)
+        launch, module, label, nbytes, ready, free, done, group, seq = map(list, columns)
         synced = bool(rows) or self.reductions > 0
         first_seq = self.first_seq if synced else None
         hooks = sorted(self.hooks, key=itemgetter(1))
@@ -119,8 +122,10 @@ class StepRecord:
             comm_bytes=nbytes,
             comm_ready=ready,
             comm_launch=launch,
+            comm_start=free if any(at is not None for at in free) else [],
             comm_done=done,
             reduced=not self.buckets or not all(bucket.idle for bucket in self.buckets),
+            clock_error_ns=self.clock_error_ns,
             own_ns=self.own_ns,
             cpu_ns=self.cpu_ns,
             dropped=dropped,

@@ -57,21 +57,21 @@ def test_powersgd_learns_like_all_reduce(answers: Answers) -> None:
 
 def test_manual_sends_after_the_backward(answers: Answers) -> None:
     story = answers["stories"]["manual"]
-    assert "comm_launch" not in story[: story.index("backward_compute_end")]
-    assert story.count("comm_launch") == story.count("comm_done") == story.count("hook_fired")
+    assert "bucket_launch" not in story[: story.index("backward_compute_end")]
+    assert story.count("bucket_launch") == story.count("bucket_done") == story.count("hook_fired")
 
 
 @pytest.mark.parametrize("strategy", ["param-hooks", "bucketed-hooks"])
 def test_hooks_send_within_the_backward(answers: Answers, strategy: str) -> None:
     story = answers["stories"][strategy]
     within = story[story.index("backward_begin") : story.index("backward_compute_end")]
-    assert within.count("comm_launch") == story.count("comm_launch") > 1
+    assert within.count("bucket_launch") == story.count("bucket_launch") > 1
 
 
 def test_synchronous_hooks_interrupt_the_backward(answers: Answers) -> None:
     story = answers["stories"]["param-hooks-sync"]
     phases = [event for event in story if event.startswith(("forward", "backward", "wait"))]
-    waits = ["wait_begin", "wait_end"] * story.count("comm_launch")
+    waits = ["wait_begin", "wait_end"] * story.count("bucket_launch")
     begin, end = ["forward_begin", "forward_end", "backward_begin"], ["backward_compute_end", "backward_end"]
     assert phases == [*begin, *waits, *end]
 

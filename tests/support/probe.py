@@ -18,7 +18,7 @@ from ddpwatch.messages import Group, Layout, Step
 from ddpwatch.probe.completion import drain
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
-from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.probe.recorder import GpuClock, StepRecorder
 from ddpwatch.sampling.schedule import SamplingSchedule
 
 LAYERS = 4
@@ -100,6 +100,7 @@ class Watched:
         prepare: Callable[[DistributedDataParallel], None] = lambda ddp: None,
         on_wait: Callable[[], None] = lambda: None,
         on_validation: Callable[[int, int], None] = lambda start, end: None,
+        gpu: GpuClock | None = None,
         **options: Any,
     ) -> None:
         stack = nn.Sequential(*[Layer(8, 8) for _ in range(LAYERS)])
@@ -111,7 +112,7 @@ class Watched:
         self.errors: list[Exception] = []
         self.backwards: list[Backward] = []
         self.recorder = StepRecorder(self.records.append, on_validation=on_validation)
-        self.recorder.use(sampling=sampling)
+        self.recorder.use(gpu, sampling)
         self.probe = DdpProbe(self.ddp, 0, 100, self.recorder, self.publish, self.errors.append, on_wait)
 
     def publish(self, message: Group | Layout) -> None:

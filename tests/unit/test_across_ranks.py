@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ddpwatch.analysis.across_ranks import METRICS, StepAcrossRanks
 from ddpwatch.analysis.buckets import BucketTable, bucket_steps
+from ddpwatch.analysis.step import comm_of
 from ddpwatch.state import KEEP_DECODED, KEEP_RANK_STEPS, RunState
 from tests.support.frames import MS, hello, run, state_of, step, unwatched
 
@@ -78,6 +79,19 @@ def test_a_step_sent_again_replaces_the_earlier_one():
     view.pack()
     view.add(step(1))
     assert (len(view), view.counted, view.longest_ns) == (2, True, 100 * MS)
+
+
+def test_a_collective_that_waits_for_its_stream_communicates_from_its_start_on():
+    """On a GPU: both were launched at 40 ms, the second started when the first was done. Lateness is the launch's."""
+    columns = {"comm_launch": [40 * MS, 40 * MS], "comm_ready": [40 * MS, 40 * MS], "comm_start": [40 * MS, 75 * MS]}
+    ranks = [step(0, **columns, comm_done=[75 * MS, 90 * MS])]
+    ranks.append(step(1, **{**columns, "comm_launch": [40 * MS, 47 * MS]}, comm_done=[75 * MS, 90 * MS]))
+    view = view_of(ranks)
+    assert view.late_ns(1) == 7 * MS
+    assert [bucket.transfer for bucket in view.skew.buckets.values()] == [35 * MS, 15 * MS]
+    assert view.facts_of(0).exposed == (0, 10 * MS)  # the backward computes up to 80 ms
+    apart = step(0, comm_launch=[40 * MS, 70 * MS], comm_start=[50 * MS, None], comm_done=[60 * MS, 90 * MS])
+    assert comm_of(apart) == [(50 * MS, 60 * MS), (70 * MS, 90 * MS)]
 
 
 def test_rows_survive_and_follow_a_late_frame():

@@ -137,9 +137,9 @@ def test_an_error_of_the_collective_is_the_one_that_ddp_would_raise() -> None:
 def test_the_process_groups_own_hooks_are_used_where_torch_has_them() -> None:
     group, seen, done = FutureGroup(), [], []
 
-    def after_launch(index: int | None, nbytes: int, at: int, future: torch.futures.Future[torch.Tensor]) -> None:
+    def after_launch(index: int | None, nbytes: int, at: int, future: Callable[[], Any]) -> None:
         seen.append((index, nbytes, at))
-        future.add_done_callback(lambda _: done.append(at))
+        future().add_done_callback(lambda _: done.append(at))
 
     stamps = iter([11, 12, 0])
     hooks = GroupHooks(group, SimpleNamespace(before_launch=lambda: next(stamps), after_launch=after_launch))

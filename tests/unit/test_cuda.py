@@ -6,180 +6,187 @@ from itertools import pairwise
 
 import pytest
 
+from benchmarks.gpu.simulated import MS, SimulatedEvent, SimulatedJob
 from ddpwatch.analysis.step import figures
-from ddpwatch.probe.cuda import BACKLOG, CudaClock, GpuStamp
-from ddpwatch.probe.record import StepRecord
-from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.probe.cuda import BACKLOG, GpuStamp
 
-MS = 1_000_000
-
-
-class Gpu:
-    """One compute stream and one communication stream, on a time of their own."""
-
-    def __init__(self, offset: int = 0) -> None:
-        self.host = 10_000 * MS
-        self.offset = offset  # host time = GPU time + offset
-        self.compute = self.comm = 0
-        self.current = "compute"  # what the model's device has as its current stream
-        self.queries = 0
-        self.broken = False  # an error that stays, as after an illegal access
-        self.passed: int | None = None  # GPU time up to which events report as passed; None: all
-
-    def work(self, ms: float) -> None:
-        """Enqueues compute: it starts when enqueued or when the stream is free, whichever is later."""
-        self.compute = max(self.compute, self.host - self.offset) + int(ms * MS)
-
-    def collective(self, ms: float) -> None:
-        self.comm = max(self.comm, self.compute, self.host - self.offset) + int(ms * MS)
-
-    def event(self) -> CudaEvent:
-        return CudaEvent(self)
+US = 1_000
+TICK_NS = 2_000  # what a GPU time may be off by, because an event is
 
 
-class CudaEvent:
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-        self.at = 0
-
-    def record(self, stream: str) -> None:
-        now = self.gpu.host - self.gpu.offset
-        self.at = max(now, self.gpu.compute if stream == "compute" else self.gpu.comm)
-
-    def query(self) -> bool:
-        self.gpu.queries += 1
-        if self.gpu.broken:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return self.gpu.passed is None or self.at <= self.gpu.passed
-
-    def elapsed_time(self, end_event: CudaEvent) -> float:
-        return (end_event.at - self.at) / MS
-
-
-class Rig:
-    def __init__(self, offset: int = 0) -> None:
-        self.gpu = Gpu(offset)
-        self.capturing = False
-        self.records: list[StepRecord] = []
-        self.clock = CudaClock(self.gpu.event, lambda: self.gpu.current, lambda: self.capturing, lambda: self.gpu.host)
-        self.recorder = StepRecorder(self.records.append)
-        self.recorder.use(self.clock)
-
-    def step(
-        self,
-        launch_ms: float = 0.01,
-        modules: tuple[int, int] = (0, 0),
-        collective_ms: float = 15,
-        by_host: list[int] | None = None,
-    ) -> None:
-        """Forward 10 ms, backward 2 × 20 ms with a collective after each, optimizer 5 ms; enqueued at once.
-
-        ``by_host``: when the host has carried out each collective, if it does.
-        """
-        gpu, recorder = self.gpu, self.recorder
-        gpu.host += int(launch_ms * MS)
-        recorder.forward_begin()
-        gpu.work(10)
-        recorder.forward_end()
-        recorder.backward_begin()
-        for index in (0, 1):
-            gpu.work(20)
-            stamp = self.clock()
-            bucket = recorder.bucket_launch(modules[index], index, 64, launch=stamp)
-            assert bucket is not None
-            gpu.collective(collective_ms)
-            gpu.current = "comm"
-            recorder.bucket_done(bucket, by_host[index] if by_host else None)
-            gpu.current = "compute"
-        recorder.backward_compute_end()
-        gpu.compute = max(gpu.compute, gpu.comm)  # DDP lets the compute stream wait for the collectives
-        recorder.backward_end()
-        recorder.optimizer_begin()
-        gpu.work(5)
-        recorder.optimizer_end()
+def in_ms(stamps: list[int | None]) -> list[float | None]:
+    return [None if at is None else round(at / MS, 2) for at in stamps]
 
 
 def test_a_step_has_gpu_times() -> None:
     """The host enqueues everything at once; its own stamps would show a step of no length."""
-    rig = Rig(offset=3 * MS)
-    rig.step()
-    rig.recorder.finish()
-    step = rig.records[0].message(0, 0)
+    job = SimulatedJob(offset=3 * MS)
+    job.step()
+    job.finish()
+    step = job.records[0].message(0, 0)
     spans = {span.phase: (span.start / MS, span.end / MS) for span in step.spans}
     assert spans == {"forward": (0, 10), "backward": (10, 50), "sync": (50, 65), "optimizer": (65, 70)}
-    assert [at / MS for at in step.comm_launch] == [30, 50]
-    assert [at / MS for at in step.comm_done if at is not None] == [45, 65]
+    assert in_ms(step.comm_launch) == [30, 50]
+    assert in_ms(step.comm_done) == [45, 65]
     assert step.duration_ns == 70 * MS
+    assert step.clock_error_ns is not None
+    assert abs(step.start_ns - job.starts[0]) <= step.clock_error_ns
 
 
-def test_a_collective_starts_when_the_one_before_is_done() -> None:
-    rig = Rig()
-    rig.step()
-    rig.recorder.finish()
-    buckets = rig.records[0].buckets
-    assert buckets[1].launch == max(buckets[1].ready or 0, buckets[0].done or 0)
+def test_a_collective_starts_when_its_group_is_done_with_the_one_before() -> None:
+    """It was launched, and ready, before."""
+    job = SimulatedJob()
+    job.step(collective_ms=30)
+    job.finish()
+    step = job.records[0].message(0, 0)
+    assert in_ms(step.comm_launch) == in_ms(step.comm_ready) == [30, 50]
+    assert in_ms(step.comm_start) == [30, 60]
+    assert in_ms(step.comm_done) == [60, 90]
+
+
+def test_collectives_of_two_groups_do_not_wait_for_each_other() -> None:
+    """Those of two modules on one group do: a process group has one stream."""
+    job = SimulatedJob()
+    job.step(groups=(0, 1), collective_ms=30)
+    job.finish()
+    step = job.records[0].message(0, 0)
+    assert in_ms(step.comm_start) == [30, 50]
+    assert in_ms(step.comm_done) == [60, 80]
+
+
+def test_two_modules_on_one_group_share_its_stream() -> None:
+    job = SimulatedJob()
+    job.step(collective_ms=30)
+    for module, bucket in enumerate(job.recorder.current.buckets):  # type: ignore[union-attr]
+        bucket.module = module
+    job.finish()
+    assert in_ms(job.records[0].message(0, 0).comm_start) == [30, 60]
 
 
 def test_a_collective_that_the_host_has_carried_out_keeps_the_hosts_time() -> None:
     """As with Gloo: its thread knows when the result was there, and no stream of the GPU does. Two may run at once."""
-    rig = Rig(offset=3 * MS)
-    start = rig.gpu.host + 10_000
-    rig.step(by_host=[start + 80 * MS, start + 60 * MS])
-    rig.recorder.finish()
-    step = rig.records[0].message(0, 0)
-    assert step.comm_done == [80 * MS, 60 * MS]
-    assert step.comm_launch == [30 * MS, 50 * MS]
+    job = SimulatedJob(offset=3 * MS)
+    start = job.gpu.host + 10_000
+    job.step(by_host=[start + 80 * MS, start + 60 * MS])
+    job.finish()
+    step = job.records[0].message(0, 0)
+    assert in_ms(step.comm_done) == [80, 60]
+    assert in_ms(step.comm_launch) == [30, 50]
+    assert step.comm_start == []
 
 
-def test_two_modules_collectives_do_not_wait_for_each_other() -> None:
-    rig = Rig()
-    rig.step(modules=(0, 1), collective_ms=30)
-    rig.recorder.finish()
-    assert rig.records[0].message(0, 0).comm_launch == [30 * MS, 50 * MS]
+def test_what_the_host_has_carried_out_bounds_the_clock() -> None:
+    """The GPU had passed the launch by then; its event is only queried after the step."""
+    job = SimulatedJob()
+    start = job.gpu.host + 10_000
+    job.step(by_host=[start + 30 * MS + 50 * US, start + 90 * MS])
+    job.gpu.host += 500 * MS
+    job.finish()
+    assert job.records[0].clock_error_ns < 100 * US  # type: ignore[operator]
 
 
-def test_host_time_is_found_although_the_gpu_is_behind() -> None:
-    """The GPU's start is idle, so its first event bounds the host time; later steps pile up and inherit the bound."""
-    rig = Rig(offset=-7 * MS)
-    start = rig.gpu.host + 10_000
-    for _ in range(4):
-        rig.step()
-    rig.recorder.finish()
-    starts = [record.start for record in rig.records]
-    assert starts[0] == start
-    assert all(abs((b - a) - 70 * MS) <= 20_000 for a, b in pairwise(starts))
+def test_a_step_without_completions_keeps_its_launches() -> None:
+    """A shadow step: launches need one event per bucket, and no callback."""
+    job = SimulatedJob()
+    job.step(completions=False)
+    job.finish()
+    step = job.records[0].message(0, 0)
+    assert in_ms(step.comm_launch) == in_ms(step.comm_ready) == [30, 50]
+    assert (step.comm_done, step.comm_start) == ([None, None], [])
+
+
+@pytest.mark.parametrize("ppm", [-50, 0, 10, 50])
+def test_the_host_time_does_not_slide_while_the_gpu_is_behind(ppm: float) -> None:
+    """The GPU is idle at the start only. Then the host is ahead by three steps, as a launch queue lets it be."""
+    job = SimulatedJob(offset=-7 * MS, ppm=ppm)
+    for _ in range(500):
+        job.step()
+        job.gpu.host = max(job.gpu.host, job.gpu.free["compute"] - 200 * MS)
+    job.finish()
+    assert all(record.status == "ok" for record in job.records)
+    for record, start in zip(job.records, job.starts, strict=True):
+        assert abs(record.start - start) <= record.clock_error_ns  # type: ignore[operator]
+    if not ppm:
+        assert max(abs(record.start - start) for record, start in zip(job.records, job.starts, strict=True)) < 100 * US
+        assert all(abs(b.start - a.end) <= TICK_NS for a, b in pairwise(job.records))
+
+
+@pytest.mark.parametrize("ppm", [-50, 10, 50])
+def test_the_host_time_is_known_where_the_host_waits_for_the_gpu(ppm: float) -> None:
+    """As in every `loss.item()`; steps of five seconds once slid by 15 ms in 500 steps, at 10 ppm."""
+    job = SimulatedJob(ppm=ppm)
+    for _ in range(200):
+        job.step(host_ms=1)
+        job.gpu.synchronise()
+        job.gpu.host += 5000 * MS
+    job.finish()
+    for record, start in zip(job.records[2:], job.starts[2:], strict=True):
+        assert abs(record.start - start) <= record.clock_error_ns <= 600 * US  # type: ignore[operator]
+    assert all(record.clock_error_ns <= 100 * US for record in job.records[10:])  # type: ignore[operator]
+
+
+def test_steps_that_are_given_up_leave_what_is_known_of_the_clock() -> None:
+    """A graph is captured, or the backlog is full: the next step continues the same time line."""
+    job = SimulatedJob(offset=5 * MS)
+    for number in range(30):
+        job.capturing = number % 3 == 1
+        job.step(host_ms=1)
+        if number == 0:
+            job.gpu.synchronise()
+    job.capturing = False
+    job.finish()
+    assert {record.status for record in job.records} == {"ok", "unresolved"}
+    for record, start in zip(job.records, job.starts, strict=True):
+        if record.status == "ok":
+            assert abs(record.start - start) <= min(record.clock_error_ns or 0, MS)
+    assert job.clock._map.epoch == 0
 
 
 def test_nothing_waits_for_the_gpu() -> None:
-    rig = Rig()
-    rig.gpu.passed = -1
-    rig.step()
-    rig.step()
-    assert [record.resolved for record in rig.records] == [False]
-    assert not rig.records[0].settled()
-    rig.gpu.passed = None
-    rig.step()
-    assert rig.records[0].settled()
+    job = SimulatedJob()
+    job.gpu.stuck = True
+    job.step()
+    job.step()
+    assert [record.resolved for record in job.records] == [False]
+    assert not job.records[0].settled()
+    job.gpu.synchronise()
+    job.gpu.stuck = False
+    job.step()
+    assert job.records[0].settled()
+
+
+def test_events_are_queried_once_and_those_not_passed_hardly_more() -> None:
+    """A step of 11 stamps. Every poll used to query all events of the oldest step that waits."""
+    job = SimulatedJob()
+    for _ in range(4):
+        job.step(host_ms=0.1)  # far behind
+    before = job.gpu.queries
+    for _ in range(10):
+        job.clock.poll()
+    assert job.gpu.queries == before + 10
+    assert before <= 4 * 12 * 2
+    job.finish()
+    assert job.gpu.queries <= 4 * 12 * 2 + 10
 
 
 def test_the_backlog_is_bounded_and_what_is_given_up_is_unknown() -> None:
-    rig = Rig()
-    rig.gpu.passed = -1
+    job = SimulatedJob()
+    job.gpu.stuck = True
     for _ in range(BACKLOG + 3):
-        rig.step()
-    given_up = [record for record in rig.records if record.resolved]
-    assert len(given_up) == len(rig.records) - BACKLOG
+        job.step()
+    given_up = [record for record in job.records if record.resolved]
+    assert len(given_up) == len(job.records) - BACKLOG
     assert all(done is None for record in given_up for done in record.message(0, 0).comm_done)
 
 
 def test_a_step_that_is_given_up_has_no_figures() -> None:
     """Its stamps show when the host enqueued the work, not how long the GPU took for it."""
-    rig = Rig()
-    rig.gpu.passed = -1
+    job = SimulatedJob()
+    job.gpu.stuck = True
     for _ in range(BACKLOG + 3):
-        rig.step()
-    rig.recorder.finish()
-    sent = [record.message(0, 0) for record in rig.records]
+        job.step()
+    job.recorder.finish()
+    sent = [record.message(0, 0) for record in job.records]
     assert {step.status for step in sent} == {"unresolved"}
     for step in sent:
         assert (step.duration_ns, step.spans, step.hook_ns, step.comm_launch) == (0, [], [], [])
@@ -188,61 +195,63 @@ def test_a_step_that_is_given_up_has_no_figures() -> None:
 
 
 def test_an_aborted_step_that_is_given_up_stays_aborted() -> None:
-    rig = Rig()
-    rig.recorder.forward_begin()
-    rig.recorder.forward_end()
-    rig.recorder.backward_begin()
-    rig.recorder.bucket_launch(0, 0, 64)
-    rig.recorder.abort()
-    step = rig.records[0].message(0, 0)
+    job = SimulatedJob()
+    job.recorder.forward_begin()
+    job.recorder.forward_end()
+    job.recorder.backward_begin()
+    job.recorder.bucket_launch(0, 0, 64)
+    job.recorder.abort()
+    step = job.records[0].message(0, 0)
     assert (step.status, step.duration_ns, step.spans, step.comm_launch) == ("aborted", 0, [], [])
     assert set(figures(step).phases_ns.values()) == {0}
 
 
 def test_nothing_is_enqueued_while_a_graph_is_captured() -> None:
-    rig = Rig()
-    rig.capturing = True
-    assert not isinstance(rig.clock(), GpuStamp)
-    rig.step()
-    rig.recorder.finish()
-    assert rig.records[0].message(0, 0).status == "unresolved"
-    assert rig.records[0].message(0, 0).comm_done == []
+    job = SimulatedJob()
+    job.capturing = True
+    assert not isinstance(job.clock(), GpuStamp)
+    job.step()
+    job.finish()
+    assert job.records[0].message(0, 0).status == "unresolved"
+    assert job.records[0].message(0, 0).comm_done == []
 
 
 def test_no_event_is_queried_while_a_graph_is_captured() -> None:
     """CUDA refuses to query an event during a capture, and the capture is lost."""
-    rig = Rig()
-    rig.gpu.passed = -1
-    rig.step()
-    rig.step()  # closes the first, which the GPU has not passed
-    rig.gpu.passed = None
-    queries, rig.capturing = rig.gpu.queries, True
-    rig.step()
-    assert rig.gpu.queries == queries
-    rig.capturing = False
-    rig.step()
-    assert rig.records[0].settled()
-    assert rig.records[0].message(0, 0).comm_done != [None, None]
+    job = SimulatedJob()
+    job.gpu.stuck = True
+    job.step()
+    job.step()  # closes the first, which the GPU has not passed
+    job.gpu.synchronise()
+    job.gpu.stuck = False
+    queries, job.capturing = job.gpu.queries, True
+    job.step()
+    assert job.gpu.queries == queries
+    job.capturing = False
+    job.step()
+    assert job.records[0].settled()
+    assert job.records[0].message(0, 0).comm_done != [None, None]
 
 
 def test_a_sticky_error_gives_up_every_step_and_loses_none() -> None:
     """After an illegal access every CUDA call raises, for the rest of the process."""
-    rig = Rig()
-    rig.gpu.passed = -1
+    job = SimulatedJob()
+    job.gpu.stuck = True
     for _ in range(3):
-        rig.step()
-    rig.gpu.broken = True
+        job.step()
+    job.gpu.broken = True
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        rig.recorder.finish()
-    assert [record.message(0, 0).status for record in rig.records] == ["unresolved"] * 3
-    assert all(record.settled() for record in rig.records)
-    assert rig.recorder.current is None
+        job.recorder.finish()
+    assert [record.message(0, 0).status for record in job.records] == ["unresolved"] * 3
+    assert all(record.settled() for record in job.records)
+    assert job.recorder.current is None
 
 
 def test_events_are_used_again() -> None:
-    made: list[CudaEvent] = []
-    rig = Rig()
-    rig.clock._make_event = lambda: made.append(rig.gpu.event()) or made[-1]  # type: ignore[func-returns-value]
+    made: list[SimulatedEvent] = []
+    job = SimulatedJob()
+    job.clock._make_event = lambda: made.append(job.gpu.event()) or made[-1]  # type: ignore[func-returns-value]
     for _ in range(50):
-        rig.step()
-    assert len(made) < 3 * 15
+        job.step()
+        job.gpu.host = max(job.gpu.host, job.gpu.free["compute"] - 100 * MS)
+    assert len(made) < 4 * 15

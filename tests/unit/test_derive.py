@@ -93,7 +93,7 @@ def test_hook_fires_serve_where_ddp_keeps_no_statistics() -> None:
 def test_launches_follow_the_ready_times_in_index_order() -> None:
     record = step_of(step=WITHOUT_HOOKS)
     assert derived_launches(two_buckets(), record) == [300, 500]
-    assert record.derived == [(300, 1, 0, 16, 300, None, 0, 8), (500, 1, 1, 16, 500, None, 0, 9)]
+    assert record.derived == [(300, 1, 0, 16, 300, None, None, 0, 8), (500, 1, 1, 16, 500, None, None, 0, 9)]
     assert record.hooks == []
     assert record.last_hook is None
 

@@ -26,9 +26,13 @@ def unseen(rank: int, number: int) -> Step:
     return Step(rank=rank, step=number, status="unwatched", start_ns=0, duration_ns=1)
 
 
+def members(group: int) -> tuple[int, ...] | None:
+    return {0: (0, 1, 2, 3), 7: (0, 1), 8: (2, 3)}.get(group)
+
+
 def numbered(steps: list[Step]) -> dict[tuple[int, int], int]:
     """The numbers by rank and local count."""
-    matcher = StepMatcher()
+    matcher = StepMatcher(members)
     found = [pair for one in steps for pair in matcher.add(one)] + list(matcher.rest())
     return {(one.rank, one.step): number for number, one in found}
 
@@ -55,7 +59,7 @@ def test_a_collective_has_one_step_whatever_the_ranks_count(
     """A batch that one rank skips: its peers' step is then without a collective, too, but counts."""
     lead = [alone(0, n) if n in skips else synced(0, n, 2 * n) for n in range(STEPS)]
     other = skipping(1, skips, without_count)
-    queues, merged = [lead[1:], list(other)], lead[:1]
+    queues, merged = [list(lead), list(other)], []
     for rank in [*order, *[0] * STEPS, *[1] * STEPS]:
         if queues[rank]:
             merged.append(queues[rank].pop(0))
@@ -102,7 +106,7 @@ def test_without_sequence_numbers_local_counts_serve() -> None:
 
 
 def test_nobody_waits_for_a_lead_that_has_gone_or_lost_a_step() -> None:
-    matcher = StepMatcher()
+    matcher = StepMatcher(members)
     assert [number for number, _ in matcher.add(synced(0, 0, 1))] == [0]
     assert list(matcher.add(synced(1, 0, 3))) == []
     assert [(number, one.rank) for number, one in matcher.add(synced(0, 2, 5))] == [(2, 0), (1, 1)]
@@ -113,7 +117,16 @@ def test_nobody_waits_for_a_lead_that_has_gone_or_lost_a_step() -> None:
 
 @pytest.mark.parametrize("count", [HOLD_STEPS, HOLD_STEPS + 5])
 def test_few_steps_are_held_back(count: int) -> None:
-    matcher = StepMatcher()
+    matcher = StepMatcher(members)
     list(matcher.add(synced(0, 0, 1)))
     released = [pair for n in range(1, 1 + count) for pair in matcher.add(synced(1, n, 1 + 2 * n))]
     assert len(released) == count - HOLD_STEPS
+
+
+def test_without_the_lowest_rank_the_next_one_leads() -> None:
+    steps = [synced(rank, number + rank, 1 + 2 * number) for number in range(HOLD_STEPS + 9) for rank in (2, 3)]
+    found = numbered(steps)
+    assert {number - local for (rank, local), number in found.items() if rank == 2} == {0}
+    assert [found[3, number + 3] for number in range(HOLD_STEPS, HOLD_STEPS + 9)] == [
+        number + 2 for number in range(HOLD_STEPS, HOLD_STEPS + 9)
+    ]

@@ -106,6 +106,27 @@ class TestNamesAndChange:
         assert seen([0] * 40 + [40] * 20).rank == 1
         assert seen([0] * 40 + [40] * 40 + [0] * 20) is None
 
+    @staticmethod
+    def mostly_without_lateness(late, since, period=32):
+        """Summary where one step in so many has launches, the newest ``since`` steps ago."""
+        bare = {"comm_module": [], "comm_label": [], "comm_bytes": [], "comm_ready": [], "comm_launch": [],
+                "comm_done": []}  # fmt: skip
+        steps = [
+            step(rank, n, late(n) if rank else 0) if n % period == 0 else shadow(rank, n, **bare)
+            for n in range(20 * period + since)
+            for rank in range(2)
+        ]
+        return summarise(state_of([hello(0), hello(1), *steps]).recent(12 * period))
+
+    def test_a_rank_that_is_always_late_is_named_where_few_steps_have_lateness(self):
+        """It was named only while one of the newest 16 steps was such a step."""
+        assert self.mostly_without_lateness(lambda n: 40, since=7).straggler.rank == 1
+        assert self.mostly_without_lateness(lambda n: 40, since=25).straggler.rank == 1
+
+    def test_one_late_step_is_not_a_late_rank_where_few_steps_have_lateness(self):
+        """Of the newest 16 steps, one had lateness: it alone was judged, for 16 steps."""
+        assert self.mostly_without_lateness(lambda n: 40 * (n == 640), since=7).straggler is None
+
     def test_slow_input_on_one_rank_and_on_all(self):
         late = {"spans": [Span("forward", 42 * MS, 70 * MS), Span("backward", 71 * MS, 120 * MS)],
                 "comm_launch": [90 * MS, 110 * MS], "comm_ready": [90 * MS, 110 * MS],

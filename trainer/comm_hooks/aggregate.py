@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import GradBucket  # as torch.distributed has it
 from torch.futures import Future
 
 from trainer.channel import issue_all_reduce
+from trainer.in_order import future_on
 
 # PyTorch 2.13 renamed both and warns about the old names.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -19,7 +20,7 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 def noop_hook(state: object, bucket: GradBucket) -> Future[Tensor]:
     """Leave every rank with its own gradients. For debugging: the ranks drift apart."""
-    future: Future[Tensor] = torch.futures.Future()
+    future = future_on(bucket.buffer().device)
     future.set_result(bucket.buffer())
     return future
 
@@ -79,7 +80,7 @@ def reduce_scatter_hook(state: dist.ProcessGroup, bucket: GradBucket) -> Future[
     padded = torch.nn.functional.pad(buffer, (0, length * world_size - buffer.numel())).div_(world_size)
     part = padded.new_empty(length)
     reduced = _reduce_scatter(part, padded, group=state, async_op=True)
-    if buffer.device.type == "cpu":  # NCCL runs both halves on one stream, in order
+    if dist.get_backend(state) != "nccl":  # NCCL runs both halves on one stream, in order
         reduced.wait()
     gathered: Future[Tensor] = _all_gather(padded, part, group=state, async_op=True).get_future()
     return gathered.then(lambda _: padded[: buffer.numel()])

@@ -106,8 +106,8 @@ def build_comm_hook(name: str, options: HookOptions, world: World) -> CommHook:
     """Build the hook; collective, since some hooks get a process group of their own."""
     wrappers, inner = _split(name)
     state, function = _basic(inner, options, world)
-    if inner in CHAINS and world.device.type == "cpu":
-        function = in_order(function, InOrder())
+    if inner in CHAINS and world.backend == "gloo":
+        function = in_order(function, InOrder(device=world.device))
     for wrapper in wrappers:
         function = WRAPPERS[wrapper](function)
     return CommHook(name, state, function)

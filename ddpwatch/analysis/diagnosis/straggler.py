@@ -53,8 +53,10 @@ def find_straggler(steps: Sequence[StepDigest]) -> Straggler | None:
     `LATE_SHARE` of a step. Of 16 steps 12 have to show it, of 8 all but one.
     """
     steps = _newest(steps)
+    if len(steps) < ENOUGH_STEPS:
+        return None
     late = {rank: values for rank in steps[-1].ranks if (values := lateness(rank, steps))}
-    if len(late) < 2 or len(steps) < ENOUGH_STEPS:
+    if len(late) < 2:
         return None
     rank = max(late, key=lambda rank: median(late[rank]))
     peers = _peers(rank, steps)
@@ -82,9 +84,10 @@ def lateness(rank: int, steps: Sequence[StepDigest]) -> list[int]:
 
 
 def _newest(steps: Sequence[StepDigest]) -> Sequence[StepDigest]:
-    """The newest steps, and some older ones where few of them were watched."""
-    newest = [step for step in steps if step.across.step > steps[-1].across.step - STRAGGLER_STEPS]
-    return newest if len(newest) >= ENOUGH_STEPS else steps[-ENOUGH_STEPS:]
+    """The newest steps in which ranks can be compared, and some older ones where few of the newest can."""
+    judged = [step for step in steps if step.skew.late]
+    newest = [step for step in judged if step.across.step > steps[-1].across.step - STRAGGLER_STEPS]
+    return newest if len(newest) >= ENOUGH_STEPS else judged[-ENOUGH_STEPS:]
 
 
 def _first_late_bucket(rank: int, late_ns: float, steps: Sequence[StepDigest]) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from ddpwatch.analysis.step import StepFigures
+from ddpwatch.analysis.step import StepFigures, starts_of
 from ddpwatch.messages import Mark, Step
 from ddpwatch.sampling.levels import FULL, status_name
 from ddpwatch.state import StepAcrossRanks
@@ -49,10 +49,10 @@ class Lane:
     def bars(self) -> list[Bar]:
         """The buckets, in launch order."""
         step, offset = self.step, self.offset_ns
-        columns = zip(step.comm_label, step.comm_bytes, step.comm_launch, step.comm_done, strict=True)
+        columns = zip(step.comm_label, step.comm_bytes, starts_of(step), step.comm_done, strict=True)
         return [
-            Bar(position, index, size, offset + launch, None if done is None else offset + done)
-            for position, (index, size, launch, done) in enumerate(columns)
+            Bar(position, index, size, offset + start, None if done is None else offset + done)
+            for position, (index, size, start, done) in enumerate(columns)
         ]
 
     def stacked(self) -> list[list[Bar]]:

@@ -219,8 +219,8 @@ def story_of_a_step(strategy: Strategy, trainer: Trainer) -> list[str]:
     strategy.watch_with(notebook, notebook.layout)
     trainer.train_step(iter(trainer.stream))
     # A completion is told by the collective's thread, maybe after the step.
-    while sum(event[0] == "comm_done" for event in notebook.events) < sum(
-        event[0] == "comm_launch" for event in notebook.events
+    while sum(event[0] == "bucket_done" for event in notebook.events) < sum(
+        event[0] == "bucket_launch" for event in notebook.events
     ):
         time.sleep(0.001)
     return [event[0] for event in notebook.events]

@@ -1,8 +1,8 @@
 """Whether ddpwatch's overlap on a GPU agrees with the overlap of torch.profiler's kernels.
 
-    torchrun --standalone --nproc-per-node=1 benchmarks/gpu_truth.py                    one GPU, NCCL, a world of one
-    torchrun --standalone --nproc-per-node=2 benchmarks/gpu_truth.py --backend gloo     two ranks that share one GPU
-    torchrun --standalone --nproc-per-node=8 benchmarks/gpu_truth.py                    one rank per GPU
+    torchrun --standalone --nproc-per-node=1 benchmarks/gpu/truth.py                    one GPU, NCCL, a world of one
+    torchrun --standalone --nproc-per-node=2 benchmarks/gpu/truth.py --backend gloo     two ranks that share one GPU
+    torchrun --standalone --nproc-per-node=8 benchmarks/gpu/truth.py                    one rank per GPU
 
 Takes about half a minute. Budget: within 2 percentage points; exits with 1 if the median over the steps differs by
 more, or if there was nothing to compare.
