@@ -14,6 +14,7 @@ The columns:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,14 +27,17 @@ from benchmarks.gpu.part import Row, Rows, run
 from ddpwatch.analysis.diagnosis.verdict import verdict
 from ddpwatch.analysis.window import summarise
 from ddpwatch.collector.devices import DeviceSampler
-from ddpwatch.messages import Bye
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.messages import Bye, Message
 from ddpwatch.recording.reader import Recording
 from ddpwatch.state import RunState
+from ddpwatch.transport import Envelope
 
 TRAIN = Path(__file__).resolve().parents[2] / "demo" / "train.py"
 LATE_RANK, LATE_MS, STEPS = 1, 100, 60
 HANG_STEP, KILLED_AFTER_S = 20, 40.0
 QUERY = "utilization.gpu,memory.used,power.draw,temperature.gpu,clocks.sm"
+COLLECTOR_S = 20.0
 NEAR = 0.25  # of a reading: the two are not taken at the same moment
 
 
@@ -53,7 +57,8 @@ def verdict_after(file: Path, device: str, fault: str, kill_after_s: float | Non
     """Trains with a fault, and judges the recording as of its end; which rank is named, and the sentence."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", TRAIN]
     options = ["--device", device, "--steps", str(STEPS), "--inject", fault, "--record", file]
-    environment = {**os.environ, "DDPWATCH_DIR": str(file.parent), "OMP_NUM_THREADS": "1"}
+    first_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    environment = {**os.environ, "DDPWATCH_DIR": str(file.parent), "CUDA_VISIBLE_DEVICES": first_gpu}
     job = subprocess.Popen(
         [*command, *map(str, options)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -62,14 +67,26 @@ def verdict_after(file: Path, device: str, fault: str, kill_after_s: float | Non
     except subprocess.TimeoutExpired:
         job.send_signal(signal.SIGTERM)
         job.wait()
-    time.sleep(5)  # the collector outlives the ranks
     state = RunState()
-    for message, envelope in Recording(file):
+    for message, envelope in complete(file):
         if isinstance(message, Bye):
             break
         state.apply(message, envelope.received_ns)
     found = verdict(summarise(state.recent()), state.presence())
     return found.rank, found.text
+
+
+def complete(file: Path) -> list[tuple[Message, Envelope]]:
+    """The recording, once the collector has written the end of the run: it outlives the ranks by some seconds."""
+    deadline = time.monotonic() + COLLECTOR_S
+    while True:
+        with contextlib.suppress(DdpwatchError):  # it is being written
+            frames = list(Recording(file))
+            if any(isinstance(message, Bye) and message.rank is None for message, _ in frames):
+                return frames
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{file.name} has no end")
+        time.sleep(0.2)
 
 
 def panel() -> Rows:

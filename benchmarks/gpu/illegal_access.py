@@ -26,21 +26,21 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpwatch
+from benchmarks.gpu.gloo_on_cuda import complete
 from benchmarks.gpu.part import Rows, run
 from benchmarks.gpu.simulated import SimulatedJob
 from ddpwatch.messages import Bye, Step
-from ddpwatch.recording.reader import Recording
 
 STEPS_BEFORE = 10
 BREAK = "--break"
 
 
-def on_gpu() -> Rows:
+def on_gpu(device: str = "cuda") -> Rows:
     with tempfile.TemporaryDirectory(prefix="ddpwatch-gpu-") as folder:
         environment = {**os.environ, "DDPWATCH_DIR": folder, "DDPWATCH_STEPS": "full"}
         file = Path(folder) / "run.mcap"
-        job = subprocess.run([sys.executable, __file__, BREAK, file], env=environment, capture_output=True, timeout=120)
-        messages = [message for message, _ in Recording(file)]
+        job = subprocess.run([sys.executable, __file__, BREAK, file, device], env=environment, capture_output=True)
+        messages = [message for message, _ in complete(file)]
     bye = next((m for m in messages if isinstance(m, Bye) and m.rank == 0 and m.by == "rank"), None)
     steps = [m for m in messages if isinstance(m, Step)]
     return [
@@ -54,11 +54,10 @@ def on_gpu() -> Rows:
     ]
 
 
-def break_down(file: Path) -> None:
+def break_down(file: Path, device: torch.device) -> None:
     """The job."""
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     ddp = DistributedDataParallel(nn.Linear(1024, 1024).to(device))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
     data = torch.randn(64, 1024, device=device)
@@ -96,6 +95,6 @@ def simulated() -> Rows:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [BREAK]:
-        break_down(Path(sys.argv[2]))
+        break_down(Path(sys.argv[2]), torch.device(sys.argv[3]))
     else:
         sys.exit(run("illegal_access", __doc__, on_gpu, simulated))

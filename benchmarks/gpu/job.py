@@ -160,12 +160,23 @@ class Job:
         self.recorder.optimizer_end()
         self.optimizer.zero_grad()
 
-    def steps(self, count: int, level: str = "ok") -> list[StepRecord]:
-        """Trains steps of a level, and waits for the GPU; their records, without the first."""
+    def steps(self, count: int, level: str = "ok", wait: bool = False) -> list[StepRecord]:
+        """Trains steps of a level, and waits for the GPU.
+
+        Args:
+            count: How many records are wanted.
+            level: One of `LEVELS`.
+            wait: Whether to wait after each step: a GPU that is too far behind leaves steps unresolved.
+
+        Returns:
+            Their records. One step more was trained, which is still open.
+        """
         self.schedule.level = level
         before = len(self.records)
         for _ in range(count + 1):
             self.step()
+            if wait:
+                self.synchronise()
         self.synchronise()
         if self.recorder.gpu is not None:
             self.recorder.gpu.poll()

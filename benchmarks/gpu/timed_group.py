@@ -40,11 +40,10 @@ def on_gpu_for(length_ms: float, cycles: int) -> Row:
     job = Job(torch.device("cuda", torch.cuda.current_device()), cycles)
     job.steps(5)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        records = job.steps(STEPS)
+        records = job.steps(STEPS, wait=True)
     spans = [e.time_range for e in profiler.events() if e.device_type == DeviceType.CUDA and KERNEL in e.name]
     kernels = [(span.end - span.start) / 1e3 for span in sorted(spans, key=lambda span: span.start)]
-    buckets = len(job.records[-1].buckets)
-    return row(length_ms, stamped(records), kernels[buckets : -buckets or None])
+    return row(length_ms, stamped(records), kernels)
 
 
 def stamped(records: list[StepRecord]) -> list[float]:
