@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOB := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test check format snapshots safety-table screenshots bench soak clean
+.PHONY: help install demo test check format snapshots safety-table screenshots bench gpu soak clean
 
 help:
 	@echo "make install      .venv with ddpwatch, torchrun and the development tools"
@@ -17,6 +17,7 @@ help:
 	@echo "make safety-table write the table in docs/safety.md from what its tests see"
 	@echo "make screenshots  make the screenshots of the README and the guide, from a real and a made-up run"
 	@echo "make bench        run the benchmarks (40 minutes; Ctrl-C ends one with the rounds it has)"
+	@echo "make gpu          run the benchmarks that need a GPU; without one, on a simulated one as far as that goes"
 	@echo "make soak         30 minutes of jobs and viewers that come, go and are killed: nothing may break or be left"
 
 install: $(STAMP)
@@ -67,6 +68,9 @@ bench: install
 	$(JOB) benchmarks/profiler_truth.py
 	$(JOB) benchmarks/strategies.py
 	$(JOB) benchmarks/stopped_collector.py
+
+gpu: install
+	$(BIN)/python -m benchmarks.gpu
 
 soak: install
 	$(BIN)/python benchmarks/soak.py

@@ -1,6 +1,6 @@
 """Whether ddpwatch's overlap on a GPU agrees with the overlap of torch.profiler's kernels.
 
-    torchrun --standalone --nproc-per-node=1 benchmarks/gpu/truth.py                    one GPU, NCCL, a world of one
+    python benchmarks/gpu/truth.py                                                      one GPU, NCCL, a world of one
     torchrun --standalone --nproc-per-node=2 benchmarks/gpu/truth.py --backend gloo     two ranks that share one GPU
     torchrun --standalone --nproc-per-node=8 benchmarks/gpu/truth.py                    one rank per GPU
 
@@ -16,11 +16,11 @@ The columns: the median overlap by ddpwatch and by torch.profiler, their differe
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -31,14 +31,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity
 
 import ddpwatch
+from benchmarks.gpu.part import NO_GPU, Row, command_line, show, write
 from benchmarks.profiler_truth import under_both
 from benchmarks.rounds import Rounds
 from ddpwatch.analysis.intervals import Intervals, intersect, total, union
 from ddpwatch.analysis.step import figures
 from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
-from ddpwatch.report.format import table
 
+NAME = "truth"
 WITHIN_POINTS = 2.0
 NCCL_KERNELS = ("nccl", "onerankreduce")
 
@@ -99,34 +100,43 @@ def overlaps(records: list[StepRecord], profiled: Profiled) -> list[tuple[float,
     return found
 
 
-def show(found: list[tuple[float, float]], backend: str) -> int:
-    """Prints the table; the exit code."""
+def report(found: list[tuple[float, float]], backend: str, out: Path) -> int:
+    """Prints the table and writes it; the exit code."""
     if not found:
         print("no step with communication was seen by both: no overlap to compare")
         return 1
     watched, profiled = zip(*found, strict=True)
     difference = statistics.median(a - b for a, b in found)
-    medians = [f"{statistics.median(values):.1f}" for values in (watched, profiled)]
-    print(f"{torch.cuda.get_device_name()}, {backend}, {dist.get_world_size()} ranks")
-    header = ["ddpwatch %", "torch.profiler %", "difference", "steps"]
-    print("\n".join(table(header, [[*medians, f"{difference:+.1f}", str(len(found))]])))
+    row: Row = {
+        "ddpwatch %": statistics.median(watched),
+        "torch.profiler %": statistics.median(profiled),
+        "difference": difference,
+        "steps": len(found),
+        "backend": backend,
+        "ranks": dist.get_world_size(),
+    }
+    show(f"on {torch.cuda.get_device_name()}", [row])
+    write(out, NAME, True, [row], [])
     return int(abs(difference) > WITHIN_POINTS)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(NAME, __doc__)
     parser.add_argument("--backend", choices=["nccl", "gloo"], default="nccl")
-    backend = parser.parse_args().backend
+    args = parser.parse_args()
+    backend = args.backend
     if not torch.cuda.is_available():
-        print("no GPU that torch can use on this machine; hint: this benchmark needs one", file=sys.stderr)
-        return 2
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        print(NO_GPU)
+        write(args.out, NAME, False, [], [])
+        return 0
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    dist.init_process_group(backend)
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group(backend, **alone)
     records: list[StepRecord] = []
     with Rounds.of_job() as rounds:
         found = overlaps(records, train(device, records, rounds))
-        code = show(found, backend) if dist.get_rank() == 0 else 0
+        code = report(found, backend, args.out) if dist.get_rank() == 0 else 0
     dist.destroy_process_group()
     return code
 

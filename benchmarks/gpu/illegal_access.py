@@ -1,0 +1,100 @@
+"""Whether a rank's goodbye arrives after a CUDA error, which makes every later CUDA call fail.
+
+    python benchmarks/gpu/illegal_access.py
+
+Starts itself: a job of one rank reads outside a tensor in its tenth step and ends with an exception. Takes some
+seconds. On the simulated GPU, only the events fail.
+
+The columns:
+    exit code   of the job; not 0
+    goodbye     how the rank ended, by its goodbye
+    detail      what it says
+    steps       how many were sent, and how many of them are unresolved
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ddpwatch
+from benchmarks.gpu.gloo_on_cuda import complete
+from benchmarks.gpu.part import Rows, run
+from benchmarks.gpu.simulated import SimulatedJob
+from ddpwatch.messages import Bye, Step
+
+STEPS_BEFORE = 10
+BREAK = "--break"
+
+
+def on_gpu(device: str = "cuda") -> Rows:
+    with tempfile.TemporaryDirectory(prefix="ddpwatch-gpu-") as folder:
+        environment = {**os.environ, "DDPWATCH_DIR": folder, "DDPWATCH_STEPS": "full"}
+        file = Path(folder) / "run.mcap"
+        job = subprocess.run([sys.executable, __file__, BREAK, file, device], env=environment, capture_output=True)
+        messages = [message for message, _ in complete(file)]
+    bye = next((m for m in messages if isinstance(m, Bye) and m.rank == 0 and m.by == "rank"), None)
+    steps = [m for m in messages if isinstance(m, Step)]
+    return [
+        {
+            "exit code": job.returncode,
+            "goodbye": None if bye is None else bye.reason,
+            "detail": None if bye is None else bye.detail[:100],
+            "steps": len(steps),
+            "unresolved": sum(step.status == "unresolved" for step in steps),
+        }
+    ]
+
+
+def break_down(file: Path, device: torch.device) -> None:
+    """The job."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    ddp = DistributedDataParallel(nn.Linear(1024, 1024).to(device))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
+    data = torch.randn(64, 1024, device=device)
+    ddpwatch.watch(ddp, record=file)
+    for step in range(STEPS_BEFORE + 5):
+        if step == STEPS_BEFORE:
+            data = data[torch.full((64,), 1 << 40, device=device)]  # no such row
+        ddp(data).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.cuda.synchronize()
+
+
+def simulated() -> Rows:
+    job = SimulatedJob()
+    for step in range(STEPS_BEFORE):
+        job.step()
+        if step < STEPS_BEFORE // 2:
+            job.gpu.synchronise()
+    job.gpu.broken = True
+    try:
+        job.recorder.finish()
+    except RuntimeError as error:
+        detail = str(error)
+    return [
+        {
+            "exit code": None,
+            "goodbye": None,
+            "detail": detail,
+            "steps": len(job.records),
+            "unresolved": sum(record.status == "unresolved" for record in job.records),
+        }
+    ]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [BREAK]:
+        break_down(Path(sys.argv[2]), torch.device(sys.argv[3]))
+    else:
+        sys.exit(run("illegal_access", __doc__, on_gpu, simulated))

@@ -1,0 +1,195 @@
+"""A watched job in one process whose collectives are made up, on a real GPU or on the CPU.
+
+`SleepingGroup` is a process group whose all-reduce lets a side stream of the GPU sleep for a known time, with a future
+as NCCL's: complete at once, and whoever waits for it lets its stream wait. So DDP and the probe take their usual path,
+with collectives of known length, without a second rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpwatch.probe.cuda import CudaClock
+from ddpwatch.probe.hooks import DdpProbe
+from ddpwatch.probe.recorder import StepRecord, StepRecorder
+from ddpwatch.sampling.schedule import SamplingSchedule
+
+CALIBRATION_CYCLES = 50_000_000
+LEVELS = ("unwatched", "shadow", "ok")
+
+
+def cycles_per_ms() -> float:
+    """How many cycles `torch.cuda._sleep` takes for a millisecond."""
+    torch.cuda._sleep(CALIBRATION_CYCLES)  # the clock speeds up
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    torch.cuda._sleep(CALIBRATION_CYCLES)
+    end.record()
+    torch.cuda.synchronize()
+    return CALIBRATION_CYCLES / start.elapsed_time(end)
+
+
+class _Work(dist._Work):
+    """A collective that was issued."""
+
+    def __init__(self, future: torch.futures.Future[Any]) -> None:
+        super().__init__()
+        self.future = future
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Lets the current stream wait."""
+        self.future.wait()
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """The result."""
+        return self.future
+
+
+class SleepingGroup(dist.ProcessGroup):
+    """A process group of one rank.
+
+    Args:
+        device: Of the tensors.
+        cycles: How long each all-reduce sleeps on its stream.
+    """
+
+    def __init__(self, device: torch.device, cycles: int) -> None:
+        super().__init__(0, 1)
+        self.device = device
+        self.cycles = cycles
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return SimpleNamespace(name=lambda: "nccl" if self.stream is not None else "made up")
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> dist.Work:
+        """Sleeps, and leaves the tensors as they are."""
+        if self.stream is None:
+            return self._done(tensors)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            torch.cuda._sleep(self.cycles)
+            return self._done(tensors)
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> dist.Work:
+        """There is nobody to send to."""
+        return self._done(tensors)
+
+    def _done(self, tensors: list[torch.Tensor]) -> dist.Work:
+        """Done once the current stream has reached this."""
+        future: Any = torch.futures.Future(devices=None if self.stream is None else [self.device])
+        future.set_result(tensors)
+        return _Work(future)
+
+
+class OneLevel(SamplingSchedule):
+    """Records all steps alike, from the third on.
+
+    Attributes:
+        level: One of `LEVELS`.
+    """
+
+    def __init__(self, level: str = "ok") -> None:
+        super().__init__()
+        self.level = level
+
+    def is_shadow(self, step: int) -> bool:
+        """Whether steps are shadows now."""
+        return step > 2 and self.level == "shadow"
+
+    def is_unwatched(self, step: int) -> bool:
+        """Whether steps are unwatched now."""
+        return step > 2 and self.level == "unwatched"
+
+
+class Job:
+    """A stack of linear layers in DDP, one bucket each, watched without session, sender and collector.
+
+    Args:
+        device: Where it computes.
+        cycles: How long each bucket's all-reduce sleeps.
+        layers, width, batch: Its size.
+        wrap: What becomes of the model before DDP gets it.
+        gpu: A clock to pretend with that the device is a GPU; a GPU has its own.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        cycles: int = 0,
+        layers: int = 8,
+        width: int = 1024,
+        batch: int = 1024,
+        wrap: Callable[[nn.Module, torch.Tensor], nn.Module] = lambda model, data: model,
+        gpu: CudaClock | None = None,
+    ) -> None:
+        torch.manual_seed(0)
+        self.device = device
+        self.data = torch.randn(batch, width, device=device)
+        stack = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)]).to(device)
+        self.ddp = DistributedDataParallel(
+            wrap(stack, self.data),
+            process_group=SleepingGroup(device, cycles),
+            init_sync=False,
+            bucket_cap_mb=width * width * 4 / (1 << 20),
+        )
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=1e-6)
+        self.records: list[StepRecord] = []
+        self.errors: list[Exception] = []
+        self.schedule = OneLevel()
+        self.recorder = StepRecorder(self.records.append)
+        self.recorder.use(cuda_clock(device) if device.type == "cuda" else gpu, self.schedule)
+        if gpu is not None:
+            self.ddp.device_type = "cuda"
+        self.probe = DdpProbe(self.ddp, 0, 0, self.recorder, lambda layout: None, self.errors.append)
+
+    def step(self) -> None:
+        """Trains one step."""
+        self.ddp(self.data).square().mean().backward()
+        self.recorder.optimizer_begin()
+        self.optimizer.step()
+        self.recorder.optimizer_end()
+        self.optimizer.zero_grad()
+
+    def steps(self, count: int, level: str = "ok", wait: bool = False) -> list[StepRecord]:
+        """Trains steps of a level, and waits for the GPU.
+
+        Args:
+            count: How many records are wanted.
+            level: One of `LEVELS`.
+            wait: Whether to wait after each step: a GPU that is too far behind leaves steps unresolved.
+
+        Returns:
+            Their records. One step more was trained, which is still open.
+        """
+        self.schedule.level = level
+        before = len(self.records)
+        for _ in range(count + 1):
+            self.step()
+            if wait:
+                self.synchronise()
+        self.synchronise()
+        if self.recorder.gpu is not None:
+            self.recorder.gpu.poll()
+        assert not self.errors, self.errors
+        return self.records[before + 1 :]
+
+    def synchronise(self) -> None:
+        """Waits for the GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def cuda_clock(device: torch.device) -> CudaClock:
+    """The probe's clock on a GPU."""
+    event: Any = partial(torch.cuda.Event, enable_timing=True)
+    return CudaClock(event, partial(torch.cuda.current_stream, device), torch.cuda.is_current_stream_capturing)

@@ -1,0 +1,79 @@
+"""Whether watching keeps compute from overlapping with collectives.
+
+    python benchmarks/gpu/overlap_blocking.py
+
+Starts itself for each setting: 1, 8 and 32 hardware queues (CUDA_DEVICE_MAX_CONNECTIONS), with completions stamped on a
+stream of torch's pool and on ddpwatch's own (DDPWATCH_CUDA_STREAM). Takes some two minutes. Blocks of unwatched and of
+full steps alternate; each collective sleeps on a stream of its own beside the backward. A stream that waits for it in
+a queue that compute needs makes the full steps longer.
+
+The columns:
+    queues, stream  the setting
+    unwatched ms    a step, by the clock: the median of blocks that end with a synchronisation
+    full / unwatched  the ratio, and its 95 % interval (`paired.hodges_lehmann`)
+    overlap %       by ddpwatch, in the full steps
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+
+from benchmarks.gpu.job import Job, cycles_per_ms
+from benchmarks.gpu.part import Row, Rows, run
+from benchmarks.paired import hodges_lehmann, ratios
+from ddpwatch.analysis.step import figures
+
+QUEUES, STREAMS = (1, 8, 32), ("pool", "own")
+BLOCKS, STEPS = 24, 10
+COLLECTIVE_MS = 1.0
+MEASURE = "--measure"
+
+
+def on_gpu() -> Rows:
+    return [of_setting(queues, stream) for queues in QUEUES for stream in STREAMS]
+
+
+def of_setting(queues: int, stream: str) -> Row:
+    """Measures in a process of its own: the driver reads the number of queues when it starts."""
+    environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": str(queues), "DDPWATCH_CUDA_STREAM": stream}
+    done = subprocess.run([sys.executable, __file__, MEASURE], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{queues} queues, {stream}: {done.stderr[-2000:]}")
+    return {"queues": queues, "stream": stream, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def measure() -> Row:
+    device = torch.device("cuda", torch.cuda.current_device())
+    job = Job(device, round(COLLECTIVE_MS * cycles_per_ms()), layers=16, width=4096, batch=2048)
+    took: dict[str, list[float]] = {"unwatched": [], "ok": []}
+    overlaps: list[float] = []
+    job.steps(5)
+    for _ in range(BLOCKS):
+        for level, values in took.items():
+            start = time.perf_counter()
+            records = job.steps(STEPS, level)
+            values.append((time.perf_counter() - start) / (STEPS + 1) * 1e3)
+            found = [figures(record.message(0, 0)).overlap for record in records if record.status == "ok"]
+            overlaps += [100 * overlap for overlap in found if overlap is not None]
+    ratio = hodges_lehmann(ratios(took["ok"], took["unwatched"]))
+    return {
+        "unwatched ms": statistics.median(took["unwatched"]),
+        "full / unwatched": ratio.value,
+        "low": ratio.low,
+        "high": ratio.high,
+        "overlap %": statistics.median(overlaps) if overlaps else None,
+    }
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == [MEASURE]:
+        print(json.dumps(measure()))
+    else:
+        sys.exit(run("overlap_blocking", __doc__, on_gpu))
