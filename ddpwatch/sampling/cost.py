@@ -8,7 +8,7 @@ additional watching. CPU time, because a step's duration also includes what othe
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import hypot
 from statistics import median
@@ -121,26 +121,33 @@ class CostMeter:
         if not step_ns:
             return None
         levels, count = Counter(self._levels), len(self._levels)
-        found = []
-        for steps, known in self._terms(levels[FULL], levels[SHADOW]):
-            share = steps / count
-            if known is None or not known.enough(share):
-                return None
-            found.append((share, known))
-        return _cost(found, median(self._own), step_ns, levels[FULL] / count)
+        for terms in self._ways(levels[FULL], levels[SHADOW]):
+            found = [(steps / count, known) for steps, known in terms if known is not None]
+            if len(found) == len(terms) and all(known.enough(share) for share, known in found):
+                return _cost(found, median(self._own), step_ns, levels[FULL] / count)
+        return None
 
-    def _terms(self, full: int, shadow: int) -> list[tuple[int, Differences | None]]:
-        """Numbers of steps, and the extra cost of each: a full step's is against an unwatched one, or a shadow."""
+    def _ways(self, full: int, shadow: int) -> Iterator[list[tuple[int, Differences | None]]]:
+        """Numbers of steps, and the extra cost of each: a full step's is against an unwatched one, or a shadow.
+
+        The best way comes first. When a viewer comes or goes, most steps change their level, and for a while only the
+        comparisons from before are enough.
+        """
         direct, watched, further = (
             self.differences.get(levels) for levels in ((UNWATCHED, FULL), (UNWATCHED, SHADOW), (SHADOW, FULL))
         )
-        if full > shadow:
-            return [(full + shadow, direct)]
-        if not full:
-            return [(shadow, watched)]
-        if direct is not None and (further is None or direct.count > further.count):
-            return [(shadow, watched), (full, direct)]
-        return [(full + shadow, watched), (full, further)]
+        apart = [(shadow, watched), (full, direct)]
+        chained = [(full + shadow, watched), (full, further)]
+        if full and shadow:
+            yield from (apart, chained) if _count(direct) > _count(further) else (chained, apart)
+        elif full:
+            yield from ([(full, direct)], chained)
+        else:
+            yield [(shadow, watched)]
+
+
+def _count(known: Differences | None) -> int:
+    return 0 if known is None else known.count
 
 
 def _cost(terms: Iterable[tuple[float, Differences]], own_ns: float, step_ns: float, full_share: float) -> Cost:
