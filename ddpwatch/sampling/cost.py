@@ -22,6 +22,7 @@ ENOUGH_PAIRS = 8
 FEW_PAIRS = 3  # for a rare level: even a wrong median is little of the whole
 RARE_SHARE = 1 / 12  # of all steps
 SHARE_STEPS = 512  # for the shares of the levels and the median step
+NEWEST_STEPS = 64  # the longest period of full steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class CostMeter:
     _rank: int | None = None
     _last: list[Step] = field(default_factory=list)
     _levels: deque[str] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
+    _newest: deque[str] = field(default_factory=lambda: deque(maxlen=NEWEST_STEPS))
     _durations: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
     _own: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
 
@@ -91,6 +93,8 @@ class CostMeter:
             self._rank = step.rank
         if step.rank != self._rank:
             return
+        if step.status in LEVELS:
+            self._newest.append(step.status)
         if step.status not in LEVELS or step.cpu_ns is None:
             self._last.clear()
             return
@@ -108,6 +112,10 @@ class CostMeter:
             else:
                 self._before = None
                 del self._last[0]
+
+    def newest_full(self) -> tuple[int, int]:
+        """How many of the newest steps are full, and how many these are: `NEWEST_STEPS`, or fewer at the start."""
+        return self._newest.count(FULL), len(self._newest)
 
     def _compare(self, levels: tuple[str, str], before: Step, middle: Step, after: Step) -> None:
         """A step against the mean of its two neighbours: a steady drift cancels out."""

@@ -35,14 +35,14 @@ _BUDGET_MASK = (1 << _BUDGET_BITS) - 1
 SIZE = mmap.PAGESIZE
 
 
-def parse_budget(text: str | None) -> int | None:
-    """``1`` or ``0.5%`` of a step, in ppm; None for None.
+def parse_budget(text: str | None, looked_at: bool) -> int:
+    """``1`` or ``0.5%`` of a step, in ppm. Without a text, the default of a viewer that somebody looks at, or 0.
 
     Raises:
         UsageError: The text is something else.
     """
     if text is None:
-        return None
+        return DEFAULT_PPM if looked_at else 0
     try:
         percent = float(text.strip().removesuffix("%"))
     except ValueError:

@@ -115,14 +115,19 @@ def test_a_page_is_new_and_a_rank_cannot_write_it(page: LeasePage, rank: Lease, 
 
 
 @pytest.mark.parametrize(
-    ("text", "ppm"), [(None, None), ("1", 10_000), ("0.5%", 5_000), ("0", 0), (" 100 % ", 1_000_000), ("1e-4", 1)]
+    ("text", "ppm"), [("1", 10_000), ("0.5%", 5_000), ("0", 0), (" 100 % ", 1_000_000), ("1e-4", 1)]
 )
-def test_a_budget_is_a_percentage(text: str | None, ppm: int | None) -> None:
-    assert parse_budget(text) == ppm
+def test_a_budget_is_a_percentage(text: str, ppm: int) -> None:
+    assert parse_budget(text, looked_at=True) == parse_budget(text, looked_at=False) == ppm
+
+
+def test_without_one_a_viewer_that_nobody_looks_at_asks_for_nothing() -> None:
+    assert parse_budget(None, looked_at=True) == 10_000
+    assert parse_budget(None, looked_at=False) == 0
 
 
 @pytest.mark.parametrize("text", ["", "-1", "101", "nan", "inf", "one", "1 0"])
 def test_anything_else_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(UsageError, match="is not a percentage") as caught:
-        parse_budget(text)
+        parse_budget(text, looked_at=True)
     assert "0 to 100" in caught.value.hint
