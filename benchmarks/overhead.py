@@ -1,11 +1,16 @@
 """What watching costs: the same job with and without ddpwatch in one run, block by block.
 
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py [--rounds 128] [--steps 16]
+        [--attached] [--step-ms 100]
 
 Takes about 15 minutes on two cores. ``DDPWATCH_STEPS=all`` in the environment watches every step, ``few`` fewer than
-usual. Budget: at most 0.3 % of a step.
+usual. Budget: at most 0.3 % of a step while nobody looks.
 
-The reference step has 300 parameters in about 25 buckets and takes 100 ms. Each rank is bound to one core, as launchers
+``--attached`` adds a variant: a dashboard is attached, and watching may cost 1 %. A viewer process reads the stream and
+holds the lease during the whole run, but only this variant's blocks sample by it.
+
+The reference step has 300 parameters in about 25 buckets and takes 100 ms; ``--step-ms`` takes a smaller one, of which
+torch.profiler's share is another. Each rank is bound to one core, as launchers
 bind them, which halves the noise. All variants train the same DDP module, because the addresses of two modules alone
 make up to 1 % of difference: what a variant adds is attached before a block of steps and detached after it. The order
 of the blocks changes with every round, and each block is compared with the plain blocks of its round, so that a noisy
@@ -18,9 +23,8 @@ The columns:
     95 % interval     of the column before it (`paired.hodges_lehmann`)
 
 "plain again" against "plain" is the noise floor. The idle sender thread and the collector run during every block, so
-they are not part of the cost. The last table is ddpwatch's own figure for the same run: the difference between its
-full, shadow and unwatched steps, the share of full steps that it has chosen, and the resulting cost
-(`ddpwatch.sampling.cost`).
+they are not part of the cost. The last tables are ddpwatch's own figure for the same run: the difference between its
+full, shadow and unwatched steps, what it has sampled, and the resulting cost (`ddpwatch.sampling.cost`).
 """
 
 from __future__ import annotations
@@ -30,9 +34,13 @@ import math
 import os
 import random
 import statistics
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,18 +54,30 @@ from torch.profiler import ProfilerActivity, profile
 import ddpwatch
 from benchmarks.paired import Estimate, hodges_lehmann, ratios
 from benchmarks.rounds import Rounds, rounds_done
+from ddpwatch import rundir
 from ddpwatch.messages import Step
 from ddpwatch.probe import session
 from ddpwatch.probe.recorder import StepRecord
 from ddpwatch.report.format import table
 from ddpwatch.sampling.cost import CostMeter
+from ddpwatch.sampling.lease import Lease
+from ddpwatch.sampling.levels import FULL, LEVELS
 
-LAYERS, WIDTH, BATCH = 150, 128, 512
+WIDTH = 128
+SIZES = {1.5: (2, 128), 10: (15, 512), 100: (150, 512)}  # layers and batch, by the milliseconds that a step takes
 WARM_UP_STEPS = 64  # in which ddpwatch finds its sampling schedule
 DDP_WARM_UP_STEPS = 12  # which rebuild the buckets and fill the caches
 
 PLAIN = ("plain", "plain again")
-WATCHED, PROFILED = "ddpwatch", "torch.profiler, always on"
+WATCHED, ATTACHED, PROFILED = "ddpwatch", "ddpwatch, attached", "torch.profiler, always on"
+VIEWER = """
+import sys
+from ddpwatch.live_source import LiveSource
+from ddpwatch.sampling.lease import DEFAULT_PPM
+source = LiveSource(sys.argv[1], DEFAULT_PPM)
+while True:
+    source.read(0.5)
+"""
 
 Variant = Callable[[DistributedDataParallel], AbstractContextManager[None]]
 Note = tuple[int, str, int, int, int, int | None]  # step, status, start, end, own ns, CPU ns
@@ -92,12 +112,13 @@ class Comparison(NamedTuple):
 class Job:
     """The reference job on this rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_ms: float) -> None:
         torch.manual_seed(0)
-        layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+        count, batch = SIZES[step_ms]
+        layers = [layer for _ in range(count) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
         self.ddp = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.4)
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=1e-3)
-        self.data = torch.randn(BATCH, WIDTH)
+        self.data = torch.randn(batch, WIDTH)
 
     def block(self, variant: Variant, steps: int) -> Sample:
         """Trains some steps, which all ranks start together; the mean step."""
@@ -118,23 +139,53 @@ def plain(ddp: DistributedDataParallel) -> Iterator[None]:
 
 
 class Watched:
-    """Attaches ddpwatch and detaches it: without its hooks on forward and optimizer the rest never runs."""
+    """Attaches ddpwatch and detaches it: without its hooks on forward and optimizer the rest never runs.
+
+    Attributes:
+        lease: The job's.
+        notes: What `CostMeter` needs of each step, by the name of the variant in whose block the step was closed.
+    """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         ddpwatch.watch(ddp)
+        self._recorder = session._session.recorder
+        self.lease = self._recorder.lease
+        self.notes: dict[str, list[Note]] = {WATCHED: [], ATTACHED: []}
         (self._probe,) = session._session._probes
         module_hooks = ddp._forward_pre_hooks, ddp._forward_hooks
         registries = *module_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
         self._hooks = [(registry, dict(registry)) for registry in registries]
         self._detach(ddp)
 
+    def variant(self, name: str) -> Variant:
+        """Attaches it for one block; the variant that nobody looks at does so without the lease."""
+        lease = self.lease if name == ATTACHED else Lease()
+        return partial(self._block, lease, self.notes[name])
+
+    def granted(self) -> bool:
+        """Whether all ranks sample by the lease by now."""
+        ppm = self.lease.budget_ppm(self._recorder.steps, time.monotonic_ns())
+        dist.all_reduce(least := torch.tensor(ppm), dist.ReduceOp.MIN)
+        return bool(least)
+
+    def note_steps(self) -> None:
+        """Collects notes from now on, and no more: this code runs in the steps that are measured."""
+        emit = self._recorder._emit
+
+        def noted(record: StepRecord) -> None:
+            emit(record)
+            self._notes.append((record.step, record.status, record.start, record.end, record.own_ns, record.cpu_ns))
+
+        self._recorder._emit = noted
+
     @contextmanager
-    def __call__(self, ddp: DistributedDataParallel) -> Iterator[None]:
-        """Attaches it for one block."""
+    def _block(self, lease: Lease, notes: list[Note], ddp: DistributedDataParallel) -> Iterator[None]:
+        self._recorder.lease, self._notes = lease, notes
         for registry, hooks in self._hooks:
             registry.update(hooks)
         yield
         self._detach(ddp)
+        self._recorder.lease = self.lease
 
     def _detach(self, ddp: DistributedDataParallel) -> None:
         for registry, hooks in self._hooks:
@@ -171,56 +222,64 @@ def bind() -> None:
         os.sched_setaffinity(int(thread.name), {core})
 
 
-def note_steps() -> list[Note]:
-    """Collects what `CostMeter` needs of each step, and no more: this code runs in the steps that are measured."""
-    recorder = session._session.recorder
-    emit = recorder._emit
-    notes: list[Note] = []
-
-    def noted(record: StepRecord) -> None:
-        emit(record)
-        notes.append((record.step, record.status, record.start, record.end, record.own_ns, record.cpu_ns))
-
-    recorder._emit = noted
-    return notes
+@contextmanager
+def viewer(wanted: bool) -> Iterator[None]:
+    """Runs a viewer that asks for the default budget, on rank 0. Start it before `bind`: it has no core of its own."""
+    if not wanted or dist.get_rank():
+        yield
+        return
+    _, endpoint = rundir.endpoints(session._session.run_id)
+    process = subprocess.Popen([sys.executable, "-c", VIEWER, endpoint], start_new_session=True)  # without our signals
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=128, help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=16, help="steps in a block (default: %(default)s)")
+    parser.add_argument("--attached", action="store_true", help="measure with a viewer attached, too")
+    parser.add_argument("--step-ms", type=float, choices=SIZES, default=100, help="default: %(default)s")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     with Rounds.of_job() as rounds:
-        measure(rounds, args.rounds, args.steps)
+        measure(rounds, args.rounds, args.steps, args.step_ms, args.attached)
     dist.destroy_process_group()
 
 
-def measure(rounds: Rounds, count: int, steps: int) -> None:
+def measure(rounds: Rounds, count: int, steps: int, step_ms: float, attached: bool) -> None:
     """Trains all variants, then prints the tables on rank 0."""
-    job = Job()
+    job = Job(step_ms)
     job.block(plain, DDP_WARM_UP_STEPS)
     watched = Watched(job.ddp)
-    bind()
-    job.block(watched, WARM_UP_STEPS)
-    notes = note_steps()
-    fewer = max(8, count // 8)
-    comparisons = [
-        take_turns(job, name, variant, planned, steps, rounds)
-        for name, variant, planned in (
-            (WATCHED, watched, count),
-            ("a Python hook per parameter", python_hooks, fewer),
-            (PROFILED, profiled, fewer),  # last, because profiling changes the process for good
-        )
-    ]
+    with viewer(attached):
+        bind()
+        job.block(watched.variant(ATTACHED), WARM_UP_STEPS)  # with the job's lease, until that has its page
+        while attached and not watched.granted():
+            job.block(watched.variant(ATTACHED), steps)
+        watched.note_steps()
+        names = (WATCHED, ATTACHED) if attached else (WATCHED,)
+        fewer = max(8, count // 8)
+        comparisons = [
+            take_turns(job, variants, planned, steps, rounds)
+            for variants, planned in (
+                ({name: watched.variant(name) for name in names}, count),
+                ({"a Python hook per parameter": python_hooks}, fewer),
+                ({PROFILED: profiled}, fewer),  # last, because profiling changes the process for good
+            )
+        ]
     if dist.get_rank() == 0:
-        show(comparisons, notes, steps)
+        show(comparisons, {name: watched.notes[name] for name in names}, steps)
 
 
-def take_turns(job: Job, name: str, variant: Variant, count: int, steps: int, rounds: Rounds) -> Comparison:
-    """Trains blocks of the variant and of the plain job, in an order that changes with every round."""
-    variants = {**dict.fromkeys(PLAIN, plain), name: variant}
+def take_turns(job: Job, added: dict[str, Variant], count: int, steps: int, rounds: Rounds) -> Comparison:
+    """Trains blocks of the variants and of the plain job, in an order that changes with every round."""
+    variants = {**dict.fromkeys(PLAIN, plain), **added}
+    name = next(iter(added))
     samples: dict[str, list[Sample]] = {each: [] for each in variants}
     order = random.Random(1)
     for _ in rounds.over(range(count), name):
@@ -229,8 +288,8 @@ def take_turns(job: Job, name: str, variant: Variant, count: int, steps: int, ro
     return Comparison(name, count, samples)
 
 
-def show(comparisons: list[Comparison], notes: list[Note], steps: int) -> None:
-    """Prints what was measured; ``notes`` are those of `note_steps`."""
+def show(comparisons: list[Comparison], notes: dict[str, list[Note]], steps: int) -> None:
+    """Prints what was measured; ``notes`` are those of `Watched`."""
     for comparison in comparisons:
         if comparison.done:
             print("\n".join(compared(comparison)))
@@ -238,7 +297,8 @@ def show(comparisons: list[Comparison], notes: list[Note], steps: int) -> None:
     if all(comparison.done for comparison in comparisons):
         watched, _, profiled = comparisons
         print(profiler_against_ddpwatch(watched.added(WATCHED, "wall"), profiled.added(PROFILED, "wall")))
-    print("\n".join(own_figure(notes, steps)))
+    for name, noted in notes.items():
+        print("\n".join(own_figure(name, noted, steps)))
 
 
 def compared(comparison: Comparison) -> list[str]:
@@ -262,8 +322,8 @@ def profiler_against_ddpwatch(watched: Estimate, profiled: Estimate) -> str:
     return f"torch.profiler adds {times} times what ddpwatch adds, at least {least} times"
 
 
-def own_figure(notes: list[Note], steps: int) -> list[str]:
-    """A table of what the dashboard and the report would show for this run.
+def own_figure(name: str, notes: list[Note], steps: int) -> list[str]:
+    """A table of what the dashboard and the report would show for these blocks.
 
     The last step of a block ends when the next block of its kind starts, and others have trained in between: it counts
     as aborted.
@@ -277,21 +337,20 @@ def own_figure(notes: list[Note], steps: int) -> list[str]:
                 own_ns=own_ns, cpu_ns=cpu_ns,
             )
         )  # fmt: skip
-        if status == "ok":
+        if status == FULL:
             own.append(own_ns)
-    cost = meter.cost()
-    if cost is None:
-        return ["too few unwatched steps to compare with; hint: more --rounds"]
+    cost, levels = meter.cost(), Counter(note[1] for note in notes)
     rows = [
         [f"{more} step − {less} step (ms of CPU time)", f"{known.interval()[0] / 1e6:.2f} of {known.count}"]
         for (less, more), known in meter.differences.items()
     ]
-    rows += [
-        ["own cost of a full step, as its hooks measure it (ms)", f"{statistics.median(own) / 1e6:.2f}"],
-        ["full steps", f"1 in {1 / cost.full_share:.1f}"],
-        ["cost of watching", f"{100 * cost.ratio:.2f} % ({100 * cost.low:.2f} … {100 * cost.high:.2f})"],
-    ]
-    return table(["ddpwatch's own figure", ""], rows)
+    if own:
+        rows += [["own cost of a full step, as its hooks measure it (ms)", f"{statistics.median(own) / 1e6:.2f}"]]
+    rows += [[f"{level} steps", f"{100 * levels[level] / max(1, len(notes)):.1f} %"] for level in reversed(LEVELS)]
+    shown = "–, too few comparisons; hint: more --rounds"
+    if cost is not None:
+        shown = f"{100 * cost.ratio:.2f} % ({100 * cost.low:.2f} … {100 * cost.high:.2f})"
+    return table([f"{name}: its own figure", ""], [*rows, ["cost of watching", shown]])
 
 
 if __name__ == "__main__":

@@ -55,12 +55,7 @@ class BlackBox:
         """
         if path is None:
             return
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            os.posix_fallocate(file, 0, SIZE)
-            page = mmap.mmap(file, SIZE)
-        finally:
-            os.close(file)
+        page = new_page(path, SIZE)
         page[:] = bytes(self._page)
         self._page = page
 
@@ -81,6 +76,20 @@ class BlackBox:
         """Notes that a bucket is no longer in flight. Safe on any thread."""
         if bucket < SIZE - _BUCKETS_AT:
             self._page[_BUCKETS_AT + bucket] = 0
+
+
+def new_page(path: Path, size: int) -> mmap.mmap:
+    """A new file of that size, filled with zeros, in memory that other processes can map.
+
+    Raises:
+        OSError: The file exists, or memory is full: that must show now, not as a SIGBUS later.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        os.posix_fallocate(file, 0, size)
+        return mmap.mmap(file, size)
+    finally:
+        os.close(file)
 
 
 def read(path: Path | None) -> LastState | None:

@@ -39,6 +39,12 @@ Plain = Annotated[bool, typer.Option("--plain", help="Print plain lines (default
 Baseline = Annotated[
     Path | None, typer.Option("--baseline", metavar="FILE", help="Compare with this recording (view 6).")
 ]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget", metavar="PERCENT", help="Let watching cost up to PERCENT of a step while you look (default: 1)."
+    ),
+]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A recording (.mcap), or a directory of rank files.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Steps = Annotated[str | None, typer.Option("--steps", metavar="A:B", help="Only steps A to B-1, e.g. 100:200.")]
@@ -88,6 +94,7 @@ def watch_newest(
     theme: Theme = None,
     ascii_only: Ascii = None,
     baseline: Baseline = None,
+    budget: Budget = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -99,7 +106,7 @@ def watch_newest(
     if context.invoked_subcommand in USES_RUN_DIRECTORY:
         _say_fallback()
     if context.invoked_subcommand is None:
-        _show(None, None, plain, theme, ascii_only, baseline)
+        _show(None, None, plain, theme, ascii_only, baseline, budget)
 
 
 @app.command()
@@ -109,10 +116,11 @@ def attach(
     theme: Theme = None,
     ascii_only: Ascii = None,
     baseline: Baseline = None,
+    budget: Budget = None,
 ) -> None:
     """Attach to a live run."""
     info, endpoint = _resolve(run)
-    _show(info, endpoint, plain, theme, ascii_only, baseline)
+    _show(info, endpoint, plain, theme, ascii_only, baseline, budget)
 
 
 @app.command()
@@ -154,6 +162,7 @@ def run(
     max_size: MaxSize = None,
     every: Every = 1,
     headless: Annotated[bool, typer.Option("--headless", help="No dashboard; print a line every few seconds.")] = False,
+    budget: Budget = None,
 ) -> None:
     """Run a job and watch it, without changing its script.
 
@@ -161,14 +170,17 @@ def run(
     """
     from ddpwatch.launch import Launch, run_headless, run_unwatched, run_with_dashboard
     from ddpwatch.recording.limits import environment_of
+    from ddpwatch.sampling.lease import parse_budget
 
+    plain = _is_plain(headless)
+    budget_ppm = parse_budget(budget, looked_at=not plain or sys.stderr.isatty())
     if record_to is None and (max_size is not None or every != 1):
         raise UsageError("--max-size and --every need a recording", "add --record FILE")
     if os.environ.get("DDPWATCH") == "0":
         run_unwatched(command)
     launch = Launch(command, record_to, environment_of(max_size, every))
-    show = run_headless if _is_plain(headless) else run_with_dashboard
-    raise typer.Exit(show(launch))
+    show = run_headless if plain else run_with_dashboard
+    raise typer.Exit(show(launch, budget_ppm))
 
 
 @app.command()
@@ -179,17 +191,23 @@ def record(
     steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N more steps.")] = None,
     max_size: MaxSize = None,
     every: Every = 1,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", metavar="PERCENT", help="Let watching cost up to PERCENT of a step meanwhile."),
+    ] = None,
 ) -> None:
     """Record a running job until it ends or you press Ctrl-C."""
     from ddpwatch import rundir
     from ddpwatch.capture import capture
     from ddpwatch.live_source import LiveSource
     from ddpwatch.recording.limits import environment_of, limits_from_environment
+    from ddpwatch.sampling.lease import parse_budget
 
+    budget_ppm = parse_budget(budget, looked_at=False)
     limits = limits_from_environment({**os.environ, **environment_of(max_size, every)})
     info, endpoint = _resolve(run)
     publish = _endpoint(info, endpoint)
-    frames = capture(LiveSource(publish), output, duration, steps, limits, partial(rundir.is_live, publish))
+    frames = capture(LiveSource(publish, budget_ppm), output, duration, steps, limits, partial(rundir.is_live, publish))
     typer.echo(f"{output}: {frames} frames", err=True)
 
 
@@ -358,18 +376,26 @@ def _show(
     theme: str | None,
     ascii_only: bool | None,
     baseline: Path | None,
+    budget: str | None,
 ) -> None:
-    if _is_plain(plain):
+    from ddpwatch.sampling.lease import parse_budget
+
+    plain = _is_plain(plain)
+    budget_ppm = parse_budget(budget, looked_at=not plain or sys.stdout.isatty())
+    if plain:
         _no_baseline(baseline)
         from ddpwatch.plain import follow
 
-        follow(info, endpoint)
+        follow(info, endpoint, budget_ppm)
         return
     from ddpwatch import rundir
+    from ddpwatch.live_source import LiveSource
     from ddpwatch.tui.app import run_dashboard
     from ddpwatch.tui.feed import AttachSpec
 
-    run_dashboard(AttachSpec(run=info, endpoint=endpoint, list_ended=rundir.last_views), theme, ascii_only, baseline)
+    open_source = partial(LiveSource, budget_ppm=budget_ppm)
+    live = AttachSpec(run=info, endpoint=endpoint, list_ended=rundir.last_views, open_source=open_source)
+    run_dashboard(live, theme, ascii_only, baseline)
 
 
 def _no_baseline(baseline: Path | None) -> None:

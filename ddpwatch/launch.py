@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -208,13 +209,14 @@ def run_unwatched(command: Sequence[str]) -> NoReturn:
         raise _refusal(command[0], error) from error
 
 
-def run_headless(launch: Launch) -> int:
+def run_headless(launch: Launch, budget_ppm: int = 0) -> int:
     """Runs the job in this terminal, with a line about it on stderr every few seconds."""
     from ddpwatch.plain import narrate_runs
 
     with launch.job(None) as process:
         over = threading.Event()
-        narrator = threading.Thread(target=narrate_runs, args=(launch.runs, over, launch.without_run), daemon=True)
+        about = (launch.runs, over, launch.without_run, budget_ppm)
+        narrator = threading.Thread(target=narrate_runs, args=about, daemon=True)
         narrator.start()
         code = _exit_code(process)
         over.set()
@@ -222,8 +224,9 @@ def run_headless(launch: Launch) -> int:
     return code
 
 
-def run_with_dashboard(launch: Launch) -> int:
+def run_with_dashboard(launch: Launch, budget_ppm: int = 0) -> int:
     """Runs the job with its output aside and the dashboard in this terminal; then shows the end of the output."""
+    from ddpwatch.live_source import LiveSource
     from ddpwatch.tui.app import run_dashboard
     from ddpwatch.tui.feed import AttachSpec
 
@@ -240,7 +243,8 @@ def run_with_dashboard(launch: Launch) -> int:
 
         watched: list[RunInfo] = []
         try:
-            run_dashboard(AttachSpec(list_runs=runs, job=launch.command, output=output.buffer))
+            open_source = partial(LiveSource, budget_ppm=budget_ppm)
+            run_dashboard(AttachSpec(list_runs=runs, job=launch.command, output=output.buffer, open_source=open_source))
         except JobOverError:
             pass
         except DdpwatchError as error:  # for example, the settings cannot be read

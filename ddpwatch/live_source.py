@@ -54,18 +54,19 @@ class LiveSource:
 
     Args:
         endpoint: The collector's publishing endpoint.
+        budget_ppm: What sampling may cost while this viewer is attached, in ppm of a step; 0 if nobody looks at it.
 
     Attributes:
         missed: Frames lost on the way that no snapshot could replace.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, budget_ppm: int = 0) -> None:
         self.over = False
         self.unreadable = 0
         self.missed = 0
         self._token = secrets.token_hex(8).encode()
         self._context = transport.Context()
-        self._socket = transport.viewer_subscribe(self._context, endpoint, self._token)
+        self._socket = transport.viewer_subscribe(self._context, endpoint, self._token, budget_ppm)
         self._synced = False
         self._held_back: deque[Envelope] = deque()
         self._held_bytes = 0

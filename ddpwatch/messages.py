@@ -282,6 +282,7 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
     """The collector about itself, twice a second.
 
     ``refused`` counts frames by reason, ``restarts`` how many collectors of this run have died before this one.
+    ``lease_ppm`` is what sampling may cost while somebody looks, in ppm of a step; None while nobody does.
     """
 
     at_ns: Ns
@@ -292,6 +293,7 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
     recording_bytes: Count | None = None
     recording_error: Name = ""
     restarts: Count = 0
+    lease_ppm: Count | None = None
 
 
 # Recordings rely on the order: append only.

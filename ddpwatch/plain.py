@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 EVERY_S = 2.0
 AFTER_END_S = 0.3  # after the run's end, for the last status of its recording
-HEADER = f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'drops':>5}  what stands out"
+HEADER = (
+    f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'full':>5}  {'drops':>5}  "
+    "what stands out"
+)
 
 
 def run_table(runs: Sequence[RunInfo]) -> list[str]:
@@ -57,9 +60,21 @@ def line(state: RunState) -> str:
     found = verdict(summary, state.presence(), state.end, len(state.ranks) >= state.world_size, names=state)
     return (
         f"{UNKNOWN if newest is None else newest.step:>8}  {number(summary.rate, 2):>6}  "
-        f"{_ms(summary.step_ns):>8}  {percent(summary.overlap):>7}  {_ms(summary.exposed_ns):>10}  {drops:>5}  "
-        f"{clean(found.text)}{_trouble(state)}"
+        f"{_ms(summary.step_ns):>8}  {percent(summary.overlap):>7}  {_ms(summary.exposed_ns):>10}  "
+        f"{_full(state):>5}  {drops:>5}  {clean(found.text)}{_budget(state)}{_trouble(state)}"
     )
+
+
+def _full(state: RunState) -> str:
+    """How many of the newest steps are full."""
+    full, steps = state.cost.newest_full()
+    return f"{full}/{steps}" if steps else UNKNOWN
+
+
+def _budget(state: RunState) -> str:
+    """What sampling may cost while somebody looks."""
+    ppm = None if state.status is None else state.status.lease_ppm
+    return "" if ppm is None else f"; budget {ppm / 1e4:g} %"
 
 
 def _trouble(state: RunState) -> str:
@@ -73,20 +88,20 @@ def _trouble(state: RunState) -> str:
     return notes
 
 
-def follow(info: RunInfo | None, endpoint: str | None) -> None:
+def follow(info: RunInfo | None, endpoint: str | None, budget_ppm: int = 0) -> None:
     """Prints lines about a live run until it ends; waits for one if there is none."""
     if endpoint is None:
         info = info or _wait_for_run()
         _narrate(f"attached to {info.run_id}, {info.world_size} ranks")
         endpoint = info.publish
     print(HEADER, flush=True)
-    for text in lines(endpoint):
+    for text in lines(endpoint, budget_ppm):
         print(text, flush=True)
 
 
-def lines(endpoint: str) -> Iterator[str]:
-    """Yields a line about a live run every few seconds, and one at its end."""
-    source, state = LiveSource(endpoint), RunState()
+def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
+    """Yields a line about a live run every few seconds, and one at its end; see `LiveSource` for the budget."""
+    source, state = LiveSource(endpoint, budget_ppm), RunState()
     received = time.monotonic()
     due = received + EVERY_S
     try:
@@ -107,7 +122,10 @@ def lines(endpoint: str) -> Iterator[str]:
 
 
 def narrate_runs(
-    runs: Callable[[], list[RunInfo]], over: threading.Event, without_run: Callable[[], Iterable[str]]
+    runs: Callable[[], list[RunInfo]],
+    over: threading.Event,
+    without_run: Callable[[], Iterable[str]],
+    budget_ppm: int = 0,
 ) -> None:
     """Prints lines about a job's runs to stderr, one run after the other, until the job is over.
 
@@ -115,6 +133,7 @@ def narrate_runs(
         runs: The job's live runs.
         over: Set when the job is over.
         without_run: Lines to print at the end if there was no run.
+        budget_ppm: See `LiveSource`.
     """
     seen: set[str] = set()
     while True:
@@ -124,7 +143,7 @@ def narrate_runs(
                 seen.add(info.run_id)
                 _narrate(f"watching {info.run_id}, {info.world_size} ranks")
                 _narrate(HEADER)
-                for text in lines(info.publish):
+                for text in lines(info.publish, budget_ppm):
                     _narrate(text)
         if last_look:
             break

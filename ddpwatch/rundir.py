@@ -195,11 +195,12 @@ def publish(claimed: int, info: RunInfo) -> None:
 
 
 def remove(run_id: str) -> None:
-    """Removes a run's file, sockets and black boxes. The log stays."""
+    """Removes a run's file, sockets, lease and black boxes. The log stays."""
     base = directory()
     leftovers = [_path(run_id, suffix) for suffix in (".json", ".in", ".pub")]
-    boxes = [box for place in {base, _memory_directory(base) or base} for box in place.glob(f"{run_id}.box*")]
-    for path in [*leftovers, *boxes]:
+    for place in {base, _memory_directory(base) or base}:
+        leftovers += [*place.glob(f"{run_id}.box*"), place / f"{run_id}.lease"]
+    for path in leftovers:
         with contextlib.suppress(OSError):
             path.unlink()
 
@@ -209,8 +210,17 @@ def blackbox(run_id: str, rank: int) -> Path | None:
 
     Ranks and collector ask alike, so they agree without a message.
     """
+    return _in_memory(run_id, f".box{rank}")
+
+
+def lease(run_id: str) -> Path | None:
+    """Path of the run's lease (`ddpwatch.sampling.lease`), which is where the black boxes are."""
+    return _in_memory(run_id, ".lease")
+
+
+def _in_memory(run_id: str, suffix: str) -> Path | None:
     place = _memory_directory(directory())
-    return None if place is None else place / f"{check_run_id(run_id)}.box{rank}"
+    return None if place is None else place / f"{check_run_id(run_id)}{suffix}"
 
 
 def log(run_id: str) -> Path:
@@ -351,9 +361,10 @@ def _remove_old() -> None:
         elif is_elsewhere(info) or not info.boot_id:
             remove(info.run_id)
     if (place := _memory_directory(directory())) is not None:
-        for path in _older_than(KEEP_UNREACHABLE_S, "*.box*", place):
-            if not _path(path.stem, ".json").exists():
-                path.unlink(missing_ok=True)
+        for pattern in ("*.box*", "*.lease"):
+            for path in _older_than(KEEP_UNREACHABLE_S, pattern, place):
+                if not _path(path.stem, ".json").exists():
+                    path.unlink(missing_ok=True)
 
 
 def _older_than(age_s: float, pattern: str, place: Path | None = None) -> Iterator[Path]:

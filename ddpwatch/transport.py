@@ -7,6 +7,9 @@ How a viewer joins without a gap or a duplicate: it subscribes to ``LIVE``, and 
 Subscriptions arrive in order, so the live stream already flows when the collector sees the token. The collector sends
 its snapshot on the token's topic, then an empty frame with the newest sequence number, and the viewer drops live frames
 up to that number.
+
+A viewer that somebody looks at also subscribes to ``WANT`` + a budget in ppm of the step: nothing is ever sent there,
+but the collector sees it, and raises the sampling (`ddpwatch.sampling.lease`). ZeroMQ unsubscribes a viewer that dies.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from ddpwatch.messages import MAX_FRAME_BYTES, Message
 
 LIVE: Final = b"live"
 SNAPSHOT: Final = b"snap."
+WANT: Final = b"want."
 RANK_QUEUE: Final = 1000
 COLLECTOR_QUEUE: Final = 1000  # frames per connection; when the collector does not keep up, more wait in the rank
 RANK_LINGER_MS: Final = 500  # for which an ending rank waits for a collector that is still starting, or dead
@@ -145,10 +149,12 @@ def collector_publish(context: Context, endpoint: str) -> Socket:
     return socket
 
 
-def viewer_subscribe(context: Context, endpoint: str, token: bytes) -> Socket:
-    """A viewer's socket, subscribed to the live stream and to a snapshot under ``token``."""
+def viewer_subscribe(context: Context, endpoint: str, token: bytes, budget_ppm: int = 0) -> Socket:
+    """A viewer's socket, subscribed to the live stream and to a snapshot under ``token``; asks for a budget above 0."""
     socket = _socket(context, zmq.SUB, RCVHWM=VIEWER_QUEUE, LINGER=0, MAXMSGSIZE=TRANSPORT_LIMIT, RECONNECT_IVL=100)
     socket.connect(check_endpoint(endpoint))
     socket.subscribe(LIVE)
     socket.subscribe(SNAPSHOT + token)
+    if budget_ppm:
+        socket.subscribe(WANT + str(budget_ppm).encode())
     return socket

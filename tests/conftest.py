@@ -26,6 +26,7 @@ def run_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))
     yield path
     for info in path.rglob("*.json"):  # of runs whose collectors were killed
-        for box in Path(f"/dev/shm/ddpwatch-{os.getuid()}").glob(f"{info.stem}.box*"):
-            box.unlink(missing_ok=True)
+        for kind in ("box*", "lease"):
+            for page in Path(f"/dev/shm/ddpwatch-{os.getuid()}").glob(f"{info.stem}.{kind}"):
+                page.unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import zmq
 
 from ddpwatch import blackbox, clock, rundir, transport
+from ddpwatch.collector.attention import Attention
 from ddpwatch.collector.devices import DeviceThread
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.liveness import Connections, Departure, Liveness
@@ -81,6 +82,7 @@ class Collector:
         self._ranks.bind(transport.check_endpoint(ingest))
         self._viewers = transport.collector_publish(self._context, publish)
         self._snapshots = Snapshots(self._viewers, self._hub)
+        self._attention = Attention(options.run_id, options.world_size, self._hub.ranks)
         self._devices = DeviceThread(self._context)
         self._poller = zmq.Poller()
         for source in (self._ranks, self._viewers, self._devices.frames):
@@ -148,6 +150,9 @@ class Collector:
         now = time.monotonic()
         if ready & self._liveness.fds.keys() or now >= self._next_tick:
             self._handle_departures(ready)
+        wanted_ppm = self._snapshots.wanted_ppm
+        if now >= self._next_tick or self._attention.is_news(wanted_ppm):
+            self._attention.renew(wanted_ppm, time.monotonic_ns())
         if now >= self._next_tick:
             self._next_tick = now + TICK_S
             self._publish_status()
@@ -194,6 +199,7 @@ class Collector:
             recording_bytes=self._recording.nbytes,
             recording_error=self._recording.error,
             restarts=self._options.restarts,
+            lease_ppm=self._attention.granted_ppm(time.monotonic_ns()),
         )
         self._publish(status)
 

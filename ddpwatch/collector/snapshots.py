@@ -1,4 +1,4 @@
-"""Sends snapshots to the viewers that ask, piece by piece to those that are slow to read."""
+"""What viewers ask for: snapshots, sent piece by piece to those that are slow to read, and budgets for sampling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import zmq
 
 from ddpwatch.collector.hub import Hub
-from ddpwatch.transport import LIVE, SNAPSHOT, Envelope, Socket
+from ddpwatch.sampling.lease import FULL_PPM
+from ddpwatch.transport import LIVE, SNAPSHOT, WANT, Envelope, Socket
 
 RETRY_S = 0.25
 RETRY_MAX_S = 4.0
@@ -42,6 +43,12 @@ class Snapshots:
         self._hub = hub
         self._pending: dict[bytes, _Pending] = {}
         self.has_viewers = False
+        self._wanted: set[int] = set()
+
+    @property
+    def wanted_ppm(self) -> int:
+        """The largest budget that viewers ask for, in ppm of a step; 0 while nobody does."""
+        return min(max(self._wanted, default=0), FULL_PPM)
 
     def serve(self) -> None:
         """Notes who asks, and sends as much as the queues take. Never waits."""
@@ -65,12 +72,22 @@ class Snapshots:
             topic = request[1:]
             if topic == LIVE:
                 self.has_viewers = request[:1] == b"\x01"
+            elif topic.startswith(WANT):
+                self._note_wanted(topic.removeprefix(WANT), request[:1] == b"\x01")
             if request[:1] == b"\x00":
                 self._pending.pop(topic, None)
             elif request[:1] == b"\x01" and topic.startswith(SNAPSHOT):
                 self._pending[topic] = _Pending(progress_s=time.monotonic())
                 if len(self._pending) > MAX_PENDING:
                     del self._pending[next(iter(self._pending))]
+
+    def _note_wanted(self, budget: bytes, subscribed: bool) -> None:
+        if not (budget.isdigit() and len(budget) <= len(str(FULL_PPM))):
+            return
+        if not subscribed:
+            self._wanted.discard(int(budget))
+        elif len(self._wanted) < MAX_PENDING:
+            self._wanted.add(int(budget))
 
     def _send(self, topic: bytes, pending: _Pending, now: float) -> None:
         before = pending.sent

@@ -16,6 +16,7 @@ from typing import Protocol
 from ddpwatch.blackbox import BlackBox, Phase
 from ddpwatch.messages import PhaseName, StepStatus
 from ddpwatch.probe.record import BucketRecord, StepRecord
+from ddpwatch.sampling.lease import Lease
 from ddpwatch.sampling.levels import FULL, SHADOW, UNWATCHED, is_counted
 from ddpwatch.sampling.schedule import SamplingSchedule
 
@@ -48,6 +49,7 @@ class StepRecorder:
 
     Attributes:
         sampling: Chooses the shadow and unwatched steps; None to record every step in full.
+        lease: What the sampling may cost while somebody looks.
         shadow: Whether the open step is a shadow, or unwatched.
         phase: Where training is now; read by the sender thread. Empty in an unwatched step.
         last_hook: Id of the newest parameter of which `hook_fired` was called, or None.
@@ -70,6 +72,7 @@ class StepRecorder:
         self._on_validation = on_validation
         self.gpu: GpuClock | None = None
         self.sampling: SamplingSchedule | None = None
+        self.lease = Lease()
         self.shadow = False
         self._cpu_ns = 0
         self.current: StepRecord | None = None
@@ -126,7 +129,7 @@ class StepRecorder:
             self.current.turn = self._synced + self._unsynced
             self._activity_end, self._syncs = 0, False
             self._report_validation()
-            self.current.status = self._level(self.current.turn)
+            self.current.status = self._level(self.current.turn, now)
             self.shadow = self.current.status != FULL  # no call of levels here: it runs with cold caches
             self._forwards = 0
         self._forwards += 1
@@ -138,10 +141,11 @@ class StepRecorder:
             self._drop_forwards(self.current, now)
         self._enter("forward", now)
 
-    def _level(self, turn: int) -> StepStatus:
+    def _level(self, turn: int, now: int) -> StepStatus:
         """How much of the step that starts is recorded. Only an optimizer is sure to end an unwatched one."""
         if self.sampling is None:
             return FULL
+        self.sampling.follow(self.lease.budget_ppm(turn, now))
         if self._optimizer_seen and self.sampling.is_unwatched(turn):
             return UNWATCHED
         return SHADOW if self.sampling.is_shadow(turn) else FULL
@@ -356,8 +360,7 @@ class StepRecorder:
         before, self._cpu_ns = self._cpu_ns, self._cpu_clock()
         record.cpu_ns = None if self._activity_end else max(0, self._cpu_ns - before)
         if self.sampling is not None and is_counted(record.status):
-            period = self.sampling.full if record.status == FULL else self.sampling.watched
-            period.learn(record.own_ns, record.end - record.start)
+            self.sampling.learn(record.status, record.own_ns, record.end - record.start)
         if record.reductions or (record.status == UNWATCHED and self._syncs):
             self._synced, self._unsynced = self._synced + 1, 0
         else:

@@ -83,6 +83,7 @@ class Sender(threading.Thread):
         self._sink: FrameSink | None = None
         self._monitor: transport.ConnectionMonitor | None = None
         self._box: Path | None = None
+        self._lease: Path | None = None
         self._connections = 0
         self._groups: dict[int, Group] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
@@ -158,6 +159,8 @@ class Sender(threading.Thread):
             with contextlib.suppress(OSError):  # full memory: then the heartbeat has to do
                 self._recorder.box.open(box := rundir.blackbox(address.run_id, self._rank))
                 self._box = box
+        self._lease = rundir.lease(address.run_id)
+        self._recorder.lease.open(self._lease)
         socket = self._sink = transport.rank_push(self._context)
         self._monitor = transport.ConnectionMonitor(socket, zmq.EVENT_CONNECTED)
         socket.connect(transport.check_endpoint(address.endpoint))
@@ -180,6 +183,7 @@ class Sender(threading.Thread):
         before = self._connections
         self._connections += len(list(self._monitor.events()))
         if self._connections > max(before, 1):
+            self._recorder.lease.open(self._lease)
             self._introduction = deque([*self._groups.values(), *self._layouts.values()])
             if self._outbox.hello is not None:
                 self._introduction.appendleft(self._outbox.hello)

@@ -8,7 +8,7 @@ additional watching. CPU time, because a step's duration also includes what othe
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import hypot
 from statistics import median
@@ -22,6 +22,7 @@ ENOUGH_PAIRS = 8
 FEW_PAIRS = 3  # for a rare level: even a wrong median is little of the whole
 RARE_SHARE = 1 / 12  # of all steps
 SHARE_STEPS = 512  # for the shares of the levels and the median step
+NEWEST_STEPS = 64  # the longest period of full steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class CostMeter:
     _rank: int | None = None
     _last: list[Step] = field(default_factory=list)
     _levels: deque[str] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
+    _newest: deque[str] = field(default_factory=lambda: deque(maxlen=NEWEST_STEPS))
     _durations: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
     _own: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
 
@@ -91,6 +93,8 @@ class CostMeter:
             self._rank = step.rank
         if step.rank != self._rank:
             return
+        if step.status in LEVELS:
+            self._newest.append(step.status)
         if step.status not in LEVELS or step.cpu_ns is None:
             self._last.clear()
             return
@@ -109,6 +113,10 @@ class CostMeter:
                 self._before = None
                 del self._last[0]
 
+    def newest_full(self) -> tuple[int, int]:
+        """How many of the newest steps are full, and how many these are: `NEWEST_STEPS`, or fewer at the start."""
+        return self._newest.count(FULL), len(self._newest)
+
     def _compare(self, levels: tuple[str, str], before: Step, middle: Step, after: Step) -> None:
         """A step against the mean of its two neighbours: a steady drift cancels out."""
         difference = _cpu_ns(middle) - (_cpu_ns(before) + _cpu_ns(after)) / 2
@@ -121,26 +129,33 @@ class CostMeter:
         if not step_ns:
             return None
         levels, count = Counter(self._levels), len(self._levels)
-        found = []
-        for steps, known in self._terms(levels[FULL], levels[SHADOW]):
-            share = steps / count
-            if known is None or not known.enough(share):
-                return None
-            found.append((share, known))
-        return _cost(found, median(self._own), step_ns, levels[FULL] / count)
+        for terms in self._ways(levels[FULL], levels[SHADOW]):
+            found = [(steps / count, known) for steps, known in terms if known is not None]
+            if len(found) == len(terms) and all(known.enough(share) for share, known in found):
+                return _cost(found, median(self._own), step_ns, levels[FULL] / count)
+        return None
 
-    def _terms(self, full: int, shadow: int) -> list[tuple[int, Differences | None]]:
-        """Numbers of steps, and the extra cost of each: a full step's is against an unwatched one, or a shadow."""
+    def _ways(self, full: int, shadow: int) -> Iterator[list[tuple[int, Differences | None]]]:
+        """Numbers of steps, and the extra cost of each: a full step's is against an unwatched one, or a shadow.
+
+        The best way comes first. When a viewer comes or goes, most steps change their level, and for a while only the
+        comparisons from before are enough.
+        """
         direct, watched, further = (
             self.differences.get(levels) for levels in ((UNWATCHED, FULL), (UNWATCHED, SHADOW), (SHADOW, FULL))
         )
-        if full > shadow:
-            return [(full + shadow, direct)]
-        if not full:
-            return [(shadow, watched)]
-        if direct is not None and (further is None or direct.count > further.count):
-            return [(shadow, watched), (full, direct)]
-        return [(full + shadow, watched), (full, further)]
+        apart = [(shadow, watched), (full, direct)]
+        chained = [(full + shadow, watched), (full, further)]
+        if full and shadow:
+            yield from (apart, chained) if _count(direct) > _count(further) else (chained, apart)
+        elif full:
+            yield from ([(full, direct)], chained)
+        else:
+            yield [(shadow, watched)]
+
+
+def _count(known: Differences | None) -> int:
+    return 0 if known is None else known.count
 
 
 def _cost(terms: Iterable[tuple[float, Differences]], own_ns: float, step_ns: float, full_share: float) -> Cost:

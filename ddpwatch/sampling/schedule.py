@@ -9,8 +9,10 @@ of all levels are neighbours, so comparing them shows the cost at any time (`ddp
 A shadow step costs 0.2 ms: nothing in a step of half a second, but 0.2 % of one of 100 ms. So where steps are short,
 only every second one is watched and one in 64 is full. ``DDPWATCH_STEPS`` asks for fewer or more.
 
-All ranks must choose the same steps without communicating. So a choice depends on nothing but the step's number and a
-period, and a step that a longer period samples is sampled by every shorter one.
+While somebody looks, a lease (`ddpwatch.sampling.lease`) raises the budget, and as many steps are full as it allows.
+
+All ranks must choose the same steps without communicating. So a choice depends on nothing but the step's number, a
+period and the lease, and a step that a longer period samples is sampled by every shorter one.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ import logging
 import os
 from collections.abc import Mapping
 from statistics import median
+
+from ddpwatch.sampling.lease import FULL_PPM
+from ddpwatch.sampling.levels import FULL
 
 WATCHED_BUDGET = 0.002  # of a step: for watching at all
 FULL_BUDGET = 0.00075  # of a step: for full steps on top; together below the 0.3 % that ddpwatch promises
@@ -42,28 +47,39 @@ class SamplingPeriod:
 
     Attributes:
         value: The period.
+        cost: Of one such step, as far as it is known, as a share of the step.
     """
 
     def __init__(self, budget: float, cost_per_own: float, longest: int) -> None:
         self.value = 1
+        self.cost = 0.0
         self._budget = budget
         self._cost_per_own = cost_per_own
         self._longest = longest
         self._own_ns: list[int] = []
         self._step_ns: list[int] = []
 
-    def learn(self, own_ns: int, step_ns: int) -> None:
-        """Takes what the hooks measured of themselves in such a step, and the step's duration."""
-        if self._longest == 1:  # nothing to choose, and this runs in every step of the job
-            return
+    def learn(self, own_ns: int, step_ns: int) -> bool:
+        """Takes what the hooks measured of themselves in such a step, and the step's duration.
+
+        Returns:
+            Whether that was enough to learn the cost again.
+        """
         self._own_ns.append(own_ns)
         self._step_ns.append(step_ns)
         if len(self._own_ns) < STEPS_PER_DECISION:
-            return
-        wanted = self._cost_per_own * median(self._own_ns) / max(1.0, self._budget * median(self._step_ns))
+            return False
+        self.cost = self._cost_per_own * median(self._own_ns) / max(1.0, median(self._step_ns))
         self._own_ns.clear()
         self._step_ns.clear()
-        if wanted > self.value or 4 * wanted < self.value:
+        self.allow(self._budget)
+        return True
+
+    def allow(self, budget: float, at_once: bool = False) -> None:
+        """Keeps the known cost within this budget from now on; small changes count only ``at_once``."""
+        self._budget = budget
+        wanted = self.cost / budget
+        if at_once or wanted > self.value or 4 * wanted < self.value:
             self.value = min(self._longest, 1 << max(0, int(wanted - 1e-9)).bit_length())
 
 
@@ -82,6 +98,24 @@ class SamplingSchedule:
     def __init__(self, longest: int = LONGEST_WATCHED_PERIOD[""]) -> None:
         self.full = SamplingPeriod(FULL_BUDGET, cost_per_own=6, longest=LONGEST_FULL_PERIOD)
         self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=2, longest=longest)
+        self._lease_ppm = 0
+
+    def follow(self, lease_ppm: int) -> None:
+        """Keeps watching within the budget of a lease (0: without one) from the step that starts now."""
+        if lease_ppm != self._lease_ppm:
+            self._lease_ppm = lease_ppm
+            self._allow(at_once=True)
+
+    def learn(self, level: str, own_ns: int, step_ns: int) -> None:
+        """Learns the cost of a step of that level; see `SamplingPeriod.learn`."""
+        if (self.full if level == FULL else self.watched).learn(own_ns, step_ns) and self._lease_ppm:
+            self._allow()
+
+    def _allow(self, at_once: bool = False) -> None:
+        """Half of a lease is for watching at all; full steps take what that leaves. A lease never asks for less."""
+        budget = self._lease_ppm / FULL_PPM
+        self.watched.allow(max(WATCHED_BUDGET, budget / 2), at_once)
+        self.full.allow(max(FULL_BUDGET, budget - self.watched.cost / self.watched.value), at_once)
 
     def is_shadow(self, step: int) -> bool:
         """Whether this step, if it is watched (see `is_unwatched`), is a shadow step."""

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ import pytest
 import zmq
 
 from ddpwatch import rundir, transport
+from ddpwatch.blackbox import BlackBox
 from ddpwatch.clock import boot_id, pid_namespace, start_ticks
+from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import MAX_FRAME_BYTES, Bye, Device, Hello, Mark, Message, Status, Step, encode
 from ddpwatch.recording.reader import Recording
+from ddpwatch.sampling.lease import Lease
 from tests.support.jobs import PATIENCE_S, live, messages, read_until
 
 
@@ -129,6 +133,45 @@ def test_two_viewers_and_a_late_one_see_the_same(stage: Stage) -> None:
     for frames in seen:
         assert [m.step for m in messages(frames, Step)] == list(range(400))
         assert [m.name for m in messages(frames, Mark)] == ["checkpoint"]
+
+
+def test_ranks_may_sample_more_while_somebody_looks(stage: Stage) -> None:
+    """The largest budget counts, from the same step on for all ranks; it ends when the last viewer has gone."""
+
+    def wait_for_budget(source: LiveSource, ppm: int | None) -> None:
+        read_until(source, lambda seen: any(s.lease_ppm == ppm for s in messages(seen, Status)), f"a budget of {ppm}")
+
+    def budgets() -> list[int]:
+        return [rank.budget_ppm(step, time.monotonic_ns()) for step in (99, 100, 101, 10**9)]
+
+    box, rank = BlackBox(), Lease()
+    path = rundir.blackbox(stage.run_id, 0)
+    if path is None:
+        pytest.skip("no private directory in memory")
+    stage.send(stage.hello(), step(99))
+    with live(stage.info) as nobody:
+        read_until(nobody, lambda seen: messages(seen, Step), "the step")
+        rank.open(rundir.lease(stage.run_id))
+        with live(stage.info, 10_000) as dashboard:
+            read_until(dashboard, lambda seen: len(messages(seen, Status)) > 2, "the collector's ticks")
+            assert budgets() == [0, 0, 0, 0]  # it is not known where the ranks are
+            box.open(path)
+            box.begin_step(99)
+            wait_for_budget(nobody, 10_000)
+            assert budgets() == [0, 0, 0, 10_000]
+            box.begin_step(10**9)  # from there on the next budget can hold
+            with live(stage.info, 50_000):
+                wait_for_budget(nobody, 50_000)
+                assert budgets()[-1] == 10_000
+                assert rank.budget_ppm(2 * 10**9, time.monotonic_ns()) == 50_000
+                box.begin_step(2 * 10**9)
+            wait_for_budget(nobody, 10_000)
+            box.begin_step(3 * 10**9)
+        wait_for_budget(nobody, None)
+        assert rank.budget_ppm(4 * 10**9, time.monotonic_ns()) == 0
+        stage.finish()
+    assert not path.exists()
+    assert rundir.lease(stage.run_id) not in path.parent.iterdir()
 
 
 def test_retention_is_bounded_and_keeps_the_newest(stage: Stage) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -14,8 +15,11 @@ import pytest
 
 from ddpwatch import rundir
 from ddpwatch.analysis.step import PHASES
+from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import Bye, Device, Hello, Layout, Status, Step
 from ddpwatch.recording.reader import Recording
+from ddpwatch.sampling.lease import FULL_PPM, Lease
+from ddpwatch.sampling.schedule import is_sampled
 from ddpwatch.state import RunState
 from ddpwatch.transport import RESTART_BITS
 from tests.support.jobs import (
@@ -33,6 +37,7 @@ from tests.support.jobs import (
 
 TRAIN = ROOT / "demo" / "train.py"
 ENDLESS = ("--steps", "100000")
+QUICK = ("--model", "mlp", "--data", "digits", "--batch-size", "16")
 
 
 def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -118,14 +123,21 @@ def test_same_bits_with_and_without_watching(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("run_directory")
 def test_a_killed_collector_is_started_again(tmp_path: Path) -> None:
-    """Viewers go on, the recording too, and the gap is counted. The job does not notice."""
+    """Viewers go on, the recording too, and the gap is counted. The job does not notice.
+
+    While somebody looks, steps are full at once, and again with the second collector: the same ones on both ranks.
+    """
     file, state = tmp_path / "run.mcap", RunState()
-    with Job(TRAIN, *ENDLESS, "--record", str(file), log=tmp_path / "log") as job:
+    with Job(TRAIN, *QUICK, *ENDLESS, "--record", str(file), log=tmp_path / "log") as job:
         info = the_run(job)
         with live(info) as source:
-            read_until(source, lambda seen: len(messages(seen, Step)) > 10, "some steps")
-            psutil.Process(info.pid).kill()
-            frames = read_until(source, lambda seen: len(after_restart(seen)) > 10, "steps by a second collector")
+            frames = read_until(source, lambda seen: any(m.step > 64 for m in messages(seen, Step)), "some steps")
+            assert {m.status for m in messages(frames, Step) if m.step >= 32} >= {"shadow", "unwatched"}
+            with live(info, budget_ppm=FULL_PPM) as dashboard:
+                check_levels(dashboard, info.run_id, restarts=0)
+                psutil.Process(info.pid).kill()
+                frames = check_levels(dashboard, info.run_id, restarts=1)
+            frames += read_until(source, lambda seen: is_last_status(seen, None), "nobody looks")
             assert {message.rank for message in messages(frames, Hello)} == {0, 1}  # introduced again
             assert messages(frames, Layout)
             (again,) = rundir.live_runs()
@@ -148,6 +160,30 @@ def test_a_killed_collector_is_started_again(tmp_path: Path) -> None:
     assert report["recording"]["missing_steps"] == missing
     (finding,) = [found for found in report["findings"] if found["kind"] == "collector_restarts"]
     assert finding["message"].endswith(f"started again once: {missing} rank steps are missing")
+
+
+def check_levels(source: LiveSource, run_id: str, restarts: int) -> Frames:
+    """Reads steps with a budget of 100 %: from its first one on, all but one in 32 are full, on both ranks."""
+    frames = read_until(source, lambda seen: is_last_status(seen, FULL_PPM, restarts), "a lease")
+    lease = Lease()
+    lease.open(rundir.lease(run_id))
+    first = next(step for step in range(1 << 20) if lease.budget_ppm(step, time.monotonic_ns()))
+
+    def enough(seen: Frames) -> bool:
+        newest = {step.rank: step.step for step in messages(seen, Step)}
+        return len(newest) == 2 and min(newest.values()) > first + 40
+
+    frames += read_until(source, enough, "steps with the lease")
+    levels = {(m.step, m.rank): m.status for m in messages(frames, Step) if m.step >= first}
+    assert {rank for _, rank in levels} == {0, 1}
+    assert levels == {(n, rank): "unwatched" if is_sampled(n ^ 2, 32) else "ok" for n, rank in levels}
+    return frames
+
+
+def is_last_status(frames: Frames, budget_ppm: int | None, restarts: int = 1) -> bool:
+    """Whether the collector's newest status has this budget."""
+    statuses = messages(frames, Status)
+    return bool(statuses) and (statuses[-1].lease_ppm, statuses[-1].restarts) == (budget_ppm, restarts)
 
 
 def after_restart(frames: Frames) -> list[Step]:

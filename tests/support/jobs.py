@@ -188,9 +188,9 @@ def the_run(job: Job | None = None, suffix: str = "") -> rundir.RunInfo:
 
 
 @contextlib.contextmanager
-def live(info: rundir.RunInfo) -> Iterator[LiveSource]:
-    """A viewer of the run."""
-    source = LiveSource(info.publish)
+def live(info: rundir.RunInfo, budget_ppm: int = 0) -> Iterator[LiveSource]:
+    """A viewer of the run; somebody looks at it if it asks for a budget."""
+    source = LiveSource(info.publish, budget_ppm)
     try:
         yield source
     finally:

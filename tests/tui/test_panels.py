@@ -3,6 +3,7 @@ from itertools import chain
 
 import pytest
 
+from ddpwatch.messages import Status
 from ddpwatch.tui.models.devices import device_lines, mean_history
 from ddpwatch.tui.models.history import SPARK_STEPS, HistoryPoint, StepHistory
 from ddpwatch.tui.models.overview import Link, LinkState, OverviewBuilder
@@ -51,8 +52,25 @@ class TestHeader:
 
     def test_at_80_columns_nothing_of_it_is_missing(self):
         shown = text(paint_header(overview(run(late_rank=1)), 80))
-        for figure in ("140 ms", "it/s", "overlap", "exposed", "slowest r1 +40.0 ms", "drops 0", "own", "step 39"):
+        for figure in (
+            "140 ms",
+            "it/s",
+            "overlap",
+            "exposed",
+            "slowest r1 +40.0 ms",
+            "drops 0",
+            "own",
+            "step 39",
+            "39/39 full",
+        ):
             assert figure in shown
+
+    @pytest.mark.parametrize(("ppm", "budget"), [(None, ""), (10_000, " · budget 1 %"), (2_500, " · budget 0.25 %")])
+    def test_what_is_sampled_is_counted(self, ppm, budget):
+        levels = [step(0, n) if n % 4 == 0 else shadow(0, n) for n in range(100)]
+        model = overview([hello(0), *levels, Status(at_ns=1, frames=1, bytes=1, lease_ppm=ppm)])
+        assert f"   16 of 64 full{budget}   " in text(paint_header(model, 200))
+        assert "  16/64 full  " in text(paint_header(model, 80))
 
     def test_sparklines_are_as_long_as_there_is_room(self):
         model = overview([*run(30, late_rank=1), *chain.from_iterable(synchronous([(200, 0)], 30, start_ms=30 * 140))])

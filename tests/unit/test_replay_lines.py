@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpwatch.messages import Status
 from ddpwatch.plain import HEADER, replay_lines
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.seek import locate, parse_target
@@ -30,6 +31,17 @@ def test_all_lines_at_once(recording: Recording, capsys: pytest.CaptureFixture[s
     output = capsys.readouterr()
     assert steps_in(output.out) == [17, 36, 55, STEPS - 1]  # every two seconds, and the end
     assert output.err == ""
+
+
+def test_what_is_sampled_is_counted_and_the_budget_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frames = list(run_of(steps=STEPS))
+    frames.append((Status(at_ns=1, frames=1, bytes=1, lease_ppm=5_000), frames[-1][1]))
+    replay_lines(Recording(record(tmp_path / "b.mcap", iter(frames))))
+    *_, before, last = capsys.readouterr().out.splitlines()
+    assert " 56/56 " in before
+    assert "budget" not in before
+    assert " 59/59 " in last
+    assert last.endswith("; budget 0.5 %")
 
 
 def test_from_a_place_they_are_the_same(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,23 @@ def test_the_cost_lies_in_its_interval(extra_ms: float, period: int, watched: in
     assert cost.full_share == pytest.approx(0.97 if period == 1 else 1 / period, abs=0.03)
 
 
+def test_it_stays_known_while_a_viewer_comes_and_goes() -> None:
+    """Most steps change their level then, and at first only the comparisons from before are enough."""
+    meter, schedule = CostMeter(), SamplingSchedule()
+    extra = {"unwatched": 0.0, "shadow": SHADOW_MS, "ok": SHADOW_MS + 3}
+    for number in range(6000):
+        attached = 2000 <= number < 4000
+        schedule.full.value, schedule.watched.value = (1, 1) if attached else (64, 2)
+        kind = "unwatched" if schedule.is_unwatched(number) else "shadow" if schedule.is_shadow(number) else "ok"
+        meter.add(step(number, 0, kind, int((80 + extra[kind]) * MS)))
+        if number < 1000 or number % 10:
+            continue
+        cost, counted = meter.cost(), meter._levels
+        truth = (sum(extra[level] for level in counted) / len(counted) + OWN_MS) / STEP_MS
+        assert cost is not None, number
+        assert cost.ratio == pytest.approx(truth, rel=0.05), number
+
+
 def test_without_noise_it_is_exact() -> None:
     cost, truth = measured(3, noise_ms=0)
     assert cost is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import pytest
 
 from ddpwatch.sampling.schedule import (
@@ -91,6 +93,91 @@ def test_a_period_does_not_flutter() -> None:
     period = taught(int(3 * BUDGET * 100 * MS / COST_PER_OWN), 100 * MS)
     assert period.value == 4
     assert taught(int(1.5 * BUDGET * 100 * MS / COST_PER_OWN), 100 * MS, period).value == 4
+
+
+def costing(shadow: float, full: float, longest: int = 2) -> SamplingSchedule:
+    """A schedule that has learnt what a shadow step costs, and what a full one adds, as shares of a step of 100 ms."""
+    schedule = SamplingSchedule(longest)
+    for _ in range(STEPS_PER_DECISION):
+        schedule.learn("shadow", round(shadow * 100 * MS / 2), 100 * MS)
+        schedule.learn("ok", round(full * 100 * MS / 6), 100 * MS)
+    return schedule
+
+
+def levels(schedule: SamplingSchedule, steps: range) -> list[str]:
+    return ["-" if schedule.is_unwatched(n) else "s" if schedule.is_shadow(n) else "f" for n in steps]
+
+
+STEPS = range(6400, 6400 + 3200)
+
+
+@pytest.mark.parametrize("shadow", [0.0001, 0.001, 0.002, 0.004, 0.006, 0.02])
+@pytest.mark.parametrize("full", [0.0001, 0.002, 0.004, 0.01, 0.05, 0.3])
+@pytest.mark.parametrize("budget", [0.01, 0.003, 0.1])
+def test_a_lease_spends_its_budget_and_no_more(budget: float, full: float, shadow: float) -> None:
+    """Or what watching costs without one. Less than half is spent only if every step is full."""
+
+    def spent() -> float:
+        chosen = levels(schedule, STEPS)
+        return (shadow * (len(chosen) - chosen.count("-")) + full * chosen.count("f")) / len(chosen)
+
+    schedule = costing(shadow, full)
+    without = spent()
+    schedule.follow(round(budget * 1e6))
+    assert spent() <= 1.000001 * max(budget, without)
+    assert spent() > 0.4 * budget or schedule.full.value == 1
+    chosen = levels(schedule, STEPS)
+    assert chosen.count("-") <= (len(chosen) / 32 if shadow <= budget / 2 else len(chosen) / 2)
+
+
+@pytest.mark.parametrize(
+    ("shadow", "full", "chosen"),
+    [(0.001, 0.0005, 785448588), (0.001, 0.004, 205748465), (0.004, 0.004, 2959843179), (0.004, 0.3, 3557624088)],
+)
+def test_without_a_lease_nothing_has_changed(shadow: float, full: float, chosen: int) -> None:
+    """The checksums are those of the schedule before there were leases."""
+    schedule = costing(shadow, full)
+    schedule.follow(0)
+    assert crc32("".join(levels(schedule, STEPS)).encode()) == chosen
+
+
+@pytest.mark.parametrize("budget", [1, 2_000, 1_000_000])
+def test_a_lease_never_asks_for_less_and_leaves_nothing_behind(budget: int) -> None:
+    schedule = costing(0.004, 0.01)
+    before = levels(schedule, STEPS)
+    schedule.follow(budget)
+    assert levels(schedule, STEPS).count("f") >= before.count("f")
+    assert levels(schedule, STEPS).count("-") <= before.count("-")
+    schedule.follow(0)
+    assert levels(schedule, STEPS) == before
+
+
+def test_full_steps_come_at_once() -> None:
+    """From the first step of the lease on, which is known beforehand: not after another `STEPS_PER_DECISION`."""
+    schedule = costing(0.001, 0.004)
+    assert levels(schedule, range(1024, 1088)).count("f") == 8
+    schedule.follow(10_000)
+    assert levels(schedule, range(1088, 1120)).count("f") == 31
+
+
+def test_a_lease_goes_by_what_is_learnt_meanwhile() -> None:
+    schedule = costing(0.001, 0.004)
+    schedule.follow(10_000)
+    for _ in range(STEPS_PER_DECISION):
+        schedule.learn("ok", round(0.03 * 100 * MS / 6), 100 * MS)
+    assert schedule.full.value == 4
+    for _ in range(STEPS_PER_DECISION):
+        schedule.learn("shadow", round(0.008 * 100 * MS / 2), 100 * MS)
+        schedule.learn("ok", round(0.03 * 100 * MS / 6), 100 * MS)
+    assert (schedule.watched.value, schedule.full.value) == (2, 8)
+
+
+def test_ranks_with_other_costs_share_the_full_steps_of_the_one_with_fewer() -> None:
+    one, other = costing(0.001, 0.004), costing(0.001, 0.03)
+    for schedule in (one, other):
+        schedule.follow(10_000)
+    full = [{n for n in STEPS if not s.is_unwatched(n) and not s.is_shadow(n)} for s in (one, other)]
+    assert full[1] < full[0]
 
 
 def watched_of(schedule: SamplingSchedule | None) -> list[int]:

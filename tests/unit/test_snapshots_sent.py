@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch import transport
+from ddpwatch import rundir, transport
 from ddpwatch.collector.service import Collector, Options
 from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import Beat, encode
@@ -23,6 +23,7 @@ def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Colle
     made = Collector(Options(run_id="r", world_size=FRAMES, watch_pid=os.getpid()))
     yield made
     made._close()
+    rundir.remove("r")  # its lease is not in the run directory
 
 
 def beat(rank: int) -> Beat:

@@ -90,7 +90,7 @@ class RankLine:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What every view knows of the run. ``lanes`` is the step shown."""
+    """What every view knows of the run. ``lanes`` is the step shown, ``newest_full`` of `CostMeter.newest_full`."""
 
     link: LinkState = LinkState()
     run_id: str = ""
@@ -99,6 +99,7 @@ class Overview:
     newest_step: int | None = None
     summary: Summary = field(default_factory=Summary)
     cost: Cost | None = None
+    newest_full: tuple[int, int] = (0, 0)
     verdict: Verdict = field(default_factory=lambda: Verdict("starting", "none", ""))
     end: Bye | None = None
     status: Status | None = None
@@ -165,6 +166,7 @@ class OverviewBuilder:
             newest_step=newest.step if newest else None,
             summary=summary,
             cost=self._cost,
+            newest_full=state.cost.newest_full(),
             verdict=verdict_of(state, summary),
             end=state.end,
             status=state.status,

@@ -37,7 +37,7 @@ def paint_header(model: Overview, width: int, height: int = 2) -> list[Row]:
     badge, style = badge_of(model)
     x = canvas.put(0, 0, shorten(f" {badge} ", width), style) + 1
     step = step_text(model) if width >= _ROOMY else _crowded(model, width)
-    canvas.put_runs(x, 0, _headed(fit(_identity(model), max(width - x - len(step) - 2, 0))))
+    canvas.put_runs(x, 0, _headed(fit(_identity(model), max(width - x - len(step) - 3, 0))))
     if width - len(step) - 1 > x:
         canvas.put(width - len(step) - 1, 0, step, "heading-strong")
     canvas.put_runs(1, 1, _headed(_figures_line(model, width)))
@@ -96,7 +96,7 @@ def step_text(model: Overview) -> str:
 
 def _crowded(model: Overview, width: int) -> str:
     """The first line's right end on a screen whose second line has no room for all figures."""
-    extra = fit(_health(model), max(width - len(step_text(model)) - 48, 0))
+    extra = fit(_health(model), max(min(width - len(step_text(model)) - 48, 21), 0))  # 21: in short
     return "".join(text for text, _ in extra) + "  " + step_text(model)
 
 
@@ -114,6 +114,7 @@ def _identity(model: Overview) -> list[Field]:
     ranks = f"{world} rank{'s' if world != 1 else ''}"
     fields += [_plain(clean(hello.script, 32), 3), _plain(ranks, 1), _plain(clean(hello.backend, 12), 2)]
     fields += [
+        _sampling(model),
         Field(f"{clean(hello.timing_source, 12)} timing", clean(hello.timing_source, 12), 4),
         Field(f"{clean(hello.module, 24)}, {number(hello.parameters / 1e6)} M parameters", "", 6),
         Field(f"torch {clean(hello.torch, 16)}" if hello.torch else "", "", 7),
@@ -195,6 +196,16 @@ def _health(model: Overview) -> list[Field]:
     """The cost of watching, and the frames lost."""
     drops = f"drops {model.dropped}" if model.ranks else f"drops {UNKNOWN}"
     return [Field(drops, drops, 4, "bad" if model.dropped else "text"), _cost(model)]
+
+
+def _sampling(model: Overview) -> Field:
+    """How many of the newest steps are full, and what that may cost while somebody looks."""
+    full, steps = model.newest_full
+    if not steps:
+        return Field("", "", 2)
+    ppm = None if model.status is None else model.status.lease_ppm
+    budget = "" if ppm is None else f" · budget {ppm / 1e4:g} %"
+    return Field(f"{full} of {steps} full{budget}", f"{full}/{steps} full", 2)
 
 
 def _cost(model: Overview) -> Field:

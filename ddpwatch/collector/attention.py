@@ -1,0 +1,83 @@
+"""Grants ranks the budget that viewers ask for, as long as they look (`ddpwatch.sampling.lease`)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from operator import attrgetter
+
+from ddpwatch import blackbox, rundir
+from ddpwatch.collector.hub import RankEntry
+from ddpwatch.messages import Hello, Step, decode
+from ddpwatch.sampling.lease import LeasePage
+
+LEAD_STEPS = 2  # from the step that is open to the first of a new budget
+INTRODUCED_NS = 5_000_000_000  # then no longer is waited for ranks that have not said hello
+LEAD_NS = 50_000_000  # at least; a collector that is held up for longer than that between two lines is rare
+_log = logging.getLogger("ddpwatch.collector")
+
+
+class Attention:
+    """One run's lease. Where there is no memory for its page, nothing is granted.
+
+    Args:
+        run_id: The run.
+        world_size: How many ranks the job has.
+        ranks: All ranks known so far.
+    """
+
+    def __init__(self, run_id: str, world_size: int, ranks: Mapping[int, RankEntry]) -> None:
+        self._run_id = run_id
+        self._world_size = world_size
+        self._ranks = ranks
+        self._introduced_by = time.monotonic_ns() + INTRODUCED_NS
+        self._wanted_ppm = 0
+        self._page: LeasePage | None = None
+        try:
+            if (path := rundir.lease(run_id)) is not None:
+                self._page = LeasePage(path)
+        except OSError as error:
+            _log.warning("no lease: %s", error)
+
+    def is_news(self, wanted_ppm: int) -> bool:
+        """Whether viewers want another budget than at the last `renew`."""
+        return wanted_ppm != self._wanted_ppm
+
+    def granted_ppm(self, now: int) -> int | None:
+        """The budget that ranks sample by now (monotonic ns) or in a moment; None without a lease."""
+        return None if self._page is None else self._page.granted_ppm(now) or None
+
+    def renew(self, wanted_ppm: int, now: int) -> None:
+        """Grants what viewers want (0: nothing more) until `LEASE_NS` from now. Call it about twice a second."""
+        self._wanted_ppm = wanted_ppm
+        granted = self.granted_ppm(now) or 0
+        if self._page is None or not (wanted_ppm or granted):
+            return
+        if wanted_ppm != granted and (self._all_introduced() or now > self._introduced_by):
+            self._grant(self._page, wanted_ppm, now)
+        self._page.renew(now)
+
+    def _all_introduced(self) -> bool:
+        """Whether every rank has said hello, and so has opened the page."""
+        return sum((Hello, 0) in entry.newest for entry in self._ranks.values()) >= self._world_size
+
+    def _grant(self, page: LeasePage, ppm: int, now: int) -> None:
+        """Grants from a step on that no rank has reached, unless the budget before still waits for its own."""
+        step = self._open_step()
+        if step is not None and step >= page.first_step:
+            page.grant(ppm, step + LEAD_STEPS + self._steps_in(LEAD_NS), now)
+
+    def _open_step(self) -> int | None:
+        """The step that the rank in front is in, by the black boxes."""
+        running = (rank for rank, entry in self._ranks.items() if entry.ended is None)
+        boxes = (blackbox.read(rundir.blackbox(self._run_id, rank)) for rank in running)
+        return max((box.step for box in boxes if box is not None), default=None)
+
+    def _steps_in(self, ns: int) -> int:
+        """How many steps a rank finishes in that time, by the newest step that came."""
+        newest = max(
+            (entry.steps[-1] for entry in self._ranks.values() if entry.steps), key=attrgetter("seq"), default=None
+        )
+        step = None if newest is None else decode(newest.frame)
+        return ns // step.duration_ns if isinstance(step, Step) and step.duration_ns else 0

@@ -1,0 +1,127 @@
+"""The lease: how much sampling may cost while somebody looks.
+
+Viewers ask the collector for a budget. The collector grants it in a page of shared memory that each rank maps read-only
+and reads at the start of a step: a few words of memory, no system call. Without a page, nothing is granted.
+
+The page has four words of 8 bytes, each written and read as a whole, so that none is ever torn:
+
+- what it is: a hash of the format, the host's boot and the time namespace, as another clock's deadline means nothing;
+- the deadline in monotonic ns, which the collector renews: a lease does not outlive its collector by much;
+- two terms: each a budget, and the number of the first step that it holds for. The newest that has been reached holds,
+  and the collector replaces the older one. So all ranks switch at the same step, into a lease and out of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddpwatch import clock
+from ddpwatch.blackbox import new_page
+from ddpwatch.errors import UsageError
+
+DEFAULT_PPM = 10_000  # of a step
+FULL_PPM = 1_000_000
+LEASE_NS = 2_000_000_000
+LONGEST_NS = 60_000_000_000  # a deadline further away is a false one
+_WORDS = 4
+_KIND, _DEADLINE, _FIRST_TERM, _SECOND_TERM = range(_WORDS)
+_BUDGET_BITS = 20  # of a term; the rest is the step, so newer terms are greater numbers
+_BUDGET_MASK = (1 << _BUDGET_BITS) - 1
+SIZE = mmap.PAGESIZE
+
+
+def parse_budget(text: str | None, looked_at: bool) -> int:
+    """``1`` or ``0.5%`` of a step, in ppm. Without a text, the default of a viewer that somebody looks at, or 0.
+
+    Raises:
+        UsageError: The text is something else.
+    """
+    if text is None:
+        return DEFAULT_PPM if looked_at else 0
+    try:
+        percent = float(text.strip().removesuffix("%"))
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent <= 100:
+        raise UsageError(f"--budget {text!r} is not a percentage of a step", "give 0 to 100, e.g. 1 or 0.5")
+    return round(percent * FULL_PPM / 100)
+
+
+class Lease:
+    """The reading end, in a rank. Grants nothing until it has a page."""
+
+    def __init__(self) -> None:
+        self._words: Sequence[int] | memoryview = (0,) * _WORDS
+
+    def open(self, path: Path | None) -> None:
+        """Reads this page from now on. A file that is missing or something else changes nothing."""
+        if path is None:
+            return
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it is too short
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                words = memoryview(mmap.mmap(file, SIZE, access=mmap.ACCESS_READ)).cast("Q")
+            finally:
+                os.close(file)
+            if words[_KIND] == _kind():
+                self._words = words
+
+    def budget_ppm(self, step: int, now: int) -> int:
+        """The budget for a step that starts now (monotonic ns), as millionths of it; 0 without a lease."""
+        words = self._words
+        if not 0 < words[_DEADLINE] - now <= LONGEST_NS:
+            return 0
+        older, newer = sorted((words[_FIRST_TERM], words[_SECOND_TERM]))
+        term = newer if newer >> _BUDGET_BITS <= step else older
+        return min(term & _BUDGET_MASK, FULL_PPM) if term >> _BUDGET_BITS <= step else 0
+
+
+class LeasePage:
+    """The writing end, in the collector.
+
+    Args:
+        path: Where to create it. A page of this run's previous collector is removed; ranks open the new one when they
+            introduce themselves again.
+
+    Raises:
+        OSError: It cannot be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._words = memoryview(new_page(path, SIZE)).cast("Q")
+        self._words[_KIND] = _kind()
+
+    def granted_ppm(self, now: int) -> int:
+        """The budget granted last; 0 if that has run out by now (monotonic ns)."""
+        return self._newest() & _BUDGET_MASK if now < self._words[_DEADLINE] else 0
+
+    @property
+    def first_step(self) -> int:
+        """The first step of the budget granted last."""
+        return self._newest() >> _BUDGET_BITS
+
+    def grant(self, ppm: int, first_step: int, now: int) -> None:
+        """Grants another budget, 0 for none, from a step on that is later than the first one of the budget before."""
+        if now >= self._words[_DEADLINE]:  # what has run out must not come back before that step
+            self._words[_FIRST_TERM] = self._words[_SECOND_TERM] = 0
+        older = min(_FIRST_TERM, _SECOND_TERM, key=self._words.__getitem__)
+        self._words[older] = first_step << _BUDGET_BITS | ppm
+
+    def renew(self, now: int) -> None:
+        """Lets what is granted hold for `LEASE_NS` from now on."""
+        self._words[_DEADLINE] = now + LEASE_NS
+
+    def _newest(self) -> int:
+        return max(self._words[_FIRST_TERM], self._words[_SECOND_TERM])
+
+
+def _kind() -> int:
+    """What the first word says: ranks and collector compute it alike if they share a clock."""
+    text = f"ddpwatch lease 1 {clock.boot_id()} {clock.time_namespace()}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
