@@ -24,7 +24,7 @@ class StepDigest:
         self.skew: LaunchSkew = across.skew
         figures = [fact.figures for fact in self.ranks.values()]
         self.step_ns = sorted(figure.step_ns for figure in figures)
-        self.input_ns = sorted(figure.phases_ns["input"] for figure in figures)
+        self.data_ns = sorted(figure.phases_ns["data"] for figure in figures if "data" in figure.phases_ns)
         self.waited_ns = sorted(figure.phases_ns["exposed_comm"] for figure in figures)
         self.comm_ns = sorted(figure.comm_ns for figure in figures if figure.comm_ns is not None)
         self.overlap = sorted(figure.overlap for figure in figures if figure.overlap is not None)
@@ -32,13 +32,20 @@ class StepDigest:
         self.cost = sorted(fact.cost for fact in self.ranks.values() if fact.cost is not None)
         self.typical_late = median_low(self.skew.late.values()) if self.skew.late else None
         self.bucket_exposed = _bucket_exposed(self.ranks.values())
-        self._phases: dict[str, float] = {}
+        self._phases: dict[str, float | None] = {}
 
-    def phase_p50(self, phase: str) -> float:
-        """The median over the ranks of one of the `ddpwatch.analysis.step.PHASES`."""
+    def phase_p50(self, phase: str) -> float | None:
+        """The median over the ranks of one of the `ddpwatch.analysis.step.PHASES`; None if no rank knows it."""
         if phase not in self._phases:
-            self._phases[phase] = median(fact.figures.phases_ns[phase] for fact in self.ranks.values())
+            values = [fact.figures.phases_ns.get(phase) for fact in self.ranks.values()]
+            self._phases[phase] = p50(values)
         return self._phases[phase]
+
+
+def p50(values: Iterable[float | None]) -> float | None:
+    """The median of the known values; None without any."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _bucket_exposed(facts: Iterable[RankFacts]) -> dict[int, float]:

@@ -7,6 +7,7 @@ and by 8 bytes per sample of a figure.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -194,8 +195,8 @@ class ReportBuilder:
             self._comm.values.append(figure.comm_ns)
             samples.overlap.add(figure.overlap)
             samples.exposed.add(figure.exposed_ns)
-        for phase, ns in figure.phases_ns.items():
-            self._phases[phase].values.append(ns)
+        for phase in PHASES:
+            self._phases[phase].values.append(figure.phases_ns.get(phase, math.nan))
         samples.cost.add(facts.cost)
 
     def _count_skew(self, across: StepAcrossRanks, epoch: int) -> None:
@@ -266,10 +267,8 @@ class ReportBuilder:
         central_ns = sum(self._step_ns.values[i] for i in central)
         if not central_ns:
             return dict.fromkeys(PHASES)
-        return {
-            phase: sum(samples.values[i] for i in central) / central_ns * step_ms
-            for phase, samples in self._phases.items()
-        }
+        shares = {phase: sum(samples.values[i] for i in central) for phase, samples in self._phases.items()}
+        return {phase: None if ns != ns else ns / central_ns * step_ms for phase, ns in shares.items()}
 
     def _rank_row(self, rank: int, samples: RankSamples) -> dict[str, Any]:
         hello, bye = samples.hello, samples.bye

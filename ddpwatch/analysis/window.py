@@ -6,20 +6,20 @@ With a thousand ranks this has to be cheap: each step is digested once, and a ra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.straggler import Straggler, find_straggler, lateness
-from ddpwatch.analysis.digest import StepDigest
+from ddpwatch.analysis.digest import StepDigest, p50
 from ddpwatch.analysis.step import PHASES
 
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """Medians of one rank. ``phases_ns`` has the six phases of a step."""
+    """Medians of one rank. ``phases_ns`` has the phases of a step that are known."""
 
     rank: int
     step_ns: float | None = None
@@ -49,7 +49,7 @@ class Summary:
     measured: bool = True
     communicates: bool = False
     cost: float | None = None
-    input_ns: float | None = None
+    data_ns: float | None = None
     ranks: Mapping[int, RankSummary] = field(default_factory=dict)
     bucket_exposed_ns: dict[int, float] = field(default_factory=dict)
     straggler: Straggler | None = None
@@ -113,7 +113,7 @@ def _summary(steps: Sequence[StepDigest]) -> Summary:
         measured=any(step.comm_ns for step in steps),
         communicates=any(rank.keys for step in steps for rank in step.ranks.values()),
         cost=_merged_p50([step.cost for step in steps]),
-        input_ns=_merged_p50([step.input_ns for step in steps]),
+        data_ns=_merged_p50([step.data_ns for step in steps]),
         ranks=RankSummaries(steps),
         bucket_exposed_ns=_exposed_p50(steps),
         straggler=find_straggler(steps),
@@ -127,11 +127,6 @@ def _merged_p50(columns: Sequence[Sequence[float]]) -> float | None:
     if not values:
         return None
     return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2
-
-
-def _p50(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
 
 
 def _rate(steps: Sequence[StepDigest]) -> float | None:
@@ -148,13 +143,15 @@ def _rank_summary(rank: int, steps: Sequence[StepDigest]) -> RankSummary:
     rows = [fact.figures for fact in own]
     return RankSummary(
         rank=rank,
-        step_ns=_p50(row.step_ns for row in rows),
-        late_ns=_p50(lateness(rank, steps)),
-        wait_ns=_p50(step.skew.wait.get(rank) for step in steps),
-        overlap=_p50(row.overlap for row in rows),
-        exposed_ns=_p50(row.exposed_ns if row.comm_ns else None for row in rows),
-        cost=_p50(fact.cost for fact in own),
-        phases_ns={phase: median(row.phases_ns[phase] for row in rows) for phase in PHASES},
+        step_ns=p50(row.step_ns for row in rows),
+        late_ns=p50(lateness(rank, steps)),
+        wait_ns=p50(step.skew.wait.get(rank) for step in steps),
+        overlap=p50(row.overlap for row in rows),
+        exposed_ns=p50(row.exposed_ns if row.comm_ns else None for row in rows),
+        cost=p50(fact.cost for fact in own),
+        phases_ns={
+            phase: value for phase in PHASES if (value := p50(row.phases_ns.get(phase) for row in rows)) is not None
+        },
     )
 
 

@@ -39,7 +39,7 @@ class StepRecord:
     """A step being recorded. Stamps are absolute ns; `message` makes them offsets."""
 
     __slots__ = (
-        "backwards", "buckets", "cpu_ns", "derived", "end", "epoch", "hooks", "last_hook", "later",
+        "backwards", "buckets", "cpu_ns", "data", "derived", "end", "epoch", "hooks", "last_hook", "later",
         "own_ns", "reductions", "resolved", "spans", "start", "status", "step", "untimed",
     )  # fmt: skip
 
@@ -51,6 +51,7 @@ class StepRecord:
         self.epoch = 0
         self.backwards = 0
         self.spans: list[tuple[PhaseName, int, int]] = []
+        self.data: list[tuple[int, int]] | None = None  # waits for data on the host; None if no DataLoader was seen
         self.buckets: list[BucketRecord] = []
         self.derived: list[BucketColumns] = []  # buckets whose launch was not seen
         self.hooks: list[tuple[int, int]] = []
@@ -94,6 +95,7 @@ class StepRecord:
             comm_ready=ready,
             comm_launch=launch,
             comm_done=done,
+            data=None if self.data is None else [(first - start, last - start) for first, last in self.data],
             reduced=not self.buckets or not all(bucket.idle for bucket in self.buckets),
             own_ns=self.own_ns,
             cpu_ns=self.cpu_ns,

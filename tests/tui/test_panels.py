@@ -206,7 +206,7 @@ class TestHistoryAndSplit:
 
     def test_split_adds_up_to_the_step(self):
         rows = plain(paint_split(overview(run()).ranks, 60, 6))
-        assert rows[2].split() == ["0", "2.0", "28.0", "49.0", "10.0", "4.0", "7.0"]
+        assert rows[2].split() == ["0", "1.0", "1.0", "28.0", "49.0", "10.0", "4.0", "7.0"]
 
 
 class TestLayout:

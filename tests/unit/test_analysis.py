@@ -30,8 +30,9 @@ def make_step(
     buckets: list[tuple[float, float | None]] | None = None,
     late_ms: float = 0,
     status: str = "ok",
+    data: list[tuple[float, float]] | None = None,
 ) -> Step:
-    """100 ms: 5 input, 20 forward, 50 backward from 25, optimizer from 90. Buckets are (launch, done) in ms."""
+    """100 ms: 5 before the forward, 20 forward, 50 backward from 25, optimizer from 90. Buckets: launch, done in ms."""
     rows = [(40.0, 60.0), (70.0, 85.0)] if buckets is None else buckets
     return Step(
         rank=rank,
@@ -52,6 +53,7 @@ def make_step(
         comm_launch=[int(launch * MS) for launch, _ in rows],
         comm_done=[None if done is None else int(done * MS) for _, done in rows],
         own_ns=MS // 10,
+        data=None if data is None else [(int(start * MS), int(end * MS)) for start, end in data],
     )
 
 
@@ -81,8 +83,29 @@ def test_no_communication_has_no_overlap() -> None:
 
 
 def test_the_phases_of_a_step() -> None:
-    phases = {name: ns / MS for name, ns in figures(make_step()).phases_ns.items()}
-    assert phases == {"input": 5, "forward": 20, "backward": 50, "exposed_comm": 10, "optimizer": 10, "other": 5}
+    phases = {name: ns / MS for name, ns in figures(make_step(data=[(1, 3), (2, 4)])).phases_ns.items()}
+    assert phases == {
+        "data": 3, "between": 2, "forward": 20, "backward": 50, "exposed_comm": 10, "optimizer": 10, "other": 5
+    }  # fmt: skip
+
+
+def test_where_no_wait_for_data_can_be_seen_all_of_the_gap_is_between() -> None:
+    phases = figures(make_step()).phases_ns
+    assert "data" not in phases
+    assert phases["between"] == 5 * MS
+    assert figures(make_step(data=[])).phases_ns["data"] == 0
+
+
+def test_a_wait_that_costs_the_step_nothing_is_not_counted() -> None:
+    """The host waits while the GPU still computes: before the step's start there, or in its forward."""
+    phases = figures(make_step(data=[(-20, 1), (10, 12)])).phases_ns
+    assert (phases["data"], phases["between"], phases["forward"]) == (1 * MS, 4 * MS, 20 * MS)
+
+
+def test_phases_add_up_with_waits_wherever_they_are() -> None:
+    for start in range(-10, 110, 3):
+        result = figures(make_step(data=[(start, start + 7)]))
+        assert sum(result.phases_ns.values()) == 100 * MS
 
 
 @given(
@@ -170,7 +193,7 @@ def test_the_report_of_a_run() -> None:
         "step_ms_p90": 100,
     }
     assert report["phases_ms"] == pytest.approx(
-        {"input": 5, "forward": 20, "backward": 50, "exposed_comm": 10, "optimizer": 10, "other": 5}
+        {"data": None, "between": 5, "forward": 20, "backward": 50, "exposed_comm": 10, "optimizer": 10, "other": 5}
     )
     assert report["overlap"] == {"ratio_p50": pytest.approx(25 / 35), "comm_ms_p50": 35, "exposed_ms_p50": 10}
     assert [(row["late_ms_p50"], row["wait_ms_p50"]) for row in report["ranks"]] == [(0, 30), (30, 0)]

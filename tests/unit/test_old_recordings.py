@@ -17,6 +17,7 @@ DATA = Path(__file__).parents[1] / "data"
 @pytest.mark.parametrize("name", ["written-by-0.1"])
 def test_its_report_is_the_one_that_was_printed_then(name: str) -> None:
     then = json.loads((DATA / f"{name}.json").read_text())
+    then["phases_ms"] |= {"data": None, "between": then["phases_ms"].pop("input")}  # nobody knew what it waited for
     now = report_of(DATA / f"{name}.mcap")
     assert json.loads(json.dumps(now)) == then
     for render in (render_report, render_markdown):

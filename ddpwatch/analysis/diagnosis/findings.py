@@ -158,8 +158,8 @@ def _exposed(report: dict[str, Any]) -> list[Finding]:
 
 
 def _input(report: dict[str, Any]) -> list[Finding]:
-    step_ms, waited = report["steps"]["step_ms_p50"], report["phases_ms"]["input"]
+    step_ms, waited = report["steps"]["step_ms_p50"], report["phases_ms"]["data"]
     if not step_ms or waited is None or waited < INPUT_SHARE * step_ms:
         return []
-    text = f"{waited:.1f} ms of each step go by before the forward starts ({waited / step_ms:.0%}): slow input?"
-    return [_finding("slow_input", "warning", text, input_ms=waited, step_ms_p50=step_ms)]
+    text = f"slow input: the loop waits {waited:.1f} ms for data in each step ({waited / step_ms:.0%} of it)"
+    return [_finding("slow_input", "warning", text, data_ms=waited, step_ms_p50=step_ms)]

@@ -9,7 +9,15 @@ from typing import Literal, Protocol
 
 from ddpwatch.analysis.diagnosis.straggler import Straggler
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE, STUCK_NS
-from ddpwatch.analysis.diagnosis.wording import buckets_named, how_ended, in_ms, ranks_named, where_ended
+from ddpwatch.analysis.diagnosis.wording import (
+    buckets_named,
+    how_ended,
+    in_live_phase,
+    in_ms,
+    phase_named,
+    ranks_named,
+    where_ended,
+)
 from ddpwatch.analysis.window import Summary
 from ddpwatch.messages import Beat, Bye
 
@@ -155,7 +163,7 @@ def _stuck_words(beat: Beat) -> str:
     if beat.phase == "sync":
         what = buckets_named(beat.in_flight) if beat.in_flight else "other ranks"
         return f"waiting for {what} for {took} in step {beat.step}"
-    return f"in {beat.phase or 'an unknown phase'} of step {beat.step} for {took}"
+    return f"{in_live_phase(beat.phase, beat.step)} for {took}"
 
 
 def _silent_words(rank: int, presence: Presence) -> str:
@@ -186,7 +194,7 @@ def _late(summary: Summary, names: LayerNames | None) -> Verdict | None:
     text = f"rank {straggler.rank} is late: launches {what} {in_ms(straggler.late_ns)} after the first rank"
     text += f" (p50 of {straggler.steps} steps)"
     if straggler.phase:
-        text += f"; its {straggler.phase} takes {in_ms(straggler.excess_ns)} longer"
+        text += f"; {phase_named(straggler.phase)} takes {in_ms(straggler.excess_ns)} longer"
     if names is not None and straggler.param is not None and (layer := names.layer(straggler.param)):
         text += f", from {layer} on"
     return Verdict("straggler", "bad", text, rank=straggler.rank, bucket=straggler.bucket)
@@ -209,14 +217,14 @@ def _onwards(summary: Summary, bucket: int) -> str:
 
 
 def _input(summary: Summary) -> Verdict | None:
-    """All ranks wait for input, and longer than for communication."""
-    if not summary.step_ns or summary.input_ns is None or summary.input_ns < INPUT_SHARE * summary.step_ns:
+    """The ranks wait for data, and longer than for communication."""
+    if not summary.step_ns or summary.data_ns is None or summary.data_ns < INPUT_SHARE * summary.step_ns:
         return None
-    if summary.input_ns < (summary.exposed_ns or 0):
+    if summary.data_ns < (summary.exposed_ns or 0):
         return None
-    share = 100 * summary.input_ns / summary.step_ns
-    figures = f"{in_ms(summary.input_ns)} of {in_ms(summary.step_ns)} ({share:.0f} %)"
-    return Verdict("slow_input", "warn", f"slow input: {figures} pass before the forward starts")
+    share = 100 * summary.data_ns / summary.step_ns
+    figures = f"{in_ms(summary.data_ns)} of {in_ms(summary.step_ns)} ({share:.0f} %)"
+    return Verdict("slow_input", "warn", f"slow input: the loop waits {figures} for data")
 
 
 def _exposed(summary: Summary, names: LayerNames | None) -> Verdict:

@@ -145,7 +145,7 @@ def _paint_bars(canvas: Canvas, result: Comparison, name: str, y: int) -> int:
     return y + len(rows)
 
 
-_LABELLED = ("forward-label", "backward-label", "optimizer-label", "exposed-label")
+_LABELLED = ("data-label", "forward-label", "backward-label", "optimizer-label", "exposed-label")
 
 
 def _paint_setups(canvas: Canvas, setups: Sequence[tuple[str, str, str]], name: str, y: int) -> int:

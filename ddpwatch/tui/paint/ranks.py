@@ -125,7 +125,7 @@ def _paint_phases(canvas: Canvas, history: Sequence[StepFigures], y: int, height
     """A column per step, its phases stacked in their order."""
     x = 1
     for phase, full, _, style, glyph in PHASE_STYLES:
-        p50 = sorted(figures.phases_ns[phase] for figures in history)
+        p50 = sorted(figures.phases_ns[phase] for figures in history if phase in figures.phases_ns)
         value = ms(p50[len(p50) // 2]) if p50 else UNKNOWN
         x = canvas.put(x, y - 1, glyph * 2, style)
         x = canvas.put(x, y - 1, f" {full} {value} ms  ", "dim")
@@ -138,7 +138,7 @@ def _paint_phases(canvas: Canvas, history: Sequence[StepFigures], y: int, height
         x = canvas.width - 1 - wide * (len(shown) - index)
         bottom = 0.0
         for phase, _, _, style, glyph in PHASE_STYLES:
-            top = bottom + figures.phases_ns[phase] * height / longest
+            top = bottom + figures.phases_ns.get(phase, 0) * height / longest
             for cell in range(round(bottom), round(top)):
                 canvas.fill(x, x + wide, y + height - 1 - cell, glyph, style)
             bottom = top
