@@ -19,6 +19,7 @@ from statistics import NormalDist, fmean, median, pvariance, stdev
 from typing import Any
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.means import Sums
 from ddpwatch.analysis.step import NS_PER_MS, PHASES
 
 SMALLEST = 0.01  # of the step time
@@ -60,15 +61,13 @@ class RunSeries:
         """Adds one step, if it counts."""
         if not across.counted or not len(across):
             return
-        figures = list(across.figures.values())
-        self.step.append(fmean(figure.step_ns for figure in figures) / NS_PER_MS)
-        measured = all(figure.exposed_ns is not None for figure in figures)
-        for phase, values in self.phases.items():
-            if (measured or phase not in _NEED_COMPLETIONS) and all(phase in figure.phases_ns for figure in figures):
-                values.append(fmean(figure.phases_ns[phase] for figure in figures) / NS_PER_MS)
-        overlaps = [figure.overlap for figure in figures if figure.overlap is not None]
-        if overlaps:
-            self.overlap.append(fmean(overlaps))
+        sums = Sums(across.figures.values())
+        self.step.append((sums.step_ns or 0.0) / NS_PER_MS)
+        for phase, ns in sums.known_phases_ns.items():
+            if sums.measured or phase not in _NEED_COMPLETIONS:
+                self.phases[phase].append(ns / NS_PER_MS)
+        if sums.overlap is not None:
+            self.overlap.append(sums.overlap)
 
     def keep(self, steps: int) -> None:
         """Drops all but the newest steps."""
@@ -165,13 +164,13 @@ def _overlap(a: RunSeries, b: RunSeries, rng: random.Random) -> tuple[float, flo
 
 
 def figures_of(series: RunSeries) -> dict[str, Any]:
-    """A run's column in a comparison: medians, in ms and as a ratio."""
+    """A run's column in a comparison: medians over the steps, in ms and as a ratio."""
     return {
         "name": series.name,
         "steps": len(series.step),
-        "step_ms": _median(series.step),
-        "phases_ms": {phase: _median(values) for phase, values in series.phases.items()},
-        "overlap": _median(series.overlap),
+        "step_ms_p50": _median(series.step),
+        "phases_ms_p50": {phase: _median(values) for phase, values in series.phases.items()},
+        "overlap_p50": _median(series.overlap),
     }
 
 

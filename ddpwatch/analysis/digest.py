@@ -1,4 +1,4 @@
-"""What one step contributes to the medians of a window."""
+"""What one step contributes to the figures of a window."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from statistics import median, median_low
 from typing import cast
 
 from ddpwatch.analysis.across_ranks import LaunchSkew, RankFacts, StepAcrossRanks
+from ddpwatch.analysis.means import Sums, kind_of
 from ddpwatch.analysis.step import BucketKey
 
 
 class StepDigest:
-    """One step's columns, computed once and sorted, which makes the median over many steps cheap. Times in ns.
+    """One step's share, computed once. Times in ns.
 
     Attributes:
+        kind: Decides whether it is one of the steps that the means are over.
+        sums: Of all its ranks.
+        waited_ns, cost: Columns over the ranks, sorted, which makes the median over many steps cheap.
         typical_late: The median lateness over the ranks; None if they cannot be compared.
         bucket_exposed: Per bucket index the median over the ranks.
     """
@@ -23,12 +27,9 @@ class StepDigest:
         self.ranks: dict[int, RankFacts] = dict(across.all_facts())
         self.skew: LaunchSkew = across.skew
         figures = [fact.figures for fact in self.ranks.values()]
-        self.step_ns = sorted(figure.step_ns for figure in figures)
-        self.data_ns = sorted(figure.phases_ns["data"] for figure in figures if "data" in figure.phases_ns)
+        self.kind = kind_of(across.step, figures)
+        self.sums = Sums(figures)
         self.waited_ns = sorted(figure.phases_ns["exposed_comm"] for figure in figures)
-        self.comm_ns = sorted(figure.comm_ns for figure in figures if figure.comm_ns is not None)
-        self.overlap = sorted(figure.overlap for figure in figures if figure.overlap is not None)
-        self.exposed_ns = sorted(f.exposed_ns for f in figures if f.comm_ns and f.exposed_ns is not None)
         self.cost = sorted(fact.cost for fact in self.ranks.values() if fact.cost is not None)
         self.typical_late = median_low(self.skew.late.values()) if self.skew.late else None
         self.bucket_exposed = _bucket_exposed(self.ranks.values())
@@ -37,8 +38,7 @@ class StepDigest:
     def phase_p50(self, phase: str) -> float | None:
         """The median over the ranks of one of the `ddpwatch.analysis.step.PHASES`; None if no rank knows it."""
         if phase not in self._phases:
-            values = [fact.figures.phases_ns.get(phase) for fact in self.ranks.values()]
-            self._phases[phase] = p50(values)
+            self._phases[phase] = p50(fact.figures.phases_ns.get(phase) for fact in self.ranks.values())
         return self._phases[phase]
 
 

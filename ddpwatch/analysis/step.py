@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.messages import Step
-from ddpwatch.sampling.levels import is_watched
+from ddpwatch.sampling.levels import is_timed, is_watched
 
 PHASES = ("data", "between", "forward", "backward", "exposed_comm", "optimizer", "other")
 NS_PER_MS = 1e6
@@ -129,7 +129,7 @@ def named_stretches(step: Step) -> list[tuple[str, int, int]]:
 
 def comm_of(step: Step) -> Intervals | None:
     """C: when at least one bucket was in flight. None if a completion was not measured."""
-    if None in step.comm_done or not is_watched(step.status):
+    if None in step.comm_done or not is_timed(step.status):
         return None
     return union(zip(step.comm_launch, cast("list[int]", step.comm_done), strict=True))
 

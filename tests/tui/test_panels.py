@@ -15,6 +15,7 @@ from ddpwatch.tui.paint.overview import paint_overview
 from ddpwatch.tui.paint.screen_layout import layout
 from ddpwatch.tui.paint.split import paint_split
 from ddpwatch.tui.paint.table import paint_table
+from ddpwatch.tui.text import ms
 from tests.support.frames import (
     beat,
     bye,
@@ -59,7 +60,7 @@ class TestHeader:
         lengths = {}
         for width in (80, 120, 160, 200):
             line = plain(paint_header(model, width))[1]
-            step_spark = re.search(r"140 ms([ ▁▂▃▄▅▆▇█]*)", line)[1].strip()
+            step_spark = re.search(rf"{ms(model.summary.step_ns)} ms([ ▁▂▃▄▅▆▇█]*)", line)[1].strip()
             lengths[width] = len(step_spark)
             assert set(step_spark[:-1]) <= {"▆"}
             assert step_spark[-1:] in ("", "█")

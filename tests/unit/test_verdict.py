@@ -159,7 +159,10 @@ class TestVerdict:
             spans += [Span("sync", 80 * MS, (80 + waits) * MS), Span("optimizer", 91 * MS, 95 * MS)]
             return shadow(0, n, spans=spans)
 
-        for waits, kind, figure in ((2, "hidden", "exposed only 2.0 ms"), (30, "exposed_comm", "communication 10 ms")):
+        for waits, kind, figure in (
+            (2, "hidden", "backward waits 2.0 ms"),
+            (30, "exposed_comm", "communication 10 ms"),
+        ):
             found = judged([hello(0), *(waiting(n, waits) if n % 20 else step(0, n) for n in range(60))])
             assert found.kind == kind
             assert figure in found.text

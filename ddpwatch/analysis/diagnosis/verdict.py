@@ -218,24 +218,23 @@ def _onwards(summary: Summary, bucket: int) -> str:
 
 def _input(summary: Summary) -> Verdict | None:
     """The ranks wait for data, and longer than for communication."""
-    if not summary.step_ns or summary.data_ns is None or summary.data_ns < INPUT_SHARE * summary.step_ns:
+    data_ns = summary.phases_ns.get("data", 0.0)
+    if not summary.step_ns or data_ns < max(INPUT_SHARE * summary.step_ns, summary.exposed_ns or 0):
         return None
-    if summary.data_ns < (summary.exposed_ns or 0):
-        return None
-    share = 100 * summary.data_ns / summary.step_ns
-    figures = f"{in_ms(summary.data_ns)} of {in_ms(summary.step_ns)} ({share:.0f} %)"
+    figures = f"{in_ms(data_ns)} of {in_ms(summary.step_ns)} ({100 * data_ns / summary.step_ns:.0f} %)"
     return Verdict("slow_input", "warn", f"slow input: the loop waits {figures} for data")
 
 
 def _exposed(summary: Summary, names: LayerNames | None) -> Verdict:
-    if not summary.measured or summary.exposed_ns is None or summary.waited_ns is None or not summary.step_ns:
+    if summary.exposed_ns is None or summary.waited_ns is None or not summary.step_ns:
         return Verdict("unmeasured", "none", "when buckets complete is not measured here, so overlap is unknown")
-    # Full steps are few, and one of them may have been disturbed; every watched step shows how long it waited.
-    exposed_ns = min(summary.exposed_ns, summary.waited_ns)
-    share = exposed_ns / summary.step_ns
-    figures = f"{in_ms(exposed_ns)} of {in_ms(summary.step_ns)} ({100 * share:.0f} %)"
+    share = summary.exposed_ns / summary.step_ns
+    figures = f"{in_ms(summary.exposed_ns)} of {in_ms(summary.step_ns)} ({100 * share:.0f} %)"
     if share < EXPOSED_SHARE:
         return Verdict("hidden", "ok", f"communication is hidden behind compute: exposed only {figures}")
+    if summary.waited_ns < EXPOSED_SHARE * (summary.step_p50_ns or 0.0):  # full steps are few, and one was disturbed
+        waits = f"a backward waits {in_ms(summary.waited_ns)} for its buckets (p50)"
+        return Verdict("hidden", "ok", f"communication is hidden behind compute in most steps: {waits}")
     worst = max(summary.bucket_exposed_ns, key=summary.bucket_exposed_ns.__getitem__, default=None)
     text = f"exposed communication {figures}"
     if worst is not None:

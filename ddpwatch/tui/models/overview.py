@@ -76,7 +76,7 @@ class LinkState:
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """One line of the rank table. ``summary`` holds medians, the other fields come from the rank's newest frames."""
+    """One line of the rank table. All but ``summary`` comes from the rank's newest frames."""
 
     rank: int
     host: str

@@ -1,4 +1,4 @@
-"""Where a step goes: its phases per rank, as medians of the newest steps."""
+"""Where a step goes: its phases per rank, as means over the newest full steps."""
 
 from __future__ import annotations
 
