@@ -151,6 +151,9 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_W
     first collective in its group, and ``comm_seq`` are the differences to it: all members give a collective the same
     number. ``comm_start`` is when the wire was free for it, empty where that is not known.
 
+    ``data`` are the stretches that the training loop waited inside a DataLoader's ``next``. It is None in an
+    ``unwatched`` step, if the loop uses no DataLoader as far as the rank can see, and in older recordings.
+
     ``reduced`` is False if a comm hook handed every bucket back at once, with nothing communicated. A ``shadow`` step
     has no ``comm_done``, and one in eight has hook columns; its launches are derived from DDP's own ready times, or
     stamped on a GPU. An ``unwatched`` step has its start, its end, its CPU time, and nothing else. An ``unresolved``
@@ -186,6 +189,7 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_W
     comm_launch: Column = []
     comm_start: SparseColumn = []
     comm_done: SparseColumn = []
+    data: Annotated[list[tuple[Ns, Ns]], Meta(max_length=65536)] | None = None
     reduced: bool = True
     clock_error_ns: Count | None = None
     own_ns: Count = 0

@@ -57,7 +57,7 @@ screen | sed -n '4,24p'
 echo none >"$fault"
 show 'the cause is removed' 'hidden|exposed'
 echo slow-input >"$fault"
-show 'rank 0 takes 100 ms more in its input' 'rank 0 is late.*input'
+show 'rank 0 takes 100 ms more in its input' 'rank 0 is late.*wait for data'
 echo stop >"$fault"
 wait "$job"
 

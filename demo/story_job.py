@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
 
 import ddpwatch
 
@@ -56,6 +58,20 @@ class Layer(nn.Linear):
         return super().forward(x).relu()
 
 
+class Batches(IterableDataset[Tensor]):
+    """Random batches, which rank 0 gets late while its input is slow."""
+
+    def __init__(self, width: int, fault: Fault) -> None:
+        self.width, self.fault = width, fault
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Yields batches without end."""
+        while True:
+            if self.fault.current == "slow-input" and dist.get_rank() == 0:
+                time.sleep(SLOW_INPUT_S)
+            yield torch.randn(BATCH, self.width)
+
+
 def main() -> None:
     """Trains until the file contains ``stop``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -74,6 +90,7 @@ def main() -> None:
         time.sleep(SLOW_BACKWARD_S if slow else BACKWARD_S)
         stamps_ns.append(time.monotonic_ns())
 
+    batches = iter(DataLoader(Batches(width, fault), batch_size=None))
     for layer in model:
         layer.register_full_backward_pre_hook(sleep_in_backward)
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.25)
@@ -83,10 +100,9 @@ def main() -> None:
             stamps_ns[:] = [time.monotonic_ns()]
             if fault.read() == "stop":
                 break
-            if fault.current == "slow-input" and rank == 0:
-                time.sleep(SLOW_INPUT_S)
+            x = next(batches)
             stamps_ns.append(time.monotonic_ns())
-            ddp(torch.randn(BATCH, width)).square().mean().backward()
+            ddp(x).square().mean().backward()
             stamps_ns.append(time.monotonic_ns())
             optimizer.step()
             optimizer.zero_grad()

@@ -68,7 +68,9 @@ class Trainer:
             self.strategy.delay_communication(InOrder(self.faults.comm_delay_s, self.world.device))
         self.optimizer = OPTIMIZERS[config.optimizer](self.model.parameters(), config.lr)
         self.schedule = build_schedule(self.optimizer, config.schedule, config.warmup_steps, config.steps)
-        self.stream = BatchStream(self.data.train, config.batch_size(self.world.rank), self.world, config.seed)
+        self.stream = BatchStream(
+            self.data.train, config.batch_size(self.world.rank), self.world, config.seed, self.faults.at_input
+        )
         self.step = 0
 
     def fit(self) -> TrainResult:
@@ -118,7 +120,6 @@ class Trainer:
 
     def _batches(self) -> Iterator[Batch]:
         for inputs, targets in self.stream:
-            self.faults.at_input()
             yield inputs.to(self.world.device), targets.to(self.world.device)
 
     # -- testing ---------------------------------------------------------------------------------------------

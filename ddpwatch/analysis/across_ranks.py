@@ -23,7 +23,7 @@ from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, figures,
 from ddpwatch.messages import DEFAULT_GROUP, Message, Step, decode, encode
 from ddpwatch.sampling.levels import is_counted, is_timed
 
-METRICS = ("late", "wait", "step", "exposed", "overlap", "input")
+METRICS = ("late", "wait", "step", "exposed", "overlap", "data", "between")
 _LATEST_NS = 1 << 62  # every stamp is below
 
 _Stamp = TypeVar("_Stamp", int, int | None)
@@ -415,5 +415,6 @@ _READERS: dict[str, Callable[[StepAcrossRanks, int], float | None]] = {
     "step": lambda across, rank: across.figures[rank].step_ns,
     "exposed": lambda across, rank: across.figures[rank].exposed_ns,
     "overlap": lambda across, rank: across.figures[rank].overlap,
-    "input": lambda across, rank: across.figures[rank].phases_ns.get("input"),
+    "data": lambda across, rank: across.figures[rank].phases_ns.get("data"),
+    "between": lambda across, rank: across.figures[rank].phases_ns.get("between"),
 }

@@ -19,6 +19,7 @@ from statistics import NormalDist, fmean, median, pvariance, stdev
 from typing import Any
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.means import Sums
 from ddpwatch.analysis.step import NS_PER_MS, PHASES
 
 SMALLEST = 0.01  # of the step time
@@ -33,7 +34,8 @@ RESAMPLES = 2000
 FEWEST_STEPS = 20
 _NEED_COMPLETIONS = ("exposed_comm", "other")  # without completions, one cannot be separated from the other
 _PHASE_NAMES = {
-    "input": "waiting for input", "forward": "the forward", "backward": "the backward",
+    "data": "waiting for data", "between": "the time between optimizer and forward", "forward": "the forward",
+    "backward": "the backward",
     "exposed_comm": "exposed communication", "optimizer": "the optimizer", "other": "the rest of the step",
 }  # fmt: skip
 
@@ -45,7 +47,8 @@ class RunSeries:
     Attributes:
         name: What texts call the run.
         step: Time of each step.
-        phases: The six phases of each step; ``exposed_comm`` and ``other`` only where completions were timed.
+        phases: The phases of each step: ``data`` only where it is known, ``exposed_comm`` and ``other`` only where
+            completions were timed.
         overlap: Overlap of each step that communicated.
     """
 
@@ -58,15 +61,13 @@ class RunSeries:
         """Adds one step, if it counts."""
         if not across.counted or not len(across):
             return
-        figures = list(across.figures.values())
-        self.step.append(fmean(figure.step_ns for figure in figures) / NS_PER_MS)
-        measured = all(figure.exposed_ns is not None for figure in figures)
-        for phase, values in self.phases.items():
-            if measured or phase not in _NEED_COMPLETIONS:
-                values.append(fmean(figure.phases_ns[phase] for figure in figures) / NS_PER_MS)
-        overlaps = [figure.overlap for figure in figures if figure.overlap is not None]
-        if overlaps:
-            self.overlap.append(fmean(overlaps))
+        sums = Sums(across.figures.values())
+        self.step.append((sums.step_ns or 0.0) / NS_PER_MS)
+        for phase, ns in sums.known_phases_ns.items():
+            if sums.measured or phase not in _NEED_COMPLETIONS:
+                self.phases[phase].append(ns / NS_PER_MS)
+        if sums.overlap is not None:
+            self.overlap.append(sums.overlap)
 
     def keep(self, steps: int) -> None:
         """Drops all but the newest steps."""
@@ -108,11 +109,18 @@ class Change:
 
 
 def changes(a: RunSeries, b: RunSeries) -> dict[str, Change | None]:
-    """How ``step``, the six phases (ms) and ``overlap`` (a ratio) changed from A to B; None with too few steps."""
+    """How ``step``, the `PHASES` (ms) and ``overlap`` (a ratio) changed from A to B; None with too few steps."""
     least = SMALLEST * (_median(a.step) or 0.0)
     found = {"step": _change_of(a.step, b.step, least)}
-    found |= {phase: _change_of(a.phases[phase], b.phases[phase], least) for phase in PHASES}
+    found |= {phase: _change_of(*_comparable(a, b, phase), least) for phase in PHASES}
     return {**found, "overlap": _change_of(a.overlap, b.overlap, SMALLEST_OVERLAP)}
+
+
+def _comparable(a: RunSeries, b: RunSeries, phase: str) -> tuple[Sequence[float], Sequence[float]]:
+    """A phase of both; nothing if it is not the same in both: without known data, ``between`` includes it."""
+    if phase == "between" and bool(a.phases["data"]) != bool(b.phases["data"]):
+        return (), ()
+    return a.phases[phase], b.phases[phase]
 
 
 def _change_of(a: Sequence[float], b: Sequence[float], least: float) -> Change | None:
@@ -156,13 +164,13 @@ def _overlap(a: RunSeries, b: RunSeries, rng: random.Random) -> tuple[float, flo
 
 
 def figures_of(series: RunSeries) -> dict[str, Any]:
-    """A run's column in a comparison: medians, in ms and as a ratio."""
+    """A run's column in a comparison: medians over the steps, in ms and as a ratio."""
     return {
         "name": series.name,
         "steps": len(series.step),
-        "step_ms": _median(series.step),
-        "phases_ms": {phase: _median(values) for phase, values in series.phases.items()},
-        "overlap": _median(series.overlap),
+        "step_ms_p50": _median(series.step),
+        "phases_ms_p50": {phase: _median(values) for phase, values in series.phases.items()},
+        "overlap_p50": _median(series.overlap),
     }
 
 
@@ -216,9 +224,7 @@ def _student(confidence: float, freedom: int) -> float:
 def _phase(a: RunSeries, b: RunSeries) -> str:
     """The phase that changed most in the direction of the step, if that is a third of the step's change or more."""
     change = _change(a.step, b.step)
-    changes = {
-        phase: _change(a.phases[phase], b.phases[phase]) for phase in PHASES if a.phases[phase] and b.phases[phase]
-    }
+    changes = {phase: _change(*series) for phase in PHASES if all(series := _comparable(a, b, phase))}
     phase = max(changes, key=lambda name: changes[name] * math.copysign(1, change))
     return phase if changes[phase] * change > 0 and abs(changes[phase]) >= abs(change) / 3 else ""
 

@@ -1,4 +1,4 @@
-"""What one step contributes to the medians of a window."""
+"""What one step contributes to the figures of a window."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from statistics import median, median_low
 from typing import cast
 
 from ddpwatch.analysis.across_ranks import LaunchSkew, RankFacts, StepAcrossRanks
+from ddpwatch.analysis.means import Sums, kind_of
 from ddpwatch.analysis.step import BucketKey
 
 
 class StepDigest:
-    """One step's columns, computed once and sorted, which makes the median over many steps cheap. Times in ns.
+    """One step's share, computed once. Times in ns.
 
     Attributes:
+        kind: Decides whether it is one of the steps that the means are over.
+        sums: Of all its ranks.
+        waited_ns, cost: Columns over the ranks, sorted, which makes the median over many steps cheap.
         bucket_exposed: Per bucket index the median over the ranks.
     """
 
@@ -22,15 +26,12 @@ class StepDigest:
         self.ranks: dict[int, RankFacts] = dict(across.all_facts())
         self.skew: LaunchSkew = across.skew
         figures = [fact.figures for fact in self.ranks.values()]
-        self.step_ns = sorted(figure.step_ns for figure in figures)
-        self.input_ns = sorted(figure.phases_ns["input"] for figure in figures)
+        self.kind = kind_of(across.step, figures)
+        self.sums = Sums(figures)
         self.waited_ns = sorted(figure.phases_ns["exposed_comm"] for figure in figures)
-        self.comm_ns = sorted(figure.comm_ns for figure in figures if figure.comm_ns is not None)
-        self.overlap = sorted(figure.overlap for figure in figures if figure.overlap is not None)
-        self.exposed_ns = sorted(f.exposed_ns for f in figures if f.comm_ns and f.exposed_ns is not None)
         self.cost = sorted(fact.cost for fact in self.ranks.values() if fact.cost is not None)
         self.bucket_exposed = _bucket_exposed(self.ranks.values())
-        self._phases: dict[str, float] = {}
+        self._phases: dict[str, float | None] = {}
         self._typical_late: dict[tuple[int, ...], int] = {}
 
     def typical_late(self, rank: int) -> int | None:
@@ -42,11 +43,17 @@ class StepDigest:
             self._typical_late[peers] = median_low([self.skew.late[peer] for peer in peers])
         return self._typical_late[peers]
 
-    def phase_p50(self, phase: str) -> float:
-        """The median over the ranks of one of the `ddpwatch.analysis.step.PHASES`."""
+    def phase_p50(self, phase: str) -> float | None:
+        """The median over the ranks of one of the `ddpwatch.analysis.step.PHASES`; None if no rank knows it."""
         if phase not in self._phases:
-            self._phases[phase] = median(fact.figures.phases_ns[phase] for fact in self.ranks.values())
+            self._phases[phase] = p50(fact.figures.phases_ns.get(phase) for fact in self.ranks.values())
         return self._phases[phase]
+
+
+def p50(values: Iterable[float | None]) -> float | None:
+    """The median of the known values; None without any."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _bucket_exposed(facts: Iterable[RankFacts]) -> dict[int, float]:

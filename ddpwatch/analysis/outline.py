@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from statistics import fmean
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.means import Sums
 from ddpwatch.analysis.step import NS_PER_MS
 
 MOST_POINTS = 1000
@@ -89,15 +89,13 @@ class Outline:
 
 
 def _point(across: StepAcrossRanks) -> Point:
-    figures = list(across.figures.values())
-    exposed = [figure.exposed_ns for figure in figures if figure.exposed_ns is not None and figure.comm_ns]
-    overlaps = [figure.overlap for figure in figures if figure.overlap is not None]
+    sums = Sums(across.figures.values())
     late_ns = max(across.skew.late.values(), default=None)
     return Point(
         step=across.step,
-        step_ms=fmean(figure.step_ns for figure in figures) / NS_PER_MS,
-        exposed_ms=fmean(exposed) / NS_PER_MS if exposed else None,
-        overlap=fmean(overlaps) if overlaps else None,
+        step_ms=(sums.step_ns or 0.0) / NS_PER_MS,
+        exposed_ms=None if sums.exposed_ns is None else sums.exposed_ns / NS_PER_MS,
+        overlap=sums.overlap,
         late_ms=None if late_ns is None else late_ns / NS_PER_MS,
     )
 

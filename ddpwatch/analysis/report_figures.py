@@ -1,24 +1,25 @@
 """The report of a run: figures over all its steps, in one pass over the frames.
 
 Pass every message to `ReportBuilder.apply`, then call `ReportBuilder.report`. The keys are a contract
-(``docs/metrics.md``): times in ms, sizes in bytes, None for what was not measured. Memory grows with ranks and buckets,
-and by 8 bytes per sample of a figure.
+(``docs/metrics.md``): plain names are means (`ddpwatch.analysis.means`), ``_p50`` and ``_p90`` percentiles. Times
+are in ms, sizes in bytes, None is what was not measured. Memory grows with ranks and buckets, and by 8 bytes per sample
+of a percentile.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from ddpwatch.analysis.across_ranks import RankFacts, StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
-from ddpwatch.analysis.buckets import bus_bandwidths
+from ddpwatch.analysis.buckets import BucketStep, bucket_steps
 from ddpwatch.analysis.groups import OtherCollectives
-from ddpwatch.analysis.step import NS_PER_MS, PHASES, backward_start, missing_steps
+from ddpwatch.analysis.means import MeanBuilder, Sums, merged
+from ddpwatch.analysis.step import NS_PER_MS, missing_steps
 from ddpwatch.messages import Bye, Hello, Layout, Message, Status, Step, StepStatus
 from ddpwatch.sampling.cost import CostMeter
 
@@ -84,6 +85,17 @@ class BucketSamples:
     busbw: Samples = field(default_factory=Samples)
     last: Counter[int] = field(default_factory=Counter)
 
+    def add(self, found: BucketStep) -> None:
+        """Adds the bucket in one step."""
+        self.nbytes = found.nbytes
+        for samples, value in (
+            (self.ready, found.ready), (self.launch, found.launch), (self.done, found.done),
+            (self.transfer, found.transfer), (self.exposed, found.exposed), (self.busbw, found.busbw),
+        ):  # fmt: skip
+            samples.add(value)
+        if found.last_rank is not None:
+            self.last[found.last_rank] += 1
+
 
 class ReportBuilder:
     """Collects the figures of a run.
@@ -102,8 +114,7 @@ class ReportBuilder:
         self._cost = CostMeter()
         self._others = OtherCollectives()
         self._step_ns = Samples()
-        self._comm = Samples()
-        self._phases = {phase: Samples() for phase in PHASES}
+        self._means = MeanBuilder()
         self._buckets: defaultdict[tuple[int, int, int], BucketSamples] = defaultdict(BucketSamples)
 
     def apply(self, message: Message) -> None:
@@ -133,6 +144,8 @@ class ReportBuilder:
         """The report so far. Closes the steps that still lack a rank."""
         for across in self._assembler.rest():
             self._close(across)
+        means = self._means.ranks()
+        total = merged(means.values())
         return {
             "run": self._run(),
             "steps": {
@@ -143,16 +156,14 @@ class ReportBuilder:
                 "unwatched": self._statuses["unwatched"],
                 **({"unresolved": unresolved} if (unresolved := self._statuses["unresolved"]) else {}),
                 "unreduced": self._statuses["unreduced"],
+                "averaged": self._means.steps,
+                "step_ms": _ms(total.step_ns),
                 "step_ms_p50": self._step_ns.p50(NS_PER_MS),
                 "step_ms_p90": self._step_ns.quantile(0.9, NS_PER_MS),
             },
-            "phases_ms": self._split(),
+            "phases_ms": {phase: _ms(ns) for phase, ns in total.phases_ns.items()},
             "cost": self._cost_row(),
-            "overlap": {
-                "ratio_p50": _pooled(rank.overlap for rank in self.ranks.values()).p50(),
-                "comm_ms_p50": self._comm.p50(NS_PER_MS),
-                "exposed_ms_p50": _pooled(rank.exposed for rank in self.ranks.values()).p50(NS_PER_MS),
-            },
+            "overlap": {"ratio": total.overlap, "comm_ms": _ms(total.comm_ns), "exposed_ms": _ms(total.exposed_ns)},
             "groups": [
                 {
                     "id": group.id,
@@ -163,7 +174,9 @@ class ReportBuilder:
                 }
                 for group in self._assembler.groups.known()
             ],
-            "ranks": [self._rank_row(rank, samples) for rank, samples in sorted(self.ranks.items())],
+            "ranks": [
+                self._rank_row(rank, samples, means.get(rank, Sums())) for rank, samples in sorted(self.ranks.items())
+            ],
             "buckets": [self._bucket_row(key, samples) for key, samples in self._current_buckets()],
         }
 
@@ -192,52 +205,28 @@ class ReportBuilder:
             self._statuses["unreduced"] += 1
         if not across.counted:
             return
+        self._means.add(across.step, across.figures)
+        self._step_ns.add(fmean(figure.step_ns for figure in across.figures.values()))
         for step in steps:
-            facts = across.facts_of(step.rank)
-            self._count_rank(step.rank, facts)
-            self._count_own_buckets(step, facts)
-        self._count_skew(across, max(step.epoch for step in steps))
+            self._count_rank(step.rank, across.facts_of(step.rank))
+        self._count_skew(across)
+        epoch = max(step.epoch for step in steps)
+        for (module, index), bucket in bucket_steps(across).items():
+            self._buckets[epoch, module, index].add(bucket)
 
     def _count_rank(self, rank: int, facts: RankFacts) -> None:
         samples, figure = self._rank(rank), facts.figures
         samples.step.values.append(figure.step_ns)
-        self._step_ns.values.append(figure.step_ns)
-        if figure.comm_ns:
-            self._comm.values.append(figure.comm_ns)
-            samples.overlap.add(figure.overlap)
-            samples.exposed.add(figure.exposed_ns)
-        for phase, ns in figure.phases_ns.items():
-            self._phases[phase].values.append(ns)
+        samples.overlap.add(figure.overlap)
+        samples.exposed.add(figure.exposed_ns)
         samples.cost.add(facts.cost)
 
-    def _count_skew(self, across: StepAcrossRanks, epoch: int) -> None:
+    def _count_skew(self, across: StepAcrossRanks) -> None:
         skew = across.skew
         for rank, late in skew.late.items():
             samples_of_rank = self._rank(rank)
             samples_of_rank.late.values.append(late)
             samples_of_rank.wait.values.append(skew.wait[rank])
-        for key, bandwidth in bus_bandwidths(across).items():
-            samples, bucket = self._buckets[epoch, key[0], key[1]], skew.buckets[key]
-            samples.transfer.add(bucket.transfer)
-            samples.busbw.add(bandwidth)
-            samples.last[bucket.last_rank] += 1
-
-    def _count_own_buckets(self, step: Step, facts: RankFacts) -> None:
-        """Stamps relative to the start of the step's first backward."""
-        origin = backward_start(step)
-        rows = zip(
-            step.comm_module, step.comm_label, step.comm_bytes, step.comm_ready, step.comm_launch,
-            step.comm_done, facts.exposed, strict=True,
-        )  # fmt: skip
-        for module, index, nbytes, ready, launch, done, exposed in rows:
-            samples = self._buckets[step.epoch, module, index]
-            samples.nbytes = nbytes
-            samples.launch.values.append(launch - origin)
-            if ready is not None:
-                samples.ready.values.append(ready - origin)
-            if done is not None:
-                samples.done.values.append(done - origin)
-                samples.exposed.add(exposed)
 
     # -- rows ------------------------------------------------------------------------------------------------
 
@@ -263,37 +252,20 @@ class ReportBuilder:
             "pairs": 0 if cost is None else cost.pairs,
         }
 
-    def _split(self) -> dict[str, float | None]:
-        """The split of the median step: shares over the tenth of all rank-steps around it, or eight, times the median.
-
-        Medians of the phases would not add up to any step; this split adds up to ``step_ms_p50``.
-        """
-        order = sorted(range(len(self._step_ns)), key=self._step_ns.values.__getitem__)
-        if not order:
-            return dict.fromkeys(PHASES)
-        half = max(4, len(order) // 20)
-        middle = len(order) // 2
-        central = order[max(0, middle - half) : middle + half]
-        step_ms = self._step_ns.p50(NS_PER_MS) or 0.0
-        central_ns = sum(self._step_ns.values[i] for i in central)
-        if not central_ns:
-            return dict.fromkeys(PHASES)
-        return {
-            phase: sum(samples.values[i] for i in central) / central_ns * step_ms
-            for phase, samples in self._phases.items()
-        }
-
-    def _rank_row(self, rank: int, samples: RankSamples) -> dict[str, Any]:
+    def _rank_row(self, rank: int, samples: RankSamples, means: Sums) -> dict[str, Any]:
         hello, bye = samples.hello, samples.bye
         return {
             "rank": rank,
             "host": hello.host if hello else None,
             "groups": list(self._assembler.groups.of_rank(rank)),
             "steps": samples.steps,
+            "step_ms": _ms(means.step_ns),
             "step_ms_p50": samples.step.p50(NS_PER_MS),
             "late_ms_p50": samples.late.p50(NS_PER_MS),
             "wait_ms_p50": samples.wait.p50(NS_PER_MS),
+            "overlap": means.overlap,
             "overlap_p50": samples.overlap.p50(),
+            "exposed_ms": _ms(means.exposed_ns),
             "exposed_ms_p50": samples.exposed.p50(NS_PER_MS),
             "dropped": samples.dropped,
             "own_cost_ratio": samples.cost.p50(),
@@ -337,11 +309,8 @@ class ReportBuilder:
         return []
 
 
-def _pooled(several: Iterable[Samples]) -> Samples:
-    found = Samples()
-    for samples in several:
-        found.values.extend(samples.values)
-    return found
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else ns / NS_PER_MS
 
 
 def _end_row(bye: Bye) -> dict[str, Any]:

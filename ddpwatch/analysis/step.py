@@ -14,9 +14,9 @@ from typing import NamedTuple, cast
 
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.messages import DEFAULT_GROUP, Step
-from ddpwatch.sampling.levels import is_watched
+from ddpwatch.sampling.levels import is_timed, is_watched
 
-PHASES = ("input", "forward", "backward", "exposed_comm", "optimizer", "other")
+PHASES = ("data", "between", "forward", "backward", "exposed_comm", "optimizer", "other")
 NS_PER_MS = 1e6
 
 # module, bucket index, turn (which backward of the step it belongs to, from 0), group
@@ -28,8 +28,8 @@ class StepFigures(NamedTuple):
 
     Attributes:
         step_ns: From the end of the previous step's optimizer to the end of this one's.
-        phases_ns: The six `PHASES`; they add up to ``step_ns`` without remainder. Empty for an unwatched
-            or unresolved step.
+        phases_ns: The `PHASES`; they add up to ``step_ns`` without remainder. Without "data" where waits for data were
+            not seen; empty for an unwatched or unresolved step.
         comm_ns: |C|; None if the completion of a bucket was not measured, 0 without communication.
         exposed_ns: |C| - |C ∩ K|; None if the completion of a bucket was not measured.
         overlap: |C ∩ K| / |C| from 0 to 1; None without communication, or if it was not measured.
@@ -61,13 +61,17 @@ def figures(step: Step) -> StepFigures:
     inside = _within(comm or [], step)
     exposed = subtract(inside, union(forward + backward)) if measured else _waits(step)
     comm_ns, exposed_ns = total(inside), total(exposed)
+    gaps, data = _within(_gaps(step), step), _within(union(step.data or ()), step)
     claims = {
         "forward": forward,
         "backward": backward,
         "exposed_comm": exposed,
         "optimizer": optimizer,
-        "input": _within(_input_gaps(step), step),
+        "data": data,
+        "between": subtract(gaps, data) if data else gaps,
     }
+    if step.data is None:
+        del claims["data"]
     return StepFigures(
         step_ns=step.duration_ns,
         phases_ns=_split(step.duration_ns, claims) if is_watched(step.status) else {},
@@ -119,9 +123,15 @@ def spans_of(step: Step) -> dict[str, Intervals]:
     return {phase: union(stretches) for phase, stretches in found.items()}
 
 
+def named_stretches(step: Step) -> list[tuple[str, int, int]]:
+    """What the training thread did, as (name, start, end) from the step's start: waits for data, then the spans."""
+    waits = _within(union(step.data or ()), step)
+    return [*(("data", start, end) for start, end in waits), *((s.phase, s.start, s.end) for s in step.spans)]
+
+
 def comm_of(step: Step) -> Intervals | None:
     """C: when at least one bucket was in flight. None if a completion was not measured."""
-    if None in step.comm_done or not is_watched(step.status):
+    if None in step.comm_done or not is_timed(step.status):
         return None
     return union(zip(starts_of(step), cast("list[int]", step.comm_done), strict=True))
 
@@ -143,10 +153,10 @@ def _split(duration_ns: int, claims: dict[str, Intervals]) -> dict[str, int]:
             sizes[name] = total(subtract(claim, taken))
             taken = union(taken + claim)
     sizes["other"] = duration_ns - claimed
-    return {name: sizes[name] for name in PHASES}
+    return {name: sizes[name] for name in PHASES if name in sizes}
 
 
-def _input_gaps(step: Step) -> Intervals:
+def _gaps(step: Step) -> Intervals:
     """The time before each forward, since the step's start or since the previous micro-step's backward."""
     gaps, since = [], 0
     for span in sorted(step.spans, key=_start):

@@ -1,25 +1,29 @@
-"""The newest steps of a run summed up: medians per rank, the exposed time per bucket, and the straggler.
+"""The newest steps of a run summed up: means of time, medians of lateness, and the straggler.
 
 The definitions are those of ``docs/metrics.md``. Times in ns; what was not measured, or cannot be compared, is None.
-With a thousand ranks this has to be cheap: each step is digested once, and a rank's medians wait until they are read.
+With a thousand ranks this has to be cheap: each step is digested once, and a rank's figures wait until they are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.straggler import Straggler, find_straggler, lateness
-from ddpwatch.analysis.digest import StepDigest
-from ddpwatch.analysis.step import PHASES
+from ddpwatch.analysis.digest import StepDigest, p50
+from ddpwatch.analysis.means import Sums, chosen, merged
 
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """Medians of one rank. ``phases_ns`` has the six phases of a step."""
+    """One rank: means over the same steps as those of the `Summary`; of ``late_ns``, ``wait_ns`` and ``cost`` medians.
+
+    ``phases_ns`` has the phases of a step that are known.
+    """
 
     rank: int
     step_ns: float | None = None
@@ -33,33 +37,34 @@ class RankSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Medians over the newest steps and all ranks. ``bucket_exposed_ns`` is by bucket index, ``rate`` in steps/s.
+    """The newest steps: means over steps and ranks (`ddpwatch.analysis.means`); ``rate`` is in steps/s.
 
-    ``exposed_ns`` comes from full steps only. ``waited_ns``, the time in which the backward only waited for its
-    buckets, comes from every watched step. ``measured`` says whether any completion was.
+    ``step_p50_ns``, ``waited_ns`` (how long the backward only waited for its buckets), ``cost`` and
+    ``bucket_exposed_ns`` (by bucket index) are medians over every watched step.
     """
 
     count: int = 0
     rate: float | None = None
     step_ns: float | None = None
+    step_p50_ns: float | None = None
     comm_ns: float | None = None
     overlap: float | None = None
     exposed_ns: float | None = None
+    phases_ns: dict[str, float] = field(default_factory=dict)
     waited_ns: float | None = None
-    measured: bool = True
     communicates: bool = False
     cost: float | None = None
-    input_ns: float | None = None
     ranks: Mapping[int, RankSummary] = field(default_factory=dict)
     bucket_exposed_ns: dict[int, float] = field(default_factory=dict)
     straggler: Straggler | None = None
 
 
 class RankSummaries(Mapping[int, RankSummary]):
-    """The medians of every rank in the newest step, each computed on its first access."""
+    """The figures of every rank in the newest step, each computed on its first access."""
 
-    def __init__(self, steps: Sequence[StepDigest]) -> None:
+    def __init__(self, steps: Sequence[StepDigest], averaged: Sequence[StepDigest]) -> None:
         self._steps = steps
+        self._averaged = averaged
         self._ranks = sorted(steps[-1].ranks)
         self._known: dict[int, RankSummary] = {}
 
@@ -67,7 +72,7 @@ class RankSummaries(Mapping[int, RankSummary]):
         if rank not in self._steps[-1].ranks:
             raise KeyError(rank)
         if rank not in self._known:
-            self._known[rank] = _rank_summary(rank, self._steps)
+            self._known[rank] = _rank_summary(rank, self._steps, self._averaged)
         return self._known[rank]
 
     def __iter__(self) -> Iterator[int]:
@@ -102,19 +107,22 @@ def summarise(steps: Sequence[StepAcrossRanks]) -> Summary:
 def _summary(steps: Sequence[StepDigest]) -> Summary:
     if not steps:
         return Summary()
+    kinds = chosen(Counter(step.kind for step in steps))
+    averaged = [step for step in steps if step.kind in kinds]
+    sums = merged(step.sums for step in averaged)
     return Summary(
         count=len(steps),
         rate=_rate(steps),
-        step_ns=_merged_p50([step.step_ns for step in steps]),
-        comm_ns=_merged_p50([step.comm_ns for step in steps]),
-        overlap=_merged_p50([step.overlap for step in steps]),
-        exposed_ns=_merged_p50([step.exposed_ns for step in steps]),
+        step_ns=sums.step_ns,
+        step_p50_ns=p50(step.sums.step_ns for step in steps),
+        comm_ns=sums.comm_ns,
+        overlap=sums.overlap,
+        exposed_ns=sums.exposed_ns,
+        phases_ns=sums.known_phases_ns,
         waited_ns=_merged_p50([step.waited_ns for step in steps]),
-        measured=any(step.comm_ns for step in steps),
         communicates=any(rank.keys for step in steps for rank in step.ranks.values()),
         cost=_merged_p50([step.cost for step in steps]),
-        input_ns=_merged_p50([step.input_ns for step in steps]),
-        ranks=RankSummaries(steps),
+        ranks=RankSummaries(steps, averaged),
         bucket_exposed_ns=_exposed_p50(steps),
         straggler=find_straggler(steps),
     )
@@ -129,11 +137,6 @@ def _merged_p50(columns: Sequence[Sequence[float]]) -> float | None:
     return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2
 
 
-def _p50(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
-
-
 def _rate(steps: Sequence[StepDigest]) -> float | None:
     """Steps per second of the lowest rank, from the durations of its watched steps: steps leave no gap."""
     rank = min(steps[-1].ranks, default=None)
@@ -143,18 +146,18 @@ def _rate(steps: Sequence[StepDigest]) -> float | None:
     return len(durations) / sum(durations) * 1e9 if sum(durations) else None
 
 
-def _rank_summary(rank: int, steps: Sequence[StepDigest]) -> RankSummary:
+def _rank_summary(rank: int, steps: Sequence[StepDigest], averaged: Sequence[StepDigest]) -> RankSummary:
     own = [step.ranks[rank] for step in steps if rank in step.ranks]
-    rows = [fact.figures for fact in own]
+    sums = Sums(step.ranks[rank].figures for step in averaged if rank in step.ranks)
     return RankSummary(
         rank=rank,
-        step_ns=_p50(row.step_ns for row in rows),
-        late_ns=_p50(lateness(rank, steps)),
-        wait_ns=_p50(step.skew.wait.get(rank) for step in steps),
-        overlap=_p50(row.overlap for row in rows),
-        exposed_ns=_p50(row.exposed_ns if row.comm_ns else None for row in rows),
-        cost=_p50(fact.cost for fact in own),
-        phases_ns={phase: median(row.phases_ns[phase] for row in rows) for phase in PHASES},
+        step_ns=sums.step_ns,
+        late_ns=p50(lateness(rank, steps)),
+        wait_ns=p50(step.skew.wait.get(rank) for step in steps),
+        overlap=sums.overlap,
+        exposed_ns=sums.exposed_ns,
+        cost=p50(fact.cost for fact in own),
+        phases_ns=sums.known_phases_ns,
     )
 
 

@@ -18,7 +18,7 @@ import msgspec
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.clocks import ClockAligner
-from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, starts_of
+from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, named_stretches, starts_of
 from ddpwatch.messages import Bye, Device, Hello, Layout, Mark, Message, Step
 from ddpwatch.transport import Frame
 
@@ -27,7 +27,7 @@ _LANES = ("step", "compute", "hooks", "marks", "communication")
 STEP_LANE, COMPUTE_LANE, HOOK_LANE, MARK_LANE, COMM_LANE = range(len(_LANES))
 DEVICE_PIDS = 1 << 20  # above every rank
 _MOST_LANES = 1 << 20  # of a kind, only to sort them
-_PHASES = {"sync": "wait for buckets"}
+_PHASES = {"sync": "wait for buckets", "data": "wait for data"}
 _GAUGES = (
     ("utilization", "utilisation %"), ("memory_used", "memory used B"), ("power_w", "power W"),
     ("temperature_c", "temperature °C"), ("sm_clock_mhz", "SM clock MHz"), ("pcie_tx_bytes_s", "PCIe sent B/s"),
@@ -220,11 +220,9 @@ class _Tracer:
             "phases_ms": {name: ns / 1e6 for name, ns in figure.phases_ns.items()},
         }
         yield from self._span(rank, STEP_LANE, f"step {step.step}", "step", start, start + step.duration_ns, facts)
-        for span in sorted(step.spans, key=lambda span: (span.start, -span.end)):
-            name = _PHASES.get(span.phase, span.phase)
-            yield from self._span(
-                rank, COMPUTE_LANE, name, "compute", start + span.start, start + span.end, {"step": step.step}
-            )
+        for phase, first, last in sorted(named_stretches(step), key=lambda stretch: (stretch[1], -stretch[2])):
+            name = _PHASES.get(phase, phase)
+            yield from self._span(rank, COMPUTE_LANE, name, "compute", start + first, start + last, {"step": step.step})
 
     def _hooks(self, rank: int, step: Step, start: int) -> Iterator[Event]:
         for param, at in zip(step.hook_param, step.hook_ns, strict=True):

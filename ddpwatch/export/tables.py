@@ -22,7 +22,7 @@ Frames = Iterable[Frame]
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One step of one rank. ``start_ns`` is on the rank's clock. The six phases, if known, add up to ``step_ms``."""
+    """One step of one rank. ``start_ns`` is on the rank's clock. The phases that are known add up to ``step_ms``."""
 
     step: int
     rank: int
@@ -31,7 +31,8 @@ class StepRow:
     micro_steps: int | None
     start_ns: int
     step_ms: float | None
-    input_ms: float | None
+    data_ms: float | None
+    between_ms: float | None
     forward_ms: float | None
     backward_ms: float | None
     exposed_comm_ms: float | None

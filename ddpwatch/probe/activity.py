@@ -1,7 +1,7 @@
 """What a rank does outside its steps, found without the script's help: waiting for data, saving, compiling.
 
 Three functions of torch get a stamp before and after: the DataLoader's next batch, ``torch.save``, and a compilation.
-They take milliseconds or more, and run once a step at most, so the cost of the stamps is too small to measure.
+They run about once a step at most, so the cost of the stamps is too small to measure.
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ddpwatch.messages import Mark
 
-MIN_WAIT_NS = 5_000_000
+MIN_WAIT_NS = 5_000_000  # for a mark
+OnWait = Callable[["weakref.ref[Any]", int, int], None]
 Activity = Literal["data", "save", "compile"]
 
 
 class ActivityMonitor:
-    """Posts a mark for each wait for data of at least 5 ms, each ``torch.save`` and each compilation in this process.
+    """Reports each wait for data, and posts a mark for each ``torch.save``, compilation, and wait of at least 5 ms.
 
     Args:
         rank: Put into the marks.
         post: Takes a mark; must not block.
         on_save: Called when a ``torch.save`` has returned: what lies before that is not part of the next step.
+        on_wait: Takes each wait of this thread for data: the DataLoader's iterator, start and end (ns).
     """
 
-    def __init__(self, rank: int, post: Callable[[Mark], None], on_save: Callable[[], None]) -> None:
+    def __init__(self, rank: int, post: Callable[[Mark], None], on_save: Callable[[], None], on_wait: OnWait) -> None:
         self.active = True
         self._rank = rank
         self._post = post
         self._on_save = on_save
+        self._on_wait = on_wait
         self._thread = threading.get_ident()
         self._compiling_since = 0
         self._compilations: Any = None
@@ -69,16 +72,18 @@ class ActivityMonitor:
             try:
                 return original(*arguments, **options)
             finally:
-                self._report(activity, start)
+                self._report(activity, start, *arguments)
 
         return timed
 
-    def _report(self, activity: Activity, start: int) -> None:
+    def _report(self, activity: Activity, start: int, *arguments: Any) -> None:
         end = time.monotonic_ns()
         if not self.active or threading.get_ident() != self._thread:
             return
         if activity == "save":
             self._on_save()
+        elif activity == "data":
+            self._on_wait(weakref.ref(arguments[0]), start, end)
         if activity != "data" or end - start >= MIN_WAIT_NS:
             self._post(Mark(rank=self._rank, kind=activity, name=_NAMES[activity], start_ns=start, end_ns=end))
 

@@ -10,12 +10,11 @@ from ddpwatch.messages import DEFAULT_GROUP, Group
 
 
 def describe(group: dist.ProcessGroup) -> Group:
-    """The group's message; the sender fills in the rank. Its members are empty if torch does not know the group."""
-    name = str(getattr(group, "group_name", ""))
+    """The group's message; the sender fills in the rank. Name and members are empty if torch does not know the group."""
     try:
-        ranks = sorted(dist.get_process_group_ranks(group))
-    except (KeyError, ValueError, RuntimeError):
-        ranks = []
+        name, ranks = str(group.group_name), sorted(dist.get_process_group_ranks(group))
+    except (AttributeError, KeyError, ValueError, RuntimeError):
+        name, ranks = "", []
     is_default = group is dist.group.WORLD
     digest = hashlib.blake2b(f"{name} {ranks}".encode(), digest_size=4).digest()
     return Group(

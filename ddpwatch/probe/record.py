@@ -61,7 +61,7 @@ class StepRecord:
     """
 
     __slots__ = (
-        "backwards", "buckets", "clock_error_ns", "cpu_ns", "derived", "end", "epoch", "first_seq", "hooks",
+        "backwards", "buckets", "clock_error_ns", "cpu_ns", "data", "derived", "end", "epoch", "first_seq", "hooks",
         "last_hook", "later", "own_ns", "reductions", "resolved", "spans", "start", "status", "step", "turn", "untimed",
     )  # fmt: skip
 
@@ -73,6 +73,7 @@ class StepRecord:
         self.epoch = 0
         self.backwards = 0
         self.spans: list[tuple[PhaseName, int, int]] = []
+        self.data: list[tuple[int, int]] | None = None  # waits for data on the host; None if no DataLoader was seen
         self.buckets: list[BucketRecord] = []
         self.derived: list[BucketColumns] = []  # buckets whose launch was not seen
         self.hooks: list[tuple[int, int]] = []
@@ -124,6 +125,7 @@ class StepRecord:
             comm_launch=launch,
             comm_start=free if any(at is not None for at in free) else [],
             comm_done=done,
+            data=None if self.data is None else [(first - start, last - start) for first, last in self.data],
             reduced=not self.buckets or not all(bucket.idle for bucket in self.buckets),
             clock_error_ns=self.clock_error_ns,
             own_ns=self.own_ns,

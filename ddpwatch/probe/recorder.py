@@ -10,6 +10,7 @@ process that never calls an optimizer (or fuses it into the backward), a synced 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -21,8 +22,14 @@ from ddpwatch.sampling.levels import FULL, SHADOW, UNWATCHED, is_counted
 from ddpwatch.sampling.schedule import SamplingSchedule
 
 Clock = Callable[[], int]
+LoaderRef = Callable[[], object | None]  # a weak reference to a DataLoader's iterator
 MAX_REDUCTIONS = 64  # in one step; then every reduced backward is a step of its own
+MAX_WAITS = 1024  # for data, between two forwards; of more, only the newest count
 MAX_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
+
+
+def _no_loader() -> None:
+    """A reference to no iterator."""
 
 
 class GpuClock(Protocol):
@@ -91,6 +98,10 @@ class StepRecorder:
         self._optimizer_depth = 0
         self._synced_end: int | None = None
         self._validation: tuple[int, int] | None = None
+        self._waits: deque[tuple[int, int]] = deque(maxlen=MAX_WAITS)  # for data, since the last forward
+        self._loader: LoaderRef = _no_loader  # the DataLoader iterator that gave the newest batch
+        self._feeding: LoaderRef = _no_loader  # the one that feeds the training
+        self._validating: LoaderRef | None = None  # the one that feeds the validation under way
         self._activity_end = 0  # what lies between the last step and this is not part of the next one
 
     @property
@@ -134,6 +145,7 @@ class StepRecorder:
             self._forwards = 0
         self._forwards += 1
         self._syncs = self._syncs or syncs
+        self._feed(self.current)
         if self.current.status == UNWATCHED:
             self._enter("", now)
             return
@@ -150,9 +162,23 @@ class StepRecorder:
             return UNWATCHED
         return SHADOW if self.sampling.is_shadow(turn) else FULL
 
+    def _feed(self, record: StepRecord) -> None:
+        """Gives the step the waits for data since the last forward; [] if its DataLoader had nothing to wait for.
+
+        A loop uses a DataLoader as long as the iterator lives that gave it the last batch.
+        """
+        self._validating = None
+        waits = list(self._waits)
+        if waits:
+            self._feeding = self._loader
+            self._waits.clear()
+        if record.status != UNWATCHED and (waits or self._feeding() is not None):
+            record.data = waits if record.data is None else record.data + waits
+
     def _drop_forwards(self, record: StepRecord, now: int) -> None:
         """Removes the forwards that no backward has followed from the step, which may start only now."""
         self._forwards = 1
+        record.data = None if record.data is None else []
         while record.spans and record.spans[-1][0] == "forward":
             record.spans.pop()
         if not record.spans:
@@ -167,11 +193,31 @@ class StepRecorder:
 
     # -- between the steps -----------------------------------------------------------------------------------
 
+    def data_wait(self, loader: LoaderRef, start: int, end: int) -> None:
+        """The loop has waited for a batch (host, ns): of the next forward's step, or of the validation under way.
+
+        Args:
+            loader: The DataLoader's iterator; the same object as long as the iterator lives.
+            start: When its ``next`` was called.
+            end: When that returned.
+        """
+        if loader is self._validating and self._validation is not None:
+            self._activity_end = end
+            self._validation = (self._validation[0], end)
+            return
+        self._loader = loader
+        self._waits.append((start, end))
+
     def validation_begin(self) -> None:
         """A forward without gradients starts. Several in a row are one validation."""
-        if self.phase == "input" and self._validation is None:
+        if self.phase != "input":
+            return
+        if self._validation is None:
             now = self.clock()
             self._validation = (now, now)
+        if self._waits:
+            self._validating = self._loader
+            self._waits.clear()
 
     def validation_end(self) -> None:
         """A forward without gradients has returned."""

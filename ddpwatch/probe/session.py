@@ -70,7 +70,9 @@ class ProbeSession:
             register_optimizer_step_post_hook(partial(self._stamp, self.recorder.optimizer_end)),
         ]
         self._gc_pauses = GcPauses(self.rank, self.outbox.post)
-        self._activity = ActivityMonitor(self.rank, self.outbox.post, partial(self._stamp, self.recorder.saved))
+        self._activity = ActivityMonitor(
+            self.rank, self.outbox.post, partial(self._stamp, self.recorder.saved), self._data_wait
+        )
         self.active = True
         self._started = False
         forked = weakref.WeakMethod(self._leave_to_parent)  # a fork handler stays for good: it must not own the session
@@ -161,6 +163,9 @@ class ProbeSession:
         except RuntimeError:  # the training thread adds a module right now, or a group is gone
             return None
         return sum(counts) if counts else None
+
+    def _data_wait(self, loader: Callable[[], object], start: int, end: int) -> None:
+        self._stamp(partial(self.recorder.data_wait, loader, start, end))
 
     def _stamp(self, stamp: Callable[[], None], *_: Any) -> None:
         if not self.active:

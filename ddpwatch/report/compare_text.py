@@ -10,11 +10,11 @@ from ddpwatch.report.format import clean, number, percent, table
 def render_compare(result: dict[str, Any]) -> str:
     """The result of `ddpwatch.report.build.compare_recordings` as text."""
     runs = result["runs"]
-    rows = [["steps", *(str(run["steps"]) for run in runs)], ["step ms", *(number(run["step_ms"]) for run in runs)]]
+    rows = [["steps", *(str(run["steps"]) for run in runs)], ["step ms", *(number(run["step_ms_p50"]) for run in runs)]]
     rows += [
-        [f"  {phase}", *(number(run["phases_ms"][phase]) for run in runs)]
-        for phase in (runs[0]["phases_ms"] if runs else ())
+        [f"  {phase}", *(number(run["phases_ms_p50"][phase]) for run in runs)]
+        for phase in (runs[0]["phases_ms_p50"] if runs else ())
     ]
-    rows.append(["overlap", *(percent(run["overlap"]) for run in runs)])
+    rows.append(["overlap", *(percent(run["overlap_p50"]) for run in runs)])
     lines = table(["p50", *(clean(run["name"]) for run in runs)], [list(row) for row in rows])
     return "\n".join([*lines, "", *(clean(found["text"]) for found in result["differences"])])

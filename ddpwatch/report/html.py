@@ -14,6 +14,7 @@ import msgspec
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.outline import Outline
+from ddpwatch.analysis.step import named_stretches
 from ddpwatch.messages import Layout
 from ddpwatch.report.format import clean
 
@@ -87,7 +88,7 @@ def _rank(across: StepAcrossRanks, rank: int, origin: int | None) -> dict[str, A
         "epoch": step.epoch,
         "overlap": figure.overlap,
         "exposed_ns": figure.exposed_ns,
-        "spans": [[span.phase, span.start, span.end] for span in step.spans],
+        "spans": named_stretches(step),
         "exposed": figure.exposed,
         "hooks": list(zip(step.hook_param, step.hook_ns, strict=True))[:MOST_HOOKS],
         "buckets": list(

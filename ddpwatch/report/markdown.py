@@ -20,9 +20,9 @@ def render_markdown(report: dict[str, Any]) -> str:
         "",
         f"{plain(run['model'] or '?')} on {run['world_size'] or UNKNOWN} ranks ({plain(run['backend'] or '?')}, torch "
         f"{plain(run['torch'] or '?')}); {steps['count']} steps, of these {steps['warmup']} warm-up and "
-        f"{steps['aborted']} aborted. Median step **{number(steps['step_ms_p50'])} ms** (p90 "
-        f"{number(steps['step_ms_p90'])} ms), overlap **{percent(overlap['ratio_p50'])}**, exposed communication "
-        f"**{number(overlap['exposed_ms_p50'])} ms**.",
+        f"{steps['aborted']} aborted. Mean step **{number(steps['step_ms'])} ms** (p50 "
+        f"{number(steps['step_ms_p50'])} ms, p90 {number(steps['step_ms_p90'])} ms), overlap "
+        f"**{percent(overlap['ratio'])}**, exposed communication **{number(overlap['exposed_ms'])} ms**.",
         "",
         "### Findings",
         "",

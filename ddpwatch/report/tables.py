@@ -26,11 +26,11 @@ RANK_COLUMNS: Columns = {
     "rank": lambda row: str(row["rank"]),
     "host": lambda row: row["host"] or UNKNOWN,
     "steps": lambda row: str(row["steps"]),
-    "step ms": lambda row: number(row["step_ms_p50"]),
+    "step ms": lambda row: number(row["step_ms"]),
     "late ms": lambda row: number(row["late_ms_p50"]),
     "wait ms": lambda row: number(row["wait_ms_p50"]),
-    "overlap": lambda row: percent(row["overlap_p50"]),
-    "exposed ms": lambda row: number(row["exposed_ms_p50"]),
+    "overlap": lambda row: percent(row["overlap"]),
+    "exposed ms": lambda row: number(row["exposed_ms"]),
     "dropped": lambda row: str(row["dropped"]),
     "own cost": lambda row: percent(row["own_cost_ratio"], 2),
     "end": lambda row: describe_end(row["end"]) if row["end"] else UNKNOWN,
@@ -53,18 +53,18 @@ def tables(report: dict[str, Any], omit: Collection[str] = ()) -> list[Table]:
     """The tables that have rows, without the columns to omit."""
     found = [
         _phases(report),
-        _table("Ranks (p50)", RANK_COLUMNS, report["ranks"], omit),
+        _table("Ranks (means; late and wait: p50)", RANK_COLUMNS, report["ranks"], omit),
         _table("Buckets (p50, from the start of the backward)", BUCKET_COLUMNS, report["buckets"], omit),
     ]
     return [table for table in found if table.rows]
 
 
 def _phases(report: dict[str, Any]) -> Table:
-    """The median step, split into its phases."""
-    step_ms = report["steps"]["step_ms_p50"]
+    """The mean step, split into its phases."""
+    step_ms = report["steps"]["step_ms"]
     phases = report["phases_ms"].items() if step_ms else ()
     rows = [[name, number(ms), percent(None if ms is None else ms / step_ms)] for name, ms in phases]
-    return Table("The median step", ["phase", "ms", "share"], rows)
+    return Table("The mean step", ["phase", "ms", "share"], rows)
 
 
 def _table(title: str, columns: Columns, rows: list[Row], omit: Collection[str]) -> Table:

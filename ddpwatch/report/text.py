@@ -29,8 +29,9 @@ def _head(report: dict[str, Any]) -> list[str]:
         f"{steps['count']} steps ({steps['warmup']} warm-up, {steps['aborted']} aborted, {steps['shadow']} shadow, "
         f"{steps['unwatched']} unwatched{_unresolved(steps)}), "
         f"p50 {number(steps['step_ms_p50'])} ms, p90 {number(steps['step_ms_p90'])} ms",
-        f"overlap {percent(overlap['ratio_p50'])}, communication {number(overlap['comm_ms_p50'])} ms, "
-        f"of that exposed {number(overlap['exposed_ms_p50'])} ms (p50 over ranks and steps)",
+        f"step {number(steps['step_ms'])} ms, overlap {percent(overlap['ratio'])}, communication "
+        f"{number(overlap['comm_ms'])} ms, of that exposed {number(overlap['exposed_ms'])} ms "
+        f"(means over the ranks and {steps['averaged']} steps)",
     ]
     if (cost := report["cost"])["ratio"] is not None:
         lines.append(

@@ -248,6 +248,6 @@ class ViewerSession:
         return (min(found) if by > 0 else max(found)) if found else None
 
     def _steps_that_stand_out(self) -> set[int]:
-        steps, median_ns = self.state.steps, self.overview.summary.step_ns
+        steps, median_ns = self.state.steps, self.overview.summary.step_p50_ns
         slow = {step.step for step in steps.values() if is_slow(step, median_ns)}
         return slow | {line.step for line in self.log.lines if line.step is not None and line.step in steps}

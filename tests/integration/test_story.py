@@ -167,7 +167,7 @@ async def test_trouble_is_named_in_words_and_clears(run_directory, tmp_path):
 
             trouble.write_text("slow-input")
             await until(pilot, lambda: called_late(app, 0), *PATIENCE)
-            assert re.search(r"rank 0 is late: .*; its input takes \d+ ms longer$", words(app)), words(app)
+            assert re.search(r"rank 0 is late: .*; its wait for data takes \d+ ms longer$", words(app)), words(app)
             trouble.write_text("stop")
             assert job.wait() == 0, job.output()
         await until(pilot, lambda: "ENDED: finished" in screen_text(app), *PATIENCE)

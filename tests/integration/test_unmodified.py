@@ -10,7 +10,6 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any
 
@@ -126,15 +125,15 @@ def test_every_step_of_every_rank_is_there(runs: Runs) -> None:
 
 def test_the_time_of_a_step_is_split_without_remainder(runs: Runs) -> None:
     phases = runs.report["phases_ms"]
-    assert sum(phases.values()) == pytest.approx(runs.report["steps"]["step_ms_p50"], rel=1e-3)
+    assert sum(phases.values()) == pytest.approx(runs.report["steps"]["step_ms"], rel=1e-9)
     assert {name for name, ms in phases.items() if not ms > 0} <= {"other"}
 
 
 def test_overlap_is_measured(runs: Runs) -> None:
     overlap = runs.report["overlap"]
-    assert 0 <= overlap["ratio_p50"] <= 1
+    assert 0 <= overlap["ratio"] <= 1
     timed = [row for row in open_recording(runs.recording).steps() if row.status == "ok"]  # others have no such figures
-    assert 0 < overlap["exposed_ms_p50"] <= overlap["comm_ms_p50"] < median(row.step_ms for row in timed)
+    assert 0 < overlap["exposed_ms"] <= overlap["comm_ms"] < max(row.step_ms for row in timed)
 
 
 def test_every_bucket_has_its_parameters_and_times(runs: Runs) -> None:

@@ -1,8 +1,8 @@
 """A synthetic run: frames with known geometry. One step takes 100 ms; the figures below are in ms from its start.
 
-forward 2-30, backward 31-80, sync 80-90, optimizer 91-95; bucket 0 in flight 50-60 (hidden), bucket 1 70-90
-(80-90 of it exposed). A late rank's backward takes ``late_ms`` longer, from before bucket 1 on. Training is
-synchronous: a step starts and ends at the same time on every rank, and the next one follows it.
+waits for data 0-1, forward 2-30, backward 31-80, sync 80-90, optimizer 91-95; bucket 0 in flight 50-60 (hidden),
+bucket 1 70-90 (80-90 of it exposed). A late rank's backward takes ``late_ms`` longer, from before bucket 1 on.
+Training is synchronous: a step starts and ends at the same time on every rank, and the next one follows it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def step(rank: int = 0, number: int = 0, late_ms: int = 0, wait_ms: int = 0, **c
         "hook_param": [3, 2, 1, 0], "hook_ns": [40 * MS, 50 * MS, (60 + late_ms) * MS, (70 + late_ms) * MS],
         "comm_module": [0, 0], "comm_label": [0, 1], "comm_bytes": [1 << 20, 4 << 20],
         "comm_ready": [50 * MS, (70 + late_ms) * MS], "comm_launch": [50 * MS, (70 + late_ms) * MS],
-        "comm_done": [60 * MS, done * MS], "own_ns": 200_000,
+        "comm_done": [60 * MS, done * MS], "own_ns": 200_000, "data": [(0, MS)],
     }  # fmt: skip
     return Step(**{**columns, **changes})  # type: ignore[arg-type]
 
@@ -148,4 +148,4 @@ def unwatched(rank: int = 0, number: int = 0) -> Step:
     """A step of which only start and end are known."""
     columns = ("hook_param", "hook_ns", "comm_module", "comm_label", "comm_bytes")
     empty = {name: [] for name in (*columns, "comm_ready", "comm_launch", "comm_done", "spans")}
-    return step(rank, number, status="unwatched", synced=False, **empty)
+    return step(rank, number, status="unwatched", synced=False, data=None, **empty)

@@ -16,7 +16,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>=cmd|é"
 
 
 def step_of(rank: int, number: int, slower: float = 1.0, jitter: random.Random | None = None, shift: int = 0) -> Step:
-    """100 ms: 5 input, 20 forward, 50 backward, 10 exposed, 10 optimizer, 5 other; rank r launches 2r ms late."""
+    """100 ms: 3 data, 2 between, 20 forward, 50 backward, 10 exposed, 10 optimizer, 5 other. Rank r is 2r ms late."""
     noise = 1.0 if jitter is None else 1 + jitter.gauss(0, 0.02)
 
     def at(ms: float) -> int:
@@ -25,7 +25,7 @@ def step_of(rank: int, number: int, slower: float = 1.0, jitter: random.Random |
     late = 2 * rank
     return Step(
         rank=rank, step=number, status="warmup" if number == 0 else "ok", start_ns=number * 110 * MS + shift,
-        duration_ns=at(100), own_ns=at(0.1), epoch=1,
+        duration_ns=at(100), own_ns=at(0.1), epoch=1, data=[(at(1), at(4))],
         spans=[Span("forward", at(5), at(25)), Span("backward", at(25), at(75)), Span("sync", at(75), at(86)),
                Span("optimizer", at(90), at(100))],
         hook_param=[2, 1, 0], hook_ns=[at(30), at(50), at(60)],

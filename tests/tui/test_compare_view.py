@@ -199,7 +199,7 @@ class TestChanges:
         assert found["step"].low < 3 < found["step"].high
         assert found["overlap"].certain
         assert found["overlap"].by == pytest.approx(-0.1)
-        assert not found["input"].certain  # half a millisecond of a step of 100
+        assert not found["data"].certain  # half a millisecond of a step of 100
         assert not any(change.certain for change in changes(a, a).values())
 
     def test_wider_with_more_noise(self):

@@ -16,6 +16,7 @@ from ddpwatch.tui.paint.overview import paint_overview
 from ddpwatch.tui.paint.screen_layout import layout
 from ddpwatch.tui.paint.split import paint_split
 from ddpwatch.tui.paint.table import paint_table
+from ddpwatch.tui.text import ms
 from tests.support.frames import (
     beat,
     bye,
@@ -77,7 +78,7 @@ class TestHeader:
         lengths = {}
         for width in (80, 120, 160, 200):
             line = plain(paint_header(model, width))[1]
-            step_spark = re.search(r"140 ms([ ▁▂▃▄▅▆▇█]*)", line)[1].strip()
+            step_spark = re.search(rf"{ms(model.summary.step_ns)} ms([ ▁▂▃▄▅▆▇█]*)", line)[1].strip()
             lengths[width] = len(step_spark)
             assert set(step_spark[:-1]) <= {"▆"}
             assert step_spark[-1:] in ("", "█")
@@ -224,7 +225,7 @@ class TestHistoryAndSplit:
 
     def test_split_adds_up_to_the_step(self):
         rows = plain(paint_split(overview(run()).ranks, 60, 6))
-        assert rows[2].split() == ["0", "2.0", "28.0", "49.0", "10.0", "4.0", "7.0"]
+        assert rows[2].split() == ["0", "1.0", "1.0", "28.0", "49.0", "10.0", "4.0", "7.0"]
 
 
 class TestLayout:

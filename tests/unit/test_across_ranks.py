@@ -101,7 +101,7 @@ def test_rows_survive_and_follow_a_late_frame():
     view.add(step(2, late_ms=9))
     assert list(view.row("late")) == [0, 7 * MS, 9 * MS]
     unmeasured = view_of([step(0, comm_done=[None, None])])
-    assert all(math.isnan(unmeasured.row(metric)[0]) for metric in METRICS if metric not in ("step", "input"))
+    assert all(math.isnan(unmeasured.row(metric)[0]) for metric in METRICS if metric not in ("step", "data", "between"))
 
 
 def test_a_large_job_keeps_fewer_steps_and_packs_the_old_ones():

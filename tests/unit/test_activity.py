@@ -32,8 +32,9 @@ class Slow(Dataset[torch.Tensor]):
 def test_what_happens_outside_the_steps_is_marked(tmp_path: Any) -> None:
     marks: list[Mark] = []
     saved: list[int] = []
+    waits: list[tuple[object, int, int]] = []
     untouched = torch.save
-    monitor = ActivityMonitor(7, marks.append, lambda: saved.append(1))
+    monitor = ActivityMonitor(7, marks.append, lambda: saved.append(1), lambda *wait: waits.append(wait))
     assert len(list(DataLoader(Slow()))) == 3
     torch.save({}, tmp_path / "checkpoint")
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
@@ -44,7 +45,10 @@ def test_what_happens_outside_the_steps_is_marked(tmp_path: Any) -> None:
     torch.compile(lambda x: x + 2, backend="eager")(torch.ones(1))
     assert {mark.rank for mark in marks} == {7}
     assert [kind for kind, _ in groupby(mark.kind for mark in marks)] == ["data", "save", "compile"]
-    waits = [mark.end_ns - mark.start_ns for mark in marks if mark.kind == "data" and mark.end_ns is not None]
-    assert max(waits) >= NAP_S * 1e9  # on a busy machine, the others may be long as well
+    marked = [mark.end_ns - mark.start_ns for mark in marks if mark.kind == "data" and mark.end_ns is not None]
+    assert max(marked) >= NAP_S * 1e9  # on a busy machine, the others may be long as well
+    assert len({id(loader) for loader, _, _ in waits}) == 1
+    assert max(marked) in (found := [end - start for _, start, end in waits])
+    assert len(found) == 4  # three batches, and the end
     assert saved == [1]
     assert torch.save is untouched

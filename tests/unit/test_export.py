@@ -164,7 +164,7 @@ def test_tables_as_csv(recorded: Path, tmp_path: Path) -> None:
     figures = {name: float(rows[2][name]) for name in rows[2] if name.endswith("_ms")}
     assert figures == pytest.approx(
         {
-            "step_ms": 100, "input_ms": 5, "forward_ms": 20, "backward_ms": 50, "exposed_comm_ms": 10,
+            "step_ms": 100, "data_ms": 3, "between_ms": 2, "forward_ms": 20, "backward_ms": 50, "exposed_comm_ms": 10,
             "optimizer_ms": 10, "other_ms": 5, "comm_ms": 40, "exposed_ms": 10, "late_ms": 0, "wait_ms": 2,
             "own_ms": 0.1,
         }
@@ -267,6 +267,8 @@ def filled(kind: inspect.Type, text: str) -> Any:
         return filled(next((k for k in kind.types if isinstance(k, inspect.StrType)), kind.types[0]), text)
     if isinstance(kind, inspect.ListType):
         return [filled(kind.item_type, text)]
+    if isinstance(kind, inspect.TupleType):
+        return tuple(filled(item, text) for item in kind.item_types)
     if isinstance(kind, inspect.DictType):
         return {filled(kind.key_type, text): filled(kind.value_type, text)}
     if isinstance(kind, inspect.LiteralType):

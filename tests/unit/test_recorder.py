@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from functools import partial
+
 from ddpwatch.analysis.step import figures
 from ddpwatch.messages import Step
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import MAX_FORWARDS, StepRecorder
 from ddpwatch.sampling.schedule import SamplingSchedule
+from tests.support.probe import FixedSchedule
 
 
 class Script:
@@ -75,7 +80,7 @@ def test_a_step_has_phases_and_buckets() -> None:
     assert sum(parts.phases_ns.values()) == second.duration_ns
 
 
-def test_accumulation_is_one_step_and_its_gaps_are_input() -> None:
+def test_accumulation_is_one_step_and_its_gaps_are_between() -> None:
     script = Script()
     script.forward()
     script.backward(synced=False)
@@ -87,8 +92,105 @@ def test_accumulation_is_one_step_and_its_gaps_are_input() -> None:
     (step,) = script.messages()
     assert step.micro_steps == 2
     assert [span.phase for span in step.spans].count("backward") == 2
-    assert figures(step).phases_ns["input"] == 501
+    assert figures(step).phases_ns["between"] == 501
     assert step.comm_label == [0, 1]
+
+
+class Loader:
+    """A DataLoader's iterator, whose ``next`` takes as long as the test says."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._reference = weakref.ref(self)
+
+    def wait(self, ns: int) -> None:
+        start = self._script.now
+        self._script.now += ns
+        self._script.recorder.data_wait(self._reference, start, self._script.now)
+
+
+def phases_of(script: Script) -> list[tuple[int | None, int]]:
+    """Of each step: data, between."""
+    script.recorder.finish()
+    found = [figures(step).phases_ns for step in script.messages()]
+    return [(phases.get("data"), phases["between"]) for phases in found]
+
+
+def train(script: Script, wait: Callable[[], None] = lambda: None, bookkeeping_ns: int = 0) -> None:
+    wait()
+    script.now += bookkeeping_ns
+    script.forward()
+    script.backward()
+    script.optimize()
+
+
+def test_what_the_loop_waits_in_the_dataloader_is_data_and_its_own_work_is_between() -> None:
+    script = Script()
+    loader = Loader(script)
+    train(script, lambda: loader.wait(3))
+    train(script, lambda: loader.wait(30), bookkeeping_ns=500)
+    train(script, lambda: loader.wait(0), bookkeeping_ns=48)
+    assert phases_of(script)[1:] == [
+        (30, 501),
+        (0, 49),
+    ]  # a batch that comes at once is a wait of 0, not an unknown one
+
+
+def test_without_a_dataloader_nobody_knows_what_a_gap_is() -> None:
+    script = Script()
+    train(script)
+    train(script, bookkeeping_ns=48)
+    assert phases_of(script)[1:] == [(None, 49)]
+
+
+def test_a_loop_uses_a_dataloader_as_long_as_its_iterator_lives() -> None:
+    """Two steps for each batch; then batches that were loaded once, and stay in memory."""
+    script = Script()
+    loader = Loader(script)
+    for batch in range(4):
+        train(script, partial(loader.wait, 30) if batch % 2 == 0 else lambda: None)
+    del loader
+    train(script)
+    assert phases_of(script)[1:] == [(0, 1), (30, 1), (0, 1), (None, 1)]
+
+
+def test_each_micro_step_waits_for_its_own_batch() -> None:
+    script = Script()
+    loader = Loader(script)
+    train(script, lambda: loader.wait(1))
+    loader.wait(20)
+    script.forward()
+    script.backward(synced=False)
+    loader.wait(30)
+    train(script)
+    assert phases_of(script)[1:] == [(50, 2)]
+
+
+def test_the_batches_of_a_validation_are_not_those_of_the_training() -> None:
+    script = Script()
+    loader = Loader(script)
+    train(script, lambda: loader.wait(1))
+    validation = Loader(script)
+    validation.wait(200)
+    begin = script.now
+    for _ in range(3):
+        script.recorder.validation_begin()
+        script.after(5).validation_end()
+        validation.wait(200)
+    end = script.now
+    train(script, lambda: loader.wait(7), bookkeeping_ns=10)
+    train(script)
+    assert phases_of(script)[1:] == [(7, 11), (0, 1)]
+    assert script.validations == [(begin, end)]
+
+
+def test_an_unwatched_step_has_no_waits_and_the_next_one_only_its_own() -> None:
+    script = Script(FixedSchedule(unwatched=lambda step: step == 1))
+    loader = Loader(script)
+    for wait in (1, 20, 30):
+        train(script, partial(loader.wait, wait))
+    script.recorder.finish()
+    assert [step.data and step.data[0][1] - step.data[0][0] for step in script.messages()] == [1, None, 30]
 
 
 def test_two_optimizers_end_one_step() -> None:

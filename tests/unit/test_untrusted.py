@@ -82,7 +82,8 @@ def steps(draw: st.DrawFn) -> Step:
         hook_param=column(NS, hooks), hook_ns=column(NS, hooks), comm_module=column(NS, buckets),
         comm_label=column(NS, buckets), comm_bytes=column(NS, buckets), comm_launch=column(NS, buckets),
         comm_ready=column(st.none() | NS, buckets), comm_done=column(st.none() | NS, buckets),
-        reduced=draw(st.booleans()), own_ns=draw(COUNT), sender_ns=draw(COUNT), cpu_ns=draw(st.none() | COUNT),
+        data=draw(st.none() | st.lists(st.tuples(NS, NS), max_size=3)), reduced=draw(st.booleans()),
+        own_ns=draw(COUNT), sender_ns=draw(COUNT), cpu_ns=draw(st.none() | COUNT),
         dropped=draw(COUNT),
     )  # fmt: skip
 
@@ -154,7 +155,8 @@ def test_steps_that_take_no_time(ordinary: Path, tmp_path: Path) -> None:
     assert text.endswith("steps of nothing take no time: no ratio to them")
     assert compare_recordings([ordinary, nothing])["differences"][0]["ratio"] == -1
     halved = record(tmp_path / "halved.mcap", lasting([0, 0, 0, 0, 10**8]))
-    assert "### The median step" not in render_markdown(report_of(halved))
+    assert "### The mean step" in render_markdown(report_of(halved))
+    assert "### The mean step" not in render_markdown(report_of(nothing))
     look(nothing, ordinary, tmp_path, Selection())
 
 

@@ -130,15 +130,35 @@ class TestNamesAndChange:
     def test_slow_input_on_one_rank_and_on_all(self):
         late = {"spans": [Span("forward", 42 * MS, 70 * MS), Span("backward", 71 * MS, 120 * MS)],
                 "comm_launch": [90 * MS, 110 * MS], "comm_ready": [90 * MS, 110 * MS],
-                "comm_done": [100 * MS, 122 * MS], "duration_ns": 125 * MS}  # fmt: skip
-        one = [step(rank, n, **(late if rank == 0 else {})) for n in range(20) for rank in range(2)]
+                "comm_done": [100 * MS, 122 * MS], "duration_ns": 125 * MS, "data": [(1 * MS, 41 * MS)]}  # fmt: skip
+        one = [step(rank, n, **(late if rank == 0 else {"data": []})) for n in range(20) for rank in range(2)]
         found = judged([hello(0), hello(1), *one])
         assert (found.kind, found.rank) == ("straggler", 0)
-        assert found.text.endswith("its input takes 40 ms longer")
+        assert found.text.endswith("its wait for data takes 40 ms longer")
         both = [step(rank, n, **late) for n in range(20) for rank in range(2)]
         found = judged([hello(0), hello(1), *both])
         assert found.kind == "slow_input"
-        assert found.text == "slow input: 42 ms of 125 ms (34 %) pass before the forward starts"
+        assert found.text == "slow input: the loop waits 40 ms of 125 ms (32 %) for data"
+
+    @pytest.mark.parametrize("seen", [True, False])
+    def test_work_between_the_optimizer_and_the_next_batch_is_not_input(self, seen):
+        """48 ms of it on one rank, and then 12 ms of a trainer's own bookkeeping on both."""
+
+        def after(ms, number, rank):
+            return step(
+                rank, number, data=[((ms - 1) * MS, ms * MS)] if seen else None, duration_ns=(100 + ms) * MS,
+                spans=[
+                    Span("forward", (ms + 2) * MS, (ms + 30) * MS), Span("backward", (ms + 31) * MS, (ms + 80) * MS),
+                ],
+                **{f"comm_{name}": [at * MS for at in (50 + ms, 70 + ms)] for name in ("ready", "launch")},
+                comm_done=[(60 + ms) * MS, (80 + ms) * MS],
+            )  # fmt: skip
+
+        one = judged([hello(0), hello(1), *(after(48 if r == 0 else 1, n, r) for n in range(20) for r in range(2))])
+        assert (one.kind, one.rank) == ("straggler", 0)
+        assert one.text.endswith("; what it does between optimizer and forward takes 47 ms longer")
+        both = judged([hello(0), hello(1), *(after(12, n, r) for n in range(20) for r in range(2))])
+        assert both.kind == "hidden"
 
 
 class TestVerdict:
@@ -160,7 +180,10 @@ class TestVerdict:
             spans += [Span("sync", 80 * MS, (80 + waits) * MS), Span("optimizer", 91 * MS, 95 * MS)]
             return shadow(0, n, spans=spans)
 
-        for waits, kind, figure in ((2, "hidden", "exposed only 2.0 ms"), (30, "exposed_comm", "communication 10 ms")):
+        for waits, kind, figure in (
+            (2, "hidden", "backward waits 2.0 ms"),
+            (30, "exposed_comm", "communication 10 ms"),
+        ):
             found = judged([hello(0), *(waiting(n, waits) if n % 20 else step(0, n) for n in range(60))])
             assert found.kind == kind
             assert figure in found.text
@@ -220,7 +243,7 @@ class TestVerdict:
             "rank 1 in an unknown phase of step 40 for 12 s; others wait: it has issued 41 collectives, they 43"
         )
         assert judged([*run(), beats[0], beat(1, 40, "input", 12, issued=43)]).text.startswith(
-            "rank 1 in input of step 40"
+            "rank 1 between steps at step 40"
         )
 
     def test_a_hang_in_which_nobody_is_known_to_be_behind(self):

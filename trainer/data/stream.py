@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
 from trainer.data.source import Sample
 from trainer.distributed import World
@@ -21,11 +21,24 @@ class BatchStream:
     process with a batch as large as all of theirs. That makes strategies comparable with ``single``.
     """
 
-    def __init__(self, data: Dataset[Sample], batch_size: int, world: World, seed: int) -> None:
-        """Start before the first batch of epoch 0."""
+    def __init__(
+        self,
+        data: Dataset[Sample],
+        batch_size: int,
+        world: World,
+        seed: int,
+        on_batch: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start before the first batch of epoch 0; ``on_batch`` is called while a batch is being put together."""
+        self._on_batch = on_batch
         self.sampler = _ResumableSampler(data, world, seed)
-        self.loader = DataLoader(data, batch_size, sampler=self.sampler, drop_last=True)
+        self.loader = DataLoader(data, batch_size, sampler=self.sampler, drop_last=True, collate_fn=self._collate)
         self.batch_size = batch_size
+
+    def _collate(self, samples: list[Sample]) -> Batch:
+        self._on_batch()
+        inputs, targets = default_collate(samples)
+        return inputs, targets
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches for as long as the caller wants them."""

@@ -153,7 +153,7 @@ def _others(report: dict[str, Any]) -> list[Finding]:
 
 
 def _straggler(report: dict[str, Any]) -> list[Finding]:
-    step_ms = report["steps"]["step_ms_p50"]
+    step_ms = report["steps"]["step_ms"]
     rows = [row for row in report["ranks"] if row["late_ms_p50"] is not None]
     if not rows or not step_ms:
         return []
@@ -163,7 +163,7 @@ def _straggler(report: dict[str, Any]) -> list[Finding]:
         return []
     text = f"rank {worst['rank']} is late: {late:.1f} ms behind the first rank{_of_group(worst, report)}"
     text += " at its worst bucket"
-    return [_finding("straggler", "warning", text, rank=worst["rank"], late_ms_p50=late, step_ms_p50=step_ms)]
+    return [_finding("straggler", "warning", text, rank=worst["rank"], late_ms_p50=late, step_ms=step_ms)]
 
 
 def _of_group(row: dict[str, Any], report: dict[str, Any]) -> str:
@@ -174,7 +174,7 @@ def _of_group(row: dict[str, Any], report: dict[str, Any]) -> str:
 
 
 def _exposed(report: dict[str, Any]) -> list[Finding]:
-    step_ms, exposed = report["steps"]["step_ms_p50"], report["overlap"]["exposed_ms_p50"]
+    step_ms, exposed = report["steps"]["step_ms"], report["overlap"]["exposed_ms"]
     if not step_ms or exposed is None or exposed < EXPOSED_SHARE * step_ms:
         return []
     text = f"{exposed:.1f} ms of communication are exposed ({exposed / step_ms:.0%} of the step)"
@@ -188,15 +188,15 @@ def _exposed(report: dict[str, Any]) -> list[Finding]:
             "warning",
             text,
             bucket=worst and worst["index"],
-            exposed_ms_p50=exposed,
-            step_ms_p50=step_ms,
+            exposed_ms=exposed,
+            step_ms=step_ms,
         )
     ]
 
 
 def _input(report: dict[str, Any]) -> list[Finding]:
-    step_ms, waited = report["steps"]["step_ms_p50"], report["phases_ms"]["input"]
+    step_ms, waited = report["steps"]["step_ms"], report["phases_ms"]["data"]
     if not step_ms or waited is None or waited < INPUT_SHARE * step_ms:
         return []
-    text = f"{waited:.1f} ms of each step go by before the forward starts ({waited / step_ms:.0%}): slow input?"
-    return [_finding("slow_input", "warning", text, input_ms=waited, step_ms_p50=step_ms)]
+    text = f"slow input: the loop waits {waited:.1f} ms for data in each step ({waited / step_ms:.0%} of it)"
+    return [_finding("slow_input", "warning", text, data_ms=waited, step_ms=step_ms)]

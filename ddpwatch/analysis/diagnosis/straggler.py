@@ -14,10 +14,10 @@ from ddpwatch.analysis.diagnosis.thresholds import (
     STRAGGLER_CERTAINTY,
     STRAGGLER_STEPS,
 )
-from ddpwatch.analysis.digest import StepDigest
+from ddpwatch.analysis.digest import StepDigest, p50
 from ddpwatch.sampling.bounds import median_bounds
 
-_COMPARED_PHASES = ("input", "forward", "backward")
+_COMPARED_PHASES = ("data", "between", "forward", "backward")
 _FEW_RANKS = 16
 _REFERENCE_RANKS = 8  # whose gradients are compared with the straggler's
 
@@ -106,18 +106,20 @@ def _cause(rank: int, late_ns: float, steps: Sequence[StepDigest]) -> tuple[str,
     """The phase of the step that explains at least half of the rank's lateness, and its excess over the others."""
     excess = {}
     for phase in _COMPARED_PHASES:
-        own = median(step.ranks[rank].figures.phases_ns[phase] for step in steps if rank in step.ranks)
-        excess[phase] = own - median(_others(rank, phase, step) for step in steps)
+        own = p50(step.ranks[rank].figures.phases_ns.get(phase) for step in steps if rank in step.ranks)
+        others = p50(_others(rank, phase, step) for step in steps)
+        if own is not None and others is not None:
+            excess[phase] = own - others
     phase = max(excess, key=excess.__getitem__)
     return (phase, excess[phase]) if late_ns and 2 * excess[phase] >= late_ns else ("", 0.0)
 
 
-def _others(rank: int, phase: str, step: StepDigest) -> float:
+def _others(rank: int, phase: str, step: StepDigest) -> float | None:
     """The median over the other ranks of its group; among many ranks, one more or less does not change it."""
     peers = step.skew.peers.get(rank, tuple(step.ranks))
     if len(peers) == len(step.ranks) > _FEW_RANKS:
         return step.phase_p50(phase)
-    return median(step.ranks[other].figures.phases_ns[phase] for other in peers if other != rank)
+    return p50(step.ranks[other].figures.phases_ns.get(phase) for other in peers if other != rank)
 
 
 def _with_hooks(rank: int, steps: Sequence[StepDigest]) -> StepAcrossRanks:

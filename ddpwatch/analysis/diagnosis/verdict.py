@@ -9,7 +9,15 @@ from typing import Literal, Protocol
 
 from ddpwatch.analysis.diagnosis.straggler import Straggler
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE, STUCK_NS
-from ddpwatch.analysis.diagnosis.wording import buckets_named, how_ended, in_ms, ranks_named, where_ended
+from ddpwatch.analysis.diagnosis.wording import (
+    buckets_named,
+    how_ended,
+    in_live_phase,
+    in_ms,
+    phase_named,
+    ranks_named,
+    where_ended,
+)
 from ddpwatch.analysis.window import Summary
 from ddpwatch.messages import Beat, Bye
 
@@ -161,7 +169,7 @@ def _stuck_words(beat: Beat) -> str:
     if beat.phase == "sync":
         what = buckets_named(beat.in_flight) if beat.in_flight else "other ranks"
         return f"waiting for {what} for {took} in step {beat.step}"
-    return f"in {beat.phase or 'an unknown phase'} of step {beat.step} for {took}"
+    return f"{in_live_phase(beat.phase, beat.step)} for {took}"
 
 
 def _silent_words(rank: int, presence: Presence) -> str:
@@ -194,7 +202,7 @@ def _late(summary: Summary, names: LayerNames | None) -> Verdict | None:
         text += f" of its group ({ranks_named(straggler.peers)})"
     text += f" (p50 of {straggler.steps} steps)"
     if straggler.phase:
-        text += f"; its {straggler.phase} takes {in_ms(straggler.excess_ns)} longer"
+        text += f"; {phase_named(straggler.phase)} takes {in_ms(straggler.excess_ns)} longer"
     if names is not None and straggler.param is not None and (layer := names.layer(straggler.param, straggler.rank)):
         text += f", from {layer} on"
     return Verdict("straggler", "bad", text, rank=straggler.rank, bucket=straggler.bucket)
@@ -218,25 +226,24 @@ def _onwards(summary: Summary, bucket: int) -> str:
 
 
 def _input(summary: Summary) -> Verdict | None:
-    """All ranks wait for input, and longer than for communication."""
-    if not summary.step_ns or summary.input_ns is None or summary.input_ns < INPUT_SHARE * summary.step_ns:
+    """The ranks wait for data, and longer than for communication."""
+    data_ns = summary.phases_ns.get("data", 0.0)
+    if not summary.step_ns or data_ns < max(INPUT_SHARE * summary.step_ns, summary.exposed_ns or 0):
         return None
-    if summary.input_ns < (summary.exposed_ns or 0):
-        return None
-    share = 100 * summary.input_ns / summary.step_ns
-    figures = f"{in_ms(summary.input_ns)} of {in_ms(summary.step_ns)} ({share:.0f} %)"
-    return Verdict("slow_input", "warn", f"slow input: {figures} pass before the forward starts")
+    figures = f"{in_ms(data_ns)} of {in_ms(summary.step_ns)} ({100 * data_ns / summary.step_ns:.0f} %)"
+    return Verdict("slow_input", "warn", f"slow input: the loop waits {figures} for data")
 
 
 def _exposed(summary: Summary, names: LayerNames | None) -> Verdict:
-    if not summary.measured or summary.exposed_ns is None or summary.waited_ns is None or not summary.step_ns:
+    if summary.exposed_ns is None or summary.waited_ns is None or not summary.step_ns:
         return Verdict("unmeasured", "none", "when buckets complete is not measured here, so overlap is unknown")
-    # Full steps are few, and one of them may have been disturbed; every watched step shows how long it waited.
-    exposed_ns = min(summary.exposed_ns, summary.waited_ns)
-    share = exposed_ns / summary.step_ns
-    figures = f"{in_ms(exposed_ns)} of {in_ms(summary.step_ns)} ({100 * share:.0f} %)"
+    share = summary.exposed_ns / summary.step_ns
+    figures = f"{in_ms(summary.exposed_ns)} of {in_ms(summary.step_ns)} ({100 * share:.0f} %)"
     if share < EXPOSED_SHARE:
         return Verdict("hidden", "ok", f"communication is hidden behind compute: exposed only {figures}")
+    if summary.waited_ns < EXPOSED_SHARE * (summary.step_p50_ns or 0.0):  # full steps are few, and one was disturbed
+        waits = f"a backward waits {in_ms(summary.waited_ns)} for its buckets (p50)"
+        return Verdict("hidden", "ok", f"communication is hidden behind compute in most steps: {waits}")
     worst = max(summary.bucket_exposed_ns, key=summary.bucket_exposed_ns.__getitem__, default=None)
     text = f"exposed communication {figures}"
     if worst is not None:

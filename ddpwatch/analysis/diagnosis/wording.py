@@ -7,12 +7,26 @@ from collections.abc import Sequence
 from ddpwatch.analysis.step import NS_PER_MS
 
 _MOST_NAMED = 6
+LIVE_PHASES = {"input": "between steps", "between": "between phases"}  # where a heartbeat says that training is
+_ITS_PHASES = {"data": "its wait for data", "between": "what it does between optimizer and forward"}
 
 
 def in_ms(ns: float) -> str:
     """A duration in milliseconds."""
     value = ns / NS_PER_MS
     return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"
+
+
+def phase_named(phase: str) -> str:
+    """A rank's phase of a step, as the subject of a sentence about that rank."""
+    return _ITS_PHASES.get(phase, f"its {phase}")
+
+
+def in_live_phase(phase: str, step: int) -> str:
+    """Where a heartbeat says that training is."""
+    if phase in LIVE_PHASES:
+        return f"{LIVE_PHASES[phase]} at step {step}"
+    return f"in {phase or 'an unknown phase'} of step {step}"
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
@@ -41,5 +55,5 @@ def how_ended(reason: str, detail: str, signal: int | None) -> str:
 def where_ended(step: int | None, phase: str, in_flight: Sequence[int]) -> str:
     """Where a rank was when it ended, as far as that is known."""
     text = "" if step is None else f" at step {step}"
-    text += f" in {phase}" if phase else ""
+    text += f" {LIVE_PHASES.get(phase, f'in {phase}')}" if phase else ""
     return text + (f", {buckets_named(in_flight)} in flight" if in_flight else "")

@@ -94,18 +94,17 @@ def mean_history(devices: Sequence[DeviceLine]) -> History:
 
 
 def step_shares(ranks: Sequence[RankSummary]) -> StepShares | None:
-    """Where the step of a device's ranks goes (means over the ranks).
+    """Where the step of a device's ranks goes.
 
     Returns None where completions are not measured, because then waiting looks like computing.
     """
     known = [rank for rank in ranks if rank.step_ns and rank.exposed_ns is not None]
     if not known:
         return None
-    compute = [_share(rank, "forward", "backward", "optimizer") for rank in known]
-    waiting = [_share(rank, "exposed_comm") for rank in known]
-    rest = [max(1 - a - b, 0.0) for a, b in zip(compute, waiting, strict=True)]
-    return StepShares(*(sum(shares) / len(known) for shares in (compute, waiting, rest)))
+    compute, waiting = _share(known, "forward", "backward", "optimizer"), _share(known, "exposed_comm")
+    return StepShares(compute, waiting, max(1 - compute - waiting, 0.0))
 
 
-def _share(rank: RankSummary, *phases: str) -> float:
-    return sum(rank.phases_ns.get(phase, 0.0) for phase in phases) / (rank.step_ns or 1.0)
+def _share(ranks: Sequence[RankSummary], *phases: str) -> float:
+    spent = sum(rank.phases_ns.get(phase, 0.0) for rank in ranks for phase in phases)
+    return spent / sum(rank.step_ns or 0.0 for rank in ranks)

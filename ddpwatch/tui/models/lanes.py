@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from ddpwatch.analysis.step import StepFigures, starts_of
+from ddpwatch.analysis.step import StepFigures, named_stretches, starts_of
 from ddpwatch.messages import Mark, Step
 from ddpwatch.sampling.levels import FULL, status_name
 from ddpwatch.state import StepAcrossRanks
@@ -45,6 +45,10 @@ class Lane:
     def on_axis(self, clock_ns: int) -> int:
         """A time of the rank's clock on the common axis."""
         return self.offset_ns + clock_ns - self.step.start_ns
+
+    def stretches(self) -> list[tuple[str, int, int]]:
+        """The waits for data inside the step, then its spans, as (phase, start, end) from the step's start."""
+        return named_stretches(self.step)
 
     def bars(self) -> list[Bar]:
         """The buckets, in launch order."""

@@ -13,6 +13,7 @@ from typing import overload
 
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.verdict import Verdict, verdict
+from ddpwatch.analysis.diagnosis.wording import LIVE_PHASES
 from ddpwatch.analysis.window import RankSummary, Summariser, Summary
 from ddpwatch.messages import Bye, Hello, Status
 from ddpwatch.sampling.cost import Cost
@@ -75,7 +76,7 @@ class LinkState:
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """One line of the rank table. ``summary`` holds medians, the other fields come from the rank's newest frames."""
+    """One line of the rank table. All but ``summary`` comes from the rank's newest frames."""
 
     rank: int
     host: str
@@ -258,7 +259,7 @@ def end_text(bye: Bye) -> tuple[str, str]:
     if bye.reason == "finished":
         return "ended: finished", "dim"
     how = f"killed {bye.detail}" if bye.reason == "killed" else bye.reason
-    where = f" in {bye.phase}" if bye.phase else ""
+    where = f" {LIVE_PHASES.get(bye.phase, f'in {bye.phase}')}" if bye.phase else ""
     return f"ended: {how}{where}{_in_flight(bye.in_flight, ',')}", "bad"
 
 

@@ -33,7 +33,8 @@ METRICS = (
     Metric("step", "step time"),
     Metric("exposed", "exposed communication"),
     Metric("overlap", "overlap", "%", True),
-    Metric("input", "waiting for input"),
+    Metric("data", "waiting for data"),
+    Metric("between", "between optimizer and forward"),
 )
 
 

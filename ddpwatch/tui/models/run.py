@@ -38,7 +38,7 @@ class FollowedRun:
     def _log_verdict(self) -> None:
         self._verdict_ns = self.state.now_ns
         summary, newest = self._builder.summary(self.state), self.state.newest_step()
-        self._median_ns = summary.step_ns
+        self._median_ns = summary.step_p50_ns
         self.log.log_verdict(verdict_of(self.state, summary), self.state.now_ns, newest.step if newest else None)
 
     def is_slow(self, number: int) -> bool:

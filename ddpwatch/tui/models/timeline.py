@@ -174,11 +174,11 @@ def _phase(lane: Lane, at: int) -> list[Field]:
     if not is_watched(lane.step.status):
         return [Field("not watched: its phases are not known", "not watched", 1, "dim")]
     inside = at - lane.offset_ns
-    for span in lane.step.spans:
-        if span.start <= inside < span.end:
-            name = "waits for its buckets" if span.phase == "sync" else span.phase
-            between = f"{ms(lane.offset_ns + span.start)}–{ms(lane.offset_ns + span.end)}"
-            took = f"{ms(span.end - span.start)} ms"
+    for phase, start, end in reversed(lane.stretches()):
+        if start <= inside < end:
+            name = {"sync": "waits for its buckets", "data": "waits for data"}.get(phase, phase)
+            between = f"{ms(lane.offset_ns + start)}–{ms(lane.offset_ns + end)}"
+            took = f"{ms(end - start)} ms"
             return [Field(f"{name} {between} ms ({took})", f"{name} {took}", 1)]
     return [Field("idle", "idle", 1, "dim")]
 

@@ -112,8 +112,8 @@ def _style(key: str, change: Change | None) -> str:
 
 def _value(figures: dict[str, Any], key: str) -> str:
     if key == "overlap":
-        return percent(figures["overlap"])
-    return number(figures["step_ms"] if key == "step" else figures["phases_ms"][key])
+        return percent(figures["overlap_p50"])
+    return number(figures["step_ms_p50"] if key == "step" else figures["phases_ms_p50"][key])
 
 
 def _signed(key: str, value: float | None) -> str:
@@ -126,7 +126,7 @@ def _signed(key: str, value: float | None) -> str:
 
 def _paint_bars(canvas: Canvas, result: Comparison, name: str, y: int) -> int:
     """Where a step goes, both to the same scale."""
-    rows = [(name, result.baseline["phases_ms"]), (THIS_RUN, result.run["phases_ms"])]
+    rows = [(name, result.baseline["phases_ms_p50"]), (THIS_RUN, result.run["phases_ms_p50"])]
     longest = max(sum(value or 0.0 for value in phases.values()) for _, phases in rows)
     if y + len(rows) > canvas.height or not longest:
         return y - 1
@@ -145,7 +145,7 @@ def _paint_bars(canvas: Canvas, result: Comparison, name: str, y: int) -> int:
     return y + len(rows)
 
 
-_LABELLED = ("forward-label", "backward-label", "optimizer-label", "exposed-label")
+_LABELLED = ("data-label", "forward-label", "backward-label", "optimizer-label", "exposed-label")
 
 
 def _paint_setups(canvas: Canvas, setups: Sequence[tuple[str, str, str]], name: str, y: int) -> int:

@@ -13,13 +13,14 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.text import Field, clean, fit, size
 
 LEAST_GUTTER = 4
-PHASES = {"forward": "▒", "backward": "▓", "optimizer": "░"}
+PHASES = {"data": "≈", "forward": "▒", "backward": "▓", "optimizer": "░"}
 COMM = "█"
 EXPOSED = "╱"
 LAUNCH = "▸"
 MARK, MARK_LINE = "◆", "╌"
 HOOK_LEFT, HOOK_RIGHT, HOOK_BOTH = "⡇", "⢸", "⣿"
 _LABELS = {
+    "data": ((" waits for data ", " data "), "data-label"),
     "forward": ((" forward ", "F"), "forward-label"),
     "backward": ((" backward ", "B"), "backward-label"),
     "optimizer": ((" optimizer ", "O"), "optimizer-label"),
@@ -165,6 +166,7 @@ def legend(width: int) -> Row:
         ("╱╱", "exposed", "exposed", 0), (PHASES["forward"] * 2, "forward", "forward", 2),
         (PHASES["backward"] * 2, "backward", "backward", 2), (PHASES["optimizer"] * 2, "optimizer", "optimizer", 3),
         (COMM * 2, "comm-a", "communication", 1), (HOOK_LEFT, "hook", "hook fire", 4),
+        (PHASES["data"] * 2, "data", "data", 5),
     )  # fmt: skip
     kept = fit(
         [Field(f"{glyph} {name}", f"{glyph} {name}", priority, style) for glyph, style, name, priority in entries],
@@ -270,14 +272,14 @@ def _paint_compute(canvas: Canvas, lane: Lane, axis: Axis, y: int, labelled: boo
             _centred(canvas, start, end, y, ("not watched", "?"), "dim")
         return
     canvas.fill(start, end, y, "·", "idle")
-    for span in lane.step.spans:
-        if span.end <= span.start or not _on(axis, lane, span.start, span.end):
+    for phase, first_ns, last_ns in lane.stretches():
+        if last_ns <= first_ns or not _on(axis, lane, first_ns, last_ns):
             continue
-        first, last = axis.span(lane.offset_ns + span.start, lane.offset_ns + span.end)
-        if span.phase in PHASES:
-            canvas.fill(first, last, y, PHASES[span.phase], span.phase)
+        first, last = axis.span(lane.offset_ns + first_ns, lane.offset_ns + last_ns)
+        if phase in PHASES:
+            canvas.fill(first, last, y, PHASES[phase], phase)
         if labelled:
-            _centred(canvas, first, last, y, *_LABELS[span.phase])
+            _centred(canvas, first, last, y, *_LABELS[phase])
 
 
 def _centred(canvas: Canvas, first: int, last: int, y: int, texts: Sequence[str], style: str) -> None:

@@ -27,6 +27,7 @@ class Scheme:
     forward: str
     backward: str
     optimizer: str
+    data: str
     comm: tuple[str, str]
     exposed: str
     on_exposed: str
@@ -41,25 +42,25 @@ DARK = Scheme(
     background="#0d1117", raised="#161b22", text="#c9d1d9", strong="#f0f6fc", dim="#8b949e", faint="#484f58",
     ink="#0d1117", forward="#56b4e9", backward="#0072b2", optimizer="#cc79a7", comm=("#009e73", "#007a5a"),
     exposed="#d55e00", on_exposed="#0d1117", hook="#f0e442", good="#3fc79a", warn="#e69f00", bad="#ff7b3a",
-    heat=("#16202f", "#1f3350", "#3b6fa8", "#8c8c5a", "#e69f00", "#d55e00"),
+    data="#b8860b", heat=("#16202f", "#1f3350", "#3b6fa8", "#8c8c5a", "#e69f00", "#d55e00"),
 )  # fmt: skip
 LIGHT = Scheme(
     background="#ffffff", raised="#eaeef2", text="#24292f", strong="#000000", dim="#57606a", faint="#afb8c1",
     ink="#ffffff", forward="#56b4e9", backward="#0072b2", optimizer="#b0588a", comm=("#009e73", "#00705a"),
     exposed="#d55e00", on_exposed="#ffffff", hook="#9a6700", good="#116329", warn="#8a5a00", bad="#b33c00",
-    heat=("#eef3f8", "#cfe0f0", "#8fb8de", "#d9cf7a", "#e69f00", "#d55e00"),
+    data="#e0b030", heat=("#eef3f8", "#cfe0f0", "#8fb8de", "#d9cf7a", "#e69f00", "#d55e00"),
 )  # fmt: skip
 CONTRAST = Scheme(
     background="#000000", raised="#1c1c1c", text="#ffffff", strong="#ffffff", dim="#d0d0d0", faint="#909090",
     ink="#000000", forward="#7cc8ff", backward="#2f8fff", optimizer="#ff9ad5", comm=("#00d08f", "#00a070"),
     exposed="#ff6a00", on_exposed="#000000", hook="#ffff00", good="#00ff9c", warn="#ffc400", bad="#ff8a50",
-    heat=("#101820", "#203c60", "#4080c0", "#b0b060", "#ffc400", "#ff6a00"),
+    data="#ffe066", heat=("#101820", "#203c60", "#4080c0", "#b0b060", "#ffc400", "#ff6a00"),
 )  # fmt: skip
 SIXTEEN = Scheme(  # exactly the sixteen colours, so that no terminal has to approximate
     background="#000000", raised="#000000", text="#c0c0c0", strong="#ffffff", dim="#c0c0c0", faint="#808080",
     ink="#000000", forward="#00ffff", backward="#0000ff", optimizer="#ff00ff", comm=("#00ff00", "#008000"),
     exposed="#ff0000", on_exposed="#ffffff", hook="#ffff00", good="#00ff00", warn="#ffff00", bad="#ff0000",
-    heat=("#000000", "#000080", "#0000ff", "#808000", "#ffff00", "#ff0000"),
+    data="#808000", heat=("#000000", "#000080", "#0000ff", "#808000", "#ffff00", "#ff0000"),
 )  # fmt: skip
 SCHEMES: dict[str, Scheme | None] = {
     "dark": DARK, "light": LIGHT, "contrast": CONTRAST, "ansi": SIXTEEN, "none": None,
@@ -105,6 +106,7 @@ def _bars(s: Scheme) -> dict[str, CellStyle]:
         "forward": (s.forward, s.forward, False), "forward-label": ("#0d1117", s.forward, False),
         "backward": (s.backward, s.backward, False), "backward-label": ("#ffffff", s.backward, False),
         "optimizer": (s.optimizer, s.optimizer, False), "optimizer-label": ("#0d1117", s.optimizer, False),
+        "data": (s.data, s.data, False), "data-label": ("#0d1117", s.data, False),
         "exposed": (s.on_exposed, s.exposed, False), "exposed-label": ("#ffffff", s.exposed, True),
         "exposed-mark": (s.exposed, s.background, True), "history": (s.backward, s.background, False),
         "history-exposed": (s.exposed, s.background, True), "chart": (s.forward, s.background, False),

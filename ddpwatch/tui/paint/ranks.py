@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ddpwatch.analysis.step import StepFigures
 from ddpwatch.tui.models.devices import DeviceLine
@@ -110,7 +110,7 @@ def paint_rank(
     canvas.put(1, 1, shorten(line, width - 2))
     below = min(len(devices) + 1 + min(len(marks), 4), max(height - 10, 0))
     chart = max(height - 4 - below, 0)
-    _paint_phases(canvas, history, 3, chart)
+    _paint_phases(canvas, summary.phases_ns, history, 3, chart)
     y = 3 + chart + 1
     for device in devices[: max(below - 1, 0)]:
         canvas.put_runs(1, y, fit([*device_fields(device.device)], width - 2))
@@ -121,14 +121,14 @@ def paint_rank(
     return canvas.rows()
 
 
-def _paint_phases(canvas: Canvas, history: Sequence[StepFigures], y: int, height: int) -> None:
-    """A column per step, its phases stacked in their order."""
+def _paint_phases(
+    canvas: Canvas, means: Mapping[str, float], history: Sequence[StepFigures], y: int, height: int
+) -> None:
+    """The mean of each phase, and a column per step, its phases stacked in their order."""
     x = 1
     for phase, full, _, style, glyph in PHASE_STYLES:
-        p50 = sorted(figures.phases_ns[phase] for figures in history)
-        value = ms(p50[len(p50) // 2]) if p50 else UNKNOWN
         x = canvas.put(x, y - 1, glyph * 2, style)
-        x = canvas.put(x, y - 1, f" {full} {value} ms  ", "dim")
+        x = canvas.put(x, y - 1, f" {full} {ms(means.get(phase))} ms  ", "dim")
     shown = history[-(canvas.width - 12) :]
     longest = max((figures.step_ns for figures in shown), default=0) or 1
     canvas.put(1, y, f"{ms(longest):>6} ms", "dim")
@@ -138,7 +138,7 @@ def _paint_phases(canvas: Canvas, history: Sequence[StepFigures], y: int, height
         x = canvas.width - 1 - wide * (len(shown) - index)
         bottom = 0.0
         for phase, _, _, style, glyph in PHASE_STYLES:
-            top = bottom + figures.phases_ns[phase] * height / longest
+            top = bottom + figures.phases_ns.get(phase, 0) * height / longest
             for cell in range(round(bottom), round(top)):
                 canvas.fill(x, x + wide, y + height - 1 - cell, glyph, style)
             bottom = top

@@ -1,4 +1,4 @@
-"""Where a step goes: its six phases per rank, as medians of the newest steps."""
+"""Where a step goes: its phases per rank, as means over the newest full steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.text import ms
 
 PHASE_STYLES = (  # phase, heading in full and in short, style, glyph
-    ("input", "input", "in", "idle", "·"),
+    ("data", "data", "data", "data", "≈"),
+    ("between", "between", "btw", "idle", "·"),
     ("forward", "forward", "fwd", "forward", "▒"),
     ("backward", "backward", "bwd", "backward", "▓"),
     ("exposed_comm", "exposed", "exp", "exposed", "╱"),

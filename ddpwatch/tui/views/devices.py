@@ -19,7 +19,7 @@ class DevicesView(RunView):
             in a collective is busy
   compute   forward, backward and optimizer, as a share of the step
   waiting   exposed communication, as a share of the step
-  other     input, and the time between phases"""
+  other     waiting for data, and the time between phases"""
 
     def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)

@@ -23,7 +23,9 @@ class RanksView(RunView):
     NAME = "Ranks"
     KEYS = (("↑↓", "select"), ("m", "metric"), ("v", "group"), ("Enter", "detail"))
     DEFINITIONS = """\
-  m         lateness, step time, exposed, overlap, waiting for input
+  m         lateness, step time, exposed, overlap, data, between
+  data      waiting for the DataLoader (–: the loop uses none)
+  between   the rest of the time from optimizer to forward
   v         one rank a row, or groups (a cell shows the worst of them)
   lateness  how long after the first rank it launches a bucket, at most
   The colour scale ends at a value that only 2 % of the cells exceed.

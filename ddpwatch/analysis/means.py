@@ -1,0 +1,169 @@
+"""The one statistic for time: means over the same rank-steps, which therefore add up.
+
+Every view, line and report takes its step time, phases, communication, exposed time and overlap from here, so that what
+bears the same name has the same value. ``docs/metrics.md`` says which rank-steps these are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from ddpwatch.analysis.step import PHASES, StepFigures
+
+STARTING_STEPS = 12  # of a process: it still settles its buckets, its caches and its memory
+ENOUGH_FULL = 3  # full steps after these, to do without them
+
+
+class Sums:
+    """Sums over rank-steps, and the means that follow. Times in ns; None without a rank-step, or if not measured.
+
+    Attributes:
+        count: How many rank-steps.
+    """
+
+    __slots__ = ("_comm", "_data_unseen", "_exposed", "_phases", "_step", "_unmeasured", "count")
+
+    def __init__(self, figures: Iterable[StepFigures] = ()) -> None:
+        self.count = self._step = self._comm = self._exposed = self._data_unseen = self._unmeasured = 0
+        self._phases = dict.fromkeys(PHASES, 0)
+        for figure in figures:
+            self.add(figure)
+
+    def add(self, figure: StepFigures) -> None:
+        """Adds one watched rank-step."""
+        self.count += 1
+        self._step += figure.step_ns
+        phases = self._phases
+        for phase, ns in figure.phases_ns.items():
+            phases[phase] += ns
+        self._data_unseen += "data" not in figure.phases_ns
+        if figure.comm_ns is None or figure.exposed_ns is None:
+            self._unmeasured += 1
+        else:
+            self._comm += figure.comm_ns
+            self._exposed += figure.exposed_ns
+
+    def merge(self, other: Sums) -> None:
+        """Adds the rank-steps of other sums."""
+        self.count += other.count
+        self._step += other._step
+        self._comm += other._comm
+        self._exposed += other._exposed
+        self._data_unseen += other._data_unseen
+        self._unmeasured += other._unmeasured
+        for phase, ns in other._phases.items():
+            self._phases[phase] += ns
+
+    @property
+    def measured(self) -> bool:
+        """Whether every completion was measured."""
+        return not self._unmeasured
+
+    @property
+    def step_ns(self) -> float | None:
+        """The mean step."""
+        return self._step / self.count if self.count else None
+
+    @property
+    def phases_ns(self) -> dict[str, float | None]:
+        """The mean of each phase. ``data`` is only known if it is in every rank-step; otherwise ``between`` has it."""
+        if not self.count:
+            return dict.fromkeys(PHASES)
+        found: dict[str, float | None] = {phase: ns / self.count for phase, ns in self._phases.items()}
+        if self._data_unseen:
+            found |= {"data": None, "between": (self._phases["data"] + self._phases["between"]) / self.count}
+        return found
+
+    @property
+    def known_phases_ns(self) -> dict[str, float]:
+        """Those of them that are known; they add up to the mean step."""
+        return {phase: ns for phase, ns in self.phases_ns.items() if ns is not None}
+
+    @property
+    def comm_ns(self) -> float | None:
+        """The mean communication."""
+        return self._comm / self.count if self.count and self.measured else None
+
+    @property
+    def exposed_ns(self) -> float | None:
+        """The mean of what communication adds to a step."""
+        return self._exposed / self.count if self.count and self.measured else None
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of all communication that was hidden; None without any."""
+        return (self._comm - self._exposed) / self._comm if self._comm and self.measured else None
+
+
+class Kind(NamedTuple):
+    """What decides whether a step is among those that means are over.
+
+    Attributes:
+        ranks: How many ranks have sent it.
+        measured: Whether every completion was measured, on each of them.
+        starting: Whether it is one of the first steps.
+    """
+
+    ranks: int
+    measured: bool
+    starting: bool
+
+
+def kind_of(step: int, figures: Collection[StepFigures]) -> Kind:
+    """The kind of the step with that number, of which the ranks have these figures."""
+    return Kind(len(figures), all(figure.comm_ns is not None for figure in figures), step < STARTING_STEPS)
+
+
+def chosen(steps: Mapping[Kind, int]) -> set[Kind]:
+    """The kinds whose rank-steps the means are over.
+
+    These are the full steps of all ranks, without the first ones if there are enough others; every watched step where
+    no full step is measured.
+
+    Args:
+        steps: How many there are of each kind.
+    """
+    candidates = {kind for kind in steps if kind.measured} or set(steps)
+    most = max((kind.ranks for kind in candidates), default=0)
+    candidates = {kind for kind in candidates if kind.ranks == most}
+    settled = {kind for kind in candidates if not kind.starting}
+    return settled if sum(steps[kind] for kind in settled) >= ENOUGH_FULL else candidates
+
+
+class MeanBuilder:
+    """Collects the means of a run and of each rank; its memory grows with the ranks only."""
+
+    def __init__(self) -> None:
+        self._steps: Counter[Kind] = Counter()
+        self._ranks: dict[Kind, dict[int, Sums]] = {}
+
+    def add(self, step: int, figures: Mapping[int, StepFigures]) -> None:
+        """Adds one step that counts, as the ranks saw it."""
+        kind = kind_of(step, figures.values())
+        self._steps[kind] += 1
+        ranks = self._ranks.setdefault(kind, {})
+        for rank, figure in figures.items():
+            ranks.setdefault(rank, Sums()).add(figure)
+
+    def ranks(self) -> dict[int, Sums]:
+        """Of each rank, over the chosen steps."""
+        found: dict[int, Sums] = {}
+        for kind in chosen(self._steps):
+            for rank, sums in self._ranks[kind].items():
+                found.setdefault(rank, Sums()).merge(sums)
+        return found
+
+    @property
+    def steps(self) -> int:
+        """How many steps the means are over."""
+        return sum(self._steps[kind] for kind in chosen(self._steps))
+
+
+def merged(several: Iterable[Sums]) -> Sums:
+    """All of them together."""
+    total = Sums()
+    for sums in several:
+        total.merge(sums)
+    return total

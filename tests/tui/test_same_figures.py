@@ -1,0 +1,330 @@
+"""The same numbers everywhere: one recording, every view, line, report and table. One name has one value."""
+
+import csv
+import json
+import random
+import re
+from collections import defaultdict
+from statistics import fmean, median
+
+import pytest
+
+from ddpwatch.analysis.attachments import AttachmentBuilder
+from ddpwatch.analysis.step import PHASES
+from ddpwatch.export.writers import export
+from ddpwatch.messages import Span, Step
+from ddpwatch.plain import replay_lines
+from ddpwatch.recording import open_recording
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.selection import Selection
+from ddpwatch.report.build import compare_recordings, report_of
+from ddpwatch.report.compare_text import render_compare
+from ddpwatch.report.files import write_html
+from ddpwatch.report.markdown import render_markdown
+from ddpwatch.report.text import render_report
+from ddpwatch.tui.app import DashboardApp
+from ddpwatch.tui.feed import ReplaySpec
+from tests.support.dashboards import Clock, ended_recording, screen_text, until
+from tests.support.frames import MS, START_NS, device, hello, layout, unwatched
+
+WORLD, STEPS = 3, 46
+STARTING = 12  # steps that the means leave out
+NUMBER = r"([\d.,–]+)"
+
+
+def uneven_step(rank, number, dice):
+    """A step in which nothing takes the same time twice, so that means, medians and ratios all differ."""
+    data, between, forward, backward, exposed, gap, optimizer = (
+        int(dice.expovariate(1 / scale) * MS) + MS for scale in (4, 2, 20, 40, 15 + 10 * rank, 1, 3)
+    )
+    start = data + between + forward
+    end = start + backward
+    launch = [start + backward // 3, end - backward // 4]
+    done = [start + backward // 2, end + exposed]
+    full = number % 3 == 0
+    return Step(
+        rank=rank, step=number, epoch=2, status="warmup" if number == 0 else "ok" if full else "shadow",
+        start_ns=START_NS + 400 * number * MS, duration_ns=end + exposed + gap + optimizer, own_ns=200_000,
+        data=[(0, data)], spans=[
+            Span("forward", data + between, start), Span("backward", start, end), Span("sync", end, end + exposed),
+            Span("optimizer", end + exposed + gap, end + exposed + gap + optimizer),
+        ],
+        comm_module=[0, 0], comm_label=[0, 1], comm_bytes=[1 << 20, 4 << 20], comm_ready=launch, comm_launch=launch,
+        comm_done=done if full else [None, None],
+    )  # fmt: skip
+
+
+def uneven_run():
+    dice = random.Random(7)
+    for rank in range(WORLD):
+        yield hello(rank, WORLD)
+        yield layout(rank)
+    for number in range(STEPS):
+        yield from (unwatched(r, number) if number % 8 == 7 else uneven_step(r, number, dice) for r in range(WORLD))
+    yield device(1)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    return ended_recording(tmp_path_factory.mktemp("walk") / "run.mcap", uneven_run())
+
+
+@pytest.fixture(scope="module")
+def rows(recording):
+    return list(open_recording(recording).steps())
+
+
+@pytest.fixture(scope="module")
+def truth(rows):
+    """Every figure by its name, by the definitions of docs/metrics.md and from the table of steps alone."""
+    full = [row for row in rows if row.status == "ok" and row.step >= STARTING]
+    counted = [row for row in rows if row.status in ("ok", "shadow")]
+    found = {**means(full), "steps": len(full) / WORLD}
+    for rank in range(WORLD):
+        found |= {f"{rank} {name}": value for name, value in means([r for r in full if r.rank == rank]).items()}
+        own = [row for row in counted if row.rank == rank]
+        found |= {f"{rank} late": median(r.late_ms for r in own), f"{rank} wait": median(r.wait_ms for r in own)}
+    steps = sorted(fmean(r.step_ms for r in counted if r.step == number) for number in {r.step for r in counted})
+    found |= {"step p50": median(steps), "step p90": steps[int(0.9 * len(steps))]}
+    assert found["overlap"] != pytest.approx(fmean(row.overlap for row in full), rel=0.02)
+    assert found["exposed"] != pytest.approx(median(row.exposed_ms for row in full), rel=0.02)
+    return found
+
+
+def means(full):
+    """Shares in percent."""
+    found = {name: fmean(getattr(row, f"{name}_ms") for row in full) for name in ("step", "comm", "exposed", *PHASES)}
+    found["overlap"] = 100 * (found["comm"] - found["exposed"]) / found["comm"]
+    found |= {f"{phase} share": 100 * found[phase] / found["step"] for phase in PHASES}
+    return {**found, "exposed share": found["exposed_comm share"]}
+
+
+def agree(place, shown, truth, least):
+    """Checks what a place shows, as (name, text), to the last digit that it shows."""
+    wrong = []
+    for name, text in shown:
+        digits = len(text.partition(".")[2])
+        if abs(float(text.replace(",", "")) - truth[name]) > 0.5 * 10**-digits + 1e-9:
+            wrong.append(f"{place}: {name} is {text}, not {truth[name]:.3f}")
+    assert not wrong
+    assert len(shown) >= least, f"{place}: only {len(shown)} figures found"
+
+
+def searched(text, **patterns):
+    """The first match of each pattern; an underscore in a name is a space."""
+    found = []
+    for name, pattern in patterns.items():
+        match = re.search(pattern.replace("N", NUMBER), text)
+        assert match, f"{name} is not in:\n{text}"
+        found.append((name.replace("_", " ") if name not in PHASES else name, match[1]))
+    return found
+
+
+def per_rank(lines, names):
+    """Of lines like ``0  running  12.0  3.0 %``: the last figures, by rank and name."""
+    found = []
+    for line in lines:
+        rank, *cells = line.replace(" %", "").split()
+        found += [(f"{rank} {name}", text) for name, text in zip(names, cells[-len(names) :], strict=True) if name]
+    return found
+
+
+def header(text):
+    return searched(
+        text, step="step N ms", overlap="overlap N %", exposed="exposed N ms", exposed_share=r"ms \(N % of step\)"
+    )
+
+
+TABLE = ("", "step", "late", "wait", "overlap", "exposed", "")
+
+
+def below(text, heading, count):
+    """The lines of a panel below its heading, cut to the panel."""
+    lines = text.splitlines()
+    y = next(i for i, line in enumerate(lines) if heading in line)
+    x = lines[y].index(heading)
+    return [line[max(x - 1, 0) :] for line in lines[y + 1 : y + 1 + count]]
+
+
+async def test_every_view(recording, rows, truth):
+    clock = Clock()
+    app = DashboardApp(ReplaySpec("run.mcap", Recording(recording), 1.0, clock), clock=clock, ticking=False)
+    report = report_of(recording)
+    async with app.run_test(size=(200, 60)) as pilot:
+        await until(pilot, lambda: app.session.state.frames)
+        await pilot.press("full_stop")
+        await until(pilot, lambda: app.session.over)
+        text = screen_text(app)
+        agree("header", header(text), truth, 4)
+        ranks = [line for line in text.splitlines() if "node1 / " in line]
+        agree("table", per_rank([re.sub(r"node1 / \d+ ", "", line) for line in ranks], TABLE), truth, 5 * WORLD)
+        split = [line for line in below(text, "where a step goes, ms", 2 * WORLD + 1)[1:] if re.match(r"\s+\d ", line)]
+        agree("split", per_rank(split, PHASES), truth, 7 * WORLD)
+        verdict = searched(text, exposed=r"exposed communication (\d+) ms of", step=r"ms of (\d+) ms")
+        agree("verdict", verdict, truth, 2)
+        await pilot.press("4", "m")
+        newest = max(row.step for row in rows if row.status == "ok" or row.status == "shadow")
+        own = {f"{row.rank} step": row.step_ms for row in rows if row.step == newest}
+        heat = [re.sub(r"[^\d.\s]", " ", line) for line in below(screen_text(app), "step time by rank", 30)]
+        shown = {(f"{cells[0]} step", cells[-1]) for line in heat if len(cells := line.split()) == 2}
+        agree("heatmap, newest step", sorted(shown), own, WORLD)
+        await pilot.press("m", "enter")
+        text = screen_text(app)
+        line = searched(
+            text, step="step N ms   late", late="late N ms   wait", wait="wait N ms   overlap",
+            overlap="overlap N %   exposed", exposed="exposed N ms   drops",
+        )  # fmt: skip
+        names = {"between": "between", "exposed_comm": "exposed", "optimizer": "optim"}
+        phases = searched(text, **{phase: rf" {names.get(phase, phase)} N ms  " for phase in PHASES})
+        rank = int(re.search(r"rank (\d) on node1", text)[1])
+        agree("rank", [(f"{rank} {name}", value) for name, value in (*line, *phases)], truth, 12)
+        await pilot.press("5")
+        shares = searched(screen_text(app), exposed_share=r"waiting N %")
+        agree("devices", shares, truth, 1)
+        await pilot.press("3")
+        agree("buckets", buckets_on(screen_text(app)), bucket_truth(report), 12)
+
+
+def buckets_on(text):
+    names = ("ready", "launch", "done", "wait", "transfer", "exposed", "busbw")
+    found = []
+    for line in text.splitlines():
+        if match := re.match(r"[\s▶]*(\d)\s+[\d.]+ MiB((?:\s+[\d.]+){7})", line):
+            found += [(f"bucket {match[1]} {name}", cell) for name, cell in zip(names, match[2].split(), strict=True)]
+    return [(name, cell) for name, cell in found if not name.endswith("wait")]  # in no report
+
+
+def bucket_truth(report):
+    names = {name: f"{name}_ms_p50" for name in ("ready", "launch", "done", "transfer", "exposed")}
+    names["busbw"] = "busbw_gbps_p50"
+    return {f"bucket {row['index']} {name}": row[key] for row in report["buckets"] for name, key in names.items()}
+
+
+def test_plain_lines(recording, truth, capsys):
+    replay_lines(Recording(recording))
+    _, _, step, overlap, _, exposed, *_ = capsys.readouterr().out.splitlines()[-1].split()
+    agree("plain line", [("step", step), ("overlap", overlap), ("exposed", exposed)], truth, 3)
+
+
+def test_json_and_library(recording, truth):
+    report = report_of(recording)
+    steps, overlap, phases = report["steps"], report["overlap"], report["phases_ms"]
+    exact = {
+        "steps": steps["averaged"], "step": steps["step_ms"], "step p50": steps["step_ms_p50"],
+        "step p90": steps["step_ms_p90"], "overlap": 100 * overlap["ratio"], "comm": overlap["comm_ms"],
+        "exposed": overlap["exposed_ms"], **phases,
+    }  # fmt: skip
+    for row in report["ranks"]:
+        own = {"step": row["step_ms"], "overlap": 100 * row["overlap"], "exposed": row["exposed_ms"]}
+        own |= {"late": row["late_ms_p50"], "wait": row["wait_ms_p50"]}
+        exact |= {f"{row['rank']} {name}": value for name, value in own.items()}
+    assert exact == pytest.approx({name: truth[name] for name in exact}, rel=1e-12)
+    assert sum(phases.values()) == pytest.approx(steps["step_ms"], rel=1e-12)
+    assert phases["exposed_comm"] == overlap["exposed_ms"] <= overlap["comm_ms"]
+    assert fmean(row["exposed_ms"] for row in report["ranks"]) == pytest.approx(overlap["exposed_ms"], rel=1e-12)
+    assert open_recording(recording).metrics() == report
+    closing = AttachmentBuilder()
+    for message, _ in open_recording(recording).frames():
+        closing.apply(message)
+    attached = json.loads(closing.documents()["findings.json"])
+    assert attached["overlap"] == pytest.approx(overlap)
+    assert [finding["message"] for finding in attached["findings"]] == [f["message"] for f in report["findings"]]
+
+
+def test_reports(recording, truth, tmp_path):
+    report = report_of(recording)
+    text, markdown = render_report(report), re.sub(r"[|*\\\\]", "", render_markdown(report))
+    shown = searched(
+        text, step_p50="p50 N ms", step_p90="p90 N ms", step="\nstep N ms", overlap="overlap N %",
+        comm="communication N ms", exposed="of that exposed N ms", steps="the ranks and N steps",
+    )  # fmt: skip
+    agree("text", [*shown, *in_both(text)], truth, 20)
+    shown = searched(
+        markdown, step="Mean step N ms", step_p50="p50 N ms", step_p90="p90 N ms", overlap="overlap N %",
+        exposed="exposed communication N ms",
+    )  # fmt: skip
+    agree("Markdown", [*shown, *in_both(markdown)], truth, 20)
+    for name, page in (("text", text), ("Markdown", markdown)):
+        lines = [line for line in page.splitlines() if re.match(r" *\d +node1 ", line)]
+        columns = ("step", "late", "wait", "overlap", "exposed", *("",) * (3 if page is text else 2))
+        agree(f"ranks of the {name}", per_rank(lines, columns), truth, 5 * WORLD)
+
+
+def in_both(text):
+    """The table of phases, and the finding."""
+    found = searched(text, exposed="N ms of communication are exposed", exposed_share=r"exposed \(N% of the step")
+    for phase in PHASES:
+        ms, share = re.search(rf"{phase} +{NUMBER} +{NUMBER} %", text).groups()
+        found += [(phase, ms), (f"{phase} share", share)]
+    return found
+
+
+def test_html(recording, tmp_path):
+    """Its script shows what the JSON has: every key that it reads is there."""
+    write_html(recording, tmp_path / "report.html", Selection())
+    page = (tmp_path / "report.html").read_text()
+    report = json.loads(re.search(r"const DATA = (\{.*\});\n", page)[1])["report"]
+    assert report == json.loads(json.dumps(report_of(recording)))
+    for group, key in re.findall(r"r\.(steps|overlap)\.(\w+)", page):
+        assert key in report[group]
+    for key in re.findall(r"\bx\.(\w+_ms\w*|overlap)", page):
+        assert key in report["ranks"][0] or key in report["buckets"][0]
+
+
+def without_percent(cells):
+    return [cell for cell in cells if cell != "%"]
+
+
+def test_single_steps(recording, rows, tmp_path):
+    """A view of one step shows that step's own figures."""
+    own = {(row.step, row.rank): row for row in rows}
+    write_html(recording, tmp_path / "report.html", Selection())
+    data = json.loads(re.search(r"const DATA = (\{.*\});\n", (tmp_path / "report.html").read_text())[1])
+    for step in data["steps"]:
+        for found in step["ranks"]:
+            row = own[step["step"], found["rank"]]
+            assert found["ns"] / MS == row.step_ms
+            assert (found["exposed_ns"] or 0) / MS == pytest.approx(row.exposed_ms or 0)
+    by_step = defaultdict(list)
+    for row in rows:
+        by_step[row.step].append(row)
+    for point in data["points"]:
+        assert point["step_ms"] == pytest.approx(fmean(row.step_ms for row in by_step[point["step"]]))
+        if point["exposed_ms"] is not None:
+            exposed, comm = (fmean(getattr(r, f"{n}_ms") for r in by_step[point["step"]]) for n in ("exposed", "comm"))
+            assert point["exposed_ms"] == pytest.approx(exposed)
+            assert point["overlap"] == pytest.approx(1 - exposed / comm)
+    export(Recording(recording), "chrome", tmp_path / "trace.json", Selection())
+    for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]:
+        if event.get("cat") == "step" and event["args"]["phases_ms"]:
+            row = own[int(event["name"].split()[1]), event["pid"]]
+            assert event["args"]["phases_ms"] == pytest.approx({phase: getattr(row, f"{phase}_ms") for phase in PHASES})
+    export(Recording(recording), "csv", tmp_path / "tables", Selection())
+    with (tmp_path / "tables" / "steps.csv").open(newline="") as file:
+        for line in csv.DictReader(file):
+            row = own[int(line["step"]), int(line["rank"])]
+            assert line["exposed_ms"] == ("" if row.exposed_ms is None else str(row.exposed_ms))
+
+
+async def test_comparison(recording, truth):
+    """Its figures are medians over the steps, and say so."""
+    result = compare_recordings([recording, recording])
+    first = result["runs"][0]
+    assert first["step_ms_p50"] == pytest.approx(truth["step p50"])
+    clock = Clock()
+    spec = ReplaySpec("run.mcap", Recording(recording), 1.0, clock)
+    app = DashboardApp(spec, clock=clock, ticking=False, baseline=recording)
+    async with app.run_test(size=(160, 50)) as pilot:
+        await until(pilot, lambda: app.session.state.frames)
+        await pilot.press("full_stop", "6")
+        await until(pilot, lambda: app.session.over and "step ms" in screen_text(app))
+        text = screen_text(app)
+    names = {"step ms": "step", "exposed": "exposed_comm", "optim": "optimizer"}
+    values = {**first["phases_ms_p50"], "step": first["step_ms_p50"], "overlap": 100 * first["overlap_p50"]}
+    line = re.compile(
+        rf"^ *(step ms|{'|'.join((*values, 'exposed', 'optim'))}) +{NUMBER}(?: %)? +{NUMBER}", re.MULTILINE
+    )
+    for place, shown in (("Compare", text), ("compare", render_compare(result))):
+        assert "p50" in shown
+        cells = [(names.get(name, name), cell) for name, *both in line.findall(shown) for cell in both]
+        agree(place, cells, values, 2 * len(values))
