@@ -10,7 +10,10 @@ from ddpwatch.messages import DEFAULT_GROUP, Group
 
 
 def describe(group: dist.ProcessGroup) -> Group:
-    """The group's message; the sender fills in the rank. Name and members are empty if torch does not know the group."""
+    """The group's message, in which the sender fills in the rank.
+
+    Name and members are empty if torch does not know the group.
+    """
     try:
         name, ranks = str(group.group_name), sorted(dist.get_process_group_ranks(group))
     except (AttributeError, KeyError, ValueError, RuntimeError):

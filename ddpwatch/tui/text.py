@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -91,14 +91,22 @@ class Field:
 
 
 def fit(fields: Sequence[Field], width: int) -> list[tuple[str, str]]:
-    """Fits fields on one line, as ``(text, style)``: in full, or in short, or without the least important ones."""
+    """Fits fields on one line, as ``(text, style)``.
+
+    In full; or the least important ones, as few as possible, in short; or without them.
+    """
     chosen = [field for field in fields if field.full]
     for gap in (3, 2):
-        if _length(chosen, gap, False) <= width:
-            return _spaced(chosen, gap, False)
+        if _length(chosen, gap) <= width:
+            return _spaced(chosen, gap)
+    brief: list[Field] = []
+    for field in sorted(chosen, key=lambda field: field.priority, reverse=True):
+        brief.append(field)
+        if _length(chosen, 2, brief) <= width:
+            return _spaced(chosen, 2, brief)
     while chosen:
-        if _length(chosen, 2, True) <= width:
-            return _spaced(chosen, 2, True)
+        if _length(chosen, 2, chosen) <= width:
+            return _spaced(chosen, 2, chosen)
         if len(chosen) == 1:
             return [(shorten(chosen[0].short, width), chosen[0].style)]
         chosen.remove(max(chosen, key=lambda field: field.priority))
@@ -107,19 +115,20 @@ def fit(fields: Sequence[Field], width: int) -> list[tuple[str, str]]:
 
 def fits(fields: Sequence[Field], width: int, short: bool = False) -> bool:
     """Whether all the fields fit on one line, in full or in short."""
-    return _length([field for field in fields if field.full], 2, short) <= width
+    shown = [field for field in fields if field.full]
+    return _length(shown, 2, shown if short else ()) <= width
 
 
-def _length(fields: Sequence[Field], gap: int, short: bool) -> int:
-    texts = (cell_len(field.short if short else field.full) for field in fields)
+def _length(fields: Sequence[Field], gap: int, brief: Collection[Field] = ()) -> int:
+    texts = (cell_len(field.short if field in brief else field.full) for field in fields)
     sparks = (1 + cell_len(field.spark) for field in fields if field.spark)
     return sum(texts) + sum(sparks) + gap * max(len(fields) - 1, 0)
 
 
-def _spaced(fields: Sequence[Field], gap: int, short: bool) -> list[tuple[str, str]]:
+def _spaced(fields: Sequence[Field], gap: int, brief: Collection[Field] = ()) -> list[tuple[str, str]]:
     spaced: list[tuple[str, str]] = []
     for field in fields:
         spaced += [(" " * gap, "text")] if spaced else []
-        spaced.append((field.short if short else field.full, field.style))
+        spaced.append((field.short if field in brief else field.full, field.style))
         spaced += [(f" {field.spark}", "chart")] if field.spark else []
     return spaced
