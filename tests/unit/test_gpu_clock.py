@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddpwatch.probe.gpu_clock import EVENT_ERROR_NS, MAX_DRIFT_PPM, GpuClockMap, Passage
 
@@ -106,6 +108,23 @@ def test_the_truth_is_inside_the_stated_error(gpu: Callable[..., Gpu], ppm: floa
     found = list(followed(gpu(ppm=ppm, seed=seed), 600))
     assert len(found) > 400
     assert all(off <= error for _, off, error in found)
+
+
+@given(
+    ppm=st.floats(-60, 60),
+    busy_ms=st.integers(1, 2000),
+    host_ms=st.integers(1, 2000),
+    period=st.integers(1, 300),
+    lost=st.integers(0, 9),
+    events=st.integers(2, 8),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=50, deadline=None)
+def test_so_it_is_whatever_the_job(
+    ppm: float, busy_ms: int, host_ms: int, period: int, lost: int, events: int, seed: int
+) -> None:
+    gpu = Gpu(ppm, busy_ms * MS, host_ms * MS, every(period), events, seed=seed)
+    assert all(off <= error for _, off, error in followed(gpu, 300, lambda step: step % 10 < lost))
 
 
 @DRIFTS
