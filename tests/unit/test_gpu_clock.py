@@ -192,10 +192,12 @@ def test_a_jump_within_a_step() -> None:
 
 @pytest.mark.parametrize("ppm", [-90, 90])
 def test_bounds_age_within_a_long_step(ppm: int) -> None:
-    """Its first event has tight bounds, its last one, ten seconds later, has loose ones."""
+    """Its first event has tight bounds, its last one, ten seconds later, has loose ones. The next step's are tight."""
     clock, drift = GpuClockMap(), 10 * S * ppm // 1_000_000
     clock.observe([Passage(0, 0, 10 * US), Passage(10 * S, 9 * S, 11 * S)])
     assert abs(clock.host_ns(10 * S) - (10 * S + drift)) <= clock.error_ns(10 * S) < 2 * MS
+    clock.observe([Passage(10 * S, 10 * S + drift, 10 * S + drift + 10 * US)])
+    assert clock.epoch == 0
 
 
 def test_a_step_starts_where_the_one_before_it_ended() -> None:
