@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddpwatch.probe.gpu_clock import EVENT_ERROR_NS, MAX_DRIFT_PPM, GpuClockMap, Passage
 
@@ -108,6 +110,23 @@ def test_the_truth_is_inside_the_stated_error(gpu: Callable[..., Gpu], ppm: floa
     assert all(off <= error for _, off, error in found)
 
 
+@given(
+    ppm=st.floats(-60, 60),
+    busy_ms=st.integers(1, 2000),
+    host_ms=st.integers(1, 2000),
+    period=st.integers(1, 300),
+    lost=st.integers(0, 9),
+    events=st.integers(2, 8),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=50, deadline=None)
+def test_so_it_is_whatever_the_job(
+    ppm: float, busy_ms: int, host_ms: int, period: int, lost: int, events: int, seed: int
+) -> None:
+    gpu = Gpu(ppm, busy_ms * MS, host_ms * MS, every(period), events, seed=seed)
+    assert all(off <= error for _, off, error in followed(gpu, 300, lambda step: step % 10 < lost))
+
+
 @DRIFTS
 @pytest.mark.parametrize("seconds", [0.05, 1, 3])
 def test_a_job_that_synchronises_is_known_to_100_microseconds_within_10_seconds(ppm: float, seconds: float) -> None:
@@ -169,6 +188,16 @@ def test_a_jump_within_a_step() -> None:
     clock.observe([Passage(0, 1000 * MS, 1001 * MS), Passage(50 * MS, 500 * MS, 501 * MS)])
     assert 500 * MS - EVENT_ERROR_NS <= clock.host_ns(50 * MS) <= 501 * MS
     assert clock.error_ns(50 * MS) <= MS + 4 * US
+
+
+@pytest.mark.parametrize("ppm", [-90, 90])
+def test_bounds_age_within_a_long_step(ppm: int) -> None:
+    """Its first event has tight bounds, its last one, ten seconds later, has loose ones. The next step's are tight."""
+    clock, drift = GpuClockMap(), 10 * S * ppm // 1_000_000
+    clock.observe([Passage(0, 0, 10 * US), Passage(10 * S, 9 * S, 11 * S)])
+    assert abs(clock.host_ns(10 * S) - (10 * S + drift)) <= clock.error_ns(10 * S) < 2 * MS
+    clock.observe([Passage(10 * S, 10 * S + drift, 10 * S + drift + 10 * US)])
+    assert clock.epoch == 0
 
 
 def test_a_step_starts_where_the_one_before_it_ended() -> None:
