@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from typing import NamedTuple, cast
 
 from ddpwatch.analysis.across_ranks import BucketSkew, StepAcrossRanks
 from ddpwatch.analysis.step import BucketKey, backward_start
 from ddpwatch.messages import Step
 
 Bucket = tuple[int, int]  # module, index
+_Stamps = tuple["int | None", ...]  # ready, launch, done, exposed
 WORK_PER_CALL = 1024  # steps times ranks computed in one call, so that a large job does not freeze the screen
 
 
-@dataclass(frozen=True, slots=True)
-class BucketStep:
+class BucketStep(NamedTuple):
     """One bucket in one step, over its ranks. ``wait`` is the longest of any rank; ``busbw`` in bytes/s."""
 
     nbytes: int
@@ -106,8 +106,12 @@ class BucketTable:
 
 
 def _p50(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    """The median of the known values; `statistics.median` takes as long as all else here."""
+    known = sorted([value for value in values if value is not None])
+    if not known:
+        return None
+    half = len(known) // 2
+    return known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2
 
 
 def busbw(nbytes: int, transfer_ns: float | None, ranks: int) -> float | None:
@@ -129,36 +133,64 @@ def bus_bandwidths(across: StepAcrossRanks) -> dict[BucketKey, float | None]:
 
 def bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
     """Computes the buckets of one step."""
-    columns: dict[Bucket, list[tuple[float | None, float, float | None, float | None]]] = {}
+    ranks = {rank: across.facts_of(rank) for rank in across.members}
+    keys = next(iter(ranks.values())).keys if ranks else ()
+    if any(fact.keys is not keys for fact in ranks.values()) or any(turn for *_, turn in keys):
+        return _uneven_bucket_steps(across)
+    steps = [across.ranks[rank] for rank in ranks]
+    rows = zip(
+        _medians([_since_backward(step, step.comm_ready) for step in steps]),
+        _medians([_since_backward(step, step.comm_launch) for step in steps]),
+        _medians([_since_backward(step, step.comm_done) for step in steps]),
+        _medians([fact.exposed for fact in ranks.values()]),
+        strict=True,
+    )  # fmt: skip
+    sizes, skews, count = steps[-1].comm_bytes if steps else (), across.skew.buckets, len(steps)
+    return {
+        key[:2]: _bucket_step(nbytes, row, skews.get(key), count)
+        for key, nbytes, row in zip(keys, sizes, rows, strict=True)
+    }
+
+
+def _uneven_bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
+    """The same for ranks that launched different buckets, or one of them twice."""
+    columns: dict[Bucket, list[_Stamps]] = {}
     sizes: dict[Bucket, int] = {}
-    for rank in across.members:
-        step = across.ranks[rank]
-        exposed = across.facts_of(rank).exposed
-        for position, bucket in enumerate(zip(step.comm_module, step.comm_label, strict=True)):
-            columns.setdefault(bucket, []).append((*_stamps(step, position), exposed[position]))
-            sizes[bucket] = step.comm_bytes[position]
+    for rank, step in across.ranks.items():
+        buckets = list(zip(step.comm_module, step.comm_label, strict=True))
+        stamps = zip(
+            *(_since_backward(step, column) for column in (step.comm_ready, step.comm_launch, step.comm_done)),
+            across.facts_of(rank).exposed,
+            strict=True,
+        )
+        for bucket, row in zip(buckets, stamps, strict=True):
+            columns.setdefault(bucket, []).append(row)
+        sizes |= zip(buckets, step.comm_bytes, strict=True)
     skews = {key[:2]: bucket for key, bucket in reversed(across.skew.buckets.items())}  # the first turn of each
-    ranks = len(across)
-    return {bucket: _bucket_step(sizes[bucket], rows, skews.get(bucket), ranks) for bucket, rows in columns.items()}
+    return {
+        bucket: _bucket_step(
+            sizes[bucket], tuple(_p50(column) for column in zip(*rows, strict=True)), skews.get(bucket), len(across)
+        )
+        for bucket, rows in columns.items()
+    }
 
 
-def _stamps(step: Step, position: int) -> tuple[float | None, float, float | None]:
+def _since_backward(step: Step, column: Sequence[int | None]) -> Sequence[int | None]:
     origin = backward_start(step)
-    ready, done = step.comm_ready[position], step.comm_done[position]
-    return (
-        None if ready is None else ready - origin,
-        step.comm_launch[position] - origin,
-        None if done is None else done - origin,
-    )
+    return [None if at is None else at - origin for at in column]
 
 
-def _bucket_step(
-    nbytes: int,
-    rows: Sequence[tuple[float | None, float, float | None, float | None]],
-    skew: BucketSkew | None,
-    ranks: int,
-) -> BucketStep:
-    ready, launch, done, exposed = (_p50(column) for column in zip(*rows, strict=True))
+def _medians(columns: Sequence[Sequence[int | None]]) -> list[float | None]:
+    """Per bucket the median over the ranks, of a column per rank."""
+    if any(None in column for column in columns):
+        return [_p50(values) for values in zip(*columns, strict=True)]
+    half, odd = divmod(len(columns), 2)
+    ordered = map(sorted, zip(*cast("Sequence[Sequence[int]]", columns), strict=True))
+    return [values[half] if odd else (values[half - 1] + values[half]) / 2 for values in ordered]
+
+
+def _bucket_step(nbytes: int, row: Sequence[float | None], skew: BucketSkew | None, ranks: int) -> BucketStep:
+    ready, launch, done, exposed = row
     transfer = None if skew is None else skew.transfer
     return BucketStep(
         nbytes=nbytes,
