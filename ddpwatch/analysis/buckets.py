@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from statistics import median
+from typing import NamedTuple, cast
 
 from ddpwatch.analysis.across_ranks import BucketSkew, StepAcrossRanks
 from ddpwatch.analysis.step import BucketKey, backward_start
@@ -18,11 +18,11 @@ from ddpwatch.messages import ALL_REDUCE, CollectiveOp, Step
 
 Bucket = tuple[int, int]  # module, index
 NO_KEY: BucketKey = (-1, -1, -1, -1)
+_Stamps = tuple["int | None", ...]  # ready, launch, done, exposed
 WORK_PER_CALL = 1024  # steps times ranks computed in one call, so that a large job does not freeze the screen
 
 
-@dataclass(frozen=True, slots=True)
-class BucketStep:
+class BucketStep(NamedTuple):
     """One bucket in one step, over its ranks. ``wait`` is the longest of any rank; ``busbw`` in bytes/s."""
 
     nbytes: int
@@ -108,8 +108,12 @@ class BucketTable:
 
 
 def _p50(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    """The median of the known values; `statistics.median` takes as long as all else here."""
+    known = sorted([value for value in values if value is not None])
+    if not known:
+        return None
+    half = len(known) // 2
+    return known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2
 
 
 def busbw(nbytes: int, transfer_ns: float | None, ranks: int, op: CollectiveOp = ALL_REDUCE) -> float | None:
@@ -136,18 +140,44 @@ def bus_bandwidths(across: StepAcrossRanks) -> dict[BucketKey, float | None]:
 
 def bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
     """Computes the buckets of one step."""
-    columns: dict[Bucket, list[tuple[float | None, float, float | None, float | None]]] = {}
-    sizes: dict[Bucket, int] = {}
-    for rank in across.members:
-        step = across.ranks[rank]
-        exposed = across.facts_of(rank).exposed
-        for position, bucket in enumerate(zip(step.comm_module, step.comm_label, strict=True)):
-            columns.setdefault(bucket, []).append((*_stamps(step, position), exposed[position]))
-            sizes[bucket] = step.comm_bytes[position]
-    worst, compared, bandwidths = _worst(across.skew.buckets), across.skew.buckets, bus_bandwidths(across)
+    ranks = {rank: across.facts_of(rank) for rank in across.members}
+    keys = next(iter(ranks.values())).keys if ranks else ()
+    if any(fact.keys is not keys for fact in ranks.values()) or any(key[2] for key in keys):
+        return _uneven_bucket_steps(across)
+    steps = [across.ranks[rank] for rank in ranks]
+    rows = zip(
+        _medians([_since_backward(step, step.comm_ready) for step in steps]),
+        _medians([_since_backward(step, step.comm_launch) for step in steps]),
+        _medians([_since_backward(step, step.comm_done) for step in steps]),
+        _medians([fact.exposed for fact in ranks.values()]),
+        strict=True,
+    )  # fmt: skip
+    sizes, skews, bandwidths = steps[-1].comm_bytes if steps else (), across.skew.buckets, bus_bandwidths(across)
     return {
-        bucket: _bucket_step(sizes[bucket], rows, compared.get(key), bandwidths.get(key))
-        for bucket, rows in columns.items()
+        key[:2]: _bucket_step(nbytes, row, skews.get(key), bandwidths.get(key))
+        for key, nbytes, row in zip(keys, sizes, rows, strict=True)
+    }
+
+
+def _uneven_bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
+    """The same for ranks that launched different buckets, or one of them twice."""
+    columns: dict[Bucket, list[_Stamps]] = {}
+    sizes: dict[Bucket, int] = {}
+    for rank, step in across.ranks.items():
+        buckets = list(zip(step.comm_module, step.comm_label, strict=True))
+        stamps = zip(
+            *(_since_backward(step, column) for column in (step.comm_ready, step.comm_launch, step.comm_done)),
+            across.facts_of(rank).exposed,
+            strict=True,
+        )
+        for bucket, row in zip(buckets, stamps, strict=True):
+            columns.setdefault(bucket, []).append(row)
+        sizes |= zip(buckets, step.comm_bytes, strict=True)
+    worst, compared, bandwidths = _worst(across.skew.buckets), across.skew.buckets, bus_bandwidths(across)
+    medians = {bucket: tuple(_p50(column) for column in zip(*rows, strict=True)) for bucket, rows in columns.items()}
+    return {
+        bucket: _bucket_step(sizes[bucket], row, compared.get(key), bandwidths.get(key))
+        for bucket, row in medians.items()
         for key in [worst.get(bucket, NO_KEY)]
     }
 
@@ -162,23 +192,24 @@ def _worst(compared: Mapping[BucketKey, BucketSkew]) -> dict[Bucket, BucketKey]:
     return found
 
 
-def _stamps(step: Step, position: int) -> tuple[float | None, float, float | None]:
+def _since_backward(step: Step, column: Sequence[int | None]) -> Sequence[int | None]:
     origin = backward_start(step)
-    ready, done = step.comm_ready[position], step.comm_done[position]
-    return (
-        None if ready is None else ready - origin,
-        step.comm_launch[position] - origin,
-        None if done is None else done - origin,
-    )
+    return [None if at is None else at - origin for at in column]
+
+
+def _medians(columns: Sequence[Sequence[int | None]]) -> list[float | None]:
+    """Per bucket the median over the ranks, of a column per rank."""
+    if any(None in column for column in columns):
+        return [_p50(values) for values in zip(*columns, strict=True)]
+    half, odd = divmod(len(columns), 2)
+    ordered = map(sorted, zip(*cast("Sequence[Sequence[int]]", columns), strict=True))
+    return [values[half] if odd else (values[half - 1] + values[half]) / 2 for values in ordered]
 
 
 def _bucket_step(
-    nbytes: int,
-    rows: Sequence[tuple[float | None, float, float | None, float | None]],
-    skew: BucketSkew | None,
-    bandwidth: float | None,
+    nbytes: int, row: Sequence[float | None], skew: BucketSkew | None, bandwidth: float | None
 ) -> BucketStep:
-    ready, launch, done, exposed = (_p50(column) for column in zip(*rows, strict=True))
+    ready, launch, done, exposed = row
     transfer = None if skew is None else skew.transfer
     return BucketStep(
         nbytes=nbytes,

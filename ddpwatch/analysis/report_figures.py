@@ -88,11 +88,12 @@ class BucketSamples:
     def add(self, found: BucketStep) -> None:
         """Adds the bucket in one step."""
         self.nbytes = found.nbytes
-        for samples, value in (
-            (self.ready, found.ready), (self.launch, found.launch), (self.done, found.done),
-            (self.transfer, found.transfer), (self.exposed, found.exposed), (self.busbw, found.busbw),
-        ):  # fmt: skip
-            samples.add(value)
+        self.launch.values.append(found.launch)
+        self.ready.add(found.ready)
+        self.done.add(found.done)
+        self.transfer.add(found.transfer)
+        self.exposed.add(found.exposed)
+        self.busbw.add(found.busbw)
         if found.last_rank is not None:
             self.last[found.last_rank] += 1
 

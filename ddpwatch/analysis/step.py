@@ -61,7 +61,7 @@ def figures(step: Step) -> StepFigures:
     inside = _within(comm or [], step)
     exposed = subtract(inside, union(forward + backward)) if measured else _waits(step)
     comm_ns, exposed_ns = total(inside), total(exposed)
-    gaps, data = _within(_gaps(step), step), _within(union(step.data or ()), step)
+    gaps, data = _within(_gaps(step), step), _data_of(step)
     claims = {
         "forward": forward,
         "backward": backward,
@@ -107,6 +107,11 @@ def _waits(step: Step) -> Intervals:
     return _within(union((span.start, span.end) for span in step.spans if span.phase == "sync"), step)
 
 
+def _data_of(step: Step) -> Intervals:
+    """When the rank waited for data, as far as the step goes."""
+    return _within(union(step.data), step) if step.data else []
+
+
 def _within(intervals: Intervals, step: Step) -> Intervals:
     """The part of the intervals inside the step; nearly always all of it."""
     if not intervals or (intervals[0][0] >= 0 and intervals[-1][1] <= step.duration_ns):
@@ -125,8 +130,7 @@ def spans_of(step: Step) -> dict[str, Intervals]:
 
 def named_stretches(step: Step) -> list[tuple[str, int, int]]:
     """What the training thread did, as (name, start, end) from the step's start: waits for data, then the spans."""
-    waits = _within(union(step.data or ()), step)
-    return [*(("data", start, end) for start, end in waits), *((s.phase, s.start, s.end) for s in step.spans)]
+    return [*(("data", start, end) for start, end in _data_of(step)), *((s.phase, s.start, s.end) for s in step.spans)]
 
 
 def comm_of(step: Step) -> Intervals | None:
