@@ -76,8 +76,9 @@ class Lease:
         words = self._words
         if not 0 < words[_DEADLINE] - now <= LONGEST_NS:
             return 0
-        older, newer = sorted((words[_FIRST_TERM], words[_SECOND_TERM]))
-        term = newer if newer >> _BUDGET_BITS <= step else older
+        term, other = words[_FIRST_TERM], words[_SECOND_TERM]
+        if other >> _BUDGET_BITS <= step and (other > term or term >> _BUDGET_BITS > step):
+            term = other
         return min(term & _BUDGET_MASK, FULL_PPM) if term >> _BUDGET_BITS <= step else 0
 
 
