@@ -22,10 +22,11 @@ from typing import Final, Literal, get_args
 Phase = Literal["", "input", "forward", "between", "backward", "sync", "optimizer"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 _CODES: Final = {phase: code for code, phase in enumerate(PHASES)}
-_HEAD: Final = struct.Struct("<8sQB")
-_STEP: Final = struct.Struct("<Q")
+_HEAD: Final = struct.Struct("<8sQB7xQ")
+_COUNT: Final = struct.Struct("<Q")
 _STEP_AT: Final = 8
 _PHASE_AT: Final = 16
+_TURN_AT: Final = 24
 _MAGIC: Final = b"ddpwbox1"
 _BUCKETS_AT: Final = 64
 SIZE: Final = 4096
@@ -33,11 +34,12 @@ SIZE: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class LastState:
-    """Step, phase and the indices of the buckets that were launched and not done."""
+    """Step, phase, the indices of the buckets that were launched and not done, and the step's turn (`StepRecord`)."""
 
     step: int
     phase: Phase
     in_flight: list[int]
+    turn: int = 0
 
 
 class BlackBox:
@@ -45,7 +47,7 @@ class BlackBox:
 
     def __init__(self) -> None:
         self._page: bytearray | mmap.mmap = bytearray(SIZE)
-        _HEAD.pack_into(self._page, 0, _MAGIC, 0, _CODES["input"])
+        _HEAD.pack_into(self._page, 0, _MAGIC, 0, _CODES["input"], 0)
 
     def open(self, path: Path | None) -> None:
         """Moves into a new file; None changes nothing.
@@ -59,9 +61,10 @@ class BlackBox:
         page[:] = bytes(self._page)
         self._page = page
 
-    def begin_step(self, step: int) -> None:
-        """Notes the number of the step that starts."""
-        _STEP.pack_into(self._page, _STEP_AT, step)
+    def begin_step(self, step: int, turn: int) -> None:
+        """Notes the number and the turn of the step that starts."""
+        _COUNT.pack_into(self._page, _STEP_AT, step)
+        _COUNT.pack_into(self._page, _TURN_AT, turn)
 
     def enter(self, phase: Phase) -> None:
         """Notes the phase that starts. One byte: this runs several times a step, in cold caches."""
@@ -102,8 +105,8 @@ def read(path: Path | None) -> LastState | None:
         return None
     if len(page) != SIZE:
         return None
-    magic, step, code = _HEAD.unpack_from(page)
+    magic, step, code, turn = _HEAD.unpack_from(page)
     if magic != _MAGIC or code >= len(PHASES):
         return None
     in_flight = [bucket for bucket, flag in enumerate(page[_BUCKETS_AT:]) if flag]
-    return LastState(step, PHASES[code], in_flight)
+    return LastState(step, PHASES[code], in_flight, turn)

@@ -208,7 +208,7 @@ def _use_box(path: Path | None) -> None:
     box = blackbox.BlackBox()
     box.open(path)
     try:
-        box.begin_step(7)
+        box.begin_step(7, 7)
         last = blackbox.read(path)
         if last is None or last.step != 7:
             raise OSError("what is written into a page of it cannot be read")

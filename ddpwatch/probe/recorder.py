@@ -412,7 +412,7 @@ class StepRecorder:
         else:
             self._unsynced += 1
         self.steps += 1
-        self.box.begin_step(self.steps)
+        self.box.begin_step(self.steps, self._synced + self._unsynced)
         try:
             if self.gpu is not None:
                 self.gpu.follow(record)

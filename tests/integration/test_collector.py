@@ -156,17 +156,17 @@ def test_ranks_may_sample_more_while_somebody_looks(stage: Stage) -> None:
             read_until(dashboard, lambda seen: len(messages(seen, Status)) > 2, "the collector's ticks")
             assert budgets() == [0, 0, 0, 0]  # it is not known where the ranks are
             box.open(path)
-            box.begin_step(99)
+            box.begin_step(99, 99)
             wait_for_budget(nobody, 10_000)
             assert budgets() == [0, 0, 0, 10_000]
-            box.begin_step(10**9)  # from there on the next budget can hold
+            box.begin_step(10**9, 10**9)  # from there on the next budget can hold
             with live(stage.info, 50_000):
                 wait_for_budget(nobody, 50_000)
                 assert budgets()[-1] == 10_000
                 assert rank.budget_ppm(2 * 10**9, time.monotonic_ns()) == 50_000
-                box.begin_step(2 * 10**9)
+                box.begin_step(2 * 10**9, 2 * 10**9)
             wait_for_budget(nobody, 10_000)
-            box.begin_step(3 * 10**9)
+            box.begin_step(3 * 10**9, 3 * 10**9)
         wait_for_budget(nobody, None)
         assert rank.budget_ppm(4 * 10**9, time.monotonic_ns()) == 0
         stage.finish()

@@ -44,12 +44,12 @@ def test_a_box_is_in_memory_though_the_run_directory_is_not(memory: Path, on_dis
     assert memory in path.parents
     assert stat.S_IMODE(path.parent.lstat().st_mode) == 0o700
     box = BlackBox()
-    box.begin_step(7)
+    box.begin_step(7, 5)
     box.open(path)
     box.enter("backward")
     box.launch(2)
     assert stat.S_IMODE(path.lstat().st_mode) == 0o600
-    assert blackbox.read(rundir.blackbox("r", 3)) == blackbox.LastState(7, "backward", [2])
+    assert blackbox.read(rundir.blackbox("r", 3)) == blackbox.LastState(7, "backward", [2], 5)
     rundir.remove("r")
     assert not list(memory.rglob("*.box*"))
 
