@@ -41,6 +41,9 @@ from ddpwatch.probe.process_group import ReducerGroup
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.recorder import StepRecorder
 
+# Comm hooks that let the reducer all-reduce, so they are seen like none: that of DDP's own mixed precision.
+THROUGH_REDUCER = frozenset({"_reducer_allreduce_and_upcast_hook"})
+
 
 class _ModuleHook:
     """A forward hook that copies and pickles as one that does nothing, so that the watched model stays portable."""
@@ -119,7 +122,8 @@ class DdpProbe:
         self._compute_end_callback = self._guarded(self._compute_end)
         self._end_callback = self._guarded(self._backward_end)
         self._observed = True  # whether this backward's collectives are seen
-        self.foreign_hook = comm_hook_of(ddp)
+        hook = comm_hook_of(ddp)
+        self.foreign_hook = "" if hook in THROUGH_REDUCER else hook
         self.reducer_group: ReducerGroup | None = None
         self._group_hooks: GroupHooks | None = None
         self._observe(ddp)

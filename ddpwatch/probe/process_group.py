@@ -93,7 +93,8 @@ class ReducerGroup:
             return
         group, made = ddp.process_group, _timed_groups.setdefault(ddp, [])
         view = next((known for known in made if known.inner is group), None)
-        if view is None:  # the first, or the module was given another group
+        is_new = view is None  # the first, or the module was given another group
+        if view is None:
             view = TimedGroup(group, self._observer)
             made.append(view)
             self.timed = False
@@ -101,6 +102,8 @@ class ReducerGroup:
         if timed != self.timed:
             self.timed = timed
             ddp.reducer._update_process_group(view if timed else group)
+        if is_new and not comm_hook_of(ddp).startswith("Builtin"):  # that keeps the group that it was made with
+            made[:] = [view]
 
     def release(self, ddp: DistributedDataParallel, in_backward: bool) -> None:
         """Gives the reducer the module's own group back, and drops the timed one where nothing can hold it.

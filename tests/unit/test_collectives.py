@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import _reducer_allreduce_and_upcast_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.probe import completion
 from ddpwatch.probe.collectives import GroupHooks
 from ddpwatch.probe.completion import drain
 from ddpwatch.probe.hooks import DdpProbe
-from ddpwatch.probe.process_group import TimedGroup
+from ddpwatch.probe.process_group import TimedGroup, _timed_groups
 from ddpwatch.probe.record import BucketRecord, StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 from tests.support.probe import LAYERS, NAP_S, FutureGroup, Watched, assert_launches_lie_between_the_naps, gloo_group
@@ -38,6 +39,20 @@ def test_a_comm_hook_that_was_there_before_is_left_alone() -> None:
     backward = next(span for span in steps[3].spans if span.phase == "backward")
     assert steps[3].comm_launch[3] - backward.start > 2 * NAP_S * 1e9
     assert_launches_lie_between_the_naps(steps[3], watched, late_ns=watched.longest_forward_ns)
+
+
+def test_the_comm_hook_of_mixed_precision_is_seen_through_the_reducer() -> None:
+    """DDP's own cannot run on a CPU: this one has its name, and also lets the reducer all-reduce."""
+
+    def hook(ddp: DistributedDataParallel, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return ddp.reducer._run_allreduce_hook(bucket)
+
+    hook.__annotations__.clear()  # DDP refuses them as texts
+    hook.__name__ = hook.__qualname__ = _reducer_allreduce_and_upcast_hook.__name__
+    watched = Watched(prepare=lambda ddp: ddp.register_comm_hook(ddp, hook))
+    steps = watched.train(4)
+    assert (watched.probe.foreign_hook, watched.probe.timed) == ("", True)
+    assert all(len(step.comm_done) == LAYERS and None not in step.comm_done for step in steps[1:])
 
 
 def test_a_comm_hook_that_comes_later_is_seen_and_shown_as_it_was_given() -> None:
@@ -61,6 +76,8 @@ def test_a_module_that_is_given_another_group_is_seen_on(monkeypatch: pytest.Mon
     watched.ddp._update_process_group(other)
     steps = watched.train(3)
     assert all(None not in step.comm_done for step in steps)
+    assert [group.id == 0 for group in watched.groups] == [True, False]
+    assert [view.inner for view in _timed_groups[watched.ddp]] == [other]  # the group before can be let go
 
 
 def test_a_thread_of_the_group_keeps_its_python_state() -> None:
