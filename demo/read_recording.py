@@ -27,7 +27,7 @@ for rank in run.ranks():
 
 # %% The figures of `ddpwatch report --json`.
 metrics = run.metrics()
-print("overlap", metrics["overlap"], "parts", metrics["phases_ms"])
+print("overlap", metrics["overlap"], "phases", metrics["phases_ms"])
 
 # %% Typed rows: which rank launched last, step by step?
 late = Counter(row.rank for row in run.steps() if row.late_ms is not None and row.wait_ms == 0)

@@ -40,7 +40,8 @@ HELP = """\
 SIGNS = """\
 [b]Everywhere[/b]  times are means over the newest full steps, lateness and
             buckets p50 of the newest 50 steps; "–" means not known
-  [b]▒[/b] forward  [b]▓[/b] backward  [b]░[/b] optimizer  [b]█[/b] communication  [b]╱[/b] exposed
+  [b]▒[/b] forward  [b]▓[/b] backward  [b]░[/b] optimizer  [b]█[/b] communication
+  [b]╱[/b] exposed  [b]≈[/b] waiting for data
   A pause freezes the views, not a live run. Faded figures are stale."""
 
 

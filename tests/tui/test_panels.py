@@ -225,6 +225,12 @@ class TestHistoryAndSplit:
 
     def test_split_adds_up_to_the_step(self):
         rows = plain(paint_split(overview(run()).ranks, 60, 6))
+        unseen = plain(paint_split(overview([hello(0, 1), *(step(0, n, data=None) for n in range(20))]).ranks, 60, 6))
+        assert unseen[2].split()[:4] == ["0", "–", "2.0", "28.0"]
+        narrow = plain(
+            paint_split(overview(run()).ranks, 34, 6)
+        )  # whole milliseconds where there is no room for tenths
+        assert narrow[2].split() == ["0", "1.0", "1.0", "28", "49", "10", "4.0", "7.0"]
         assert rows[2].split() == ["0", "1.0", "1.0", "28.0", "49.0", "10.0", "4.0", "7.0"]
 
 

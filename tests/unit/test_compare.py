@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch.analysis.compare import RunSeries, compare
+from ddpwatch.analysis.compare import RunSeries, changes, compare
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.selection import Selection
@@ -27,7 +27,7 @@ def series(
         value = (100 + memory + (50 if dice.random() < 0.02 else 0)) * slower + exposed
         run.step.append(value)
         for phase in PHASES:
-            run.phases[phase].append(exposed if phase == "exposed_comm" else (value - exposed) / 5)
+            run.phases[phase].append(exposed if phase == "exposed_comm" else (value - exposed) / (len(PHASES) - 1))
     return run
 
 
@@ -66,7 +66,7 @@ def test_noise_that_could_hide_much_is_not_called_equal() -> None:
     def noisy(name: str, seed: int) -> RunSeries:
         dice, run = random.Random(seed), RunSeries(name)
         run.step = [dice.uniform(50, 150) for _ in range(60)]
-        run.phases = {phase: [value / 6 for value in run.step] for phase in PHASES}
+        run.phases = {phase: [value / len(PHASES) for value in run.step] for phase in PHASES}
         return run
 
     found = compare(noisy("A", 1), noisy("B", 2))
@@ -136,3 +136,13 @@ def test_percentages(text: str, meant: float) -> None:
 def test_what_is_no_percentage(text: str) -> None:
     with pytest.raises(UsageError):
         parse_percent(text)
+
+
+def test_a_gap_of_which_one_run_knows_the_waits_is_no_cause() -> None:
+    """In older recordings all of the gap is 'between'; in newer ones, the waits for data are not part of it."""
+    old, new = series("old", 1), series("new", 2)
+    old.step, old.phases["data"] = [value + 30 for value in old.step], []
+    old.phases["between"] = [value + 30 for value in old.phases["between"]]
+    assert compare(new, old).verdict == "slower"
+    assert compare(new, old).phase == ""
+    assert changes(new, old)["between"] is None

@@ -32,7 +32,7 @@ def paint_split(ranks: Sequence[RankLine], width: int, height: int, first: int =
     canvas.put(1, 0, "where a step goes, ms", "heading")
     cell = max((width - _GUTTER) // len(PHASE_STYLES), 1)
     for column, (_, full, short, _, _) in enumerate(PHASE_STYLES):
-        canvas.put(_GUTTER + column * cell, 1, f"{full if cell > 8 else short:>{cell - 1}}", "dim")
+        canvas.put(_GUTTER + column * cell, 1, f"{full if cell > 8 else short[: cell - 1]:>{cell - 1}}", "dim")
     first = min(max(first, 0), max(len(ranks) - max((height - 2) // 2, 1), 0))
     shown = ranks[first : first + max(height - 1, 0) // 2]
     longest = max((sum(row.summary.phases_ns.values()) for row in shown), default=0)
@@ -48,7 +48,13 @@ def _paint_rank(canvas: Canvas, row: RankLine, y: int, cell: int, longest: float
     room = canvas.width - _GUTTER - 1
     for column, (phase, _, _, style, glyph) in enumerate(PHASE_STYLES):
         text_style = "warn" if phase == "exposed_comm" and phases.get(phase) else "text"
-        canvas.put(_GUTTER + column * cell, y, f"{ms(phases.get(phase)):>{cell - 1}}", text_style)
+        canvas.put(_GUTTER + column * cell, y, f"{_fitted(phases.get(phase), cell - 1):>{cell - 1}}", text_style)
         end = x + (phases.get(phase, 0.0) * room / longest if longest else 0.0)
         canvas.fill(round(x), round(end), y + 1, glyph, style)
         x = end
+
+
+def _fitted(ns: float | None, width: int) -> str:
+    """In ms; whole ones where there is no room for tenths."""
+    text = ms(ns)
+    return text if ns is None or len(text) <= width else f"{ns / 1e6:.0f}"

@@ -24,7 +24,7 @@ class BucketsView(RunView):
     KEYS = (("↑↓", "select"), ("Enter", "detail"), ("s", "sort by"), ("o", "order"))
     DEFINITIONS = """\
   ready, launch, done  from the start of the first backward, p50 over
-            ranks and the newest 50 steps
+            the ranks, then over the newest 50 steps
   wait      from its first launch on any rank to its last
   transfer  from its last launch to its last completion
   exposed   the part of launch to done without computation on the rank

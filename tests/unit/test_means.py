@@ -1,0 +1,101 @@
+"""The one statistic for time, worked out by hand, and over which rank-steps it is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpwatch.analysis.means import STARTING_STEPS, MeanBuilder, Sums, merged
+from ddpwatch.analysis.step import PHASES, StepFigures
+from ddpwatch.report.text import render_report
+from tests.support import frames
+from tests.unit.test_analysis import make_step, run
+
+PHASE_NS = st.integers(0, 10**12)
+
+
+def figure(step: int, comm: int | None = 0, exposed: int | None = 0, **phases: int) -> StepFigures:
+    return StepFigures(step, {"exposed_comm": exposed or 0, **phases}, comm, exposed, None, [])
+
+
+def test_the_example_in_the_docs() -> None:
+    """docs/metrics.md works it out by hand."""
+    builder = MeanBuilder()
+    builder.add(20, {0: figure(100, 30, 10), 1: figure(100, 20, 0)})
+    builder.add(21, {0: figure(120, 50, 30), 1: figure(120, 20, 20)})
+    ranks = builder.ranks()
+    total = merged(ranks.values())
+    assert (total.step_ns, total.comm_ns, total.exposed_ns, total.overlap) == (110, 30, 15, 0.5)
+    assert [ranks[rank].exposed_ns for rank in (0, 1)] == [20, 10]
+    assert total.phases_ns["exposed_comm"] == 15
+    overlaps = [20 / 30, 20 / 50, 20 / 20, 0 / 20]
+    assert sum(overlaps) / 4 == pytest.approx(0.52, abs=0.005)
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries({phase: PHASE_NS for phase in PHASES if phase != "data"}, optional={"data": PHASE_NS}),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_means_of_phases_add_up(steps: list[dict[str, int]]) -> None:
+    sums = Sums(StepFigures(sum(phases.values()), phases, 0, 0, None, []) for phases in steps)
+    assert sum(sums.known_phases_ns.values()) == pytest.approx(sums.step_ns, rel=1e-12)
+    assert (sums.phases_ns["data"] is None) == any("data" not in phases for phases in steps)
+
+
+def mean_of(*steps: tuple[int, dict[int, StepFigures]]) -> tuple[float | None, int]:
+    """The mean step of the given (number, figures), and how many steps it is over."""
+    builder = MeanBuilder()
+    for number, figures in steps:
+        builder.add(number, figures)
+    return merged(builder.ranks().values()).step_ns, builder.steps
+
+
+def test_they_are_over_the_full_steps_that_all_ranks_sent() -> None:
+    both, shadow = {0: figure(10), 1: figure(10)}, {0: figure(70, None, None), 1: figure(70, None, None)}
+    half = {0: figure(10), 1: figure(70, None, None)}
+    alone = {0: figure(70)}
+    assert mean_of((20, both), (21, shadow), (22, half), (23, alone)) == (10, 1)
+    assert mean_of((20, shadow), (21, {0: figure(30, None, None)})) == (70, 1)  # no completion is measured
+    assert mean_of() == (None, 0)
+
+
+def test_the_first_steps_are_left_out_once_there_are_others() -> None:
+    first = [(number, {0: figure(90)}) for number in range(STARTING_STEPS)]
+    later = [(STARTING_STEPS + number, {0: figure(10)}) for number in range(3)]
+    assert mean_of(*first, *later) == (10, 3)
+    assert mean_of(*first, *later[:2])[1] == STARTING_STEPS + 2
+
+
+def test_without_completions_nothing_is_said_of_communication() -> None:
+    sums = Sums([figure(10, None, None), figure(10, 5, 5)])
+    assert (sums.comm_ns, sums.exposed_ns, sums.overlap, sums.step_ns) == (None, None, None, 10)
+
+
+def test_communication_is_at_least_what_is_exposed_of_it() -> None:
+    """Of shadow steps only the wait is known, here 91 ms, and most steps are shadows."""
+    builder = run(late_ms=30)
+    for number in range(20, 60):
+        for rank in (0, 1):
+            step = make_step(rank, number, buckets=[(40, None), (70, None)], status="shadow")
+            step.spans[2].end += 80_000_000
+            step.duration_ns += 80_000_000
+            builder.apply(step)
+    report = builder.report()
+    assert report["phases_ms"]["exposed_comm"] == report["overlap"]["exposed_ms"] == 10
+    assert report["overlap"]["comm_ms"] == 35
+    assert sum(ms for ms in report["phases_ms"].values() if ms) == pytest.approx(report["steps"]["step_ms"])
+    assert "step 100.0 ms, overlap 71 %, communication 35.0 ms, of that exposed 10.0 ms" in render_report(
+        {**report, "findings": []}
+    )
+
+
+def test_a_shadow_step_without_launches_has_not_hidden_its_communication() -> None:
+    """On a GPU, shadow steps carry no launches: that is unknown, not nothing."""
+    empty = {f"comm_{name}": [] for name in ("module", "label", "bytes", "ready", "launch", "done")}
+    found = frames.state_of([frames.hello(0, 1), *(frames.shadow(0, n, **empty) for n in range(1, 20))]).recent()
+    assert found[-1].figures[0].exposed_ns is None
+    assert found[-1].figures[0].phases_ns["exposed_comm"] == 10 * frames.MS
