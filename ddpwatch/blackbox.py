@@ -26,7 +26,7 @@ _HEAD: Final = struct.Struct("<8sQB7xQ")
 _COUNT: Final = struct.Struct("<Q")
 _STEP_AT: Final = 8
 _PHASE_AT: Final = 16
-_TURN_AT: Final = 24
+_SLOT_AT: Final = 24
 _MAGIC: Final = b"ddpwbox1"
 _BUCKETS_AT: Final = 64
 SIZE: Final = 4096
@@ -34,12 +34,12 @@ SIZE: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class LastState:
-    """Step, phase, the indices of the buckets that were launched and not done, and the step's turn (`StepRecord`)."""
+    """Step, phase, the indices of the buckets that were launched and not done, and the step's slot (`StepRecord`)."""
 
     step: int
     phase: Phase
     in_flight: list[int]
-    turn: int = 0
+    slot: int = 0
 
 
 class BlackBox:
@@ -61,10 +61,10 @@ class BlackBox:
         page[:] = bytes(self._page)
         self._page = page
 
-    def begin_step(self, step: int, turn: int) -> None:
-        """Notes the number and the turn of the step that starts."""
+    def begin_step(self, step: int, slot: int) -> None:
+        """Notes the number and the slot of the step that starts."""
         _COUNT.pack_into(self._page, _STEP_AT, step)
-        _COUNT.pack_into(self._page, _TURN_AT, turn)
+        _COUNT.pack_into(self._page, _SLOT_AT, slot)
 
     def enter(self, phase: Phase) -> None:
         """Notes the phase that starts. One byte: this runs several times a step, in cold caches."""
@@ -105,8 +105,8 @@ def read(path: Path | None) -> LastState | None:
         return None
     if len(page) != SIZE:
         return None
-    magic, step, code, turn = _HEAD.unpack_from(page)
+    magic, step, code, slot = _HEAD.unpack_from(page)
     if magic != _MAGIC or code >= len(PHASES):
         return None
     in_flight = [bucket for bucket, flag in enumerate(page[_BUCKETS_AT:]) if flag]
-    return LastState(step, PHASES[code], in_flight, turn)
+    return LastState(step, PHASES[code], in_flight, slot)

@@ -64,15 +64,15 @@ class Attention:
 
     def _grant(self, page: LeasePage, ppm: int, now: int) -> None:
         """Grants from a step on that no rank has reached, unless the budget before still waits for its own."""
-        turn = self._open_turn()
-        if turn is not None and turn >= page.first_turn:
-            page.grant(ppm, turn + LEAD_STEPS + self._steps_in(LEAD_NS), now)
+        slot = self._open_slot()
+        if slot is not None and slot >= page.first_slot:
+            page.grant(ppm, slot + LEAD_STEPS + self._steps_in(LEAD_NS), now)
 
-    def _open_turn(self) -> int | None:
-        """The turn that the rank in front is in, by the black boxes."""
+    def _open_slot(self) -> int | None:
+        """The slot that the rank in front is in, by the black boxes."""
         running = (rank for rank, entry in self._ranks.items() if entry.ended is None)
         boxes = (blackbox.read(rundir.blackbox(self._run_id, rank)) for rank in running)
-        return max((box.turn for box in boxes if box is not None), default=None)
+        return max((box.slot for box in boxes if box is not None), default=None)
 
     def _steps_in(self, ns: int) -> int:
         """How many steps a rank finishes in that time, by the newest step that came."""

@@ -100,7 +100,7 @@ def derive_launches(
         known = base + min(ready, latest) if ready else None
         row = base + latest, layout.module, bucket.index, bucket.nbytes, known, None, None, layout.group, seq
         record.derived.append(BucketColumns(*row))
-    if stats is not None and is_sampled(record.turn, HOOKS_PERIOD):
+    if stats is not None and is_sampled(record.slot, HOOKS_PERIOD):
         _add_hook_fires(layout, stats, forward_end_ns, record)
 
 

@@ -56,17 +56,36 @@ class BucketRecord:
 class StepRecord:
     """A step being recorded. Stamps are absolute ns; `message` makes them offsets.
 
-    ``step`` is the rank's own count. ``turn`` is the number by which all ranks choose alike what to record: how many
+    ``step`` is the rank's own count. ``slot`` is the number by which all ranks choose alike what to record: how many
     steps with synchronised gradients there were, and steps since then. A skipped batch does not change it for long.
     """
 
     __slots__ = (
-        "backwards", "buckets", "clock_error_ns", "cpu_ns", "data", "derived", "end", "epoch", "first_seq", "hooks",
-        "last_hook", "later", "own_ns", "reductions", "resolved", "spans", "start", "status", "step", "turn", "untimed",
+        "backwards",
+        "buckets",
+        "clock_error_ns",
+        "cpu_ns",
+        "data",
+        "derived",
+        "end",
+        "epoch",
+        "first_seq",
+        "hooks",
+        "last_hook",
+        "later",
+        "own_ns",
+        "reductions",
+        "resolved",
+        "slot",
+        "spans",
+        "start",
+        "status",
+        "step",
+        "untimed",
     )  # fmt: skip
 
     def __init__(self, step: int, start: int) -> None:
-        self.step = self.turn = step
+        self.step = self.slot = step
         self.start = start
         self.end = start
         self.status: StepStatus = "ok"

@@ -137,10 +137,10 @@ class StepRecorder:
             if end is None:
                 self._cpu_ns = self._cpu_clock()
             self.current = StepRecord(self.steps, now if end is None else max(end, self._activity_end))
-            self.current.turn = self._synced + self._unsynced
+            self.current.slot = self._synced + self._unsynced
             self._activity_end, self._syncs = 0, False
             self._report_validation()
-            self.current.status = self._level(self.current.turn, now)
+            self.current.status = self._level(self.current.slot, now)
             self.shadow = self.current.status != FULL  # no call of levels here: it runs with cold caches
             self._forwards = 0
         self._forwards += 1
@@ -153,14 +153,14 @@ class StepRecorder:
             self._drop_forwards(self.current, now)
         self._enter("forward", now)
 
-    def _level(self, turn: int, now: int) -> StepStatus:
+    def _level(self, slot: int, now: int) -> StepStatus:
         """How much of the step that starts is recorded. Only an optimizer is sure to end an unwatched one."""
         if self.sampling is None:
             return FULL
-        self.sampling.follow(self.lease.budget_ppm(turn, now))
-        if self._optimizer_seen and self.sampling.is_unwatched(turn):
+        self.sampling.follow(self.lease.budget_ppm(slot, now))
+        if self._optimizer_seen and self.sampling.is_unwatched(slot):
             return UNWATCHED
-        return SHADOW if self.sampling.is_shadow(turn) else FULL
+        return SHADOW if self.sampling.is_shadow(slot) else FULL
 
     def _feed(self, record: StepRecord) -> None:
         """Gives the step the waits for data since the last forward; [] if its DataLoader had nothing to wait for.

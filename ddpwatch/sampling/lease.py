@@ -71,15 +71,15 @@ class Lease:
             if words[_KIND] == _kind():
                 self._words = words
 
-    def budget_ppm(self, turn: int, now: int) -> int:
+    def budget_ppm(self, slot: int, now: int) -> int:
         """The budget for a step that starts now (monotonic ns), as millionths of it; 0 without a lease."""
         words = self._words
         if not 0 < words[_DEADLINE] - now <= LONGEST_NS:
             return 0
         term, other = words[_FIRST_TERM], words[_SECOND_TERM]
-        if other >> _BUDGET_BITS <= turn and (other > term or term >> _BUDGET_BITS > turn):
+        if other >> _BUDGET_BITS <= slot and (other > term or term >> _BUDGET_BITS > slot):
             term = other
-        return min(term & _BUDGET_MASK, FULL_PPM) if term >> _BUDGET_BITS <= turn else 0
+        return min(term & _BUDGET_MASK, FULL_PPM) if term >> _BUDGET_BITS <= slot else 0
 
 
 class LeasePage:
@@ -103,16 +103,16 @@ class LeasePage:
         return self._newest() & _BUDGET_MASK if now < self._words[_DEADLINE] else 0
 
     @property
-    def first_turn(self) -> int:
-        """The first turn (see `StepRecord`) of the budget granted last."""
+    def first_slot(self) -> int:
+        """The first slot (see `StepRecord`) of the budget granted last."""
         return self._newest() >> _BUDGET_BITS
 
-    def grant(self, ppm: int, first_turn: int, now: int) -> None:
-        """Grants another budget, 0 for none, from a turn on that is later than the first one of the budget before."""
+    def grant(self, ppm: int, first_slot: int, now: int) -> None:
+        """Grants another budget, 0 for none, from a slot on that is later than the first one of the budget before."""
         if now >= self._words[_DEADLINE]:  # what has run out must not come back before that step
             self._words[_FIRST_TERM] = self._words[_SECOND_TERM] = 0
         older = min(_FIRST_TERM, _SECOND_TERM, key=self._words.__getitem__)
-        self._words[older] = first_turn << _BUDGET_BITS | ppm
+        self._words[older] = first_slot << _BUDGET_BITS | ppm
 
     def renew(self, now: int) -> None:
         """Lets what is granted hold for `LEASE_NS` from now on."""

@@ -439,5 +439,5 @@ def test_a_skipped_batch_does_not_change_what_the_ranks_choose() -> None:
         taking.optimize()
     taking.recorder.finish()
     leaving.recorder.finish()
-    assert [(record.step, record.turn) for record in taking.records] == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (5, 4)]
-    assert [(record.step, record.turn) for record in leaving.records] == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]
+    assert [(record.step, record.slot) for record in taking.records] == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (5, 4)]
+    assert [(record.step, record.slot) for record in leaving.records] == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]
