@@ -34,14 +34,25 @@ class _Lead:
         self.newest = -1
         self.numbers: OrderedDict[int, int] = OrderedDict()
         self._synced: set[int] = set()
+        self._inherited = -1  # the newest sequence number of the rank that led before
+
+    def hand_over(self, rank: int) -> None:
+        """Makes another rank the lead. What it sends from before is matched like any peer's."""
+        self.rank = rank
+        self._inherited = next(reversed(self.numbers), -1)
+
+    def starts_again(self, rank: int, seq: int) -> bool:
+        """Whether the group counts from the start again, as far as its lead shows."""
+        return rank == self.rank and seq > self._inherited and self.has_passed(seq)
 
     def note(self, number: int, seq: int | None) -> None:
         """Takes a step of the lead."""
-        self.newest = number
-        if seq is None:
+        self.newest = max(self.newest, number)
+        if seq is None or seq <= self._inherited:
             return
-        if self.numbers and seq <= next(reversed(self.numbers)):  # the group counts from the start again
+        if self.has_passed(seq):  # the group counts from the start again
             self.numbers.clear()
+            self._synced.clear()
         self.numbers[seq] = number
         self._synced.add(number)
         if len(self.numbers) > KEEP_NUMBERS:
@@ -85,6 +96,7 @@ class StepMatcher:
         self._groups: dict[int, int] = {}  # in which a rank issued the first collective of its newest step
         self._offsets: dict[int, int] = {}  # the run's number less the rank's own
         self._held: dict[int, deque[Step]] = {}
+        self._gone: set[int] = set()
 
     def add(self, step: Step) -> Iterator[NumberedStep]:
         """Takes one rank's next step; yields those that have a number now."""
@@ -93,23 +105,25 @@ class StepMatcher:
             yield step.step, step
             return
         self._groups[rank] = group
+        self._gone.discard(rank)
         held = self._held.setdefault(rank, deque())
         held.append(step)
         if self._takes_the_lead(rank, group):
-            self._leads[group] = _Lead(rank)
+            self._leads.setdefault(group, _Lead(rank)).hand_over(rank)
         yield from self._released(rank, at_least=len(held) - HOLD_STEPS)
         if (lead := self._leads.get(group)) is not None and lead.rank == rank:
             for follower in self._held:
                 yield from self._released(follower)
 
     def leave(self, rank: int) -> Iterator[NumberedStep]:
-        """Takes the end of a rank. If it was a lead, nobody waits for its steps any longer."""
-        for group in [group for group, lead in self._leads.items() if lead.rank == rank]:
-            yield from self.rest(group)
-            del self._leads[group]
-            self._held.pop(rank)
-            if others := [other for other in self._held if self._groups[other] == group]:
-                self._leads[group] = _Lead(min(others))
+        """Takes the end of a rank. If it was a lead, the next rank leads, and nobody waits for its steps any longer."""
+        self._gone.add(rank)
+        for group, lead in self._leads.items():
+            if lead.rank == rank:
+                peers = sorted(peer for peer in self._held if self._groups[peer] == group)
+                lead.hand_over(next((peer for peer in peers if peer not in self._gone), rank))
+                for peer in peers:
+                    yield from self._released(peer)
 
     def rest(self, group: int | None = None) -> Iterator[NumberedStep]:
         """Yields the steps that are held back, of one group or of all."""
@@ -121,7 +135,7 @@ class StepMatcher:
         """Whether a rank that sends is to be the lead: the lowest of the group, as far as one can tell by now."""
         lead = self._leads.get(group)
         if lead is not None:
-            return rank < lead.rank
+            return rank < lead.rank or lead.rank in self._gone
         members = self._members(group)
         return members is None or rank <= members[0] or len(self._held[rank]) > HOLD_STEPS
 
@@ -142,7 +156,7 @@ class StepMatcher:
         lead = self._leads.get(self._groups[step.rank])
         if lead is None:
             return True
-        if lead.rank == step.rank:
+        if lead.rank == step.rank or lead.rank in self._gone:
             return False
         if step.comm_first_seq is not None:
             return not lead.has_passed(step.comm_first_seq)
@@ -151,11 +165,10 @@ class StepMatcher:
     def _numbered(self, step: Step) -> Iterator[NumberedStep]:
         group, seq = self._group_of(step), step.comm_first_seq
         lead = None if group is None else self._leads.get(group)
-        if lead is not None and lead.rank != step.rank:
-            if seq is not None:
-                self._offsets[step.rank] = lead.number_of(seq, self._counted_on(step)) - step.step
-            elif _is_alone(step) and lead.synced(self._counted_on(step)):
-                return
+        if lead is not None and seq is not None and not lead.starts_again(step.rank, seq):
+            self._offsets[step.rank] = lead.number_of(seq, self._counted_on(step)) - step.step
+        elif lead is not None and lead.rank != step.rank and _is_alone(step) and lead.synced(self._counted_on(step)):
+            return
         number = self._counted_on(step)
         for other, first in _firsts(step):
             if (counting := self._leads.get(other)) is not None and counting.rank == step.rank:

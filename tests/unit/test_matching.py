@@ -130,3 +130,14 @@ def test_without_the_lowest_rank_the_next_one_leads() -> None:
     assert [found[3, number + 3] for number in range(HOLD_STEPS, HOLD_STEPS + 9)] == [
         number + 2 for number in range(HOLD_STEPS, HOLD_STEPS + 9)
     ]
+
+
+def test_what_comes_after_the_goodbye_of_the_lead_is_still_matched() -> None:
+    """Rank 1 skipped a batch in the end, which nobody could know before; rank 2 follows rank 1 from then on."""
+    matcher = StepMatcher(members)
+    for one in (synced(0, 0, 1), synced(0, 1, 3), alone(0, 2), synced(0, 3, 6)):
+        list(matcher.add(one))
+    list(matcher.leave(0))
+    steps = [synced(2, 0, 1), synced(1, 0, 1), synced(1, 1, 3), synced(1, 2, 6), synced(1, 3, 8), synced(2, 9, 8)]
+    found = [(one.rank, number) for each in steps for number, one in matcher.add(each)]
+    assert found == [(2, 0), (1, 0), (1, 1), (1, 3), (1, 4), (2, 4)]
