@@ -34,7 +34,7 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest --numprocesses 4 --ignore tests/integration
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile tests/integration
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --reruns 1 -raR tests/integration
 
 check: install
 	$(BIN)/ruff check .
