@@ -660,7 +660,7 @@ def main() -> None:
             continue
         for stream in (sys.stdout, sys.stderr):
             print(f"== {name}", file=stream, flush=True)
-        faulthandler.dump_traceback_later(45)  # a hang says where it hangs
+        faulthandler.dump_traceback_later(200)  # a hang says where it hangs; a compiler without a cache takes long
         torch.manual_seed(7)
         begin = time.monotonic_ns()
         try:
