@@ -54,32 +54,43 @@ def missing_steps(before: Step | None, step: Step) -> int:
 
 def figures(step: Step) -> StepFigures:
     """Computes the figures of one step."""
-    phases = spans_of(step)
-    forward, backward, optimizer = (_within(phases[name], step) for name in ("forward", "backward", "optimizer"))
     comm = comm_of(step)
     measured = comm is not None
     inside = _within(comm or [], step)
-    exposed = subtract(inside, union(forward + backward)) if measured else _waits(step)
+    claims = _claims(step, inside if measured else None)
+    exposed = claims["exposed_comm"]
     comm_ns, exposed_ns = total(inside), total(exposed)
+    return StepFigures(
+        step_ns=step.duration_ns,
+        phases_ns=split(step.duration_ns, claims) if is_watched(step.status) else {},
+        comm_ns=comm_ns if measured else None,
+        exposed_ns=exposed_ns if measured else None,
+        overlap=(comm_ns - exposed_ns) / comm_ns if measured and comm_ns else None,
+        exposed=exposed,
+    )
+
+
+def claims_of(step: Step) -> dict[str, Intervals]:
+    """When the rank was in each of the `PHASES` but "other", from the step's start; they may overlap (see `split`)."""
+    comm = comm_of(step)
+    return _claims(step, None if comm is None else _within(comm, step))
+
+
+def _claims(step: Step, comm: Intervals | None) -> dict[str, Intervals]:
+    phases = spans_of(step)
+    forward, backward, optimizer = (_within(phases[name], step) for name in ("forward", "backward", "optimizer"))
     gaps, data = _within(_gaps(step), step), _data_of(step)
     claims = {
         "forward": forward,
         "backward": backward,
-        "exposed_comm": exposed,
+        "exposed_comm": _waits(step) if comm is None else subtract(comm, union(forward + backward)),
         "optimizer": optimizer,
         "data": data,
         "between": subtract(gaps, data) if data else gaps,
     }
     if step.data is None:
         del claims["data"]
-    return StepFigures(
-        step_ns=step.duration_ns,
-        phases_ns=_split(step.duration_ns, claims) if is_watched(step.status) else {},
-        comm_ns=comm_ns if measured else None,
-        exposed_ns=exposed_ns if measured else None,
-        overlap=(comm_ns - exposed_ns) / comm_ns if measured and comm_ns else None,
-        exposed=exposed,
-    )
+    return claims
 
 
 def bucket_keys(step: Step) -> tuple[BucketKey, ...]:
@@ -147,7 +158,7 @@ def starts_of(step: Step) -> list[int]:
     return [launch if at is None else at for launch, at in zip(step.comm_launch, step.comm_start, strict=True)]
 
 
-def _split(duration_ns: int, claims: dict[str, Intervals]) -> dict[str, int]:
+def split(duration_ns: int, claims: dict[str, Intervals]) -> dict[str, int]:
     """Splits the step. The first of several phases gets what they all claim; "other" gets what none of them claims."""
     sizes = {name: total(claim) for name, claim in claims.items()}
     claimed = total(union(chain.from_iterable(claims.values())))
@@ -157,7 +168,7 @@ def _split(duration_ns: int, claims: dict[str, Intervals]) -> dict[str, int]:
             sizes[name] = total(subtract(claim, taken))
             taken = union(taken + claim)
     sizes["other"] = duration_ns - claimed
-    return {name: sizes[name] for name in PHASES if name in sizes}
+    return {name: sizes[name] for name in (*(name for name in sizes if name not in PHASES), *PHASES) if name in sizes}
 
 
 def _gaps(step: Step) -> Intervals:

@@ -1,0 +1,292 @@
+"""Where a run's time goes: every nanosecond of every rank into exactly one account.
+
+A wait is split at the last launch: before it, the last rank is waited for; after it, the transfer is what takes time.
+At each instant of exposed communication, the first collective that is in flight decides, in launch order. In a shadow
+step no completion is known: there, a backward that waits for its buckets waits for the first one that some rank has not
+launched yet.
+
+Of an unwatched step only the duration is known: it is split like the watched step, among the newest ones, that took
+most nearly as long.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ddpwatch.analysis.across_ranks import BucketSkew, RankFacts, StepAcrossRanks
+from ddpwatch.analysis.diagnosis.incident import AccountName
+from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, total_within, union
+from ddpwatch.analysis.step import BucketKey, claims_of, split
+from ddpwatch.messages import Mark, Step
+from ddpwatch.sampling.levels import is_watched
+
+AccountKey = tuple[AccountName, str]  # its name, and the phase
+Pauses = Mapping[str, Intervals]  # by phase, absolute
+
+PAUSE_PHASES = {  # by a mark's kind
+    "gc": "gc",
+    "save": "checkpoint",
+    "compile": "compilation",
+    "validation": "validation",
+}
+NOBODY = -1  # waited for whichever of several ranks was last: their clocks do not show which
+REFERENCES = 8  # newest watched steps: what an unwatched one may resemble
+LIKE = 1.25  # an unwatched step that took longer than the most similar watched one, by this factor, is not like it
+KEEP_MARKS = 64  # per rank, that no step has covered yet
+
+_KEYS: dict[str, AccountKey] = {
+    "forward": ("compute", "forward"),
+    "backward": ("compute", "backward"),
+    "optimizer": ("compute", "optimizer"),
+    "data": ("input", "data"),
+    "between": ("other", "between"),
+    "other": ("other", ""),
+    **{phase: ("pause", phase) for phase in PAUSE_PHASES.values()},
+}
+_TRANSFER: AccountKey = ("transfer", "exposed_comm")
+_EXPOSED: AccountKey = ("exposed", "exposed_comm")
+_STARTUP: AccountKey = ("startup", "")
+_UNWATCHED: AccountKey = ("other", "unwatched")
+_UNSEEN: AccountKey = ("other", "unseen")
+_ABORTED: AccountKey = ("other", "aborted")
+
+
+@dataclass(slots=True)
+class StepSplit:
+    """One step's rank-time (ns).
+
+    Attributes:
+        accounts: All of it but the waits.
+        waits: By the rank that was waited for.
+        pauses: By rank, how long it paused since its step before, by phase.
+        longest_ns: Duration on the slowest rank.
+        like: The watched step that an unwatched one was split like.
+    """
+
+    step: int
+    longest_ns: int = 0
+    like: int | None = None
+    accounts: Counter[AccountKey] = field(default_factory=Counter)
+    waits: Counter[int] = field(default_factory=Counter)
+    pauses: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Of all ranks."""
+        return self.accounts.total() + self.waits.total()
+
+
+class ExposedSplit(NamedTuple):
+    """What a rank's exposed communication was: waits by the last rank, transfer, and what cannot be split (ns)."""
+
+    waits: dict[int, int]
+    transfer: int
+    unknown: int
+
+
+def split_exposed(facts: RankFacts, exposed: Intervals, buckets: Mapping[BucketKey, BucketSkew]) -> ExposedSplit:
+    """Splits one rank's exposed communication.
+
+    Args:
+        facts: The rank's share of the step.
+        exposed: When its communication was exposed, absolute (ns).
+        buckets: The launches compared; buckets that cannot be compared are missing.
+    """
+    size = total(exposed)
+    if not size or not buckets:
+        return ExposedSplit({}, 0, size)
+    if None in facts.exposed or facts.figures.comm_ns is None:
+        return _split_wait(facts, exposed, buckets, size)
+    waits: dict[int, int] = {}
+    transfer, free = 0, 0
+    for key, start, done, own in zip(facts.keys, facts.start, facts.done, facts.exposed, strict=True):
+        assert done is not None
+        since, free = max(start, free), max(free, done)
+        if own and (skew := buckets.get(key)) is not None:
+            _wait(waits, skew, total_within(exposed, since, min(skew.last, done)))
+            transfer += total_within(exposed, max(since, skew.last), done)
+    return ExposedSplit(waits, transfer, size - transfer - sum(waits.values()))
+
+
+def _split_wait(
+    facts: RankFacts, exposed: Intervals, buckets: Mapping[BucketKey, BucketSkew], size: int
+) -> ExposedSplit:
+    """Of a rank without completions: when the backward only waited for its buckets."""
+    waits: dict[int, int] = {}
+    reached = exposed[0][0]
+    for key in facts.keys:
+        skew = buckets.get(key)
+        if skew is None:
+            return ExposedSplit({}, 0, size)
+        if skew.last > reached:
+            _wait(waits, skew, total_within(exposed, reached, skew.last))
+            reached = skew.last
+    return ExposedSplit(waits, size - sum(waits.values()), 0)
+
+
+def _wait(waits: dict[int, int], skew: BucketSkew, ns: int) -> None:
+    if ns:
+        rank = NOBODY if skew.last_rank is None else skew.last_rank
+        waits[rank] = waits.get(rank, 0) + ns
+
+
+class Ledger:
+    """Splits step after step, and adds up.
+
+    Attributes:
+        accounts: All but the waits (ns).
+        waits: By the rank that was waited for (ns).
+        watched_ns: Rank-time of watched steps.
+    """
+
+    def __init__(self) -> None:
+        self.accounts: Counter[AccountKey] = Counter()
+        self.waits: Counter[int] = Counter()
+        self.watched_ns = 0
+        self._ends: dict[int, int] = {}  # of each rank's newest step, absolute
+        self._numbers: dict[int, int] = {}  # each rank's own count
+        self._marks: dict[int, deque[tuple[str, int, int]]] = {}
+        self._references: deque[tuple[float, StepSplit]] = deque(maxlen=REFERENCES)
+
+    @property
+    def rank_ns(self) -> int:
+        """From each rank's first step to the end of its newest one, added up."""
+        return self.accounts.total() + self.waits.total()
+
+    def mark(self, mark: Mark) -> None:
+        """Takes a mark of a pause."""
+        phase = PAUSE_PHASES.get(mark.kind)
+        if phase is not None and mark.end_ns is not None:
+            marks = self._marks.setdefault(mark.rank, deque(maxlen=KEEP_MARKS))
+            marks.append((phase, mark.start_ns, mark.end_ns))
+
+    def add(self, across: StepAcrossRanks) -> StepSplit:
+        """Takes the next step; returns its split."""
+        found = StepSplit(across.step, across.longest_ns)
+        steps = list(across.ranks.values()) if self._marks or not across.counted else None
+        pauses = self._pauses(steps or (), found)
+        if across.counted:
+            self._split_watched(across, found, pauses)
+        else:
+            self._split_other(across, found, pauses)
+        self.accounts.update(found.accounts)
+        self.waits.update(found.waits)
+        self._add_gaps(across, pauses)
+        return found
+
+    def _pauses(self, steps: Iterable[Step], found: StepSplit) -> dict[int, Pauses]:
+        """The pauses of each rank since its step before; notes how long they were within this one."""
+        pauses: dict[int, Pauses] = {}
+        for step in steps:
+            marks = self._marks.get(step.rank)
+            if not marks:
+                continue
+            end = step.start_ns + step.duration_ns
+            by_phase: dict[str, Intervals] = {}
+            for phase, since, until in marks:
+                if since < end:
+                    by_phase.setdefault(phase, []).append((since, until))
+            self._marks[step.rank] = deque((mark for mark in marks if mark[2] > end), maxlen=KEEP_MARKS)
+            if by_phase:
+                own = pauses[step.rank] = {phase: union(several) for phase, several in by_phase.items()}
+                window = [(self._ends.get(step.rank, step.start_ns), end)]
+                found.pauses[step.rank] = {phase: total(intersect(times, window)) for phase, times in own.items()}
+        return pauses
+
+    def _split_watched(self, across: StepAcrossRanks, found: StepSplit, pauses: Mapping[int, Pauses]) -> None:
+        buckets = across.skew.buckets
+        accounts, duration = found.accounts, 0
+        for rank, facts in across.all_facts().items():
+            step = across.ranks[rank]
+            start, duration = step.start_ns, duration + step.duration_ns
+            exposed = [(start + since, start + until) for since, until in facts.figures.exposed]
+            phases: Mapping[str, int] = facts.figures.phases_ns
+            if rank in pauses:
+                phases, exposed = _with_pauses(step, exposed, pauses[rank])
+            for phase, ns in phases.items():
+                if ns and phase != "exposed_comm":
+                    accounts[_KEYS[phase]] += ns
+            if exposed:
+                waits, transfer, unknown = split_exposed(facts, exposed, buckets)
+                found.waits.update(waits)
+                accounts[_TRANSFER] += transfer
+                accounts[_EXPOSED] += unknown
+        self.watched_ns += duration
+        self._references.append((duration / max(len(across), 1), found))
+
+    def _split_other(self, across: StepAcrossRanks, found: StepSplit, pauses: Mapping[int, Pauses]) -> None:
+        """Of a step that does not count."""
+        steps = list(across.ranks.values())
+        duration = sum(step.duration_ns for step in steps)
+        statuses = {step.status for step in steps}
+        if "warmup" in statuses or not self._references:
+            found.accounts[_ABORTED if "aborted" in statuses else _STARTUP] += duration
+        elif "aborted" in statuses:
+            found.accounts[_ABORTED] += duration
+        else:
+            mean = duration / len(steps)
+            like = min(self._references, key=lambda reference: abs(reference[0] - mean))[1]
+            found.like = like.step
+            _split_rest(found, len(steps), _scale(like, found, duration))
+        if all(is_watched(status) for status in statuses):
+            self.watched_ns += duration
+
+    def _add_gaps(self, across: StepAcrossRanks, pauses: Mapping[int, Pauses]) -> None:
+        """What lies between a rank's step before and this one: a validation, a checkpoint, or steps that never came."""
+        for rank, step in across.ranks.items():
+            start, end, number = step.start_ns, step.start_ns + step.duration_ns, step.step
+            before = self._ends.get(rank, start)
+            if start > before:
+                missing = number > self._numbers.get(rank, number) + 1
+                self._add_gap(before, start, pauses.get(rank, {}), _UNSEEN if missing else _KEYS["other"])
+            self._ends[rank], self._numbers[rank] = max(end, before), number
+
+    def _add_gap(self, start: int, end: int, pauses: Pauses, rest: AccountKey) -> None:
+        left: Intervals = [(start, end)]
+        for phase, stretches in pauses.items():
+            self.accounts[_KEYS[phase]] += total(intersect(left, stretches))
+            left = subtract(left, stretches)
+        self.accounts[rest] += total(left)
+
+
+def _with_pauses(step: Step, exposed: Intervals, pauses: Pauses) -> tuple[dict[str, int], Intervals]:
+    """A rank's phases and exposed communication without its pauses, and these as phases of their own."""
+    start = step.start_ns
+    window = [(0, step.duration_ns)] if step.duration_ns else []
+    relative = {
+        phase: intersect([(since - start, until - start) for since, until in stretches], window)
+        for phase, stretches in pauses.items()
+    }
+    phases = split(step.duration_ns, {**relative, **claims_of(step)})
+    for stretches in pauses.values():
+        exposed = subtract(exposed, stretches)
+    return phases, exposed
+
+
+def _scale(like: StepSplit, found: StepSplit, duration: int) -> int:
+    """Splits a duration as another step was; returns what goes far beyond that one's length."""
+    size = like.total
+    part = min(duration, int(LIKE * size))
+    scaled = {key: ns * part // size for key, ns in like.accounts.items()} if size else {}
+    waits = {rank: ns * part // size for rank, ns in like.waits.items()} if size else {}
+    found.accounts.update(scaled)
+    found.waits.update(waits)
+    rounding = part - sum(scaled.values()) - sum(waits.values())
+    found.accounts[max(scaled, key=scaled.__getitem__, default=_UNWATCHED)] += rounding
+    return duration - part
+
+
+def _split_rest(found: StepSplit, ranks: int, rest: int) -> None:
+    """Splits what an unwatched step took longer than others; one rank's marks may explain it."""
+    paused = {rank: sum(phases.values()) for rank, phases in found.pauses.items()}
+    rank = max(paused, key=paused.__getitem__, default=None)
+    if rank is not None and 2 * paused[rank] * ranks >= rest > 0:
+        phase = max(found.pauses[rank], key=found.pauses[rank].__getitem__)
+        own = rest // ranks
+        found.accounts[_KEYS[phase]] += own
+        found.waits[rank] += rest - own
+    else:
+        found.accounts[_UNWATCHED] += rest

@@ -1,0 +1,129 @@
+"""Why a rank is late: the phase, the bucket and the parameter, gathered over its late steps."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.diagnosis.accounts import PAUSE_PHASES, StepSplit
+
+COMPARED_PHASES = ("data", "between", "forward", "backward", "optimizer")
+MANY_RANKS = 16  # among so many, one more or less does not change a median
+REFERENCE_RANKS = 4  # whose gradients are compared with the late rank's
+KEEP_HOOKED = 8  # newest late steps with hook fires
+_PAUSES = frozenset(PAUSE_PHASES.values())
+
+
+class StepFacts:
+    """One step with its split, and what a typical rank spent on each phase (ns)."""
+
+    def __init__(self, across: StepAcrossRanks, split: StepSplit) -> None:
+        self.across = across
+        self.split = split
+        self._typical: dict[str, float | None] = {}
+
+    def excess(self, rank: int, peers: Sequence[int]) -> dict[str, float]:
+        """How much longer than its peers a rank spent on each phase, and all that it paused before or in the step."""
+        own = self.across.figures[rank].phases_ns
+        found: dict[str, float] = {}
+        for phase in COMPARED_PHASES:
+            others = self._others(phase, rank, peers)
+            if phase in own and others is not None:
+                found[phase] = own[phase] - others
+        for phase, ns in self.split.pauses.get(rank, {}).items():
+            found[phase] = found.get(phase, 0) + ns
+        return found
+
+    def _others(self, phase: str, rank: int, peers: Sequence[int]) -> float | None:
+        if len(peers) == len(self.across) > MANY_RANKS:
+            if phase not in self._typical:
+                self._typical[phase] = self._median(phase, peers)
+            return self._typical[phase]
+        return self._median(phase, [peer for peer in peers if peer != rank])
+
+    def _median(self, phase: str, ranks: Sequence[int]) -> float | None:
+        figures = self.across.figures
+        values = [value for rank in ranks if (value := figures[rank].phases_ns.get(phase)) is not None]
+        return median(values) if values else None
+
+
+class Cause:
+    """Why one rank is late.
+
+    Args:
+        rank: The rank.
+        peers: The ranks of its group.
+    """
+
+    def __init__(self, rank: int, peers: Sequence[int]) -> None:
+        self.steps = 0
+        self._rank = rank
+        self._peers = peers
+        self._excess: Counter[str] = Counter()
+        self._buckets: Counter[int] = Counter()
+        self._hooked: deque[dict[int, int]] = deque(maxlen=KEEP_HOOKED)
+
+    def add(self, facts: StepFacts, late_ns: int) -> None:
+        """Takes a late step."""
+        self.steps += 1
+        for phase, excess in facts.excess(self._rank, self._peers).items():
+            self._excess[phase] += int(excess)
+        bucket = _first_late_bucket(facts.across, self._rank, late_ns)
+        if bucket is not None:
+            self._buckets[bucket] += 1
+        if delays := _delays(facts.across, self._rank, self._peers):
+            self._hooked.append(delays)
+
+    def phase(self, late_ns: float) -> tuple[str, float]:
+        """The phase that explains at least half of the lateness, and by how much it is longer (ns); "" if none does.
+
+        A pause explains it before the phase that it lies in.
+        """
+        if not self.steps:
+            return "", 0.0
+        means = {phase: excess / self.steps for phase, excess in self._excess.items()}
+        pauses = {phase: ns for phase, ns in means.items() if phase in _PAUSES and 2 * ns >= late_ns}
+        phase = max(pauses or means, key=means.__getitem__, default="")
+        return (phase, means[phase]) if phase and 2 * means[phase] >= late_ns else ("", 0.0)
+
+    @property
+    def bucket(self) -> int | None:
+        """The first bucket that it launches late, in most late steps."""
+        return self._buckets.most_common(1)[0][0] if self._buckets else None
+
+    def param(self, late_ns: float) -> int | None:
+        """The first parameter, in firing order, whose gradient comes late by at least half of that."""
+        if not self._hooked:
+            return None
+        for param in self._hooked[-1]:
+            if 2 * median(delays[param] for delays in self._hooked if param in delays) >= late_ns:
+                return param
+        return None
+
+
+def _first_late_bucket(across: StepAcrossRanks, rank: int, late_ns: int) -> int | None:
+    """The first bucket, in launch order, that shows at least half of the lateness."""
+    facts, buckets = across.facts_of(rank), across.skew.buckets
+    for key, launch in zip(facts.keys, facts.launch, strict=True):
+        if key in buckets and 2 * (launch - buckets[key].first) >= late_ns:
+            return key[1]
+    return None
+
+
+def _delays(across: StepAcrossRanks, rank: int, peers: Sequence[int]) -> dict[int, int]:
+    """How much later than on its peers each gradient came, in firing order (ns); empty if hooks were not seen."""
+    own = across.ranks[rank]
+    others = [across.ranks[peer] for peer in peers if peer != rank][:REFERENCE_RANKS]
+    if not own.hook_param or not others:
+        return {}
+    fires: list[Mapping[int, int]] = [
+        {param: step.start_ns + at for param, at in zip(step.hook_param, step.hook_ns, strict=True)} for step in others
+    ]
+    delays: dict[int, int] = {}
+    for param, at in zip(own.hook_param, own.hook_ns, strict=True):
+        seen = [fired[param] for fired in fires if param in fired]
+        if seen:
+            delays[param] = own.start_ns + at - int(median(seen))
+    return delays

@@ -1,0 +1,108 @@
+"""A late rank's incident while it grows: its late steps, why, and what the others waited for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ddpwatch.analysis.diagnosis.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.cause import Cause, StepFacts
+from ddpwatch.analysis.diagnosis.incident import Kind
+from ddpwatch.analysis.diagnosis.lateness import Streak
+
+TREND_STEPS = 48  # watched, before a trend is judged
+TREND_GROWTH = 0.5  # how much of the lateness at the end has to have come over time
+TREND_FIT = 0.5  # share of the variance that a straight line explains
+
+
+class LateRank:
+    """One rank's streak of late steps.
+
+    Attributes:
+        streak: Its late steps.
+        cause: Why.
+        peers: The ranks of its group.
+        span_ns: Rank-time from the first late step to the last.
+    """
+
+    def __init__(self, streak: Streak, peers: Sequence[int]) -> None:
+        self.streak = streak
+        self.peers = tuple(peers)
+        self.cause = Cause(streak.rank, self.peers)
+        self.span_ns = 0
+        self._all_ns = self._struck_ns = 0  # waits in all steps of the span, and in the late ones
+        self._pending: list[int] = [0, 0, 0]  # span, all and struck since the last late step
+
+    def catch_up(self, splits: Iterable[StepSplit], recent: Iterable[StepFacts]) -> None:
+        """Takes the steps since its first late one."""
+        for split in splits:
+            if split.step >= self.streak.since:
+                self.add_split(split)
+        for facts in recent:
+            self.add_facts(facts)
+
+    def add_facts(self, facts: StepFacts) -> None:
+        """Takes a watched step, to find out why it was late, if it was."""
+        late = self._late_in(facts.across.step)
+        if late is not None and self.streak.rank in facts.across.members:
+            self.cause.add(facts, late)
+
+    def add_split(self, split: StepSplit) -> None:
+        """Takes the waits of any step."""
+        waited = split.waits.get(self.streak.rank, 0)
+        late = self._late_in(split.step if split.like is None else split.like)
+        pending = self._pending
+        pending[0] += split.total
+        pending[1] += waited
+        pending[2] += 0 if late is None else waited
+        if split.step <= self.streak.until:
+            self.span_ns += pending[0]
+            self._all_ns += pending[1]
+            self._struck_ns += pending[2]
+            self._pending = [0, 0, 0]
+
+    def _late_in(self, step: int) -> int | None:
+        """By how much it was late in one of the newest watched steps; None if it was not."""
+        for struck, late in reversed(self.streak.struck):
+            if struck <= step:
+                return late if struck == step else None
+        return None
+
+    @property
+    def cost_ns(self) -> int:
+        """What all others waited for it: in all steps if nearly all are late, else in the late ones."""
+        return self._all_ns if self.streak.constant else self._struck_ns
+
+    @property
+    def gain(self) -> float | None:
+        """By how much a step would be shorter without it, as a share."""
+        others = len(self.peers) - 1
+        ranks = max(len(self.peers), 1)
+        return self.cost_ns / others / (self.span_ns / ranks) if others and self.span_ns else None
+
+    def kind(self, phase: str) -> Kind:
+        """What kind of incident it is, if that phase is why."""
+        if not self.streak.constant:
+            return "intermittent"
+        if phase == "data":
+            return "slow_input"
+        return "drift" if self._grows() else "straggler"
+
+    def _grows(self) -> bool:
+        """Whether it has become later and later, in a straight line."""
+        struck = self.streak.struck
+        if len(struck) < TREND_STEPS:
+            return False
+        slope, fit, end = _line(list(struck))
+        grown = slope * (struck[-1][0] - struck[0][0])
+        return grown >= TREND_GROWTH * end > 0 and fit >= TREND_FIT
+
+
+def _line(points: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
+    """The straight line through points: its slope, the share of variance it explains, and its value at the last."""
+    count = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
+    xx = sum((x - mean_x) ** 2 for x, _ in points)
+    xy = sum((x - mean_x) * (y - mean_y) for x, y in points)
+    yy = sum((y - mean_y) ** 2 for _, y in points)
+    slope = xy / xx if xx else 0.0
+    return slope, slope * xy / yy if yy else 0.0, mean_y + slope * (points[-1][0] - mean_x)

@@ -1,0 +1,88 @@
+"""How late is too late: what is noise in a group of alike ranks, and how often chance alone goes beyond it.
+
+In each step, every rank's *deviation* is how much later than the median rank of its group it launched the step's last
+bucket. Ranks that are alike exceed a threshold alike, and rarely. So a rank is named by counting: it exceeded a
+threshold in more of the newest steps than chance explains. ``docs/diagnosis.md`` derives the rate of false alarms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import comb, log10
+from typing import NamedTuple
+
+WINDOWS = (5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # newest steps, counted again and again
+KEEP_STEPS = WINDOWS[-1]
+FALSE_ALARMS = 1e-6  # per step and group, at most: all ranks, windows and thresholds together
+_GRID = 16  # probabilities per factor of ten
+_NORMAL_QUARTILE = 0.6745  # of the normal distribution, in standard deviations
+_NEVER = 1 << 30
+
+
+class Threshold(NamedTuple):
+    """When a deviation counts.
+
+    Attributes:
+        ns, share: At least: that long, and that share of a step.
+        deviations: At least: so many standard deviations.
+        clean: How often an alike rank exceeds it, before anything is known of this job. Noise with heavier tails
+            than a normal distribution's is allowed for.
+        floor: How seldom it may be taken to do so, whatever was seen.
+    """
+
+    ns: float
+    share: float
+    deviations: float
+    clean: float
+    floor: float
+
+    def at(self, scale_ns: float, step_ns: float) -> float:
+        """The threshold in ns, for noise and steps of that size."""
+        return max(self.ns, self.share * step_ns, self.deviations * scale_ns)
+
+
+LOW = Threshold(ns=2e6, share=0.03, deviations=1.5, clean=0.15, floor=0.05)
+HIGH = Threshold(ns=2e6, share=0.04, deviations=4.0, clean=0.01, floor=0.005)
+THRESHOLDS = (LOW, HIGH)
+CLEAN_WEIGHT = 64  # how many steps of a rank what is assumed of clean ranks counts for
+
+
+def deviations(launches: Sequence[int]) -> list[int]:
+    """How much later than the median rank each rank launched (ns); of two ranks, than the other."""
+    if len(launches) == 2:
+        first, second = launches
+        return [first - second, second - first]
+    middle = sorted(launches)[(len(launches) - 1) // 2]
+    return [launch - middle for launch in launches]
+
+
+def scale(values: Sequence[int]) -> float:
+    """The standard deviation of noise (ns), from the shortest stretch that holds half of the values.
+
+    Half of the values may be anything: a rank that is always late, or every second step.
+    """
+    ordered, count = sorted(values), len(values)
+    half = (count + 1) // 2
+    if half < 2:
+        return 0.0
+    width = min(high - low for low, high in zip(ordered, ordered[half - 1 :], strict=False))
+    return width / 2 / _NORMAL_QUARTILE * (1 + 4 / count)
+
+
+def alarm_count(window: int, probability: float, ranks: int) -> int:
+    """How many of the newest ``window`` steps have to exceed a threshold, to name one of so many ranks."""
+    step = -int(-log10(probability) * _GRID)  # rounded up
+    return _alarm_count(window, step, ranks.bit_length())
+
+
+@lru_cache(maxsize=65536)
+def _alarm_count(window: int, grid: int, doublings: int) -> int:
+    probability = min(0.99, 10 ** (grid / _GRID))
+    allowed = FALSE_ALARMS / (len(WINDOWS) * len(THRESHOLDS) * 2**doublings)
+    tail = 0.0
+    for count in range(window, -1, -1):
+        tail += comb(window, count) * probability**count * (1 - probability) ** (window - count)
+        if tail > allowed:
+            return count + 1 if count < window else _NEVER
+    return 0

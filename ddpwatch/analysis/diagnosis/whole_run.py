@@ -1,0 +1,288 @@
+"""What slows all ranks alike: exposed transfers, slow input, a link that becomes slower, a run that does."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+from ddpwatch.analysis.diagnosis.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.cause import StepFacts
+from ddpwatch.analysis.diagnosis.incident import Incident, Kind
+from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE
+from ddpwatch.analysis.diagnosis.wording import (
+    LayerNames,
+    drift_sentence,
+    exposed_sentence,
+    input_sentence,
+    link_sentence,
+)
+
+WINDOW = 64  # newest watched steps
+CLEARED = 0.7  # of the share at which an incident starts: below that, it is over
+LINK_STEPS = 5  # newest full steps, all of them slower
+LINK_BASE = 8  # full steps before them, at least
+LINK_SLOWER = 1.5  # transfers take so many times as long
+LINK_SHARE = 0.03  # of a step, at least
+KEEP_LINK = 64  # full steps
+BLOCK_STEPS = 32  # of the steps whose median makes one point of a trend
+TREND_BLOCKS = 8
+KEEP_BLOCKS = 256
+TREND_GROWTH = 0.15
+TREND_RISING = 0.8  # Kendall's tau, at least
+TREND_JUMP = 0.5  # of the growth, that one block may make at most: more is no drift
+KEEP_ENDED = 64
+
+
+@dataclass(slots=True)
+class _Share:
+    """An account whose share of a step is high."""
+
+    kind: Kind
+    share: float
+    values: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    steps: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    since: int | None = None
+    until: int = 0
+    count: int = 0
+    cost_ns: int = 0
+    span_ns: int = 0
+
+    def add(self, step: int, value: float) -> bool:
+        """Takes a watched step; returns whether the incident is over with it."""
+        self.values.append(value)
+        self.steps.append(step)
+        if len(self.values) < ENOUGH_STEPS:
+            return False
+        newest = median(self.values)
+        if self.since is None and newest >= self.share:
+            self.since = next(at for at, found in zip(self.steps, self.values, strict=True) if found >= self.share)
+        return self.since is not None and newest < CLEARED * self.share
+
+
+class WholeRun:
+    """Finds what slows all ranks alike."""
+
+    def __init__(self) -> None:
+        self._exposed = _Share("exposed_comm", EXPOSED_SHARE)
+        self._input = _Share("slow_input", INPUT_SHARE)
+        self._splits: deque[StepSplit] = deque(maxlen=2 * WINDOW)
+        self._bucket_ns: Counter[int] = Counter()
+        self._last_bucket = 0
+        self._link = _Link()
+        self._trend = _Trend()
+        self._ended: list[Incident] = []
+        self._unreduced: Counter[str] = Counter()
+        self._unreduced_steps: list[int] = []
+
+    def add(self, facts: StepFacts) -> None:
+        """Takes the next step."""
+        across, split = facts.across, facts.split
+        self._splits.append(split)
+        if across.counted and split.total:
+            if across.full:
+                self._note_buckets(facts)
+                self._link.add(facts)
+            self._follow(self._exposed, split, _transfer(split))
+            self._follow(self._input, split, _common_input(facts))
+        self._count(self._exposed, split, _transfer(split))
+        self._count(self._input, split, split.accounts["input", "data"])
+        self._link.count(split)
+        self._trend.add(facts)
+
+    def _follow(self, share: _Share, split: StepSplit, ns: int) -> None:
+        was = share.since
+        if share.add(split.step, ns / split.total):
+            self._ended = [*self._ended[-KEEP_ENDED:], self._share_incident(share, None, is_open=False)]
+            share.since, share.count, share.cost_ns, share.span_ns = None, 0, 0, 0
+            share.values.clear()
+            share.steps.clear()
+        elif was is None and share.since is not None:
+            for before in self._splits:
+                if share.since <= before.step < split.step:
+                    ns = _transfer(before) if share is self._exposed else before.accounts["input", "data"]
+                    self._count(share, before, ns)
+
+    @staticmethod
+    def _count(share: _Share, split: StepSplit, ns: int) -> None:
+        if share.since is not None:
+            share.count += 1
+            share.cost_ns += ns
+            share.span_ns += split.total
+            share.until = split.step
+
+    def _note_buckets(self, facts: StepFacts) -> None:
+        """Per bucket, what is exposed on the rank that waits least: that is its transfer."""
+        rows = [(fact.keys, fact.exposed) for fact in facts.across.all_facts().values()]
+        if not rows or any(keys is not rows[0][0] for keys, _ in rows):
+            return
+        for key, *column in zip(rows[0][0], *(exposed for _, exposed in rows), strict=True):
+            self._bucket_ns[key[1]] += min((ns for ns in column if ns is not None), default=0)
+            self._last_bucket = key[1]
+
+    def _share_incident(self, share: _Share, names: LayerNames | None, is_open: bool) -> Incident:
+        per_step = share.cost_ns / share.span_ns if share.span_ns else 0.0
+        bucket = None
+        if share is self._exposed:
+            bucket = max(self._bucket_ns, key=self._bucket_ns.__getitem__, default=None)
+            message = exposed_sentence(per_step, bucket, bucket == self._last_bucket, names)
+        else:
+            message = input_sentence(per_step)
+        return Incident(
+            kind=share.kind,
+            severity="warning",
+            message=message,
+            phase="exposed_comm" if share is self._exposed else "data",
+            bucket=bucket,
+            since_step=share.since,
+            until_step=share.until,
+            steps=share.count,
+            cost_ns=share.cost_ns,
+            gain=per_step,
+            open=is_open,
+            evidence={"share_of_step": per_step},
+        )
+
+    def incidents(self, names: LayerNames | None) -> list[Incident]:
+        """All that were found."""
+        shares = [share for share in (self._exposed, self._input) if share.since is not None]
+        return [
+            *(self._share_incident(share, names, is_open=True) for share in shares),
+            *self._ended,
+            *self._link.incidents(),
+            *self._trend.incidents(),
+        ]
+
+
+def _transfer(split: StepSplit) -> int:
+    """Exposed communication that is not waiting for a rank, as far as that can be told apart."""
+    return split.accounts["transfer", "exposed_comm"] + split.accounts["exposed", "exposed_comm"]
+
+
+def _common_input(facts: StepFacts) -> int:
+    """What all ranks alike wait for data: three quarters of them at least that long."""
+    if not facts.split.accounts["input", "data"]:
+        return 0
+    waits = sorted(figures.phases_ns.get("data", 0) for figures in facts.across.figures.values())
+    return waits[len(waits) // 4] * len(waits)
+
+
+class _Link:
+    """Transfers that have become slower than they were."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, int, int]] = deque(maxlen=KEEP_LINK)  # step, transfer, duration
+        self._base: float | None = None
+        self._since: int | None = None
+        self._until = self._count = self._cost_ns = self._span_ns = 0
+        self._slower = 1.0
+        self._ended: list[Incident] = []
+
+    def add(self, facts: StepFacts) -> None:
+        """Takes a full step."""
+        transfers = [skew.transfer for skew in facts.across.skew.buckets.values()]
+        if not transfers or None in transfers:
+            return
+        total = sum(transfer for transfer in transfers if transfer is not None)
+        self._steps.append((facts.across.step, total, facts.across.longest_ns))
+        newest = list(self._steps)[-LINK_STEPS:]
+        if self._since is None:
+            before = [transfer for _, transfer, _ in list(self._steps)[:-LINK_STEPS]]
+            if len(before) < LINK_BASE:
+                return
+            base = median(before)
+            limit = max(LINK_SLOWER * base, base + LINK_SHARE * facts.across.longest_ns)
+            if all(transfer > limit for _, transfer, _ in newest):
+                self._since, self._base = newest[0][0], base
+        if self._since is not None and self._base:
+            self._slower = median(transfer for step, transfer, _ in self._steps if step >= self._since) / self._base
+            if all(transfer < (1 + LINK_SLOWER) / 2 * self._base for _, transfer, _ in newest):
+                self._ended.append(self._incident(is_open=False))
+                self._since, self._count, self._cost_ns, self._span_ns = None, 0, 0, 0
+
+    def count(self, split: StepSplit) -> None:
+        """Takes any step's split."""
+        if self._since is not None:
+            self._count += 1
+            self._cost_ns += int(_transfer(split) * (1 - 1 / self._slower)) if self._slower > 1 else 0
+            self._span_ns += split.total
+            self._until = split.step
+
+    def incidents(self) -> list[Incident]:
+        """Those that are over, and the one that lasts."""
+        return [*self._ended, *([self._incident(is_open=True)] if self._since is not None else [])]
+
+    def _incident(self, is_open: bool) -> Incident:
+        return Incident(
+            kind="slow_link",
+            severity="warning",
+            message=link_sentence(self._slower),
+            phase="exposed_comm",
+            since_step=self._since,
+            until_step=self._until,
+            steps=self._count,
+            cost_ns=self._cost_ns,
+            gain=self._cost_ns / self._span_ns if self._span_ns else None,
+            open=is_open,
+            evidence={"slower": self._slower},
+        )
+
+
+class _Trend:
+    """A run that gets slower and slower, on all ranks alike."""
+
+    def __init__(self) -> None:
+        self._block: list[int] = []
+        self._blocks: list[tuple[int, float]] = []
+        self._every = 1  # how many blocks of steps make one of them
+        self._ranks = 1
+
+    def add(self, facts: StepFacts) -> None:
+        """Takes the next step."""
+        if not facts.across.counted:
+            return
+        self._ranks = len(facts.across)
+        self._block.append(facts.split.total - sum(facts.split.waits.values()))
+        if len(self._block) < BLOCK_STEPS * self._every:
+            return
+        self._blocks.append((facts.across.step, median(self._block)))
+        self._block = []
+        if len(self._blocks) >= KEEP_BLOCKS:
+            self._blocks = self._blocks[1::2]
+            self._every *= 2
+
+    def incidents(self) -> list[Incident]:
+        """The drift so far, if there is one."""
+        values = [value for _, value in self._blocks]
+        if len(values) < TREND_BLOCKS or not _rises(values):
+            return []
+        base = min(values[:2])
+        growth = values[-1] / base - 1
+        cost = int(sum(max(0.0, value - base) for value in values) * BLOCK_STEPS * self._every)
+        return [
+            Incident(
+                kind="drift",
+                severity="warning",
+                message=drift_sentence(growth),
+                since_step=self._blocks[0][0],
+                until_step=self._blocks[-1][0],
+                steps=len(values) * BLOCK_STEPS * self._every,
+                cost_ns=cost,
+                gain=1 - base / values[-1],
+                open=True,
+                evidence={"growth": growth},
+            )
+        ]
+
+
+def _rises(values: Sequence[float]) -> bool:
+    """Whether the values grow steadily, and not at once."""
+    growth = values[-1] - min(values[:2])
+    if growth < TREND_GROWTH * min(values[:2]):
+        return False
+    jumps = [after - before for before, after in pairwise(values)]
+    pairs = [(a, b) for index, a in enumerate(values) for b in values[index + 1 :]]
+    tau = sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
+    return tau >= TREND_RISING and max(jumps) <= TREND_JUMP * growth
