@@ -1,9 +1,10 @@
 """Where a run's time goes: every nanosecond of every rank into exactly one account.
 
-A wait is split at the last launch: before it, the last rank is waited for; after it, the transfer is what takes time.
-At each instant of exposed communication, the first collective that is in flight decides, in launch order. In a shadow
-step no completion is known: there, a backward that waits for its buckets waits for the first one that some rank has not
-launched yet.
+Exposed communication is split on its critical path, walked backwards from its end. The last collective was transferred
+since its last launch, or since the one before it was done: then that one counts as well, and so on. What lies before
+the last launch that this leads to is waiting for the rank that launched last, even if the wire was busy: with a faster
+wire, it would have been waiting all the same. In a shadow step no completion is known: there, the last launch of all is
+where waiting ends.
 
 Of an unwatched step only the duration is known: it is split like the watched step, among the newest ones, that took
 most nearly as long.
@@ -12,13 +13,15 @@ most nearly as long.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from statistics import median
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import BucketSkew, RankFacts, StepAcrossRanks
 from ddpwatch.analysis.diagnosis.incident import AccountName
-from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, total_within, union
+from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.analysis.step import BucketKey, claims_of, split
 from ddpwatch.messages import Mark, Step
 from ddpwatch.sampling.levels import is_watched
@@ -33,7 +36,8 @@ PAUSE_PHASES = {  # by a mark's kind
     "validation": "validation",
 }
 NOBODY = -1  # waited for whichever of several ranks was last: their clocks do not show which
-REFERENCES = 8  # newest watched steps: what an unwatched one may resemble
+REFERENCES = 8  # newest watched steps, and newest long ones: what an unwatched one may resemble
+LONG = 1.05  # a long step takes longer than usual, by this factor
 LIKE = 1.25  # an unwatched step that took longer than the most similar watched one, by this factor, is not like it
 KEEP_MARKS = 64  # per rank, that no step has covered yet
 
@@ -98,39 +102,50 @@ def split_exposed(facts: RankFacts, exposed: Intervals, buckets: Mapping[BucketK
     size = total(exposed)
     if not size or not buckets:
         return ExposedSplit({}, 0, size)
-    if None in facts.exposed or facts.figures.comm_ns is None:
+    if facts.figures.comm_ns is None:
         return _split_wait(facts, exposed, buckets, size)
     waits: dict[int, int] = {}
-    transfer, free = 0, 0
-    for key, start, done, own in zip(facts.keys, facts.start, facts.done, facts.exposed, strict=True):
-        assert done is not None
-        since, free = max(start, free), max(free, done)
-        if own and (skew := buckets.get(key)) is not None:
-            _wait(waits, skew, total_within(exposed, since, min(skew.last, done)))
-            transfer += total_within(exposed, max(since, skew.last), done)
-    return ExposedSplit(waits, transfer, size - transfer - sum(waits.values()))
+    for since, until in exposed:
+        skew = _awaited(facts, buckets, since, until)
+        if skew is not None and skew.last > since:
+            rank = NOBODY if skew.last_rank is None else skew.last_rank
+            waits[rank] = waits.get(rank, 0) + min(skew.last, until) - since
+    return ExposedSplit(waits, size - sum(waits.values()), 0)
+
+
+def _awaited(facts: RankFacts, buckets: Mapping[BucketKey, BucketSkew], since: int, until: int) -> BucketSkew | None:
+    """The bucket whose last launch an exposed stretch had to wait for; None if the wire was busy all the time."""
+    done, last = facts.done, len(facts.keys) - 1
+    while last > 0 and facts.start[last] >= until:  # of a later stretch
+        last -= 1
+    for at in range(last, -1, -1):
+        skew = buckets.get(facts.keys[at])
+        before = done[at - 1] if at else None
+        if skew is not None and (before is None or skew.last >= before):
+            return skew
+        if before is not None and before <= since:
+            return None
+    return None
 
 
 def _split_wait(
     facts: RankFacts, exposed: Intervals, buckets: Mapping[BucketKey, BucketSkew], size: int
 ) -> ExposedSplit:
     """Of a rank without completions: when the backward only waited for its buckets."""
+    skews = [buckets.get(key) for key in facts.keys]
+    if None in skews:
+        return ExposedSplit({}, 0, size)
     waits: dict[int, int] = {}
-    reached = exposed[0][0]
-    for key in facts.keys:
-        skew = buckets.get(key)
-        if skew is None:
-            return ExposedSplit({}, 0, size)
-        if skew.last > reached:
-            _wait(waits, skew, total_within(exposed, reached, skew.last))
-            reached = skew.last
+    for since, until in exposed:
+        inside = [skew for skew in skews if skew is not None and since < skew.last]
+        if inside:
+            skew = max((skew for skew in inside if skew.last <= until), key=_last, default=inside[0])
+            rank = NOBODY if skew.last_rank is None else skew.last_rank
+            waits[rank] = waits.get(rank, 0) + min(skew.last, until) - since
     return ExposedSplit(waits, size - sum(waits.values()), 0)
 
 
-def _wait(waits: dict[int, int], skew: BucketSkew, ns: int) -> None:
-    if ns:
-        rank = NOBODY if skew.last_rank is None else skew.last_rank
-        waits[rank] = waits.get(rank, 0) + ns
+_last = attrgetter("last")
 
 
 class Ledger:
@@ -150,6 +165,7 @@ class Ledger:
         self._numbers: dict[int, int] = {}  # each rank's own count
         self._marks: dict[int, deque[tuple[str, int, int]]] = {}
         self._references: deque[tuple[float, StepSplit]] = deque(maxlen=REFERENCES)
+        self._long: deque[tuple[float, StepSplit]] = deque(maxlen=REFERENCES)
 
     @property
     def rank_ns(self) -> int:
@@ -215,7 +231,11 @@ class Ledger:
                 accounts[_TRANSFER] += transfer
                 accounts[_EXPOSED] += unknown
         self.watched_ns += duration
-        self._references.append((duration / max(len(across), 1), found))
+        mean = duration / max(len(across), 1)
+        if self._references and mean > LONG * median(known for known, _ in self._references):
+            self._long.append((mean, found))
+        else:
+            self._references.append((mean, found))
 
     def _split_other(self, across: StepAcrossRanks, found: StepSplit, pauses: Mapping[int, Pauses]) -> None:
         """Of a step that does not count."""
@@ -228,9 +248,9 @@ class Ledger:
             found.accounts[_ABORTED] += duration
         else:
             mean = duration / len(steps)
-            like = min(self._references, key=lambda reference: abs(reference[0] - mean))[1]
+            mean_like, like = min((*self._references, *self._long), key=lambda known: abs(known[0] - mean))
             found.like = like.step
-            _split_rest(found, len(steps), _scale(like, found, duration))
+            _split_rest(found, steps, mean_like, _scale(like, found, duration))
         if all(is_watched(status) for status in statuses):
             self.watched_ns += duration
 
@@ -279,14 +299,14 @@ def _scale(like: StepSplit, found: StepSplit, duration: int) -> int:
     return duration - part
 
 
-def _split_rest(found: StepSplit, ranks: int, rest: int) -> None:
+def _split_rest(found: StepSplit, steps: Sequence[Step], usual: float, rest: int) -> None:
     """Splits what an unwatched step took longer than others; one rank's marks may explain it."""
     paused = {rank: sum(phases.values()) for rank, phases in found.pauses.items()}
     rank = max(paused, key=paused.__getitem__, default=None)
-    if rank is not None and 2 * paused[rank] * ranks >= rest > 0:
-        phase = max(found.pauses[rank], key=found.pauses[rank].__getitem__)
-        own = rest // ranks
-        found.accounts[_KEYS[phase]] += own
-        found.waits[rank] += rest - own
-    else:
+    if rank is None or 2 * paused[rank] * len(steps) < rest or not rest:
         found.accounts[_UNWATCHED] += rest
+        return
+    duration = next((step.duration_ns for step in steps if step.rank == rank), 0)
+    own = min(rest, max(0, int(duration - usual)))  # nothing if it paused before the step
+    found.accounts[_KEYS[max(found.pauses[rank], key=found.pauses[rank].__getitem__)]] += own
+    found.waits[rank] += rest - own

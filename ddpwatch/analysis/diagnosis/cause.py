@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.accounts import PAUSE_PHASES, StepSplit
+from ddpwatch.analysis.diagnosis.accounts import StepSplit
 
 COMPARED_PHASES = ("data", "between", "forward", "backward", "optimizer")
 MANY_RANKS = 16  # among so many, one more or less does not change a median
 REFERENCE_RANKS = 4  # whose gradients are compared with the late rank's
 KEEP_HOOKED = 8  # newest late steps with hook fires
-_PAUSES = frozenset(PAUSE_PHASES.values())
 
 
 class StepFacts:
@@ -25,16 +24,18 @@ class StepFacts:
         self._typical: dict[str, float | None] = {}
 
     def excess(self, rank: int, peers: Sequence[int]) -> dict[str, float]:
-        """How much longer than its peers a rank spent on each phase, and all that it paused before or in the step."""
+        """How much longer than its peers a rank spent on each phase."""
         own = self.across.figures[rank].phases_ns
         found: dict[str, float] = {}
         for phase in COMPARED_PHASES:
             others = self._others(phase, rank, peers)
             if phase in own and others is not None:
                 found[phase] = own[phase] - others
-        for phase, ns in self.split.pauses.get(rank, {}).items():
-            found[phase] = found.get(phase, 0) + ns
         return found
+
+    def paused_ns(self, rank: int) -> int:
+        """How long the rank's marks say that it paused since its step before."""
+        return sum(self.split.pauses.get(rank, {}).values())
 
     def _others(self, phase: str, rank: int, peers: Sequence[int]) -> float | None:
         if len(peers) == len(self.across) > MANY_RANKS:
@@ -77,15 +78,11 @@ class Cause:
             self._hooked.append(delays)
 
     def phase(self, late_ns: float) -> tuple[str, float]:
-        """The phase that explains at least half of the lateness, and by how much it is longer (ns); "" if none does.
-
-        A pause explains it before the phase that it lies in.
-        """
+        """The phase that explains at least half of the lateness, and by how much it is longer (ns); "" if none does."""
         if not self.steps:
             return "", 0.0
         means = {phase: excess / self.steps for phase, excess in self._excess.items()}
-        pauses = {phase: ns for phase, ns in means.items() if phase in _PAUSES and 2 * ns >= late_ns}
-        phase = max(pauses or means, key=means.__getitem__, default="")
+        phase = max(means, key=means.__getitem__, default="")
         return (phase, means[phase]) if phase and 2 * means[phase] >= late_ns else ("", 0.0)
 
     @property

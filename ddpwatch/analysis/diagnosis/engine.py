@@ -83,6 +83,8 @@ class Diagnosis:
             if watched is None or watched.ranks != ranks:
                 watched = self._groups[group] = GroupLateness(ranks)
             launches = [_launch(across, rank, key) for rank in ranks]
+            if facts.split.pauses:  # these have a known reason
+                launches = [at - facts.paused_ns(rank) for at, rank in zip(launches, ranks, strict=True)]
             for streak in watched.add(across.step, launches, across.longest_ns):
                 yield group, LateRank(streak, ranks)
 
@@ -100,24 +102,24 @@ class Diagnosis:
 
     def _incident(self, late: LateRank) -> Incident:
         streak, cause = late.streak, late.cause
-        phase, excess = cause.phase(streak.typical_ns)
+        phase, excess = cause.phase(streak.late_ns)
         incident = Incident(
             kind=late.kind(phase),
             severity="info" if phase in ("checkpoint", "validation") else "warning",
             message="",
             ranks=(streak.rank,),
             phase=phase,
-            param=cause.param(streak.typical_ns) if phase == "backward" else None,
+            param=cause.param(streak.late_ns) if phase == "backward" else None,
             bucket=cause.bucket,
             since_step=streak.since,
             until_step=streak.until,
             steps=streak.count,
-            period=streak.period(),
+            period=streak.period,
             cost_ns=late.cost_ns,
             gain=late.gain,
             open=streak.open,
             evidence={
-                "late_ms": streak.typical_ns / 1e6,
+                "late_ms": streak.late_ns / 1e6,
                 "excess_ms": excess / 1e6,
                 "watched_steps": streak.watched,
                 "step_ms": streak.step_ns / 1e6,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.cause import Cause, StepFacts
 from ddpwatch.analysis.diagnosis.incident import Kind
-from ddpwatch.analysis.diagnosis.lateness import Streak
+from ddpwatch.analysis.diagnosis.lateness import KEEP_VALUES, Streak
 
 TREND_STEPS = 48  # watched, before a trend is judged
 TREND_GROWTH = 0.5  # how much of the lateness at the end has to have come over time
@@ -29,8 +30,9 @@ class LateRank:
         self.peers = tuple(peers)
         self.cause = Cause(streak.rank, self.peers)
         self.span_ns = 0
-        self._all_ns = self._struck_ns = 0  # waits in all steps of the span, and in the late ones
-        self._pending: list[int] = [0, 0, 0]  # span, all and struck since the last late step
+        self._all_ns = self._older_ns = 0  # waits in all steps of the span, and in late ones that are no longer kept
+        self._struck: deque[tuple[int, int]] = deque()  # waits in the newest late steps
+        self._pending: list[tuple[int, int, int, bool]] = []  # step, its rank-time, its waits, late: since the last one
 
     def catch_up(self, splits: Iterable[StepSplit], recent: Iterable[StepFacts]) -> None:
         """Takes the steps since its first late one."""
@@ -42,35 +44,39 @@ class LateRank:
 
     def add_facts(self, facts: StepFacts) -> None:
         """Takes a watched step, to find out why it was late, if it was."""
-        late = self._late_in(facts.across.step)
+        late = self.streak.late_in(facts.across.step)
         if late is not None and self.streak.rank in facts.across.members:
             self.cause.add(facts, late)
 
     def add_split(self, split: StepSplit) -> None:
         """Takes the waits of any step."""
         waited = split.waits.get(self.streak.rank, 0)
-        late = self._late_in(split.step if split.like is None else split.like)
-        pending = self._pending
-        pending[0] += split.total
-        pending[1] += waited
-        pending[2] += 0 if late is None else waited
+        late = self.streak.late_in(split.step if split.like is None else split.like)
+        self._pending.append((split.step, split.total, waited, late is not None))
         if split.step <= self.streak.until:
-            self.span_ns += pending[0]
-            self._all_ns += pending[1]
-            self._struck_ns += pending[2]
-            self._pending = [0, 0, 0]
+            self._flush()
 
-    def _late_in(self, step: int) -> int | None:
-        """By how much it was late in one of the newest watched steps; None if it was not."""
-        for struck, late in reversed(self.streak.struck):
-            if struck <= step:
-                return late if struck == step else None
-        return None
+    def _flush(self) -> None:
+        for step, total, waited, late in self._pending:
+            self.span_ns += total
+            self._all_ns += waited
+            if late:
+                self._struck.append((step, waited))
+        self._pending.clear()
+        while len(self._struck) > KEEP_VALUES:
+            self._older_ns += self._struck.popleft()[1]
 
     @property
     def cost_ns(self) -> int:
-        """What all others waited for it: in all steps if nearly all are late, else in the late ones."""
-        return self._all_ns if self.streak.constant else self._struck_ns
+        """What all others waited for it: in all steps if it is constant, else in the late ones, as far as they fit."""
+        if self.streak.constant:
+            return self._all_ns
+        period, struck = self.streak.period, self._struck
+        if period is None:
+            return self._older_ns + sum(ns for _, ns in struck)
+        residues = Counter(step % period for step, _ in struck)
+        residue = residues.most_common(1)[0][0] if residues else 0
+        return self._older_ns + sum(ns for step, ns in struck if step % period == residue)
 
     @property
     def gain(self) -> float | None:
@@ -83,17 +89,17 @@ class LateRank:
         """What kind of incident it is, if that phase is why."""
         if not self.streak.constant:
             return "intermittent"
-        if phase == "data":
-            return "slow_input"
-        return "drift" if self._grows() else "straggler"
+        if self._grows():
+            return "drift"
+        return "slow_input" if phase == "data" else "straggler"
 
     def _grows(self) -> bool:
         """Whether it has become later and later, in a straight line."""
-        struck = self.streak.struck
-        if len(struck) < TREND_STEPS:
+        points = [(step, value) for step, value, _ in self.streak.values if step <= self.streak.until]
+        if len(points) < TREND_STEPS:
             return False
-        slope, fit, end = _line(list(struck))
-        grown = slope * (struck[-1][0] - struck[0][0])
+        slope, fit, end = _line(points)
+        grown = slope * (points[-1][0] - points[0][0])
         return grown >= TREND_GROWTH * end > 0 and fit >= TREND_FIT
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import mul
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.noise import (
@@ -26,11 +27,19 @@ SETTLE = 64  # newest steps: what the duration of a step is estimated from
 SCALE_EVERY = 4  # steps
 FEWEST = 5  # steps, before anything is judged
 END_SCORE = 4.0  # what a streak may lose before it is over
-MOST_STRUCK = 512  # newest struck steps that a streak remembers
+KEEP_VALUES = 512  # newest watched steps that a streak remembers
+TYPICAL_STEPS = 32  # newest late steps: what is typical of a streak
+CONSTANT_QUANTILE = 0.4  # of all deviations in a streak: if that is far from 0, nearly every step is late
+CONSTANT_SHARE = 0.25  # of what is typical of its late steps
 MOST_PERIOD = 64
-REGULAR = 0.8  # share of the struck steps that fit a period, and of the period's steps that were struck
 ENOUGH_STRUCK = 4  # for a period
-CONSTANT = 0.7  # share of the steps that were struck, from where on a streak counts as constant
+# Mean deviation in the period's steps (at least; and at least that share of the late steps are among them), and between
+# them (at most), as shares of what is typical of a late step.
+PERIOD_ON, PERIOD_OFF = 0.6, 0.35
+MEMORY_AFTER = 16  # newest steps that do not count for how long noise lasts: a fault may have started in them
+MEMORY_STEPS = 128
+MOST_MEMORY = 20.0
+MEMORY_NOTICED = 0.25  # correlation of successive steps: less may be chance
 _ALL = (1 << KEEP_STEPS) - 1
 
 
@@ -45,11 +54,12 @@ class Streak:
         rank: Which one.
         step_ns: A typical step when it was found.
         since, until: Its first and its last late step, by number.
-        struck: Late steps by number and deviation; the newest `MOST_STRUCK`.
+        typical_ns: Median deviation of its newest late steps.
+        expected: The share of late steps when it was found.
+        values: Its newest watched steps: number, deviation, and whether that was late.
         count: How many late steps there were up to ``until``.
         watched: How many watched steps there were from ``since`` to ``until``.
         open: Whether it lasts.
-        typical_ns: Median deviation of its newest late steps.
     """
 
     rank: int
@@ -58,25 +68,15 @@ class Streak:
     until: int
     typical_ns: float
     expected: float
-    struck: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MOST_STRUCK))
-    on_time: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_STRUCK))
+    values: deque[tuple[int, int, bool]] = field(default_factory=lambda: deque(maxlen=KEEP_VALUES))
     count: int = 0
     watched: int = 0
     open: bool = True
-    _pending: int = 0  # watched steps since ``until``
+    pending: int = 0  # watched steps since ``until``
     _late: int = 0  # those of them that were late
     _score: float = 0.0
     _best: float = 0.0
-
-    @property
-    def share(self) -> float:
-        """The share of its watched steps that were late."""
-        return self.count / self.watched if self.watched else 0.0
-
-    @property
-    def constant(self) -> bool:
-        """Whether nearly every step is late."""
-        return self.share >= CONSTANT
+    _shape: tuple[int, bool, float, int | None] = (-1, True, 0.0, None)
 
     def limit(self, low: float) -> float:
         """How late a step has to be, to belong to it."""
@@ -84,46 +84,84 @@ class Streak:
 
     def add(self, step: int, deviation: int, low: float) -> bool:
         """Takes the next watched step; returns whether it was late."""
-        self._pending += 1
+        self.pending += 1
         late = deviation > self.limit(low)
-        if late:
-            self.struck.append((step, deviation))
-            if len(self.struck) % 4 == 1:
-                newest = islice(reversed(self.struck), 32)
-                self.typical_ns = median(value for _, value in newest)
-        else:
-            self.on_time.append(step)
+        self.values.append((step, deviation, late))
         self._late += late
         self._score += late - self.expected / 2
         if late and self._score >= self._best:
             self._best, self.until = self._score, step
-            self.watched, self._pending = self.watched + self._pending, 0
+            self.watched, self.pending = self.watched + self.pending, 0
             self.count, self._late = self.count + self._late, 0
+            if self.count % 4 == 1:
+                newest = islice((value for _, value, struck in reversed(self.values) if struck), TYPICAL_STEPS)
+                self.typical_ns = median(newest)
         elif self._best - self._score >= END_SCORE:
             self.open = False
         return late
 
-    @property
-    def pending(self) -> int:
-        """How many watched steps there were since its last late one."""
-        return self._pending
+    def late_in(self, step: int) -> int | None:
+        """By how much it was late in one of the newest watched steps; None if it was not."""
+        for number, deviation, late in reversed(self.values):
+            if number <= step:
+                return deviation if late and number == step else None
+        return None
 
+    @property
+    def constant(self) -> bool:
+        """Whether nearly every step is late, as far as noise shows."""
+        return self._described()[1]
+
+    @property
+    def late_ns(self) -> float:
+        """How late it is: the median deviation of all its steps if it is constant, else of its late ones."""
+        return self._described()[2]
+
+    @property
     def period(self) -> int | None:
         """Every how many steps it strikes; None if that is not regular."""
-        struck = [step for step, _ in self.struck if step <= self.until]
-        if self.constant or len(struck) < ENOUGH_STRUCK:
-            return None
-        return find_period(struck, [step for step in self.on_time if struck[0] <= step <= self.until])
+        return self._described()[3]
+
+    def _described(self) -> tuple[int, bool, float, int | None]:
+        """What follows from its values, computed again when there are a few more."""
+        if self.watched >= self._shape[0] + max(1, self.watched // 16) or self._shape[0] > self.watched:
+            values = [value for value in self.values if value[0] <= self.until]
+            ordered = sorted(value for _, value, _ in values)
+            low = ordered[int(CONSTANT_QUANTILE * len(ordered))] if ordered else 0
+            constant = low >= CONSTANT_SHARE * self.typical_ns
+            late = float(median(ordered)) if constant and ordered else self.typical_ns
+            period = None if constant else find_period(values, self.typical_ns)
+            self._shape = self.watched, constant, late, period
+        return self._shape
 
 
-def find_period(struck: Sequence[int], on_time: Sequence[int]) -> int | None:
-    """The shortest period that fits the late steps, and the watched steps on time in between; None if none does."""
-    for period in range(2, MOST_PERIOD + 1):
-        residue, hits = Counter(step % period for step in struck).most_common(1)[0]
-        misses = sum(step % period == residue for step in on_time)
-        if hits >= max(REGULAR * len(struck), ENOUGH_STRUCK - 1) and hits >= REGULAR * (hits + misses):
-            return period
-    return None
+def find_period(values: Sequence[tuple[int, int, bool]], typical_ns: float) -> int | None:
+    """The period whose steps stand out most from those in between; None if none stands out enough.
+
+    Args:
+        values: Steps, their deviations, and whether they were late; oldest first.
+        typical_ns: The deviation of a late step.
+    """
+    clipped = [(step, min(max(value, -typical_ns), 2 * typical_ns)) for step, value, _ in values]
+    struck_steps = [step for step, _, late in values if late]
+    count, total = len(clipped), sum(value for _, value in clipped)
+    best, found = 0.0, None
+    for period in range(2, min(MOST_PERIOD, count // 2) + 1):
+        sums, counts = [0.0] * period, [0] * period
+        for step, value in clipped:
+            sums[step % period] += value
+            counts[step % period] += 1
+        residue = max(range(period), key=lambda at: sums[at] / counts[at] if counts[at] >= ENOUGH_STRUCK - 1 else 0.0)
+        struck = counts[residue]
+        if not ENOUGH_STRUCK <= struck < count:
+            continue
+        if sum(step % period == residue for step in struck_steps) < PERIOD_ON * len(struck_steps):
+            continue
+        on, off = sums[residue] / struck, (total - sums[residue]) / (count - struck)
+        score = (on - off) * (struck * (count - struck) / count) ** 0.5
+        if on >= PERIOD_ON * typical_ns and off <= PERIOD_OFF * typical_ns and score > best:
+            best, found = score, period
+    return found
 
 
 class GroupLateness:
@@ -148,6 +186,7 @@ class GroupLateness:
         self._masks: dict[Threshold, list[int]] = {threshold: [0] * len(ranks) for threshold in THRESHOLDS}
         self._durations: deque[int] = deque(maxlen=SETTLE)
         self._typical: dict[Threshold, int] = {}
+        self._memory = 1.0  # how many steps noise lasts
         self._over: dict[int, int] = {}  # by position, the end of the rank's streak before
 
     def add(self, step: int, launches: Sequence[int], step_ns: int) -> list[Streak]:
@@ -163,6 +202,8 @@ class GroupLateness:
         if len(self._rows) % SCALE_EVERY == 0 or len(self._rows) <= 2 * FEWEST:
             self.step_ns = median(self._durations)
             self._estimate_scale()
+        if len(self._rows) % MEMORY_AFTER == 0:
+            self._memory = self._estimate_memory()
         self._typical.clear()
         self.low_ns = LOW.at(self.scale_ns, self.step_ns)
         candidates = self._note(late)
@@ -177,6 +218,22 @@ class GroupLateness:
         else:
             values = [value for _, row in rows for value in row]
         self.scale_ns = scale(values)
+
+    def _estimate_memory(self) -> float:
+        """How many successive steps noise makes alike: 1 if each step is independent of the one before."""
+        rows = [row for _, row in islice(reversed(self._rows), MEMORY_AFTER, MEMORY_AFTER + MEMORY_STEPS)]
+        limit = max(1.0, 4 * self.scale_ns)
+        found = []
+        if len(rows) < 2 * MEMORY_AFTER:
+            return self._memory
+        for index in range(1 if len(self.ranks) == 2 else min(len(self.ranks), 16)):
+            column = [row[index] for row in rows]
+            middle = median(column)
+            noise = [min(max(value - middle, -limit), limit) for value in column]
+            power = sum(value * value for value in noise)
+            found.append(sum(map(mul, noise, noise[1:])) / power if power else 0.0)
+        kept = max(0.0, min(0.95, median(found)))
+        return min(MOST_MEMORY, (1 + kept) / (1 - kept)) if kept > MEMORY_NOTICED else 1.0
 
     def _note(self, late: Sequence[int]) -> list[int]:
         """Notes who exceeded which threshold; returns the ranks (by position) that may be named now."""
@@ -212,10 +269,12 @@ class GroupLateness:
             mask = masks[index]
             probability = self._clean_rate(threshold, index)
             for window in WINDOWS:
-                if window > seen:
+                steps = int(window * self._memory)
+                if steps > seen:
                     break
-                if (mask & ((1 << window) - 1)).bit_count() >= alarm_count(window, probability, len(self.ranks)):
-                    return self._start(index, window, threshold)
+                needed = alarm_count(window, probability, len(self.ranks)) * self._memory
+                if (mask & ((1 << steps) - 1)).bit_count() >= needed:
+                    return self._start(index, steps, threshold)
         return None
 
     def _clean_rate(self, threshold: Threshold, index: int) -> float:

@@ -42,9 +42,13 @@ class Threshold(NamedTuple):
         return max(self.ns, self.share * step_ns, self.deviations * scale_ns)
 
 
-LOW = Threshold(ns=2e6, share=0.03, deviations=1.5, clean=0.15, floor=0.05)
-HIGH = Threshold(ns=2e6, share=0.04, deviations=4.0, clean=0.01, floor=0.005)
-THRESHOLDS = (LOW, HIGH)
+THRESHOLDS = (  # the larger ones count where noise has outliers: those are smaller than a fault, or rarer
+    Threshold(ns=1e6, share=0.03, deviations=1.5, clean=0.15, floor=0.05),
+    Threshold(ns=1e6, share=0.04, deviations=4.0, clean=0.01, floor=0.005),
+    Threshold(ns=1e6, share=0.08, deviations=8.0, clean=0.004, floor=0.002),
+    Threshold(ns=1e6, share=0.16, deviations=16.0, clean=0.002, floor=0.001),
+)
+LOW = THRESHOLDS[0]
 CLEAN_WEIGHT = 64  # how many steps of a rank what is assumed of clean ranks counts for
 
 

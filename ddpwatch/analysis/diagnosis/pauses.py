@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.accounts import PAUSE_PHASES
 from ddpwatch.analysis.diagnosis.cause import COMPARED_PHASES, StepFacts
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
-from ddpwatch.analysis.diagnosis.lateness import find_period
 from ddpwatch.analysis.diagnosis.wording import pause_sentence
+from ddpwatch.analysis.step import NS_PER_MS
 
 PAUSE_NS = 250_000_000  # longer than a usual step, at least
+WORTH_NS = 5_000_000  # rank-time that a marked pause of one rank costs, on average: less is no warning
 PAUSE_STEPS = 1.5  # in steps, longer than a usual step, at least
 WITHIN = 0.25  # a late rank's usual lateness, as a share of a pause: such a pause is part of its incident
 WINDOW = 64  # newest steps: what a usual step is
 FEWEST = 5  # steps, before anything is judged
 KEEP_PAUSES = 256  # the costliest
 KEEP_STEPS = 512  # newest, of a pause that recurs
+REGULAR_AFTER = 2  # distances, to call a pause regular
 PLANNED = frozenset({"checkpoint", "validation", "compilation"})
 _RECURRING = frozenset(PAUSE_PHASES.values())
 
@@ -56,12 +59,13 @@ class Pauses:
     def add(self, facts: StepFacts, late: Collection[LateRank]) -> None:
         """Takes the next step, and who is late at the moment."""
         longest = facts.across.longest_ns
+        if facts.split.pauses:
+            self._add_marked(facts)
         if len(self._durations) >= FEWEST:
             usual = median(self._durations)
-            self._add_planned(facts)
             excess = int(longest - usual)
             if excess >= max(PAUSE_NS, PAUSE_STEPS * usual):
-                self._add_stall(facts, excess, int(usual), late)
+                self._add_stall(facts, excess, late)
         if facts.across.counted or not self._durations:
             self._durations.append(longest)
 
@@ -73,27 +77,29 @@ class Pauses:
         """All that were found."""
         return [_incident(pause) for pause in self._found]
 
-    def _add_planned(self, facts: StepFacts) -> None:
-        """Checkpoints, validations and compilations of all ranks at once: nobody waits for anybody."""
-        pauses = facts.split.pauses
-        for phase in PLANNED:
-            paused = [phases[phase] for phases in pauses.values() if phases.get(phase)]
-            if paused and len(paused) == len(facts.across):
-                self._recurring((), phase, facts.across.step).add(
-                    facts.across.step, max(paused), sum(paused), facts.split.total
-                )
+    def _add_marked(self, facts: StepFacts) -> None:
+        """What marks explain: of all ranks at once, or of the one that is waited for."""
+        step, split = facts.across.step, facts.split
+        for phase in _RECURRING:
+            paused = {rank: phases[phase] for rank, phases in split.pauses.items() if phases.get(phase)}
+            if len(paused) > 1 and len(paused) == len(facts.across):
+                self._recurring((), phase, step).add(step, max(paused.values()), sum(paused.values()), split.total)
+                continue
+            for rank, ns in paused.items():
+                cost = min(split.waits.get(rank, 0), ns * (len(facts.across) - 1))
+                if cost:
+                    self._recurring((rank,), phase, step).add(step, ns, cost, split.total)
 
-    def _add_stall(self, facts: StepFacts, excess: int, usual: int, late: Iterable[LateRank]) -> None:
+    def _add_stall(self, facts: StepFacts, excess: int, late: Iterable[LateRank]) -> None:
+        """A single step that took far longer than others, and that no mark explains."""
+        if 2 * max((sum(phases.values()) for phases in facts.split.pauses.values()), default=0) >= excess:
+            return
         ranks, phase = _who(facts, excess)
         if any(other.streak.rank in ranks and other.streak.typical_ns >= WITHIN * excess for other in late):
             return
-        if phase in PLANNED and not ranks:
-            return  # `_add_planned` has it
         step = facts.across.step
         cost = facts.split.waits.get(ranks[0], 0) if len(ranks) == 1 else excess * len(facts.across)
-        recurs = phase in _RECURRING
-        pause = self._recurring(ranks, phase, step) if recurs else self._new(ranks, phase, step)
-        pause.add(step, excess, cost, facts.split.total)
+        self._new(ranks, phase, step).add(step, excess, cost, facts.split.total)
 
     def _recurring(self, ranks: tuple[int, ...], phase: str, step: int) -> _Pause:
         known = (pause for pause in self._found if pause.ranks == ranks and pause.phase == phase)
@@ -109,13 +115,7 @@ class Pauses:
 
 def _who(facts: StepFacts, excess: int) -> tuple[tuple[int, ...], str]:
     """Whose pause it was, empty for no single rank's, and its phase."""
-    across, pauses = facts.across, facts.split.pauses
-    marked = {rank: max(phases, key=phases.__getitem__) for rank, phases in pauses.items() if phases}
-    long = [rank for rank in marked if 2 * pauses[rank][marked[rank]] >= excess]
-    if len(long) == len(across):
-        return (), marked[long[0]]
-    if len(long) == 1:
-        return (long[0],), marked[long[0]]
+    across = facts.across
     late = across.skew.late if across.counted else {}
     rank = max(late, key=late.__getitem__, default=None)
     if rank is not None and 2 * late[rank] >= excess:
@@ -136,17 +136,24 @@ def _longest_phase(facts: StepFacts, excess: int) -> str:
 
 
 def _incident(pause: _Pause) -> Incident:
-    step = pause.steps[-1] if pause.steps else pause.since
+    recurs = pause.phase == "gc" and pause.count > REGULAR_AFTER
+    per_step = pause.cost_ns / pause.count
     return Incident(
-        kind="pause",
-        severity="info" if pause.phase in PLANNED else "warning",
+        kind="intermittent" if recurs else "pause",
+        severity="info" if pause.phase in PLANNED or (recurs and per_step < WORTH_NS) else "warning",
         message=pause_sentence(pause.ranks, pause.phase, pause.since, pause.longest_ns, pause.count),
         ranks=pause.ranks,
         phase=pause.phase,
         since_step=pause.since,
-        until_step=step,
+        until_step=pause.steps[-1],
         steps=pause.count,
-        period=find_period(pause.steps, ()) if pause.count >= 4 else None,
+        period=_regular(pause.steps),
         cost_ns=pause.cost_ns,
-        evidence={"longest_ms": pause.longest_ns / 1e6},
+        evidence={"longest_ms": pause.longest_ns / NS_PER_MS},
     )
+
+
+def _regular(steps: Sequence[int]) -> int | None:
+    """The distance of steps, if it is always the same."""
+    gaps = {after - before for before, after in pairwise(steps)}
+    return gaps.pop() if len(steps) > REGULAR_AFTER and len(gaps) == 1 else None

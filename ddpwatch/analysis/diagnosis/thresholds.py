@@ -8,7 +8,7 @@ LATE_MS = 2.0
 LATE_NS = LATE_MS * NS_PER_MS
 LATE_SHARE = 0.05  # of a step
 EXPOSED_SHARE = 0.10  # of a step
-INPUT_SHARE = 0.10  # of a step
+INPUT_SHARE = 0.045  # of a step
 STUCK_NS = 3_000_000_000  # in one phase, or without a sign of life
 
 ENOUGH_STEPS = 8  # for a first verdict

@@ -20,7 +20,7 @@ from ddpwatch.analysis.diagnosis.wording import (
     link_sentence,
 )
 
-WINDOW = 64  # newest watched steps
+WINDOW = 16  # newest watched steps
 CLEARED = 0.7  # of the share at which an incident starts: below that, it is over
 LINK_STEPS = 5  # newest full steps, all of them slower
 LINK_BASE = 8  # full steps before them, at least
@@ -68,7 +68,7 @@ class WholeRun:
     def __init__(self) -> None:
         self._exposed = _Share("exposed_comm", EXPOSED_SHARE)
         self._input = _Share("slow_input", INPUT_SHARE)
-        self._splits: deque[StepSplit] = deque(maxlen=2 * WINDOW)
+        self._splits: deque[StepSplit] = deque(maxlen=4 * WINDOW)
         self._bucket_ns: Counter[int] = Counter()
         self._last_bucket = 0
         self._link = _Link()
@@ -146,11 +146,11 @@ class WholeRun:
         )
 
     def incidents(self, names: LayerNames | None) -> list[Incident]:
-        """All that were found."""
+        """All that were found. Transfers that are exposed because they became slower are one incident."""
         shares = [share for share in (self._exposed, self._input) if share.since is not None]
+        found = [*(self._share_incident(share, names, is_open=True) for share in shares), *self._ended]
         return [
-            *(self._share_incident(share, names, is_open=True) for share in shares),
-            *self._ended,
+            *(incident for incident in found if not self._link.explains(incident)),
             *self._link.incidents(),
             *self._trend.incidents(),
         ]
@@ -178,6 +178,8 @@ class _Link:
         self._since: int | None = None
         self._until = self._count = self._cost_ns = self._span_ns = 0
         self._slower = 1.0
+        self._recent: deque[StepSplit] = deque(maxlen=4 * KEEP_LINK)
+        self._base_share = 0.0
         self._ended: list[Incident] = []
 
     def add(self, facts: StepFacts) -> None:
@@ -196,19 +198,44 @@ class _Link:
             limit = max(LINK_SLOWER * base, base + LINK_SHARE * facts.across.longest_ns)
             if all(transfer > limit for _, transfer, _ in newest):
                 self._since, self._base = newest[0][0], base
+                self._start(facts.across.step)
         if self._since is not None and self._base:
             self._slower = median(transfer for step, transfer, _ in self._steps if step >= self._since) / self._base
             if all(transfer < (1 + LINK_SLOWER) / 2 * self._base for _, transfer, _ in newest):
                 self._ended.append(self._incident(is_open=False))
                 self._since, self._count, self._cost_ns, self._span_ns = None, 0, 0, 0
 
+    def _start(self, step: int) -> None:
+        """Counts the steps since the first slower one."""
+        steps = list(self._recent)
+        before = [_transfer(split) / split.total for split in steps if split.step < (self._since or 0) and split.total]
+        self._base_share = median(before) if before else 0.0
+        for split in steps:
+            if (self._since or 0) <= split.step < step:
+                self._add(split)
+
     def count(self, split: StepSplit) -> None:
         """Takes any step's split."""
+        self._recent.append(split)
         if self._since is not None:
-            self._count += 1
-            self._cost_ns += int(_transfer(split) * (1 - 1 / self._slower)) if self._slower > 1 else 0
-            self._span_ns += split.total
-            self._until = split.step
+            self._add(split)
+
+    def _add(self, split: StepSplit) -> None:
+        self._count += 1
+        self._cost_ns += max(0, int(_transfer(split) - self._base_share * split.total))
+        self._span_ns += split.total
+        self._until = split.step
+
+    def explains(self, incident: Incident) -> bool:
+        """Whether transfers are only exposed since they became slower."""
+        return (
+            incident.kind == "exposed_comm"
+            and incident.since_step is not None
+            and any(
+                found.since_step is not None and incident.since_step >= found.since_step - 2 * WINDOW
+                for found in self.incidents()
+            )
+        )
 
     def incidents(self) -> list[Incident]:
         """Those that are over, and the one that lasts."""

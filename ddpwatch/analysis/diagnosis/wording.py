@@ -86,9 +86,7 @@ def late_rank_sentence(incident: Incident, names: LayerNames | None) -> str:
     text += _whose(evidence["group"])
     if incident.kind == "drift":
         text += ", and gets later and later"
-    if incident.phase in _PAUSE_NOUNS or incident.phase == "validation":
-        text += f": {_PAUSE_NOUNS.get(incident.phase, incident.phase)}"
-    elif incident.phase:
+    if incident.phase:
         text += f": {phase_named(incident.phase)} takes {in_ms(evidence['excess_ms'] * NS_PER_MS)} longer"
     if names is not None and incident.param is not None and (layer := names.layer(incident.param, rank)):
         text += f", from {layer} on"
