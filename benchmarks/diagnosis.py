@@ -4,8 +4,9 @@
     python benchmarks/diagnosis.py --quick                  a sample of these, in two minutes
     python benchmarks/diagnosis.py --real                   jobs on this machine, with 2 to 4 Gloo ranks
 
-A made-up job (`fleet.py`) has a known schedule, and noise of a random kind: as measured on a real job, Gaussian, 0 to
-20 ms, with outliers, or slowly changing. A fault costs what its job waits longer than the same job without the fault.
+A made-up job (`fleet.py`) has a known schedule, and noise of a random kind: as measured on real jobs (quiet, busy),
+Gaussian, 0 to 20 ms, with outliers, or slowly changing. A fault costs what its job waits longer than the same job
+without the fault.
 
 The columns:
     detected       an incident of that kind, at that time
@@ -32,9 +33,9 @@ from typing import Any
 
 from benchmarks.diagnosis_cases import CLEAN_STEPS as RUN_STEPS
 from benchmarks.diagnosis_cases import KINDS, Case, Kind, cases, job_of
-from benchmarks.diagnosis_goals import SIMULATED, Judged, Row, alarm_row, by_kind, goal_rows, goals_table
+from benchmarks.diagnosis_goals import SIMULATED, Judged, Row, alarm_row, by_kind, by_noise, goal_rows, goals_table
 from benchmarks.diagnosis_score import Result, Score, play
-from benchmarks.fleet_noise import NOISES
+from benchmarks.fleet_noise import NOISES, NoiseKind
 from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.report.format import table
 
@@ -70,7 +71,7 @@ class Found:
             self.alarms.update(one.kind for one in result.others)
             self.misses += [f"false alarm: {_about(result)}: {_incident(one)}" for one in result.others]
             return
-        self.judged += [Judged(case.kind, case.size, score) for score in result.scores]
+        self.judged += [Judged(case.kind, case.size, result.job.shape.noise.kind, score) for score in result.scores]
         self.others.update((case.kind, one.kind) for one in result.others)
         self.misses += [_miss(result, score) for score in result.scores if _wrong(score)]
 
@@ -103,22 +104,22 @@ def _incident(incident: Any) -> str:
 # -- made-up jobs --------------------------------------------------------------------------------------------
 
 
-def clean_cases(steps: int) -> Iterator[Case]:
+def clean_cases(steps: int, noises: Sequence[NoiseKind]) -> Iterator[Case]:
     """Runs in which nothing goes wrong, of all noises and sizes, one after the other."""
     for seed in range(steps // RUN_STEPS):
-        world = CLEAN_WORLDS[seed // len(NOISES) % len(CLEAN_WORLDS)]
-        yield Case("clean", 0.0, world, seed, NOISES[seed % len(NOISES)])
+        world = CLEAN_WORLDS[seed // len(noises) % len(CLEAN_WORLDS)]
+        yield Case("clean", 0.0, world, seed, noises[seed % len(noises)])
 
 
 def simulated(args: argparse.Namespace) -> Found:
     """Plays all cases; Ctrl-C keeps those played so far."""
     found = Found()
-    faulty = list(cases(tuple(args.kinds), tuple(args.ranks), args.seeds))
+    faulty = list(cases(tuple(args.kinds), tuple(args.ranks), args.seeds, tuple(args.noises)))
     with Rounds() as rounds:
         for case in rounds.over(faulty, "faults"):
             found.add(play(job_of(case)))
         done = len(found.speeds)
-        for case in rounds.over(list(clean_cases(args.clean_steps)), "clean runs"):
+        for case in rounds.over(list(clean_cases(args.clean_steps, args.noises)), "clean runs"):
             found.add(play(job_of(case)))
     print(f"{rounds_done(done, len(faulty), 'case')}; {found.clean_steps} clean steps")
     return found
@@ -148,7 +149,7 @@ def speed_row(found: Found) -> Row:
 
 def show(found: Found, most_misses: int) -> list[Row]:
     """Prints the tables; returns the goals."""
-    print("\n".join(by_kind(found.judged)))
+    print("\n".join([*by_kind(found.judged), "", *by_noise(found.judged)]))
     if found.others:
         others = ", ".join(f"{kind}: {count} {what}" for (kind, what), count in sorted(found.others.items()))
         print(f"besides the fault: {others}")
@@ -166,8 +167,8 @@ def as_json(found: Found, rows: Sequence[Row]) -> dict[str, Any]:
     """All that was measured."""
     faults = [
         {
-            "kind": one.kind, "size": one.size, "detected": one.score.detected, "rank": one.score.rank,
-            "cause": one.score.cause, "layer": one.score.layer, "period": one.score.period, "word": one.score.kind,
+            "kind": one.kind, "size": one.size, "noise": one.noise, "detected": one.score.detected,
+            "rank": one.score.rank, "cause": one.score.cause, "layer": one.score.layer, "period": one.score.period, "word": one.score.kind,
             "pieces": one.score.pieces, "named_after": one.score.named_after, "cost_error": one.score.cost,
         }
         for one in found.judged
@@ -189,6 +190,13 @@ def _names(text: str) -> list[Kind]:
     return kinds
 
 
+def _noises(text: str) -> list[NoiseKind]:
+    noises = [noise for noise in NOISES if noise in text.split(",")]
+    if len(noises) != len(text.split(",")):
+        raise argparse.ArgumentTypeError(f"noises are {', '.join(NOISES)}")
+    return noises
+
+
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
@@ -199,6 +207,7 @@ def parsed(argv: Iterable[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help=f"per kind, size and ranks (default: {SEEDS})")
     parser.add_argument("--ranks", type=_numbers, default=list(WORLDS), metavar="N,N,…", help="default: %(default)s")
     parser.add_argument("--kinds", type=_names, default=list(KINDS), metavar="KIND,…", help=", ".join(KINDS))
+    parser.add_argument("--noises", type=_noises, default=list(NOISES), metavar="NOISE,…", help=", ".join(NOISES))
     parser.add_argument("--clean-steps", type=int, help=f"without a fault (default: {CLEAN_STEPS})")
     parser.add_argument("--misses", type=int, default=20, help="how many misses to print (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")

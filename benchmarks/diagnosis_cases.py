@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -9,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.fleet import BUCKETS, LAYER_PARAMS, PARAMS, TRANSFER, Disturbance, Fleet, Shape, zeros
+from benchmarks.fleet import BUCKETS, LAYER_PARAMS, PARAMS, TRANSFER, Disturbance, Fleet, Shape, has_hooks, zeros
 from benchmarks.fleet_noise import NOISES, Noise, NoiseKind
 
 Kind = Literal[
@@ -41,9 +42,10 @@ SHORT_STEP_NS = 166_000_000  # below, every second step is unwatched
 SETTLED_STEP = 40
 LAYERS = PARAMS // LAYER_PARAMS
 SPLIT_PHASES = ("data", "forward", "backward")
-PERIODS, STRIKES = (2, 16), 16
+PERIODS = (2, 16)
 CHANCES = (0.05, 0.4)
 CLEAN_STEPS = 1000  # of one run, about
+LASTS = {"random": 300, "drift": 360, "moving": 360, "two": 260, "periodic": 24 * PERIODS[1], "stall": 60, "gc": 300}
 STALL_S, BREAK_S = (0.5, 12.0), (0.3, 5.0)
 
 Ints = npt.NDArray[np.int64]
@@ -57,7 +59,7 @@ class Case:
     size: float
     world: int
     seed: int
-    noise: NoiseKind | None = None
+    noise: NoiseKind
 
 
 @dataclass
@@ -72,6 +74,7 @@ class Truth:
         strikes: The steps that it strikes.
         slack: How many steps the diagnosis may be wrong about where it starts.
         cost_ns: What it costs, measured by comparison with a job without it.
+        hidden: It strikes in unwatched steps only: whose doing it is cannot be known.
         cost_of: Whose time that is: what the other ranks wait, or what all ranks spend on it, in the steps it strikes.
     """
 
@@ -82,6 +85,7 @@ class Truth:
     params: range | None = None
     period: int | None = None
     slack: int = 16
+    hidden: bool = False
     cost_of: Literal["others", "input", "transfer", "gap"] = "others"
     cost_ns: float = 0.0
 
@@ -114,13 +118,18 @@ class Job:
         return Fleet(self.shape, calm)
 
 
-def cases(kinds: tuple[Kind, ...], worlds: tuple[int, ...], seeds: int) -> Iterator[Case]:
+def cases(
+    kinds: tuple[Kind, ...], worlds: tuple[int, ...], seeds: int, noises: tuple[NoiseKind, ...] = NOISES
+) -> Iterator[Case]:
     """All kinds in all sizes and worlds; of larger worlds, which take longest, fewer."""
     for seed in range(seeds):
         for kind in kinds:
             sizes = (0.0,) if kind in SIZELESS else EXPOSED_SIZES if kind in ("exposed", "slow_link") else SIZES
             for size in sizes:
-                yield from (Case(kind, size, world, seed) for world in worlds if _is_played(kind, size, world, seed))
+                for world in worlds:
+                    if _is_played(kind, size, world, seed):
+                        noise = random.Random(f"{kind} {size} {world} {seed}").choice(noises)
+                        yield Case(kind, size, world, seed, noise)
 
 
 def _is_played(kind: Kind, size: float, world: int, seed: int) -> bool:
@@ -132,13 +141,12 @@ def _is_played(kind: Kind, size: float, world: int, seed: int) -> bool:
 def job_of(case: Case) -> Job:
     """Builds the job. The same case makes the same job."""
     dice = np.random.default_rng([case.seed, case.world, int(1000 * case.size), get_args(Kind).index(case.kind)])
-    noise: NoiseKind = case.noise or NOISES[int(dice.integers(len(NOISES)))]
-    low = UNIFORM_STEP_NS if noise == "uniform" else STEP_NS[0]
+    low = UNIFORM_STEP_NS if case.noise == "uniform" else STEP_NS[0]
     step_ns = int(np.exp(dice.uniform(np.log(low), np.log(STEP_NS[1]))))
     since = SETTLED_STEP + int(dice.integers(60))
     shape = Shape(
         world=case.world, steps=since + _lasts(case.kind, dice), step_ns=step_ns,
-        noise=Noise(noise, float(dice.uniform(0.01, 0.05)) if noise == "gauss" else 0.02),
+        noise=Noise(case.noise, float(dice.uniform(0.01, 0.05)) if case.noise == "gauss" else 0.02),
         watched_period=2 if step_ns < SHORT_STEP_NS else 1, full_period=int(dice.choice((4, 8, 8, 8, 16))),
         seed=int(dice.integers(1 << 32)),
     )  # fmt: skip
@@ -152,7 +160,15 @@ def _lasts(kind: Kind, dice: np.random.Generator) -> int:
     """For how many steps a job goes on after its fault starts."""
     if kind == "clean":
         return CLEAN_STEPS
-    usual = {"random": 300, "drift": 360, "moving": 360, "two": 260, "periodic": 290, "stall": 60, "gc": 300}
+    usual = {
+        "random": 300,
+        "drift": 360,
+        "moving": 360,
+        "two": 260,
+        "periodic": 24 * PERIODS[1],
+        "stall": 60,
+        "gc": 300,
+    }
     return usual.get(kind, 140) + int(dice.integers(20))
 
 
@@ -188,9 +204,14 @@ def _any_rank(job: Job, dice: np.random.Generator) -> int:
     return int(dice.integers(job.shape.world))
 
 
+def _slow(truth: Truth) -> tuple[str, ...]:
+    """What to call a slow rank; one that only waits for data longer may be called slow input, too."""
+    return ("straggler", *(("slow_input",) if truth.phases == ("data",) else ()))
+
+
 def _constant(job: Job, since: int, dice: np.random.Generator) -> None:
     truth = _strike(job, _any_rank(job, dice), np.arange(since, job.shape.steps), _ns(job), dice)
-    truth.kinds = ("straggler", "slow_input") if truth.phases == ("data",) else ("straggler",)
+    truth.kinds = _slow(truth)
 
 
 def _periodic(job: Job, since: int, dice: np.random.Generator) -> None:
@@ -211,12 +232,18 @@ def _stall(job: Job, since: int, dice: np.random.Generator) -> None:
     pause_ns = int(1e9 * np.exp(dice.uniform(*np.log(STALL_S))))
     truth = _strike(job, _any_rank(job, dice), np.array([since]), pause_ns, dice)
     truth.kinds, truth.slack = ("pause",), 2
+    status = job.fleet.status(since)
+    truth.hidden = status == "unwatched"
+    if not has_hooks(since, status):
+        truth.params = None
+    if truth.hidden:
+        truth.phases = ()
 
 
 def _drift(job: Job, since: int, dice: np.random.Generator) -> None:
     strikes = np.arange(since, job.shape.steps)
     truth = _strike(job, _any_rank(job, dice), strikes, np.linspace(0, _ns(job), len(strikes)).astype(np.int64), dice)
-    truth.kinds, truth.slack = ("drift", "straggler"), len(strikes) * 2 // 3
+    truth.kinds, truth.slack = ("drift", *_slow(truth)), len(strikes) * 2 // 3
 
 
 def _moving(job: Job, since: int, dice: np.random.Generator) -> None:
@@ -224,7 +251,7 @@ def _moving(job: Job, since: int, dice: np.random.Generator) -> None:
     while job.shape.steps - first >= 30:
         last = min(job.shape.steps, first + int(dice.integers(30, 101)))
         truth = _strike(job, rank, np.arange(first, last), _ns(job), dice)
-        truth.kinds = ("straggler",)
+        truth.kinds = _slow(truth)
         rank, first = (rank + 1 + int(dice.integers(job.shape.world - 1))) % job.shape.world, last
 
 
@@ -237,7 +264,7 @@ def _two(job: Job, since: int, dice: np.random.Generator) -> None:
     first.kinds, first.period, first.slack = ("intermittent",), period, 4 * period
     between = np.setdiff1d(steps, steps[::period])
     second = _strike(job, other, between[dice.random(len(between)) < 0.5], _ns(job), dice)
-    second.kinds = ("intermittent", "straggler")
+    second.kinds = ("intermittent", *_slow(second))
 
 
 def _slow_input(job: Job, since: int, dice: np.random.Generator) -> None:

@@ -34,10 +34,11 @@ REAL = Goals(0.99, 0.98, 0.95, 10, 0.95, 0.0, 0.15)
 
 @dataclass(frozen=True)
 class Judged:
-    """One fault: its kind and size, and what the diagnosis said."""
+    """One fault: its kind and size, the noise that it was in, and what the diagnosis said."""
 
     kind: str
     size: float
+    noise: str
     score: Score
 
 
@@ -67,8 +68,8 @@ def _share(hits: Iterable[bool | None]) -> str:
 # -- tables --------------------------------------------------------------------------------------------------
 
 COLUMNS = [
-    "kind", "size", "faults", "detected %", "rank %", "cause %", "layer %", "period %", "word %", "pieces",
-    "named after", "p99", "cost p50", "|cost| p90",
+    "faults", "detected %", "rank %", "cause %", "layer %", "period %", "word %", "pieces", "named after", "p99",
+    "cost p50", "|cost| p90",
 ]  # fmt: skip
 
 
@@ -77,16 +78,34 @@ def by_kind(judged: Sequence[Judged]) -> list[str]:
     groups: dict[tuple[str, float], list[Score]] = {}
     for one in judged:
         groups.setdefault((one.kind, one.size), []).append(one.score)
-    return table(COLUMNS, [_row(kind, size, scores) for (kind, size), scores in sorted(groups.items())])
+    rows = [
+        [kind, f"{100 * size:.0f} %" if size else "–", *_cells(scores)]
+        for (kind, size), scores in sorted(groups.items())
+    ]
+    return table(["kind", "size", *COLUMNS], rows)
 
 
-def _row(kind: str, size: float, scores: Sequence[Score]) -> list[str]:
+def by_noise(judged: Sequence[Judged]) -> list[str]:
+    """A table with a row per noise, of faults that count."""
+    groups: dict[str, list[Score]] = {}
+    for one in judged:
+        if counts(one):
+            groups.setdefault(one.noise, []).append(one.score)
+    return table(["noise", *COLUMNS], [[noise, *_cells(scores)] for noise, scores in sorted(groups.items())])
+
+
+def counts(judged: Judged) -> bool:
+    """Whether a fault is large enough for the goals."""
+    return judged.size == 0 or judged.size >= COUNTED_SIZE
+
+
+def _cells(scores: Sequence[Score]) -> list[str]:
     found = [score for score in scores if score.detected]
     named = [score.named_after[1] for score in scores if score.named_after is not None]
     costs = [score.cost for score in found if score.cost is not None]
     pieces = [score.pieces for score in found if score.pieces]
     return [
-        kind, f"{100 * size:.0f} %" if size else "–", str(len(scores)), _share(score.detected for score in scores),
+        str(len(scores)), _share(score.detected for score in scores),
         _share(score.rank for score in found), _share(score.cause for score in found),
         _share(score.layer for score in found), _share(score.period for score in found),
         _share(score.kind for score in found if score.rank), f"{sum(pieces) / len(pieces):.1f}" if pieces else "–",
@@ -120,7 +139,7 @@ def goals_table(rows: Iterable[Row]) -> list[str]:
 
 def goal_rows(judged: Iterable[Judged], goals: Goals) -> list[Row]:
     """What faults show, against the goals. Faults that are not detected count as not named right in no row but one."""
-    counted = [one for one in judged if one.size == 0 or one.size >= COUNTED_SIZE]
+    counted = [one for one in judged if counts(one)]
     found = [one.score for one in counted if one.score.detected]
     right = [score.rank and score.cause is not False for score in found]
     layers = [score.layer for score in found if score.layer is not None]

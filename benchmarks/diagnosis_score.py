@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ddpwatch.analysis.diagnosis.engine import Diagnosis
+
 from benchmarks.diagnosis_cases import Job, Truth
 from benchmarks.fleet import Played
-from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.sampling.levels import is_watched
 
@@ -26,7 +27,7 @@ class Score:
         kind: It used the word that fits best.
         named_after: In how many steps from the first one that it struck, itself included, and how many of these were
             watched.
-        cost: What it says it costs, against the truth.
+        cost: What it says it costs (``stated_ns``, of incidents with one kind), against the truth.
         pieces: How many incidents it made of it.
     """
 
@@ -39,6 +40,7 @@ class Score:
     kind: bool = False
     named_after: tuple[int, int] | None = None
     cost: float | None = None
+    stated_ns: int = 0
     pieces: int = 0
 
 
@@ -138,7 +140,7 @@ def _alike(truth: Truth, incident: Incident) -> bool:
 
 
 def _same_ranks(truth: Truth, incident: Incident, world: int) -> bool:
-    return incident.ranks == truth.ranks or (not truth.ranks and incident.ranks == tuple(range(world)))
+    return truth.hidden or incident.ranks == truth.ranks or (not truth.ranks and incident.ranks == tuple(range(world)))
 
 
 def judge(scores: Iterable[Score], incidents: Sequence[Incident], world: int) -> None:
@@ -151,13 +153,21 @@ def judge(scores: Iterable[Score], incidents: Sequence[Incident], world: int) ->
         wrong = [one for one in incidents if _alike(truth, one) and id(one) not in taken]
         score.detected, score.rank, score.pieces = bool(early or wrong), bool(early), len(own)
         if early:
-            _judge_one(score, max(early, key=lambda one: one.cost_ns))
-            score.cost = sum(one.cost_ns for one in own) / truth.cost_ns - 1 if truth.cost_ns > 0 else None
+            best = max(early, key=lambda one: (_word(truth, one), one.cost_ns))
+            _judge_one(score, best)
+            score.stated_ns = sum(one.cost_ns for one in own if one.kind == best.kind)
+            if truth.cost_ns > 0 and not truth.hidden:
+                score.cost = score.stated_ns / truth.cost_ns - 1
+
+
+def _word(truth: Truth, incident: Incident) -> bool:
+    """Whether the incident has the kind that fits best."""
+    return incident.kind == truth.kinds[0]
 
 
 def _judge_one(score: Score, incident: Incident) -> None:
     truth = score.truth
-    score.kind = incident.kind == truth.kinds[0]
+    score.kind = _word(truth, incident)
     score.cause = incident.phase in truth.phases if truth.phases else None
     score.layer = incident.param in truth.params if truth.params is not None else None
     if truth.period is not None:

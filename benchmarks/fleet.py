@@ -21,6 +21,7 @@ from benchmarks.fleet_noise import NO_NOISE, Noise
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.messages import DEFAULT_GROUP, Mark, Span, Step, StepStatus
 from ddpwatch.probe.derive import HOOKS_PERIOD
+from ddpwatch.sampling.levels import is_timed, is_watched
 from ddpwatch.sampling.schedule import SamplingSchedule, is_sampled
 
 START_NS = 10**15
@@ -243,7 +244,7 @@ class Fleet:
         ready = (played.launch - LAG_NS - start).tolist()
         timed = played.status != "shadow"
         done = (played.transfer[1] + (played.sync_end - played.transfer[1][-1])[:, None].clip(0) - start).tolist()
-        hooked = timed or is_sampled(played.number, HOOKS_PERIOD)
+        hooked = has_hooks(played.number, played.status)
         fires = (played.fires - start).tolist() if hooked else [[]] * self.shape.world
         for row, launches, readies, dones, at in zip(offsets, launch, ready, done, fires, strict=True):
             data, forward, forward_end, backward, backward_end, sync_end, end = row
@@ -256,6 +257,11 @@ class Fleet:
                 "comm_ready": readies, "comm_launch": launches, "comm_done": dones if timed else _NOT_TIMED,
                 "hook_param": _FIRING_ORDER if hooked else [], "hook_ns": at,
             }  # fmt: skip
+
+
+def has_hooks(number: int, status: StepStatus) -> bool:
+    """Whether a watched step's frame shows when gradients came."""
+    return is_timed(status) or (is_watched(status) and is_sampled(number, HOOKS_PERIOD))
 
 
 _FIRING_ORDER = list(range(PARAMS))[::-1]
