@@ -1,0 +1,231 @@
+"""How often the diagnosis finds a fault, names its rank, cause, layer and period, and how often it is wrong.
+
+    python benchmarks/diagnosis.py                          made-up jobs of 2 to 1,024 ranks
+    python benchmarks/diagnosis.py --quick                  a sample of these, in two minutes
+    python benchmarks/diagnosis.py --real                   jobs on this machine, with 2 to 4 Gloo ranks
+
+A made-up job (`fleet.py`) has a known schedule, and noise of a random kind: as measured on real jobs (quiet, busy),
+Gaussian, 0 to 20 ms, with outliers, or slowly changing. A fault costs what its job waits longer than the same job
+without the fault.
+
+The columns:
+    detected       an incident of that kind, at that time
+    rank, cause    of those: the right rank; the right phase
+    layer          of faults in the backward: the incident's parameter is one of the layer
+    period         within one step
+    word           the incident's kind is the best word for it, not only an accepted one
+    pieces         incidents per fault
+    named after    watched steps until the engine lists it: median and 99th percentile
+    cost           stated against true: median, and 90th percentile of the absolute error
+False alarms are warnings and errors in clean runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.diagnosis_cases import CLEAN_STEPS as RUN_STEPS
+from benchmarks.diagnosis_cases import KINDS, Case, Kind, cases, job_of
+from benchmarks.diagnosis_goals import SIMULATED, Judged, Row, alarm_row, by_kind, by_noise, goal_rows, goals_table
+from benchmarks.diagnosis_score import Result, Score, play
+from benchmarks.fleet_noise import NOISES, NoiseKind
+from benchmarks.rounds import Rounds, rounds_done
+from ddpwatch.report.format import table
+
+WORLDS = (2, 4, 8, 16, 64, 1024)
+SEEDS, QUICK_SEEDS = 16, 1
+CLEAN_STEPS, QUICK_CLEAN_STEPS = 100_000, 10_000
+CLEAN_WORLDS = (2, 4, 8, 16, 2, 4, 8, 64)  # one run each, over and over
+CORE_SHARE, STEPS_PER_S, MOST_RANKS = 0.15, 5, 1024
+
+
+@dataclass
+class Found:
+    """All that was measured.
+
+    Attributes:
+        misses: What to look at: faults that were missed or misnamed, and false alarms.
+        others: Unexplained incidents in runs with a fault, by kind of fault and of incident.
+    """
+
+    judged: list[Judged] = field(default_factory=list)
+    misses: list[str] = field(default_factory=list)
+    others: Counter[tuple[str, str]] = field(default_factory=Counter)
+    clean_steps: int = 0
+    alarms: Counter[str] = field(default_factory=Counter)
+    speeds: list[tuple[int, float, float]] = field(default_factory=list)
+
+    def add(self, result: Result) -> None:
+        """Takes one case."""
+        case = result.job.case
+        self.speeds.append((case.world, result.engine_ns / result.rank_steps, result.facts_ns / result.rank_steps))
+        if case.kind == "clean":
+            self.clean_steps += result.job.shape.steps
+            self.alarms.update(one.kind for one in result.others)
+            self.misses += [f"false alarm: {_about(result)}: {_incident(one)}" for one in result.others]
+            return
+        self.judged += [Judged(case.kind, case.size, result.job.shape.noise.kind, score) for score in result.scores]
+        self.others.update((case.kind, one.kind) for one in result.others)
+        self.misses += [_miss(result, score) for score in result.scores if _wrong(score)]
+
+
+def _wrong(score: Score) -> bool:
+    return not (score.detected and score.rank) or False in (score.cause, score.layer, score.period)
+
+
+def _about(result: Result) -> str:
+    case, shape = result.job.case, result.job.shape
+    noise = f"{shape.noise.kind} {shape.noise.size:.3f}" if shape.noise.kind == "gauss" else shape.noise.kind
+    return f"{case}, steps of {shape.step_ns / 1e6:.0f} ms, {noise}, watched 1 in {shape.watched_period}"
+
+
+def _miss(result: Result, score: Score) -> str:
+    truth = score.truth
+    expected = f"{truth.kinds[0]} of {truth.ranks} in {truth.phases} from step {truth.since}, period {truth.period}"
+    expected += f", params {truth.params}, {len(truth.strikes)} strikes, {truth.cost_ns / 1e6:.0f} ms"
+    said = "; ".join(_incident(one) for one in result.incidents[:4]) or "nothing"
+    return f"{_about(result)}: {expected}; said: {said}"
+
+
+def _incident(incident: Any) -> str:
+    return (
+        f"{incident.kind} of {incident.ranks} in {incident.phase or '?'} from step {incident.since_step}, period "
+        f"{incident.period}, param {incident.param}, {incident.cost_ns / 1e6:.0f} ms, {incident.severity}"
+    )
+
+
+# -- made-up jobs --------------------------------------------------------------------------------------------
+
+
+def clean_cases(steps: int, noises: Sequence[NoiseKind]) -> Iterator[Case]:
+    """Runs in which nothing goes wrong, of all noises and sizes, one after the other."""
+    for seed in range(steps // RUN_STEPS):
+        world = CLEAN_WORLDS[seed // len(noises) % len(CLEAN_WORLDS)]
+        yield Case("clean", 0.0, world, seed, noises[seed % len(noises)])
+
+
+def simulated(args: argparse.Namespace) -> Found:
+    """Plays all cases; Ctrl-C keeps those played so far."""
+    found = Found()
+    faulty = list(cases(tuple(args.kinds), tuple(args.ranks), args.seeds, tuple(args.noises)))
+    with Rounds() as rounds:
+        for case in rounds.over(faulty, "faults"):
+            found.add(play(job_of(case)))
+        done = len(found.speeds)
+        for case in rounds.over(list(clean_cases(args.clean_steps, args.noises)), "clean runs"):
+            found.add(play(job_of(case)))
+    print(f"{rounds_done(done, len(faulty), 'case')}; {found.clean_steps} clean steps")
+    return found
+
+
+def speed_rows(found: Found) -> list[list[str]]:
+    """CPU time per rank-step by the number of ranks; of a core, at five steps a second."""
+    rows = []
+    for world in sorted({world for world, _, _ in found.speeds}):
+        speeds = [(engine, facts) for ranks, engine, facts in found.speeds if ranks == world]
+        engine, facts = (sum(column) / len(speeds) / 1e3 for column in zip(*speeds, strict=True))
+        cores = (f"{100 * cost * world * STEPS_PER_S / 1e6:.1f} %" for cost in (engine, engine + facts))
+        rows.append([str(world), str(len(speeds)), f"{engine:.2f}", f"{facts:.2f}", *cores])
+    return rows
+
+
+def speed_row(found: Found) -> Row:
+    """The engine at 1,024 ranks and five steps a second, against its goal."""
+    name = f"engine, {MOST_RANKS} ranks × {STEPS_PER_S} steps/s"
+    goal = f"≤ {100 * CORE_SHARE:.0f} % of a core"
+    costs = [engine for world, engine, _ in found.speeds if world == MOST_RANKS]
+    if not costs:
+        return Row(name, goal, "–", 0, "–", None)
+    share = sum(costs) / len(costs) * MOST_RANKS * STEPS_PER_S / 1e9
+    return Row(name, goal, f"{100 * share:.1f} %", len(costs), "–", share <= CORE_SHARE)
+
+
+def show(found: Found, most_misses: int) -> list[Row]:
+    """Prints the tables; returns the goals."""
+    print("\n".join([*by_kind(found.judged), "", *by_noise(found.judged)]))
+    if found.others:
+        others = ", ".join(f"{kind}: {count} {what}" for (kind, what), count in sorted(found.others.items()))
+        print(f"besides the fault: {others}")
+    header = ["ranks", "runs", "engine µs per rank-step", "figures µs", "of a core at 5 steps/s", "with figures"]
+    print("\n" + "\n".join(table(header, speed_rows(found))))
+    rows = goal_rows(found.judged, SIMULATED)
+    rows += [alarm_row(sum(found.alarms.values()), found.clean_steps, SIMULATED), speed_row(found)]
+    print("\n" + "\n".join(goals_table(rows)))
+    for miss in found.misses[:most_misses]:
+        print(f"miss: {miss}")
+    return rows
+
+
+def as_json(found: Found, rows: Sequence[Row]) -> dict[str, Any]:
+    """All that was measured."""
+    faults = [
+        {
+            "kind": one.kind, "size": one.size, "noise": one.noise, "detected": one.score.detected,
+            "rank": one.score.rank, "cause": one.score.cause, "layer": one.score.layer, "period": one.score.period, "word": one.score.kind,
+            "pieces": one.score.pieces, "named_after": one.score.named_after, "cost_error": one.score.cost,
+        }
+        for one in found.judged
+    ]  # fmt: skip
+    return {
+        "goals": [row.__dict__ for row in rows], "faults": faults, "clean_steps": found.clean_steps,
+        "false_alarms": dict(found.alarms), "misses": found.misses,
+        "speed": [{"ranks": ranks, "engine_ns": engine, "facts_ns": facts} for ranks, engine, facts in found.speeds],
+    }  # fmt: skip
+
+
+# -- command line --------------------------------------------------------------------------------------------
+
+
+def _names(text: str) -> list[Kind]:
+    kinds = [kind for kind in KINDS if kind in text.split(",")]
+    if len(kinds) != len(text.split(",")):
+        raise argparse.ArgumentTypeError(f"kinds are {', '.join(KINDS)}")
+    return kinds
+
+
+def _noises(text: str) -> list[NoiseKind]:
+    noises = [noise for noise in NOISES if noise in text.split(",")]
+    if len(noises) != len(text.split(",")):
+        raise argparse.ArgumentTypeError(f"noises are {', '.join(NOISES)}")
+    return noises
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def parsed(argv: Iterable[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer seeds and fewer clean steps")
+    parser.add_argument("--seeds", type=int, help=f"per kind, size and ranks (default: {SEEDS})")
+    parser.add_argument("--ranks", type=_numbers, default=list(WORLDS), metavar="N,N,…", help="default: %(default)s")
+    parser.add_argument("--kinds", type=_names, default=list(KINDS), metavar="KIND,…", help=", ".join(KINDS))
+    parser.add_argument("--noises", type=_noises, default=list(NOISES), metavar="NOISE,…", help=", ".join(NOISES))
+    parser.add_argument("--clean-steps", type=int, help=f"without a fault (default: {CLEAN_STEPS})")
+    parser.add_argument("--misses", type=int, default=20, help="how many misses to print (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    args = parser.parse_args(None if argv is None else list(argv))
+    args.seeds = args.seeds or (QUICK_SEEDS if args.quick else SEEDS)
+    if args.clean_steps is None:
+        args.clean_steps = QUICK_CLEAN_STEPS if args.quick else CLEAN_STEPS
+    return args
+
+
+def main() -> int:
+    args = parsed()
+    found = simulated(args)
+    rows = show(found, args.misses)
+    if args.json is not None:
+        args.json.write_text(json.dumps(as_json(found, rows), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
