@@ -10,7 +10,8 @@ from collections import deque
 from statistics import median_low
 from typing import Final
 
-from ddpwatch.messages import Beat
+from ddpwatch.messages import Beat, Step
+from ddpwatch.sampling.levels import UNWATCHED, is_counted
 
 STILL_NS: Final = 3_000_000_000
 STILL_STEPS: Final = 2.0  # how many steps' time a rank may stand still where steps are long
@@ -41,9 +42,10 @@ class Stillness:
         self.since_ns = 0
         self._steps: deque[int] = deque(maxlen=_NEWEST)
 
-    def add_step(self, duration_ns: int) -> None:
-        """Takes how long a step took, of those that count."""
-        self._steps.append(duration_ns)
+    def add_step(self, step: Step) -> None:
+        """Takes the rank's next step."""
+        if is_counted(step.status) or step.status == UNWATCHED:
+            self._steps.append(step.duration_ns)
 
     def add(self, beat: Beat) -> None:
         """Takes the next heartbeat."""

@@ -17,7 +17,6 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.wording import death_message, hang_message, mismatch_message, past_hang_message
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.messages import Beat, Bye, Stack, Step
-from ddpwatch.sampling.levels import UNWATCHED, is_counted
 from ddpwatch.stillness import STILL_NS
 
 KEEP_ENDED = 256
@@ -101,8 +100,7 @@ class Liveness:
         """A rank's step came, numbered as the rank numbers it."""
         life = self._life(rank)
         life.stepped_ns = self._now_ns
-        if is_counted(step.status) or step.status == UNWATCHED:
-            life.stillness.add_step(step.duration_ns)
+        life.stillness.add_step(step)
         end_ns = step.start_ns + step.duration_ns
         for hang in (*self._hangs.values(), *self._settling):
             if rank in hang.still and end_ns > hang.still[rank] + STILL_NS:
