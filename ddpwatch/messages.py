@@ -211,8 +211,12 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_W
 class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
     """A rank's sign of life, about twice a second: where it is now, and which buckets it waits for.
 
-    ``issued`` is how many collectives it has issued, where its process group counts them. The phase is empty in an
-    unwatched step; there, ``issued`` shows which rank the others wait for.
+    ``issued`` is how many collectives it has issued, where its process groups count them, and ``issued_in`` how many in
+    which group: pairs of a group's id and a count. The phase is empty in an unwatched step; there, these show which
+    rank the others wait for.
+
+    ``activity`` is what the rank does besides, since ``activity_since_ns``, and what may last: ``data`` (a wait for the
+    DataLoader), ``save`` (``torch.save``), ``compile``, ``validation``, ``graph`` (CUDA graphs, in which no hook runs).
     """
 
     rank: Rank
@@ -223,6 +227,9 @@ class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
     last_hook: Count | None = None
     in_flight: Annotated[list[Count], Meta(max_length=65536)] = []
     issued: Count | None = None
+    issued_in: Annotated[list[tuple[Count, Count]], Meta(max_length=65536)] = []
+    activity: Name = ""
+    activity_since_ns: Ns = 0
     dropped: Count = 0
 
 
@@ -282,6 +289,21 @@ class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True):
     in_flight: Annotated[list[Count], Meta(max_length=65536)] = []
 
 
+class Stack(msgspec.Struct, tag="stack", tag_field="type", kw_only=True):
+    """Where a rank's threads are: taken once when it does not go on, from ``since_ns`` on.
+
+    ``text`` is faulthandler's, most recent call first. The training thread comes first; ``threads`` are all there are,
+    and those that have no room are left out.
+    """
+
+    rank: Rank
+    at_ns: Ns
+    since_ns: Ns
+    step: Count
+    text: Annotated[str, Meta(max_length=32768)]
+    threads: Count = 1
+
+
 class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
     """The collector about itself, twice a second.
 
@@ -301,11 +323,11 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
 
 
 # Recordings rely on the order: append only.
-Message = Hello | Layout | Step | Beat | Mark | Device | Bye | Status | Group
+Message = Hello | Layout | Step | Beat | Mark | Device | Bye | Status | Group | Stack
 MESSAGE_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     str(kind.__struct_config__.tag): kind for kind in get_args(Message)
 }
-RANK_MESSAGES: Final = (Hello, Group, Layout, Step, Beat, Mark, Bye)
+RANK_MESSAGES: Final = (Hello, Group, Layout, Step, Beat, Mark, Bye, Stack)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

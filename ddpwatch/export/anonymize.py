@@ -22,7 +22,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ddpwatch.blackbox import PHASES
-from ddpwatch.messages import Beat, Bye, Device, Group, Hello, Layout, Mark, Message, Status, encode
+from ddpwatch.messages import Beat, Bye, Device, Group, Hello, Layout, Mark, Message, Stack, Status, encode
 from ddpwatch.transport import Envelope, Frame
 
 _BACKEND = r"(?:(?:cpu|cuda|xpu|mps|hpu):)?(?:gloo|nccl|mpi|ucc|xccl|hccl)"
@@ -97,6 +97,13 @@ def _detail(detail: str) -> str:
     return found[1] if found[1] in _EXCEPTIONS else word("error", found[1])
 
 
+def _stack(text: str) -> str:
+    """Of each call only the line; what is no call is left out."""
+    found = re.findall(r'^  File "(.*)", line (\d+) in (.+)$', text, re.MULTILINE)
+    calls = ((word("path", file), line, word("call", name)) for file, line, name in found)
+    return "\n".join(f'  File "{file}", line {line} in {name}' for file, line, name in calls)
+
+
 _PHASE = _word("phase", "|".join(PHASES))
 _PRODUCT = _word("device", r"(?:NVIDIA|Tesla|GeForce|Quadro|GRID|AMD|Intel)[A-Za-z0-9 .()+-]{1,60}|\d+ CPUs")
 _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
@@ -119,7 +126,8 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
     },
     Group: {"name": _word("group"), "kind": _word("kind", "data parallel"), "backend": _word("backend", _BACKENDS)},
     Layout: {"module_name": _word("model"), "params": _words("param")},
-    Beat: {"phase": _PHASE},
+    Beat: {"phase": _PHASE, "activity": _word("activity", "data|save|compile|validation|graph")},
+    Stack: {"text": _stack},
     Mark: {"name": _word("mark")},
     Device: {"host": _word("host"), "uuid": _word("device"), "name": _PRODUCT},
     Bye: {"detail": _detail, "phase": _PHASE},

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 import wrapt
@@ -23,6 +23,8 @@ from ddpwatch.messages import Mark
 MIN_WAIT_NS = 5_000_000  # for a mark
 OnWait = Callable[["weakref.ref[Any]", int, int], None]
 Activity = Literal["data", "save", "compile"]
+Doing = tuple[str, int]  # an activity, and since when (ns)
+NOTHING: Final[Doing] = ("", 0)
 
 
 class ActivityMonitor:
@@ -33,10 +35,14 @@ class ActivityMonitor:
         post: Takes a mark; must not block.
         on_save: Called when a ``torch.save`` has returned: what lies before that is not part of the next step.
         on_wait: Takes each wait of this thread for data: the DataLoader's iterator, start and end (ns).
+
+    Attributes:
+        doing: What this thread is doing right now; read by the sender thread.
     """
 
     def __init__(self, rank: int, post: Callable[[Mark], None], on_save: Callable[[], None], on_wait: OnWait) -> None:
         self.active = True
+        self.doing = NOTHING
         self._rank = rank
         self._post = post
         self._on_save = on_save
@@ -68,17 +74,22 @@ class ActivityMonitor:
     def _timed(self, activity: Activity, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def timed(*arguments: Any, **options: Any) -> Any:
-            start = time.monotonic_ns()
+            start, before = time.monotonic_ns(), self.doing
+            if threading.get_ident() == self._thread:
+                self.doing = (activity, start)
             try:
                 return original(*arguments, **options)
             finally:
-                self._report(activity, start, *arguments)
+                self._report(activity, start, *arguments, before=before)
 
         return timed
 
-    def _report(self, activity: Activity, start: int, *arguments: Any) -> None:
+    def _report(self, activity: Activity, start: int, *arguments: Any, before: Doing = NOTHING) -> None:
         end = time.monotonic_ns()
-        if not self.active or threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread:
+            return
+        self.doing = before
+        if not self.active:
             return
         if activity == "save":
             self._on_save()
@@ -96,6 +107,8 @@ class ActivityMonitor:
 
     def _compile_start(self, *_: Any) -> None:
         self._compiling_since = time.monotonic_ns()
+        if threading.get_ident() == self._thread:
+            self.doing = ("compile", self._compiling_since)
 
     def _compile_end(self, *_: Any) -> None:
         self._report("compile", self._compiling_since)

@@ -56,6 +56,9 @@ class CudaClock:
             on a GPU that the job does not use.
         capturing: Whether a CUDA graph is being captured: then nothing may be enqueued, and stamps are the host's.
         host: Host time in ns.
+
+    Attributes:
+        captured_ns: When a graph was captured, if no step has ended since: its replays run no hook.
     """
 
     def __init__(
@@ -75,11 +78,13 @@ class CudaClock:
         self._map = GpuClockMap()
         self._anchor: CudaEvent | None = None
         self._anchor_ns = 0  # GPU time of the anchor; the first event is at 0
+        self.captured_ns: int | None = None
 
     def __call__(self) -> int:
         """A stamp: the host's time, and an event on the current stream."""
         if self._capturing():
-            return self._host()
+            self.captured_ns = self._host()
+            return self.captured_ns
         self._query()
         event = self._pool.pop() if self._pool else self._make_event()
         stamp = GpuStamp(self._host())
@@ -91,6 +96,7 @@ class CudaClock:
     def follow(self, record: StepRecord) -> None:
         """Takes a closed step, to resolve it once the GPU has passed its events."""
         record.resolved = False
+        self.captured_ns = None
         self._waiting.append(record)
         if len(self._waiting) > BACKLOG:
             self._give_up(self._waiting.popleft())

@@ -147,6 +147,17 @@ class DdpProbe:
         ddp = self._ddp()
         return None if ddp is None else issued_by(ddp.process_group)
 
+    def issued_in(self) -> tuple[int, int] | None:
+        """Id of the module's process group, and its `issue_count`; None where it does not count. For any thread."""
+        count = self.issue_count()
+        return None if count is None else (self._layout.group, count)
+
+    @property
+    def in_eval(self) -> bool:
+        """Whether the model was last put into eval mode. For any thread."""
+        ddp = self._ddp()
+        return ddp is not None and not ddp.module.training
+
     def close(self) -> None:
         """Removes the hooks. A comm hook cannot be unregistered: the user's stays wrapped, and is only passed on."""
         self.active = False

@@ -33,7 +33,13 @@ def _no_loader() -> None:
 
 
 class GpuClock(Protocol):
-    """A clock whose stamps get their values later (`ddpwatch.probe.cuda.CudaClock`)."""
+    """A clock whose stamps get their values later (`ddpwatch.probe.cuda.CudaClock`).
+
+    Attributes:
+        captured_ns: When a CUDA graph was captured (host time), if no step has ended since.
+    """
+
+    captured_ns: int | None
 
     def __call__(self) -> int:
         """A stamp of now."""
@@ -108,6 +114,11 @@ class StepRecorder:
     def since(self) -> int:
         """When the phase started, on the host (ns)."""
         return int(self._phase_start)
+
+    @property
+    def validation(self) -> tuple[int, int] | None:
+        """The validation since the last step: its start, and the end of its newest forward (ns)."""
+        return self._validation
 
     def use(self, gpu: GpuClock | None = None, sampling: SamplingSchedule | None = None) -> None:
         """Takes stamps on a GPU, and chooses steps by a schedule, from now on. None changes nothing."""

@@ -23,10 +23,12 @@ import zmq
 from ddpwatch import clock, rundir, transport
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Beat, Bye, Group, Layout, Message, Step, encode
+from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.outbox import Outbox
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.rendezvous import Rendezvous
+from ddpwatch.probe.stacks import StackTaker
 
 REST_S = 0.4
 ASKED_REST_S = 0.1  # on rank 0, until the other ranks have found it
@@ -57,7 +59,7 @@ class Sender(threading.Thread):
         recorder: Read for the heartbeat.
         rendezvous: The way to the collector.
         on_error: Takes the one error that ends the watching.
-        issue_count: How many collectives this rank has issued, None if not known; for the heartbeat.
+        heartbeat: What the heartbeats say; by default only what the recorder knows.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Sender(threading.Thread):
         recorder: StepRecorder,
         rendezvous: Rendezvous,
         on_error: Callable[[Exception], None],
-        issue_count: Callable[[], int | None] = lambda: None,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         super().__init__(name="ddpwatch-sender", daemon=True)
         self._rank = rank
@@ -75,7 +77,8 @@ class Sender(threading.Thread):
         self._recorder = recorder
         self._rendezvous = rendezvous
         self._on_error = on_error
-        self._issue_count = issue_count
+        self._heartbeat = heartbeat or Heartbeat(rank, recorder)
+        self._stacks = StackTaker(rank, threading.get_ident())  # it is made on the training thread
         self._starting_until_s = time.monotonic() + STARTING_S
         self._stopping = threading.Event()
         self._goodbye: Bye | None = None
@@ -90,7 +93,6 @@ class Sender(threading.Thread):
         self._introduction: deque[Message] = deque()  # still to be sent again
         self._refused = 0
         self._reported_cpu_ns = 0
-        self._last_hook: int | None = None  # as far as steps that were sent say
 
     @property
     def dropped(self) -> int:
@@ -209,7 +211,9 @@ class Sender(threading.Thread):
         now, records = time.monotonic_ns(), self._outbox.records
         while records and self._may_go(records[0], now):
             self._send(self._step(records.popleft()))
-        self._send(self._beat(now))
+        self._send(beat := self._heartbeat.beat(now, self.dropped))
+        if (stack := self._stacks.take(beat)) is not None:
+            self._send(stack)
         self._outbox.sender_cpu_ns = time.thread_time_ns()
 
     @staticmethod
@@ -253,23 +257,8 @@ class Sender(threading.Thread):
         """A step's message, with the CPU time of this thread since the one before."""
         message = record.message(self._rank, self.dropped)
         if record.last_hook is not None:
-            self._last_hook = record.last_hook
+            self._heartbeat.last_hook = record.last_hook
         before, self._reported_cpu_ns = self._reported_cpu_ns, time.thread_time_ns()
         message.sender_ns = self._reported_cpu_ns - before
+        self._stacks.add_step(message)
         return message
-
-    def _beat(self, now: int) -> Beat:
-        recorder = self._recorder
-        record = recorder.current
-        buckets = [] if record is None or record.untimed else list(record.buckets)
-        return Beat(
-            rank=self._rank,
-            at_ns=now,
-            step=recorder.steps,
-            phase=recorder.phase,
-            since_ns=recorder.since,
-            last_hook=self._last_hook if recorder.last_hook is None else recorder.last_hook,
-            in_flight=[bucket.index for bucket in buckets if bucket.done is None],
-            issued=self._issue_count(),
-            dropped=self.dropped,
-        )

@@ -26,6 +26,7 @@ from ddpwatch.messages import BucketLayout, Bye, EndReason, Layout, Mark
 from ddpwatch.probe.activity import ActivityMonitor
 from ddpwatch.probe.cuda import CudaClock, CudaEvent
 from ddpwatch.probe.gc_pauses import GcPauses
+from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.identity import Flags, ddp_flags, hello_of
 from ddpwatch.probe.outbox import Outbox
@@ -64,7 +65,8 @@ class ProbeSession:
         self.recorder = StepRecorder(
             self.outbox.add_step, cpu_clock=self.outbox.job_cpu_ns, on_validation=self._mark_validation
         )
-        self.sender = Sender(self.rank, self.outbox, self.recorder, self._rendezvous, self._give_up, self._issue_count)
+        heartbeat = Heartbeat(self.rank, self.recorder, lambda: list(self._probes), lambda: self._activity.doing)
+        self.sender = Sender(self.rank, self.outbox, self.recorder, self._rendezvous, self._give_up, heartbeat)
         self._optimizer_hooks = [
             register_optimizer_step_pre_hook(partial(self._stamp, self.recorder.optimizer_begin)),
             register_optimizer_step_post_hook(partial(self._stamp, self.recorder.optimizer_end)),
@@ -155,14 +157,6 @@ class ProbeSession:
 
     def _mark_validation(self, start: int, end: int) -> None:
         self.outbox.post(Mark(rank=self.rank, kind="validation", name="validation", start_ns=start, end_ns=end))
-
-    def _issue_count(self) -> int | None:
-        """How many collectives the watched modules' groups have issued: as many on every rank, unless one waits."""
-        try:
-            counts = [count for probe in list(self._probes) if (count := probe.issue_count()) is not None]
-        except RuntimeError:  # the training thread adds a module right now, or a group is gone
-            return None
-        return sum(counts) if counts else None
 
     def _data_wait(self, loader: Callable[[], object], start: int, end: int) -> None:
         self._stamp(partial(self.recorder.data_wait, loader, start, end))

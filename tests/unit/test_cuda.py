@@ -216,6 +216,19 @@ def test_nothing_is_enqueued_while_a_graph_is_captured() -> None:
     assert job.records[0].message(0, 0).comm_done == []
 
 
+def test_a_captured_graph_is_known_until_a_step_ends() -> None:
+    """Its replays run no hook, so the rank seems to stand still."""
+    job = SimulatedJob()
+    job.step()
+    assert job.clock.captured_ns is None
+    job.capturing = True
+    job.step()
+    assert job.clock.captured_ns is not None
+    job.capturing = False
+    job.step()
+    assert job.clock.captured_ns is None
+
+
 def test_no_event_is_queried_while_a_graph_is_captured() -> None:
     """CUDA refuses to query an event during a capture, and the capture is lost."""
     job = SimulatedJob()

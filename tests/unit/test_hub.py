@@ -19,6 +19,7 @@ from ddpwatch.messages import (
     Layout,
     Mark,
     Message,
+    Stack,
     Step,
     decode,
     encode,
@@ -138,6 +139,14 @@ def test_device_samples_count_with_all_else() -> None:
     assert len([m for m in kept(hub) if isinstance(m, Device)]) == KEEP_DEVICE_SAMPLES * KEEP_DEVICES
     assert steps_of(hub, 0)[-1] == 199
     assert size(hub) <= KEEP_BYTES
+
+
+def test_the_newest_stack_of_each_rank_is_kept() -> None:
+    hub = Hub(world_size=2)
+    stacks = [Stack(rank=rank, at_ns=at, since_ns=0, step=1, text="Thread 0x1") for at in (1, 2) for rank in (0, 1)]
+    send(hub, *stacks)
+    assert kept(hub) == stacks[2:]
+    assert not hub.refused
 
 
 def test_a_rank_that_is_not_of_this_job_is_refused() -> None:

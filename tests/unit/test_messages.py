@@ -21,6 +21,7 @@ from ddpwatch.messages import (
     Mark,
     Message,
     Span,
+    Stack,
     Status,
     Step,
     decode,
@@ -38,6 +39,7 @@ EXAMPLES: list[Message] = [
     Device(host="node", kind="cuda", at_ns=1, utilization=97.0),
     Bye(rank=None, by="collector", reason="finished", at_ns=1),
     Status(at_ns=1, frames=3, bytes=99, refused={"oversize": 1}),
+    Stack(rank=0, at_ns=5, since_ns=2, step=1, text="Thread 0x1", threads=2),
 ]
 
 

@@ -18,7 +18,7 @@ from ddpwatch.analysis.diagnosis.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.pauses import Pauses
 from ddpwatch.analysis.diagnosis.whole_run import WholeRun
-from ddpwatch.analysis.diagnosis.wording import LayerNames, late_rank_sentence
+from ddpwatch.analysis.diagnosis.sentences import LayerNames, late_rank_sentence
 from ddpwatch.messages import Mark
 
 KEEP_SPLITS = 1024  # newest steps whose waits may still turn out to be one rank's doing

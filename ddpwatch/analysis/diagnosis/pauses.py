@@ -12,7 +12,7 @@ from ddpwatch.analysis.diagnosis.accounts import PAUSE_PHASES
 from ddpwatch.analysis.diagnosis.cause import COMPARED_PHASES, StepFacts
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
-from ddpwatch.analysis.diagnosis.wording import pause_sentence
+from ddpwatch.analysis.diagnosis.sentences import pause_sentence
 from ddpwatch.analysis.step import NS_PER_MS
 
 PAUSE_NS = 250_000_000  # longer than a usual step, at least

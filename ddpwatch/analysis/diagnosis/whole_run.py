@@ -12,7 +12,7 @@ from ddpwatch.analysis.diagnosis.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.cause import StepFacts
 from ddpwatch.analysis.diagnosis.incident import Incident, Kind
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE
-from ddpwatch.analysis.diagnosis.wording import (
+from ddpwatch.analysis.diagnosis.sentences import (
     LayerNames,
     drift_sentence,
     exposed_sentence,

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
 
+from ddpwatch.analysis.diagnosis.blame import Blame, RankLife
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.step import NS_PER_MS
+from ddpwatch.messages import Beat, Bye
 
 _MOST_NAMED = 6
 LIVE_PHASES = {"input": "between steps", "between": "between phases"}  # where a heartbeat says that training is
+_ACTIVITIES = {
+    "data": "waiting for data", "save": "in torch.save", "compile": "compiling", "validation": "in validation",
+    "graph": "in CUDA graphs",
+}  # fmt: skip
+_PAST_PHASES = {"data": "waiting for data", "exposed_comm": "waiting for buckets", "between": "between steps"}
+_STACK_FRAMES = 5  # of each rank, in a list
 _ITS_PHASES = {"data": "its wait for data", "between": "what it does between optimizer and forward"}
 
 
@@ -63,91 +70,115 @@ def where_ended(step: int | None, phase: str, in_flight: Sequence[int]) -> str:
     return text + (f", {buckets_named(in_flight)} in flight" if in_flight else "")
 
 
-class LayerNames(Protocol):
-    """The names of parameters; "" where a name is not known."""
-
-    def bucket_layer(self, index: int, rank: int | None = None) -> str:
-        """The first parameter of a bucket, on a rank."""
-
-    def bucket_params(self, index: int, rank: int | None = None) -> list[str]:
-        """All parameters of a bucket, on a rank; empty if they are not known."""
-
-    def layer(self, param: int, rank: int | None = None) -> str:
-        """The parameter with that id, on a rank."""
+# -- hangs and deaths ----------------------------------------------------------------------------------------
 
 
-_PAUSE_NOUNS = {"gc": "garbage collection", "checkpoint": "checkpoint", "compilation": "compilation"}
+def hang_message(blame: Blame, lives: Mapping[int, RankLife], now_ns: int) -> str:
+    """Who holds up whom, while that lasts."""
+    waiting = [lives[rank] for rank in blame.waiting]
+    if not blame.ranks:
+        text = f"{ranks_named(blame.waiting)} {_stuck(waiting[0])}"
+        return text + ("; each waits in another group" if blame.why == "crossed" else "")
+    first = lives[blame.ranks[0]]
+    if blame.why == "finished":
+        return f"{ranks_named(blame.ranks)} {_has(blame.ranks)} finished{_who_waits(waiting)}"
+    if silent_ns := first.silent_ns(now_ns):
+        text = f"{ranks_named(blame.ranks)} silent for {silent_ns / 1e9:.0f} s"
+        text += "" if first.beat is None else f", last seen in step {first.beat.step}"
+    else:
+        text = f"{ranks_named(blame.ranks)} {_stuck(first)}"
+    return text + (_who_waits(waiting) or _who_is_ahead(blame))
 
 
-def late_rank_sentence(incident: Incident, names: LayerNames | None) -> str:
-    """What a late rank does, since when, and why, as far as that is known."""
-    rank, evidence = incident.ranks[0], incident.evidence
-    text = f"rank {rank} is late by {in_ms(evidence['late_ms'] * NS_PER_MS)}{_how_often(incident)}"
-    text += _whose(evidence["group"])
-    if incident.kind == "drift":
-        text += ", and gets later and later"
-    if incident.phase:
-        text += f": {phase_named(incident.phase)} takes {in_ms(evidence['excess_ms'] * NS_PER_MS)} longer"
-    if names is not None and incident.param is not None and (layer := names.layer(incident.param, rank)):
-        text += f", from {layer} on"
-    elif incident.bucket is not None:
-        text += f", bucket {incident.bucket}{bucket_layer(incident.bucket, names, rank)} on"
-    return text
+def past_hang_message(blame: Blame, phase: str, step: int | None, took_ns: int) -> str:
+    """Who held up whom, once it is over."""
+    stuck = f"stuck for {took_ns / 1e9:.0f} s"
+    where = f", {_PAST_PHASES.get(phase, f'in {phase}')}" if phase else ""
+    at = "" if step is None else f", at step {step}"
+    if not blame.ranks:
+        return f"{ranks_named(blame.waiting)} {_was(blame.waiting)} {stuck}{where}{at}"
+    if blame.why == "finished":
+        return f"{ranks_named(blame.waiting)} waited for {took_ns / 1e9:.0f} s{at}: others had finished"
+    text = f"{ranks_named(blame.ranks)} {_was(blame.ranks)} {stuck}{where}{at}"
+    return text + (f"; {ranks_named(blame.waiting)} waited" if blame.waiting else "")
 
 
-def _whose(ranks: Sequence[int]) -> str:
-    """Names a group, unless it is the ranks from 0 on."""
-    return "" if list(ranks) == list(range(len(ranks))) else f" in its group ({ranks_named(ranks)})"
+def mismatch_message(sites: Mapping[int, str], lives: Sequence[RankLife]) -> str:
+    """Ranks that wait for each other in different collectives."""
+    first = lives[0]
+    step = "" if first.beat is None else f" in step {first.beat.step}"
+    calls = ", ".join(f"rank {rank} at {site}" for rank, site in sites.items())
+    return f"ranks wait in different calls for {first.stillness.still_ns / 1e9:.0f} s{step}: {calls}"
 
 
-def _how_often(incident: Incident) -> str:
-    if incident.kind != "intermittent":
-        return " in each step"
-    if incident.period is not None:
-        return f" in every {ordinal(incident.period)} step"
-    return f" in {incident.steps} of {incident.evidence['watched_steps']} watched steps"
+def death_message(bye: Bye, others: Sequence[int], alive: Iterable[RankLife]) -> str:
+    """Who died first, who then, and who waits for them."""
+    text = f"rank {bye.rank} {how_ended(bye.reason, bye.detail, bye.signal)}"
+    text += where_ended(bye.step, bye.phase, bye.in_flight)
+    if others:
+        text += f"; then {ranks_named(sorted(others))} ended too"
+    return text + _who_waits(alive)
 
 
-def ordinal(number: int) -> str:
-    """``2nd``, ``3rd``, ``4th``."""
-    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
+def stack_lines(incident: Incident) -> list[str]:
+    """Where the ranks of a hang are: the call sites, then the innermost calls of each rank."""
+    evidence = incident.evidence
+    sites: Mapping[int, str] = evidence.get("call_sites", {})
+    lines = [f"rank {rank} {_role(rank, incident)} {site}" for rank, site in sites.items()]
+    for rank, frames in evidence.get("stacks", {}).items():
+        lines.append(f"rank {rank}, innermost call first:")
+        lines += [f"  {frame}" for frame in frames[:_STACK_FRAMES]]
+        lines += [f"  … {len(frames) - _STACK_FRAMES} more"] if len(frames) > _STACK_FRAMES else []
+    return lines + [f"rank {rank}: no stack, {why}" for rank, why in evidence.get("no_stack", {}).items()]
 
 
-def bucket_layer(bucket: int, names: LayerNames | None, rank: int | None = None) -> str:
-    """The bucket's first parameter in brackets, if it is known."""
-    layer = names.bucket_layer(bucket, rank) if names is not None else ""
-    return f" ({layer})" if layer else ""
+def _role(rank: int, incident: Incident) -> str:
+    if not incident.ranks:
+        return "is at"
+    return "holds up the others at" if rank in incident.ranks else "waits at"
 
 
-def pause_sentence(ranks: Sequence[int], phase: str, step: int, longest_ns: int, count: int) -> str:
-    """A pause of one rank or of all."""
-    who = ranks_named(ranks) if ranks else "every rank"
-    what = _PAUSE_NOUNS.get(phase, phase)
-    why = f" ({what})" if phase in _PAUSE_NOUNS or phase == "validation" else f" in {phase}" if phase else ""
-    if count > 1:
-        return f"{who} paused {count} times{why}, for up to {in_ms(longest_ns)}"
-    return f"{who} paused for {in_ms(longest_ns)}{why} at step {step}"
+def _stuck(life: RankLife) -> str:
+    """Where a rank stands still, and for how long."""
+    beat = life.beat
+    if beat is None:
+        return "stuck"
+    took = f"{life.stillness.still_ns / 1e9:.0f} s"
+    if beat.phase == "sync" and not beat.activity:
+        what = buckets_named(beat.in_flight) if beat.in_flight else "other ranks"
+        return f"waiting for {what} for {took} in step {beat.step}"
+    return f"{_live_place(beat)} for {took}"
 
 
-def exposed_sentence(share: float, bucket: int | None, is_last: bool, names: LayerNames | None) -> str:
-    """Transfers that no compute hides."""
-    text = f"exposed communication: transfers that no compute hides take {100 * share:.0f} % of a step"
-    if bucket is None:
-        return text
-    return f"{text}, most of it {'the last bucket' if is_last else 'bucket'} {bucket}{bucket_layer(bucket, names)}"
+def _live_place(beat: Beat) -> str:
+    if beat.activity:
+        return f"{_ACTIVITIES.get(beat.activity, beat.activity)} at step {beat.step}"
+    return in_live_phase(beat.phase, beat.step)
 
 
-def input_sentence(share: float) -> str:
-    """All ranks wait for data."""
-    return f"slow input: the loop waits for data during {100 * share:.0f} % of a step"
+def _who_waits(lives: Iterable[RankLife]) -> str:
+    """The ranks with buckets in flight."""
+    waiting = {life.rank: life.beat.in_flight for life in lives if life.beat is not None and life.beat.in_flight}
+    if not waiting:
+        return ""
+    awaited = sorted({bucket for buckets in waiting.values() for bucket in buckets})
+    return f"; {ranks_named(sorted(waiting))} wait{'s' if len(waiting) == 1 else ''} for {buckets_named(awaited)}"
 
 
-def link_sentence(slower: float) -> str:
-    """Transfers have become slower."""
-    return f"transfers take {slower:.1f} times as long as before"
+def _who_is_ahead(blame: Blame) -> str:
+    if not blame.waiting:
+        return ""
+    if not blame.issued:
+        return f"; {ranks_named(blame.waiting)} wait{'s' if len(blame.waiting) == 1 else ''}"
+    fewest, most = min(blame.issued.values()), max(blame.issued.values())
+    if len(blame.ranks) == 1:
+        return f"; others wait: it has issued {fewest} collectives, they {most}"
+    return f"; others wait: these have issued {fewest} collectives, they {most}"
 
 
-def drift_sentence(growth: float) -> str:
-    """All ranks get slower and slower."""
-    return f"all ranks get slower and slower: a step takes {100 * growth:.0f} % longer than at first"
+def _has(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _was(ranks: Sequence[int]) -> str:
+    return "was" if len(ranks) == 1 else "were"

@@ -1,0 +1,100 @@
+"""Sentences on late ranks, pauses, and what slows all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.wording import in_ms, phase_named, ranks_named
+from ddpwatch.analysis.step import NS_PER_MS
+
+
+class LayerNames(Protocol):
+    """The names of parameters; "" where a name is not known."""
+
+    def bucket_layer(self, index: int, rank: int | None = None) -> str:
+        """The first parameter of a bucket, on a rank."""
+
+    def bucket_params(self, index: int, rank: int | None = None) -> list[str]:
+        """All parameters of a bucket, on a rank; empty if they are not known."""
+
+    def layer(self, param: int, rank: int | None = None) -> str:
+        """The parameter with that id, on a rank."""
+
+
+_PAUSE_NOUNS = {"gc": "garbage collection", "checkpoint": "checkpoint", "compilation": "compilation"}
+
+
+def late_rank_sentence(incident: Incident, names: LayerNames | None) -> str:
+    """What a late rank does, since when, and why, as far as that is known."""
+    rank, evidence = incident.ranks[0], incident.evidence
+    text = f"rank {rank} is late by {in_ms(evidence['late_ms'] * NS_PER_MS)}{_how_often(incident)}"
+    text += _whose(evidence["group"])
+    if incident.kind == "drift":
+        text += ", and gets later and later"
+    if incident.phase:
+        text += f": {phase_named(incident.phase)} takes {in_ms(evidence['excess_ms'] * NS_PER_MS)} longer"
+    if names is not None and incident.param is not None and (layer := names.layer(incident.param, rank)):
+        text += f", from {layer} on"
+    elif incident.bucket is not None:
+        text += f", bucket {incident.bucket}{bucket_layer(incident.bucket, names, rank)} on"
+    return text
+
+
+def _whose(ranks: Sequence[int]) -> str:
+    """Names a group, unless it is the ranks from 0 on."""
+    return "" if list(ranks) == list(range(len(ranks))) else f" in its group ({ranks_named(ranks)})"
+
+
+def _how_often(incident: Incident) -> str:
+    if incident.kind != "intermittent":
+        return " in each step"
+    if incident.period is not None:
+        return f" in every {ordinal(incident.period)} step"
+    return f" in {incident.steps} of {incident.evidence['watched_steps']} watched steps"
+
+
+def ordinal(number: int) -> str:
+    """``2nd``, ``3rd``, ``4th``."""
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def bucket_layer(bucket: int, names: LayerNames | None, rank: int | None = None) -> str:
+    """The bucket's first parameter in brackets, if it is known."""
+    layer = names.bucket_layer(bucket, rank) if names is not None else ""
+    return f" ({layer})" if layer else ""
+
+
+def pause_sentence(ranks: Sequence[int], phase: str, step: int, longest_ns: int, count: int) -> str:
+    """A pause of one rank or of all."""
+    who = ranks_named(ranks) if ranks else "every rank"
+    what = _PAUSE_NOUNS.get(phase, phase)
+    why = f" ({what})" if phase in _PAUSE_NOUNS or phase == "validation" else f" in {phase}" if phase else ""
+    if count > 1:
+        return f"{who} paused {count} times{why}, for up to {in_ms(longest_ns)}"
+    return f"{who} paused for {in_ms(longest_ns)}{why} at step {step}"
+
+
+def exposed_sentence(share: float, bucket: int | None, is_last: bool, names: LayerNames | None) -> str:
+    """Transfers that no compute hides."""
+    text = f"exposed communication: transfers that no compute hides take {100 * share:.0f} % of a step"
+    if bucket is None:
+        return text
+    return f"{text}, most of it {'the last bucket' if is_last else 'bucket'} {bucket}{bucket_layer(bucket, names)}"
+
+
+def input_sentence(share: float) -> str:
+    """All ranks wait for data."""
+    return f"slow input: the loop waits for data during {100 * share:.0f} % of a step"
+
+
+def link_sentence(slower: float) -> str:
+    """Transfers have become slower."""
+    return f"transfers take {slower:.1f} times as long as before"
+
+
+def drift_sentence(growth: float) -> str:
+    """All ranks get slower and slower."""
+    return f"all ranks get slower and slower: a step takes {100 * growth:.0f} % longer than at first"

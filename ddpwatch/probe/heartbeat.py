@@ -1,0 +1,106 @@
+"""What a rank's heartbeat says: where it is, what it does besides, and what it has issued. For the sender thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from ddpwatch.messages import Beat
+from ddpwatch.probe.activity import NOTHING, Doing
+from ddpwatch.probe.recorder import StepRecorder
+
+EVAL_PAUSE_NS = 30_000_000_000  # between two forwards of a validation, if the model stays in training mode
+
+
+class Watched(Protocol):
+    """A module, as the heartbeat sees it (`ddpwatch.probe.hooks.DdpProbe`)."""
+
+    @property
+    def in_eval(self) -> bool:
+        """Whether its ``eval()`` was called last, not its ``train()``."""
+
+    def issued_in(self) -> tuple[int, int] | None:
+        """Its process group, and how many collectives that has issued; None where it does not count."""
+
+
+class Heartbeat:
+    """Reads a rank's position without a lock: the training thread may go on meanwhile.
+
+    Args:
+        rank: Put into the heartbeats.
+        recorder: Read for the phase.
+        watched: The modules.
+        doing: What the rank waits for or does outside its steps.
+
+    Attributes:
+        last_hook: The newest parameter with a gradient, as far as steps that were sent say.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        recorder: StepRecorder,
+        watched: Callable[[], Iterable[Watched]] = tuple,
+        doing: Callable[[], Doing] = lambda: NOTHING,
+    ) -> None:
+        self.last_hook: int | None = None
+        self._rank = rank
+        self._recorder = recorder
+        self._watched = watched
+        self._doing = doing
+
+    def beat(self, now: int, dropped: int) -> Beat:
+        """The heartbeat of now."""
+        recorder, watched = self._recorder, self._modules()
+        issued = _issued_in(watched)
+        record = recorder.current
+        buckets = [] if record is None or record.untimed else list(record.buckets)
+        activity, since_ns = self._activity(watched, now)
+        return Beat(
+            rank=self._rank,
+            at_ns=now,
+            step=recorder.steps,
+            phase=recorder.phase,
+            since_ns=recorder.since,
+            last_hook=self.last_hook if recorder.last_hook is None else recorder.last_hook,
+            in_flight=[bucket.index for bucket in buckets if bucket.done is None],
+            issued=sum(count for _, count in issued) if issued else None,
+            issued_in=issued,
+            activity=activity,
+            activity_since_ns=since_ns,
+            dropped=dropped,
+        )
+
+    def _modules(self) -> list[Watched]:
+        try:
+            return list(self._watched())
+        except RuntimeError:  # the training thread adds a module right now
+            return []
+
+    def _activity(self, watched: list[Watched], now: int) -> Doing:
+        doing = self._doing()
+        if doing[0]:
+            return doing
+        if (since_ns := self._validating_since(watched, now)) is not None:
+            return "validation", since_ns
+        graph_ns = None if self._recorder.gpu is None else self._recorder.gpu.captured_ns
+        return NOTHING if graph_ns is None else ("graph", graph_ns)
+
+    def _validating_since(self, watched: list[Watched], now: int) -> int | None:
+        """Since when there are forwards without gradients, or the model is in eval mode, between two steps."""
+        recorder, validation = self._recorder, self._recorder.validation
+        if recorder.phase != "input":
+            return None
+        in_eval = any(module.in_eval for module in watched)
+        if validation is None:
+            return recorder.since if in_eval else None
+        started, ended = validation
+        return int(started) if in_eval or now - ended < EVAL_PAUSE_NS else None
+
+
+def _issued_in(watched: list[Watched]) -> list[tuple[int, int]]:
+    try:
+        counts = [pair for module in watched if (pair := module.issued_in()) is not None]
+    except RuntimeError:  # a group is gone
+        return []
+    return sorted(dict(counts).items())

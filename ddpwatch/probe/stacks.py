@@ -1,0 +1,76 @@
+"""A rank's stacks, taken once when it stands still. For the sender thread.
+
+`faulthandler.dump_traceback` writes them from C, without touching a frame's reference count, into a file in memory. No
+signal is involved, and nothing is installed: docs/architecture.md, "Hangs", says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+
+from ddpwatch.messages import Beat, Stack, Step
+from ddpwatch.stillness import Stillness
+
+MAX_TEXT = 32_768
+MAX_DUMP_BYTES = 4 * 1024 * 1024
+REST_NS = 30_000_000_000  # between two
+
+
+class StackTaker:
+    """Finds out when the rank stands still for too long, and takes its stacks then.
+
+    Args:
+        rank: Put into the message.
+        thread: The training thread's ident.
+    """
+
+    def __init__(self, rank: int, thread: int) -> None:
+        self._rank = rank
+        self._thread = thread
+        self._stillness = Stillness()
+        self._taken_ns: int | None = None
+
+    def add_step(self, step: Step) -> None:
+        """Takes the next step: how long they are decides how long the rank may stand still."""
+        self._stillness.add_step(step)
+
+    def take(self, beat: Beat) -> Stack | None:
+        """The stacks, if this heartbeat shows that the rank stands still for too long, and the first time it does."""
+        stillness = self._stillness
+        stillness.add(beat)
+        if not stillness.lasts_too_long or self._is_taken(beat.at_ns):
+            return None
+        self._taken_ns = beat.at_ns
+        text, threads = dump(self._thread)
+        if not text:
+            return None
+        return Stack(
+            rank=self._rank, at_ns=beat.at_ns, since_ns=stillness.since_ns, step=beat.step, text=text, threads=threads
+        )
+
+    def _is_taken(self, now_ns: int) -> bool:
+        taken_ns = self._taken_ns
+        return taken_ns is not None and (taken_ns >= self._stillness.since_ns or now_ns - taken_ns < REST_NS)
+
+
+def dump(thread: int) -> tuple[str, int]:
+    """The stacks of all threads but the calling one, that thread's first, and how many there are; "" without any."""
+    with contextlib.suppress(AttributeError, OSError, RuntimeError):  # no such file here, or no room for it
+        file = os.memfd_create("ddpwatch-stack")
+        try:
+            faulthandler.dump_traceback(file=file, all_threads=True)
+            return in_order(os.pread(file, MAX_DUMP_BYTES, 0).decode("ascii", "replace"), thread)
+        finally:
+            os.close(file)
+    return "", 0
+
+
+def in_order(text: str, thread: int) -> tuple[str, int]:
+    """Sorts faulthandler's blocks, one per thread: the training thread's first, without the calling thread's."""
+    blocks = [block.strip("\n") for block in text.split("\n\n")]
+    name = f"0x{thread:016x}"
+    others = [block for block in blocks if block and not block.startswith("Current")]
+    others.sort(key=lambda block: name not in block.partition("\n")[0])
+    return "\n\n".join(others)[:MAX_TEXT], sum("hread 0x" in block.partition("\n")[0] for block in blocks)

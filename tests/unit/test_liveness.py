@@ -1,0 +1,386 @@
+"""Hangs and deaths, on made-up heartbeats: who is named, how soon, what it cost, and what is no hang."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.liveness import KEEP_ENDED, Liveness
+from ddpwatch.analysis.diagnosis.wording import stack_lines
+from ddpwatch.analysis.groups import Groups
+from ddpwatch.messages import Beat, Group, Stack
+from tests.support.frames import EPOCH_NS, bye, hello, killed, step
+
+S = 1_000_000_000
+BEAT_S = 0.5
+CLOCK_NS = EPOCH_NS - 1000 * S  # of the ranks, behind that of the collector
+Position = Mapping[str, Any]
+
+
+class Run:
+    """Ranks that send a heartbeat every half second, from wherever the test puts them."""
+
+    def __init__(self, world: int = 2, groups: Mapping[int, list[int]] | None = None) -> None:
+        self.now_s = 0.0
+        known = Groups()
+        known.apply(hello(0, world))
+        for group, ranks in (groups or {}).items():
+            for rank in ranks:
+                known.apply(Group(rank=rank, id=group, ranks=ranks))
+        self.liveness = Liveness(known)
+        self.places: dict[int, dict[str, Any]] = {}
+        for rank in range(world):
+            self.liveness.hello(rank, self.received_ns)
+            self.put(rank, "forward", step=40)
+
+    @property
+    def received_ns(self) -> int:
+        return EPOCH_NS + int(self.now_s * S)
+
+    @property
+    def clock_ns(self) -> int:
+        return CLOCK_NS + int(self.now_s * S)
+
+    def put(self, rank: int, phase: str, **about: Any) -> None:
+        """Moves a rank to a phase, now."""
+        if about.get("activity"):
+            about["activity_since_ns"] = self.clock_ns
+        self.places[rank] = {"step": 40, **about, "phase": phase, "since_ns": self.clock_ns}
+
+    def go(self, seconds: float, silent: tuple[int, ...] = ()) -> list[Incident]:
+        """Lets time pass; what is found at its end."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.now_s += BEAT_S
+            for rank, place in self.places.items():
+                if rank not in silent:
+                    self.liveness.beat(rank, Beat(rank=rank, at_ns=self.clock_ns, **place), self.received_ns)
+            self.liveness.tick(self.received_ns)
+        return self.liveness.incidents(self.received_ns)
+
+    def end_step(self, rank: int, number: int = 40, duration_s: float = 1.0) -> None:
+        """The rank sends a step that ends now."""
+        start_ns = self.clock_ns - int(duration_s * S)
+        self.liveness.step(rank, step(rank, number, start_ns=start_ns, duration_ns=int(duration_s * S)))
+
+    def leave(self, rank: int, message: Any) -> None:
+        del self.places[rank]
+        self.liveness.bye(message, self.received_ns)
+
+
+def only(found: list[Incident]) -> Incident:
+    assert len(found) == 1
+    return found[0]
+
+
+def named_after(run: Run, limit_s: float = 60.0) -> float:
+    """How many seconds pass until something is found."""
+    start_s = run.now_s
+    while not run.go(BEAT_S):
+        assert run.now_s - start_s < limit_s
+    return run.now_s - start_s
+
+
+def test_on_nccl_the_rank_that_is_one_collective_behind_is_named() -> None:
+    """Hosts run ahead, so nobody waits in ``sync``: all are between their steps, where the next wait came."""
+    run = Run(8)
+    for rank in range(8):
+        run.put(rank, "input", step=41, issued_in=[(0, 120 if rank == 5 else 121)])
+    assert named_after(run) <= 4.0
+    found = only(run.go(1.0))
+    assert (found.kind, found.ranks, found.phase, found.since_step, found.open) == ("hang", (5,), "between", 41, True)
+    assert (
+        found.message == "rank 5 between steps at step 41 for 4 s; others wait: it has issued 120 collectives, they 121"
+    )
+    assert found.evidence["issued"][5] == 120
+
+
+def test_the_rank_that_does_not_wait_is_named_where_collectives_are_not_counted() -> None:
+    run = Run()
+    run.put(0, "sync", in_flight=[0, 1])
+    run.put(1, "backward")
+    found = only(run.go(14.0))
+    assert found.message == "rank 1 in backward of step 40 for 14 s; rank 0 waits for buckets 0, 1"
+    assert (found.ranks, found.phase, found.bucket) == ((1,), "backward", 0)
+
+
+def test_if_all_wait_nobody_is_named() -> None:
+    run = Run()
+    for rank in (0, 1):
+        run.put(rank, "sync", in_flight=[1], issued_in=[(0, 7)])
+    found = only(run.go(12.0))
+    assert (found.ranks, found.message) == ((), "ranks 0, 1 waiting for bucket 1 for 12 s in step 40")
+
+
+@pytest.mark.parametrize("counts", [None, (43, 43)])
+def test_a_rank_that_stopped_is_silent(counts: tuple[int, int] | None) -> None:
+    run = Run()
+    for rank in (0, 1):
+        run.put(rank, "sync", in_flight=[1], issued_in=[(0, counts[rank])] if counts else [])
+    run.go(1.0)
+    found = only(run.go(6.0, silent=(1,)))
+    assert found.ranks == (1,)
+    assert found.message == "rank 1 silent for 6 s, last seen in step 40; rank 0 waits for bucket 1"
+    assert found.evidence["no_stack"] == {1: "it sends nothing: stopped, or in C code that holds the GIL"}
+
+
+def test_silence_alone_is_no_hang_while_the_others_train() -> None:
+    run = Run()
+    for number in range(20):
+        run.put(0, "forward", step=number)
+        assert run.go(BEAT_S, silent=(1,)) == []
+
+
+def test_a_gap_in_all_frames_is_nobodys_silence() -> None:
+    """The collector was stopped, or started again."""
+    run = Run()
+    run.go(1.0)
+    run.now_s += 20.0
+    assert run.liveness.incidents(run.received_ns) == []
+    for rank in (0, 1):
+        run.put(rank, "forward", step=80)
+    assert run.go(1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("activity", "lasts_s", "named"),
+    [
+        ("validation", 30, False), ("compile", 60, False), ("save", 90, False), ("graph", 1000, False),
+        ("data", 25, False), ("data", 31, True), ("validation", 601, True),
+    ],
+)  # fmt: skip
+def test_what_may_last_is_no_hang(activity: str, lasts_s: float, named: bool) -> None:
+    run = Run()
+    run.put(0, "sync", in_flight=[0], issued_in=[(0, 12)])
+    run.put(1, "input", activity=activity, issued_in=[(0, 10)])
+    found = run.go(lasts_s)
+    assert [incident.ranks for incident in found] == ([(1,)] if named else [])
+    if activity == "data" and named:
+        assert found[0].phase == "data"
+        assert found[0].message == "rank 1 waiting for data at step 40 for 30 s; rank 0 waits for bucket 0"
+
+
+def test_long_steps_are_no_hang_and_the_first_takes_its_time() -> None:
+    run = Run()
+    for number in range(8):
+        for rank in (0, 1):
+            run.end_step(rank, number, 10.0)
+    run.put(0, "sync", in_flight=[0])
+    run.put(1, "backward")
+    assert run.go(19.0) == []
+    assert only(run.go(2.0)).ranks == (1,)
+    first = Run()
+    first.put(0, "sync", step=0)
+    first.put(1, "forward", step=0)
+    assert first.go(59.0) == []
+    assert only(first.go(2.0)).ranks == (1,)
+
+
+def test_between_the_steps_all_ranks_may_do_what_is_not_known() -> None:
+    run = Run()
+    for rank in (0, 1):
+        run.put(rank, "input", issued_in=[(0, 7)])
+    assert run.go(29.0) == []
+    assert only(run.go(2.0)).message == "ranks 0, 1 between steps at step 40 for 31 s"
+
+
+def test_what_comes_after_training_is_no_hang() -> None:
+    run = Run()
+    run.put(0, "input", issued_in=[(0, 7)])
+    run.leave(1, bye(1))
+    assert run.go(100.0) == []
+
+
+def test_a_rank_that_finished_early_is_named() -> None:
+    run = Run()
+    run.put(0, "sync", in_flight=[0])
+    run.go(1.0)
+    run.leave(1, bye(1))
+    assert only(run.go(4.0)).message == "rank 1 has finished; rank 0 waits for bucket 0"
+
+
+def test_two_groups_that_do_not_depend_on_each_other_are_two_runs() -> None:
+    run = Run(4, {1: [0, 1], 2: [2, 3]})
+    run.put(0, "sync", in_flight=[0], issued_in=[(1, 9)])
+    run.put(1, "backward", issued_in=[(1, 8)])
+    for second in range(10):
+        for rank in (2, 3):
+            run.put(rank, "forward", step=41 + second, issued_in=[(2, 5)])
+        found = run.go(BEAT_S)
+    assert only(found).ranks == (1,)
+    assert only(found).evidence["issued"] == {0: 9, 1: 8}
+
+
+def test_who_is_behind_because_it_waits_in_another_group_is_not_to_blame() -> None:
+    """Rank 1 waits for rank 2, and holds up rank 0 thereby."""
+    run = Run(3, {1: [0, 1], 2: [1, 2]})
+    run.put(0, "sync", issued_in=[(1, 9)])
+    run.put(1, "sync", issued_in=[(1, 8), (2, 5)])
+    run.put(2, "backward", issued_in=[(2, 4)])
+    assert only(run.go(5.0)).ranks == (2,)
+    run.put(2, "sync", issued_in=[(2, 5), (1, 7)])  # and if it waits in that of the others, they all do
+    run.put(1, "sync", issued_in=[(1, 8), (2, 6)])
+    run.go(1.0)
+    found = next(incident for incident in run.go(5.0) if incident.open)
+    assert found.ranks == (2,) or found.evidence["why"] == "crossed"
+
+
+def test_each_waits_in_another_group() -> None:
+    run = Run(2, {1: [0, 1], 2: [0, 1]})
+    run.put(0, "sync", in_flight=[0], issued_in=[(1, 9), (2, 4)])
+    run.put(1, "sync", in_flight=[1], issued_in=[(1, 8), (2, 5)])
+    found = only(run.go(5.0))
+    assert (found.ranks, found.evidence["why"]) == ((), "crossed")
+    assert found.message == "ranks 0, 1 waiting for bucket 0 for 5 s in step 40; each waits in another group"
+
+
+def test_a_hang_that_ends_keeps_what_it_cost() -> None:
+    """Ranks 0 and 2 waited from second 2 on, until their step ended after 14 s in all."""
+    run = Run(3)
+    for number in range(40 * 3):
+        run.end_step(number % 3, number // 3)
+    run.go(1.0)
+    run.put(1, "backward", issued_in=[(0, 8)])
+    run.go(1.0)
+    for rank in (0, 2):
+        run.put(rank, "sync", in_flight=[1], issued_in=[(0, 9)])
+    lasting = only(run.go(10.0))
+    assert lasting.open
+    assert lasting.cost_ns == pytest.approx(2 * 10 * S, abs=0.6 * S)
+    run.now_s += 0.25
+    for rank in range(3):
+        run.end_step(rank, 40, 12.25)
+        run.put(rank, "forward", step=41)
+    past = only(run.go(2.0))
+    assert not past.open
+    assert (past.ranks, past.since_step, past.until_step, past.steps) == ((1,), 40, 40, 1)
+    assert past.cost_ns == 2 * int(10.25 * S)
+    assert past.message == "rank 1 was stuck for 11 s, in backward, at step 40; ranks 0, 2 waited"
+    run.put(1, "backward", step=41)  # another one
+    run.put(0, "sync", step=41)
+    run.put(2, "sync", step=41)
+    assert [incident.open for incident in run.go(5.0)] == [False, True]
+
+
+def test_a_hang_ends_with_the_run() -> None:
+    run = Run()
+    run.put(0, "sync", in_flight=[0])
+    run.put(1, "forward")
+    run.go(6.0)
+    for rank in (0, 1):
+        run.leave(rank, bye(rank, "killed", detail="SIGTERM", signal=15))
+    run.liveness.bye(bye(), run.received_ns)
+    found = run.go(1.0)
+    assert {incident.kind for incident in found} == {"hang", "death"}
+    assert not any(incident.open for incident in found)
+    assert next(incident.cost_ns for incident in found if incident.kind == "hang") == 6 * S
+
+
+def test_a_death_is_told_with_those_who_wait_for_it() -> None:
+    run = Run()
+    run.put(0, "sync", in_flight=[1])
+    run.go(1.0)
+    run.leave(1, killed())
+    found = only(run.go(10.0))  # no hang as well
+    assert (found.kind, found.ranks, found.phase, found.since_step, found.open) == ("death", (1,), "backward", 39, True)
+    assert found.message == (
+        "rank 1 was killed (SIGKILL) at step 39 in backward, bucket 1 in flight; rank 0 waits for bucket 1"
+    )
+    assert found.cost_ns == 10 * S
+    assert found.evidence["ends"][1]["signal"] == 9
+
+
+def test_the_victims_of_the_launcher_are_not_to_blame() -> None:
+    run = Run()
+    run.leave(0, bye(0, "killed", detail="SIGTERM", signal=15))
+    lost = bye(1, "lost", detail="its process is gone, how is not known")
+    lost.at_ns += 1
+    run.leave(1, lost)
+    found = only(run.go(1.0))
+    assert found.message == "rank 1 is lost (its process is gone, how is not known); then rank 0 ended too"
+    assert set(found.evidence["ends"]) == {0, 1}
+
+
+def stack(run: Run, rank: int, *frames: str) -> None:
+    lines = "".join(f'  File "{file}", line {line} in {name}\n' for file, line, name in (f.split() for f in frames))
+    text = f"Thread 0x00007f (most recent call first):\n{lines}\nThread 0x1 (most recent call first):\n"
+    text += '  File "other.py", line 1 in other\n'
+    run.liveness.stack(Stack(rank=rank, at_ns=run.clock_ns, since_ns=0, step=40, text=text, threads=2))
+
+
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+
+
+def test_the_call_sites_are_shown() -> None:
+    run = Run(3)
+    stack(run, 1, "/old.py 1 before")  # of the rank, when it stood still before
+    run.go(1.0)
+    run.put(0, "sync", in_flight=[1])
+    run.put(1, "backward")
+    run.put(2, "sync", in_flight=[1])
+    run.go(4.0)
+    stack(
+        run,
+        1,
+        "/usr/lib/python3.11/threading.py 600 wait",
+        "/home/me/ddpwatch/load.py 31 fetch",
+        "/home/me/t.py 9 main",
+    )
+    stack(
+        run, 2, f"{TORCH}/autograd/graph.py 80 _engine_run_backward", f"{TORCH}/_tensor.py 6 backward", "/me/t.py 7 f"
+    )
+    found = only(run.go(1.0))
+    assert found.evidence["call_sites"] == {1: "load.py:31 in fetch", 2: "t.py:7 in f"}
+    assert found.evidence["stacks"][1][0] == "/usr/lib/python3.11/threading.py:600 in wait"
+    assert not any("other.py" in frame for frame in found.evidence["stacks"][1])
+    lines = stack_lines(found)
+    assert lines[:2] == ["rank 1 holds up the others at load.py:31 in fetch", "rank 2 waits at t.py:7 in f"]
+    assert lines[2:4] == ["rank 1, innermost call first:", "  /usr/lib/python3.11/threading.py:600 in wait"]
+
+
+def test_a_mismatch_shows_both_calls() -> None:
+    """As many collectives, each rank in another one: neither is behind."""
+    run = Run()
+    run.put(0, "sync", in_flight=[1], issued_in=[(0, 9)])
+    run.put(1, "between", issued_in=[(0, 9)])
+    run.go(4.0)
+    stack(run, 0, f"{TORCH}/autograd/graph.py 80 _engine_run_backward", "/me/train.py 30 step")
+    stack(run, 1, f"{TORCH}/distributed/distributed_c10d.py 2800 all_reduce", "/me/metrics.py 9 gather")
+    found = only(run.go(1.0))
+    assert (found.ranks, found.evidence["why"]) == ((), "mismatch")
+    assert found.message == (
+        "ranks wait in different calls for 4 s in step 40: "
+        "rank 1 at metrics.py:9 in gather, rank 0 at train.py:30 in step"
+    )
+
+
+def test_the_costliest_hangs_are_kept() -> None:
+    run = Run()
+    for number in range(KEEP_ENDED + 4):
+        at = {"step": 40 + number}
+        run.put(0, "sync", **at)
+        run.put(1, "backward", **at)
+        run.go(5.0 if number == 2 else 4.0)
+        for rank in (0, 1):
+            run.end_step(rank, 40 + number, 1.0)
+            run.put(rank, "forward", step=41 + number)
+        run.go(1.0)
+    found = run.liveness.incidents(run.received_ns)
+    assert len(found) == KEEP_ENDED
+    assert found[0].since_step == 42
+
+
+def test_many_ranks_cost_no_more_each_than_a_few() -> None:
+    def cpu_per_rank(world: int) -> float:
+        run = Run(world)
+        for rank in range(world):
+            run.put(rank, "sync", in_flight=[1], issued_in=[(0, 9 - (rank == 60))])
+        before = time.process_time()
+        assert only(run.go(10.0)).ranks == (60,)
+        return (time.process_time() - before) / world
+
+    assert cpu_per_rank(1024) < 5 * cpu_per_rank(64)

@@ -1,0 +1,182 @@
+"""A rank that stands still takes its stacks, once; and its heartbeats say what it does."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from ddpwatch.analysis.diagnosis.call_stack import call_stack
+from ddpwatch.messages import Beat, decode, encode
+from ddpwatch.probe import stacks
+from ddpwatch.probe.activity import ActivityMonitor
+from ddpwatch.probe.heartbeat import EVAL_PAUSE_NS, Heartbeat
+from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.probe.stacks import MAX_TEXT, REST_NS, StackTaker, dump, in_order
+from tests.support.frames import beat, step
+
+S = 1_000_000_000
+
+
+@contextmanager
+def waiting_thread() -> Iterator[threading.Thread]:
+    """A thread that is known to stand still in `held_up`."""
+    here, go = threading.Event(), threading.Event()
+
+    def held_up() -> None:
+        here.set()
+        go.wait()
+
+    thread = threading.Thread(target=held_up)
+    thread.start()
+    here.wait()
+    try:
+        yield thread
+    finally:
+        go.set()
+        thread.join()
+
+
+def beats(*still_s: float, **about: Any) -> list[Beat]:
+    """Heartbeats of a rank that has been standing still for that long."""
+    return [Beat(rank=3, at_ns=int(s * S), since_ns=0, **{"step": 4, "phase": "backward", **about}) for s in still_s]
+
+
+def test_the_stacks_are_taken_once_from_the_thread_that_stands_still() -> None:
+    with waiting_thread() as thread:
+        assert thread.ident is not None
+        taker = StackTaker(3, thread.ident)
+        taken = [stack for each in beats(1, 2.9, 3.1, 4, 50) if (stack := taker.take(each)) is not None]
+    (stack,) = taken
+    assert decode(encode(stack)) == stack
+    assert (stack.rank, stack.at_ns, stack.since_ns, stack.step) == (3, int(3.1 * S), 0, 4)
+    assert stack.threads >= 2
+    read = call_stack(stack)
+    assert read is not None
+    assert "in wait" in read.frames[0]
+    assert read.site.startswith("test_stacks.py:")
+    assert read.site.endswith(" in held_up")
+    assert "StackTaker" not in stack.text
+    assert "in dump" not in stack.text
+
+
+def test_what_may_last_and_long_steps_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "dump", lambda thread: ("stack", 1))
+    taker = StackTaker(3, 1)
+    assert not any(map(taker.take, beats(10, 100, activity="validation", activity_since_ns=1)))
+    taker = StackTaker(3, 1)
+    for number in range(8):
+        taker.add_step(step(3, number, duration_ns=20 * S))
+    assert not any(map(taker.take, beats(10, 39)))
+    assert taker.take(beats(41)[0]) is not None
+
+
+def test_a_rank_that_often_stands_still_takes_its_stacks_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "dump", lambda thread: ("stack", 1))
+    taker = StackTaker(0, 1)
+    taken = []
+    for half_second in range(400):
+        at_ns = half_second * S // 2
+        since_ns = half_second // 10 * 5 * S  # five seconds in each step
+        found = taker.take(Beat(rank=0, at_ns=at_ns, since_ns=since_ns, step=half_second // 10 + 1, phase="forward"))
+        taken += [] if found is None else [found.at_ns]
+    assert min(b - a for a, b in itertools.pairwise(taken)) >= REST_NS
+    assert len(taken) > 4
+
+
+def test_the_training_thread_comes_first_and_has_room() -> None:
+    other = "Thread 0x0000000000000001 (most recent call first):\n" + '  File "o", line 1 in other\n' * 4000
+    own = 'Thread 0x00000000000000ff (most recent call first):\n  File "t.py", line 7 in train'
+    me = 'Current thread 0x0000000000000002 (most recent call first):\n  File "s", line 1 in dump'
+    text, threads = in_order(f"{other}\n{own}\n\n{me}\n", 0xFF)
+    assert text.startswith(own)
+    assert len(text) == MAX_TEXT
+    assert threads == 3
+    assert "dump" not in text
+
+
+def test_without_a_file_in_memory_there_is_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.memfd_create")
+    assert dump(1) == ("", 0)
+
+
+def test_a_heartbeat_says_what_the_rank_does(tmp_path: Any) -> None:
+    seen: list[Beat] = []
+    recorder = StepRecorder(lambda record: None)
+    monitor = ActivityMonitor(0, lambda mark: None, lambda: None, lambda *wait: None)
+    heart = Heartbeat(0, recorder, doing=lambda: monitor.doing)
+
+    class Data(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            seen.append(heart.beat(time.monotonic_ns(), 0))
+            torch.save({}, tmp_path / "one")
+            return index
+
+    class Noting:
+        def __reduce__(self) -> Any:
+            seen.append(heart.beat(time.monotonic_ns(), 0))
+            return int, ()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.append(heart.beat(time.monotonic_ns(), 0))
+        return graph.forward
+
+    list(DataLoader(Data()))
+    torch.save(Noting(), tmp_path / "two")
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
+    monitor.close()
+    seen.append(heart.beat(time.monotonic_ns(), 0))
+    assert [each.activity for each in seen] == ["data", "save", "compile", ""]
+    assert all(0 < each.activity_since_ns <= each.at_ns for each in seen[:3])
+    assert all(decode(encode(each)) == each for each in seen)
+
+
+class Module:
+    """A watched module."""
+
+    in_eval = False
+
+    def __init__(self, group: int = 0, count: int | None = None) -> None:
+        self._issued = None if count is None else (group, count)
+
+    def issued_in(self) -> tuple[int, int] | None:
+        return self._issued
+
+
+def test_a_validation_shows_in_the_heartbeats() -> None:
+    """Its forwards as well as the model's mode, in which it may do what no hook sees."""
+    now = [1000]
+    recorder, module = StepRecorder(lambda record: None, lambda: now[0]), Module()
+    heart = Heartbeat(0, recorder, lambda: [module])
+    assert heart.beat(1100, 0).activity == ""
+    module.in_eval = True
+    assert (heart.beat(1100, 0).activity, heart.beat(1100, 0).activity_since_ns) == ("validation", 1000)
+    module.in_eval = False
+    now[0] = 2000
+    recorder.validation_begin()
+    now[0] = 3000
+    recorder.validation_end()
+    assert (heart.beat(3100, 0).activity, heart.beat(3100, 0).activity_since_ns) == ("validation", 2000)
+    assert heart.beat(3000 + EVAL_PAUSE_NS, 0).activity == ""
+    module.in_eval = True
+    assert heart.beat(3000 + EVAL_PAUSE_NS, 0).activity == "validation"
+    recorder.forward_begin()
+    assert heart.beat(3100, 0).activity == ""
+
+
+def test_collectives_are_counted_by_group() -> None:
+    modules = [Module(7, 12), Module(0, 30), Module(7, 12), Module(3)]
+    found = Heartbeat(0, StepRecorder(lambda record: None), lambda: modules).beat(1, 0)
+    assert found.issued_in == [(0, 30), (7, 12)]
+    assert found.issued == 42
+    assert beat(0).issued_in == []
