@@ -121,7 +121,12 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
     Layout: {"module_name": _word("model"), "params": _words("param")},
     Beat: {"phase": _PHASE},
     Mark: {"name": _word("mark")},
-    Device: {"host": _word("host"), "uuid": _word("device"), "name": _PRODUCT},
+    Device: {
+        "host": _word("host"),
+        "uuid": _word("device"),
+        "name": _PRODUCT,
+        "net_faulty": _word("interface", r"(?:eth|ib|bond)\d{1,3}|lo"),
+    },
     Bye: {"detail": _detail, "phase": _PHASE},
     Status: {
         "refused": _refused,

@@ -43,8 +43,8 @@ class Series:
 
     def count(self, after_ns: int, until_ns: int) -> int:
         """How many samples there were in that time."""
-        old, new = self._means.span(after_ns, until_ns), self._rows.span(after_ns, until_ns)
-        return MEAN_ROWS * (old.stop - old.start) + new.stop - new.start
+        spans = ((self._means.span(after_ns, until_ns), MEAN_ROWS), (self._rows.span(after_ns, until_ns), 1))
+        return sum((last - first) * rows for (first, last), rows in spans)
 
 
 class _Table:
@@ -68,13 +68,13 @@ class _Table:
             for column in self.columns:
                 del column[:count]
 
-    def span(self, after_ns: int, until_ns: int) -> slice:
+    def span(self, after_ns: int, until_ns: int) -> tuple[int, int]:
         first = bisect_right(self.times, after_ns)
-        return slice(first, max(bisect_right(self.times, until_ns), first))
+        return first, max(bisect_right(self.times, until_ns), first)
 
     def between(self, after_ns: int, until_ns: int) -> list[array[float]]:
-        span = self.span(after_ns, until_ns)
-        return [column[span] for column in self.columns]
+        first, last = self.span(after_ns, until_ns)
+        return [column[first:last] for column in self.columns]
 
 
 def _mean(values: array[float]) -> float | None:
