@@ -248,7 +248,15 @@ class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True):
 
 
 class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True):
-    """One sample of a GPU (NVML) or of a host (psutil). Utilisation is in percent, memory in bytes."""
+    """One sample of a GPU (NVML) or of a host (psutil, /proc). Utilisation is in percent, memory in bytes.
+
+    ``throttle_reasons`` are NVML's bits for what limits a GPU's clocks, ``ecc_errors`` its uncorrected memory errors
+    since the driver was loaded. Of a host's CPU time, ``steal`` percent went to other guests of its hypervisor, and
+    ``iowait`` percent was idle for want of a disk. ``run_queue`` threads run or wait for a core. Some thread waited
+    for a core ``cpu_pressure`` percent of the time, for memory ``memory_pressure`` percent. In ``cgroup_throttled``
+    percent of its periods, the collector's cgroup, which is rank 0's, had used up its CPU quota. ``net_faulty`` is the
+    interface with most errors and drops.
+    """
 
     host: Name
     kind: Literal["cpu", "cuda"]
@@ -270,6 +278,22 @@ class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True):
     nvlink_rx_bytes_s: float | None = None
     net_tx_bytes_s: float | None = None
     net_rx_bytes_s: float | None = None
+    max_sm_clock_mhz: float | None = None
+    throttle_reasons: Count | None = None
+    ecc_errors: Count | None = None
+    steal: float | None = None
+    iowait: float | None = None
+    run_queue: Count | None = None
+    cpu_pressure: float | None = None
+    memory_pressure: float | None = None
+    swap_in_bytes_s: float | None = None
+    swap_out_bytes_s: float | None = None
+    cgroup_throttled: float | None = None
+    net_tx_errors_s: float | None = None
+    net_rx_errors_s: float | None = None
+    net_tx_drops_s: float | None = None
+    net_rx_drops_s: float | None = None
+    net_faulty: Name = ""
 
 
 class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True):
@@ -322,8 +346,25 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
     lease_ppm: Count | None = None
 
 
+class RankSample(msgspec.Struct, tag="rank_sample", tag_field="type", kw_only=True):
+    """What the operating system denied a rank in the ``span_ns`` before ``at_ns``, on the collector's clock.
+
+    ``run_ns`` is how long a thread of the rank ran, ``wait_ns`` how long it was ready to run and waited for a core: of
+    the thread that waited longest. ``preempted`` counts how often the main thread had to give up its core,
+    ``swapped_bytes`` is how much of the rank's memory is swapped out. Of ranks that the collector can see, on Linux.
+    """
+
+    rank: Rank
+    at_ns: Ns
+    span_ns: Annotated[int, Meta(gt=0, lt=1 << 62)]
+    run_ns: Count | None = None
+    wait_ns: Count | None = None
+    preempted: Count | None = None
+    swapped_bytes: Count | None = None
+
+
 # Recordings rely on the order: append only.
-Message = Hello | Layout | Step | Beat | Mark | Device | Bye | Status | Group | Stack
+Message = Hello | Layout | Step | Beat | Mark | Device | Bye | Status | Group | Stack | RankSample
 MESSAGE_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     str(kind.__struct_config__.tag): kind for kind in get_args(Message)
 }

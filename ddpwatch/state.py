@@ -18,7 +18,7 @@ from ddpwatch.analysis.diagnosis.verdict import Presence
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.matching import NumberedStep, StepMatcher
 from ddpwatch.analysis.step import missing_steps
-from ddpwatch.messages import Beat, Bye, Device, Group, Hello, Layout, Mark, Message, Status, Step
+from ddpwatch.messages import Beat, Bye, Device, Group, Hello, Layout, Mark, Message, RankSample, Status, Step
 from ddpwatch.sampling.cost import CostMeter
 
 __all__ = ["KEEP_STEPS", "RankState", "RankStatus", "RunState", "StepAcrossRanks"]
@@ -52,6 +52,7 @@ class RankState:
     """One rank.
 
     Attributes:
+        sample: What the operating system denied it in the last second.
         seen_ns: Receive time of its newest frame.
         dropped: Frames that it dropped itself.
         missing: Steps that it sent and that never came, for example to a collector that died.
@@ -62,6 +63,7 @@ class RankState:
     beat: Beat | None = None
     bye: Bye | None = None
     last_step: Step | None = None
+    sample: RankSample | None = None
     seen_ns: int = 0
     dropped: int = 0
     missing: int = 0
@@ -125,6 +127,8 @@ class RunState:
             self.status = message
         elif isinstance(message, Mark):
             self.marks.append(message)
+        elif isinstance(message, RankSample):  # from the collector: no sign of life
+            self._rank(message.rank).sample = message
         elif isinstance(message, Bye) and message.rank is None:
             self.end = message
         elif message.rank is not None:

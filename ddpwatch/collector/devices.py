@@ -1,4 +1,7 @@
-"""Samples the host (psutil) and its GPUs (NVML) once a second. What a machine does not offer stays None."""
+"""Samples the host (psutil, /proc), its GPUs (NVML) and the local ranks once a second.
+
+What a machine does not offer stays None.
+"""
 
 from __future__ import annotations
 
@@ -7,44 +10,55 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psutil
 import zmq
 
 from ddpwatch import transport
-from ddpwatch.messages import Device, encode
+from ddpwatch.collector.host_counters import HostCounters
+from ddpwatch.collector.rank_samples import RankSampler
+from ddpwatch.messages import Device, Message, encode
 
 SAMPLE_S = 1.0
 _SAMPLES = "inproc://devices"
+_CLOCK_REASONS = (  # the newer name comes first: drivers before 535 know the older one only
+    "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons",
+)  # fmt: skip
 _log = logging.getLogger("ddpwatch.devices")
 
 
 class DeviceThread(threading.Thread):
-    """Samples devices on a thread of its own, since NVML can take its time.
+    """Samples devices and ranks on a thread of its own, since NVML can take its time.
+
+    Args:
+        context: Of the collector's sockets.
+        pids: Returns the processes of the ranks that can be seen from here.
 
     Attributes:
-        frames: A socket that receives each sample as an encoded `Device`.
+        frames: A socket that receives each sample as an encoded `Device` or `RankSample`.
     """
 
-    def __init__(self, context: transport.Context) -> None:
+    def __init__(self, context: transport.Context, pids: Callable[[], Mapping[int, int]]) -> None:
         super().__init__(name="ddpwatch-devices", daemon=True)
         self._context = context
+        self._pids = pids
         self._stopping = threading.Event()
         self.frames = context.socket(zmq.PULL)
         self.frames.bind(_SAMPLES)
 
     def run(self) -> None:
         """Samples until `stop`."""
-        sampler = DeviceSampler()
+        devices, ranks = DeviceSampler(), RankSampler()
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(_SAMPLES)
         while not self._stopping.wait(SAMPLE_S):
             with contextlib.suppress(zmq.Again):
-                for device in sampler.sample():
-                    socket.send(encode(device), zmq.DONTWAIT)
+                samples: list[Message] = [*devices.sample(), *ranks.sample(self._pids())]
+                for sample in samples:
+                    socket.send(encode(sample), zmq.DONTWAIT)
         socket.close()
 
     def stop(self) -> None:
@@ -63,8 +77,10 @@ class DeviceSampler:
     def __init__(self, nvml: Any = None) -> None:
         self._host = socket.gethostname()
         self._nvml, self._handles = _open_nvml(nvml)
-        self._net: tuple[float, int, int] | None = None
+        self._counters = HostCounters()
+        self._net = NetCounters()
         psutil.cpu_percent()  # the first call only sets the reference
+        self._counters.figures(time.monotonic_ns())
 
     def sample(self) -> list[Device]:
         """One sample of the host and of each GPU."""
@@ -72,30 +88,18 @@ class DeviceSampler:
 
     def _cpu(self) -> Device:
         memory = psutil.virtual_memory()
-        sent, received = self._net_rates()
+        now_ns = time.monotonic_ns()
         return Device(
             host=self._host,
             kind="cpu",
-            at_ns=time.monotonic_ns(),
+            at_ns=now_ns,
             name=f"{psutil.cpu_count() or '?'} CPUs",
             utilization=psutil.cpu_percent(),
             memory_used=memory.total - memory.available,
             memory_total=memory.total,
-            net_tx_bytes_s=sent,
-            net_rx_bytes_s=received,
+            **self._counters.figures(now_ns),
+            **self._net.figures(psutil.net_io_counters(pernic=True), now_ns),
         )
-
-    def _net_rates(self) -> tuple[float | None, float | None]:
-        """Bytes per second over all interfaces since the last sample."""
-        counters = psutil.net_io_counters()
-        if counters is None:
-            return None, None
-        now = time.monotonic()
-        previous, self._net = self._net, (now, counters.bytes_sent, counters.bytes_recv)
-        if previous is None or now <= previous[0]:
-            return None, None
-        seconds = now - previous[0]
-        return (counters.bytes_sent - previous[1]) / seconds, (counters.bytes_recv - previous[2]) / seconds
 
     def _gpu(self, index: int, handle: Any) -> Device:
         nvml, query = self._nvml, self._query
@@ -122,7 +126,23 @@ class DeviceSampler:
             pcie_rx_bytes_s=_scaled(
                 query(nvml.nvmlDeviceGetPcieThroughput, handle, nvml.NVML_PCIE_UTIL_RX_BYTES), 1024
             ),
+            max_sm_clock_mhz=_scaled(query(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM), 1),
+            throttle_reasons=self._throttle_reasons(handle),
+            ecc_errors=self._ecc_errors(handle),
         )
+
+    def _throttle_reasons(self, handle: Any) -> int | None:
+        for call in (getattr(self._nvml, name, None) for name in _CLOCK_REASONS):
+            reasons = None if call is None else self._query(call, handle)
+            if reasons is not None:
+                return int(reasons)
+        return None
+
+    def _ecc_errors(self, handle: Any) -> int | None:
+        nvml = self._nvml
+        kinds = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        errors = self._query(nvml.nvmlDeviceGetTotalEccErrors, handle, *kinds)
+        return None if errors is None else int(errors)
 
     def _query(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """One NVML query; None where this GPU does not support it."""
@@ -130,6 +150,44 @@ class DeviceSampler:
             return call(*arguments)
         except self._nvml.NVMLError:
             return None
+
+
+class NetCounters:
+    """Turns the counters of network interfaces into rates."""
+
+    def __init__(self) -> None:
+        self._at_ns = 0
+        self._previous: Mapping[str, Any] = {}
+
+    def figures(self, counters: Mapping[str, Any], now_ns: int) -> dict[str, Any]:
+        """The fields of a `Device` since the last call; none the first time.
+
+        Args:
+            counters: By interface, as psutil returns them.
+            now_ns: Monotonic.
+        """
+        previous, self._previous = self._previous, counters
+        seconds, self._at_ns = (now_ns - self._at_ns) / 1e9, now_ns
+        both = counters.keys() & previous.keys()
+        if not both or seconds <= 0:
+            return {}
+        new = {
+            name: {part: max(getattr(counters[name], part) - getattr(previous[name], part), 0) for part in _NET_FIELDS}
+            for name in both
+        }
+        rates = {field: sum(each[part] for each in new.values()) / seconds for part, field in _NET_FIELDS.items()}
+        if not psutil.LINUX:
+            rates.pop("net_tx_drops_s")  # psutil says 0
+        faults = {name: sum(each[part] for part in _NET_FAULTS) for name, each in new.items()}
+        worst = max(sorted(faults), key=faults.__getitem__)
+        return {**rates, "net_faulty": worst if faults[worst] else ""}
+
+
+_NET_FIELDS = {
+    "bytes_sent": "net_tx_bytes_s", "bytes_recv": "net_rx_bytes_s", "errout": "net_tx_errors_s",
+    "errin": "net_rx_errors_s", "dropout": "net_tx_drops_s", "dropin": "net_rx_drops_s",
+}  # fmt: skip
+_NET_FAULTS = ("errout", "errin", "dropout", "dropin")
 
 
 def _open_nvml(nvml: Any) -> tuple[Any, list[Any]]:

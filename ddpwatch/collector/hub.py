@@ -25,6 +25,7 @@ from ddpwatch.messages import (
     Layout,
     Mark,
     Message,
+    RankSample,
     Status,
     Step,
     decode,
@@ -36,6 +37,8 @@ KEEP_DEVICES = 64
 KEEP_DEVICE_SAMPLES = 600  # per device: ten minutes at one sample a second
 KEEP_MARKS = 1000  # of all ranks
 KEEP_RANK_MARKS = 16  # per rank at least
+KEEP_RANK_SAMPLES = 600  # per rank: ten minutes, too
+KEEP_SAMPLES = 16_384  # of all ranks
 KEEP_LAYOUTS = 4  # per rank
 KEEP_BYTES = 64 * 1024 * 1024
 OVERHEAD_BYTES = 200  # of an envelope and its frame, as Python objects
@@ -81,6 +84,7 @@ class RankEntry:
     newest: dict[tuple[type[Message], int], Envelope] = field(default_factory=dict)
     steps: deque[Envelope] = field(default_factory=deque)
     marks: deque[Envelope] = field(default_factory=deque)
+    samples: deque[Envelope] = field(default_factory=deque)
     layouts: deque[KeptLayout] = field(default_factory=deque)
     ended: tuple[int, EndReason] | None = None
     seen_ns: int = 0
@@ -150,7 +154,10 @@ class Hub:
             self._own[type(message)] = envelope
         else:
             entry = self.ranks.setdefault(message.rank, RankEntry())
-            self._keep_rank(entry, message, envelope)
+            if isinstance(message, RankSample):
+                self._keep_sample(entry, envelope)
+            else:
+                self._keep_rank(entry, message, envelope)
             if self._kept_bytes > KEEP_BYTES:
                 self._make_room(entry)
         return envelope
@@ -159,7 +166,7 @@ class Hub:
         """Everything kept, oldest first."""
         kept: list[Envelope | KeptLayout] = [envelope for samples in self._devices.values() for envelope in samples]
         for entry in self.ranks.values():
-            kept += [*entry.layouts, *entry.marks, *entry.steps, *entry.newest.values()]
+            kept += [*entry.layouts, *entry.marks, *entry.samples, *entry.steps, *entry.newest.values()]
         kept += self._own.values()
         for each in sorted(kept, key=attrgetter("seq")):
             yield each if isinstance(each, Envelope) else each.envelope()
@@ -208,6 +215,13 @@ class Hub:
         if len(self._devices) > KEEP_DEVICES:
             dropped = self._devices.pop(next(iter(self._devices)))
             self._count_own(-sum(map(_size, dropped)))
+
+    def _keep_sample(self, entry: RankEntry, envelope: Envelope) -> None:
+        """It comes from the collector, so it is no sign of life."""
+        entry.samples.append(envelope)
+        self._count(entry, _size(envelope))
+        while len(entry.samples) > min(KEEP_RANK_SAMPLES, KEEP_SAMPLES // len(self.ranks)):
+            self._count(entry, -_size(entry.samples.popleft()))
 
     def _keep_rank(self, entry: RankEntry, message: Message, envelope: Envelope) -> None:
         entry.seen_ns = envelope.received_ns
@@ -277,6 +291,8 @@ class Hub:
             self._count(entry, -_size(entry.steps.popleft()))
         elif entry.marks:
             self._count(entry, -_size(entry.marks.popleft()))
+        elif entry.samples:
+            self._count(entry, -_size(entry.samples.popleft()))
         elif entry.layouts:
             self._drop_layout(entry)
         else:

@@ -69,6 +69,10 @@ class Liveness:
         """Whether the end of this rank's process will be noticed."""
         return rank in self._pids
 
+    def pids(self) -> dict[int, int]:
+        """The processes that are followed, by rank. Any thread may ask."""
+        return self._pids.copy()
+
     def forget(self, rank: int) -> None:
         """Stops following a rank."""
         self._pids.pop(rank, None)

@@ -83,12 +83,12 @@ class Collector:
         self._viewers = transport.collector_publish(self._context, publish)
         self._snapshots = Snapshots(self._viewers, self._hub)
         self._attention = Attention(options.run_id, options.world_size, self._hub.ranks)
-        self._devices = DeviceThread(self._context)
         self._poller = zmq.Poller()
+        self._liveness = Liveness(self._poller)
+        self._devices = DeviceThread(self._context, self._liveness.pids)
         for source in (self._ranks, self._viewers, self._devices.frames):
             self._poller.register(source, zmq.POLLIN)
         rundir.publish(self._claim, _info(options, ingest, publish))
-        self._liveness = Liveness(self._poller)
         self._signal: signal.Signals | None = None
         self._signalled = 0.0
         self._wake: tuple[socket.socket, ...] = ()

@@ -129,7 +129,12 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
     Beat: {"phase": _PHASE, "activity": _word("activity", "data|save|compile|validation|graph")},
     Stack: {"text": _stack},
     Mark: {"name": _word("mark")},
-    Device: {"host": _word("host"), "uuid": _word("device"), "name": _PRODUCT},
+    Device: {
+        "host": _word("host"),
+        "uuid": _word("device"),
+        "name": _PRODUCT,
+        "net_faulty": _word("interface", r"(?:eth|ib|bond)\d{1,3}|lo"),
+    },
     Bye: {"detail": _detail, "phase": _PHASE},
     Status: {
         "refused": _refused,

@@ -33,7 +33,10 @@ _GAUGES = (
     ("temperature_c", "temperature °C"), ("sm_clock_mhz", "SM clock MHz"), ("pcie_tx_bytes_s", "PCIe sent B/s"),
     ("pcie_rx_bytes_s", "PCIe received B/s"), ("nvlink_tx_bytes_s", "NVLink sent B/s"),
     ("nvlink_rx_bytes_s", "NVLink received B/s"), ("net_tx_bytes_s", "network sent B/s"),
-    ("net_rx_bytes_s", "network received B/s"),
+    ("net_rx_bytes_s", "network received B/s"), ("steal", "CPU time stolen %"), ("cpu_pressure", "CPU pressure %"),
+    ("memory_pressure", "memory pressure %"), ("cgroup_throttled", "CPU quota used up %"),
+    ("swap_in_bytes_s", "swapped in B/s"), ("swap_out_bytes_s", "swapped out B/s"),
+    ("net_rx_errors_s", "network receive errors/s"), ("net_tx_errors_s", "network transmit errors/s"),
 )  # fmt: skip
 
 

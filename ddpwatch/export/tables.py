@@ -120,6 +120,22 @@ class DeviceRow:
     nvlink_rx_bytes_s: float | None
     net_tx_bytes_s: float | None
     net_rx_bytes_s: float | None
+    max_sm_clock_mhz: float | None
+    throttle_reasons: int | None
+    ecc_errors: int | None
+    steal: float | None
+    iowait: float | None
+    run_queue: int | None
+    cpu_pressure: float | None
+    memory_pressure: float | None
+    swap_in_bytes_s: float | None
+    swap_out_bytes_s: float | None
+    cgroup_throttled: float | None
+    net_tx_errors_s: float | None
+    net_rx_errors_s: float | None
+    net_tx_drops_s: float | None
+    net_rx_drops_s: float | None
+    net_faulty: str
 
 
 @dataclass(frozen=True, slots=True)

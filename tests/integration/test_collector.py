@@ -19,7 +19,7 @@ from ddpwatch import rundir, transport
 from ddpwatch.blackbox import BlackBox
 from ddpwatch.clock import boot_id, pid_namespace, start_ticks
 from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import MAX_FRAME_BYTES, Bye, Device, Hello, Mark, Message, Status, Step, encode
+from ddpwatch.messages import MAX_FRAME_BYTES, Bye, Device, Hello, Mark, Message, RankSample, Status, Step, encode
 from ddpwatch.recording.reader import Recording
 from ddpwatch.sampling.lease import Lease
 from tests.support.jobs import PATIENCE_S, live, messages, read_until
@@ -172,6 +172,18 @@ def test_ranks_may_sample_more_while_somebody_looks(stage: Stage) -> None:
         stage.finish()
     assert not path.exists()
     assert rundir.lease(stage.run_id) not in path.parent.iterdir()
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count waits for a core")
+def test_what_the_scheduler_denies_a_local_rank_is_sampled_and_recorded(stage: Stage, tmp_path: Path) -> None:
+    stage.send(stage.hello())
+    with live(stage.info) as source:
+        frames = read_until(source, lambda seen: bool(messages(seen, RankSample)), "a sample")
+        stage.finish()
+    (sample, *_) = messages(frames, RankSample)
+    assert sample.rank == 0
+    assert sample.wait_ns is not None
+    assert sample in [message for message, _ in Recording(tmp_path / "stage.mcap")]
 
 
 def test_retention_is_bounded_and_keeps_the_newest(stage: Stage) -> None:

@@ -16,7 +16,7 @@ import pytest
 from ddpwatch import rundir
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import Bye, Device, Hello, Layout, Status, Step
+from ddpwatch.messages import Bye, Device, Hello, Layout, RankSample, Status, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.sampling.lease import FULL_PPM, Lease
 from ddpwatch.sampling.schedule import is_sampled
@@ -69,7 +69,7 @@ def test_watched_recorded_and_attached_to(run_directory: Path, tmp_path: Path) -
     check_last_view(frames)
     recorded = [(m, e.received_ns) for m, e in Recording(file)]
     shown = [(m, e.received_ns) for m, e in frames]
-    kept = (Step, Hello, Layout, Bye, Device)  # of heartbeats and status a late viewer gets the newest
+    kept = (Step, Hello, Layout, Bye, Device, RankSample)  # of heartbeats and status a late viewer gets the newest
     assert [row for row in recorded if isinstance(row[0], kept)] == [row for row in shown if isinstance(row[0], kept)]
     check_report(file, steps=24)
     assert "loss" in job.output()

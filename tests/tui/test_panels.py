@@ -2,14 +2,16 @@ import re
 from itertools import chain
 
 import pytest
+from msgspec.structs import replace
 
 from ddpwatch.messages import Status
-from ddpwatch.tui.models.devices import device_lines, mean_history
+from ddpwatch.tui.models.devices import DeviceLine, device_lines, mean_history
 from ddpwatch.tui.models.history import SPARK_STEPS, HistoryPoint, StepHistory
 from ddpwatch.tui.models.overview import Link, LinkState, OverviewBuilder
 from ddpwatch.tui.paint.canvas import plain
 from ddpwatch.tui.paint.chart import chart, chart_rows
-from ddpwatch.tui.paint.devices import meter, paint_device_panel
+from ddpwatch.tui.paint.device_limits import limit_fields
+from ddpwatch.tui.paint.devices import DeviceCard, meter, paint_device_panel, paint_devices
 from ddpwatch.tui.paint.header import badge_of, paint_footer, paint_header, paint_verdict
 from ddpwatch.tui.paint.history import GUTTER, paint_history
 from ddpwatch.tui.paint.overview import paint_overview
@@ -170,6 +172,10 @@ class TestTable:
         assert [row.split()[0] for row in rows[1:]] == ["16", "17", "18", "19"]
 
 
+def limits(sample):
+    return [(field.full, field.style) for field in limit_fields(sample)]
+
+
 class TestDevices:
     def test_a_gpu_comes_before_the_host_and_is_charted(self):
         rows = device_lines(state_of([device(0), device(0, 90.0, "cuda"), device(1, 90.0, "cuda")]))
@@ -183,6 +189,22 @@ class TestDevices:
         assert "power –" in shown
         assert "temp –" in shown
         assert "0 %" not in shown
+
+    def test_what_limits_a_gpu_stands_out(self):
+        free = replace(device(0, 90.0, "cuda"), sm_clock_mhz=1980.0, max_sm_clock_mhz=1980.0, throttle_reasons=1)
+        slow = replace(free, sm_clock_mhz=1200.0, throttle_reasons=0x48, ecc_errors=3)
+        assert limits(free) == [("SM clock 1980 of 1980 MHz", "dim"), ("not throttled", "dim")]
+        assert limits(slow)[1:] == [("throttled by heat", "warn"), ("ECC errors 3", "warn")]
+        assert limits(device(0, 90.0, "cuda")) == []
+
+    def test_what_a_host_lacks_stands_out(self):
+        host = replace(device(0), steal=31.0, cgroup_throttled=0.0, swap_in_bytes_s=2.0e6, swap_out_bytes_s=0.0)
+        host = replace(host, net_rx_errors_s=340.0, net_tx_errors_s=0.0, net_faulty="eth0\x1b[2J")
+        assert dict(limits(host)) == {
+            "stolen 31 %": "warn", "quota used up 0 %": "dim", "swap 1.9 MiB/s": "warn", "eth0[2J 340 errors/s": "warn",
+        }  # fmt: skip
+        assert "stolen 31 %" in text(paint_devices([DeviceCard(DeviceLine(host), 1, None)], (80, 12), 0))
+        assert limits(device(0)) == []
 
     def test_history_is_by_whole_seconds_so_that_a_chart_lasts_one(self):
         half_seconds = []

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from ddpwatch.collector.hub import KEEP_BYTES, KEEP_DEVICE_SAMPLES, KEEP_DEVICES, Hub
+from ddpwatch.collector.hub import KEEP_BYTES, KEEP_DEVICE_SAMPLES, KEEP_DEVICES, KEEP_SAMPLES, Hub
 from ddpwatch.messages import (
     BucketLayout,
     Bye,
@@ -19,6 +19,7 @@ from ddpwatch.messages import (
     Layout,
     Mark,
     Message,
+    RankSample,
     Stack,
     Step,
     decode,
@@ -62,6 +63,44 @@ def test_a_thousand_devices_stay_bounded() -> None:
     found = {(m.kind, m.index) for m in kept(hub) if isinstance(m, Device)}
     assert found == {("cpu", 0), *(("cuda", index) for index in range(1001 - KEEP_DEVICES, 1000))}
     assert len(kept(hub)) <= KEEP_DEVICES * KEEP_DEVICE_SAMPLES
+
+
+def rank_sample(rank: int, second: int) -> RankSample:
+    return RankSample(rank=rank, at_ns=second * SECOND_NS, span_ns=SECOND_NS, wait_ns=second)
+
+
+def test_ten_minutes_of_samples_of_every_rank_are_kept() -> None:
+    hub = Hub()
+    for second in range(TEN_MINUTES_S + 50):
+        for rank in range(8):
+            keep(hub, rank_sample(rank, second), second * SECOND_NS)
+    newest = range(50, TEN_MINUTES_S + 50)
+    assert kept(hub) == [rank_sample(rank, second) for second in newest for rank in range(8)]
+
+
+def test_many_ranks_share_what_is_kept_of_their_samples() -> None:
+    hub = Hub()
+    for second in range(40):
+        for rank in range(1024):
+            keep(hub, rank_sample(rank, second), second * SECOND_NS)
+    newest = KEEP_SAMPLES // 1024
+    assert len(kept(hub)) == KEEP_SAMPLES
+    assert {m.at_ns for m in kept(hub) if isinstance(m, RankSample) and m.rank == 7} == {
+        second * SECOND_NS for second in range(40 - newest, 40)
+    }
+
+
+def test_a_sample_of_a_rank_is_no_sign_of_its_life() -> None:
+    hub = Hub()
+    keep(hub, step(0), 1)
+    keep(hub, rank_sample(0, 60), 60 * SECOND_NS)
+    assert hub.silent_ranks(61 * SECOND_NS, 5 * SECOND_NS) == [0]
+
+
+def test_a_rank_cannot_send_samples_of_itself() -> None:
+    hub = Hub()
+    send(hub, rank_sample(0, 1))
+    assert hub.refused == {"not a rank's to send": 1}
 
 
 def bye(rank: int, reason: EndReason, at_ns: int) -> Bye:

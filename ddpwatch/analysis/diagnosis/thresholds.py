@@ -14,3 +14,12 @@ STUCK_NS = 3_000_000_000  # in one phase, or without a sign of life
 ENOUGH_STEPS = 8  # for a first verdict
 STRAGGLER_STEPS = 16  # the newest; of these only the watched count. A slow rank is named, and cleared, within 20 steps
 STRAGGLER_CERTAINTY = 0.95  # of the straggler's median, and of that of a typical rank
+
+# Of device causes. Below these shares of the time, a rank is not late by `LATE_SHARE` of a step.
+DENIED_SHARE = 0.05  # waiting for a core, stolen, throttled by a cgroup, or lost to a lower clock
+PRESSURE_SHARE = 0.20  # some thread of the host waited for a core or for memory: mostly not one of the job's
+SWAP_BYTES_S = 1e6  # 250 pages: a disk takes 1 % to 10 % of a second for them. At rest, a host swaps less
+NET_ERRORS_S = 10.0  # a broken cable or port makes hundreds, a healthy one none for days
+NET_DROPS_S = 100.0  # a healthy interface drops a few packets per second that nobody wants
+ECC_ERRORS_S = 1e-3  # uncorrected ones: any at all
+WORSE_FACTOR = 1.5  # than before, or than with the peers: what load does is less

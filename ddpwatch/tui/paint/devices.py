@@ -9,6 +9,7 @@ from ddpwatch.messages import Device
 from ddpwatch.tui.models.devices import DeviceLine, History, StepShares, mean_history
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.chart import paint_chart
+from ddpwatch.tui.paint.device_limits import limit_fields
 from ddpwatch.tui.paint.spark import sparkline
 from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, number, percent, shorten, size, with_unit
 
@@ -164,6 +165,7 @@ def _paint_card(canvas: Canvas, card: DeviceCard, y: int, width: int, selected: 
     canvas.put(x + 1, y + 1, spark, "chart")
     if card.ranks:
         _paint_shares(canvas, card, y + 2, width)
+    canvas.put_runs(1, y + 3, fit(limit_fields(card.line.device), width))
 
 
 def _paint_shares(canvas: Canvas, card: DeviceCard, y: int, width: int) -> None:

@@ -19,7 +19,11 @@ class DevicesView(RunView):
             in a collective is busy
   compute   forward, backward and optimizer, as a share of the step
   waiting   exposed communication, as a share of the step
-  other     waiting for data, and the time between phases"""
+  other     waiting for data, and the time between phases
+  throttled what NVML says limits the clocks now
+  stolen    CPU time that the hypervisor gave to other guests
+  quota     periods in which the cgroup had used up its CPU quota
+  pressure  time in which some thread waited for a core, or for memory"""
 
     def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)

@@ -1,0 +1,134 @@
+"""What the scheduler denied each rank: how long its threads waited for a core. Linux only, from /proc."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddpwatch.collector.host_counters import PROC
+from ddpwatch.messages import RankSample
+
+MOST_THREADS = 64  # of a rank
+MOST_READS = 400  # of threads, in one turn over all ranks: 12 µs each, or half a percent of a core
+AUTOGRAD = b"pt_autograd_"  # how torch names the threads that run backwards on GPUs
+_STATUS_BYTES = 8192
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A rank's process at the last sample: when, ns run and waited per thread, and preemptions."""
+
+    pid: int
+    at_ns: int
+    threads: dict[str, tuple[int, int]]
+    preempted: int | None
+    autograd: dict[str, bool] = field(default_factory=dict)
+
+
+class RankSampler:
+    """Samples the processes of ranks.
+
+    Args:
+        proc: Where the kernel shows processes.
+    """
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = str(proc)
+        self._seen: dict[int, _Seen] = {}
+
+    def sample(self, pids: Mapping[int, int]) -> list[RankSample]:
+        """A sample of every rank that was there the last time, too.
+
+        Args:
+            pids: The process of each rank.
+        """
+        self._seen = {rank: seen for rank, seen in self._seen.items() if pids.get(rank) == seen.pid}
+        most = min(MOST_THREADS, max(MOST_READS // max(len(pids), 1), 1))
+        samples = (self._sample(rank, pid, most) for rank, pid in pids.items())
+        return [sample for sample in samples if sample is not None]
+
+    def _sample(self, rank: int, pid: int, most: int) -> RankSample | None:
+        """Since the last sample of the rank; None if this is the first, or if nothing can be read."""
+        folder = f"{self._proc}/{pid}/task"
+        before = self._seen.get(rank)
+        autograd = {} if before is None else before.autograd
+        threads = {thread: _times(f"{folder}/{thread}/schedstat") for thread in _chosen(folder, pid, most, autograd)}
+        known = {thread: times for thread, times in threads.items() if times is not None}
+        status = _numbers(_read(f"{self._proc}/{pid}/status"))
+        if not known:
+            return None
+        now_ns, preempted = time.monotonic_ns(), status.get(b"nonvoluntary_ctxt_switches")
+        self._seen[rank] = _Seen(pid, now_ns, known, preempted, autograd)
+        if before is None or now_ns <= before.at_ns:
+            return None
+        run_ns, wait_ns = _longest_wait(before.threads, known)
+        swapped = status.get(b"VmSwap")
+        return RankSample(
+            rank=rank,
+            at_ns=now_ns,
+            span_ns=now_ns - before.at_ns,
+            run_ns=run_ns,
+            wait_ns=wait_ns,
+            preempted=None if preempted is None or before.preempted is None else max(preempted - before.preempted, 0),
+            swapped_bytes=None if swapped is None else 1024 * swapped,
+        )
+
+
+def _chosen(folder: str, pid: int, most: int, autograd: dict[str, bool]) -> Sequence[str]:
+    """The threads to read: of many, the main thread and those that run backwards come first."""
+    try:
+        with os.scandir(folder) as entries:
+            threads = [entry.name for entry in entries]
+    except OSError:
+        return ()
+    if len(threads) <= most:
+        return threads
+    for thread in threads:
+        if thread not in autograd:
+            autograd[thread] = _read(f"{folder}/{thread}/comm").startswith(AUTOGRAD)
+    for thread in autograd.keys() - set(threads):
+        del autograd[thread]
+    return sorted(threads, key=lambda thread: (thread != str(pid), not autograd[thread], int(thread)))[:most]
+
+
+def _longest_wait(
+    before: Mapping[str, tuple[int, int]], now: Mapping[str, tuple[int, int]]
+) -> tuple[int | None, int | None]:
+    """How long the thread that waited longest has run and waited (ns)."""
+    new = (
+        (wait - before[thread][1], run - before[thread][0]) for thread, (run, wait) in now.items() if thread in before
+    )
+    wait, run = max(new, default=(None, None))
+    return (None, None) if wait is None or run is None or wait < 0 or run < 0 else (run, wait)
+
+
+def _times(path: str) -> tuple[int, int] | None:
+    """How long a thread has run and waited (ns); None if the kernel does not say. One that has never run is no use."""
+    fields = _read(path).split()
+    if len(fields) < 3 or not (fields[0].isdigit() and fields[1].isdigit()) or fields[2] == b"0":
+        return None
+    return int(fields[0]), int(fields[1])
+
+
+def _numbers(status: bytes) -> dict[bytes, int]:
+    """The fields of /proc/PID/status that are numbers."""
+    pairs = (line.partition(b":") for line in status.splitlines())
+    values = ((name, value.split()) for name, _, value in pairs)
+    return {name: int(value[0]) for name, value in values if value and value[0].isdigit()}
+
+
+def _read(path: str) -> bytes:
+    """A small file; empty if it cannot be read."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, _STATUS_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(file)

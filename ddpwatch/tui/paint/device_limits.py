@@ -1,0 +1,71 @@
+"""What limits a device, in one line: its clocks and memory errors, or what its host lacks. Bad figures stand out."""
+
+from __future__ import annotations
+
+from ddpwatch.analysis.diagnosis.device_signals import throttled_by
+from ddpwatch.analysis.diagnosis.thresholds import (
+    DENIED_SHARE,
+    NET_DROPS_S,
+    NET_ERRORS_S,
+    PRESSURE_SHARE,
+    SWAP_BYTES_S,
+)
+from ddpwatch.messages import Device
+from ddpwatch.tui.text import Field, clean, size
+
+
+def limit_fields(device: Device) -> list[Field]:
+    """The figures that are known; none if the machine offers none."""
+    return _gpu(device) if device.kind == "cuda" else _host(device)
+
+
+def _gpu(device: Device) -> list[Field]:
+    fields = []
+    if device.sm_clock_mhz is not None and device.max_sm_clock_mhz is not None:
+        clock = f"{device.sm_clock_mhz:.0f} of {device.max_sm_clock_mhz:.0f} MHz"
+        fields.append(Field(f"SM clock {clock}", clock, 1, "dim"))
+    if device.throttle_reasons is not None:
+        reason = throttled_by(device.throttle_reasons)
+        text = f"throttled by {reason}" if reason else "not throttled"
+        fields.append(Field(text, text, 0, "warn" if reason else "dim"))
+    if device.ecc_errors is not None:
+        text = f"ECC errors {device.ecc_errors}"
+        fields.append(Field(text, text, 2, "warn" if device.ecc_errors else "dim"))
+    return fields
+
+
+def _host(device: Device) -> list[Field]:
+    shares = [
+        _share("stolen", device.steal, DENIED_SHARE),
+        _share("quota used up", device.cgroup_throttled, DENIED_SHARE),
+        _share("CPU pressure", device.cpu_pressure, PRESSURE_SHARE),
+        _share("memory pressure", device.memory_pressure, PRESSURE_SHARE),
+        _share("disk wait", device.iowait),
+    ]
+    return [field for field in [*shares[:2], _swap(device), *_net(device), *shares[2:]] if field is not None]
+
+
+def _share(name: str, percentage: float | None, bad: float = 1.1) -> Field | None:
+    if percentage is None:
+        return None
+    high = percentage >= 100 * bad
+    text = f"{name} {percentage:.0f} %"
+    return Field(text, text, 0 if high else 2, "warn" if high else "dim")
+
+
+def _swap(device: Device) -> Field | None:
+    if device.swap_in_bytes_s is None or device.swap_out_bytes_s is None:
+        return None
+    rate = device.swap_in_bytes_s + device.swap_out_bytes_s
+    text = f"swap {size(int(rate))}/s"
+    return Field(text, text, 0 if rate >= SWAP_BYTES_S else 1, "warn" if rate >= SWAP_BYTES_S else "dim")
+
+
+def _net(device: Device) -> list[Field]:
+    """Errors and drops of the network; only if there are any."""
+    errors = (device.net_rx_errors_s or 0) + (device.net_tx_errors_s or 0)
+    drops = (device.net_rx_drops_s or 0) + (device.net_tx_drops_s or 0)
+    name = clean(device.net_faulty, 16)
+    found = ((errors, "errors", NET_ERRORS_S), (drops, "drops", NET_DROPS_S))
+    texts = [(f"{name} {rate:.0f} {noun}/s".strip(), rate >= bad) for rate, noun, bad in found if rate >= 1]
+    return [Field(text, text, 0 if high else 2, "warn" if high else "dim") for text, high in texts]

@@ -1,0 +1,261 @@
+"""Causes outside the job, from made-up samples: found, told apart, and not found where there are none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from ddpwatch.analysis.diagnosis.devices import MOST_SERIES, DeviceCauses
+from ddpwatch.analysis.diagnosis.series import FULL_ROWS, MEAN_ROWS, MOST_MEANS, Series
+from ddpwatch.messages import Device, Hello, RankSample
+
+SECOND = 1_000_000_000
+HEAT, POWER, IDLE = 0x40, 0x04, 0x01
+FAULT = (60, 90)  # seconds from when until when it lasts
+
+
+def hello(rank: int, host: str = "a", gpu: bool = False) -> Hello:
+    uuid = f"GPU-{rank}" if gpu else ""
+    return Hello(run_id="r", rank=rank, world_size=8, host=host, pid=1, device_uuid=uuid)
+
+
+def waiting(rank: int, second: int, share: float, run: float = 0.5) -> RankSample:
+    return RankSample(
+        rank=rank, at_ns=second * SECOND, span_ns=SECOND, wait_ns=int(share * SECOND), run_ns=int(run * SECOND)
+    )
+
+
+def host(name: str, second: int, **figures: float | str) -> Device:
+    return Device(host=name, kind="cpu", at_ns=second * SECOND, **figures)  # type: ignore[arg-type]
+
+
+def gpu(rank: int, second: int, clock: float, reasons: int) -> Device:
+    return Device(
+        host="a", kind="cuda", at_ns=second * SECOND, index=rank, uuid=f"GPU-{rank}", sm_clock_mhz=clock,
+        max_sm_clock_mhz=1980.0, throttle_reasons=reasons,
+    )  # fmt: skip
+
+
+def hosts(figures: Mapping[str, float | str], quiet: Mapping[str, float | str], names: str = "a") -> DeviceCauses:
+    """Hosts of one rank each; the first one has these figures during the fault, and the quiet ones before."""
+    causes = DeviceCauses()
+    for rank, name in enumerate(names):
+        causes.hello(hello(rank, name))
+    for second in range(1, FAULT[1] + 1):
+        for name in names:
+            bad = name == names[0] and second > FAULT[0]
+            causes.device(host(name, second, **(figures if bad else quiet)))
+    return causes
+
+
+def starved(shares: Iterable[float], before: float = 0.0, run: float = 0.5) -> DeviceCauses:
+    """A rank per share of the time that it waits for a core during the fault."""
+    causes = DeviceCauses()
+    for rank, share in enumerate(shares):
+        causes.hello(hello(rank))
+        for second in range(1, FAULT[1] + 1):
+            causes.rank_sample(waiting(rank, second, share if second > FAULT[0] else before, run))
+    return causes
+
+
+def text(causes: DeviceCauses, rank: int | None = 0) -> str:
+    cause = causes.cause(rank, FAULT[0] * SECOND, FAULT[1] * SECOND)
+    return "" if cause is None else cause.text
+
+
+def test_a_rank_that_waits_for_a_core_is_starved() -> None:
+    cause = starved([0.38, 0.01, 0.0, 0.02]).cause(0, FAULT[0] * SECOND, FAULT[1] * SECOND)
+    assert cause is not None
+    assert cause.text == "CPU starved: waited 38 % of the time for a core"
+    assert cause.evidence["cause"] == "wait"
+    assert cause.evidence["value"] == pytest.approx(0.38)
+    assert cause.evidence["peers"] < 0.05
+    assert cause.evidence["before"] == 0.0
+
+
+def test_ranks_that_all_wait_are_not_late_for_that_but_slow() -> None:
+    causes = starved([0.45] * 4, before=0.45)
+    assert text(causes, 0) == ""
+    assert text(causes, None) == ""  # no more than before
+    whole = causes.cause(None, 0, FAULT[1] * SECOND)  # the whole run: there is no before
+    assert whole is not None
+    assert whole.text.startswith("CPU starved: waited 45 %")
+
+
+def test_a_rank_that_sleeps_less_than_its_peers_is_not_starved_more() -> None:
+    """It computes longer and so waits longer for a core, as everybody on this full host would."""
+    causes = DeviceCauses()
+    for rank, (wait, run) in enumerate([(0.45, 0.45), (0.2, 0.2), (0.22, 0.22)]):
+        causes.hello(hello(rank))
+        for second in range(1, FAULT[1] + 1):
+            causes.rank_sample(waiting(rank, second, wait, run))
+    assert text(causes) == ""
+
+
+def test_a_rank_alone_is_compared_with_itself() -> None:
+    assert text(starved([0.38])).startswith("CPU starved")
+    assert text(starved([0.38], before=0.38)) == ""
+
+
+HOST_CASES = [
+    ({"steal": 31.0}, "31 % of CPU time stolen"),
+    ({"cgroup_throttled": 22.0}, "cgroup CPU limit: throttled in 22 % of its periods"),
+    ({"memory_pressure": 60.0}, "short of memory: threads waited for it 60 % of the time"),
+    ({"swap_in_bytes_s": 9e6, "swap_out_bytes_s": 3e6}, "host swaps (12 MB/s)"),
+    ({"net_rx_errors_s": 340.0, "net_faulty": "eth0"}, "eth0: 340 receive errors/s"),
+    ({"net_tx_drops_s": 1340.0, "net_faulty": "eth0"}, "eth0: 1,340 outgoing packets dropped per second"),
+    ({"cpu_pressure": 80.0}, "CPU starved: threads waited 80 % of the time for a core"),
+]
+
+
+@pytest.mark.parametrize(("figures", "expected"), HOST_CASES, ids=[next(iter(case[0])) for case in HOST_CASES])
+def test_what_is_wrong_with_a_host(figures: dict[str, float | str], expected: str) -> None:
+    quiet: dict[str, float | str] = {name: 0.0 for name, value in figures.items() if isinstance(value, float)}
+    assert text(hosts(figures, quiet)) == expected
+    assert text(hosts(figures, quiet, "abc")) == f"host a: {expected}"
+    assert text(hosts(quiet, quiet)) == ""
+    assert text(hosts(figures, figures)) == ""  # as before
+    assert text(hosts(figures, figures, "abc")) == ""  # as everywhere
+    assert text(hosts(figures, {})) == ""  # nothing to compare with
+
+
+def test_with_peers_it_does_not_matter_how_long_it_has_been_so() -> None:
+    causes = hosts({"steal": 31.0}, {"steal": 0.0}, "abc")
+    assert causes.cause(0, 70 * SECOND, 90 * SECOND) is not None
+    assert causes.cause(1, 70 * SECOND, 90 * SECOND) is None
+
+
+def test_the_pressure_on_a_host_says_nothing_of_a_rank_whose_waits_are_known() -> None:
+    causes = hosts({"cpu_pressure": 80.0}, {"cpu_pressure": 0.0})
+    for second in range(1, FAULT[1] + 1):
+        causes.rank_sample(waiting(0, second, 0.0))
+    assert text(causes) == ""
+
+
+def gpus(clocks: list[tuple[float, int]]) -> DeviceCauses:
+    causes = DeviceCauses()
+    for rank, (clock, reasons) in enumerate(clocks):
+        causes.hello(hello(rank, gpu=True))
+        for second in range(1, FAULT[1] + 1):
+            causes.device(gpu(rank, second, clock, reasons))
+    return causes
+
+
+def test_clocks_that_are_throttled() -> None:
+    full = (1980.0, 0)
+    assert text(gpus([(1200.0, POWER), full, full])) == "clocks throttled by power (1,200 of 1,980 MHz)"
+    assert text(gpus([(1200.0, HEAT | 0x08), full, full])) == "clocks throttled by heat (1,200 of 1,980 MHz)"
+    assert text(gpus([(1200.0, 0x02), full, full])) == "clocks limited by a setting (1,200 of 1,980 MHz)"
+    assert text(gpus([(345.0, IDLE), full, full])) == ""  # an idle GPU slows down by itself
+    assert text(gpus([(1200.0, POWER)] * 3)) == ""
+    assert text(gpus([(1200.0, POWER)] * 3), None) == ""  # no more than before
+    cause = gpus([(1200.0, POWER)] * 3).cause(None, 0, FAULT[1] * SECOND)
+    assert cause is not None
+    assert cause.text == "clocks throttled by power (1,200 of 1,980 MHz)"
+    assert cause.evidence["figures"]["clock_mhz"] == 1200.0
+
+
+def test_a_gpu_of_another_job_is_no_peer() -> None:
+    causes = gpus([(1700.0, POWER), (1700.0, POWER), (1700.0, POWER)])
+    for second in range(1, FAULT[1] + 1):
+        for rank in range(10, 20):
+            causes.device(gpu(rank, second, 1980.0, 0))
+    assert text(causes) == ""
+
+
+def test_new_memory_errors_of_a_gpu() -> None:
+    causes = DeviceCauses()
+    causes.hello(hello(0, gpu=True))
+    for second in range(1, FAULT[1] + 1):
+        errors = 7 if second < FAULT[1] - 5 else 9
+        causes.device(Device(host="a", kind="cuda", at_ns=second * SECOND, uuid="GPU-0", ecc_errors=errors))
+    assert text(causes) == "uncorrected errors in the GPU's memory (ECC)"
+
+
+def test_the_worst_comes_first_and_the_others_are_evidence() -> None:
+    causes = hosts({"steal": 12.0, "swap_in_bytes_s": 50e6}, {"steal": 0.0, "swap_in_bytes_s": 0.0})
+    cause = causes.cause(0, FAULT[0] * SECOND, FAULT[1] * SECOND)
+    assert cause is not None
+    assert cause.text == "host swaps (50 MB/s)"
+    assert cause.evidence["also"] == ["12 % of CPU time stolen"]
+
+
+def test_a_pause_between_two_samples_is_in_the_second() -> None:
+    causes = starved([0.0, 0.0])
+    causes.rank_sample(waiting(0, FAULT[1] + 1, 0.6))
+    causes.rank_sample(waiting(1, FAULT[1] + 1, 0.0))
+    start = FAULT[1] * SECOND + SECOND // 10
+    assert causes.cause(0, start, start + SECOND // 5) is not None
+    assert causes.cause(0, start - SECOND, start - SECOND // 2) is None
+
+
+def test_hosts_on_other_clocks() -> None:
+    causes = DeviceCauses()
+    shift = 1000
+    for rank, (name, steal) in enumerate([("a", 31.0), ("b", 0.0)]):
+        causes.hello(hello(rank, name))
+        for second in range(1, 31):
+            causes.device(host(name, second + shift * rank, steal=steal))
+    offsets = {"b": -shift * SECOND}
+    assert causes.cause(0, 5 * SECOND, 25 * SECOND, offsets) is not None
+    assert causes.cause(1, 5 * SECOND, 25 * SECOND, offsets) is None
+    assert causes.cause(0, 5 * SECOND, 25 * SECOND) is None  # nobody to compare with
+
+
+def test_unknown_is_no_cause() -> None:
+    causes = DeviceCauses()
+    assert causes.cause(0, 0, SECOND) is None
+    assert causes.cause(None, 0, SECOND) is None
+    causes.hello(hello(0))
+    causes.device(host("a", 1))
+    causes.rank_sample(RankSample(rank=0, at_ns=SECOND, span_ns=SECOND))
+    assert causes.cause(0, 0, SECOND) is None
+    assert causes.cause(None, 0, SECOND) is None
+
+
+# -- memory --------------------------------------------------------------------------------------------------
+
+
+def test_a_series_keeps_two_minutes_and_means_of_the_rest() -> None:
+    series = Series(1)
+    for second in range(1, 3601):
+        series.add(second * SECOND, [float(second)])
+    assert series.count(0, 3600 * SECOND) <= FULL_ROWS + MEAN_ROWS * (MOST_MEANS + 1)
+    assert series.means(3590 * SECOND, 3600 * SECOND) == [3595.5]
+    ten_minutes = series.means(3000 * SECOND, 3600 * SECOND)[0]
+    assert ten_minutes == pytest.approx(3300.5, abs=MEAN_ROWS)
+    assert series.means(0, 60 * SECOND) == [None]
+
+
+def test_a_series_leaves_out_what_was_not_measured() -> None:
+    series = Series(2)
+    series.add(1, [1.0, None])
+    series.add(2, [None, None])
+    series.add(3, [3.0, None])
+    assert series.means(0, 3) == [2.0, None]
+
+
+def test_time_that_goes_back_is_another_clock() -> None:
+    series = Series(1)
+    series.add(100, [1.0])
+    series.add(5, [2.0])
+    assert series.means(0, 1000) == [2.0]
+
+
+def test_devices_are_limited() -> None:
+    causes = DeviceCauses()
+    for index in range(MOST_SERIES + 10):
+        causes.device(host(f"h{index}", 1, steal=1.0))
+    assert len(causes._hosts.past) == MOST_SERIES
+    assert len(causes._hosts.host_of) == MOST_SERIES
+
+
+def test_a_thousand_ranks_take_little_memory() -> None:
+    series = Series(10)
+    for second in range(1000):
+        series.add(second, [0.5] * 10)
+    tables = (series._rows, series._means)
+    nbytes = sum(sys.getsizeof(column) for table in tables for column in (*table.columns, table.times))
+    assert nbytes < 16_000
