@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import LaunchSkew, RankFacts
-from ddpwatch.analysis.intervals import Interval, Intervals, intersect, subtract
+from ddpwatch.analysis.intervals import Intervals, intersect, subtract
 from ddpwatch.analysis.step import starts_of
 from ddpwatch.messages import Step
 
@@ -58,7 +58,8 @@ def flights(step: Step, facts: RankFacts, skew: LaunchSkew) -> list[Flight | Non
 def split_exposed(exposed: Intervals, collectives: Sequence[Flight | None]) -> list[tuple[int, int, int | None]]:
     """Divides exposed communication into (start, end, the rank waited for); None while data travels, or if not known.
 
-    At each instant, the first collective in launch order that is in flight decides.
+    A rank waits while any of its collectives does, even if data of an earlier one travels: however fast that is, the
+    rank cannot go on before the last one has launched. Of several that wait, the one launched last decides for whom.
 
     Args:
         exposed: Of a rank's step.
@@ -66,16 +67,9 @@ def split_exposed(exposed: Intervals, collectives: Sequence[Flight | None]) -> l
     """
     found: list[tuple[int, int, int | None]] = []
     rest = exposed
-    for flight in collectives:
-        if not rest:
-            break
-        if flight is None or flight.done <= max(flight.start, rest[0][0]):
-            continue
-        found += _inside(rest, (flight.start, flight.transfer), flight.last_rank)
-        found += _inside(rest, (flight.transfer, flight.done), None)
-        rest = subtract(rest, [(flight.start, flight.done)])
+    for flight in reversed(collectives):
+        if flight is not None and flight.wait_ns:
+            waits = [(flight.start, flight.transfer)]
+            found += [(start, end, flight.last_rank) for start, end in intersect(rest, waits)]
+            rest = subtract(rest, waits)
     return sorted(found + [(start, end, None) for start, end in rest], key=lambda stretch: stretch[0])
-
-
-def _inside(intervals: Intervals, stretch: Interval, rank: int | None) -> list[tuple[int, int, int | None]]:
-    return [(start, end, rank) for start, end in intersect(intervals, [stretch])]

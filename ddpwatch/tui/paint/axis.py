@@ -18,6 +18,11 @@ class Axis:
     length_ns: int
     start_ns: int = 0
 
+    @property
+    def least_ns(self) -> float:
+        """Half a cell: no wait shorter than that is drawn."""
+        return self.length_ns / self.width / 2
+
     def cell(self, ns: float) -> int:
         """The cell boundary nearest to a time."""
         return self.left + round((ns - self.start_ns) * self.width / self.length_ns)

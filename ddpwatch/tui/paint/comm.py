@@ -1,12 +1,13 @@
 """A rank's communication: waiting for the last rank, transfer, and what of both is exposed. In rows, or in half a row.
 
-In half a row, each cell shows the first collective in launch order that is in flight.
+Where several collectives share a cell, one that waits is on top, of these the last launched; else the first launched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import ne
+from typing import TypeVar
 
 from ddpwatch.analysis.intervals import Interval
 from ddpwatch.sampling.levels import is_watched
@@ -16,81 +17,116 @@ from ddpwatch.tui.paint.canvas import Canvas
 from ddpwatch.tui.paint.glyphs import COMM, EXPOSED, HALVES, IDLE, LAUNCH, LAUNCH_DENSE, PHASES
 from ddpwatch.tui.text import size
 
-Cells = list[str]  # style names
+Cell = tuple[str, int]  # a style, and the place in launch order of the bucket that the cell shows
+_NOTHING: Cell = ("none", -1)
+_T = TypeVar("_T")
 
 
-def bar_cells(bar: Bar, axis: Axis) -> tuple[int, int, int]:
-    """The first cell of a bar, the first of its transfer, and the one after the last."""
-    assert bar.end is not None
-    first, last = axis.span(bar.start, bar.end)
-    return first, min(max(axis.cell(bar.transfer), first), last), last
+def centred(first: int, last: int, texts: Sequence[str]) -> tuple[int, str]:
+    """The first of the texts that leaves a cell of bar on both sides, and where it starts; empty if none does."""
+    for text in texts:
+        if len(text) + 2 <= last - first:
+            return first + (last - first - len(text)) // 2, text
+    return first, ""
 
 
-def _style(bar: Bar) -> str:
-    return "comm-a" if bar.position % 2 == 0 else "comm-b"
+def _runs(cells: Sequence[_T]) -> Iterator[tuple[int, int, _T]]:
+    """Stretches of equal cells, as (first, the one after the last, their content)."""
+    cuts = [x for x, differs in enumerate(map(ne, cells, cells[1:]), start=1) if differs]
+    for first, last in zip([0, *cuts], [*cuts, len(cells)], strict=True):
+        yield first, last, cells[first]
 
 
 def _sees(axis: Axis, lane: Lane, stretch: Interval) -> bool:
     return axis.sees(lane.offset_ns + stretch[0], lane.offset_ns + stretch[1])
 
 
-def centred(canvas: Canvas, first: int, last: int, y: int, texts: Sequence[str], style: str) -> None:
-    """Writes the first of the texts that leaves a cell of bar on both sides."""
-    for text in texts:
-        if len(text) + 2 <= last - first:
-            canvas.put(first + (last - first - len(text)) // 2, y, text, style)
-            return
+# -- what the cells show -------------------------------------------------------------------------------------
+
+
+def _comm_cells(lane: Lane, bars: Sequence[Bar], axis: Axis, span: Interval) -> list[Cell]:
+    """What buckets show on the cells of ``span``."""
+    found = [_NOTHING] * (span[1] - span[0])
+    parts = [(bar.position, *_parts(bar, bar.end, axis)) for bar in bars if bar.end is not None and _seen(axis, bar)]
+    for position, first, _, last in reversed(parts):
+        _fill(found, span, (first, last), ("comm-b" if position % 2 else "comm-a", position))
+    for position, first, transfer, _ in parts:
+        _fill(found, span, (first, transfer), ("waits", position))
+    for exposed in lane.figures.exposed:
+        if _sees(axis, lane, exposed):
+            first, last = axis.span(lane.offset_ns + exposed[0], lane.offset_ns + exposed[1])
+            for x in range(max(first, span[0]) - span[0], min(last, span[1]) - span[0]):
+                style, position = found[x]
+                found[x] = (EXPOSED.get(style, style), position)
+    return found
+
+
+def _seen(axis: Axis, bar: Bar) -> bool:
+    return axis.sees(bar.start, bar.start if bar.end is None else bar.end)
+
+
+def _parts(bar: Bar, end: int, axis: Axis) -> tuple[int, int, int]:
+    """The first cell of a bar, the first of its transfer, and the one after the last. Short waits are not drawn."""
+    first, last = axis.span(bar.start, end)
+    if bar.transfer - bar.start < axis.least_ns:
+        return first, first, last
+    return first, min(max(axis.cell(bar.transfer), first), last), last
+
+
+def _compute_cells(lane: Lane, axis: Axis, span: Interval) -> list[str]:
+    found = ["idle"] * (span[1] - span[0])
+    for phase, start, end in lane.stretches():
+        if start < end and phase in PHASES and _sees(axis, lane, (start, end)):
+            _fill(found, span, axis.span(lane.offset_ns + start, lane.offset_ns + end), phase)
+    return found
+
+
+def _fill(found: list[_T], span: Interval, cells: Interval, content: _T) -> None:
+    first, last = max(cells[0], span[0]), min(cells[1], span[1])
+    if first < last:
+        found[first - span[0] : last - span[0]] = [content] * (last - first)
 
 
 # -- in rows -------------------------------------------------------------------------------------------------
 
 
 def paint_comm(canvas: Canvas, lane: Lane, axis: Axis, y: int, rows: int, thick: int) -> None:
-    """Paints the buckets from row ``y`` on; where they share a row, the first launched is on top."""
-    placed = [(bar, number) for number, stacked in enumerate(lane.stacked()) for bar in stacked]
-    for bar, number in sorted(placed, key=lambda place: -place[0].position):
-        top = y + min(number, rows - 1) * thick
-        if bar.end is None:
-            if axis.sees(bar.start, bar.start):
-                canvas.put(axis.span(bar.start, bar.start)[0], top, f"{LAUNCH}{bar.index}", "launch")
-        elif axis.sees(bar.start, bar.end):
-            _paint_bar(canvas, bar, axis, top, thick)
-    for exposed in lane.figures.exposed:
-        if _sees(axis, lane, exposed):
-            _paint_exposed(canvas, lane, axis, exposed, y, rows * thick)
+    """Paints the buckets, stacked on ``rows`` rows from ``y`` on; the last row holds all that need more."""
+    stacked, bars = lane.stacked(), lane.bars()
+    for number in range(rows):
+        own = stacked[number : number + 1] if number < rows - 1 else stacked[number:]
+        row = sorted((bar for stack in own for bar in stack), key=lambda bar: bar.position)
+        _paint_row(canvas, lane, row, bars, axis, range(y + number * thick, y + (number + 1) * thick))
+        for bar in row:
+            if bar.end is None and _seen(axis, bar):
+                canvas.put(axis.span(bar.start, bar.start)[0], y + number * thick, f"{LAUNCH}{bar.index}", "launch")
 
 
-def _paint_bar(canvas: Canvas, bar: Bar, axis: Axis, y: int, thick: int) -> None:
-    style = _style(bar)
-    first, transfer, last = bar_cells(bar, axis)
-    for row in range(y, y + thick):
-        canvas.fill(first, transfer, row, COMM["waits"], "waits")
-        canvas.fill(transfer, last, row, COMM[style], style)
-    name = str(bar.index)
-    if transfer - first > last - transfer:
-        _name_bar(canvas, (first, transfer), y, name, f" {name} waits for rank {bar.last_rank} ", "waits-label")
-    else:
-        _name_bar(canvas, (transfer, last), y, name, f" {name} · {size(bar.nbytes)} ", f"{style}-label")
+def _paint_row(canvas: Canvas, lane: Lane, row: Sequence[Bar], bars: Sequence[Bar], axis: Axis, ys: range) -> None:
+    left = axis.left
+    cells = _comm_cells(lane, row, axis, (left, left + axis.width))
+    for first, last, (style, _) in _runs(cells):
+        for y in ys:
+            if style in COMM:
+                canvas.fill(left + first, left + last, y, COMM[style], style)
+    widest: dict[int, tuple[int, int, bool]] = {}
+    for first, last, (position, waits) in _runs([(position, style.startswith("waits")) for style, position in cells]):
+        before = widest.get(position, (0, 0, False))
+        if position >= 0 and last - first > before[1] - before[0]:
+            widest[position] = (first, last, waits)
+    for position, (first, last, waits) in widest.items():
+        _name(canvas, bars[position], (left + first, left + last), ys[0], waits)
 
 
-def _name_bar(canvas: Canvas, cells: Interval, y: int, name: str, full: str, style: str) -> None:
-    first, last = cells
-    if len(name) <= last - first <= len(name) + 1:
-        canvas.put(first, y, name, style)
-    centred(canvas, first, last, y, (full, f" {name} ", name), style)
-
-
-def _paint_exposed(canvas: Canvas, lane: Lane, axis: Axis, exposed: Interval, y: int, height: int) -> None:
-    """Changes the comm cells inside an exposed stretch; labels stay readable."""
-    first, last = axis.span(lane.offset_ns + exposed[0], lane.offset_ns + exposed[1])
-    for row in range(y, y + height):
-        for x in range(first, last):
-            style = canvas.style_at(x, row)
-            hatched = EXPOSED.get(style.removesuffix("-label"))
-            if hatched:
-                label = style.endswith("-label") and last - first > 2
-                glyph = canvas.char_at(x, row) if label else COMM[hatched]
-                canvas.put(x, row, glyph, f"{hatched}-label" if label else hatched)
+def _name(canvas: Canvas, bar: Bar, cells: Interval, y: int, waits: bool) -> None:
+    """Names a bucket inside the cells that show it."""
+    name, (first, last) = str(bar.index), cells
+    more = f"waits for rank {bar.last_rank}" if waits else f"· {size(bar.nbytes)}"
+    x, text = centred(first, last, (f" {name} {more} ", f" {name} ", name))
+    if not text and len(name) <= last - first and canvas.style_at(first, y).startswith("comm"):
+        text = name
+    for at, char in enumerate(text, start=x):
+        canvas.put(at, y, char, f"{canvas.style_at(at, y)}-label")
 
 
 # -- in half a row -------------------------------------------------------------------------------------------
@@ -98,49 +134,16 @@ def _paint_exposed(canvas: Canvas, lane: Lane, axis: Axis, exposed: Interval, y:
 
 def paint_halves(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
     """One row per rank: compute in the upper half of the cells, communication in the lower half."""
-    step_ns = (0, lane.step.duration_ns)
-    if not is_watched(lane.step.status) or not _sees(axis, lane, step_ns):
+    if not is_watched(lane.step.status) or not _sees(axis, lane, (0, lane.step.duration_ns)):
         return
-    cells = axis.span(lane.offset_ns, lane.offset_ns + lane.step.duration_ns)
-    bars = lane.bars()
-    halves = list(zip(_compute_half(lane, axis, cells), _comm_half(lane, bars, axis, cells), strict=True))
-    cuts = [x for x, differs in enumerate(map(ne, halves, halves[1:]), start=1) if differs]
-    for first, last in zip([0, *cuts], [*cuts, len(halves)], strict=True):
-        upper, lower = halves[first]
-        glyph = COMM.get(lower) or PHASES.get(upper, IDLE)
-        style = "idle" if (upper, lower) == ("idle", "none") else f"{upper}{HALVES}{lower}"
-        canvas.fill(cells[0] + first, cells[0] + last, y, glyph, style)
+    span, bars = axis.span(lane.offset_ns, lane.offset_ns + lane.step.duration_ns), lane.bars()
+    lower = [style for style, _ in _comm_cells(lane, bars, axis, span)]
+    for first, last, (above, below) in _runs(list(zip(_compute_cells(lane, axis, span), lower, strict=True))):
+        glyph = COMM.get(below) or PHASES.get(above, IDLE)
+        style = "idle" if glyph == IDLE else f"{above}{HALVES}{below}"
+        canvas.fill(span[0] + first, span[0] + last, y, glyph, style)
     for bar in bars:
-        if bar.end is None and axis.sees(bar.start, bar.start):
+        if bar.end is None and _seen(axis, bar):
             x = axis.span(bar.start, bar.start)[0]
-            upper = canvas.style_at(x, y).split(HALVES)[0]
-            canvas.put(x, y, LAUNCH_DENSE, f"{upper}-label" if upper in PHASES else "launch")
-
-
-def _compute_half(lane: Lane, axis: Axis, cells: Interval) -> Cells:
-    found = ["idle"] * (cells[1] - cells[0])
-    for phase, start, end in lane.stretches():
-        if start < end and phase in PHASES and _sees(axis, lane, (start, end)):
-            _fill(found, cells, *axis.span(lane.offset_ns + start, lane.offset_ns + end), phase)
-    return found
-
-
-def _comm_half(lane: Lane, bars: Sequence[Bar], axis: Axis, cells: Interval) -> Cells:
-    found = ["none"] * (cells[1] - cells[0])
-    for bar in reversed(bars):
-        if bar.end is not None and axis.sees(bar.start, bar.end):
-            first, transfer, last = bar_cells(bar, axis)
-            _fill(found, cells, first, transfer, "waits")
-            _fill(found, cells, transfer, last, _style(bar))
-    for exposed in lane.figures.exposed:
-        if _sees(axis, lane, exposed):
-            first, last = axis.span(lane.offset_ns + exposed[0], lane.offset_ns + exposed[1])
-            for x in range(max(first, cells[0]) - cells[0], min(last, cells[1]) - cells[0]):
-                found[x] = EXPOSED.get(found[x], found[x])
-    return found
-
-
-def _fill(found: Cells, cells: Interval, first: int, last: int, style: str) -> None:
-    first, last = max(first, cells[0]), min(last, cells[1])
-    if first < last:
-        found[first - cells[0] : last - cells[0]] = [style] * (last - first)
+            above = canvas.style_at(x, y).split(HALVES)[0]
+            canvas.put(x, y, LAUNCH_DENSE, f"{above}-label" if above in PHASES else "launch")

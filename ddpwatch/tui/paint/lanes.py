@@ -171,7 +171,8 @@ def _paint_compute(canvas: Canvas, lane: Lane, axis: Axis, y: int, labelled: boo
     start, end = axis.span(lane.offset_ns, lane.offset_ns + lane.step.duration_ns)
     if not is_watched(lane.step.status):
         if labelled:
-            centred(canvas, start, end, y, ("not watched", "?"), "dim")
+            x, text = centred(start, end, ("not watched", "?"))
+            canvas.put(x, y, text, "dim")
         return
     canvas.fill(start, end, y, IDLE, "idle")
     for phase, first_ns, last_ns in lane.stretches():
@@ -181,4 +182,6 @@ def _paint_compute(canvas: Canvas, lane: Lane, axis: Axis, y: int, labelled: boo
         if phase in PHASES:
             canvas.fill(first, last, y, PHASES[phase], phase)
         if labelled:
-            centred(canvas, first, last, y, *_LABELS[phase])
+            texts, style = _LABELS[phase]
+            x, text = centred(first, last, texts)
+            canvas.put(x, y, text, style)

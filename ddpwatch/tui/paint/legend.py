@@ -33,8 +33,8 @@ def legend(canvas: Canvas, lanes: Iterable[Lane], axis: Axis, width: int) -> Row
     fields = []
     for style, glyph, name, priority in _ENTRIES:
         if style in drawn:
-            full, short = (name, name) if name else _waits_named(lanes, axis)
-            fields.append(Field(f"{glyph} {full}", f"{glyph} {short}", priority, style))
+            text = f"{glyph} {name or _waits_named(lanes, axis)}"
+            fields.append(Field(text, text, priority, style))
     return [run for text, style in fit(fields, width) for run in _entry(text, style)]
 
 
@@ -44,18 +44,17 @@ def _drawn(canvas: Canvas) -> set[str]:
     return names | ({"comm-a"} if "comm-b" in names else set())
 
 
-def _waits_named(lanes: Iterable[Lane], axis: Axis) -> tuple[str, str]:
+def _waits_named(lanes: Iterable[Lane], axis: Axis) -> str:
     """Whom the lanes wait for, of what is long enough to be drawn."""
-    least_ns = axis.length_ns / axis.width / 2
     waited: Counter[int] = Counter()
     for lane in lanes:
         for flight in lane.flights:
-            if flight is not None and flight.last_rank is not None and flight.wait_ns >= least_ns:
+            if flight is not None and flight.last_rank is not None and flight.wait_ns >= axis.least_ns:
                 waited[flight.last_rank] += flight.wait_ns
     if not waited:
-        return "waits", "waits"
+        return "waits"
     rank = waited.most_common(1)[0][0]
-    return f"waits{'' if len(waited) == 1 else ', most'} for rank {rank}", f"waits for {rank}"
+    return f"waits{'' if len(waited) == 1 else ', most'} for rank {rank}"
 
 
 def _entry(text: str, style: str) -> Row:
