@@ -54,7 +54,7 @@ def _waits_named(lanes: Iterable[Lane], axis: Axis) -> str:
     if not waited:
         return "waits"
     rank = waited.most_common(1)[0][0]
-    return f"waits{'' if len(waited) == 1 else ', most'} for rank {rank}"
+    return f"waits{'' if len(waited) == 1 else ', mostly'} for rank {rank}"
 
 
 def _entry(text: str, style: str) -> Row:
