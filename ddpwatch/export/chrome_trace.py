@@ -1,8 +1,9 @@
 """A recording as a Chrome trace, for https://ui.perfetto.dev and chrome://tracing.
 
 Each rank is a process, with lanes for the step, compute, hooks, marks and communication; overlapping spans get several
-lanes of a kind. Flow arrows join a bucket's collective across ranks, in launch order. Devices are counters. Times are
-in µs from the first step's start; the clocks of several hosts are aligned (`ddpwatch.analysis.clocks`).
+lanes of a kind. Inside a bucket's span lie its wait for the last rank's launch and the transfer after it. Flow arrows
+join a bucket's collective across ranks, in launch order. Devices are counters. Times are in µs from the first step's
+start; the clocks of several hosts are aligned (`ddpwatch.analysis.clocks`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.clocks import ClockAligner
 from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, named_stretches, starts_of
+from ddpwatch.analysis.waiting import Flight, flights
 from ddpwatch.messages import Bye, Device, Hello, Layout, Mark, Message, Step
 from ddpwatch.transport import Frame
 
@@ -210,7 +212,8 @@ class _Tracer:
             start = step.start_ns + self._line.offsets.get(rank, 0)
             yield from self._step(step, start, across.figures[rank])
             yield from self._hooks(rank, step, start)
-            yield from self._comm(rank, step, start, flows)
+            found = flights(step, across.facts_of(rank), across.skew)
+            yield from self._comm(step, start, found, flows)
         for spans in flows.values():
             yield from self._arrows(spans)
 
@@ -235,20 +238,38 @@ class _Tracer:
                 "tid": tid, "ts": self._us(start + at), "args": {"step": step.step, "parameter": param},
             }  # fmt: skip
 
-    def _comm(self, rank: int, step: Step, start: int, flows: dict[BucketKey, list[Event]]) -> Iterator[Event]:
+    def _comm(
+        self, step: Step, start: int, found: list[Flight | None], flows: dict[BucketKey, list[Event]]
+    ) -> Iterator[Event]:
         keys, starts = bucket_keys(step), starts_of(step)
         for i in sorted(range(len(keys)), key=step.comm_launch.__getitem__):
-            module, index, *_ = keys[i]
-            begin, done, ready = starts[i], step.comm_done[i], step.comm_ready[i]
+            (module, index, *_), flight, ready = keys[i], found[i], step.comm_ready[i]
+            begin, end = (starts[i], starts[i]) if flight is None else (flight.start, flight.done)
             facts = {
                 "step": step.step, "module": module, "bucket": index, "bytes": step.comm_bytes[i],
-                "queued_us": None if ready is None else (begin - ready) / 1000, "done_measured": done is not None,
+                "queued_us": None if ready is None else (begin - ready) / 1000, "done_measured": flight is not None,
+                **_split(flight),
             }  # fmt: skip
-            end = begin if done is None else done
             event = yield from self._span(
-                rank, COMM_LANE, f"bucket {index}", "communication", start + begin, start + end, facts
+                step.rank, COMM_LANE, f"bucket {index}", "communication", start + begin, start + end, facts
             )
+            yield from self._parts(event, start, flight)
             flows.setdefault(keys[i], []).append(event)
+
+    def _parts(self, span: Event, start: int, flight: Flight | None) -> Iterator[Event]:
+        """The wait and the transfer inside a bucket's span, on the same lane."""
+        if flight is None or flight.last_rank is None:
+            return
+        parts = (
+            (f"waiting for rank {flight.last_rank}", "wait", flight.start, flight.transfer),
+            ("transfer", "transfer", flight.transfer, flight.done),
+        )
+        for name, category, first, last in parts:
+            if first < last:
+                yield {
+                    "ph": "X", "name": name, "cat": category, "pid": span["pid"], "tid": span["tid"],
+                    "ts": self._us(start + first), "dur": _us(last - first), "args": {"step": span["args"]["step"]},
+                }  # fmt: skip
 
     def _arrows(self, spans: list[Event]) -> Iterator[Event]:
         """From the rank that launched first to the one that launched last."""
@@ -270,7 +291,7 @@ class _Tracer:
         tid = yield from self._lane(rank, kind, lanes.take(start, end))
         event = {
             "ph": "X", "name": name, "cat": category, "pid": rank, "tid": tid, "ts": self._us(start),
-            "dur": (end - start) / 1000, "args": facts,
+            "dur": _us(end - start), "args": facts,
         }  # fmt: skip
         yield event
         return event
@@ -296,10 +317,27 @@ class _Tracer:
         return tid
 
     def _us(self, at_ns: int) -> float:
-        return (at_ns - self._line.start) / 1000
+        return _us(at_ns - self._line.start)
 
     def _param(self, param: int, epoch: int) -> str:
         for (_, known), (base, names) in self._params.items():
             if known <= epoch and 0 <= param - base < len(names):
                 return names[param - base]
         return f"parameter {param}"
+
+
+def _split(flight: Flight | None) -> dict[str, Any]:
+    """Whom a collective waited for, and how long; None where that is not known."""
+    if flight is None or flight.last_rank is None:
+        return {"last_rank": None, "wait_ms": None, "transfer_ms": None}
+    wait, transfer = flight.wait_ns, max(flight.done - flight.transfer, 0)
+    return {"last_rank": flight.last_rank, "wait_ms": wait / 1e6, "transfer_ms": transfer / 1e6}
+
+
+def _us(ns: int) -> float:
+    """Microseconds that Perfetto, which cuts off fractions of a ns, reads as exactly that many ns.
+
+    Otherwise a span could end 1 ns after the span around it, and Perfetto drops such spans.
+    """
+    us = ns / 1000
+    return us if int(us * 1000.0) == ns else math.nextafter(us, math.copysign(math.inf, ns))

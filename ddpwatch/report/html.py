@@ -15,6 +15,7 @@ import msgspec
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.step import named_stretches
+from ddpwatch.analysis.waiting import flights, split_exposed
 from ddpwatch.messages import Layout
 from ddpwatch.report.format import clean
 
@@ -81,6 +82,7 @@ def _cut(across: StepAcrossRanks) -> str:
 
 def _rank(across: StepAcrossRanks, rank: int, origin: int | None) -> dict[str, Any]:
     step, figure = across.ranks[rank], across.figures[rank]
+    found = flights(step, across.facts_of(rank), across.skew)
     return {
         "rank": rank,
         "at": 0 if origin is None else step.start_ns - origin,
@@ -89,12 +91,13 @@ def _rank(across: StepAcrossRanks, rank: int, origin: int | None) -> dict[str, A
         "overlap": figure.overlap,
         "exposed_ns": figure.exposed_ns,
         "spans": named_stretches(step),
-        "exposed": figure.exposed,
+        "exposed": split_exposed(figure.exposed, found),
         "hooks": list(zip(step.hook_param, step.hook_ns, strict=True))[:MOST_HOOKS],
         "buckets": list(
             zip(step.comm_module, step.comm_label, step.comm_bytes, step.comm_ready, step.comm_launch,
                 step.comm_done, strict=True)
         ),
+        "waits": [None if flight is None else (flight.start, flight.transfer, flight.last_rank) for flight in found],
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What makes a Chrome trace valid, for tests on made-up and real recordings."""
+"""What makes a Chrome trace valid, for tests on made-up and real recordings. Times are ns, as Perfetto reads them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def check(path: Path, recording: Path) -> None:
     steps = [message for message, _ in Recording(recording) if isinstance(message, Step)]
     check_durations(events, steps)
     check_nesting(events)
+    check_waits(events)
     check_flows(events, steps)
     named = {event["pid"] for event in events if event["name"] == "process_name"}
     assert {event["pid"] for event in events} == named
@@ -44,29 +45,56 @@ def lane_names(events: list[Event], rank: int) -> list[str]:
     return [names[tid] for tid in sorted(names, key=order.__getitem__)]
 
 
-def check_durations(events: list[Event], steps: list[Step]) -> None:
-    def found(category: str) -> list[float]:
-        return sorted(event["dur"] for event in events if event.get("cat") == category and event["ph"] == "X")
+def ns(us: float) -> int:
+    """What Perfetto makes of a time."""
+    return int(us * 1000.0)
 
-    assert found("step") == sorted(step.duration_ns / 1000 for step in steps)
-    assert found("compute") == sorted((b - a) / 1000 for step in steps for _, a, b in named_stretches(step))
-    comm = [((d if d is not None else a) - a) / 1000 for s in steps for a, d in zip(s.comm_launch, s.comm_done)]  # noqa: B905
+
+def check_durations(events: list[Event], steps: list[Step]) -> None:
+    def found(category: str) -> list[int]:
+        return sorted(ns(event["dur"]) for event in events if event.get("cat") == category and event["ph"] == "X")
+
+    assert found("step") == sorted(step.duration_ns for step in steps)
+    assert found("compute") == sorted(b - a for step in steps for _, a, b in named_stretches(step))
+    comm = [(d if d is not None else a) - a for s in steps for a, d in zip(s.comm_launch, s.comm_done, strict=True)]
     assert found("communication") == sorted(comm)
     assert sum(event.get("cat") == "hook" for event in events) == sum(len(step.hook_ns) for step in steps)
 
 
 def check_nesting(events: list[Event]) -> None:
-    lanes: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    """Spans of a lane nest to the nanosecond; Perfetto drops those that do not."""
+    lanes: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for event in events:
         if event["ph"] == "X":
-            lanes[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+            lanes[event["pid"], event["tid"]].append((ns(event["ts"]), ns(event["ts"]) + ns(event["dur"])))
     for spans in lanes.values():
-        open_until: list[float] = []
+        open_until: list[int] = []
         for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
-            while open_until and open_until[-1] <= begin + 1e-3:
+            while open_until and open_until[-1] <= begin:
                 open_until.pop()
-            assert not open_until or end <= open_until[-1] + 1e-3
+            assert not open_until or end <= open_until[-1]
             open_until.append(end)
+
+
+def check_waits(events: list[Event]) -> None:
+    """A bucket's wait and its transfer, where they are known, follow one another and fill its span."""
+    parts: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") in ("wait", "transfer"):
+            parts[event["pid"], event["tid"]].append(event)
+    for event in events:
+        if event.get("cat") != "communication" or event["args"]["last_rank"] is None:
+            continue
+        start, end = ns(event["ts"]), ns(event["ts"]) + ns(event["dur"])
+        own = [part for part in parts[event["pid"], event["tid"]] if start <= ns(part["ts"]) < end]
+        args = event["args"]
+        named = {"wait": f"waiting for rank {args['last_rank']}", "transfer": "transfer"}
+        lengths = {"wait": round(args["wait_ms"] * 1e6), "transfer": round(args["transfer_ms"] * 1e6)}
+        assert [part["name"] for part in own] == [named[kind] for kind, length in lengths.items() if length]
+        assert [ns(part["dur"]) for part in own] == [length for length in lengths.values() if length]
+        edges = [start, *(ns(part["ts"]) + ns(part["dur"]) for part in own)]
+        assert [ns(part["ts"]) for part in own] == edges[:-1]
+        assert edges[-1] == end
 
 
 def check_flows(events: list[Event], steps: list[Step]) -> None:

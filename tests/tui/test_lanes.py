@@ -4,8 +4,10 @@ import msgspec
 import pytest
 
 from ddpwatch.tui.models.lanes import step_lanes
+from ddpwatch.tui.paint.axis import Axis, nice_step
 from ddpwatch.tui.paint.canvas import plain
-from ddpwatch.tui.paint.lanes import EXPOSED, Axis, LaneRows, capacity, lane_rows, nice_step, paint_lanes
+from ddpwatch.tui.paint.glyphs import COMM
+from ddpwatch.tui.paint.lanes import LaneRows, capacity, lane_rows, paint_lanes
 from tests.support.frames import MS, hello, run, state_of, step
 
 WIDTH = 9 + 100 + 1  # gutter, axis, one blank
@@ -41,7 +43,7 @@ def test_one_rank_at_one_cell_per_millisecond():
 def test_exposed_communication_has_its_own_glyph_and_style():
     rows = paint_lanes(lanes_of(hello(0, 1), step(0)), WIDTH, 5)
     assert where(rows, 3, "exposed") == list(range(80, 90))
-    assert [char for char, style in cells(rows, 3) if style == "exposed"][-4:] == [EXPOSED] * 4
+    assert [char for char, style in cells(rows, 3) if style == "exposed"][-4:] == [COMM["exposed"]] * 4
 
 
 def test_buckets_carry_their_number():
@@ -102,7 +104,7 @@ def test_overlapping_buckets_share_one_row_where_there_is_no_other():
 
 def test_a_short_bucket_and_a_short_exposure_still_show():
     rows = paint_lanes(lanes_of(hello(0, 1), step(0, comm_launch=[50 * MS, 89_999_000])), 40, 5)
-    assert EXPOSED in plain(rows)[3]
+    assert COMM["exposed"] in plain(rows)[3]
 
 
 def test_one_row_per_rank_shows_launches_and_exposure():

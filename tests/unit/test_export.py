@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import inspect
 from msgspec.structs import replace
@@ -66,6 +66,50 @@ def test_an_arrow_goes_from_the_first_rank_to_the_last(tmp_path: Path) -> None:
     export(Recording(recorded), "chrome", tmp_path / "trace.json", ALL)
     flow = [e for e in chrome_trace.load(tmp_path / "trace.json") if e.get("cat") == "collective" and e["id"] == 1]
     assert [(e["pid"], e["ph"], e["ts"]) for e in flow] == [(0, "s", 40_000), (1, "t", 42_000), (2, "f", 44_000)]
+
+
+def test_a_bucket_is_divided_into_its_wait_and_its_transfer(tmp_path: Path) -> None:
+    """Bucket 1 is launched at 65, 67 and 69 ms, and is done at 85: rank 0 waits 4 ms for rank 2."""
+    recorded = record(tmp_path / "run.mcap", run_of(ranks=3, steps=1))
+    export(Recording(recorded), "chrome", tmp_path / "trace.json", ALL)
+    chrome_trace.check(tmp_path / "trace.json", recorded)
+    events = chrome_trace.load(tmp_path / "trace.json")
+    spans = {e["pid"]: e for e in events if e.get("cat") == "communication" and e["name"] == "bucket 1"}
+    named = ("last_rank", "wait_ms", "transfer_ms")
+    assert [[spans[rank]["args"][name] for name in named] for rank in range(3)] == [[2, 4, 16], [2, 2, 16], [2, 0, 16]]
+    lane = spans[0]["tid"]
+    inside = [(e["name"], e["ts"], e["dur"]) for e in events if e.get("cat") in ("wait", "transfer") and e["pid"] == 0]
+    assert inside[-2:] == [("waiting for rank 2", 65_000, 4_000), ("transfer", 69_000, 16_000)]
+    assert {e["tid"] for e in events if e.get("cat") in ("wait", "transfer") and e["pid"] == 0} == {lane}
+    assert [e["name"] for e in events if e.get("cat") in ("wait", "transfer") and e["pid"] == 2] == ["transfer"] * 2
+
+
+def test_on_clocks_that_cannot_be_compared_nothing_is_a_wait(tmp_path: Path) -> None:
+    recorded = record(tmp_path / "run.mcap", run_of(ranks=2, steps=1, boots=("a", "b")))
+    export(Recording(recorded), "chrome", tmp_path / "trace.json", ALL)
+    events = chrome_trace.load(tmp_path / "trace.json")
+    assert not [e for e in events if e.get("cat") in ("wait", "transfer")]
+    assert {e["args"]["wait_ms"] for e in events if e.get("cat") == "communication"} == {None}
+
+
+@given(st.integers(0, 10**15), st.lists(st.integers(1, 10**9), min_size=2, max_size=2))
+@example(546_870_464_308, [1_000, 68_192_107_114])
+def test_perfetto_reads_every_time_to_the_nanosecond(start: int, lengths: list[int]) -> None:
+    """It cuts off fractions. A transfer that seems to end 1 ns after its bucket would be dropped."""
+    wait, transfer = lengths
+    one = step_of(0, 0)
+    at = [start, start + wait]
+    ranks = [
+        replace(one, rank=rank, comm_launch=[40 * MS, at[rank]], comm_done=[60 * MS, start + wait + transfer])
+        for rank in range(2)
+    ]
+    frames = [(message, Envelope(0, BEGIN, b"")) for message in (hello_of(0, 2), hello_of(1, 2), *ranks)]
+    out = io.BytesIO()
+    write_chrome(frames, align(frames), out)
+    events = json.loads(out.getvalue())["traceEvents"]
+    chrome_trace.check_durations(events, ranks)
+    chrome_trace.check_nesting(events)
+    chrome_trace.check_waits(events)
 
 
 def test_clocks_of_two_hosts_are_aligned(tmp_path: Path) -> None:

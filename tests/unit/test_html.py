@@ -61,3 +61,20 @@ def test_the_page_says_what_it_does_not_draw(tmp_path: Path) -> None:
     assert len(second["ranks"][0]["hooks"]) == MOST_HOOKS
     write_html(record(tmp_path / "small.mcap"), tmp_path / "small.html", Selection())
     assert {step["cut"] for step in data_of(tmp_path / "small.html")["steps"]} == {""}
+
+
+def test_exposed_communication_names_the_rank_waited_for(tmp_path: Path) -> None:
+    """Bucket 1 is launched at 65, 72 and 79 ms; from 75 on it is exposed, so 4 of 10 ms are a wait for rank 2."""
+
+    def late() -> Iterator[tuple[Message, int]]:
+        for message, at in run_of(ranks=3, steps=3):
+            if isinstance(message, Step):
+                message = replace(message, comm_launch=[40 * MS, (65 + 7 * message.rank) * MS])
+            yield message, at
+
+    write_html(record(tmp_path / "run.mcap", late()), tmp_path / "report.html", Selection())
+    first, _, last = data_of(tmp_path / "report.html")["steps"][0]["ranks"]
+    assert first["exposed"] == [[75 * MS, 79 * MS, 2], [79 * MS, 85 * MS, None]]
+    assert last["exposed"] == [[79 * MS, 85 * MS, None]]
+    assert first["waits"][1] == [65 * MS, 79 * MS, 2]
+    assert last["waits"][1] == [79 * MS, 79 * MS, 2]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ddpwatch.analysis.window import RankSummary
 from ddpwatch.messages import Device
@@ -11,7 +12,10 @@ from ddpwatch.state import RunState
 
 HISTORY_S = 120
 
+WORST_FIRST = "GPUs with the lowest clock, then the least busy first"
+
 History = tuple[tuple[int, float], ...]
+DeviceKey = tuple[str, str, int]  # host, kind, index
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class DeviceLine:
         history: Its mean utilisation in each of the last `HISTORY_S` whole seconds, as (age in s, %), oldest first.
         memory: The same for memory, in percent of the total.
         power: The same for power, in percent of the limit.
+        clock_mhz: Its mean SM clock in the newest `HISTORY_S` samples.
         ranks: The ranks that run on it.
     """
 
@@ -29,7 +34,13 @@ class DeviceLine:
     history: History = ()
     memory: History = ()
     power: History = ()
+    clock_mhz: float | None = None
     ranks: frozenset[int] = frozenset()
+
+    @property
+    def key(self) -> DeviceKey:
+        """What identifies the device."""
+        return self.device.host, self.device.kind, self.device.index
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,29 @@ def device_lines(state: RunState) -> tuple[DeviceLine, ...]:
     return tuple(sorted(lines, key=lambda line: (line.device.kind != "cuda", line.device.host, line.device.index)))
 
 
+def worst_first(devices: Sequence[DeviceLine]) -> tuple[DeviceLine, ...]:
+    """Devices in the order of `WORST_FIRST`, then hosts, the busiest first.
+
+    Utilisation and clock are means over a minute or two, so that the order seldom changes. Of clocks, tenths below
+    the fastest count. A GPU whose utilisation is not known is the least busy.
+    """
+    fastest = max((line.clock_mhz for line in devices if line.clock_mhz is not None), default=0.0)
+
+    def badness(line: DeviceLine) -> tuple[bool, int, float]:
+        busy = _mean([value for _, value in line.history] or [line.device.utilization])
+        if line.device.kind != "cuda":
+            return True, 0, -(busy or 0.0)
+        speed = 10 if line.clock_mhz is None or not fastest else round(10 * line.clock_mhz / fastest)
+        return False, speed, -1.0 if busy is None else busy
+
+    return tuple(sorted(devices, key=badness))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 def _device_line(samples: Sequence[Device], ranks: Mapping[tuple[str, str], set[int]]) -> DeviceLine:
     newest = samples[-1]
     known = newest.kind != "cuda" or bool(newest.uuid)
@@ -61,6 +95,7 @@ def _device_line(samples: Sequence[Device], ranks: Mapping[tuple[str, str], set[
         _by_age(samples, lambda sample: sample.utilization),
         _by_age(samples, lambda sample: _percent(sample.memory_used, sample.memory_total)),
         _by_age(samples, lambda sample: _percent(sample.power_w, sample.power_limit_w)),
+        _mean(sample.sm_clock_mhz for sample in islice(reversed(samples), HISTORY_S)),
         frozenset(own),
     )
 

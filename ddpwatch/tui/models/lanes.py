@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from ddpwatch.analysis.step import StepFigures, named_stretches, starts_of
+from ddpwatch.analysis.waiting import Flight, flights
 from ddpwatch.messages import Mark, Step
 from ddpwatch.sampling.levels import FULL, status_name
 from ddpwatch.state import StepAcrossRanks
@@ -18,13 +19,21 @@ _SAMPLED_RANKS = 32  # enough to know how many comm rows are needed
 
 @dataclass(slots=True)  # not frozen: hundreds are made per frame
 class Bar:
-    """One bucket on the axis. ``position`` is its place in launch order; ``end`` is None if it was not measured."""
+    """One bucket on the axis.
+
+    Attributes:
+        position: Its place in launch order.
+        transfer: Until then it waits for ``last_rank`` (see `Flight`).
+        end: None if it was not measured.
+    """
 
     position: int
     index: int
     nbytes: int
     start: int
+    transfer: int
     end: int | None
+    last_rank: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,7 @@ class Lane:
 
     Attributes:
         offset_ns: The step's start on the common axis.
+        flights: Its collectives, in launch order.
         marks: Its marks within the step.
     """
 
@@ -40,6 +50,7 @@ class Lane:
     offset_ns: int
     step: Step
     figures: StepFigures
+    flights: Sequence[Flight | None] = ()
     marks: tuple[Mark, ...] = ()
 
     def on_axis(self, clock_ns: int) -> int:
@@ -52,12 +63,15 @@ class Lane:
 
     def bars(self) -> list[Bar]:
         """The buckets, in launch order."""
-        step, offset = self.step, self.offset_ns
-        columns = zip(step.comm_label, step.comm_bytes, starts_of(step), step.comm_done, strict=True)
-        return [
-            Bar(position, index, size, offset + start, None if done is None else offset + done)
-            for position, (index, size, start, done) in enumerate(columns)
-        ]
+        step = self.step
+        columns = zip(step.comm_label, step.comm_bytes, starts_of(step), self.flights, strict=True)
+        return [self._bar(position, *column) for position, column in enumerate(columns)]
+
+    def _bar(self, position: int, index: int, nbytes: int, start: int, flight: Flight | None) -> Bar:
+        at = self.offset_ns
+        if flight is None:
+            return Bar(position, index, nbytes, at + start, at + start, None, None)
+        return Bar(position, index, nbytes, at + start, at + flight.transfer, at + flight.done, flight.last_rank)
 
     def stacked(self) -> list[list[Bar]]:
         """The bars on the fewest rows on which none covers another, in launch order."""
@@ -107,7 +121,8 @@ class Lanes(Sequence[Lane]):
             own = self._step.ranks[rank]
             offset = 0 if self._origin_ns is None else own.start_ns - self._origin_ns
             marks = tuple(mark for mark in self._marks.get(rank, ()) if in_step(mark, own))
-            self._made[rank] = Lane(rank, offset, own, self._step.figures[rank], marks)
+            found = flights(own, self._step.facts_of(rank), self._step.skew)
+            self._made[rank] = Lane(rank, offset, own, self._step.figures[rank], found, marks)
         return self._made[rank]
 
 

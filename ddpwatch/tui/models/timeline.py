@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ddpwatch.analysis.diagnosis.verdict import LayerNames
+from ddpwatch.analysis.intervals import total_within
 from ddpwatch.messages import Mark
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.state import StepAcrossRanks
@@ -211,8 +212,8 @@ def _bucket(found: _BucketAtCursor) -> list[Field]:
         Field(f"ready {ms(None if ready is None else offset + ready)}", "", 5),
         Field(f"launch {ms(bar.start)}", f"l {ms(bar.start)}", 1),
         Field(f"done {_ms(bar.end)}", f"d {ms(bar.end)}", 2),
-        Field(f"waited {_ms(_waited(found))}", f"w {ms(_waited(found))}", 3),
-        Field(f"exposed {_ms(exposed)}", f"x {ms(exposed)}", 3, "warn" if exposed else "text"),
+        _waited(found),
+        Field(f"exposed {_ms(exposed)}{_exposed_wait(found)}", f"x {ms(exposed)}", 3, "warn" if exposed else "text"),
     ]
     if found.others:
         fields.append(Field(f"also in flight: {', '.join(map(str, found.others[:6]))}", "", 6, "dim"))
@@ -223,11 +224,24 @@ def _ms(ns: float | None) -> str:
     return UNKNOWN if ns is None else f"{ms(ns)} ms"
 
 
-def _waited(found: _BucketAtCursor) -> int | None:
-    """How long this rank's bucket waited for the last rank's launch."""
+def _waited(found: _BucketAtCursor) -> Field:
+    """How long this rank's bucket waited for the last rank's launch, and which rank that was."""
     facts = found.step.facts_of(found.lane.rank)
     skew = found.step.skew.buckets.get(facts.keys[found.bar.position])
-    return None if skew is None else skew.last - facts.launch[found.bar.position]
+    if skew is None:
+        return Field(f"waited {UNKNOWN}", f"w {UNKNOWN}", 3)
+    waited = skew.last - facts.launch[found.bar.position]
+    whom = f" for rank {skew.last_rank}" if waited else ", it was the last"
+    return Field(f"waited {ms(waited)} ms{whom}", f"w {ms(waited)} r{skew.last_rank}", 3)
+
+
+def _exposed_wait(found: _BucketAtCursor) -> str:
+    """How much of the bucket's exposed time it waited for another rank."""
+    flight = found.lane.flights[found.bar.position]
+    if flight is None or not flight.wait_ns:
+        return ""
+    waited = total_within(found.lane.figures.exposed, flight.start, flight.transfer)
+    return f", {ms(waited)} of it waiting" if waited else ""
 
 
 def _params(found: _BucketAtCursor, names: LayerNames) -> str:

@@ -59,6 +59,10 @@ class Canvas:
         """The character of a cell; empty outside."""
         return self._chars[y][x] if 0 <= y < self.height and 0 <= x < self.width else ""
 
+    def styles(self) -> set[str]:
+        """The styles of all cells."""
+        return set().union(*self._styles)
+
     def rows(self) -> list[Row]:
         """The rows, each of exactly ``width`` cells."""
         return [_runs(chars, styles) for chars, styles in zip(self._chars, self._styles, strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpwatch.messages import Device
-from ddpwatch.tui.models.devices import DeviceLine, History, StepShares, mean_history
+from ddpwatch.tui.models.devices import WORST_FIRST, DeviceLine, History, StepShares, mean_history, worst_first
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.chart import paint_chart
 from ddpwatch.tui.paint.device_limits import limit_fields
@@ -91,10 +91,14 @@ def paint_device_panel(devices: Sequence[DeviceLine], width: int, height: int) -
 
 
 def _paint_list(canvas: Canvas, devices: Sequence[DeviceLine], width: int, height: int) -> int:
-    """Returns the number of rows used."""
+    """Paints the devices, the worst first if not all fit; returns the number of rows used."""
     tall = 3 if 3 * len(devices) <= height else 2 if 2 * len(devices) <= height else 1
+    room = max(height // tall, 1)
+    if room < len(devices):
+        devices, hidden = worst_first(devices), len(devices) - room
+        canvas.put(1, 0, shorten(f"devices, worst first: {hidden} more (press 5)", canvas.width - 2), "heading")
     y = 1
-    for line in devices[: max(height // tall, 1)]:
+    for line in devices[:room]:
         for row in _panel_rows(line.device, width, tall):
             canvas.put_runs(1, y, row)
             y += 1
@@ -130,18 +134,21 @@ def cards_that_fit(width: int, height: int) -> int:
     return max((height - 1 - (0 if width >= _WIDE else 2 * _LEAST_CHART)) // _CARD_ROWS, 1)
 
 
-def paint_devices(cards: Sequence[DeviceCard], size: tuple[int, int], selected: int) -> list[Row]:
+def paint_devices(cards: Sequence[DeviceCard], size: tuple[int, int], selected: int, hidden: int = 0) -> list[Row]:
     """Cards on the left (or above), histories of the selected device beside (or below) them.
 
     Args:
         cards: The devices in view, at most `cards_that_fit`.
         size: Columns and rows.
         selected: The index of the card whose histories are shown.
+        hidden: How many devices are not in view. If there are any, the cards have the order of `worst_first`.
     """
     width, height = size
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
     title = "devices: busy as the driver counts it, and where that time goes"
+    if hidden:
+        title = f"{len(cards)} of {len(cards) + hidden} devices, {hidden} not shown: {WORST_FIRST}"
     canvas.put(1, 0, shorten(title, width - 2), "heading")
     if not cards:
         canvas.put(1, 1, f"{UNKNOWN} no sample yet", "dim")

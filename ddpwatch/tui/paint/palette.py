@@ -1,21 +1,30 @@
 """The styles by name, in several colour themes. Bars have Okabe and Ito's colours, for the colour-blind.
 
 A bar's glyphs have the colour of the bar: with colour it is solid, without colour its texture identifies it. Exposed
-communication is hatched everywhere.
+communication and waits are hatched everywhere. A style named ``backward/waits`` is for cells whose upper half shows
+compute and whose lower half shows communication.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
 from rich.color import Color, blend_rgb
 from rich.style import Style
 
+from ddpwatch.tui.paint.glyphs import COMM, HALVES, PHASES
+
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """The colours of one theme. ``heat`` holds the backgrounds of a heatmap's levels, lowest first."""
+    """The colours of one theme.
+
+    Attributes:
+        waits: Backgrounds of waiting for the last rank, hidden and exposed.
+        heat: Backgrounds of a heatmap's levels, lowest first.
+    """
 
     background: str
     raised: str
@@ -31,6 +40,7 @@ class Scheme:
     comm: tuple[str, str]
     exposed: str
     on_exposed: str
+    waits: tuple[str, str]
     hook: str
     good: str
     warn: str
@@ -42,25 +52,29 @@ DARK = Scheme(
     background="#0d1117", raised="#161b22", text="#c9d1d9", strong="#f0f6fc", dim="#8b949e", faint="#484f58",
     ink="#0d1117", forward="#56b4e9", backward="#0072b2", optimizer="#cc79a7", comm=("#009e73", "#007a5a"),
     exposed="#d55e00", on_exposed="#0d1117", hook="#f0e442", good="#3fc79a", warn="#e69f00", bad="#ff7b3a",
-    data="#b8860b", heat=("#16202f", "#1f3350", "#3b6fa8", "#8c8c5a", "#e69f00", "#d55e00"),
+    data="#b8860b", waits=("#084237", "#e69f00"),
+    heat=("#16202f", "#1f3350", "#3b6fa8", "#8c8c5a", "#e69f00", "#d55e00"),
 )  # fmt: skip
 LIGHT = Scheme(
     background="#ffffff", raised="#eaeef2", text="#24292f", strong="#000000", dim="#57606a", faint="#afb8c1",
     ink="#ffffff", forward="#56b4e9", backward="#0072b2", optimizer="#b0588a", comm=("#009e73", "#00705a"),
     exposed="#d55e00", on_exposed="#ffffff", hook="#9a6700", good="#116329", warn="#8a5a00", bad="#b33c00",
-    data="#e0b030", heat=("#eef3f8", "#cfe0f0", "#8fb8de", "#d9cf7a", "#e69f00", "#d55e00"),
+    data="#e0b030", waits=("#b3e2d5", "#e69f00"),
+    heat=("#eef3f8", "#cfe0f0", "#8fb8de", "#d9cf7a", "#e69f00", "#d55e00"),
 )  # fmt: skip
 CONTRAST = Scheme(
     background="#000000", raised="#1c1c1c", text="#ffffff", strong="#ffffff", dim="#d0d0d0", faint="#909090",
     ink="#000000", forward="#7cc8ff", backward="#2f8fff", optimizer="#ff9ad5", comm=("#00d08f", "#00a070"),
     exposed="#ff6a00", on_exposed="#000000", hook="#ffff00", good="#00ff9c", warn="#ffc400", bad="#ff8a50",
-    data="#ffe066", heat=("#101820", "#203c60", "#4080c0", "#b0b060", "#ffc400", "#ff6a00"),
+    data="#ffe066", waits=("#005c3f", "#ffc400"),
+    heat=("#101820", "#203c60", "#4080c0", "#b0b060", "#ffc400", "#ff6a00"),
 )  # fmt: skip
 SIXTEEN = Scheme(  # exactly the sixteen colours, so that no terminal has to approximate
     background="#000000", raised="#000000", text="#c0c0c0", strong="#ffffff", dim="#c0c0c0", faint="#808080",
     ink="#000000", forward="#00ffff", backward="#0000ff", optimizer="#ff00ff", comm=("#00ff00", "#008000"),
     exposed="#ff0000", on_exposed="#ffffff", hook="#ffff00", good="#00ff00", warn="#ffff00", bad="#ff0000",
-    data="#808000", heat=("#000000", "#000080", "#0000ff", "#808000", "#ffff00", "#ff0000"),
+    data="#808000", waits=("#808080", "#ffff00"),
+    heat=("#000000", "#000080", "#0000ff", "#808000", "#ffff00", "#ff0000"),
 )  # fmt: skip
 SCHEMES: dict[str, Scheme | None] = {
     "dark": DARK, "light": LIGHT, "contrast": CONTRAST, "ansi": SIXTEEN, "none": None,
@@ -69,7 +83,7 @@ CellStyle = tuple[str, str, bool]  # foreground, background, bold
 
 _FRESH_WHEN_STALE = 0.6  # the share of its colour that a stale text keeps
 _ALWAYS_FRESH = ("badge", "key", "good", "warn", "bad", "strong", "heading-", "tab", "cursor", "selected")
-_REVERSED = ("badge", "key", "tab-current", "selected", "cursor", "exposed-label")
+_REVERSED = ("badge", "key", "tab-current", "selected", "cursor", "exposed-label", "waits-exposed-label")
 
 
 def styles(stale: bool = False, theme: str = "dark") -> dict[str, Style]:
@@ -86,7 +100,8 @@ def styles(stale: bool = False, theme: str = "dark") -> dict[str, Style]:
 
 
 def _cell_styles(s: Scheme) -> Mapping[str, CellStyle]:
-    return {**_texts(s), **_bars(s), **_signs(s)}
+    bars = _bars(s)
+    return {**_texts(s), **bars, **_halves(bars, s.background), **_signs(s)}
 
 
 def _texts(s: Scheme) -> dict[str, CellStyle]:
@@ -110,6 +125,8 @@ def _bars(s: Scheme) -> dict[str, CellStyle]:
         "exposed": (s.on_exposed, s.exposed, False), "exposed-label": ("#ffffff", s.exposed, True),
         "exposed-mark": (s.exposed, s.background, True), "history": (s.backward, s.background, False),
         "history-exposed": (s.exposed, s.background, True), "chart": (s.forward, s.background, False),
+        "waits": (s.comm[0], s.waits[0], False), "waits-label": (s.strong, s.waits[0], True),
+        "waits-exposed": ("#0d1117", s.waits[1], False), "waits-exposed-label": ("#0d1117", s.waits[1], True),
     }  # fmt: skip
     for name, colour in zip(("comm-a", "comm-b"), s.comm, strict=True):
         cells |= {name: (colour, colour, False), f"{name}-label": ("#ffffff", colour, True)}
@@ -117,6 +134,13 @@ def _bars(s: Scheme) -> dict[str, CellStyle]:
         highest = level == len(s.heat) - 1
         cells[f"heat-{level}"] = (colour if highest else s.faint if level < 2 else s.ink, colour, False)
     return cells
+
+
+def _halves(bars: Mapping[str, CellStyle], background: str) -> dict[str, CellStyle]:
+    """Half cells: the colour of compute in front of the colour of communication."""
+    upper = {"idle": background, **{phase: bars[phase][1] for phase in PHASES}}
+    lower = {"none": background, **{name: bars[name][1] for name in COMM}}
+    return {f"{above}{HALVES}{below}": (upper[above], lower[below], False) for above, below in product(upper, lower)}
 
 
 def _signs(s: Scheme) -> dict[str, CellStyle]:

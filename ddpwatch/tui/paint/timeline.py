@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpwatch.tui.models.timeline import Cursor, Inspection, Timeline, Window
+from ddpwatch.tui.paint.axis import Axis, paint_axis
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.paint.lanes import Axis, LaneRows, choices, legend, paint_axis, paint_lane
+from ddpwatch.tui.paint.lanes import LaneRows, choices, paint_lane
+from ddpwatch.tui.paint.legend import legend
 from ddpwatch.tui.text import clean, fit, ms, shorten
 
 INSPECTION_ROWS = 4
@@ -56,7 +58,6 @@ def paint_timeline(
     canvas = Canvas(width, height)
     rows, axis = timeline_rows(timeline, height, density), timeline_axis(timeline, window, width)
     shown = timeline.ranks[first : first + ranks_in_view(timeline, height, density)]
-    _paint_title(canvas, timeline, window, shown)
     y = 1
     for rank in shown:
         for lane in timeline.lanes_of(rank):
@@ -66,6 +67,7 @@ def paint_timeline(
         y += rows.height
     bottom = min(y - rows.gap, 1 + lanes_height(height))
     paint_axis(canvas, axis, bottom)
+    _paint_title(canvas, timeline, window, shown, axis)
     for at, sign in ((cursor.mark_ns, "△"), (cursor.at_ns, "▲")):
         if at is not None and axis.sees(at, at):
             _paint_cursor(canvas, axis, at, bottom, sign)
@@ -74,14 +76,15 @@ def paint_timeline(
     return canvas.rows()
 
 
-def _paint_title(canvas: Canvas, timeline: Timeline, window: Window, shown: Sequence[int]) -> None:
+def _paint_title(canvas: Canvas, timeline: Timeline, window: Window, shown: Sequence[int], axis: Axis) -> None:
     title = f" {timeline.title}"
     if len(shown) < len(timeline.ranks):
         title += f", ranks {shown[0]}–{shown[-1]} of {len(timeline.ranks)}"
     if window.zoomed:
         title += f", {ms(window.start_ns)}–{ms(window.start_ns + window.length_ns)} ms"
     x = canvas.put(0, 0, shorten(title, canvas.width), "strong") + 2
-    canvas.put_runs(x, 0, legend(canvas.width - x))
+    lanes = [lane for rank in shown for lane in timeline.lanes_of(rank)]
+    canvas.put_runs(x, 0, legend(canvas, lanes, axis, canvas.width - x))
 
 
 def _paint_cursor(canvas: Canvas, axis: Axis, at_ns: int, bottom: int, sign: str) -> None:

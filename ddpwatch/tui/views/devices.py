@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ddpwatch.tui.models.devices import DeviceLine, step_shares
+from collections.abc import Sequence
+
+from ddpwatch.tui.models.devices import DeviceKey, DeviceLine, step_shares, worst_first
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.devices import DeviceCard, cards_that_fit, paint_devices
 from ddpwatch.tui.session import ViewerSession
@@ -31,17 +33,26 @@ class DevicesView(RunView):
 
     def forget(self) -> None:
         """See `RunView.forget`."""
-        self.selected = 0
+        self.selected: DeviceKey | None = None
         self.first = 0
 
     def body(self, width: int, height: int) -> list[Row]:
         """See `RunView.body`."""
-        devices = self.session.overview.devices
-        self.selected = min(self.selected, max(len(devices) - 1, 0))
         room = cards_that_fit(width, height)
-        self.first = min(max(self.first, self.selected - room + 1), self.selected)
+        devices = self._listed(room)
+        index = self._index(devices)
+        self.first = min(max(self.first, index - room + 1), index)
         cards = [self._card(line) for line in devices[self.first : self.first + room]]
-        return paint_devices(cards, (width, height), self.selected - self.first)
+        return paint_devices(cards, (width, height), index - self.first, len(devices) - len(cards))
+
+    def _listed(self, room: int) -> Sequence[DeviceLine]:
+        """The devices in the order in which they are listed."""
+        devices = self.session.overview.devices
+        return devices if len(devices) <= room else worst_first(devices)
+
+    def _index(self, devices: Sequence[DeviceLine]) -> int:
+        keys = [line.key for line in devices]
+        return keys.index(self.selected) if self.selected in keys else 0
 
     def _card(self, line: DeviceLine) -> DeviceCard:
         ranks = [rank.summary for rank in self.session.overview.ranks if rank.rank in line.ranks]
@@ -49,5 +60,8 @@ class DevicesView(RunView):
 
     def scroll_ranks(self, by: int) -> None:
         """Selects another device."""
-        self.selected = min(max(self.selected + by, 0), max(len(self.session.overview.devices) - 1, 0))
-        self.repaint()
+        devices = self._listed(cards_that_fit(self.size.width, self.body_height))
+        if devices:
+            index = min(max(self._index(devices) + by, 0), len(devices) - 1)
+            self.selected = devices[index].key
+            self.repaint()

@@ -15,6 +15,7 @@ from textual.widget import Widget
 from ddpwatch.tui.paint import palette
 from ddpwatch.tui.paint.ascii import ascii_text
 from ddpwatch.tui.paint.canvas import Row
+from ddpwatch.tui.paint.glyphs import HALVES, UPPER_HALF
 
 
 def changed_cells(row: Row, old: Row, width: int) -> tuple[int, int]:
@@ -57,6 +58,7 @@ class PaintedView(Widget):
         """Changes colours and characters."""
         self._styles: dict[bool, dict[str, Style]] = {stale: palette.styles(stale, theme) for stale in (False, True)}
         self._ascii = ascii_only
+        self._half_cells = palette.SCHEMES[theme] is not None and not ascii_only
         self._strips.clear()
         self.refresh()
 
@@ -114,4 +116,6 @@ class PaintedView(Widget):
         styles = self._styles[self._was_stale]
         if self._ascii:
             row = [(ascii_text(text), name) for text, name in row]
+        elif self._half_cells:
+            row = [(UPPER_HALF * len(text) if HALVES in name else text, name) for text, name in row]
         return RowStrip([Segment(text, styles[name]) for text, name in row], self.size.width)

@@ -27,10 +27,13 @@ class TimelineView(RunView):
   g       go to a step                r       the rolling last seconds
   v       denser rows
   Numbers are buckets, dots are idle time, ▾ ▸ a launch, ⡇ a hook fire,
-  ◆ a mark, ╱╱ exposed communication. waited: until the last rank's
-  launch of the bucket. Times count from the start of the first rank's
-  step. To keep the cost down, the collectives of a shadow step are not
-  timed, and of an unwatched step only start and end are known."""
+  ◆ a mark. A bucket waits for the last rank to launch it, then its
+  data travels: ██ hidden behind compute, ╱╱ exposed; ╍╍ waits behind
+  compute, ╲╲ exposed. Dense rows show compute in the upper half of a
+  cell, communication in the lower half. Times count from the start of
+  the first rank's step. To keep the cost down, the collectives of a
+  shadow step are not timed, and of an unwatched step only start and end
+  are known."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,h", "move(-1)", "Cursor left"),
         Binding("right,l", "move(1)", "Cursor right"),

@@ -1,0 +1,77 @@
+"""The axis of a timeline: time to cells, and the line with round milliseconds below the lanes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddpwatch.tui.paint.canvas import Canvas
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Time to cells: [start_ns, start_ns + length_ns) on the cells [left, left + width)."""
+
+    left: int
+    width: int
+    length_ns: int
+    start_ns: int = 0
+
+    @property
+    def least_ns(self) -> float:
+        """Half a cell: no wait shorter than that is drawn."""
+        return self.length_ns / self.width / 2
+
+    def cell(self, ns: float) -> int:
+        """The cell boundary nearest to a time."""
+        return self.left + round((ns - self.start_ns) * self.width / self.length_ns)
+
+    def time(self, cell: int) -> int:
+        """The time in the middle of a cell."""
+        return self.start_ns + int((cell - self.left + 0.5) * self.length_ns / self.width)
+
+    def sees(self, start: float, end: float) -> bool:
+        """Whether any part of [start, end] lies on the axis."""
+        return start < self.start_ns + self.length_ns and end >= self.start_ns
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """The cells of [start, end): at least one, none beyond the axis."""
+        scale, right = self.width / self.length_ns, self.left + self.width
+        first = self.left + round((start - self.start_ns) * scale)
+        first = self.left if first < self.left else right - 1 if first >= right else first
+        last = self.left + round((end - self.start_ns) * scale)
+        return first, right if last > right else first + 1 if last <= first else last
+
+    def cells(self, offset_ns: int, moments: Sequence[int]) -> list[int]:
+        """The cells that hold any of the moments (each plus ``offset_ns``), each once."""
+        scale, start, last = self.width / self.length_ns, offset_ns - self.start_ns, self.left + self.width - 1
+        found = {self.left + round((start + at) * scale) for at in moments if 0 <= start + at < self.length_ns}
+        return sorted(min(cell, last) for cell in found)
+
+    def half_cell(self, ns: int) -> int:
+        """The half cell that holds a time, counted from the left."""
+        return min(max(int(2 * (ns - self.start_ns) * self.width / self.length_ns), 0), 2 * self.width - 1)
+
+
+def paint_axis(canvas: Canvas, axis: Axis, y: int) -> None:
+    """Paints a line with round numbers of milliseconds."""
+    canvas.fill(axis.left, axis.left + axis.width, y, "─", "faint")
+    step = nice_step(axis.length_ns / 1e6, max(axis.width // 10, 1))
+    first = math.ceil(axis.start_ns / 1e6 / step)
+    for index in range(first, int((axis.start_ns + axis.length_ns) / 1e6 / step) + 1):
+        value = index * step
+        label = f"╵{round(value, 6):g}" + (" ms" if index == first else "")
+        x = axis.cell(value * 1e6)
+        if x + len(label) <= axis.left + axis.width:
+            canvas.put(x, y, label, "axis")
+
+
+def nice_step(length: float, ticks: int) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that gives at most that many ticks."""
+    size = 10.0**-6
+    while True:
+        for factor in (1, 2, 5):
+            if length / (factor * size) <= ticks:
+                return factor * size
+        size *= 10

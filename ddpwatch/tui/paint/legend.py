@@ -1,0 +1,62 @@
+"""The legend of a timeline: what is drawn, and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from ddpwatch.tui.models.lanes import Lane
+from ddpwatch.tui.paint.axis import Axis
+from ddpwatch.tui.paint.canvas import Canvas, Row
+from ddpwatch.tui.paint.glyphs import COMM, HALVES, HOOK_LEFT, LAUNCH, MARK, PHASES
+from ddpwatch.tui.text import Field, fit
+
+_ENTRIES = (  # style, glyph, name (of waits: see `_waits_named`), priority
+    ("exposed", COMM["exposed"] * 2, "exposed", 0), ("waits-exposed", COMM["waits-exposed"] * 2, "", 1),
+    ("forward", PHASES["forward"] * 2, "forward", 3), ("backward", PHASES["backward"] * 2, "backward", 3),
+    ("optimizer", PHASES["optimizer"] * 2, "optimizer", 4), ("comm-a", COMM["comm-a"] * 2, "communication", 2),
+    ("waits", COMM["waits"] * 2, "waits, hidden", 5), ("hook", HOOK_LEFT, "hook fire", 6),
+    ("data", PHASES["data"] * 2, "data", 7), ("launch", LAUNCH, "launch", 2), ("mark", MARK, "mark", 8),
+)  # fmt: skip
+
+
+def legend(canvas: Canvas, lanes: Iterable[Lane], axis: Axis, width: int) -> Row:
+    """The meaning of the glyphs that are drawn, as far as there is room.
+
+    Args:
+        canvas: With the lanes painted.
+        lanes: These lanes.
+        axis: Their axis.
+        width: The room.
+    """
+    drawn = _drawn(canvas)
+    fields = []
+    for style, glyph, name, priority in _ENTRIES:
+        if style in drawn:
+            text = f"{glyph} {name or _waits_named(lanes, axis)}"
+            fields.append(Field(text, text, priority, style))
+    return [run for text, style in fit(fields, width) for run in _entry(text, style)]
+
+
+def _drawn(canvas: Canvas) -> set[str]:
+    halves = {half for style in canvas.styles() for half in style.split(HALVES)}
+    names = {half.removesuffix("-label") for half in halves}
+    return names | ({"comm-a"} if "comm-b" in names else set())
+
+
+def _waits_named(lanes: Iterable[Lane], axis: Axis) -> str:
+    """Whom the lanes wait for, of what is long enough to be drawn."""
+    waited: Counter[int] = Counter()
+    for lane in lanes:
+        for flight in lane.flights:
+            if flight is not None and flight.last_rank is not None and flight.wait_ns >= axis.least_ns:
+                waited[flight.last_rank] += flight.wait_ns
+    if not waited:
+        return "waits"
+    rank = waited.most_common(1)[0][0]
+    return f"waits{'' if len(waited) == 1 else ', mostly'} for rank {rank}"
+
+
+def _entry(text: str, style: str) -> Row:
+    glyph, _, name = text.partition(" ")
+    return [(glyph, style), (f" {name}", "dim")] if glyph and name else [(text, "text")]
