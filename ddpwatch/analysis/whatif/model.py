@@ -28,6 +28,7 @@ MOST_SLOWDOWN = 2.0
 SHARINGS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 LIKELY_SHARING = 0.55
 LIKELY_COPY = {False: 0.3, True: 0.002}  # ns per byte, on a host and on a GPU, where no copy was seen
+LEAST_COPY = 0.001  # ns per byte; below, DDP copied nothing
 PASSES_PER_CAST = 2.0  # a cast there and back costs about as much as so many copies
 MOST_CAST = 100.0
 
@@ -265,7 +266,7 @@ def _cast(copy: float, gpu: bool, wire: Wire | None) -> Guess:
     known = wire.encode_ns_per_byte.get("fp16") if wire is not None else None
     if known is not None:
         return Guess(known, 0.15 * known)
-    likely = PASSES_PER_CAST * max(copy, LIKELY_COPY[gpu])
+    likely = PASSES_PER_CAST * (copy if copy > LEAST_COPY else LIKELY_COPY[gpu])
     return Guess(likely, 0.6 * likely)
 
 

@@ -99,9 +99,9 @@ class Plan(NamedTuple):
 
 def recorded_limits(recorded: Recorded) -> Limits | None:
     """The limits from which the recorded buckets follow; None if they follow from none that DDP has by itself."""
-    cap = float(recorded.flags.get("bucket_cap_mb") or 0) * MIB or DEFAULT_CAP_BYTES
-    for is_default in (True, False):
-        limits = limits_of(int(cap), is_default)
+    cap = int(float(recorded.flags.get("bucket_cap_mb") or 0) * MIB) or DEFAULT_CAP_BYTES
+    for is_default in (True, False) if cap == DEFAULT_CAP_BYTES else (False,):
+        limits = limits_of(cap, is_default)
         if recorded.by_parameter and _sorted(_assigned(recorded, limits, False)) == _sorted(recorded.buckets):
             return limits
     return None
