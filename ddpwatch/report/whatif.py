@@ -136,4 +136,6 @@ def read_wire(file: Path) -> Wire:
 def answer(recorded: Recorded, changes: Sequence[Change], wire: Wire | None = None) -> dict[str, Any]:
     """The answer, as ``ddpwatch whatif --json`` prints it; without changes, to what is worth trying."""
     asked = WhatIf(recorded, wire)
+    if not changes:
+        asked.note_what_is_missing()
     return asked.document(asked.ask(list(changes) or list(asked.default_changes())))

@@ -18,18 +18,19 @@ from ddpwatch.analysis.whatif.assignment import MIB
 from ddpwatch.analysis.whatif.model import Physics, fit, noise, take_apart
 from ddpwatch.analysis.whatif.recorded import Recorded
 from ddpwatch.analysis.whatif.replay import Outcome, Replay
-from ddpwatch.analysis.whatif.scenarios import Change, own_time, plan, recorded_limits, refusal
+from ddpwatch.analysis.whatif.scenarios import Change, Plan, own_time, plan, recorded_limits, refusal
 from ddpwatch.analysis.whatif.wire import Wire
 from ddpwatch.analysis.whatif.wording import assumptions, code_of, name_of
 
 Z90 = NormalDist().inv_cdf(0.95)
 CAPS_MIB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0)
 FIRST_CAPS_MIB = (1.0,)
-FEW_STEPS = 24  # for each replay with a number that is off
+BUCKET_STEPS = 12_288  # played per change: with many buckets, every nth step
+FEW_BUCKET_STEPS = 768  # for each replay with a number that is off, but at least
+FEW_STEPS = 12
 MODEL_ERROR = 0.15  # of the change in communication that the model may miss
 RUN_TO_RUN = 0.005  # by which two runs of one job differ
 LATE = 0.01  # of a step: from here on, a rank's own time is worth removing
-BEST_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,8 @@ class WhatIf:
         self.physics = fit(recorded, wire)
         self.refused: list[tuple[str, str]] = []
         self._wire = wire
-        everything = range(len(recorded.steps))
-        self._replay = Replay(take_apart(recorded, self.physics, everything), self.physics)
-        self.replayed = self._replay.run(plan(recorded, self.physics, Change()))
-        self._few = everything[:: max(1, len(everything) // FEW_STEPS)]
-        self._off: dict[Physics, tuple[Replay, float]] = {}
+        self._replays: dict[tuple[Physics, int], tuple[Replay, Outcome]] = {}
+        self.replayed = self._replayed(self.physics, 1)[1]
 
     def ask(self, changes: Iterable[Change]) -> list[Prediction]:
         """The predictions that the run carries, best first; `refused` takes the others."""
@@ -86,9 +84,9 @@ class WhatIf:
 
     def _predict(self, change: Change) -> Prediction:
         planned = plan(self.recorded, self.physics, change)
-        outcome = self._replay.run(planned)
-        measured = self.recorded.measured_ns
-        step = max(0.0, measured + outcome.mean - self.replayed.mean)
+        replay, before = self._replayed(self.physics, self._stride(planned, BUCKET_STEPS))
+        outcome, measured = replay.run(planned), self.recorded.measured_ns
+        step = max(0.0, measured + outcome.mean - before.mean)
         doubt = Z90 * self._doubt(change, outcome)
         gain = measured - step
         return Prediction(
@@ -114,20 +112,32 @@ class WhatIf:
 
     def _fitted_doubt(self, change: Change) -> float:
         """How much the difference of the two replays changes with each fitted number, at most of both directions."""
-        base = self._difference(change, self.physics)
+        stride = self._stride(plan(self.recorded, self.physics, change), FEW_BUCKET_STEPS)
+        base = self._difference(change, self.physics, stride)
         shifts: list[float] = []
         varied = list(self.physics.variations(bool(change.hook)))
-        for below, above in zip(varied[::2], varied[1::2], strict=True):
-            shifts.append(max(abs(self._difference(change, physics) - base) for physics in (below, above)))
+        for pair in zip(varied[::2], varied[1::2], strict=True):
+            shifts.append(max(abs(self._difference(change, physics, stride) - base) for physics in pair))
         return math.hypot(*shifts)
 
-    def _difference(self, change: Change, physics: Physics) -> float:
-        known = self._off.get(physics)
-        if known is None:
-            replay = Replay(take_apart(self.recorded, physics, self._few), physics)
-            known = self._off[physics] = replay, replay.run(plan(self.recorded, physics, Change())).mean
-        replay, before = known
-        return replay.run(plan(self.recorded, physics, change)).mean - before
+    def _difference(self, change: Change, physics: Physics, stride: int) -> float:
+        replay, before = self._replayed(physics, stride)
+        return replay.run(plan(self.recorded, physics, change)).mean - before.mean
+
+    def _stride(self, planned: Plan, budget: int) -> int:
+        """Which steps to play so that it does not take too long: every nth."""
+        count = len(self.recorded.steps)
+        wanted = max(FEW_STEPS, budget // max(1, len(planned.buckets)))
+        return max(1, count // wanted)
+
+    def _replayed(self, physics: Physics, stride: int) -> tuple[Replay, Outcome]:
+        """The replay of every nth step, and what it makes of the recorded setting."""
+        found = self._replays.get((physics, stride))
+        if found is None:
+            steps = range(0, len(self.recorded.steps), stride)
+            replay = Replay(take_apart(self.recorded, physics, steps), physics)
+            found = self._replays[physics, stride] = replay, replay.run(plan(self.recorded, physics, Change()))
+        return found
 
     def _why(self, change: Change, outcome: Outcome, sizes: Sequence[int]) -> str:
         """What the change does to the exposed communication; otherwise what else it takes away."""
@@ -178,6 +188,12 @@ class WhatIf:
         if recorded.micro_steps == 1:
             yield Change(accumulate=2)
         yield from self._others()
+
+    def note_what_is_missing(self) -> None:
+        """Says why no bucket caps and hooks are among the default changes, where they are not."""
+        reason = refusal(self.recorded, self.physics, Change(cap_mib=1.0))
+        if reason:
+            self.refused.append(("other bucket caps", reason))
 
     def _others(self) -> Iterator[Change]:
         """What no line of code changes: the slowest rank, slow input, and communication itself."""

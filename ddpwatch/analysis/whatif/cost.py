@@ -18,6 +18,8 @@ from ddpwatch.analysis.whatif.wire import Wire
 ALIKE = 1.1  # sizes within this factor are one
 APART = 1.5  # the largest size over the smallest, from which latency and rate can be told apart
 GLOO_THREADS = 2
+FEWEST_PAIRS = 20
+LEAST_SPREAD = 0.05  # sum of squares, of shares from 0 to 1
 
 
 class Knot(NamedTuple):
@@ -164,19 +166,39 @@ def works_of(starts: Sequence[float], dones: Sequence[float], sharing: float) ->
     return works
 
 
-def within_slope(groups: Sequence[Sequence[tuple[float, float]]], least_spread: float) -> tuple[float, float] | None:
-    """By how much y grows, as a share of its group's mean, for x from 0 to 1; with its standard error.
+Panel = list[list[tuple[float, float]]]  # rows of equally many pairs of x and y
 
-    Only differences within a group count, so that groups may differ for other reasons. None if x hardly varies.
+
+def panel_slope(panels: Sequence[Panel]) -> tuple[float, float] | None:
+    """By how much y grows, as a share of its column's mean, for x from 0 to 1; with its standard error.
+
+    Only what is left after the means of rows and columns counts. So neither a column that is always slower nor a row
+    that is slower throughout (a slow step, a slow rank) looks like an effect of x. None if x hardly varies besides.
     """
-    pairs: list[tuple[float, float]] = []
-    for group in groups:
-        mean_x, mean_y = fmean(x for x, _ in group), fmean(y for _, y in group)
-        if mean_y > 0 and max(x for x, _ in group) - min(x for x, _ in group) >= least_spread:
-            pairs += [(x - mean_x, y / mean_y - 1) for x, y in group]
+    pairs = [pair for panel in panels for pair in _residuals(panel)]
     spread = sum(x * x for x, _ in pairs)
-    if len(pairs) < 20 or spread < 0.01:
+    if len(pairs) < FEWEST_PAIRS or spread < LEAST_SPREAD:
         return None
     slope = sum(x * y for x, y in pairs) / spread
     rest = sum((y - slope * x) ** 2 for x, y in pairs) / (len(pairs) - 1)
     return slope, math.sqrt(rest / spread)
+
+
+def _residuals(panel: Panel) -> list[tuple[float, float]]:
+    if len(panel) < 2 or len(panel[0]) < 2:
+        return []
+    xs = [[x for x, _ in row] for row in panel]
+    means = [fmean(column) for column in zip(*([y for _, y in row] for row in panel), strict=True)]
+    ys = [[y / mean if mean else 1.0 for (_, y), mean in zip(row, means, strict=True)] for row in panel]
+    return list(zip(_demeaned(xs), _demeaned(ys), strict=True))
+
+
+def _demeaned(rows: Sequence[Sequence[float]]) -> list[float]:
+    """What is left of each value without the means of its row and its column."""
+    columns = [fmean(column) for column in zip(*rows, strict=True)]
+    whole = fmean(columns)
+    found = []
+    for row in rows:
+        mean = fmean(row)
+        found += [value - mean - column + whole for value, column in zip(row, columns, strict=True)]
+    return found

@@ -9,13 +9,14 @@ from itertools import accumulate, pairwise
 from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
 
-from ddpwatch.analysis.intervals import union
+from ddpwatch.analysis.intervals import Intervals, union
 from ddpwatch.analysis.whatif.cost import (
     Curve,
+    Panel,
     calibrated,
     curve_of,
     in_service,
-    within_slope,
+    panel_slope,
     workers_of,
     works_of,
 )
@@ -214,13 +215,15 @@ def _sharing(recorded: Recorded, seen: Sequence[Wired], workers: int, wire: Wire
 def _comm_slowdown(recorded: Recorded, seen: Sequence[Wired], sharing: float, wire: Wire | None) -> Guess:
     if wire is not None and wire.slowdown is not None:
         return Guess(wire.slowdown, 0.15 * wire.slowdown)
-    groups: dict[int, list[tuple[float, float]]] = {}
+    panel: Panel = []
     for step in seen:
         works = works_of(step.starts, step.dones, sharing)
-        for nbytes, work, start, done in zip(recorded.sizes, works, step.starts, step.dones, strict=True):
-            beside = min(1.0, max(0.0, (step.computed - start) / max(1.0, done - start)))
-            groups.setdefault(nbytes, []).append((beside, work))
-    return _shrunk(within_slope(list(groups.values()), 0.2))
+        hidden = [
+            min(1.0, max(0.0, (step.computed - start) / max(1.0, done - start)))
+            for start, done in zip(step.starts, step.dones, strict=True)
+        ]
+        panel.append(list(zip(hidden, works, strict=True)))
+    return _shrunk(panel_slope([panel]))
 
 
 def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | None) -> Guess:
@@ -230,16 +233,19 @@ def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | No
     if not recorded.by_parameter or recorded.gpu:
         return Guess(0.0, 0.0)
     bounds = sorted({round(i * (len(recorded.units) - 1) / SEGMENTS) for i in range(SEGMENTS + 1)})
-    groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    panels: list[Panel] = [[] for _ in recorded.ranks]
     for step, on_wire in zip(recorded.steps, seen, strict=True):
         moving = union(zip(map(int, on_wire.starts), map(int, on_wire.dones), strict=True))
         for rank, row in enumerate(step):
-            marks = [row.fires[bound] for bound in bounds]
-            for number, (start, end) in enumerate(pairwise(marks)):
-                if start is not None and end is not None and end > start:
-                    covered = sum(max(0.0, min(end, b) - max(start, a)) for a, b in moving)
-                    groups.setdefault((rank, number), []).append((covered / (end - start), end - start))
-    return _shrunk(within_slope(list(groups.values()), 0.1))
+            marks = [at for bound in bounds if (at := row.fires[bound]) is not None]
+            if len(marks) == len(bounds) and all(b > a for a, b in pairwise(marks)):
+                panels[rank].append([(_covered(moving, *pair), pair[1] - pair[0]) for pair in pairwise(marks)])
+    return _shrunk(panel_slope(panels))
+
+
+def _covered(moving: Intervals, start: float, end: float) -> float:
+    """Which share of a stretch something moved."""
+    return sum(max(0.0, min(end, b) - max(start, a)) for a, b in moving) / (end - start)
 
 
 def _shrunk(found: tuple[float, float] | None) -> Guess:

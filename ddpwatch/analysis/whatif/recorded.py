@@ -21,7 +21,9 @@ from ddpwatch.analysis.whatif.assignment import Parameter
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import ALL_REDUCE, Hello, Layout, Message, Step
 
-KEEP_STEPS = 512  # full steps, the newest; more change no answer
+KEEP_RANK_STEPS = 4096  # of full steps, the newest; more change no answer
+KEEP_STEPS = 512
+LEAST_KEPT = 32  # full steps, however many ranks there are
 FEWEST_STEPS = 5
 
 RECORD_MORE = "record more steps in full: DDPWATCH_STEPS=full, or attach a dashboard meanwhile"
@@ -130,6 +132,8 @@ class RecordedBuilder:
         if across.full and len(across) >= max(1, len(self._hellos)):
             self._uncomparable = self._uncomparable or not across.comparable
             self._full.append(across)
+            if len(self._full) > max(LEAST_KEPT, KEEP_RANK_STEPS // len(across)):
+                self._full.popleft()
 
     def build(self) -> Recorded:
         """What the messages so far show.
