@@ -318,6 +318,53 @@ def compare(
 
 
 @app.command()
+def whatif(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|DIR|RUN", help="A recording, a directory of rank files, or a live run.")
+    ],
+    cap: Annotated[str | None, typer.Option(metavar="MIB", help="Other bucket caps, e.g. 1,5,10,25,50.")] = None,
+    first_cap: Annotated[str | None, typer.Option(metavar="MIB", help="Another cap of the first bucket.")] = None,
+    hook: Annotated[str | None, typer.Option(metavar="NAME", help="Comm hooks: fp16, bf16, powersgd-RANK.")] = None,
+    link: Annotated[str | None, typer.Option(metavar="X", help="A network X times as fast.")] = None,
+    without_rank: Annotated[int | None, typer.Option(metavar="R", help="Rank R as fast as the others.")] = None,
+    no_input: Annotated[bool, typer.Option("--no-input", help="No wait for data.")] = False,
+    world: Annotated[str | None, typer.Option(metavar="N", help="N ranks.")] = None,
+    accumulate: Annotated[str | None, typer.Option(metavar="K", help="Reduce once in K batches.")] = None,
+    bucket_view: Annotated[bool, typer.Option("--bucket-view", help="With gradient_as_bucket_view.")] = False,
+    static_graph: Annotated[bool, typer.Option("--static-graph", help="With static_graph.")] = False,
+    free: Annotated[bool, typer.Option("--free", help="Communication for free: the bound.")] = False,
+    wire: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What collectives cost, from python -m ddpwatch.sweep.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict the step time under other settings.
+
+    Without options, show the five changes that would gain most. Two options also count together.
+    """
+    from ddpwatch.report.whatif import Question, answer, read_wire, recorded_in, recorded_live
+    from ddpwatch.report.whatif_text import render_whatif
+
+    question = Question(
+        cap, first_cap, hook, link, without_rank, world, accumulate, bucket_view, static_graph, no_input, free
+    )
+    changes, measured = question.changes(), None if wire is None else read_wire(wire)
+    if Path(source).exists():
+        recorded, notes = recorded_in(Path(source))
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)
+    else:
+        from ddpwatch.live_source import LiveSource
+
+        recorded = recorded_live(LiveSource(_endpoint(*_resolve(source))))
+    result = answer(recorded, changes, measured)
+    if as_json:
+        _print_json(result)
+    else:
+        typer.echo(render_whatif(result, bool(changes)))
+
+
+@app.command()
 def export(
     file: File,
     output: Annotated[

@@ -107,6 +107,10 @@ class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True):
 
     ``epoch`` counts the layouts of a module: 1 is the warm-up bucket, the first rebuild makes 2. Parameter ids in a
     :class:`Step` are ``param_base`` + position in ``params``, so that several modules share one numbering.
+
+    Of each parameter, ``param_bytes`` is the size of its gradient, ``param_rows`` its first dimension (0 for vectors
+    and scalars) and ``param_kind`` its type and device, e.g. ``float32 cpu``, with ``sparse`` behind them where the
+    gradient is. All three are empty in older recordings.
     """
 
     rank: Rank
@@ -116,7 +120,15 @@ class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True):
     epoch: Count = 1
     param_base: Count = 0
     params: Annotated[list[Name], Meta(max_length=65536)]
+    param_bytes: Annotated[list[Count], Meta(max_length=65536)] = []
+    param_rows: Annotated[list[Count], Meta(max_length=65536)] = []
+    param_kind: Annotated[list[Name], Meta(max_length=65536)] = []
     buckets: Annotated[list[BucketLayout], Meta(max_length=65536)]
+
+    def __post_init__(self) -> None:
+        columns: tuple[Sequence[object], ...] = (self.param_bytes, self.param_rows, self.param_kind)
+        if any(column and len(column) != len(self.params) for column in columns):
+            raise ValueError("parameter columns differ in length")
 
 
 class Span(msgspec.Struct, array_like=True):

@@ -83,6 +83,11 @@ def _flags(flags: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _kinds(kinds: list[str]) -> list[str]:
+    known = _word("kind", r"(?:b?float|complex|u?int)\d+(?:_[a-z0-9]+)? (?:cpu|cuda|xpu|mps|hpu)(?::\d+)?(?: sparse)?")
+    return [known(kind) for kind in kinds]
+
+
 def _refused(counts: dict[str, int]) -> dict[str, int]:
     return {reason if reason in _REFUSALS else word("reason", reason): count for reason, count in counts.items()}
 
@@ -125,7 +130,7 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
         "ddp": _flags,
     },
     Group: {"name": _word("group"), "kind": _word("kind", "data parallel"), "backend": _word("backend", _BACKENDS)},
-    Layout: {"module_name": _word("model"), "params": _words("param")},
+    Layout: {"module_name": _word("model"), "params": _words("param"), "param_kind": _kinds},
     Beat: {"phase": _PHASE, "activity": _word("activity", "data|save|compile|validation|graph")},
     Stack: {"text": _stack},
     Mark: {"name": _word("mark")},

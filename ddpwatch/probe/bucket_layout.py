@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, _compute_bucket_assignment_by_size
@@ -17,6 +18,18 @@ def reduced_parameters(ddp: DistributedDataParallel) -> list[tuple[str, torch.nn
     """The parameters that DDP reduces, with their names, in the order in which its reducer numbers them."""
     ignored = getattr(ddp, "parameters_to_ignore", ())
     return [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad and name not in ignored]
+
+
+def parameter_columns(ddp: DistributedDataParallel) -> dict[str, list[Any]]:
+    """The columns of a `Layout` that describe the parameters; from them, other buckets can be worked out."""
+    params, sparse = [p for _, p in reduced_parameters(ddp)], _sparse_ids(ddp)
+    return {
+        "param_bytes": [p.numel() * p.element_size() for p in params],
+        "param_rows": [p.shape[0] if p.dim() > 1 else 0 for p in params],
+        "param_kind": [
+            f"{str(p.dtype).removeprefix('torch.')} {p.device}{' sparse' if id(p) in sparse else ''}" for p in params
+        ],
+    }
 
 
 def bucket_layout(ddp: DistributedDataParallel) -> list[BucketLayout]:
@@ -73,11 +86,7 @@ class LayoutTracker:
 def _initial_assignment(ddp: DistributedDataParallel, sizes: list[int]) -> list[list[int]]:
     """The assignment with buckets of these sizes: one bucket at first, or several where they are never rebuilt."""
     params: list[torch.Tensor] = [p for _, p in reduced_parameters(ddp)]
-    sparse_ids = {
-        id(module.weight)
-        for module in ddp.module.modules()
-        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse
-    }
+    sparse_ids = _sparse_ids(ddp)
     sparse = [id(p) in sparse_ids for p in params]
     cap = int(ddp.bucket_bytes_cap)
     for limits in ([sys.maxsize], [_DEFAULT_FIRST_BUCKET_BYTES, cap], [cap]):
@@ -85,6 +94,15 @@ def _initial_assignment(ddp: DistributedDataParallel, sizes: list[int]) -> list[
         if [sum(params[i].numel() * params[i].element_size() for i in ids) for ids in assignment] == sizes:
             return assignment
     return []
+
+
+def _sparse_ids(ddp: DistributedDataParallel) -> set[int]:
+    """The ids of the parameters whose gradients are sparse."""
+    return {
+        id(module.weight)
+        for module in ddp.module.modules()
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse
+    }
 
 
 def _numbers(text: str, separator: str) -> list[int]:

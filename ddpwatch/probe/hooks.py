@@ -30,7 +30,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ddpwatch.messages import Group, Layout
 from ddpwatch.probe.autograd import add_gradient_hook, on_graph_end, tensors_in
-from ddpwatch.probe.bucket_layout import LayoutTracker, reduced_parameters
+from ddpwatch.probe.bucket_layout import LayoutTracker, parameter_columns, reduced_parameters
 from ddpwatch.probe.collectives import GroupHooks, issued_by
 from ddpwatch.probe.comm_hooks import comm_hook_of, time_later_hook
 from ddpwatch.probe.completion import Callback, own_stream
@@ -100,7 +100,7 @@ class DdpProbe:
         self._host = ddp.device_type == "cpu"
         self._name = type(ddp.module).__name__
         named = reduced_parameters(ddp)
-        self._param_names = [name for name, _ in named]
+        self._param_columns = {"params": [name for name, _ in named], **parameter_columns(ddp)}
         # Only weak references to the module and what it owns: a watched model, its reducer and its process group die
         # exactly when an unwatched one's would.
         self._ddp = weakref.ref(ddp)
@@ -140,7 +140,7 @@ class DdpProbe:
     @property
     def parameters(self) -> int:
         """Number of parameter tensors with gradients."""
-        return len(self._param_names)
+        return len(self._param_columns["params"])
 
     def issue_count(self) -> int | None:
         """How many collectives the module's process group has issued, None where it does not count. For any thread."""
@@ -309,8 +309,8 @@ class DdpProbe:
                 group=old.group,
                 epoch=self._recorder.epoch,
                 param_base=old.param_base,
-                params=self._param_names,
                 buckets=self._tracker.buckets,
+                **self._param_columns,
             )
         )
 

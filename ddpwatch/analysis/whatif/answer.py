@@ -1,0 +1,225 @@
+"""Asks a run what if: each prediction with its interval, its gain, its reason, and what it assumes.
+
+A prediction is the measured step plus the *difference* between two replays, so that what both get wrong cancels. The
+90 % interval adds up what is uncertain: the mean of the recorded steps and that of the run to come, each fitted number,
+by replaying with the number a standard error off, and what the replay of the recorded setting itself gets wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
+from typing import Any
+
+from ddpwatch.analysis.step import NS_PER_MS
+from ddpwatch.analysis.whatif.assignment import MIB
+from ddpwatch.analysis.whatif.model import Physics, fit, noise, take_apart
+from ddpwatch.analysis.whatif.recorded import Recorded
+from ddpwatch.analysis.whatif.replay import Outcome, Replay
+from ddpwatch.analysis.whatif.scenarios import Change, Plan, own_time, plan, recorded_limits, refusal
+from ddpwatch.analysis.whatif.wire import Wire
+from ddpwatch.analysis.whatif.wording import assumptions, code_of, name_of
+
+Z90 = NormalDist().inv_cdf(0.95)
+CAPS_MIB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0)
+FIRST_CAPS_MIB = (1.0,)
+BUCKET_STEPS = 12_288  # played per change: with many buckets, every nth step
+FEW_BUCKET_STEPS = 768  # for each replay with a number that is off, but at least
+FEW_STEPS = 12
+MODEL_ERROR = 0.15  # of the change in communication that the model may miss
+RUN_TO_RUN = 0.005  # by which two runs of one job differ
+LATE = 0.01  # of a step: from here on, a rank's own time is worth removing
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One change. Times in ms; ``gain`` is the share of the measured step that goes away.
+
+    ``cap_mib`` is the bucket cap under the change, None where buckets stay; ``code`` is empty if no code makes it.
+    """
+
+    change: str
+    cap_mib: float | None
+    step_ms: float
+    low: float
+    high: float
+    gain_ms: float
+    gain: float
+    why: str
+    assumes: str
+    code: str
+
+
+class WhatIf:
+    """Answers for one run.
+
+    Args:
+        recorded: The run.
+        wire: What a sweep has measured.
+
+    Attributes:
+        refused: What was asked for and cannot be predicted, with the reason.
+    """
+
+    def __init__(self, recorded: Recorded, wire: Wire | None = None) -> None:
+        self.recorded = recorded
+        self.physics = fit(recorded, wire)
+        self.refused: list[tuple[str, str]] = []
+        self._wire = wire
+        self._replays: dict[tuple[Physics, int], tuple[Replay, Outcome]] = {}
+        self.replayed = self._replayed(self.physics, 1)[1]
+
+    def ask(self, changes: Iterable[Change]) -> list[Prediction]:
+        """The predictions that the run carries, best first; `refused` takes the others."""
+        found = []
+        for change in changes:
+            reason = refusal(self.recorded, self.physics, change)
+            if reason:
+                self.refused.append((name_of(change), reason))
+            else:
+                found.append(self._predict(change))
+        return sorted(found, key=lambda prediction: prediction.step_ms)
+
+    def _predict(self, change: Change) -> Prediction:
+        planned = plan(self.recorded, self.physics, change)
+        replay, before = self._replayed(self.physics, self._stride(planned, BUCKET_STEPS))
+        outcome, measured = replay.run(planned), self.recorded.measured_ns
+        step = max(0.0, measured + outcome.mean - before.mean)
+        doubt = Z90 * self._doubt(change, outcome)
+        gain = measured - step
+        return Prediction(
+            change=name_of(change),
+            cap_mib=change.cap_mib,
+            step_ms=step / NS_PER_MS,
+            low=max(0.0, step - doubt) / NS_PER_MS,
+            high=(step + doubt) / NS_PER_MS,
+            gain_ms=gain / NS_PER_MS,
+            gain=gain / measured,
+            why=self._why(change, outcome, planned.sizes),
+            assumes="; ".join(assumptions(change, self.recorded, self._wire is not None)),
+            code=code_of(change),
+        )
+
+    def _doubt(self, change: Change, outcome: Outcome) -> float:
+        """The standard error of a prediction, in ns."""
+        sampling = math.hypot(noise(self.replayed.steps), noise(outcome.steps))
+        moved = abs(sum(outcome.exposed) - sum(self.replayed.exposed))
+        wrong = abs(self.replayed.mean - self.recorded.measured_ns)
+        fitted = self._fitted_doubt(change) if change != Change() else 0.0
+        return math.hypot(sampling, MODEL_ERROR * moved / Z90, wrong, fitted, RUN_TO_RUN * outcome.mean)
+
+    def _fitted_doubt(self, change: Change) -> float:
+        """How much the difference of the two replays changes with each fitted number, at most of both directions."""
+        stride = self._stride(plan(self.recorded, self.physics, change), FEW_BUCKET_STEPS)
+        base = self._difference(change, self.physics, stride)
+        shifts: list[float] = []
+        varied = list(self.physics.variations(bool(change.hook)))
+        for pair in zip(varied[::2], varied[1::2], strict=True):
+            shifts.append(max(abs(self._difference(change, physics, stride) - base) for physics in pair))
+        return math.hypot(*shifts)
+
+    def _difference(self, change: Change, physics: Physics, stride: int) -> float:
+        replay, before = self._replayed(physics, stride)
+        return replay.run(plan(self.recorded, physics, change)).mean - before.mean
+
+    def _stride(self, planned: Plan, budget: int) -> int:
+        """Which steps to play so that it does not take too long: every nth."""
+        count = len(self.recorded.steps)
+        wanted = max(FEW_STEPS, budget // max(1, len(planned.buckets)))
+        return max(1, count // wanted)
+
+    def _replayed(self, physics: Physics, stride: int) -> tuple[Replay, Outcome]:
+        """The replay of every nth step, and what it makes of the recorded setting."""
+        found = self._replays.get((physics, stride))
+        if found is None:
+            steps = range(0, len(self.recorded.steps), stride)
+            replay = Replay(take_apart(self.recorded, physics, steps), physics)
+            found = self._replays[physics, stride] = replay, replay.run(plan(self.recorded, physics, Change()))
+        return found
+
+    def _why(self, change: Change, outcome: Outcome, sizes: Sequence[int]) -> str:
+        """What the change does to the exposed communication; otherwise what else it takes away."""
+        before, after = sum(self.replayed.exposed), sum(outcome.exposed)
+        text = f"exposed communication {_ms(before)} → {_ms(after)} ms"
+        if change.without_rank is not None:
+            return f"the others no longer wait for rank {change.without_rank}; {text}"
+        if change.no_input:
+            return f"no rank waits for data; {text}"
+        if change.accumulate > 1:
+            return f"buckets travel once in {change.accumulate} batches"
+        if change.bucket_view and not change.moves_buckets and not change.hook:
+            return "gradients are not copied back after the wait"
+        if abs(before - after) < 0.01 * self.recorded.measured_ns:
+            return f"{text}: hardly a difference"
+        return f"{text}: {self._bucket(before > after, outcome, sizes)}"
+
+    def _bucket(self, gains: bool, outcome: Outcome, sizes: Sequence[int]) -> str:
+        """The bucket that is exposed most, before the change if that helps, and after it if it does not."""
+        exposed, held = (self.replayed.exposed, self.recorded.sizes) if gains else (outcome.exposed, list(sizes))
+        worst = max(range(len(exposed)), key=exposed.__getitem__)
+        now = outcome.exposed[worst] if gains and held == list(sizes) else None
+        text = f"bucket {worst} of {len(held)} ({held[worst] / MIB:.1f} MiB)"
+        if not gains:
+            return f"{text} becomes exposed for {_ms(exposed[worst])} ms"
+        if now is not None:
+            return f"{text} was exposed for {_ms(exposed[worst])} ms, now {_ms(now)}"
+        return (
+            f"{text} was exposed for {_ms(exposed[worst])} ms; now the last of {len(sizes)} has {sizes[-1] / MIB:.1f}"
+        )
+
+    def default_changes(self) -> Iterator[Change]:
+        """What to try where nothing is asked for: all that is a change of code, and what would be gained at most."""
+        recorded = self.recorded
+        total_mib = sum(recorded.sizes) / MIB
+        limits = recorded_limits(recorded)
+        now = None if limits is None or limits.first != limits.cap else limits.cap / MIB
+        if recorded.by_parameter and self.physics.curve.bends:
+            caps = [cap for cap in CAPS_MIB if cap != now and cap < 2 * total_mib]
+            yield from (Change(cap_mib=cap) for cap in caps)
+            yield from (Change(first_mib=first, cap_mib=cap) for first in FIRST_CAPS_MIB for cap in caps if cap > first)
+        if self.physics.curve.bends:
+            yield from (Change(hook=hook) for hook in ("fp16", "bf16"))
+        if not recorded.flag("gradient_as_bucket_view"):
+            yield Change(bucket_view=True)
+        if recorded.flag("find_unused_parameters") and not recorded.flag("static_graph"):
+            yield Change(static_graph=True)
+        if recorded.micro_steps == 1:
+            yield Change(accumulate=2)
+        yield from self._others()
+
+    def note_what_is_missing(self) -> None:
+        """Says why no bucket caps and hooks are among the default changes, where they are not."""
+        reason = refusal(self.recorded, self.physics, Change(cap_mib=1.0))
+        if reason:
+            self.refused.append(("other bucket caps", reason))
+
+    def _others(self) -> Iterator[Change]:
+        """What no line of code changes: the slowest rank, slow input, and communication itself."""
+        own, step = own_time(self.recorded), self.recorded.measured_ns
+        slowest = max(own, key=own.__getitem__)
+        if own[slowest] - min(own.values()) > LATE * step:
+            yield Change(without_rank=slowest)
+        waits = [rank.data for ranks in self.recorded.steps for rank in ranks]
+        if None not in waits and sum(filter(None, waits)) / len(waits) > LATE * step:
+            yield Change(no_input=True)
+        yield Change(perfect=True)
+
+    def document(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """All of it as JSON."""
+        measured = self.recorded.measured_ns
+        return {
+            "steps": len(self.recorded.steps),
+            "replayed": {
+                "step_ms": self.replayed.mean / NS_PER_MS,
+                "measured_ms": measured / NS_PER_MS,
+                "error": self.replayed.mean / measured - 1,
+            },
+            "scenarios": [asdict(prediction) for prediction in predictions],
+            "refused": [{"change": change, "why": why} for change, why in self.refused],
+        }
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / NS_PER_MS:.1f}"

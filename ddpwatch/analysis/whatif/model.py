@@ -1,0 +1,342 @@
+"""Takes a run apart: what ranks compute, what the wire has to move, and how much the two slow each other."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from statistics import fmean, median, stdev
+from typing import Any, NamedTuple
+
+from ddpwatch.analysis.intervals import Intervals, union
+from ddpwatch.analysis.whatif.cost import (
+    Curve,
+    Panel,
+    calibrated,
+    curve_of,
+    in_service,
+    panel_slope,
+    workers_of,
+    works_of,
+)
+from ddpwatch.analysis.whatif.recorded import RankStep, Recorded
+from ddpwatch.analysis.whatif.wire import Wire
+
+SEGMENTS = 16  # of a backward, to see whether communication slows it
+PRIOR_SLOWDOWN = 0.25  # standard deviation of what is likely before anything is seen
+MOST_SLOWDOWN = 2.0
+SHARINGS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+LIKELY_SHARING = 0.55
+LIKELY_COPY = {False: 0.3, True: 0.002}  # ns per byte, on a host and on a GPU, where no copy was seen
+LEAST_COPY = 0.001  # ns per byte; below, DDP copied nothing
+PASSES_PER_CAST = 2.0  # a cast there and back costs about as much as so many copies
+MOST_CAST = 100.0
+
+
+class Guess(NamedTuple):
+    """A fitted number and its standard error."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Physics:
+    """How communication and compute behave.
+
+    Attributes:
+        curve: What a collective takes alone, by its size.
+        workers: How many collectives are in flight at once.
+        sharing: How fast each of two is, as a share of its speed alone.
+        compute_slowdown: How much longer compute takes beside a collective, less 1.
+        comm_slowdown: How much longer a collective takes beside compute, less 1.
+        cast: ns that a comm hook takes to make a byte of gradient smaller and large again.
+        copy: ns that DDP takes to copy a byte back after the wait.
+        lag: ns from a bucket's last gradient to its launch.
+    """
+
+    curve: Curve
+    workers: int
+    sharing: Guess
+    compute_slowdown: Guess
+    comm_slowdown: Guess
+    cast: Guess
+    copy: float
+    lag: float
+
+    def variations(self, hooks: bool) -> Iterator[Physics]:
+        """The same with one number a standard error off, for each where that matters (``hooks``: casts do)."""
+        for lean in (-1.0, 1.0):
+            yield replace(self, curve=replace(self.curve, lean=lean))
+        for name, least, most in (
+            ("compute_slowdown", 0.0, MOST_SLOWDOWN),
+            ("comm_slowdown", 0.0, MOST_SLOWDOWN),
+            ("sharing", 0.5, 1.0),
+            ("cast", 0.0, MOST_CAST),
+        ):
+            guess: Guess = getattr(self, name)
+            if guess.error > 0 and (name != "cast" or hooks):
+                for sign in (-1, 1):
+                    moved = min(most, max(least, guess.value + sign * guess.error))
+                    changed: dict[str, Any] = {name: Guess(moved, guess.error)}
+                    yield replace(self, **changed)
+
+
+class Work(NamedTuple):
+    """What one rank does in one step, without the wire. ns.
+
+    Attributes:
+        before: From the step's start to the backward.
+        at: Per unit, when its gradient is there, on the rank's own clock, with ``backward`` as zero.
+        compute: What the backward computes, as if nothing were beside it.
+        tail: From the end of the wait for buckets to the step's end.
+        data, optimizer: Parts of ``before`` and ``tail``; data is None if it is not known.
+    """
+
+    before: float
+    at: list[float]
+    compute: float
+    tail: float
+    data: float | None
+    optimizer: float
+
+
+class StepWork(NamedTuple):
+    """One step: its ranks, the stretches in which compute was slowed, and how slow the wire was per bucket.
+
+    Attributes:
+        ranks: By position.
+        busy: Per rank, ends of the stretches (from the backward's start) and the time lost up to there.
+        residuals: Per recorded bucket, its work over what the curve says.
+    """
+
+    ranks: list[Work]
+    busy: list[Busy]
+    residuals: list[float]
+
+
+class Busy:
+    """How much of a backward was lost to communication beside it, up to any time."""
+
+    __slots__ = ("_lost", "_times")
+
+    def __init__(self, stretches: Sequence[tuple[float, float]], loss: float) -> None:
+        self._times: list[float] = []
+        self._lost: list[float] = []
+        lost = 0.0
+        for start, end in stretches if loss else ():
+            self._times += [start, end]
+            self._lost += [lost, lost := lost + loss * (end - start)]
+
+    def worked(self, at: float) -> float:
+        """The work done by then."""
+        if not self._times or at <= self._times[0]:
+            return at
+        i = bisect_right(self._times, at) - 1
+        if i % 2:  # after a stretch
+            return at - self._lost[i]
+        start, end = self._times[i], self._times[i + 1]
+        return at - self._lost[i] - (self._lost[i + 1] - self._lost[i]) * (at - start) / (end - start)
+
+
+class Wired(NamedTuple):
+    """The wire in one recorded step: when each bucket began to move and was done on the last rank, absolute."""
+
+    starts: list[float]
+    dones: list[float]
+    computed: float
+
+
+def wired(step: Sequence[RankStep], workers: int) -> Wired:
+    """Reduces a step's ranks to what the wire did."""
+    launches = list(accumulate((max(column) for column in zip(*(rank.start_of for rank in step), strict=True)), max))
+    dones = [max(column) for column in zip(*(rank.done for rank in step), strict=True)]
+    return Wired(in_service(launches, dones, workers), dones, max(rank.computed for rank in step))
+
+
+def fit(recorded: Recorded, wire: Wire | None = None) -> Physics:
+    """Fits everything to the recorded steps; what a sweep measured comes first."""
+    workers = workers_of(recorded.backend)
+    seen = [wired(step, workers) for step in recorded.steps]
+    sharing = _sharing(recorded, seen, workers, wire)
+    comm = _comm_slowdown(recorded, seen, sharing.value, wire)
+    samples = _samples(recorded.sizes, seen, sharing.value, comm.value)
+    curve, copy = curve_of(samples), _copy(recorded)
+    return Physics(
+        curve=curve if wire is None else calibrated(wire, curve, len(recorded.ranks)),
+        workers=workers,
+        sharing=sharing,
+        compute_slowdown=_compute_slowdown(recorded, seen, wire),
+        comm_slowdown=comm,
+        cast=_cast(copy, recorded.gpu, wire),
+        copy=copy,
+        lag=_lag(recorded),
+    )
+
+
+def _samples(
+    sizes: Sequence[int], seen: Sequence[Wired], sharing: float, comm_slowdown: float
+) -> list[tuple[float, float]]:
+    return [
+        (float(nbytes), work)
+        for step in seen
+        for nbytes, work in zip(sizes, alone(step, sharing, comm_slowdown), strict=True)
+    ]
+
+
+def alone(step: Wired, sharing: float, comm_slowdown: float) -> list[float]:
+    """What each bucket would have taken alone, and with no compute beside it; never less than 1 µs."""
+    works = works_of(step.starts, step.dones, sharing)
+    if comm_slowdown:
+        lost = comm_slowdown / (1 + comm_slowdown)
+        for i, (start, done) in enumerate(zip(step.starts, step.dones, strict=True)):
+            beside = max(0.0, min(done, step.computed) - start)
+            works[i] *= 1 - lost * beside / max(1.0, done - start)
+    return [max(1000.0, work) for work in works]
+
+
+def _sharing(recorded: Recorded, seen: Sequence[Wired], workers: int, wire: Wire | None) -> Guess:
+    """Which sharing makes the work of equal sizes most alike, where enough of it was shared."""
+    if workers == 1:
+        return Guess(1.0, 0.0)
+    if wire is not None and wire.sharing is not None:
+        return Guess(wire.sharing, 0.03)
+    spread: dict[float, float] = {}
+    for sharing in SHARINGS:
+        samples = _samples(recorded.sizes, seen, sharing, 0.0)
+        curve = curve_of(samples)
+        spread[sharing] = fmean((work / curve.work(nbytes) - 1) ** 2 for nbytes, work in samples)
+    best = min(SHARINGS, key=spread.__getitem__)
+    shared = spread[SHARINGS[0]] != spread[SHARINGS[-1]] and max(spread.values()) > 1.1 * spread[best]
+    return Guess(best, 0.05) if shared else Guess(LIKELY_SHARING, 0.08)
+
+
+def _comm_slowdown(recorded: Recorded, seen: Sequence[Wired], sharing: float, wire: Wire | None) -> Guess:
+    if wire is not None and wire.slowdown is not None:
+        return Guess(wire.slowdown, 0.15 * wire.slowdown)
+    panel: Panel = []
+    for step in seen:
+        works = works_of(step.starts, step.dones, sharing)
+        hidden = [
+            min(1.0, max(0.0, (step.computed - start) / max(1.0, done - start)))
+            for start, done in zip(step.starts, step.dones, strict=True)
+        ]
+        panel.append(list(zip(hidden, works, strict=True)))
+    return _shrunk(panel_slope([panel]))
+
+
+def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | None) -> Guess:
+    """Compares equal stretches of a backward, in steps where communication covered more or less of them."""
+    if wire is not None and wire.compute_beside is not None:
+        return Guess(wire.compute_beside - 1, 0.15 * (wire.compute_beside - 1))
+    if not recorded.by_parameter or recorded.gpu:
+        return Guess(0.0, 0.0)
+    bounds = sorted({round(i * (len(recorded.units) - 1) / SEGMENTS) for i in range(SEGMENTS + 1)})
+    panels: list[Panel] = [[] for _ in recorded.ranks]
+    for step, on_wire in zip(recorded.steps, seen, strict=True):
+        moving = union(zip(map(int, on_wire.starts), map(int, on_wire.dones), strict=True))
+        for rank, row in enumerate(step):
+            marks = [at for bound in bounds if (at := row.fires[bound]) is not None]
+            if len(marks) == len(bounds) and all(b > a for a, b in pairwise(marks)):
+                panels[rank].append([(_covered(moving, *pair), pair[1] - pair[0]) for pair in pairwise(marks)])
+    return _shrunk(panel_slope(panels))
+
+
+def _covered(moving: Intervals, start: float, end: float) -> float:
+    """Which share of a stretch something moved."""
+    return sum(max(0.0, min(end, b) - max(start, a)) for a, b in moving) / (end - start)
+
+
+def _shrunk(found: tuple[float, float] | None) -> Guess:
+    """What was seen, drawn towards none by as much as it is uncertain."""
+    if found is None:
+        return Guess(0.0, 0.0)
+    slope, error = found
+    trust = PRIOR_SLOWDOWN**2 / (PRIOR_SLOWDOWN**2 + error**2)
+    return Guess(min(MOST_SLOWDOWN, max(0.0, slope * trust)), error * trust**0.5)
+
+
+def _copy(recorded: Recorded) -> float:
+    """DDP waits for each bucket in turn and copies it back: the time per byte that explains each wait's end."""
+    after = list(accumulate(reversed(recorded.sizes)))[::-1]
+    rates = []
+    for step in recorded.steps:
+        for rank in step:
+            bounds = [(rank.synced - done) / size for done, size in zip(rank.done, after, strict=True)]
+            rates.append(max(0.0, min([(rank.synced - rank.computed) / after[0], *bounds])))
+    return median(rates)
+
+
+def _cast(copy: float, gpu: bool, wire: Wire | None) -> Guess:
+    known = wire.encode_ns_per_byte.get("fp16") if wire is not None else None
+    if known is not None:
+        return Guess(known, 0.15 * known)
+    likely = PASSES_PER_CAST * (copy if copy > LEAST_COPY else LIKELY_COPY[gpu])
+    return Guess(likely, 0.6 * likely)
+
+
+def _lag(recorded: Recorded) -> float:
+    lags = []
+    for step in recorded.steps:
+        for rank in step:
+            before = 0.0
+            for ready, launch in zip(rank.ready, rank.launch, strict=True):
+                if ready is not None and ready > before:
+                    lags.append(launch - ready)
+                before = launch
+    return max(0.0, median(lags)) if lags else 0.0
+
+
+def wait_end(dones: Sequence[float], after: Sequence[float], copy: float) -> float:
+    """When the last bucket is copied back, as far as the wire decides; ``after``: bytes from each bucket on."""
+    return max(done + copy * size for done, size in zip(dones, after, strict=True))
+
+
+def take_apart(recorded: Recorded, physics: Physics, steps: Sequence[int]) -> list[StepWork]:
+    """The work of these steps under these physics."""
+    after = list(accumulate(reversed(recorded.sizes)))[::-1]
+    expected = [physics.curve.work(nbytes) for nbytes in recorded.sizes]
+    loss = physics.compute_slowdown.value / (1 + physics.compute_slowdown.value)
+    found = []
+    for number in steps:
+        step = recorded.steps[number]
+        on_wire = wired(step, physics.workers)
+        works = alone(on_wire, physics.sharing.value, physics.comm_slowdown.value)
+        moving = _stretches(on_wire) if loss else []
+        ranks, busy = [], []
+        for rank in step:
+            lost = Busy(
+                [(max(0.0, a - rank.backward), b - rank.backward) for a, b in moving if b > rank.backward], loss
+            )
+            ranks.append(_work(rank, recorded, physics, lost, wait_end(on_wire.dones, after, physics.copy), after[0]))
+            busy.append(lost)
+        found.append(StepWork(ranks, busy, [work / most for work, most in zip(works, expected, strict=True)]))
+    return found
+
+
+def _stretches(on_wire: Wired) -> list[tuple[float, float]]:
+    """When anything moved beside compute."""
+    pairs = zip(map(int, on_wire.starts), map(int, on_wire.dones), strict=True)
+    return [(float(a), float(min(b, on_wire.computed))) for a, b in union(pairs) if a < on_wire.computed]
+
+
+def _work(rank: RankStep, recorded: Recorded, physics: Physics, lost: Busy, waited: float, nbytes: int) -> Work:
+    at = rank.fires if recorded.by_parameter else rank.ready
+    known = [0.0 if t is None else t - rank.backward + physics.lag for t in at]
+    if not recorded.by_parameter:
+        known = [launch - rank.backward for launch in rank.launch]
+    modelled = max(rank.computed + physics.copy * nbytes, waited)
+    return Work(
+        before=rank.backward - rank.start,
+        at=known,
+        compute=lost.worked(rank.computed - rank.backward),
+        tail=rank.end - modelled,
+        data=rank.data,
+        optimizer=rank.optimizer,
+    )
+
+
+def noise(values: Sequence[float]) -> float:
+    """The standard error of their mean."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0

@@ -1,0 +1,288 @@
+"""The changes that can be asked about: what each one does to buckets, wire and ranks, and the code that makes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+from ddpwatch.analysis.whatif.assignment import (
+    DEFAULT_CAP_BYTES,
+    MIB,
+    Buckets,
+    Limits,
+    Parameter,
+    initial,
+    limits_of,
+    rebuilt,
+)
+from ddpwatch.analysis.whatif.cost import ring_bytes
+from ddpwatch.analysis.whatif.model import Physics
+from ddpwatch.analysis.whatif.recorded import Recorded
+from ddpwatch.errors import UsageError
+
+POWER_SGD_PASSES = 6.0  # over the gradients: add the error, two products, rebuild, subtract, copy
+LEAST_COMPRESSION = 2  # PowerSGD leaves a matrix alone that it would not make this much smaller
+FLOAT32_BYTES = 4
+SWEEP = "measure with torchrun -m ddpwatch.sweep, and give --wire wire.json"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What would be different. The defaults change nothing.
+
+    Attributes:
+        cap_mib, first_mib: The bucket cap, and that of the first bucket.
+        hook: ``fp16``, ``bf16`` or ``powersgd-R``.
+        link: How many times faster the network is.
+        perfect: Collectives take no time.
+        without_rank: This rank is as fast as the others.
+        no_input: No rank waits for data.
+        world: Number of ranks.
+        accumulate: Batches per reduction.
+        bucket_view, static_graph: DDP's options.
+    """
+
+    cap_mib: float | None = None
+    first_mib: float | None = None
+    hook: str = ""
+    link: float = 1.0
+    perfect: bool = False
+    without_rank: int | None = None
+    no_input: bool = False
+    world: int | None = None
+    accumulate: int = 1
+    bucket_view: bool = False
+    static_graph: bool = False
+
+    def __or__(self, other: Change) -> Change:
+        """Both at once."""
+        default = Change()
+        theirs = {f.name: getattr(other, f.name) for f in fields(self)}
+        return replace(self, **{name: value for name, value in theirs.items() if value != getattr(default, name)})
+
+    @property
+    def moves_buckets(self) -> bool:
+        """Whether gradients travel in other buckets."""
+        return self.cap_mib is not None or self.first_mib is not None or self.static_graph
+
+    @property
+    def powersgd_rank(self) -> int:
+        """The rank of PowerSGD, 0 without it."""
+        return int(self.hook.removeprefix("powersgd-")) if self.hook.startswith("powersgd-") else 0
+
+
+class Plan(NamedTuple):
+    """A change in numbers.
+
+    Attributes:
+        buckets: The units of each bucket, in launch order.
+        sizes: Bytes of each bucket in memory.
+        works: What its collectives take alone (ns), where the wire is as fast as usual.
+        shares: Per bucket, which recorded buckets its bytes come from, and their shares.
+        encode: Per bucket, what compute pays before the launch (ns).
+        rows: Per rank, which recorded one it is like, and by how many steps it is shifted against that.
+        copy: ns to copy a byte back.
+        change: The change itself.
+    """
+
+    buckets: Buckets
+    sizes: list[int]
+    works: list[float]
+    shares: list[list[tuple[int, float]]]
+    encode: list[float]
+    rows: list[tuple[int, int]]
+    copy: float
+    change: Change
+
+
+def recorded_limits(recorded: Recorded) -> Limits | None:
+    """The limits from which the recorded buckets follow; None if they follow from none that DDP has by itself."""
+    cap = int(float(recorded.flags.get("bucket_cap_mb") or 0) * MIB) or DEFAULT_CAP_BYTES
+    for is_default in (True, False) if cap == DEFAULT_CAP_BYTES else (False,):
+        limits = limits_of(cap, is_default)
+        if recorded.by_parameter and _sorted(_assigned(recorded, limits, False)) == _sorted(recorded.buckets):
+            return limits
+    return None
+
+
+def _sorted(buckets: Buckets) -> Buckets:
+    return [sorted(bucket) for bucket in buckets]
+
+
+def _assigned(recorded: Recorded, limits: Limits, static_graph: bool) -> Buckets:
+    """DDP's buckets under these limits, as units."""
+    if recorded.flag("find_unused_parameters") and not (static_graph or recorded.flag("static_graph")):
+        registered = [recorded.units[unit] for unit in recorded.registered]
+        return [[recorded.registered[i] for i in bucket] for bucket in initial(registered, limits)]
+    return rebuilt(recorded.units, limits, range(len(recorded.units)))
+
+
+def _buckets(recorded: Recorded, change: Change) -> Buckets:
+    if not change.moves_buckets:
+        return recorded.buckets
+    held = recorded_limits(recorded) or Limits(DEFAULT_CAP_BYTES, DEFAULT_CAP_BYTES)
+    cap = held.cap if change.cap_mib is None else int(change.cap_mib * MIB)
+    if change.cap_mib is None and change.first_mib is None:
+        limits = held
+    else:
+        limits = limits_of(cap, False, None if change.first_mib is None else int(change.first_mib * MIB))
+    return _assigned(recorded, limits, change.static_graph)
+
+
+def plan(recorded: Recorded, physics: Physics, change: Change) -> Plan:
+    """What the change means for the recorded run."""
+    buckets = _buckets(recorded, change)
+    sizes = [sum(recorded.units[unit].nbytes for unit in bucket) for bucket in buckets]
+    collective = _collective(recorded, physics, change)
+    encode, decode = _casts(physics, change)
+    messages = [_messages([recorded.units[unit] for unit in bucket], change) for bucket in buckets]
+    works = [
+        0.0 if change.perfect else sum(map(collective, sent)) + decode * nbytes
+        for sent, nbytes in zip(messages, sizes, strict=True)
+    ]
+    return Plan(
+        buckets,
+        sizes,
+        works,
+        _shares(recorded, buckets),
+        [encode * nbytes for nbytes in sizes],
+        _rows(recorded, change),
+        0.0 if change.bucket_view else physics.copy,
+        change,
+    )
+
+
+def _collective(recorded: Recorded, physics: Physics, change: Change) -> Callable[[float], float]:
+    """What one collective of a size takes, under another link and world size."""
+    curve, n = physics.curve, len(recorded.ranks)
+    world = change.world or n
+    hops = _hops(world, recorded.backend) / _hops(n, recorded.backend)
+    per_byte = ring_bytes(world) / ring_bytes(n) / change.link
+
+    def take(nbytes: float) -> float:
+        whole = curve.work(nbytes)
+        latency = min(whole, curve.latency)
+        return latency * hops + (whole - latency) * per_byte
+
+    return take
+
+
+def _hops(ranks: int, backend: str) -> float:
+    """How often a message is passed on: along a ring, or where NCCL would rather have it, up and down a tree."""
+    ring = float(ranks - 1)
+    return min(ring, max(1.0, math.log2(ranks))) if "nccl" in backend and ranks > 1 else ring
+
+
+def _messages(units: Sequence[Parameter], change: Change) -> list[float]:
+    """The bytes of each collective that a bucket needs."""
+    nbytes = float(sum(unit.nbytes for unit in units))
+    if change.powersgd_rank:
+        return _power_sgd(units, change.powersgd_rank)
+    if change.hook:
+        return [float(sum(unit.nbytes * min(1.0, 2 / _item_bytes(unit)) for unit in units))]
+    return [nbytes]
+
+
+def _item_bytes(unit: Parameter) -> int:
+    digits = "".join(c for c in unit.kind.split(" ")[0].split("_")[0] if c.isdigit())
+    return int(digits) // 8 if digits else FLOAT32_BYTES
+
+
+def _power_sgd(units: Sequence[Parameter], rank: int) -> list[float]:
+    """Vectors and small matrices whole, then both factors of all others."""
+    whole = left = right = 0.0
+    for unit in units:
+        elements = unit.nbytes / _item_bytes(unit)
+        columns = elements / unit.rows if unit.rows else 0.0
+        r = min(rank, unit.rows, columns)
+        if not unit.rows or (unit.rows + columns) * r * LEAST_COMPRESSION >= elements:
+            whole += unit.nbytes
+        else:
+            left += unit.rows * r * _item_bytes(unit)
+            right += columns * r * _item_bytes(unit)
+    return [nbytes for nbytes in (whole, left, right) if nbytes]
+
+
+def _casts(physics: Physics, change: Change) -> tuple[float, float]:
+    """Ns per byte that a hook costs compute before the launch, and the wire's thread after it."""
+    if not change.hook:
+        return 0.0, 0.0
+    passes = (POWER_SGD_PASSES + change.powersgd_rank) / 2 if change.powersgd_rank else 1.0
+    return passes * physics.cast.value / 2, passes * physics.cast.value / 2
+
+
+def _shares(recorded: Recorded, buckets: Buckets) -> list[list[tuple[int, float]]]:
+    home = {unit: number for number, bucket in enumerate(recorded.buckets) for unit in bucket}
+    found = []
+    for bucket in buckets:
+        held: dict[int, float] = {}
+        for unit in bucket:
+            held[home[unit]] = held.get(home[unit], 0.0) + recorded.units[unit].nbytes
+        whole = sum(held.values()) or 1.0
+        found.append([(number, nbytes / whole) for number, nbytes in held.items()])
+    return found
+
+
+def _rows(recorded: Recorded, change: Change) -> list[tuple[int, int]]:
+    """Further ranks are like the recorded ones, in other steps; a rank without its lateness is like a usual one."""
+    n, steps = len(recorded.ranks), len(recorded.steps)
+    world = change.world or n
+    shift = max(1, steps // (world // n + 2))
+    rows = [(position % n, position // n * shift) for position in range(world)]
+    if change.without_rank is not None:
+        replaced, donor = recorded.ranks.index(change.without_rank), usual_rank(recorded, change.without_rank)
+        rows = [(donor, by + max(1, steps // 2)) if row == replaced else (row, by) for row, by in rows]
+    return rows
+
+
+def own_time(recorded: Recorded) -> dict[int, float]:
+    """Per rank, the mean of what it does itself in a step (ns): all but the wait for buckets."""
+    return {
+        number: sum(
+            row.computed - row.start + row.end - row.synced for row in (step[position] for step in recorded.steps)
+        )
+        / len(recorded.steps)
+        for position, number in enumerate(recorded.ranks)
+    }
+
+
+def usual_rank(recorded: Recorded, but: int) -> int:
+    """The position of the rank that is in the middle of the others."""
+    own = {number: ns for number, ns in own_time(recorded).items() if number != but}
+    return recorded.ranks.index(sorted(own, key=own.__getitem__)[(len(own) - 1) // 2])
+
+
+def parse_hook(text: str) -> str:
+    """``fp16``, ``bf16``, ``powersgd`` or ``powersgd-4`` as `Change.hook`.
+
+    Raises:
+        UsageError: The text is something else.
+    """
+    name, _, rank = text.strip().lower().partition("-")
+    if name in ("fp16", "bf16") and not rank:
+        return name
+    if name == "powersgd" and (not rank or (rank.isdecimal() and 1 <= int(rank) <= 1024)):
+        return f"powersgd-{int(rank or 1)}"
+    raise UsageError(f"{text!r} is no comm hook that what-if knows", "give fp16, bf16 or powersgd-2")
+
+
+def refusal(recorded: Recorded, physics: Physics, change: Change) -> str:
+    """Why the recording does not carry a prediction of this change; empty if it does."""
+    if (change.moves_buckets or change.powersgd_rank) and not recorded.by_parameter:
+        return recorded.why_not
+    resized = change.moves_buckets or change.hook or change.link != 1 or change.world not in (None, len(recorded.ranks))
+    if resized and not physics.curve.bends:
+        return f"only one bucket size was seen, so latency and rate cannot be told apart; {SWEEP}"
+    if change.static_graph and (not recorded.flag("find_unused_parameters") or recorded.flag("static_graph")):
+        return "static_graph changes the buckets only beside find_unused_parameters=True"
+    if change.bucket_view and recorded.flag("gradient_as_bucket_view"):
+        return "gradient_as_bucket_view is set already"
+    if change.no_input and any(rank.data is None for step in recorded.steps for rank in step):
+        return "the wait for data is not known: no DataLoader was seen"
+    if change.accumulate > 1 and recorded.micro_steps > 1:
+        return f"the job accumulates over {recorded.micro_steps} batches already"
+    if change.without_rank is not None and change.without_rank not in recorded.ranks:
+        return f"there is no rank {change.without_rank}"
+    return ""

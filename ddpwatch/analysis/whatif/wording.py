@@ -1,0 +1,103 @@
+"""A change as text: its name, the code that makes it, and what its prediction assumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpwatch.analysis.whatif.assignment import DEFAULT_CAP_BYTES, MIB
+from ddpwatch.analysis.whatif.recorded import Recorded
+from ddpwatch.analysis.whatif.scenarios import Change
+
+_HOOKS = {
+    "fp16": "model.register_comm_hook(None, default_hooks.fp16_compress_hook)",
+    "bf16": "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
+}
+
+
+def name_of(change: Change) -> str:
+    """The change in a few words."""
+    return " + ".join(_names(change)) or "nothing"
+
+
+def _names(change: Change) -> Iterator[str]:
+    if change.cap_mib is not None and change.first_mib is None:
+        yield f"bucket cap {change.cap_mib:g} MiB"
+    elif change.first_mib is not None:
+        cap = DEFAULT_CAP_BYTES / MIB if change.cap_mib is None else change.cap_mib
+        yield f"bucket cap {cap:g} MiB, the first {change.first_mib:g}"
+    if change.bucket_view:
+        yield "gradient_as_bucket_view"
+    if change.static_graph:
+        yield "static_graph"
+    if change.hook:
+        yield f"{change.hook} hook"
+    if change.accumulate > 1:
+        yield f"accumulation over {change.accumulate} batches"
+    if change.link != 1:
+        yield f"a link {change.link:g} times as fast"
+    if change.world is not None:
+        yield f"{change.world} ranks"
+    if change.without_rank is not None:
+        yield f"rank {change.without_rank} as fast as the others"
+    if change.no_input:
+        yield "no wait for data"
+    if change.perfect:
+        yield "communication for free (the bound)"
+
+
+def code_of(change: Change) -> str:
+    """The line of code to change; empty if the change is none of code."""
+    return "; ".join(_lines(change))
+
+
+def _lines(change: Change) -> Iterator[str]:
+    options = []
+    if change.first_mib is not None:
+        cap = DEFAULT_CAP_BYTES / MIB if change.cap_mib is None else change.cap_mib
+        options.append(f"bucket_cap_mb_list=[{change.first_mib:g}, {cap:g}]")
+    elif change.cap_mib is not None:
+        options.append(f"bucket_cap_mb={change.cap_mib:g}")
+    options += ["gradient_as_bucket_view=True"] if change.bucket_view else []
+    options += ["static_graph=True"] if change.static_graph else []
+    if options:
+        yield f"DistributedDataParallel(model, {', '.join(options)})"
+    if change.powersgd_rank:
+        state = f"PowerSGDState(None, matrix_approximation_rank={change.powersgd_rank})"
+        yield f"model.register_comm_hook({state}, powerSGD_hook)"
+    elif change.hook:
+        yield _HOOKS[change.hook]
+    if change.accumulate > 1:
+        yield f"with model.no_sync(): around all but each {_ordinal(change.accumulate)} backward"
+
+
+def _ordinal(number: int) -> str:
+    return f"{number}{ {2: 'nd', 3: 'rd'}.get(number, 'th') }"
+
+
+def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iterator[str]:
+    """What must be true for the prediction to hold."""
+    if change.moves_buckets or change.hook or change.world is not None:
+        source = "wire.json" if measured_wire else "the sizes that the recording has"
+        yield f"collectives of other sizes cost what the line through {source} says"
+    if change.first_mib is not None:
+        yield "torch 2.13 or newer, for bucket_cap_mb_list"
+    if change.hook:
+        yield "no comm hook is registered now" + ("" if measured_wire else "; a cast costs about two copies")
+    if change.powersgd_rank:
+        yield "PowerSGD has started (start_powerSGD_iter), and its products cost about six passes over the gradients"
+    if change.hook or change.accumulate > 1:
+        yield "training still converges as well"
+    if change.accumulate > 1:
+        yield "times are per batch"
+    if change.bucket_view:
+        yield "only the copying back after the wait goes away"
+    if change.link != 1:
+        yield "latency stays"
+    if change.world is not None:
+        yield "a ring (or NCCL's tree) over equal links, and further ranks like those recorded"
+    if change.without_rank is not None:
+        yield f"rank {change.without_rank} works like the rank in the middle of the others"
+    if change.perfect:
+        yield "ranks still wait for each other"
+    if recorded.flag("broadcast_buffers") and change.without_rank is not None:
+        yield "the forward waits for no broadcast of buffers"

@@ -1,0 +1,141 @@
+"""Answers ``ddpwatch whatif`` from frames: a recording's, or what a running job's collector retains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+from ddpwatch.analysis.whatif.answer import WhatIf
+from ddpwatch.analysis.whatif.recorded import Recorded, RecordedBuilder
+from ddpwatch.analysis.whatif.scenarios import Change, parse_hook
+from ddpwatch.analysis.whatif.wire import Wire, parse_wire
+from ddpwatch.errors import UsageError
+from ddpwatch.live_source import Source
+from ddpwatch.messages import Bye, Message, Status
+from ddpwatch.recording.reader import Recording
+
+SNAPSHOT_S = 10.0  # a collector sends its snapshot within this, or is gone
+
+
+@dataclass
+class Question:
+    """What the command line asks for: the values of each option."""
+
+    caps: str | None = None
+    first_cap: str | None = None
+    hooks: str | None = None
+    links: str | None = None
+    without_rank: int | None = None
+    worlds: str | None = None
+    accumulate: str | None = None
+    bucket_view: bool = False
+    static_graph: bool = False
+    no_input: bool = False
+    perfect: bool = False
+
+    def changes(self) -> list[Change]:
+        """Each option's changes alone, and each two options' together; empty if nothing is asked for.
+
+        Raises:
+            UsageError: A value is not valid.
+        """
+        first = None if self.first_cap is None else _numbers("--first-cap", self.first_cap, 1 / 1024, 4096)[0]
+        caps = _numbers("--cap", self.caps, 1 / 1024, 4096)
+        options = [
+            [Change(cap_mib=cap, first_mib=first) for cap in caps] or ([Change(first_mib=first)] if first else []),
+            [Change(hook=parse_hook(hook)) for hook in (self.hooks or "").split(",") if hook.strip()],
+            [Change(link=link) for link in _numbers("--link", self.links, 0.01, 1000)],
+            [] if self.without_rank is None else [Change(without_rank=self.without_rank)],
+            [Change(world=int(world)) for world in _numbers("--world", self.worlds, 2, 65536)],
+            [Change(accumulate=int(k)) for k in _numbers("--accumulate", self.accumulate, 2, 1024)],
+            [Change(bucket_view=True)] if self.bucket_view else [],
+            [Change(static_graph=True)] if self.static_graph else [],
+            [Change(no_input=True)] if self.no_input else [],
+            [Change(perfect=True)] if self.perfect else [],
+        ]
+        alone = [change for changes in options for change in changes]
+        pairs = [a | b for one, other in combinations(options, 2) for a, b in product(one, other)]
+        return alone + pairs
+
+
+def _numbers(option: str, text: str | None, least: float, most: float) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")] if text is not None else []
+    except ValueError:
+        found = [least - 1]
+    if not all(least <= number <= most for number in found):
+        raise UsageError(f"{option} {text} is no list of numbers from {least:g} to {most:g}", f"give e.g. {option} 2,4")
+    return found
+
+
+def recorded_in(file: Path) -> tuple[Recorded, list[str]]:
+    """What a recording shows, with notes about it.
+
+    Raises:
+        UsageError: It cannot be read, or carries no prediction.
+    """
+    recording = Recording(file)
+    try:
+        found = _recorded(message for message, _ in recording)
+    except UsageError as error:
+        if recording.cut_tail:
+            raise UsageError(f"{file} is cut off or damaged, and before that: {error.message}", error.hint) from None
+        raise
+    notes = list(recording.notes)
+    if recording.cut_tail:
+        notes.append(f"{file} is cut off or damaged; {len(found.steps)} full steps from before that are used")
+    return found, notes
+
+
+def recorded_live(source: Source) -> Recorded:
+    """What a running job's collector retains.
+
+    Raises:
+        UsageError: It does not answer, or that carries no prediction.
+    """
+    try:
+        return _recorded(_snapshot(source))
+    finally:
+        source.close()
+
+
+def _snapshot(source: Source) -> Iterable[Message]:
+    """The frames up to the first live status, which comes twice a second."""
+    deadline = time.monotonic() + SNAPSHOT_S
+    while time.monotonic() < deadline:
+        for message, _ in source.read(0.2):
+            yield message
+            if isinstance(message, Status) or (isinstance(message, Bye) and message.rank is None):
+                return
+    raise UsageError("the run does not answer", "`ddpwatch ls` shows whether it is still live")
+
+
+def _recorded(messages: Iterable[Message]) -> Recorded:
+    builder = RecordedBuilder()
+    for message in messages:
+        builder.apply(message)
+    return builder.build()
+
+
+def read_wire(file: Path) -> Wire:
+    """Reads ``wire.json``.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    try:
+        return parse_wire(file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror or error}", "make one with python -m ddpwatch.sweep") from None
+
+
+def answer(recorded: Recorded, changes: Sequence[Change], wire: Wire | None = None) -> dict[str, Any]:
+    """The answer, as ``ddpwatch whatif --json`` prints it; without changes, to what is worth trying."""
+    asked = WhatIf(recorded, wire)
+    if not changes:
+        asked.note_what_is_missing()
+    return asked.document(asked.ask(list(changes) or list(asked.default_changes())))

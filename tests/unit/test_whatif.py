@@ -1,0 +1,180 @@
+"""A made-up job whose other settings are played as well: what is predicted from one recording must be what comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
+from ddpwatch.analysis.whatif.recorded import RecordedBuilder
+from ddpwatch.analysis.whatif.scenarios import Change
+from ddpwatch.analysis.whatif.schedule import Speeds
+from ddpwatch.errors import UsageError
+from ddpwatch.messages import Layout, Message, Step
+from tests.support.whatif import DATA_MS, MadeUpJob, line
+
+JOB = MadeUpJob()
+GLOO = JOB.but(backend="gloo", speeds=Speeds(2, 0.5, 0.0, 0.0), cost=line(1.5, 4.0))
+SLOWED = GLOO.but(speeds=Speeds(2, 0.5, 0.2, 0.0), wire_jitter=0.25)
+LATE = JOB.but(ranks=4, late_ms=(0.0, 0.0, 25.0, 0.0))
+
+
+def one(job: MadeUpJob, change: Change) -> Prediction:
+    (found,) = WhatIf(job.recorded()).ask([change])
+    return found
+
+
+@pytest.mark.parametrize("job", [JOB, GLOO, SLOWED, LATE, JOB.but(cap_mib=None), JOB.but(ranks=5)])
+def test_a_recording_reproduces_itself(job: MadeUpJob) -> None:
+    asked = WhatIf(job.recorded())
+    assert asked.replayed.mean == pytest.approx(asked.recorded.measured_ns, rel=0.005)
+
+
+@pytest.mark.parametrize("cap_mib", [0.5, 1.0, 4.0, 8.0])
+@pytest.mark.parametrize("job", [JOB, GLOO, LATE])
+def test_another_cap(job: MadeUpJob, cap_mib: float) -> None:
+    truth = job.but(cap_mib=cap_mib, seed=2).step_ms
+    found = one(job, Change(cap_mib=cap_mib))
+    assert found.step_ms == pytest.approx(truth, rel=0.02)
+    assert found.low < truth < found.high
+
+
+def test_another_cap_where_compute_is_slowed() -> None:
+    for cap_mib in (1.0, 8.0):
+        found = one(SLOWED, Change(cap_mib=cap_mib))
+        assert found.step_ms == pytest.approx(SLOWED.but(cap_mib=cap_mib, seed=2).step_ms, rel=0.03)
+
+
+def test_a_faster_link() -> None:
+    found = one(JOB, Change(link=4))
+    assert found.step_ms == pytest.approx(JOB.but(cost=line(0.4, 3.5 / 4), seed=2).step_ms, rel=0.02)
+    assert "exposed communication" in found.why
+
+
+def test_half_the_bytes() -> None:
+    found = one(JOB, Change(hook="fp16"))
+    assert found.step_ms == pytest.approx(JOB.but(cost=line(0.4, 3.5 / 2), seed=2).step_ms, rel=0.05)
+    assert "fp16_compress_hook" in found.code
+
+
+def test_without_a_late_rank() -> None:
+    found = one(LATE, Change(without_rank=2))
+    truth = LATE.but(late_ms=(), seed=2).step_ms
+    assert found.step_ms == pytest.approx(truth, rel=0.02)
+    assert found.gain_ms > 4  # of 25: then the wire is what they wait for
+
+
+def test_without_input() -> None:
+    found = one(JOB, Change(no_input=True))
+    assert found.gain_ms == pytest.approx(DATA_MS, rel=0.05)
+
+
+def test_other_world_sizes() -> None:
+    more, fewer = (one(JOB.but(ranks=4), Change(world=world)) for world in (16, 2))
+    assert more.step_ms > JOB.but(ranks=4).step_ms > fewer.step_ms
+
+
+def test_accumulation_is_per_batch() -> None:
+    found = one(JOB, Change(accumulate=2))
+    exposed = JOB.step_ms - one(JOB, Change(perfect=True)).step_ms
+    assert exposed / 2 < found.gain_ms < exposed / 2 + 7  # of ms; an optimizer of 8 less in each second batch
+
+
+def test_communication_for_free_is_a_bound() -> None:
+    asked = WhatIf(JOB.recorded())
+    bound, *others = asked.ask([Change(perfect=True), *(Change(cap_mib=cap) for cap in (1, 5)), Change(link=9)])
+    assert bound.change.endswith("(the bound)")
+    assert all(other.step_ms > bound.step_ms for other in others)
+
+
+def test_two_at_once_gain_more_than_one() -> None:
+    asked = WhatIf(JOB.recorded())
+    both, *alone = asked.ask([Change(hook="fp16"), Change(no_input=True), Change(no_input=True) | Change(hook="fp16")])
+    assert both.change == "fp16 hook + no wait for data"
+    assert all(both.gain_ms > single.gain_ms for single in alone)
+
+
+def test_unasked_the_best_comes_first() -> None:
+    asked = WhatIf(JOB.recorded())
+    found = asked.ask(asked.default_changes())
+    assert [p.step_ms for p in found] == sorted(p.step_ms for p in found)
+    best = min((p for p in found if p.cap_mib and "first" not in p.change), key=lambda p: p.step_ms)
+    truth = {p.cap_mib: JOB.but(cap_mib=p.cap_mib, seed=2).step_ms for p in found if p.cap_mib}
+    assert truth[best.cap_mib] <= 1.02 * min(truth.values())
+    assert f"bucket_cap_mb={best.cap_mib:g}" in best.code
+
+
+def test_nothing_changed_gains_nothing() -> None:
+    found = one(JOB, Change(cap_mib=JOB.cap_mib))
+    assert abs(found.gain) < 0.001
+    assert found.low < found.step_ms < found.high
+
+
+# -- what the data cannot carry ------------------------------------------------------------------------------
+
+
+def built(messages: Iterable[Message]) -> WhatIf:
+    builder = RecordedBuilder()
+    for message in messages:
+        builder.apply(message)
+    return WhatIf(builder.build())
+
+
+def refused(asked: WhatIf, change: Change) -> str:
+    assert asked.ask([change]) == []
+    return asked.refused[-1][1]
+
+
+def test_one_bucket_size() -> None:
+    asked = WhatIf(JOB.but(cap_mib=100).recorded())
+    for change in (Change(cap_mib=5), Change(link=2), Change(hook="fp16"), Change(world=4)):
+        assert refused(asked, change).startswith("only one bucket size was seen")
+    assert len(asked.ask([Change(perfect=True), Change(without_rank=1), Change(no_input=True)])) == 3
+
+
+def edited(job: MadeUpJob, **changes: object) -> Iterable[Message]:
+    for message in job.messages():
+        for name, value in changes.items():
+            if hasattr(message, name):
+                setattr(message, name, value)
+        yield message
+
+
+def test_an_older_recording_still_answers_what_needs_no_sizes() -> None:
+    asked = built(edited(JOB, param_bytes=[], param_rows=[], param_kind=[]))
+    assert "sizes of the parameters" in refused(asked, Change(cap_mib=5))
+    assert "sizes of the parameters" in refused(asked, Change(hook="powersgd-2"))
+    whole = WhatIf(JOB.recorded())
+    for change in (Change(link=2), Change(perfect=True), Change(hook="fp16")):
+        (mine,), (theirs,) = asked.ask([change]), whole.ask([change])
+        assert mine.step_ms == pytest.approx(theirs.step_ms, rel=0.01)
+
+
+def test_without_hook_fires() -> None:
+    asked = built(edited(JOB, hook_param=[], hook_ns=[]))
+    assert "single gradients are missing" in refused(asked, Change(cap_mib=5))
+
+
+@pytest.mark.parametrize(
+    ("messages", "line"),
+    [
+        (lambda: edited(JOB, status="shadow", comm_done=[None] * len(JOB.buckets)), "0 full steps of all ranks"),
+        (lambda: edited(JOB, comm_op=["all_gather"] * len(JOB.buckets)), "shards its parameters (FSDP)"),
+        (lambda: [m for m in JOB.messages() if not isinstance(m, Layout)], "the bucket layout is missing"),
+        (lambda: [m for m in JOB.messages() if not isinstance(m, Step)], "no step is readable"),
+        (lambda: JOB.but(ranks=1).messages(), "one rank alone"),
+        (lambda: JOB.but(steps=4).messages(), "3 full steps of all ranks, and 5 are needed"),
+    ],
+)
+def test_refusals(messages: object, line: str) -> None:
+    with pytest.raises(UsageError, match=line.replace("(", r"\(").replace(")", r"\)")):
+        built(messages())  # type: ignore[operator]
+
+
+def test_what_is_set_already() -> None:
+    asked = built(edited(JOB, ddp={"bucket_cap_mb": 2.0, "gradient_as_bucket_view": True}, micro_steps=2))
+    assert "set already" in refused(asked, Change(bucket_view=True))
+    assert "accumulates over 2" in refused(asked, Change(accumulate=2))
+    assert "find_unused_parameters" in refused(asked, Change(static_graph=True))
+    assert refused(asked, Change(without_rank=7)) == "there is no rank 7"
