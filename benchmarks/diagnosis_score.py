@@ -6,10 +6,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ddpwatch.analysis.diagnosis.engine import Diagnosis
-
 from benchmarks.diagnosis_cases import Job, Truth
 from benchmarks.fleet import Played
+from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.sampling.levels import is_watched
 
@@ -82,7 +81,7 @@ def play(job: Job) -> Result:
         result.facts_ns += time.thread_time_ns() - started
         started = time.thread_time_ns()
         for mark in played.marks:
-            diagnosis.add_mark(mark)
+            diagnosis.apply(mark, played.number)
         diagnosis.add_step(across)
         result.engine_ns += time.thread_time_ns() - started
         result.rank_steps += job.shape.world

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddpwatch import rundir
-from ddpwatch.analysis.diagnosis.verdict import verdict
 from ddpwatch.analysis.step import NS_PER_MS
 from ddpwatch.analysis.window import summarise
 from ddpwatch.live_source import SILENCE_S, LiveSource
@@ -57,7 +56,7 @@ def line(state: RunState) -> str:
     summary = summarise(state.recent())
     newest = state.newest_step()
     drops = sum(rank.dropped for rank in state.ranks.values())
-    found = verdict(summary, state.presence(), state.end, len(state.ranks) >= state.world_size, names=state)
+    found = state.verdict(summary)
     return (
         f"{UNKNOWN if newest is None else newest.step:>8}  {number(summary.rate, 2):>6}  "
         f"{_ms(summary.step_ns):>8}  {percent(summary.overlap):>7}  {_ms(summary.exposed_ns):>10}  "

@@ -14,10 +14,13 @@ from itertools import islice
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import Clock, clock_of
-from ddpwatch.analysis.diagnosis.verdict import Presence
+from ddpwatch.analysis.diagnosis.engine import Diagnosis
+from ddpwatch.analysis.diagnosis.verdict import Verdict, verdict
 from ddpwatch.analysis.groups import Groups
+from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.matching import NumberedStep, StepMatcher
 from ddpwatch.analysis.step import missing_steps
+from ddpwatch.analysis.window import Summary
 from ddpwatch.messages import Beat, Bye, Device, Group, Hello, Layout, Mark, Message, RankSample, Status, Step
 from ddpwatch.sampling.cost import CostMeter
 
@@ -28,8 +31,6 @@ KEEP_RANK_STEPS = 65_536  # steps times ranks: what bounds memory in large jobs
 KEEP_DECODED = 2_048  # steps times ranks; older frames are kept encoded
 FULL_STEPS = 3  # at least: a figure that only full steps have must not rest on a single one
 KEEP_FIGURES = 64  # steps; older figures are computed again on demand
-KEEP_LAYOUTS = 64  # of all modules
-KEEP_LAYOUT_BYTES = 32 * 1024 * 1024  # of all, though the newest is always kept
 KEEP_DEVICES = 64
 KEEP_DEVICE_SAMPLES = 600  # per device
 KEEP_MARKS = 1000
@@ -79,6 +80,7 @@ class RunState:
         steps: The newest steps by number, oldest first.
         devices: Newest samples per (host, kind, index), oldest first.
         groups: The process groups.
+        diagnosis: What is wrong with the run, and where its time goes.
         layouts: By module, group and epoch.
         end: The collector's goodbye, once the run is over.
     """
@@ -91,7 +93,7 @@ class RunState:
     frames: int = 0
     ranks: dict[int, RankState] = field(default_factory=dict)
     steps: OrderedDict[int, StepAcrossRanks] = field(default_factory=OrderedDict)
-    layouts: dict[tuple[int, int, int], Layout] = field(default_factory=dict)
+    layouts: Layouts = field(init=False)
     devices: dict[tuple[str, str, int], deque[Device]] = field(default_factory=dict)
     marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=KEEP_MARKS))
     ends: deque[Bye] = field(default_factory=lambda: deque(maxlen=KEEP_ENDS))
@@ -100,13 +102,15 @@ class RunState:
     comparable: bool = True
     cost: CostMeter = field(default_factory=CostMeter)
     _sampled_ns: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    _layout_bytes: int = 0
     _restarts_before: int = 0
     _clocks: set[Clock] = field(default_factory=set)
+    diagnosis: Diagnosis = field(init=False)
     _matcher: StepMatcher = field(init=False)
 
     def __post_init__(self) -> None:
         self._matcher = StepMatcher(self.groups.members)
+        self.layouts = Layouts(self.groups)
+        self.diagnosis = Diagnosis(self.layouts, self.groups)
 
     @property
     def world_size(self) -> int:
@@ -119,6 +123,7 @@ class RunState:
         self.first_ns = self.first_ns or received_ns
         self.version += 1
         self.frames += 1
+        self.diagnosis.apply(message, received_ns)
         if isinstance(message, Device):
             self._apply_device(message, received_ns)
         elif isinstance(message, Status):
@@ -131,6 +136,7 @@ class RunState:
             self._rank(message.rank).sample = message
         elif isinstance(message, Bye) and message.rank is None:
             self.end = message
+            self._diagnose_rest()
         elif message.rank is not None:
             self._apply_rank(self._rank(message.rank), message, received_ns)
 
@@ -151,7 +157,7 @@ class RunState:
         elif isinstance(message, Hello):
             self._apply_hello(rank, message)
         elif isinstance(message, Layout):
-            self._apply_layout(message)
+            self.layouts.apply(message)
         elif isinstance(message, Group):
             self.groups.apply(message)
         elif isinstance(message, Bye):
@@ -168,17 +174,6 @@ class RunState:
             self.devices[key] = deque(maxlen=KEEP_DEVICE_SAMPLES)
         self.devices[key].append(device)
         self._sampled_ns[key] = received_ns
-
-    def _apply_layout(self, layout: Layout) -> None:
-        """Keeps the newest layouts. Ranks mostly have the same, and then the first one's stays."""
-        key = (layout.module, layout.group, layout.epoch)
-        known = self.layouts.get(key)
-        if known is not None and _grouping(known) == _grouping(layout):
-            return
-        self._layout_bytes += _size(layout) - (0 if known is None else _size(self.layouts.pop(key)))
-        self.layouts[key] = layout
-        while len(self.layouts) > KEEP_LAYOUTS or (self._layout_bytes > KEEP_LAYOUT_BYTES and len(self.layouts) > 1):
-            self._layout_bytes -= _size(self.layouts.pop(next(iter(self.layouts))))
 
     def _apply_hello(self, rank: RankState, hello: Hello) -> None:
         rank.hello, rank.bye = hello, None
@@ -199,8 +194,16 @@ class RunState:
             across = self.steps.get(number) or self._make_step(number)
             if across is not None:
                 across.add(step)
+                if len(across) >= max(self.world_size, 1):
+                    self.diagnosis.add_step(across)
         if self.frames % KEEP_DECODED == 0:
             self._tidy()
+
+    def _diagnose_rest(self) -> None:
+        """The steps that some ranks never sent."""
+        for across in self.steps.values():
+            if len(across) < self.world_size:
+                self.diagnosis.add_step(across)
 
     def _make_step(self, number: int) -> StepAcrossRanks | None:
         """A new step; None if it is older than anything kept."""
@@ -244,18 +247,16 @@ class RunState:
             return RankStatus.WAITING
         return RankStatus.RUNNING
 
-    def presence(self) -> dict[int, Presence]:
-        """What the verdict needs to know of every rank."""
-        return {
-            rank: Presence(
-                beat=state.beat,
-                bye=state.bye,
-                silent_ns=self.now_ns - state.seen_ns,
-                finished_steps=0 if state.last_step is None else state.last_step.step + 1,
-                groups=self.groups.of_rank(rank),
-            )
-            for rank, state in self.ranks.items()
-        }
+    def verdict(self, summary: Summary) -> Verdict:
+        """What matters most now, given the figures of the newest steps."""
+        complete = len(self.ranks) >= self.world_size
+        incidents = self.diagnosis.incidents()
+        return verdict(summary, incidents, len(self.ranks), self.end, complete, self.finished_steps)
+
+    @property
+    def finished_steps(self) -> int:
+        """How many steps the rank that is furthest has taken."""
+        return max((rank.last_step.step + 1 for rank in self.ranks.values() if rank.last_step is not None), default=0)
 
     @property
     def missing_steps(self) -> int | None:
@@ -272,49 +273,10 @@ class RunState:
                 return across
         return next(reversed(self.steps.values()), None)
 
-    def layer(self, param: int, rank: int | None = None) -> str:
-        """Name of a parameter, from the newest layout that has it; "" if none has.
-
-        Args:
-            param: Its id.
-            rank: Only layouts of its groups count; None for those of any.
-        """
-        for layout in self._newest_layouts(rank):
-            if 0 <= param - layout.param_base < len(layout.params):
-                return layout.params[param - layout.param_base]
-        return ""
-
-    def bucket_layer(self, index: int, rank: int | None = None) -> str:
-        """The first parameter of a bucket, from the newest layout that has it; "" if none is known."""
-        return next(iter(self.bucket_params(index, rank)), "")
-
-    def bucket_params(self, index: int, rank: int | None = None) -> list[str]:
-        """The parameters of a bucket, from the newest layout that has it; empty if none is known."""
-        for layout in self._newest_layouts(rank):
-            for bucket in layout.buckets:
-                if bucket.index == index:
-                    return [layout.params[param] for param in bucket.params if param < len(layout.params)]
-        return []
-
-    def _newest_layouts(self, rank: int | None) -> list[Layout]:
-        groups = None if rank is None else self.groups.of_rank(rank)
-        layouts = [layout for layout in self.layouts.values() if groups is None or layout.group in groups]
-        return sorted(layouts, key=lambda layout: layout.epoch, reverse=True)
-
     def recent(self, count: int = 50) -> list[StepAcrossRanks]:
         """The `newest` steps that count and that every known rank has sent."""
         steps = reversed(self.steps.values())
         return newest(count, (across for across in steps if across.counted and len(across) >= len(self.ranks)))
-
-
-def _grouping(layout: Layout) -> tuple[object, ...]:
-    return layout.param_base, layout.params, layout.buckets
-
-
-def _size(layout: Layout) -> int:
-    """About how much memory a layout takes, in bytes."""
-    names = sum(64 + len(name) for name in layout.params)
-    return names + sum(128 + 16 * len(bucket.params) for bucket in layout.buckets)
 
 
 def newest(count: int, steps: Iterable[StepAcrossRanks]) -> list[StepAcrossRanks]:

@@ -17,7 +17,10 @@ from typing import Any
 from ddpwatch.analysis.across_ranks import RankFacts, StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.buckets import BucketStep, bucket_steps
+from ddpwatch.analysis.diagnosis.engine import Diagnosis
+from ddpwatch.analysis.diagnosis.rows import incident_row, lost_row
 from ddpwatch.analysis.groups import OtherCollectives
+from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.means import MeanBuilder, Sums, merged
 from ddpwatch.analysis.step import NS_PER_MS, missing_steps
 from ddpwatch.messages import Bye, Hello, Layout, Message, Status, Step, StepStatus
@@ -109,8 +112,9 @@ class ReportBuilder:
         self.ranks: dict[int, RankSamples] = {}
         self.end: Bye | None = None
         self.collector_restarts = 0
-        self._layouts: dict[tuple[int, int, int], Layout] = {}
         self._assembler = StepAssembler(expected)
+        self._layouts = Layouts(self._assembler.groups)
+        self.diagnosis = Diagnosis(self._layouts, self._assembler.groups)
         self._statuses: Counter[str] = Counter()
         self._cost = CostMeter()
         self._others = OtherCollectives()
@@ -118,8 +122,9 @@ class ReportBuilder:
         self._means = MeanBuilder()
         self._buckets: defaultdict[tuple[int, int, int], BucketSamples] = defaultdict(BucketSamples)
 
-    def apply(self, message: Message) -> None:
-        """Takes one message."""
+    def apply(self, message: Message, received_ns: int = 0) -> None:
+        """Takes one message, and when it was received (ns since the Unix epoch; 0 if that is not known)."""
+        self.diagnosis.apply(message, received_ns)
         for across in self._assembler.apply(message):
             self._close(across)
         if isinstance(message, Step):
@@ -132,7 +137,7 @@ class ReportBuilder:
             else:
                 self._rank(message.rank).bye = message
         elif isinstance(message, Layout):
-            self._layouts[message.module, message.group, message.epoch] = message
+            self._layouts.apply(message)
         elif isinstance(message, Status):
             self.collector_restarts = max(self.collector_restarts, message.restarts)
 
@@ -179,6 +184,8 @@ class ReportBuilder:
                 self._rank_row(rank, samples, means.get(rank, Sums())) for rank, samples in sorted(self.ranks.items())
             ],
             "buckets": [self._bucket_row(key, samples) for key, samples in self._current_buckets()],
+            "lost": lost_row(self.diagnosis.lost()),
+            "incidents": [incident_row(incident, self._layouts) for incident in self.diagnosis.incidents()],
         }
 
     # -- collecting ------------------------------------------------------------------------------------------
@@ -199,6 +206,7 @@ class ReportBuilder:
 
     def _close(self, across: StepAcrossRanks) -> None:
         """Counts one step, with all the ranks that have sent it."""
+        self.diagnosis.add_step(across)
         steps = list(across.ranks.values())
         found = {step.status for step in steps}
         self._statuses[next((status for status in _NOTABLE if status in found), "ok")] += 1
@@ -289,7 +297,7 @@ class ReportBuilder:
             "module": module,
             "index": index,
             "nbytes": samples.nbytes,
-            "params": self._params(module, index),
+            "params": self._layouts.bucket_params(index, module=module),
             "ready_ms_p50": samples.ready.p50(NS_PER_MS),
             "launch_ms_p50": samples.launch.p50(NS_PER_MS),
             "done_ms_p50": samples.done.p50(NS_PER_MS),
@@ -299,15 +307,6 @@ class ReportBuilder:
             "last_rank": last[0][0] if last else None,
             "last_share": last[0][1] / samples.last.total() if last else None,
         }
-
-    def _params(self, module: int, index: int) -> list[str]:
-        """Their names; of modules with the same number in several groups, those of the group with the lowest id."""
-        layouts = [layout for (m, _, _), layout in self._layouts.items() if m == module]
-        for layout in sorted(layouts, key=lambda layout: (-layout.epoch, layout.group)):
-            for bucket in layout.buckets:
-                if bucket.index == index:
-                    return [layout.params[p] for p in bucket.params if p < len(layout.params)]
-        return []
 
 
 def _ms(ns: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""The newest steps of a run summed up: means of time, medians of lateness, and the straggler.
+"""The newest steps of a run summed up: means of time, medians of lateness.
 
 The definitions are those of ``docs/metrics.md``. Times in ns; what was not measured, or cannot be compared, is None.
 With a thousand ranks this has to be cheap: each step is digested once, and a rank's figures wait until they are read.
@@ -13,7 +13,6 @@ from itertools import chain
 from statistics import median
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.straggler import Straggler, find_straggler, lateness
 from ddpwatch.analysis.digest import StepDigest, p50
 from ddpwatch.analysis.means import Sums, chosen, merged
 
@@ -56,7 +55,6 @@ class Summary:
     cost: float | None = None
     ranks: Mapping[int, RankSummary] = field(default_factory=dict)
     bucket_exposed_ns: dict[int, float] = field(default_factory=dict)
-    straggler: Straggler | None = None
 
 
 class RankSummaries(Mapping[int, RankSummary]):
@@ -124,7 +122,6 @@ def _summary(steps: Sequence[StepDigest]) -> Summary:
         cost=_merged_p50([step.cost for step in steps]),
         ranks=RankSummaries(steps, averaged),
         bucket_exposed_ns=_exposed_p50(steps),
-        straggler=find_straggler(steps),
     )
 
 
@@ -152,7 +149,7 @@ def _rank_summary(rank: int, steps: Sequence[StepDigest], averaged: Sequence[Ste
     return RankSummary(
         rank=rank,
         step_ns=sums.step_ns,
-        late_ns=p50(lateness(rank, steps)),
+        late_ns=p50(step.skew.late.get(rank) for step in steps),
         wait_ns=p50(step.skew.wait.get(rank) for step in steps),
         overlap=sums.overlap,
         exposed_ns=sums.exposed_ns,

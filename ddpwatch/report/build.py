@@ -33,8 +33,8 @@ def report_of_recording(recording: Recording, selection: Selection | None = None
     chosen = selection or Selection()
     recording.check(chosen)
     builder = ReportBuilder(None if chosen.ranks is None else len(chosen.ranks))
-    for message, _ in recording.select(chosen):
-        builder.apply(message)
+    for message, envelope in recording.select(chosen):
+        builder.apply(message, envelope.received_ns)
     if recording.frames == 0:
         raise UsageError(f"{recording.path}: no frame is readable", "it was cut off in its first second, or is damaged")
     result = builder.report()

@@ -187,8 +187,8 @@ class ViewerSession:
 
     def followed_rank(self) -> int | None:
         """The slowest rank, if views are to keep it in sight."""
-        slowest = self.overview.summary.straggler
-        return slowest.rank if self.follow_slowest and slowest is not None else None
+        slowest = self.overview.slowest
+        return slowest.ranks[0] if self.follow_slowest and slowest is not None else None
 
     # -- what the user chooses -------------------------------------------------------------------------------
 

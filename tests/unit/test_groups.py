@@ -97,5 +97,5 @@ def test_layouts_of_several_groups_are_kept() -> None:
     other = msgspec.structs.replace(layout(2), group=102, params=["e", "f", "g", "h"])
     first = msgspec.structs.replace(layout(0), group=100)
     state = state_of([*hellos(4), *(group(rank, ranks) for rank, ranks in SUBGROUPS.items()), first, other])
-    assert [state.bucket_layer(0, rank) for rank in range(4)] == ["c", "c", "g", "g"]
-    assert [state.layer(0, rank) for rank in (1, 3)] == ["a", "e"]
+    assert [state.layouts.bucket_layer(0, rank) for rank in range(4)] == ["c", "c", "g", "g"]
+    assert [state.layouts.layer(0, rank) for rank in (1, 3)] == ["a", "e"]

@@ -53,7 +53,7 @@ _KEYS: dict[str, AccountKey] = {
 _TRANSFER: AccountKey = ("transfer", "exposed_comm")
 _EXPOSED: AccountKey = ("exposed", "exposed_comm")
 _STARTUP: AccountKey = ("startup", "")
-_UNWATCHED: AccountKey = ("other", "unwatched")
+UNWATCHED: AccountKey = ("other", "unwatched")
 _UNSEEN: AccountKey = ("other", "unseen")
 _ABORTED: AccountKey = ("other", "aborted")
 
@@ -67,11 +67,14 @@ class StepSplit:
         waits: By the rank that was waited for.
         pauses: By rank, how long it paused since its step before, by phase.
         longest_ns: Duration on the slowest rank.
+        start_ns, end_ns: Its earliest start and its latest end on any rank.
         like: The watched step that an unwatched one was split like.
     """
 
     step: int
     longest_ns: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
     like: int | None = None
     accounts: Counter[AccountKey] = field(default_factory=Counter)
     waits: Counter[int] = field(default_factory=Counter)
@@ -181,7 +184,7 @@ class Ledger:
 
     def add(self, across: StepAcrossRanks) -> StepSplit:
         """Takes the next step; returns its split."""
-        found = StepSplit(across.step, across.longest_ns)
+        found = StepSplit(across.step, across.longest_ns, across.start_ns, across.end_ns)
         steps = list(across.ranks.values()) if self._marks or not across.counted else None
         pauses = self._pauses(steps or (), found)
         if across.counted:
@@ -295,7 +298,7 @@ def _scale(like: StepSplit, found: StepSplit, duration: int) -> int:
     found.accounts.update(scaled)
     found.waits.update(waits)
     rounding = part - sum(scaled.values()) - sum(waits.values())
-    found.accounts[max(scaled, key=scaled.__getitem__, default=_UNWATCHED)] += rounding
+    found.accounts[max(scaled, key=scaled.__getitem__, default=UNWATCHED)] += rounding
     return duration - part
 
 
@@ -304,7 +307,7 @@ def _split_rest(found: StepSplit, steps: Sequence[Step], usual: float, rest: int
     paused = {rank: sum(phases.values()) for rank, phases in found.pauses.items()}
     rank = max(paused, key=paused.__getitem__, default=None)
     if rank is None or 2 * paused[rank] * len(steps) < rest or not rest:
-        found.accounts[_UNWATCHED] += rest
+        found.accounts[UNWATCHED] += rest
         return
     duration = next((step.duration_ns for step in steps if step.rank == rank), 0)
     own = min(rest, max(0, int(duration - usual)))  # nothing if it paused before the step

@@ -6,48 +6,85 @@ the same incidents with the same costs. ``docs/diagnosis.md`` says what is teste
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import replace
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.accounts import Ledger, StepSplit
+from ddpwatch.analysis.diagnosis.accounts import UNWATCHED, Ledger, StepSplit
 from ddpwatch.analysis.diagnosis.cause import StepFacts
+from ddpwatch.analysis.diagnosis.devices import Cause, DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Account, Incident, LostTime
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.lateness import GroupLateness
-from ddpwatch.analysis.diagnosis.pauses import Pauses
-from ddpwatch.analysis.diagnosis.whole_run import WholeRun
+from ddpwatch.analysis.diagnosis.liveness import Liveness
+from ddpwatch.analysis.diagnosis.pauses import Pauses, joined
 from ddpwatch.analysis.diagnosis.sentences import LayerNames, late_rank_sentence
-from ddpwatch.messages import Mark
+from ddpwatch.analysis.diagnosis.unsound import Unsound
+from ddpwatch.analysis.diagnosis.whole_run import WholeRun
+from ddpwatch.analysis.groups import Groups
+from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, RankSample, Stack, Status, Step
 
 KEEP_SPLITS = 1024  # newest steps whose waits may still turn out to be one rank's doing
 KEEP_FACTS = 16  # newest watched steps that may still show why
+LOOK_AGAIN_NS = 1_000_000_000  # for what devices did
 KEEP_ENDED = 256  # incidents that are over: the costliest
 _SEVERITIES = ("error", "warning", "info")
 
 
 class Diagnosis:
-    """Takes steps in order, and knows at any time what they amount to.
+    """Takes a run's messages and its steps in order, and knows at any time what they amount to.
 
     Args:
         names: Of buckets and parameters, for sentences.
+        groups: The run's process groups, kept up to date by the caller; None if only steps and marks will come.
     """
 
-    def __init__(self, names: LayerNames | None = None) -> None:
+    def __init__(self, names: LayerNames | None = None, groups: Groups | None = None) -> None:
         self._names = names
+        self._now_ns = 0
         self._ledger = Ledger()
         self._groups: dict[int, GroupLateness] = {}
         self._late: dict[tuple[int, int], LateRank] = {}  # open, by group and rank
         self._ended: list[Incident] = []
         self._pauses = Pauses()
         self._whole = WholeRun()
+        self._unsound = Unsound()
+        self._liveness = Liveness(groups or Groups())
+        self._devices = DeviceCauses()
+        self._causes: dict[tuple[int, int], tuple[int, Cause | None]] = {}
         self._splits: deque[StepSplit] = deque(maxlen=KEEP_SPLITS)
         self._recent: deque[StepFacts] = deque(maxlen=KEEP_FACTS)
 
-    def add_mark(self, mark: Mark) -> None:
-        """Takes a mark. It counts in the step that it lies in, or before which it lies, if it comes before that."""
-        self._ledger.mark(mark)
+    def apply(self, message: Message, received_ns: int) -> None:
+        """Takes a message. Steps are compared once `add_step` has them of all ranks.
+
+        A mark counts in the step that it lies in, or before which it lies, if it comes before that step.
+        """
+        self._now_ns = max(self._now_ns, received_ns)
+        if isinstance(message, Step):
+            self._liveness.step(message.rank, message)
+        elif isinstance(message, Beat):
+            self._liveness.beat(message.rank, message, received_ns)
+        elif isinstance(message, Mark):
+            self._ledger.mark(message)
+        elif isinstance(message, Device):
+            self._devices.device(message)
+        elif isinstance(message, RankSample):
+            self._devices.rank_sample(message)
+        elif isinstance(message, Hello):
+            self._devices.hello(message)
+            self._liveness.hello(message.rank, received_ns)
+        elif isinstance(message, Bye):
+            self._liveness.bye(message, received_ns)
+        elif isinstance(message, Stack):
+            self._liveness.stack(message)
+        elif isinstance(message, Layout):
+            self._unsound.layout(message)
+        if isinstance(message, (Status, Device)):
+            self._liveness.tick(received_ns)
+        elif isinstance(message, (Step, Mark)):
+            self._liveness.seen(message.rank, received_ns)
 
     def add_step(self, across: StepAcrossRanks) -> None:
         """Takes the next step, as complete as it will be."""
@@ -70,6 +107,7 @@ class Diagnosis:
             self._pauses.absorb(late.streak.rank, late.streak.since)
         self._pauses.add(facts, self._late.values())
         self._whole.add(facts)
+        self._unsound.step(across)
         self._end()
 
     def _watch(self, facts: StepFacts) -> Iterable[tuple[int, LateRank]]:
@@ -103,6 +141,7 @@ class Diagnosis:
     def _incident(self, late: LateRank) -> Incident:
         streak, cause = late.streak, late.cause
         phase, excess = cause.phase(streak.late_ns)
+        device = self._device_cause(late)
         incident = Incident(
             kind=late.kind(phase),
             severity="info" if phase in ("checkpoint", "validation") else "warning",
@@ -111,6 +150,7 @@ class Diagnosis:
             phase=phase,
             param=cause.param(streak.late_ns) if phase == "backward" else None,
             bucket=cause.bucket,
+            device="" if device is None else device.text,
             since_step=streak.since,
             until_step=streak.until,
             steps=streak.count,
@@ -124,9 +164,21 @@ class Diagnosis:
                 "watched_steps": streak.watched,
                 "step_ms": streak.step_ns / 1e6,
                 "group": list(late.peers),
+                **({} if device is None else {"device": device.evidence}),
             },
         )
         return replace(incident, message=late_rank_sentence(incident, self._names))
+
+    def _device_cause(self, late: LateRank) -> Cause | None:
+        """What the rank's devices did meanwhile; looked up again now and then, while it lasts."""
+        key = late.streak.rank, late.streak.since
+        known = self._causes.get(key)
+        if known is None or self._now_ns - known[0] >= LOOK_AGAIN_NS:
+            found = self._devices.cause(late.streak.rank, late.start_ns, late.end_ns)
+            known = self._causes[key] = (self._now_ns, found)
+            if len(self._causes) > KEEP_ENDED:
+                del self._causes[next(iter(self._causes))]
+        return known[1]
 
     def incidents(self) -> list[Incident]:
         """What went wrong so far: errors first, then what costs most."""
@@ -134,30 +186,46 @@ class Diagnosis:
         found = [
             *(self._incident(late) for late in self._late.values()),
             *self._ended,
-            *self._pauses.incidents(),
             *self._whole.incidents(self._names),
+            *self._unsound.incidents(),
+            *joined(self._pauses.incidents(), self._liveness.incidents(self._now_ns)),
         ]
         found = [replace(incident, share=incident.cost_ns / total if total else None) for incident in found]
         return sorted(found, key=lambda incident: (_SEVERITIES.index(incident.severity), -incident.cost_ns))
 
+    def slowest(self) -> Incident | None:
+        """The late rank that costs most of a step at the moment."""
+        return max((self._incident(late) for late in self._late.values()), key=_gain, default=None)
+
     def lost(self) -> LostTime:
         """Where the rank-time went so far."""
-        ledger = self._ledger
-        waiting: dict[tuple[int, str], int] = {}
-        for incident in self.incidents():
-            if len(incident.ranks) == 1 and incident.kind not in ("hang", "death"):
-                key = incident.ranks[0], incident.phase
-                waiting[key] = waiting.get(key, 0) + incident.cost_ns
-        accounts = [Account(name, None, phase, ns) for (name, phase), ns in ledger.accounts.items() if ns]
+        ledger, incidents = self._ledger, self.incidents()
+        rest, waits = Counter(ledger.accounts), ledger.waits.total()
+        waiting: Counter[tuple[int, str]] = Counter()
+        for incident in incidents:
+            if len(incident.ranks) != 1 or incident.kind in ("hang", "death"):
+                continue
+            unwatched = bool(incident.evidence.get("unwatched"))
+            ns = min(incident.cost_ns, rest[UNWATCHED] if unwatched else waits)
+            if unwatched:
+                rest[UNWATCHED] -= ns
+            else:
+                waits -= ns
+            waiting[incident.ranks[0], incident.phase] += ns
+        accounts = [Account(name, None, phase, ns) for (name, phase), ns in rest.items() if ns]
         accounts += [Account("waiting", rank, phase, ns) for (rank, phase), ns in waiting.items() if ns]
-        if jitter := ledger.waits.total() - sum(waiting.values()):
-            accounts.append(Account("jitter", None, "exposed_comm", jitter))
+        if waits:
+            accounts.append(Account("jitter", None, "exposed_comm", waits))
         total = ledger.rank_ns
         return LostTime(
             rank_ns=total,
             accounts=tuple(sorted(accounts, key=lambda account: -account.ns)),
             watched=ledger.watched_ns / total if total else None,
         )
+
+
+def _gain(incident: Incident) -> float:
+    return incident.gain or 0.0
 
 
 def _launch(across: StepAcrossRanks, rank: int, key: tuple[int, int, int, int]) -> int:

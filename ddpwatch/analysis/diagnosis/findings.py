@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE, INPUT_SHARE, LATE_MS, LATE_SHARE
-from ddpwatch.analysis.diagnosis.wording import ranks_named, where_ended
+from ddpwatch.analysis.diagnosis.wording import where_ended
 
 NAMED_RANKS = 16
 OTHER_COLLECTIVES = 0.5  # per step
@@ -14,22 +13,28 @@ Finding = dict[str, Any]
 
 
 def findings(report: dict[str, Any]) -> list[Finding]:
-    """What stands out in a report (see `ReportBuilder.report`), worst first.
+    """What stands out in a report (see `ReportBuilder.report`), worst first: its incidents, and notes on the recording.
 
     Each has ``kind``, ``severity`` (error, warning, info), ``rank``, ``bucket``, ``message``, ``evidence``.
     """
     found = [
         *_ends(report),
-        *_unreduced(report),
+        *(_of_incident(incident) for incident in report["incidents"] if incident["kind"] != "death"),
         *_recording(report),
         *_drops(report),
         *_counts(report),
         *_others(report),
-        *_straggler(report),
-        *_exposed(report),
-        *_input(report),
     ]
     return sorted(found, key=lambda finding: ("error", "warning", "info").index(finding["severity"]))
+
+
+def _of_incident(incident: dict[str, Any]) -> Finding:
+    rank = incident["ranks"][0] if len(incident["ranks"]) == 1 else None
+    evidence = {**incident["evidence"], "seconds": incident["seconds"], "share": incident["share"]}
+    return {
+        "kind": incident["kind"], "severity": incident["severity"], "rank": rank, "bucket": incident["bucket"],
+        "message": incident["message"], "evidence": evidence,
+    }  # fmt: skip
 
 
 def _finding(
@@ -64,15 +69,6 @@ def _ends(report: dict[str, Any]) -> list[Finding]:
         )
         for row in sorted(rows, key=lambda row: row["end"]["at_ns"])
     ]
-
-
-def _unreduced(report: dict[str, Any]) -> list[Finding]:
-    """A comm hook that communicates nothing, as a debugging hook does: every rank trains its own model."""
-    count, world = report["steps"]["unreduced"], report["run"]["world_size"] or 1
-    if not count or world == 1:
-        return []
-    text = f"gradients are not reduced: in {count} steps the comm hook communicated nothing, so the ranks drift apart"
-    return [_finding("not_reduced", "error", text, steps=count)]
 
 
 def _recording(report: dict[str, Any]) -> list[Finding]:
@@ -150,53 +146,3 @@ def _others(report: dict[str, Any]) -> list[Finding]:
     text = f"{most:.1f} collectives a step on a watched group are not DDP's buckets"
     text += " (SyncBatchNorm, buffers, metrics, …): they are not timed"
     return [_finding("other_collectives", "info", text, per_step=most)]
-
-
-def _straggler(report: dict[str, Any]) -> list[Finding]:
-    step_ms = report["steps"]["step_ms"]
-    rows = [row for row in report["ranks"] if row["late_ms_p50"] is not None]
-    if not rows or not step_ms:
-        return []
-    worst = max(rows, key=lambda row: row["late_ms_p50"])
-    late = worst["late_ms_p50"]
-    if late < max(LATE_MS, LATE_SHARE * step_ms):
-        return []
-    text = f"rank {worst['rank']} is late: {late:.1f} ms behind the first rank{_of_group(worst, report)}"
-    text += " at its worst bucket"
-    return [_finding("straggler", "warning", text, rank=worst["rank"], late_ms_p50=late, step_ms=step_ms)]
-
-
-def _of_group(row: dict[str, Any], report: dict[str, Any]) -> str:
-    """Names a rank's group, if that is not the whole job."""
-    own: list[list[int]] = [group["ranks"] for group in report["groups"] if group["id"] in row["groups"]]
-    peers: list[int] = max(own, key=len, default=[])
-    return f" of its group ({ranks_named(peers)})" if 0 < len(peers) < len(report["ranks"]) else ""
-
-
-def _exposed(report: dict[str, Any]) -> list[Finding]:
-    step_ms, exposed = report["steps"]["step_ms"], report["overlap"]["exposed_ms"]
-    if not step_ms or exposed is None or exposed < EXPOSED_SHARE * step_ms:
-        return []
-    text = f"{exposed:.1f} ms of communication are exposed ({exposed / step_ms:.0%} of the step)"
-    rows = [row for row in report["buckets"] if row["exposed_ms_p50"]]
-    worst = max(rows, key=lambda row: row["exposed_ms_p50"], default=None)
-    if worst is not None:
-        text += f", most at bucket {worst['index']} ({worst['exposed_ms_p50']:.1f} ms)"
-    return [
-        _finding(
-            "exposed_comm",
-            "warning",
-            text,
-            bucket=worst and worst["index"],
-            exposed_ms=exposed,
-            step_ms=step_ms,
-        )
-    ]
-
-
-def _input(report: dict[str, Any]) -> list[Finding]:
-    step_ms, waited = report["steps"]["step_ms"], report["phases_ms"]["data"]
-    if not step_ms or waited is None or waited < INPUT_SHARE * step_ms:
-        return []
-    text = f"slow input: the loop waits {waited:.1f} ms for data in each step ({waited / step_ms:.0%} of it)"
-    return [_finding("slow_input", "warning", text, data_ms=waited, step_ms=step_ms)]

@@ -22,6 +22,7 @@ class LateRank:
         streak: Its late steps.
         cause: Why.
         peers: The ranks of its group.
+        start_ns, end_ns: From its first late step to its newest one.
         span_ns: Rank-time from the first late step to the last.
     """
 
@@ -30,6 +31,7 @@ class LateRank:
         self.peers = tuple(peers)
         self.cause = Cause(streak.rank, self.peers)
         self.span_ns = 0
+        self.start_ns = self.end_ns = 0
         self._all_ns = self._older_ns = 0  # waits in all steps of the span, and in late ones that are no longer kept
         self._struck: deque[tuple[int, int]] = deque()  # waits in the newest late steps
         self._pending: list[tuple[int, int, int, bool]] = []  # step, its rank-time, its waits, late: since the last one
@@ -52,8 +54,10 @@ class LateRank:
         """Takes the waits of any step."""
         waited = split.waits.get(self.streak.rank, 0)
         late = self.streak.late_in(split.step if split.like is None else split.like)
+        self.start_ns = self.start_ns or split.start_ns
         self._pending.append((split.step, split.total, waited, late is not None))
         if split.step <= self.streak.until:
+            self.end_ns = split.end_ns
             self._flush()
 
     def _flush(self) -> None:

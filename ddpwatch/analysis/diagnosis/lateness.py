@@ -13,6 +13,7 @@ from statistics import median
 from ddpwatch.analysis.diagnosis.noise import (
     CLEAN_WEIGHT,
     KEEP_STEPS,
+    LASTING,
     LOW,
     THRESHOLDS,
     WINDOWS,
@@ -39,6 +40,7 @@ PERIOD_ON, PERIOD_OFF = 0.6, 0.35
 MEMORY_AFTER = 16  # newest steps that do not count for how long noise lasts: a fault may have started in them
 MEMORY_STEPS = 128
 MOST_MEMORY = 20.0
+ASSUMED_MEMORY = 2.5  # before it is known
 MEMORY_NOTICED = 0.25  # correlation of successive steps: less may be chance
 _ALL = (1 << KEEP_STEPS) - 1
 
@@ -186,7 +188,7 @@ class GroupLateness:
         self._masks: dict[Threshold, list[int]] = {threshold: [0] * len(ranks) for threshold in THRESHOLDS}
         self._durations: deque[int] = deque(maxlen=SETTLE)
         self._typical: dict[Threshold, int] = {}
-        self._memory = 1.0  # how many steps noise lasts
+        self._memory = ASSUMED_MEMORY  # how many steps noise lasts
         self._over: dict[int, int] = {}  # by position, the end of the rank's streak before
 
     def add(self, step: int, launches: Sequence[int], step_ns: int) -> list[Streak]:
@@ -268,11 +270,12 @@ class GroupLateness:
         for threshold, masks in self._masks.items():
             mask = masks[index]
             probability = self._clean_rate(threshold, index)
+            memory = self._memory if threshold in LASTING else 1.0
             for window in WINDOWS:
-                steps = int(window * self._memory)
+                steps = int(window * memory)
                 if steps > seen:
                     break
-                needed = alarm_count(window, probability, len(self.ranks)) * self._memory
+                needed = alarm_count(window, probability, len(self.ranks)) * memory
                 if (mask & ((1 << steps) - 1)).bit_count() >= needed:
                     return self._start(index, steps, threshold)
         return None

@@ -49,6 +49,7 @@ THRESHOLDS = (  # the larger ones count where noise has outliers: those are smal
     Threshold(ns=1e6, share=0.16, deviations=16.0, clean=0.002, floor=0.001),
 )
 LOW = THRESHOLDS[0]
+LASTING = THRESHOLDS[:2]  # those that noise which lasts for several steps can exceed again and again
 CLEAN_WEIGHT = 64  # how many steps of a rank what is assumed of clean ranks counts for
 
 

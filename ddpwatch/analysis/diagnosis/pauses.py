@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 
@@ -39,6 +39,8 @@ class _Pause:
     longest_ns: int = 0
     cost_ns: int = 0
     span_ns: int = 0
+    ranks_in_run: int = 1
+    unwatched: bool = False
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
 
     def add(self, step: int, excess_ns: int, cost_ns: int, span_ns: int) -> None:
@@ -99,7 +101,9 @@ class Pauses:
             return
         step = facts.across.step
         cost = facts.split.waits.get(ranks[0], 0) if len(ranks) == 1 else excess * len(facts.across)
-        self._new(ranks, phase, step).add(step, excess, cost, facts.split.total)
+        pause = self._new(ranks, phase, step)
+        pause.add(step, excess, cost, facts.split.total)
+        pause.ranks_in_run, pause.unwatched = len(facts.across), not facts.across.counted
 
     def _recurring(self, ranks: tuple[int, ...], phase: str, step: int) -> _Pause:
         known = (pause for pause in self._found if pause.ranks == ranks and pause.phase == phase)
@@ -149,7 +153,11 @@ def _incident(pause: _Pause) -> Incident:
         steps=pause.count,
         period=_regular(pause.steps),
         cost_ns=pause.cost_ns,
-        evidence={"longest_ms": pause.longest_ns / NS_PER_MS},
+        evidence={
+            "longest_ms": pause.longest_ns / NS_PER_MS,
+            "ranks": pause.ranks_in_run,
+            **({"unwatched": True} if pause.unwatched else {}),
+        },
     )
 
 
@@ -157,3 +165,35 @@ def _regular(steps: Sequence[int]) -> int | None:
     """The distance of steps, if it is always the same."""
     gaps = {after - before for before, after in pairwise(steps)}
     return gaps.pop() if len(steps) > REGULAR_AFTER and len(gaps) == 1 else None
+
+
+def joined(pauses: Iterable[Incident], lives: Iterable[Incident]) -> list[Incident]:
+    """Makes one incident of a stall that shows in the steps as a pause, and in heartbeats as a hang that is over."""
+    found = list(pauses)
+    for incident in lives:
+        index = next((at for at, pause in enumerate(found) if _same(pause, incident)), None)
+        if index is None:
+            found.append(incident)
+            continue
+        pause = found[index]
+        evidence = {**incident.evidence, **pause.evidence}
+        if pause.ranks or len(incident.ranks) != 1:
+            found[index] = replace(pause, evidence=evidence)
+        else:
+            ranks = pause.evidence["ranks"]
+            found[index] = replace(
+                pause,
+                message=incident.message,
+                ranks=incident.ranks,
+                phase=pause.phase or incident.phase,
+                cost_ns=pause.cost_ns * (ranks - 1) // ranks,
+                evidence=evidence,
+            )
+    return found
+
+
+def _same(pause: Incident, hang: Incident) -> bool:
+    if hang.kind != "hang" or hang.open or hang.since_step is None or pause.since_step is None or pause.steps > 1:
+        return False
+    agree = not pause.ranks or not hang.ranks or pause.ranks == hang.ranks
+    return agree and hang.since_step <= pause.since_step <= (hang.until_step or hang.since_step)

@@ -11,7 +11,6 @@ from statistics import median
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.cause import StepFacts
 from ddpwatch.analysis.diagnosis.incident import Incident, Kind
-from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE
 from ddpwatch.analysis.diagnosis.sentences import (
     LayerNames,
     drift_sentence,
@@ -19,6 +18,7 @@ from ddpwatch.analysis.diagnosis.sentences import (
     input_sentence,
     link_sentence,
 )
+from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE
 
 WINDOW = 16  # newest watched steps
 CLEARED = 0.7  # of the share at which an incident starts: below that, it is over

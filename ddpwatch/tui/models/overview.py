@@ -11,8 +11,9 @@ from enum import Enum
 from itertools import islice
 from typing import overload
 
+from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
-from ddpwatch.analysis.diagnosis.verdict import Verdict, verdict
+from ddpwatch.analysis.diagnosis.verdict import Verdict
 from ddpwatch.analysis.diagnosis.wording import LIVE_PHASES
 from ddpwatch.analysis.window import RankSummary, Summariser, Summary
 from ddpwatch.messages import Bye, Hello, Status
@@ -102,6 +103,7 @@ class Overview:
     cost: Cost | None = None
     newest_full: tuple[int, int] = (0, 0)
     verdict: Verdict = field(default_factory=lambda: Verdict("starting", "none", ""))
+    slowest: Incident | None = None
     end: Bye | None = None
     status: Status | None = None
     dropped: int = 0
@@ -117,10 +119,11 @@ class Overview:
 class RankLines(Sequence[RankLine]):
     """The rank table's lines, each made when it is first read."""
 
-    def __init__(self, state: RunState, ranks: Sequence[int], summary: Summary) -> None:
+    def __init__(self, state: RunState, ranks: Sequence[int], summary: Summary, blamed: int | None) -> None:
         self._state = state
         self._ranks = ranks
         self._summary = summary
+        self._blamed = blamed
         self._made: dict[int, RankLine] = {}
 
     def __len__(self) -> int:
@@ -138,7 +141,7 @@ class RankLines(Sequence[RankLine]):
 
     def _line(self, rank: int) -> RankLine:
         if rank not in self._made:
-            self._made[rank] = _rank_line(self._state, self._state.ranks[rank], self._summary)
+            self._made[rank] = _rank_line(self._state, self._state.ranks[rank], self._summary, rank == self._blamed)
         return self._made[rank]
 
 
@@ -159,6 +162,8 @@ class OverviewBuilder:
         hellos = [rank.hello for rank in state.ranks.values() if rank.hello is not None]
         newest, shown = state.newest_step(), step_to_show(state)
         summary = self.summary(state, link.at_rest)
+        found = state.verdict(summary)
+        slowest = state.diagnosis.slowest()
         return Overview(
             link=link,
             run_id=state.run_id or link.name,
@@ -168,13 +173,16 @@ class OverviewBuilder:
             summary=summary,
             cost=self._cost,
             newest_full=state.cost.newest_full(),
-            verdict=verdict_of(state, summary),
+            verdict=found,
+            slowest=slowest,
             end=state.end,
             status=state.status,
             dropped=sum(rank.dropped for rank in state.ranks.values()),
             missing_steps=state.missing_steps,
             lanes=self.lanes(shown, state, filter_text) if shown else None,
-            ranks=RankLines(state, filtered(state, state.ranks, filter_text), summary),
+            ranks=RankLines(
+                state, filtered(state, state.ranks, filter_text), summary, slowest.ranks[0] if slowest else None
+            ),
             devices=device_lines(state),
             history=self._history.points(list(state.steps.values()), len(state.ranks)),
             filter=filter_text,
@@ -216,17 +224,12 @@ def step_to_show(state: RunState) -> StepAcrossRanks | None:
     return next((step for step in older if step.timed and step.members >= newest.members), newest)
 
 
-def verdict_of(state: RunState, summary: Summary) -> Verdict:
-    """The verdict on the run as it is now."""
-    return verdict(summary, state.presence(), state.end, len(state.ranks) >= state.world_size, state)
-
-
 def paused_overview(frozen: Overview, now: Overview, lanes: StepLanes | None) -> Overview:
     """The overview as it was when the pause began, with another step's lanes and the header's present counters."""
     return replace(frozen, link=now.link, newest_step=now.newest_step, end=now.end, lanes=lanes or frozen.lanes)
 
 
-def _rank_line(state: RunState, rank: RankState, summary: Summary) -> RankLine:
+def _rank_line(state: RunState, rank: RankState, summary: Summary, blamed: bool) -> RankLine:
     text, severity = rank_status(state, rank)
     return RankLine(
         rank=rank.rank,
@@ -237,7 +240,7 @@ def _rank_line(state: RunState, rank: RankState, summary: Summary) -> RankLine:
         step=rank.last_step.step if rank.last_step else None,
         dropped=rank.dropped,
         summary=summary.ranks.get(rank.rank, RankSummary(rank.rank)),
-        slowest=summary.straggler is not None and summary.straggler.rank == rank.rank,
+        slowest=blamed,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpwatch.messages import Message, Step
 from ddpwatch.state import RunState, StepAcrossRanks
 from ddpwatch.tui.models.log import RunLog
-from ddpwatch.tui.models.overview import SUMMARY_NS, OverviewBuilder, verdict_of
+from ddpwatch.tui.models.overview import SUMMARY_NS, OverviewBuilder
 
 SLOW_STEP = 1.5  # times the median: a step worth jumping to
 
@@ -39,7 +39,7 @@ class FollowedRun:
         self._verdict_ns = self.state.now_ns
         summary, newest = self._builder.summary(self.state), self.state.newest_step()
         self._median_ns = summary.step_p50_ns
-        self.log.log_verdict(verdict_of(self.state, summary), self.state.now_ns, newest.step if newest else None)
+        self.log.log_verdict(self.state.verdict(summary), self.state.now_ns, newest.step if newest else None)
 
     def is_slow(self, number: int) -> bool:
         """Whether that step took much longer than the median of recorded time so far."""

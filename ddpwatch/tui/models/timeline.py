@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ddpwatch.analysis.diagnosis.verdict import LayerNames
+from ddpwatch.analysis.diagnosis.sentences import LayerNames
 from ddpwatch.analysis.intervals import total_within
 from ddpwatch.messages import Mark
 from ddpwatch.sampling.levels import is_watched

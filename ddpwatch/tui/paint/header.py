@@ -224,11 +224,11 @@ def _spark(values: Sequence[float | None], cells: int, top: float | None = None)
 
 
 def _slowest(model: Overview, spark: str) -> Field:
-    slowest = model.summary.straggler
+    slowest = model.slowest
     if slowest is None:
         return Field(f"slowest rank {UNKNOWN}", f"slowest {UNKNOWN}", 2, spark=spark)
-    late = f"+{ms(slowest.late_ns)} ms"
-    return Field(f"slowest rank {slowest.rank} {late}", f"slowest r{slowest.rank} {late}", 2, "bad", spark)
+    rank, late = slowest.ranks[0], f"+{number(slowest.evidence['late_ms'])} ms"
+    return Field(f"slowest rank {rank} {late}", f"slowest r{rank} {late}", 2, "bad", spark)
 
 
 def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:

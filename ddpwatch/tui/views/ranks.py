@@ -74,8 +74,8 @@ class RanksView(RunView):
             return self._detail(rank, width, height)
         room = max((height - 2) // self._cell(heat, width, height)[1], 1)
         self.first = min(max(self.first, row - room + 1), row, max(len(heat.groups) - room, 0))
-        slowest = self.session.overview.summary.straggler
-        return paint_heat(heat, width, height, self.first, rank, slowest.rank if slowest else None)
+        slowest = self.session.overview.slowest
+        return paint_heat(heat, width, height, self.first, rank, slowest.ranks[0] if slowest else None)
 
     @staticmethod
     def _cell(heat: HeatMap, width: int, height: int) -> tuple[int, int]:

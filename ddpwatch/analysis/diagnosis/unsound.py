@@ -1,0 +1,65 @@
+"""Training that does not do what it should: gradients that nobody reduces, ranks with different buckets."""
+
+from __future__ import annotations
+
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.wording import ranks_named
+from ddpwatch.messages import Layout
+
+KEEP_LAYOUTS = 256
+
+_Buckets = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]
+
+
+class Unsound:
+    """Watches what should hold of every step and layout."""
+
+    def __init__(self) -> None:
+        self._unreduced = 0
+        self._since = self._until = 0
+        self._layouts: dict[tuple[int, int, int], _Buckets] = {}
+        self._different: dict[tuple[int, int, int], set[int]] = {}
+
+    def step(self, across: StepAcrossRanks) -> None:
+        """Takes a step. A comm hook that hands buckets back communicates nothing: every rank trains its own model."""
+        if len(across) < 2 or all(step.reduced for step in across.ranks.values()):
+            return
+        self._since = self._since if self._unreduced else across.step
+        self._until = across.step
+        self._unreduced += 1
+
+    def layout(self, layout: Layout) -> None:
+        """Takes a layout: all members of a group reduce the same parameters in the same buckets."""
+        key = layout.module, layout.group, layout.epoch
+        buckets = tuple(layout.params), tuple(tuple(bucket.params) for bucket in layout.buckets)
+        if key not in self._layouts and len(self._layouts) >= KEEP_LAYOUTS:
+            oldest = next(iter(self._layouts))
+            del self._layouts[oldest]
+            self._different.pop(oldest, None)
+        if self._layouts.setdefault(key, buckets) != buckets:
+            self._different.setdefault(key, set()).add(layout.rank)
+
+    def incidents(self) -> list[Incident]:
+        """All that does not hold."""
+        found = []
+        if self._unreduced:
+            text = f"gradients are not reduced: in {self._unreduced} steps the comm hook communicated nothing"
+            found.append(
+                Incident(
+                    kind="not_reduced",
+                    severity="error",
+                    message=f"{text}, so the ranks drift apart",
+                    phase="backward",
+                    since_step=self._since,
+                    until_step=self._until,
+                    steps=self._unreduced,
+                    open=True,
+                    evidence={"steps": self._unreduced},
+                )
+            )
+        for (module, _, epoch), ranks in self._different.items():
+            who = ranks_named(sorted(ranks))
+            text = f"the buckets of {who} differ from those of other ranks (module {module}, layout {epoch})"
+            found.append(Incident("layouts_differ", "error", text, ranks=tuple(sorted(ranks)), open=True))
+        return found

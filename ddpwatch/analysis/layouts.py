@@ -1,0 +1,87 @@
+"""The bucket layouts of a run: the names of its parameters and buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ddpwatch.analysis.groups import Groups
+from ddpwatch.messages import Layout
+
+KEEP_LAYOUTS = 64  # of all modules
+KEEP_LAYOUT_BYTES = 32 * 1024 * 1024  # of all, though the newest is always kept
+
+LayoutKey = tuple[int, int, int]  # module, group, epoch
+
+
+class Layouts(Mapping[LayoutKey, Layout]):
+    """The newest layouts, by module, group and epoch, oldest first. Its memory is bounded.
+
+    Args:
+        groups: The process groups, kept up to date by the caller.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._known: dict[LayoutKey, Layout] = {}
+        self._bytes = 0
+
+    def __getitem__(self, key: LayoutKey) -> Layout:
+        return self._known[key]
+
+    def __iter__(self) -> Iterator[LayoutKey]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def apply(self, layout: Layout) -> None:
+        """Takes a layout. Ranks mostly have the same, and then the first one's stays."""
+        key = (layout.module, layout.group, layout.epoch)
+        known = self._known.get(key)
+        if known is not None and _grouping(known) == _grouping(layout):
+            return
+        self._bytes += _size(layout) - (0 if known is None else _size(self._known.pop(key)))
+        self._known[key] = layout
+        while len(self._known) > KEEP_LAYOUTS or (self._bytes > KEEP_LAYOUT_BYTES and len(self._known) > 1):
+            self._bytes -= _size(self._known.pop(next(iter(self._known))))
+
+    def layer(self, param: int, rank: int | None = None) -> str:
+        """Name of a parameter, from the newest layout that has it; "" if none has.
+
+        Args:
+            param: Its id.
+            rank: Only layouts of its groups count; None for those of any.
+        """
+        for layout in self._newest(rank):
+            if 0 <= param - layout.param_base < len(layout.params):
+                return layout.params[param - layout.param_base]
+        return ""
+
+    def bucket_layer(self, index: int, rank: int | None = None) -> str:
+        """The first parameter of a bucket, from the newest layout that has it; "" if none is known."""
+        return next(iter(self.bucket_params(index, rank)), "")
+
+    def bucket_params(self, index: int, rank: int | None = None, module: int | None = None) -> list[str]:
+        """The parameters of a bucket, from the newest layout that has it; empty if none is known."""
+        for layout in self._newest(rank):
+            if module is not None and layout.module != module:
+                continue
+            for bucket in layout.buckets:
+                if bucket.index == index:
+                    return [layout.params[param] for param in bucket.params if param < len(layout.params)]
+        return []
+
+    def _newest(self, rank: int | None) -> list[Layout]:
+        groups = None if rank is None else self._groups.of_rank(rank)
+        layouts = [layout for layout in self._known.values() if groups is None or layout.group in groups]
+        return sorted(layouts, key=lambda layout: (-layout.epoch, layout.group))
+
+
+def _grouping(layout: Layout) -> tuple[object, ...]:
+    return layout.param_base, layout.params, layout.buckets
+
+
+def _size(layout: Layout) -> int:
+    """About how much memory a layout takes, in bytes."""
+    names = sum(64 + len(name) for name in layout.params)
+    return names + sum(128 + 16 * len(bucket.params) for bucket in layout.buckets)
