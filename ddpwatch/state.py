@@ -13,7 +13,7 @@ from enum import Enum
 from itertools import islice
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.clocks import Clock, clock_of
+from ddpwatch.analysis.clocks import ClockDomains
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.verdict import Verdict, verdict
 from ddpwatch.analysis.groups import Groups
@@ -81,6 +81,7 @@ class RunState:
         devices: Newest samples per (host, kind, index), oldest first.
         groups: The process groups.
         diagnosis: What is wrong with the run, and where its time goes.
+        clocks: The ranks' clocks; of several, the steps that all ranks have sent are on one time line where possible.
         layouts: By module, group and epoch.
         end: The collector's goodbye, once the run is over.
     """
@@ -99,11 +100,10 @@ class RunState:
     ends: deque[Bye] = field(default_factory=lambda: deque(maxlen=KEEP_ENDS))
     status: Status | None = None
     end: Bye | None = None
-    comparable: bool = True
+    clocks: ClockDomains = field(default_factory=ClockDomains)
     cost: CostMeter = field(default_factory=CostMeter)
     _sampled_ns: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _restarts_before: int = 0
-    _clocks: set[Clock] = field(default_factory=set)
     diagnosis: Diagnosis = field(init=False)
     _matcher: StepMatcher = field(init=False)
 
@@ -179,9 +179,7 @@ class RunState:
         rank.hello, rank.bye = hello, None
         self.run_id = hello.run_id or self.run_id
         self.groups.apply(hello)
-        if self.comparable:  # two clocks are enough to know that times are not
-            self._clocks.add(clock_of(hello))
-        self.comparable = len(self._clocks) <= 1
+        self.clocks.meet(hello)
 
     def _apply_step(self, rank: RankState, step: Step) -> None:
         rank.missing += missing_steps(rank.last_step, step)
@@ -194,6 +192,9 @@ class RunState:
             across = self.steps.get(number) or self._make_step(number)
             if across is not None:
                 across.add(step)
+                if self.clocks.several and len(across) >= len(self.ranks):
+                    self.clocks.observe(across.ranks)
+                    across.align(self.clocks.shifts(across.ranks))
                 if len(across) >= max(self.world_size, 1):
                     self.diagnosis.add_step(across)
         if self.frames % KEEP_DECODED == 0:
@@ -210,7 +211,7 @@ class RunState:
         if len(self.steps) >= self._room() and number < next(iter(self.steps)):
             return None
         in_order = not self.steps or number > next(reversed(self.steps))
-        across = self.steps[number] = StepAcrossRanks(number, self.comparable, self.groups.members)
+        across = self.steps[number] = StepAcrossRanks(number, not self.clocks.several, self.groups.members)
         if not in_order:
             self.steps = OrderedDict(sorted(self.steps.items()))
         self._tidy()

@@ -1,8 +1,9 @@
 """One step across ranks: who launched a bucket late, who waited for it, and how long the transfer itself took.
 
 A raw collective duration is never called network time: on the first rank most of it is waiting for the last one. Only
-ranks of one group are compared, if all of its members have sent the step and share one clock (see
-`ddpwatch.analysis.clocks.same_clock`): a last rank that nobody watches would look like a long transfer.
+ranks of one group are compared, if all of its members have sent the step and share a time line: a last rank that nobody
+watches would look like a long transfer. Ranks share a time line if they stamp with one clock, or if the offsets of
+their clocks are bounded (`ddpwatch.analysis.clocks`). Then what is compared has an error, which is said.
 
 A job of a thousand ranks sends a thousand frames per step. So the class computes each rank's facts once, compares ranks
 column by column, and keeps the frames of old steps encoded, in a tenth of the memory.
@@ -17,6 +18,7 @@ from itertools import repeat
 from operator import sub
 from typing import NamedTuple, TypeVar, cast
 
+from ddpwatch.analysis.clock_error import NO_SHIFTS, ClockErrors, Shifts, on_one_time_line
 from ddpwatch.analysis.groups import Members
 from ddpwatch.analysis.intervals import Intervals, total_within
 from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, figures, starts_of
@@ -39,10 +41,11 @@ class RankFacts(NamedTuple):
         keys: The buckets.
         seqs: Sequence number of the first bucket's collective in its group (None if the group does not count), and per
             bucket the difference to it.
-        launch, start, done: Per bucket, absolute (ns); ``start`` is the launch where it is not known when the wire was
-            free, ``done`` None where the completion was not measured.
+        launch, start, done: Per bucket, on the common time line (ns); ``start`` is the launch where it is not known
+            when the wire was free, ``done`` None where the completion was not measured.
         exposed: Per bucket, how much of [start, done] was exposed (ns); None where that is not known.
         cost: The probe's own time as a share of the step; None for a step without duration.
+        clock_error: How far the stamps may be off on the rank's own clock, which a GPU does not stamp with (ns).
     """
 
     figures: StepFigures
@@ -53,11 +56,12 @@ class RankFacts(NamedTuple):
     done: Sequence[int | None]
     exposed: tuple[int | None, ...]
     cost: float | None
+    clock_error: int = 0
 
 
-def rank_facts(step: Step, found: StepFigures) -> RankFacts:
-    """Computes one rank's share of a step from its figures."""
-    start = step.start_ns
+def rank_facts(step: Step, found: StepFigures, offset: int = 0) -> RankFacts:
+    """Computes one rank's share of a step from its figures; ``offset`` (ns) puts it onto the common time line."""
+    start = step.start_ns + offset
     launch = array("q", [start + launch for launch in step.comm_launch])
     return RankFacts(
         figures=found,
@@ -68,6 +72,7 @@ def rank_facts(step: Step, found: StepFigures) -> RankFacts:
         done=_absolute(step.comm_done, start),
         exposed=_exposed(starts_of(step), step.comm_done, found.exposed),
         cost=(step.own_ns + step.sender_ns) / step.duration_ns if step.duration_ns else None,
+        clock_error=step.clock_error_ns or 0,
     )
 
 
@@ -93,17 +98,28 @@ class BucketSkew(NamedTuple):
     """The launches of one bucket, compared over the ranks (ns).
 
     Attributes:
-        first, last: Earliest and latest launch, absolute.
-        last_rank: The rank that launched last.
+        first, last: Earliest and latest launch, on the common time line.
+        last_ranks: The ranks that may have launched last: one, unless others are within the error.
         ranks: How many ranks the group has.
-        transfer: Latest completion after the latest start; None if a completion was not measured.
+        transfer: Latest completion after the latest start; None if a completion was not measured, or if the error is
+            as large.
     """
 
     first: int
     last: int
-    last_rank: int
+    last_ranks: tuple[int, ...]
     ranks: int
     transfer: int | None
+
+    @property
+    def last_rank(self) -> int | None:
+        """The rank that launched last; None if that is not certain."""
+        return the_only(self.last_ranks)
+
+
+def the_only(ranks: Sequence[int]) -> int | None:
+    """The only rank; None if there are several, or none."""
+    return ranks[0] if len(ranks) == 1 else None
 
 
 class LaunchSkew(NamedTuple):
@@ -114,15 +130,19 @@ class LaunchSkew(NamedTuple):
         late: Per rank, its largest delay after the first launch of a bucket.
         wait: Per rank, its longest wait for the last launch of a bucket.
         peers: Per rank, the ranks that it is compared with in the group of its first bucket, and itself.
+        errors: Per rank, how far its stamps may be off on the common time line; empty on one host's clock.
+        error: How far late, wait and transfer may be off.
     """
 
     buckets: dict[BucketKey, BucketSkew]
     late: dict[int, int]
     wait: dict[int, int]
     peers: dict[int, tuple[int, ...]]
+    errors: dict[int, int]
+    error: int = 0
 
 
-NO_SKEW = LaunchSkew({}, {}, {}, {})
+NO_SKEW = LaunchSkew({}, {}, {}, {}, {})
 
 
 def nobody_known(group: int) -> tuple[int, ...] | None:
@@ -130,19 +150,22 @@ def nobody_known(group: int) -> tuple[int, ...] | None:
     return None
 
 
-def launch_skew(facts: Mapping[int, RankFacts], members: Members = nobody_known) -> LaunchSkew:
+def launch_skew(
+    facts: Mapping[int, RankFacts], members: Members = nobody_known, shifts: Shifts = NO_SHIFTS
+) -> LaunchSkew:
     """Compares the buckets that every rank of their group launched; empty for a single rank.
 
     The default group, if its members are not known, has all ranks of ``facts``. Any other group is then left out.
     """
     distinct = {id(fact.keys): fact.keys for fact in facts.values()}
     groups = list(dict.fromkeys(key[3] for keys in distinct.values() for key in keys))
-    if len(groups) == 1:
-        return _group_skew(facts, groups[0], members)
-    found = LaunchSkew({}, {}, {}, {})
-    for group in groups:
-        skew = _group_skew(facts, group, members)
+    skews = [_group_skew(facts, group, members, shifts) for group in groups]
+    if len(skews) == 1:
+        return skews[0]
+    found = LaunchSkew({}, {}, {}, {}, {}, max((skew.error for skew in skews), default=0))
+    for skew in skews:
         found.buckets.update(skew.buckets)
+        found.errors.update(skew.errors)
         for rank in skew.late:
             found.late[rank] = max(found.late.get(rank, 0), skew.late[rank])
             found.wait[rank] = max(found.wait.get(rank, 0), skew.wait[rank])
@@ -150,32 +173,42 @@ def launch_skew(facts: Mapping[int, RankFacts], members: Members = nobody_known)
     return found
 
 
-def _group_skew(facts: Mapping[int, RankFacts], group: int, members: Members) -> LaunchSkew:
-    """Compares the buckets of one group; empty if a member has not sent the step."""
+def _group_skew(facts: Mapping[int, RankFacts], group: int, members: Members, shifts: Shifts) -> LaunchSkew:
+    """Compares the buckets of one group; empty if a member has not sent the step, or is on another time line."""
     known = members(group)
     if known is None and group == DEFAULT_GROUP:
         known = tuple(sorted(facts))
     if known is None or len(known) < 2 or not all(rank in facts for rank in known):
         return NO_SKEW
+    if shifts and not on_one_time_line(known, shifts):
+        return NO_SKEW
     if len(known) < len(facts):
         facts = {rank: facts[rank] for rank in known}
     keys = _common_keys(facts, group)
-    return _skew_of(facts, keys) if keys else NO_SKEW
+    return _skew_of(facts, keys, shifts) if keys else NO_SKEW
 
 
-def _skew_of(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...]) -> LaunchSkew:
+def _skew_of(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], shifts: Shifts) -> LaunchSkew:
     ranks = sorted(facts)
     launches = {rank: _aligned(facts[rank].launch, facts[rank], keys) for rank in ranks}
     columns = list(zip(*launches.values(), strict=True))
     first, last = list(map(min, columns)), list(map(max, columns))
-    last_ranks = [ranks[column.index(at)] for column, at in zip(columns, last, strict=True)]
+    last_ranks: list[tuple[int, ...]] = [(ranks[column.index(at)],) for column, at in zip(columns, last, strict=True)]
     transfers = _transfers(facts, keys, _last_starts(facts, keys, last))
+    errors, error = dict[int, int](), 0
+    if shifts or any(fact.clock_error for fact in facts.values()):
+        known = ClockErrors({rank: facts[rank].clock_error for rank in ranks}, shifts)
+        errors, error = known.ranks, known.joint
+        last_ranks = [known.may_be_last(column) for column in columns]
+        transfers = [None if transfer is None or transfer <= error else transfer for transfer in transfers]
     rows = map(BucketSkew, first, last, last_ranks, repeat(len(ranks)), transfers)
     return LaunchSkew(
         buckets=dict(zip(keys, rows, strict=True)),
         late={rank: max(map(sub, row, first)) for rank, row in launches.items()},
         wait={rank: max(map(sub, last, row)) for rank, row in launches.items()},
         peers=dict.fromkeys(ranks, tuple(ranks)),
+        errors=errors,
+        error=error,
     )
 
 
@@ -215,9 +248,7 @@ def _last_starts(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], la
     return list(map(max, zip(*(_aligned(fact.start, fact, keys) for fact in facts.values()), strict=True)))
 
 
-def _transfers(
-    facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], last: Sequence[int]
-) -> Sequence[int | None]:
+def _transfers(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], last: Sequence[int]) -> list[int | None]:
     columns = zip(*(_aligned(fact.done, fact, keys) for fact in facts.values()), strict=True)
     if None not in [fact.figures.comm_ns for fact in facts.values()]:
         return list(map(sub, map(max, cast("Iterator[tuple[int, ...]]", columns)), last))
@@ -276,20 +307,23 @@ class StepAcrossRanks:
 
     Attributes:
         step: Its number.
-        comparable: Whether its ranks share one clock.
+        comparable: Whether all its ranks share one time line.
         members_of: The members of a group, None if they are not known.
+        shifts: Per rank what puts its stamps onto the time line; empty if all ranks stamp with one clock, or if nothing
+            is known of their clocks.
         counted: Whether statistics include it: on no rank was it warm-up, aborted or unwatched.
         timed: Whether its collectives were timed on every rank.
         ranks: The ranks' frames.
         longest_ns: Duration on the slowest rank.
-        start_ns: Earliest start on any rank.
-        end_ns: Latest end on any rank.
+        start_ns: Earliest start on any rank, on the time line.
+        end_ns: Latest end on any rank, on the time line.
     """
 
     def __init__(self, step: int, comparable: bool = True, members: Members = nobody_known) -> None:
         self.step = step
         self.comparable = comparable
         self.members_of = members
+        self.shifts: Shifts = NO_SHIFTS
         self.counted = self.timed = True
         self.start_ns, self.end_ns, self.longest_ns = _LATEST_NS, 0, 0
         self._frames: dict[int, Step | bytes] = {}
@@ -321,6 +355,8 @@ class StepAcrossRanks:
 
     def add(self, step: Step) -> None:
         """Adds one rank's step; it replaces an earlier one of that rank. Drops what was compared before."""
+        if self.shifts:
+            self.align(NO_SHIFTS)
         if step.rank in self._frames:
             self._exclude(step.rank)
         self._include(step)
@@ -329,9 +365,31 @@ class StepAcrossRanks:
         self._packed = self._forgotten = False
         self._rows.clear()
 
+    def align(self, shifts: Shifts) -> None:
+        """Puts its ranks, which stamp with several clocks, onto a common time line, as far as that is known."""
+        self.shifts = shifts
+        self.comparable = on_one_time_line(self._frames, shifts)
+        self._facts.clear()
+        self._skew, self._forgotten = None, False
+        self._rows.clear()
+        self.start_ns, self.end_ns = _LATEST_NS, 0
+        for frame in self.ranks.values():
+            self._extend(frame)
+
+    def start_of(self, rank: int) -> int:
+        """When a rank's step started, on the time line (ns)."""
+        return self.ranks[rank].start_ns + self._offset_of(rank)
+
+    def _offset_of(self, rank: int) -> int:
+        return self.shifts[rank].offset if rank in self.shifts else 0
+
+    def _extend(self, step: Step) -> None:
+        start = step.start_ns + self._offset_of(step.rank)
+        self.start_ns = min(self.start_ns, start)
+        self.end_ns = max(self.end_ns, start + step.duration_ns)
+
     def _include(self, step: Step) -> None:
-        self.start_ns = min(self.start_ns, step.start_ns)
-        self.end_ns = max(self.end_ns, step.start_ns + step.duration_ns)
+        self._extend(step)
         self.longest_ns = max(self.longest_ns, step.duration_ns)
         self.counted = self.counted and is_counted(step.status)
         self.timed = self.timed and is_timed(step.status)
@@ -349,7 +407,7 @@ class StepAcrossRanks:
         """One rank's share, computed on the first call."""
         found = self._facts.get(rank)
         if found is None:
-            found = self._facts[rank] = rank_facts(self.ranks[rank], self._figures[rank])
+            found = self._facts[rank] = rank_facts(self.ranks[rank], self._figures[rank], self._offset_of(rank))
         return found
 
     def all_facts(self) -> dict[int, RankFacts]:
@@ -362,7 +420,8 @@ class StepAcrossRanks:
     def skew(self) -> LaunchSkew:
         """Launches compared over the ranks; empty where they cannot be compared."""
         if self._skew is None:
-            self._skew = launch_skew(self.all_facts(), self.members_of) if self.comparable else NO_SKEW
+            known = self.comparable or self.shifts
+            self._skew = launch_skew(self.all_facts(), self.members_of, self.shifts) if known else NO_SKEW
         return self._skew
 
     def late_ns(self, rank: int) -> int | None:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.clocks import same_clock
+from ddpwatch.analysis.clocks import ClockDomains
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.matching import NumberedStep, StepMatcher
 from ddpwatch.messages import Bye, Group, Hello, Message, Step
@@ -26,9 +26,9 @@ class StepAssembler:
 
     def __init__(self, ranks: int | None = None) -> None:
         self._ranks = ranks
-        self._hellos: dict[int, Hello] = {}
-        self._comparable = True
+        self._world_size = 0
         self._expected = 1
+        self._clocks = ClockDomains()
         self._open: OrderedDict[int, StepAcrossRanks] = OrderedDict()
         self.groups = Groups()
         self._matcher = StepMatcher(self.groups.members)
@@ -62,13 +62,14 @@ class StepAssembler:
             yield self._closed(self._open.popitem(last=False)[1])
 
     def _meet(self, hello: Hello) -> None:
-        self._hellos[hello.rank] = hello
-        self._comparable = same_clock(self._hellos.values())
-        world_size = max(known.world_size for known in self._hellos.values())
-        self._expected = world_size if self._ranks is None else min(world_size, self._ranks)
+        self._clocks.meet(hello)
+        self._world_size = max(self._world_size, hello.world_size)
+        self._expected = self._world_size if self._ranks is None else min(self._world_size, self._ranks)
 
     def _closed(self, across: StepAcrossRanks) -> StepAcrossRanks:
-        across.comparable = self._comparable
+        if self._clocks.several:
+            self._clocks.observe(across.ranks)
+            across.align(self._clocks.shifts(across.ranks))
         return across
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple, cast
 
-from ddpwatch.analysis.across_ranks import BucketSkew, StepAcrossRanks
+from ddpwatch.analysis.across_ranks import BucketSkew, StepAcrossRanks, the_only
 from ddpwatch.analysis.step import BucketKey, backward_start
 from ddpwatch.messages import ALL_REDUCE, CollectiveOp, Step
 
@@ -23,7 +23,10 @@ WORK_PER_CALL = 1024  # steps times ranks computed in one call, so that a large 
 
 
 class BucketStep(NamedTuple):
-    """One bucket in one step, over its ranks. ``wait`` is the longest of any rank; ``busbw`` in bytes/s."""
+    """One bucket in one step, over its ranks.
+
+    ``wait`` is the longest of any rank; ``busbw`` in bytes/s; ``last_ranks`` may have launched last.
+    """
 
     nbytes: int
     ready: float | None
@@ -33,12 +36,17 @@ class BucketStep(NamedTuple):
     wait: float | None
     exposed: float | None
     busbw: float | None
-    last_rank: int | None
+    last_ranks: tuple[int, ...]
+
+    @property
+    def last_rank(self) -> int | None:
+        """The rank that launched last; None if that is not certain."""
+        return the_only(self.last_ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSummary:
-    """One bucket over the newest steps. ``last_share`` says how often ``last_rank`` launched last (0 to 1)."""
+    """One bucket over the newest steps. ``last_share`` says how often one of ``last_ranks`` launched last (0 to 1)."""
 
     module: int
     index: int
@@ -50,7 +58,7 @@ class BucketSummary:
     wait: float | None
     exposed: float | None
     busbw: float | None
-    last_rank: int | None
+    last_ranks: tuple[int, ...]
     last_share: float | None
     steps: int
 
@@ -89,8 +97,7 @@ class BucketTable:
 
     def _row(self, bucket: Bucket) -> BucketSummary:
         found = [step for _, step in self.history(bucket)]
-        last = Counter(step.last_rank for step in found if step.last_rank is not None).most_common(1)
-        known = sum(step.last_rank is not None for step in found)
+        last_ranks, last_share = most_often_last(Counter(step.last_ranks for step in found))
         return BucketSummary(
             *bucket,
             nbytes=found[-1].nbytes,
@@ -101,10 +108,19 @@ class BucketTable:
             wait=_p50(step.wait for step in found),
             exposed=_p50(step.exposed for step in found),
             busbw=_p50(step.busbw for step in found),
-            last_rank=last[0][0] if last else None,
-            last_share=last[0][1] / known if last else None,
+            last_ranks=last_ranks,
+            last_share=last_share,
             steps=len(found),
         )
+
+
+def most_often_last(counts: Counter[tuple[int, ...]]) -> tuple[tuple[int, ...], float | None]:
+    """The ranks of which most often one was last, and in what share of the steps that know; none if no step does."""
+    known = Counter({ranks: count for ranks, count in counts.items() if ranks})
+    if not known:
+        return (), None
+    ranks, count = known.most_common(1)[0]
+    return ranks, count / known.total()
 
 
 def _p50(values: Iterable[float | None]) -> float | None:
@@ -220,5 +236,5 @@ def _bucket_step(
         wait=None if skew is None else skew.last - skew.first,
         exposed=exposed,
         busbw=bandwidth,
-        last_rank=None if skew is None else skew.last_rank,
+        last_ranks=() if skew is None else skew.last_ranks,
     )

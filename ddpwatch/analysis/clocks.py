@@ -1,20 +1,41 @@
-"""Puts the clocks of several hosts onto one time line: no collective ends on any rank before its last rank launches it.
+"""Puts the clocks of several hosts onto one time line: each clock's offset is an interval, never a bare number.
 
-For two clocks a and b, every bucket that both reduced bounds their difference from both sides: rank a's ``done`` is not
-before rank b's ``launch``, and the other way round. Many buckets leave a narrow bracket. Its middle is off by at most
-half its width, which is about the shortest transfer seen.
+The evidence is causality: no collective is done on any rank before its last rank has launched it. So for two clocks,
+each collective that both took part in bounds their offset from both sides. The interval is about as wide as the
+shortest times from launch to done on either clock together; waiting for a rank that is late every time is part of that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import repeat
+from operator import attrgetter
+from typing import NamedTuple
 
+from ddpwatch.analysis.clock_offset import Bound, ClockOffset, at_least, at_most
 from ddpwatch.analysis.step import BucketKey, bucket_keys
 from ddpwatch.messages import Hello, Step
+from ddpwatch.sampling.levels import is_timed
 
 Clock = tuple[str, str]
-_Stamps = dict[BucketKey, tuple[int, int]]  # launch and done per bucket, absolute
+_Collective = tuple[BucketKey, "int | None"]  # with its sequence number, where the group counts
+
+
+class Shift(NamedTuple):
+    """What puts a clock's stamps of one step onto a common time line.
+
+    Attributes:
+        clock: The clock.
+        root: The clock whose time line it is.
+        offset: To be added to the stamps (ns).
+        error: How far that may be off (ns).
+    """
+
+    clock: Clock
+    root: Clock
+    offset: int
+    error: int
 
 
 def clock_of(hello: Hello) -> Clock:
@@ -22,87 +43,128 @@ def clock_of(hello: Hello) -> Clock:
     return hello.boot_id or hello.host, hello.time_ns
 
 
-def same_clock(hellos: Iterable[Hello]) -> bool:
-    """Whether all ranks stamp with the same clock: same boot of the same host, same time namespace."""
-    return len({clock_of(hello) for hello in hellos}) <= 1
-
-
-@dataclass
-class _Bracket:
-    """Bounds of (reference - other) in ns."""
-
-    low: int | None = None
-    high: int | None = None
-
-    def at_least(self, value: int) -> None:
-        self.low = value if self.low is None else max(self.low, value)
-
-    def at_most(self, value: int) -> None:
-        self.high = value if self.high is None else min(self.high, value)
-
-
-@dataclass
-class ClockAligner:
-    """Takes steps and computes what to add to each rank's stamps.
+class ClockDomains:
+    """The clocks of a run's ranks, and what is known of the offsets between them.
 
     Attributes:
-        clocks: The clock of every rank.
+        several: Whether there is more than one clock.
     """
 
-    clocks: dict[int, Clock] = field(default_factory=dict)
-    _brackets: dict[Clock, _Bracket] = field(default_factory=dict)
-    _received: dict[Clock, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.several = False
+        self._clocks: dict[int, Clock] = {}
+        self._lowest: dict[Clock, int] = {}  # rank
+        self._offsets: dict[tuple[Clock, Clock], ClockOffset] = {}
 
-    def add_rank(self, hello: Hello) -> None:
-        """Notes a rank's clock."""
-        self.clocks[hello.rank] = clock_of(hello)
-
-    @property
-    def needed(self) -> bool:
-        """Whether there is more than one clock."""
-        return len(set(self.clocks.values())) > 1
-
-    def note_delay(self, step: Step, received_ns: int) -> None:
-        """Notes when a frame arrived: a coarse guess, for ranks that share no collective with the reference."""
-        clock = self.clocks.get(step.rank)
-        if clock is not None:
-            delay = received_ns - step.start_ns - step.duration_ns
-            self._received[clock] = min(delay, self._received.get(clock, delay))
-
-    def compare(self, steps: Mapping[int, Step]) -> None:
-        """Narrows the brackets by one step, given per rank."""
-        if not self.needed or min(self.clocks) not in steps:
+    def meet(self, hello: Hello) -> None:
+        """Notes a rank's clock; what is known of a clock that no rank has any longer is dropped."""
+        clock, before = clock_of(hello), self._clocks.get(hello.rank)
+        if clock == before:
             return
-        reference = _stamps(steps[min(self.clocks)])
+        self._clocks[hello.rank] = clock
+        if before is None:
+            self._lowest[clock] = min(hello.rank, self._lowest.get(clock, hello.rank))
+        else:
+            self._lowest = {known: rank for rank, known in sorted(self._clocks.items(), reverse=True)}
+            pairs = self._offsets.items()
+            self._offsets = {pair: offset for pair, offset in pairs if self._lowest.keys() >= set(pair)}
+        self.several = len(self._lowest) > 1
+
+    def offset(self, clock: Clock, other: Clock) -> ClockOffset:
+        """What to add to a clock's times to get the other's, to be asked or to be bounded further."""
+        return self._offsets.setdefault((clock, other), ClockOffset())
+
+    def observe(self, steps: Mapping[int, Step]) -> None:
+        """Takes the collectives of one step, given by rank."""
+        if not self.several:
+            return
+        tightest: dict[tuple[Clock, Clock], tuple[Bound, Bound]] = {}
+        for stamps in self._stamps(steps).values():
+            other = min(stamps, key=self._lowest.__getitem__)
+            launched, done = stamps.pop(other)
+            for clock, (last_launch, first_done) in stamps.items():
+                low, high = at_least(first_done, launched - first_done), at_most(last_launch, done - last_launch)
+                before = tightest.get((clock, other), (low, high))
+                tightest[clock, other] = max(before[0], low, key=_value), min(before[1], high, key=_value)
+        for pair, bounds in tightest.items():
+            self.offset(*pair).add(*bounds)
+
+    def shifts(self, steps: Mapping[int, Step]) -> dict[int, Shift]:
+        """Per rank of a step what puts it onto a common time line, as far as is known by now.
+
+        That of the lowest rank's clock, where a chain of bounded offsets leads there. Other clocks share time lines
+        among themselves. Ranks without a hello are left out.
+        """
+        spans: dict[Clock, tuple[int, int]] = {}
         for rank, step in steps.items():
-            clock = self.clocks.get(rank)
-            if clock is not None and clock != self._reference:
-                self._bound(self._brackets.setdefault(clock, _Bracket()), reference, _stamps(step))
+            if (clock := self._clocks.get(rank)) is not None:
+                start, end = step.start_ns, step.start_ns + step.duration_ns
+                first, last = spans.get(clock, (start, end))
+                spans[clock] = min(first, start), max(last, end)
+        nearer = self._nearer()
+        found = {clock: self._shift(clock, span, nearer) for clock, span in spans.items()}
+        return {rank: found[self._clocks[rank]] for rank in steps if rank in self._clocks}
 
-    def offsets(self) -> dict[int, int]:
-        """What to add to each rank's stamps (ns), to put them on the clock of the lowest rank."""
-        return {rank: self._offset(clock) for rank, clock in self.clocks.items()}
+    # -- inside ----------------------------------------------------------------------------------------------
 
-    @property
-    def _reference(self) -> Clock:
-        return self.clocks[min(self.clocks)]
+    def _stamps(self, steps: Mapping[int, Step]) -> dict[_Collective, dict[Clock, tuple[int, int]]]:
+        """Per collective the last launch and the first done on each clock."""
+        found: defaultdict[_Collective, dict[Clock, tuple[int, int]]] = defaultdict(dict)
+        for rank, step in steps.items():
+            if (clock := self._clocks.get(rank)) is not None:
+                for collective, launch, done in _collectives(step):
+                    stamps = found[collective]
+                    last, first = stamps.get(clock, (launch, done))
+                    stamps[clock] = max(last, launch), min(first, done)
+        return found
 
-    @staticmethod
-    def _bound(bracket: _Bracket, reference: _Stamps, other: _Stamps) -> None:
-        for key in reference.keys() & other.keys():
-            (launch, done), (other_launch, other_done) = reference[key], other[key]
-            bracket.at_least(launch - other_done)
-            bracket.at_most(done - other_launch)
+    def _nearer(self) -> dict[Clock, Clock | None]:
+        """The way to the time line's clock: each clock's next one, None where it is that clock."""
+        neighbours: defaultdict[Clock, list[Clock]] = defaultdict(list)
+        for (clock, other), offset in self._offsets.items():
+            if offset.bounded:
+                neighbours[clock].append(other)
+                neighbours[other].append(clock)
+        nearer: dict[Clock, Clock | None] = {}
+        for root in sorted(self._lowest, key=self._lowest.__getitem__):
+            queue = [] if root in nearer else [root]
+            nearer.setdefault(root, None)
+            for clock in queue:
+                found = [other for other in neighbours[clock] if other not in nearer]
+                nearer.update(zip(found, repeat(clock)))
+                queue += found
+        return nearer
 
-    def _offset(self, clock: Clock) -> int:
-        if clock == self._reference:
-            return 0
-        bracket = self._brackets.get(clock)
-        if bracket is not None and bracket.low is not None and bracket.high is not None:
-            return (bracket.low + bracket.high) // 2
-        return self._received.get(clock, 0) - self._received.get(self._reference, 0)
+    def _shift(self, clock: Clock, span: tuple[int, int], nearer: Mapping[Clock, Clock | None]) -> Shift:
+        start, end = span
+        low = high = 0
+        root = clock
+        while (following := nearer[root]) is not None:
+            least, most = self._bounds(root, following, start + low, end + high)
+            low, high, root = low + least, high + most, following
+        offset = (low + high) // 2
+        return Shift(clock, root, offset, high - offset)
+
+    def _bounds(self, clock: Clock, other: Clock, start: int, end: int) -> tuple[int, int]:
+        """Bounds of the offset from a clock to a neighbour within [start, end] of that clock."""
+        known = self._offsets.get((clock, other))
+        if known is not None and known.bounded:
+            return known.between(start, end)
+        backwards = self._offsets[other, clock]
+        low, high = backwards.newest
+        low, high = backwards.between(start - high, end - low)
+        return -high, -low
 
 
-def _stamps(step: Step) -> _Stamps:
-    rows = zip(bucket_keys(step), step.comm_launch, step.comm_done, strict=True)
-    return {key: (step.start_ns + launch, step.start_ns + done) for key, launch, done in rows if done is not None}
+_value = attrgetter("value")
+
+
+def _collectives(step: Step) -> Iterator[tuple[_Collective, int, int]]:
+    """The collectives whose completion was measured, with the earliest possible launch and the latest possible done."""
+    if not step.reduced or not is_timed(step.status):
+        return
+    error, first = step.clock_error_ns or 0, step.comm_first_seq
+    seqs = repeat(None) if first is None or not step.comm_seq else (first + offset for offset in step.comm_seq)
+    for key, seq, launch, done in zip(bucket_keys(step), seqs, step.comm_launch, step.comm_done, strict=False):
+        if done is not None:
+            yield (key, seq), step.start_ns + launch - error, step.start_ns + done + error

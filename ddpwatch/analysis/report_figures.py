@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from ddpwatch.analysis.across_ranks import RankFacts, StepAcrossRanks
+from ddpwatch.analysis.across_ranks import RankFacts, StepAcrossRanks, the_only
 from ddpwatch.analysis.assembly import StepAssembler
-from ddpwatch.analysis.buckets import BucketStep, bucket_steps
+from ddpwatch.analysis.buckets import BucketStep, bucket_steps, most_often_last
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.rows import incident_row, lost_row
 from ddpwatch.analysis.groups import OtherCollectives
@@ -68,6 +68,7 @@ class RankSamples:
     overlap: Samples = field(default_factory=Samples)
     exposed: Samples = field(default_factory=Samples)
     cost: Samples = field(default_factory=Samples)
+    clock_error_ns: int | None = None
     dropped: int = 0
     missing: int = 0
     last_step: Step | None = None
@@ -86,7 +87,7 @@ class BucketSamples:
     transfer: Samples = field(default_factory=Samples)
     exposed: Samples = field(default_factory=Samples)
     busbw: Samples = field(default_factory=Samples)
-    last: Counter[int] = field(default_factory=Counter)
+    last: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
     def add(self, found: BucketStep) -> None:
         """Adds the bucket in one step."""
@@ -97,8 +98,7 @@ class BucketSamples:
         self.transfer.add(found.transfer)
         self.exposed.add(found.exposed)
         self.busbw.add(found.busbw)
-        if found.last_rank is not None:
-            self.last[found.last_rank] += 1
+        self.last[found.last_ranks] += 1
 
 
 class ReportBuilder:
@@ -236,6 +236,9 @@ class ReportBuilder:
             samples_of_rank = self._rank(rank)
             samples_of_rank.late.values.append(late)
             samples_of_rank.wait.values.append(skew.wait[rank])
+        for rank, error in skew.errors.items():
+            samples = self._rank(rank)
+            samples.clock_error_ns = max(error, samples.clock_error_ns or 0)
 
     # -- rows ------------------------------------------------------------------------------------------------
 
@@ -276,6 +279,7 @@ class ReportBuilder:
             "overlap_p50": samples.overlap.p50(),
             "exposed_ms": _ms(means.exposed_ns),
             "exposed_ms_p50": samples.exposed.p50(NS_PER_MS),
+            "clock_error_ms": _ms(samples.clock_error_ns),
             "dropped": samples.dropped,
             "own_cost_ratio": samples.cost.p50(),
             "end": _end_row(bye) if bye else None,
@@ -291,7 +295,7 @@ class ReportBuilder:
 
     def _bucket_row(self, key: tuple[int, int], samples: BucketSamples) -> dict[str, Any]:
         module, index = key
-        last = samples.last.most_common(1)
+        last_ranks, last_share = most_often_last(samples.last)
         busbw = samples.busbw.p50()
         return {
             "module": module,
@@ -304,8 +308,9 @@ class ReportBuilder:
             "transfer_ms_p50": samples.transfer.p50(NS_PER_MS),
             "exposed_ms_p50": samples.exposed.p50(NS_PER_MS),
             "busbw_gbps_p50": None if busbw is None else busbw / 1e9,
-            "last_rank": last[0][0] if last else None,
-            "last_share": last[0][1] / samples.last.total() if last else None,
+            "last_rank": the_only(last_ranks),
+            "last_ranks": list(last_ranks),
+            "last_share": last_share,
         }
 
 

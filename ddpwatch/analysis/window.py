@@ -21,7 +21,8 @@ from ddpwatch.analysis.means import Sums, chosen, merged
 class RankSummary:
     """One rank: means over the same steps as those of the `Summary`; of ``late_ns``, ``wait_ns`` and ``cost`` medians.
 
-    ``phases_ns`` has the phases of a step that are known.
+    ``phases_ns`` has the phases of a step that are known; ``clock_error_ns`` is the largest of any step, None if the
+    ranks share one host's clock.
     """
 
     rank: int
@@ -31,6 +32,7 @@ class RankSummary:
     overlap: float | None = None
     exposed_ns: float | None = None
     cost: float | None = None
+    clock_error_ns: int | None = None
     phases_ns: dict[str, float] = field(default_factory=dict)
 
 
@@ -151,6 +153,7 @@ def _rank_summary(rank: int, steps: Sequence[StepDigest], averaged: Sequence[Ste
         step_ns=sums.step_ns,
         late_ns=p50(step.skew.late.get(rank) for step in steps),
         wait_ns=p50(step.skew.wait.get(rank) for step in steps),
+        clock_error_ns=max((step.skew.errors[rank] for step in steps if rank in step.skew.errors), default=None),
         overlap=sums.overlap,
         exposed_ns=sums.exposed_ns,
         cost=p50(fact.cost for fact in own),

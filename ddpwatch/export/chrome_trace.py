@@ -3,7 +3,8 @@
 Each rank is a process, with lanes for the step, compute, hooks, marks and communication; overlapping spans get several
 lanes of a kind. Inside a bucket's span lie its wait for the last rank's launch and the transfer after it. Flow arrows
 join a bucket's collective across ranks, in launch order. Devices are counters. Times are in µs from the first step's
-start; the clocks of several hosts are aligned (`ddpwatch.analysis.clocks`).
+start. The clocks of several hosts are aligned step by step (`ddpwatch.analysis.clocks`); where that is not possible, by
+the shortest times that frames took to arrive, as a drawing needs some offset.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
-from ddpwatch.analysis.clocks import ClockAligner
+from ddpwatch.analysis.clocks import Clock, clock_of
 from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
 from ddpwatch.messages import Bye, Device, Hello, Layout, Mark, Message, Step
@@ -47,7 +48,7 @@ class TimeLine:
     """The common time line of a trace.
 
     Attributes:
-        offsets: What to add to each rank's stamps (ns).
+        offsets: What to add to each rank's stamps (ns) until a step of it is aligned.
         start, end: The start of the first step and the end of the last, on the time line.
     """
 
@@ -56,29 +57,65 @@ class TimeLine:
     end: int
 
 
+class _Survey:
+    """What the first pass over a recording finds out."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[int, int] = {}  # of each rank's first step that is aligned
+        self._clocks: dict[int, Clock] = {}
+        self._delays: dict[Clock, int] = {}  # the shortest ones, by the clocks of collector and rank
+        self._extents: dict[tuple[int, bool], tuple[int, int]] = {}  # by rank, and whether aligned
+
+    def note(self, message: Message, received_ns: int) -> None:
+        """Takes one message."""
+        if isinstance(message, Hello):
+            self._clocks[message.rank] = clock_of(message)
+        elif isinstance(message, Step) and (clock := self._clocks.get(message.rank)) is not None:
+            delay = received_ns - message.start_ns - message.duration_ns
+            self._delays[clock] = min(delay, self._delays.get(clock, delay))
+
+    def add(self, across: StepAcrossRanks) -> None:
+        """Takes one step."""
+        offsets = _offsets_of(across)
+        self.offsets = offsets | self.offsets
+        for rank, step in across.ranks.items():
+            start = step.start_ns + offsets.get(rank, 0)
+            end, key = start + step.duration_ns, (rank, rank in offsets)
+            first, last = self._extents.get(key, (start, end))
+            self._extents[key] = min(first, start), max(last, end)
+
+    def time_line(self) -> TimeLine:
+        """The time line of all that was taken."""
+        reference = self._delays.get(self._clocks[min(self._clocks)], 0) if self._clocks else 0
+        guessed = {rank: self._delays.get(clock, reference) - reference for rank, clock in self._clocks.items()}
+        offsets = guessed | self.offsets
+        extents = [
+            (first + rest, last + rest)
+            for (rank, aligned), (first, last) in self._extents.items()
+            for rest in [0 if aligned else offsets.get(rank, 0)]
+        ]
+        return TimeLine(
+            offsets,
+            start=min((first for first, _ in extents), default=0),
+            end=max((last for _, last in extents), default=0),
+        )
+
+
+def _offsets_of(across: StepAcrossRanks) -> dict[int, int]:
+    """What puts a step's ranks onto the time line; empty if they share a clock, or cannot be aligned."""
+    return {rank: shift.offset for rank, shift in across.shifts.items()} if across.comparable else {}
+
+
 def align(frames: Iterable[Frame], ranks: int | None = None) -> TimeLine:
     """The time line of a recording, in one pass over it."""
-    aligner, assembler = ClockAligner(), StepAssembler(ranks)
-    extents: dict[int, tuple[int, int]] = {}
+    survey, assembler = _Survey(), StepAssembler(ranks)
     for message, envelope in frames:
-        if isinstance(message, Hello):
-            aligner.add_rank(message)
-        elif isinstance(message, Step):
-            aligner.note_delay(message, envelope.received_ns)
-            start, end = message.start_ns, message.start_ns + message.duration_ns
-            first, last = extents.get(message.rank, (start, end))
-            extents[message.rank] = (min(first, start), max(last, end))
+        survey.note(message, envelope.received_ns)
         for across in assembler.apply(message):
-            if across.counted:
-                aligner.compare(across.ranks)
+            survey.add(across)
     for across in assembler.rest():
-        aligner.compare(across.ranks)
-    offsets = aligner.offsets()
-    return TimeLine(
-        offsets,
-        start=min((first + offsets.get(rank, 0) for rank, (first, _) in extents.items()), default=0),
-        end=max((last + offsets.get(rank, 0) for rank, (_, last) in extents.items()), default=0),
-    )
+        survey.add(across)
+    return survey.time_line()
 
 
 def write_chrome(
@@ -130,9 +167,10 @@ class _Tracer:
 
     def __init__(self, line: TimeLine, ranks: int | None, around: bool) -> None:
         self._line = line
+        self._offsets = dict(line.offsets)  # as the run goes on
         self._around = around
         self._assembler = StepAssembler(ranks)
-        self._hosts: dict[str, int] = {}  # offset of the host's clock
+        self._hosts: dict[str, int] = {}  # a rank on it
         self._device_pids: dict[tuple[str, str, int], int] = {}
         self._lanes: dict[tuple[int, int], _Lanes] = {}
         self._named: set[tuple[int, int]] = set()
@@ -151,7 +189,7 @@ class _Tracer:
 
     def _other(self, message: Message) -> Iterator[Event]:
         if isinstance(message, Hello):
-            self._hosts[message.host] = self._line.offsets.get(message.rank, 0)
+            self._hosts[message.host] = message.rank
             yield from self._process(message.rank, f"rank {message.rank} ({message.host})")
         elif isinstance(message, Layout):
             self._params[message.module, message.epoch] = (message.param_base, message.params)
@@ -161,15 +199,15 @@ class _Tracer:
             yield from self._device(message)
         elif isinstance(message, Bye) and message.rank is not None:
             own = message.by == "rank"
-            at = message.at_ns + (self._line.offsets.get(message.rank, 0) if own else self._own_offset())
+            at = message.at_ns + self._offset(message.rank if own else None)
             yield from self._moment(message.rank, f"{message.reason} {message.detail}".strip(), "end", at)
 
-    def _own_offset(self) -> int:
-        """The collector runs on the host of the lowest rank."""
-        return self._line.offsets.get(min(self._line.offsets, default=0), 0)
+    def _offset(self, rank: int | None) -> int:
+        """What to add to a rank's stamps by now; without a rank, to the collector's, on the lowest rank's host."""
+        return self._offsets.get(min(self._offsets, default=0) if rank is None else rank, 0)
 
     def _mark(self, mark: Mark) -> Iterator[Event]:
-        offset, category = self._line.offsets.get(mark.rank, 0), f"mark,{mark.kind}"
+        offset, category = self._offset(mark.rank), f"mark,{mark.kind}"
         start = mark.start_ns + offset
         if mark.end_ns is None:
             yield from self._moment(mark.rank, mark.name, category, start)
@@ -183,7 +221,7 @@ class _Tracer:
         yield {"ph": "i", "s": "p", "name": name, "cat": category, "pid": rank, "tid": tid, "ts": self._us(at)}
 
     def _device(self, device: Device) -> Iterator[Event]:
-        at = device.at_ns + self._hosts.get(device.host, self._own_offset())
+        at = device.at_ns + self._offset(self._hosts.get(device.host))
         if self._shown(at, at) is None:
             return
         key = (device.host, device.kind, device.index)
@@ -208,8 +246,9 @@ class _Tracer:
 
     def _across_ranks(self, across: StepAcrossRanks) -> Iterator[Event]:
         flows: dict[BucketKey, list[Event]] = {}
+        self._offsets |= _offsets_of(across)
         for rank, step in sorted(across.ranks.items()):
-            start = step.start_ns + self._line.offsets.get(rank, 0)
+            start = step.start_ns + self._offset(rank)
             yield from self._step(step, start, across.figures[rank])
             yield from self._hooks(rank, step, start)
             found = flights(step, across.facts_of(rank), across.skew)

@@ -31,6 +31,11 @@ def percent(value: float | None, digits: int = 0) -> str:
     return UNKNOWN if value is None else f"{value:.{digits}%}".replace("%", " %")
 
 
+def one_of(ranks: Sequence[int]) -> str:
+    """Ranks of which it is one: "one of 3, 9"; of more than four, only how many."""
+    return f"one of {', '.join(map(str, ranks))}" if len(ranks) <= 4 else f"one of {len(ranks)} ranks"
+
+
 def size(nbytes: float | None) -> str:
     """A size in bytes with a binary unit, or a dash."""
     if nbytes is None:

@@ -60,7 +60,7 @@ def _cleaned(value: Any) -> Any:
 
 def _step(across: StepAcrossRanks, why: str) -> dict[str, Any]:
     ranks = sorted(across.members)[:MOST_RANKS]
-    origin = min(across.ranks[rank].start_ns for rank in ranks) if across.comparable else None
+    origin = min(map(across.start_of, ranks)) if across.comparable else None
     return {
         "step": across.step,
         "why": why,
@@ -85,7 +85,7 @@ def _rank(across: StepAcrossRanks, rank: int, origin: int | None) -> dict[str, A
     found = flights(step, across.facts_of(rank), across.skew)
     return {
         "rank": rank,
-        "at": 0 if origin is None else step.start_ns - origin,
+        "at": 0 if origin is None else across.start_of(rank) - origin,
         "ns": step.duration_ns,
         "epoch": step.epoch,
         "overlap": figure.overlap,

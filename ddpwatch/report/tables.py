@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpwatch.analysis.diagnosis.findings import describe_end
-from ddpwatch.report.format import UNKNOWN, number, percent, size
+from ddpwatch.report.format import UNKNOWN, number, one_of, percent, size
 
 Row = dict[str, Any]
 Columns = dict[str, Callable[[Row], str]]
@@ -22,6 +22,8 @@ class Table:
     rows: list[list[str]]
 
 
+CLOCK_COLUMN = "clock ±ms"  # only of runs with several clocks
+
 RANK_COLUMNS: Columns = {
     "rank": lambda row: str(row["rank"]),
     "host": lambda row: row["host"] or UNKNOWN,
@@ -31,6 +33,7 @@ RANK_COLUMNS: Columns = {
     "wait ms": lambda row: number(row["wait_ms_p50"]),
     "overlap": lambda row: percent(row["overlap"]),
     "exposed ms": lambda row: number(row["exposed_ms"]),
+    CLOCK_COLUMN: lambda row: number(row["clock_error_ms"]),
     "dropped": lambda row: str(row["dropped"]),
     "own cost": lambda row: percent(row["own_cost_ratio"], 2),
     "end": lambda row: describe_end(row["end"]) if row["end"] else UNKNOWN,
@@ -51,6 +54,8 @@ BUCKET_COLUMNS: Columns = {
 
 def tables(report: dict[str, Any], omit: Collection[str] = ()) -> list[Table]:
     """The tables that have rows, without the columns to omit."""
+    if all(row["clock_error_ms"] is None for row in report["ranks"]):
+        omit = {*omit, CLOCK_COLUMN}
     found = [
         _phases(report),
         _table("Ranks (means; late and wait: p50)", RANK_COLUMNS, report["ranks"], omit),
@@ -73,4 +78,7 @@ def _table(title: str, columns: Columns, rows: list[Row], omit: Collection[str])
 
 
 def _last(row: Row) -> str:
-    return UNKNOWN if row["last_rank"] is None else f"rank {row['last_rank']} {percent(row['last_share'])}"
+    if not row["last_ranks"]:
+        return UNKNOWN
+    named = f"rank {row['last_rank']}" if row["last_rank"] is not None else f"{one_of(row['last_ranks'])}:"
+    return f"{named} {percent(row['last_share'])}"

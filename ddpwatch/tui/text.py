@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from ddpwatch.report.format import UNKNOWN, percent, size
+from ddpwatch.report.format import UNKNOWN, one_of, percent, size
 from ddpwatch.report.format import clean as harmless_text
 
-__all__ = ["UNKNOWN", "Field", "clean", "fit", "ms", "number", "percent", "shorten", "size", "with_unit", "wrap"]
+__all__ = [
+    "UNKNOWN", "Field", "clean", "fit", "ms", "number", "one_of", "percent", "shorten", "size", "with_unit", "wrap"
+]  # fmt: skip
 
 _NS_PER_MS = 1e6
 _COMBINING = ("Mn", "Me")

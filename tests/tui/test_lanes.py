@@ -8,7 +8,7 @@ from ddpwatch.tui.paint.axis import Axis, nice_step
 from ddpwatch.tui.paint.canvas import plain
 from ddpwatch.tui.paint.glyphs import COMM
 from ddpwatch.tui.paint.lanes import LaneRows, capacity, lane_rows, paint_lanes
-from tests.support.frames import MS, hello, run, state_of, step
+from tests.support.frames import MS, hello, run, shadow, state_of, step
 
 WIDTH = 9 + 100 + 1  # gutter, axis, one blank
 
@@ -69,12 +69,22 @@ def test_ranks_on_one_clock_are_aligned_by_their_start():
 
 
 def test_ranks_on_different_clocks_start_at_zero_and_the_title_says_so():
-    later = msgspec.structs.replace(step(1), start_ns=step(0).start_ns + 10**15)
-    model = lanes_of(hello(0), hello(1, boot_id="other"), step(0), later)
+    later = shadow(1, start_ns=step(0).start_ns + 10**15)
+    model = lanes_of(hello(0), hello(1, boot_id="other"), shadow(0), later)
     rows = paint_lanes(model, WIDTH, 8)
     assert not model.aligned
     assert where(rows, 2, "forward") == where(rows, 5, "forward") == list(range(2, 30))
     assert "clocks differ" in plain(rows)[0]
+
+
+def test_ranks_on_different_clocks_are_aligned_by_their_collectives():
+    """Bucket 0 takes 10 ms from launch to done on either rank, so the offset is known to 10 ms."""
+    later = step(1, start_ns=step(0).start_ns + 10**15)
+    model = lanes_of(hello(0), hello(1, boot_id="other"), step(0), later)
+    rows = paint_lanes(model, WIDTH, 8)
+    assert model.aligned
+    assert [abs(lane.offset_ns) < 0.1 * MS for lane in model.lanes] == [True, True]
+    assert ", clocks ±10" in plain(rows)[0]
 
 
 def test_completion_not_measured_leaves_only_launch_marks():

@@ -158,7 +158,7 @@ def shown(state):
             state.first_ns,
             state.end,
             state.status,
-            state.comparable,
+            state.clocks.several,
         ),
         "ranks": {rank: (asdict(s), state.status_of(rank)) for rank, s in state.ranks.items()},
         "presence": state.presence(),

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.attachments import ATTACHED_STEPS, AttachmentBuilder
 from ddpwatch.analysis.buckets import bus_bandwidths
-from ddpwatch.analysis.clocks import same_clock
 from ddpwatch.analysis.diagnosis.findings import findings
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.step import PHASES, figures
@@ -155,15 +154,6 @@ def test_a_bucket_reduced_twice_in_a_step_is_compared_turn_by_turn() -> None:
     compared = across_ranks(twice, other).skew.buckets
     late = {key: (bucket.last_rank, (bucket.last - bucket.first) / MS) for key, bucket in compared.items()}
     assert late == {(0, 0, 0, 0): (1, 1), (0, 0, 1, 0): (1, 3)}
-
-
-def test_clocks_are_compared_by_boot_and_time_namespace() -> None:
-    def hello(rank: int, boot: str, namespace: str) -> Hello:
-        return Hello(run_id="r", rank=rank, world_size=2, host="h", pid=1, boot_id=boot, time_ns=namespace)
-
-    assert same_clock([hello(0, "a", "n"), hello(1, "a", "n")])
-    assert not same_clock([hello(0, "a", "n"), hello(1, "b", "n")])
-    assert not same_clock([hello(0, "a", "n"), hello(1, "a", "m")])
 
 
 def run(late_ms: float = 0, steps: int = 20) -> ReportBuilder:

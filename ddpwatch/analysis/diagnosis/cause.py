@@ -112,15 +112,20 @@ def _first_late_bucket(across: StepAcrossRanks, rank: int, late_ns: int) -> int 
 def _delays(across: StepAcrossRanks, rank: int, peers: Sequence[int]) -> dict[int, int]:
     """How much later than on its peers each gradient came, in firing order (ns); empty if hooks were not seen."""
     own = across.ranks[rank]
-    others = [across.ranks[peer] for peer in peers if peer != rank][:REFERENCE_RANKS]
+    others = [(_start(across, peer), across.ranks[peer]) for peer in peers if peer != rank][:REFERENCE_RANKS]
     if not own.hook_param or not others:
         return {}
     fires: list[Mapping[int, int]] = [
-        {param: step.start_ns + at for param, at in zip(step.hook_param, step.hook_ns, strict=True)} for step in others
+        {param: start + at for param, at in zip(step.hook_param, step.hook_ns, strict=True)} for start, step in others
     ]
     delays: dict[int, int] = {}
     for param, at in zip(own.hook_param, own.hook_ns, strict=True):
         seen = [fired[param] for fired in fires if param in fired]
         if seen:
-            delays[param] = own.start_ns + at - int(median(seen))
+            delays[param] = _start(across, rank) + at - int(median(seen))
     return delays
+
+
+def _start(across: StepAcrossRanks, rank: int) -> int:
+    """When a rank's step started, on the common time line."""
+    return across.ranks[rank].start_ns + across.offset(rank)

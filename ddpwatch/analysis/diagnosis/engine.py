@@ -123,7 +123,7 @@ class Diagnosis:
             launches = [_launch(across, rank, key) for rank in ranks]
             if facts.split.pauses:  # these have a known reason
                 launches = [at - facts.paused_ns(rank) for at, rank in zip(launches, ranks, strict=True)]
-            for streak in watched.add(across.step, launches, across.longest_ns):
+            for streak in watched.add(across.step, launches, across.longest_ns, across.skew.error):
                 yield group, LateRank(streak, ranks)
 
     def _end(self) -> None:

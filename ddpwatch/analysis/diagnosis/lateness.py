@@ -191,13 +191,15 @@ class GroupLateness:
         self._memory = ASSUMED_MEMORY  # how many steps noise lasts
         self._over: dict[int, int] = {}  # by position, the end of the rank's streak before
 
-    def add(self, step: int, launches: Sequence[int], step_ns: int) -> list[Streak]:
-        """Takes when each rank launched the step's last bucket, and how long the step was.
+    def add(self, step: int, launches: Sequence[int], step_ns: int, error_ns: int = 0) -> list[Streak]:
+        """Takes when each rank launched the step's last bucket, within an error, and how long the step was.
 
         Returns:
             The streaks that start to show with this step.
         """
         late = array("q", deviations(launches))
+        if error_ns:  # what clocks of several hosts leave open is nobody's lateness
+            late = array("q", [max(0, value - error_ns) + min(0, value + error_ns) for value in late])
         self.newest = late
         self._durations.append(step_ns)
         self._rows.append((step, late))

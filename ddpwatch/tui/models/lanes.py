@@ -1,4 +1,4 @@
-"""One step's lanes, one per rank, on a common axis where the ranks' clocks allow it."""
+"""One step's lanes, one per rank, on a common axis where the offsets of their clocks are known."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ddpwatch.analysis.waiting import Flight, flights
 from ddpwatch.messages import Mark, Step
 from ddpwatch.sampling.levels import FULL, status_name
 from ddpwatch.state import StepAcrossRanks
+from ddpwatch.tui.text import ms
 
 MAX_COMM_ROWS = 3
 MarksByRank = Mapping[int, Sequence[Mark]]
@@ -119,7 +120,7 @@ class Lanes(Sequence[Lane]):
         """A rank's lane."""
         if rank not in self._made:
             own = self._step.ranks[rank]
-            offset = 0 if self._origin_ns is None else own.start_ns - self._origin_ns
+            offset = 0 if self._origin_ns is None else self._step.start_of(rank) - self._origin_ns
             marks = tuple(mark for mark in self._marks.get(rank, ()) if in_step(mark, own))
             found = flights(own, self._step.facts_of(rank), self._step.skew)
             self._made[rank] = Lane(rank, offset, own, self._step.figures[rank], found, marks)
@@ -146,6 +147,7 @@ class StepLanes:
 
     Attributes:
         aligned: Whether the ranks share one axis; otherwise each starts at 0.
+        error_ns: How far a rank may be off on it.
         missing: Ranks that have not sent this step.
         comm_rows: Rows that a rank's buckets need so that none covers another, at most `MAX_COMM_ROWS`.
         status: Empty for an ordinary step, else warm-up, aborted, shadow, unwatched or not synced.
@@ -158,6 +160,14 @@ class StepLanes:
     missing: tuple[int, ...] = ()
     comm_rows: int = 1
     status: str = ""
+    error_ns: int = 0
+
+    @property
+    def clocks(self) -> str:
+        """What a title says of the ranks' clocks: nothing, if there is one."""
+        if not self.aligned:
+            return ", each rank from its own start: clocks differ"
+        return f", clocks ±{ms(self.error_ns)} ms" if self.error_ns else ""
 
 
 def step_lanes(
@@ -188,6 +198,7 @@ def step_lanes(
         missing=tuple(rank for rank in ranks if rank not in step.members),
         comm_rows=min(comm_rows, MAX_COMM_ROWS),
         status=_status(step, lanes),
+        error_ns=max((shift.error for shift in step.shifts.values()), default=0) if step.comparable else 0,
     )
 
 

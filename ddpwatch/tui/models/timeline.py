@@ -91,7 +91,7 @@ def timeline_of_step(step: StepAcrossRanks, lanes: StepLanes) -> Timeline:
     """One step."""
     title = f"step {lanes.step}"
     title += f" ({lanes.status})" if lanes.status else ""
-    title += "" if lanes.aligned else ", each rank from its own start: clocks differ"
+    title += lanes.clocks
     title += f", {len(lanes.missing)} ranks missing" if lanes.missing else ""
     return Timeline((step,), (lanes.lanes,), lanes.lanes.ranks, lanes.length_ns, lanes.aligned, lanes.comm_rows, title)
 

@@ -8,7 +8,7 @@ from ddpwatch.analysis.buckets import BucketStep, BucketSummary
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.grid import GridColumn, paint_grid
 from ddpwatch.tui.paint.spark import paint_columns
-from ddpwatch.tui.text import UNKNOWN, clean, ms, number, percent, shorten, size
+from ddpwatch.tui.text import UNKNOWN, clean, ms, number, one_of, percent, shorten, size
 
 _LEAST_BAR = 16
 _CHART_ROWS = 4
@@ -35,7 +35,17 @@ COLUMNS: tuple[GridColumn[BucketSummary], ...] = (
 
 
 def _last(row: BucketSummary) -> str:
-    return UNKNOWN if row.last_rank is None else f"{row.last_rank} {percent(row.last_share)}".replace(" %", "%")
+    """Briefly: "3 80%", "3 or 9 80%", "1 of 12 80%"."""
+    if not row.last_ranks:
+        return UNKNOWN
+    named = " or ".join(map(str, row.last_ranks)) if len(row.last_ranks) < 3 else f"1 of {len(row.last_ranks)}"
+    return f"{named} {percent(row.last_share)}".replace(" %", "%")
+
+
+def _last_in_full(row: BucketSummary) -> str:
+    if len(row.last_ranks) < 2:
+        return f"last on rank {_last(row)}"
+    return f"last on {one_of(row.last_ranks)} in {percent(row.last_share)}"
 
 
 def paint_buckets(
@@ -114,7 +124,7 @@ def paint_bucket(
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
     title = f"bucket {row.index}: {size(row.nbytes)}, {len(params)} parameters, launched at {ms(row.launch)} ms"
-    canvas.put(1, 0, shorten(f"{title}, last on rank {_last(row)}   Escape: back", width - 2), "heading-strong")
+    canvas.put(1, 0, shorten(f"{title}, {_last_in_full(row)}   Escape: back", width - 2), "heading-strong")
     y = 1
     tall = _CHART_ROWS if height >= 24 else 2
     for name, style, values in (

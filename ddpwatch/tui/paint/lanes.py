@@ -98,8 +98,7 @@ def _title(lanes: StepLanes, first: int, shown: int) -> str:
     text = f"step {lanes.step}"
     if lanes.status:
         text += f" ({lanes.status})"
-    if not lanes.aligned:
-        text += ", each rank from its own start: clocks differ"
+    text += lanes.clocks
     if shown < len(lanes.lanes):
         text += f", ranks {lanes.lanes.ranks[first]}–{lanes.lanes.ranks[first + shown - 1]} of {len(lanes.lanes)}"
     if lanes.missing:

@@ -107,6 +107,8 @@ def paint_rank(
         f"step {ms(summary.step_ns)} ms   late {ms(summary.late_ns)} ms   wait {ms(summary.wait_ns)} ms   "
         f"overlap {percent(summary.overlap)}   exposed {ms(summary.exposed_ns)} ms   drops {row.dropped}"
     )
+    if summary.clock_error_ns is not None:
+        line += f"   clock ±{ms(summary.clock_error_ns)} ms"
     canvas.put(1, 1, shorten(line, width - 2))
     below = min(len(devices) + 1 + min(len(marks), 4), max(height - 10, 0))
     chart = max(height - 4 - below, 0)

@@ -90,7 +90,7 @@ class BucketsView(RunView):
             return []
         step = shown.ranks[min(shown.members)]
         origin = next((span.start for span in step.spans if span.phase == "backward"), 0)
-        fires = zip(map(self.session.state.layer, step.hook_param), step.hook_ns, strict=True)
+        fires = zip(map(self.session.state.layouts.layer, step.hook_param), step.hook_ns, strict=True)
         return [(name, float(at - origin)) for name, at in fires if name in params]
 
     def action_sort(self, by: int) -> None:

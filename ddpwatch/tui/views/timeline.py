@@ -69,7 +69,7 @@ class TimelineView(RunView):
         if timeline is None:
             return []
         self._fit(timeline, height)
-        found = inspect(timeline, self.cursor, self.session.state)
+        found = inspect(timeline, self.cursor, self.session.state.layouts)
         return paint_timeline(timeline, self.window, self.cursor, found, (width, height), self.first, self.density)
 
     def timeline(self) -> Timeline | None:
