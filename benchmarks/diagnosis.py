@@ -168,8 +168,9 @@ def as_json(found: Found, rows: Sequence[Row]) -> dict[str, Any]:
     faults = [
         {
             "kind": one.kind, "size": one.size, "noise": one.noise, "detected": one.score.detected,
-            "rank": one.score.rank, "cause": one.score.cause, "layer": one.score.layer, "period": one.score.period, "word": one.score.kind,
-            "pieces": one.score.pieces, "named_after": one.score.named_after, "cost_error": one.score.cost,
+            "rank": one.score.rank, "cause": one.score.cause, "layer": one.score.layer, "period": one.score.period,
+            "word": one.score.kind, "pieces": one.score.pieces, "named_after": one.score.named_after,
+            "cost_error": one.score.cost,
         }
         for one in found.judged
     ]  # fmt: skip

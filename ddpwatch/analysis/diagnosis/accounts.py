@@ -220,7 +220,7 @@ class Ledger:
         accounts, duration = found.accounts, 0
         for rank, facts in across.all_facts().items():
             step = across.ranks[rank]
-            start, duration = step.start_ns + across.offset(rank), duration + step.duration_ns
+            start, duration = across.start_of(rank), duration + step.duration_ns
             exposed = [(start + since, start + until) for since, until in facts.figures.exposed]
             phases: Mapping[str, int] = facts.figures.phases_ns
             if rank in pauses:

@@ -112,7 +112,7 @@ def _first_late_bucket(across: StepAcrossRanks, rank: int, late_ns: int) -> int 
 def _delays(across: StepAcrossRanks, rank: int, peers: Sequence[int]) -> dict[int, int]:
     """How much later than on its peers each gradient came, in firing order (ns); empty if hooks were not seen."""
     own = across.ranks[rank]
-    others = [(_start(across, peer), across.ranks[peer]) for peer in peers if peer != rank][:REFERENCE_RANKS]
+    others = [(across.start_of(peer), across.ranks[peer]) for peer in peers if peer != rank][:REFERENCE_RANKS]
     if not own.hook_param or not others:
         return {}
     fires: list[Mapping[int, int]] = [
@@ -122,10 +122,5 @@ def _delays(across: StepAcrossRanks, rank: int, peers: Sequence[int]) -> dict[in
     for param, at in zip(own.hook_param, own.hook_ns, strict=True):
         seen = [fired[param] for fired in fires if param in fired]
         if seen:
-            delays[param] = _start(across, rank) + at - int(median(seen))
+            delays[param] = across.start_of(rank) + at - int(median(seen))
     return delays
-
-
-def _start(across: StepAcrossRanks, rank: int) -> int:
-    """When a rank's step started, on the common time line."""
-    return across.ranks[rank].start_ns + across.offset(rank)
