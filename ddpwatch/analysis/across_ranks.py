@@ -159,9 +159,9 @@ def launch_skew(
     """
     distinct = {id(fact.keys): fact.keys for fact in facts.values()}
     groups = list(dict.fromkeys(key[3] for keys in distinct.values() for key in keys))
+    if len(groups) == 1:
+        return _group_skew(facts, groups[0], members, shifts)
     skews = [_group_skew(facts, group, members, shifts) for group in groups]
-    if len(skews) == 1:
-        return skews[0]
     found = LaunchSkew({}, {}, {}, {}, {}, max((skew.error for skew in skews), default=0))
     for skew in skews:
         found.buckets.update(skew.buckets)
@@ -355,7 +355,7 @@ class StepAcrossRanks:
 
     def add(self, step: Step) -> None:
         """Adds one rank's step; it replaces an earlier one of that rank. Drops what was compared before."""
-        if self.shifts:
+        if self.shifts:  # they were those of other frames
             self.align(NO_SHIFTS)
         if step.rank in self._frames:
             self._exclude(step.rank)
@@ -373,8 +373,9 @@ class StepAcrossRanks:
         self._skew, self._forgotten = None, False
         self._rows.clear()
         self.start_ns, self.end_ns = _LATEST_NS, 0
-        for frame in self.ranks.values():
-            self._extend(frame)
+        for rank, frame in self.ranks.items():
+            start = frame.start_ns + self._offset_of(rank)
+            self.start_ns, self.end_ns = min(self.start_ns, start), max(self.end_ns, start + frame.duration_ns)
 
     def start_of(self, rank: int) -> int:
         """When a rank's step started, on the time line (ns)."""
@@ -383,13 +384,9 @@ class StepAcrossRanks:
     def _offset_of(self, rank: int) -> int:
         return self.shifts[rank].offset if rank in self.shifts else 0
 
-    def _extend(self, step: Step) -> None:
-        start = step.start_ns + self._offset_of(step.rank)
-        self.start_ns = min(self.start_ns, start)
-        self.end_ns = max(self.end_ns, start + step.duration_ns)
-
     def _include(self, step: Step) -> None:
-        self._extend(step)
+        self.start_ns = min(self.start_ns, step.start_ns)
+        self.end_ns = max(self.end_ns, step.start_ns + step.duration_ns)
         self.longest_ns = max(self.longest_ns, step.duration_ns)
         self.counted = self.counted and is_counted(step.status)
         self.timed = self.timed and is_timed(step.status)
@@ -407,7 +404,8 @@ class StepAcrossRanks:
         """One rank's share, computed on the first call."""
         found = self._facts.get(rank)
         if found is None:
-            found = self._facts[rank] = rank_facts(self.ranks[rank], self._figures[rank], self._offset_of(rank))
+            offset = self._offset_of(rank) if self.shifts else 0
+            found = self._facts[rank] = rank_facts(self.ranks[rank], self._figures[rank], offset)
         return found
 
     def all_facts(self) -> dict[int, RankFacts]:
