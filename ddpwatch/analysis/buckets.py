@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple, cast
 
-from ddpwatch.analysis.across_ranks import BucketSkew, StepAcrossRanks, the_only
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.launch_skew import BucketSkew, the_only
 from ddpwatch.analysis.step import BucketKey, backward_start
 from ddpwatch.messages import ALL_REDUCE, CollectiveOp, Step
 

@@ -12,6 +12,7 @@ from ddpwatch.analysis.clocks import Clock, Shift
 
 Shifts = Mapping[int, Shift]  # by rank; empty if all ranks stamp with one clock
 NO_SHIFTS: Shifts = {}
+_NEVER = 1 << 70  # beyond any stamp
 _ONE_CLOCK = Shift(("", ""), ("", ""), 0, 0)
 
 
@@ -33,26 +34,29 @@ class ClockErrors:
     """
 
     def __init__(self, own: Mapping[int, int], shifts: Shifts) -> None:
-        self._own = own
-        self._shifts = {rank: shifts.get(rank, _ONE_CLOCK) for rank in own}
-        self.ranks = {rank: error + self._shifts[rank].error for rank, error in own.items()}
-        clocks = {shift.clock: shift.error for shift in self._shifts.values()}
-        self.joint = _largest_two(own.values()) + (_largest_two(clocks.values()) if len(clocks) > 1 else 0)
+        found = {rank: shifts.get(rank, _ONE_CLOCK) for rank in own}
+        self._clocks = {shift.clock: shift.error for shift in found.values()}
+        self._rows = [(rank, error, found[rank].clock, found[rank].error) for rank, error in own.items()]
+        self.ranks = {rank: error + of_clock for rank, error, _, of_clock in self._rows}
+        self.joint = _largest_two(own.values())
+        if len(self._clocks) > 1:
+            self.joint += _largest_two(self._clocks.values())
 
     def may_be_last(self, stamps: Sequence[int]) -> tuple[int, ...]:
         """The ranks whose stamp may be the last, given one per rank."""
         latest: dict[Clock, int] = {}  # per clock, a time on it before which no rank can have been last
-        for (rank, own), at in zip(self._own.items(), stamps, strict=True):
-            clock = self._shifts[rank].clock
-            latest[clock] = max(latest.get(clock, at - own), at - own)
-        errors = {shift.clock: shift.error for shift in self._shifts.values()}
-        of_all = max(at - errors[clock] for clock, at in latest.items())
-        found = []
-        for (rank, own), at in zip(self._own.items(), stamps, strict=True):
-            shift = self._shifts[rank]
-            if at + own >= latest[shift.clock] and at + own + shift.error >= of_all:
-                found.append(rank)
-        return tuple(found)
+        for (_, own, clock, _), at in zip(self._rows, stamps, strict=True):
+            if at - own > latest.get(clock, -_NEVER):
+                latest[clock] = at - own
+        of_all = max([at - self._clocks[clock] for clock, at in latest.items()])
+        rows = zip(self._rows, stamps, strict=True)
+        return tuple(
+            [
+                rank
+                for (rank, own, clock, of_clock), at in rows
+                if at + own >= latest[clock] and at + own + of_clock >= of_all
+            ]
+        )
 
 
 def _largest_two(errors: Iterable[int]) -> int:

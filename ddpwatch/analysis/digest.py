@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from statistics import median, median_low
 from typing import cast
 
-from ddpwatch.analysis.across_ranks import LaunchSkew, RankFacts, StepAcrossRanks
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts
 from ddpwatch.analysis.means import Sums, kind_of
 from ddpwatch.analysis.step import BucketKey
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from ddpwatch.analysis.across_ranks import RankFacts, StepAcrossRanks, the_only
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.buckets import BucketStep, bucket_steps, most_often_last
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.rows import incident_row, lost_row
 from ddpwatch.analysis.groups import OtherCollectives
+from ddpwatch.analysis.launch_skew import RankFacts, the_only
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.means import MeanBuilder, Sums, merged
 from ddpwatch.analysis.step import NS_PER_MS, missing_steps

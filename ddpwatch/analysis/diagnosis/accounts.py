@@ -19,9 +19,10 @@ from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
 
-from ddpwatch.analysis.across_ranks import BucketSkew, RankFacts, StepAcrossRanks
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.incident import AccountName
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
+from ddpwatch.analysis.launch_skew import BucketSkew, RankFacts
 from ddpwatch.analysis.step import BucketKey, claims_of, split
 from ddpwatch.messages import Mark, Step
 from ddpwatch.sampling.levels import is_watched

@@ -1,0 +1,253 @@
+"""The launches of one step compared over its ranks: who launched a bucket late, who waited, how long the transfer took.
+
+A raw collective duration is never called network time: on the first rank most of it is waiting for the last one. Only
+ranks of one group are compared, if all of its members have sent the step and share a time line: a last rank that nobody
+watches would look like a long transfer. Ranks share a time line if they stamp with one clock, or if the offsets of
+their clocks are bounded (`ddpwatch.analysis.clocks`). Then what is compared has an error.
+
+A rank's facts are computed once, and ranks compared column by column, as a job may have a thousand of them.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+from operator import sub
+from typing import NamedTuple, TypeVar, cast
+
+from ddpwatch.analysis.clock_error import NO_SHIFTS, ClockErrors, Shifts, on_one_time_line
+from ddpwatch.analysis.groups import Members
+from ddpwatch.analysis.intervals import Intervals, total_within
+from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, starts_of
+from ddpwatch.messages import DEFAULT_GROUP, Step
+
+_Stamp = TypeVar("_Stamp", int, int | None)
+
+
+# -- one rank ------------------------------------------------------------------------------------------------
+
+
+class RankFacts(NamedTuple):
+    """One rank's share of a step: its figures, and its buckets in launch order.
+
+    Attributes:
+        keys: The buckets.
+        seqs: Sequence number of the first bucket's collective in its group (None if the group does not count), and per
+            bucket the difference to it.
+        launch, start, done: Per bucket, on the common time line (ns); ``start`` is the launch where it is not known
+            when the wire was free, ``done`` None where the completion was not measured.
+        exposed: Per bucket, how much of [start, done] was exposed (ns); None where that is not known.
+        cost: The probe's own time as a share of the step; None for a step without duration.
+        clock_error: How far the stamps may be off on the rank's own clock, which a GPU does not stamp with (ns).
+    """
+
+    figures: StepFigures
+    keys: tuple[BucketKey, ...]
+    seqs: tuple[int | None, tuple[int, ...]]
+    launch: Sequence[int]
+    start: Sequence[int]
+    done: Sequence[int | None]
+    exposed: tuple[int | None, ...]
+    cost: float | None
+    clock_error: int = 0
+
+
+def rank_facts(step: Step, found: StepFigures, offset: int = 0) -> RankFacts:
+    """Computes one rank's share of a step from its figures; ``offset`` (ns) puts it onto the common time line."""
+    start = step.start_ns + offset
+    launch = array("q", [start + launch for launch in step.comm_launch])
+    return RankFacts(
+        figures=found,
+        keys=bucket_keys(step),
+        seqs=(step.comm_first_seq, tuple(step.comm_seq)),
+        launch=launch,
+        start=array("q", [start + at for at in starts_of(step)]) if step.comm_start else launch,
+        done=_absolute(step.comm_done, start),
+        exposed=_exposed(starts_of(step), step.comm_done, found.exposed),
+        cost=(step.own_ns + step.sender_ns) / step.duration_ns if step.duration_ns else None,
+        clock_error=step.clock_error_ns or 0,
+    )
+
+
+def _absolute(done: Sequence[int | None], start: int) -> Sequence[int | None]:
+    if None in done:
+        return tuple(None if end is None else start + end for end in done)
+    return array("q", [start + end for end in cast("Sequence[int]", done)])
+
+
+def _exposed(starts: Sequence[int], done: Sequence[int | None], exposed: Intervals) -> tuple[int | None, ...]:
+    """How much of each bucket's [start, done] is exposed. Most buckets end before the first exposed interval."""
+    first = exposed[0][0] if exposed else math.inf
+    buckets = zip(starts, done, strict=True)
+    return tuple(
+        [None if end is None else 0 if end <= first else total_within(exposed, start, end) for start, end in buckets]
+    )
+
+
+# -- ranks compared ------------------------------------------------------------------------------------------
+
+
+class BucketSkew(NamedTuple):
+    """The launches of one bucket, compared over the ranks (ns).
+
+    Attributes:
+        first, last: Earliest and latest launch, on the common time line.
+        last_ranks: The ranks that may have launched last: one, unless others are within the error.
+        ranks: How many ranks the group has.
+        transfer: Latest completion after the latest start; None if a completion was not measured, or if the error is
+            as large.
+    """
+
+    first: int
+    last: int
+    last_ranks: tuple[int, ...]
+    ranks: int
+    transfer: int | None
+
+    @property
+    def last_rank(self) -> int | None:
+        """The rank that launched last; None if that is not certain."""
+        return the_only(self.last_ranks)
+
+
+def the_only(ranks: Sequence[int]) -> int | None:
+    """The only rank; None if there are several, or none."""
+    return ranks[0] if len(ranks) == 1 else None
+
+
+class LaunchSkew(NamedTuple):
+    """How far the launches of a step's buckets lie apart (ns).
+
+    Attributes:
+        buckets: The buckets that every rank of their group launched, in launch order of the group's lowest rank.
+        late: Per rank, its largest delay after the first launch of a bucket.
+        wait: Per rank, its longest wait for the last launch of a bucket.
+        peers: Per rank, the ranks that it is compared with in the group of its first bucket, and itself.
+        errors: Per rank, how far its stamps may be off on the common time line; empty on one host's clock.
+        error: How far late, wait and transfer may be off.
+    """
+
+    buckets: dict[BucketKey, BucketSkew]
+    late: dict[int, int]
+    wait: dict[int, int]
+    peers: dict[int, tuple[int, ...]]
+    errors: dict[int, int]
+    error: int = 0
+
+
+NO_SKEW = LaunchSkew({}, {}, {}, {}, {})
+
+
+def nobody_known(group: int) -> tuple[int, ...] | None:
+    """The members of a group, where no rank has named any."""
+    return None
+
+
+def launch_skew(
+    facts: Mapping[int, RankFacts], members: Members = nobody_known, shifts: Shifts = NO_SHIFTS
+) -> LaunchSkew:
+    """Compares the buckets that every rank of their group launched; empty for a single rank.
+
+    The default group, if its members are not known, has all ranks of ``facts``. Any other group is then left out.
+    """
+    distinct = {id(fact.keys): fact.keys for fact in facts.values()}
+    groups = list(dict.fromkeys(key[3] for keys in distinct.values() for key in keys))
+    if len(groups) == 1:
+        return _group_skew(facts, groups[0], members, shifts)
+    skews = [_group_skew(facts, group, members, shifts) for group in groups]
+    found = LaunchSkew({}, {}, {}, {}, {}, max((skew.error for skew in skews), default=0))
+    for skew in skews:
+        found.buckets.update(skew.buckets)
+        found.errors.update(skew.errors)
+        for rank in skew.late:
+            found.late[rank] = max(found.late.get(rank, 0), skew.late[rank])
+            found.wait[rank] = max(found.wait.get(rank, 0), skew.wait[rank])
+            found.peers.setdefault(rank, skew.peers[rank])
+    return found
+
+
+def _group_skew(facts: Mapping[int, RankFacts], group: int, members: Members, shifts: Shifts) -> LaunchSkew:
+    """Compares the buckets of one group; empty if a member has not sent the step, or is on another time line."""
+    known = members(group)
+    if known is None and group == DEFAULT_GROUP:
+        known = tuple(sorted(facts))
+    if known is None or len(known) < 2 or not all(rank in facts for rank in known):
+        return NO_SKEW
+    if shifts and not on_one_time_line(known, shifts):
+        return NO_SKEW
+    if len(known) < len(facts):
+        facts = {rank: facts[rank] for rank in known}
+    keys = _common_keys(facts, group)
+    return _skew_of(facts, keys, shifts) if keys else NO_SKEW
+
+
+def _skew_of(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], shifts: Shifts) -> LaunchSkew:
+    ranks = sorted(facts)
+    launches = {rank: _aligned(facts[rank].launch, facts[rank], keys) for rank in ranks}
+    columns = list(zip(*launches.values(), strict=True))
+    first, last = list(map(min, columns)), list(map(max, columns))
+    last_ranks: list[tuple[int, ...]] = [(ranks[column.index(at)],) for column, at in zip(columns, last, strict=True)]
+    transfers = _transfers(facts, keys, _last_starts(facts, keys, last))
+    errors, error = dict[int, int](), 0
+    if shifts or any(fact.clock_error for fact in facts.values()):
+        known = ClockErrors({rank: facts[rank].clock_error for rank in ranks}, shifts)
+        errors, error = known.ranks, known.joint
+        last_ranks = [known.may_be_last(column) for column in columns]
+        transfers = [None if transfer is None or transfer <= error else transfer for transfer in transfers]
+    rows = map(BucketSkew, first, last, last_ranks, repeat(len(ranks)), transfers)
+    return LaunchSkew(
+        buckets=dict(zip(keys, rows, strict=True)),
+        late={rank: max(map(sub, row, first)) for rank, row in launches.items()},
+        wait={rank: max(map(sub, last, row)) for rank, row in launches.items()},
+        peers=dict.fromkeys(ranks, tuple(ranks)),
+        errors=errors,
+        error=error,
+    )
+
+
+def _common_keys(facts: Mapping[int, RankFacts], group: int) -> tuple[BucketKey, ...]:
+    """The keys of the group that all ranks have for the same collectives, in launch order of the lowest rank."""
+    lowest = facts[min(facts)]
+    if all(fact.keys is lowest.keys and fact.seqs == lowest.seqs for fact in facts.values()):
+        return _of_group(lowest.keys, group)
+    shared = set(_numbered_keys(lowest)).intersection(*map(_numbered_keys, facts.values()))
+    return _of_group(tuple(key for key, seq in _numbered_keys(lowest) if (key, seq) in shared), group)
+
+
+def _of_group(keys: tuple[BucketKey, ...], group: int) -> tuple[BucketKey, ...]:
+    return keys if all(key[3] == group for key in keys) else tuple(key for key in keys if key[3] == group)
+
+
+def _numbered_keys(fact: RankFacts) -> list[tuple[BucketKey, int | None]]:
+    """The keys with the sequence numbers of their collectives, where they are known."""
+    first, offsets = fact.seqs
+    if first is None or not offsets:
+        return [(key, None) for key in fact.keys]
+    return [(key, first + offset) for key, offset in zip(fact.keys, offsets, strict=True)]
+
+
+def _aligned(column: Sequence[_Stamp], fact: RankFacts, keys: tuple[BucketKey, ...]) -> Sequence[_Stamp]:
+    """One of a rank's columns, reduced to the given buckets in their order."""
+    if fact.keys == keys:
+        return column
+    positions = {key: position for position, key in enumerate(fact.keys)}
+    return [column[positions[key]] for key in keys]
+
+
+def _last_starts(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], launches: Sequence[int]) -> Sequence[int]:
+    """Per bucket the latest start, which is the latest launch where no start is known."""
+    if all(fact.start is fact.launch for fact in facts.values()):
+        return launches
+    return list(map(max, zip(*(_aligned(fact.start, fact, keys) for fact in facts.values()), strict=True)))
+
+
+def _transfers(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], last: Sequence[int]) -> list[int | None]:
+    columns = zip(*(_aligned(fact.done, fact, keys) for fact in facts.values()), strict=True)
+    if None not in [fact.figures.comm_ns for fact in facts.values()]:
+        return list(map(sub, map(max, cast("Iterator[tuple[int, ...]]", columns)), last))
+    return [
+        None if None in done else max(cast("tuple[int, ...]", done)) - at
+        for done, at in zip(columns, last, strict=True)
+    ]
