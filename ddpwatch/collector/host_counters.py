@@ -37,11 +37,11 @@ class HostCounters:
         jiffies, seconds = new.get("jiffies"), new.get("seconds")
         running = now.get("procs_running")
         return {
-            "steal": _ratio(new.get("steal"), jiffies, 100),
-            "iowait": _ratio(new.get("iowait"), jiffies, 100),
+            "steal": _percent(new.get("steal"), jiffies, 100),
+            "iowait": _percent(new.get("iowait"), jiffies, 100),
             "run_queue": None if running is None else int(running),
-            "cpu_pressure": _ratio(new.get("cpu_us"), seconds, 1e-4),
-            "memory_pressure": _ratio(new.get("memory_us"), seconds, 1e-4),
+            "cpu_pressure": _percent(new.get("cpu_us"), seconds, 1e-4),
+            "memory_pressure": _percent(new.get("memory_us"), seconds, 1e-4),
             "swap_in_bytes_s": _ratio(new.get("pswpin"), seconds, mmap.PAGESIZE),
             "swap_out_bytes_s": _ratio(new.get("pswpout"), seconds, mmap.PAGESIZE),
             "cgroup_throttled": max(self._throttled(new), default=None),
@@ -52,7 +52,7 @@ class HostCounters:
         for folder in self._cgroups:
             throttled, periods = new.get(f"{folder} nr_throttled"), new.get(f"{folder} nr_periods")
             if throttled is not None and periods is not None:
-                yield min(100 * throttled / periods, 100.0) if periods else 0.0
+                yield _percent(throttled, periods, 100) or 0.0
 
     def _read(self) -> dict[str, float]:
         stat, vmstat = _lines(self._proc / "stat"), _lines(self._proc / "vmstat")
@@ -100,3 +100,9 @@ def _text(path: Path) -> str:
 
 def _ratio(part: float | None, whole: float | None, factor: float) -> float | None:
     return None if part is None or not whole else factor * part / whole
+
+
+def _percent(part: float | None, whole: float | None, factor: float) -> float | None:
+    """At most 100: the kernel adds up some counters later than others."""
+    ratio = _ratio(part, whole, factor)
+    return None if ratio is None else min(ratio, 100.0)

@@ -79,6 +79,14 @@ def test_a_counter_that_goes_back_is_no_rate_below_zero(tmp_path: Path) -> None:
     assert counters.figures(2 * SECOND)["iowait"] == 0.0
 
 
+def test_a_counter_that_catches_up_is_no_more_than_all_the_time(tmp_path: Path) -> None:
+    kernel(tmp_path)
+    counters = HostCounters(tmp_path / "proc", tmp_path / "cgroup")
+    counters.figures(SECOND)
+    kernel(tmp_path, busy=10, waited_us=1_020_000)
+    assert counters.figures(2 * SECOND)["cpu_pressure"] == 100.0
+
+
 CGROUPS = [
     ("0::/job/rank0\n", "", "job/rank0"),  # version 2
     ("0::/job/rank0\n", "", "job"),  # the quota is that of the cgroup around it

@@ -101,22 +101,27 @@ class DeviceCauses:
         found = sorted(self._of_all(window) if rank is None else self._of(rank, window), key=lambda each: -each.weight)
         if not found:
             return None
-        evidence = found[0].evidence() | {"also": [self._text(each) for each in found[1:]]}
-        return Cause(self._text(found[0]), evidence)
+        process = {} if rank is None else _known(self._ranks.now(rank, window))
+        also = [self._text(each) for each in found[1:]]
+        return Cause(self._text(found[0]), found[0].evidence() | {"process": process, "also": also})
 
     def _of(self, rank: int, window: _Window) -> Iterator[_Found]:
         host, gpu = self._host_of.get(rank, ""), self._gpu_of.get(rank)
         yield from self._ranks.causes_of(rank, self._ranks.past, RANK_SIGNALS, window)
         if gpu is not None:
-            yield from self._gpus.causes_of(gpu, set(self._gpu_of.values()), GPU_SIGNALS, window)
+            yield from self._gpus.causes_of(gpu, self._gpus_in_use(), GPU_SIGNALS, window)
         own_waits = self._ranks.now(rank, window)["wait"] is not None
         signals = HOST_SIGNALS if own_waits else (*HOST_SIGNALS, CPU_PRESSURE)
         yield from self._hosts.causes_of(host, self._hosts.past, signals, window)
 
     def _of_all(self, window: _Window) -> Iterator[_Found]:
         yield from self._ranks.causes_of_all(self._ranks.past, RANK_SIGNALS, window)
-        yield from self._gpus.causes_of_all(set(self._gpu_of.values()), GPU_SIGNALS, window)
+        yield from self._gpus.causes_of_all(self._gpus_in_use(), GPU_SIGNALS, window)
         yield from self._hosts.causes_of_all(self._hosts.past, HOST_SIGNALS, window)
+
+    def _gpus_in_use(self) -> Iterable[Hashable]:
+        """Those of ranks, always in the same order."""
+        return dict.fromkeys(self._gpu_of.values())
 
     def _text(self, found: _Found) -> str:
         """Host and interface come first, where there are several."""
@@ -147,8 +152,7 @@ class _Found:
     def evidence(self) -> dict[str, Any]:
         compared = {"value": self.value, "before": self.before, "peers": self.peers}
         rounded = {name: None if value is None else round(value, 4) for name, value in compared.items()}
-        figures = {name: round(value, 4) for name, value in self.row.items() if value}
-        return {"cause": self.signal.name, "host": self.host, **rounded, "figures": figures}
+        return {"cause": self.signal.name, "host": self.host, **rounded, "figures": _known(self.row)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +236,11 @@ def _remember(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
     known[key] = value
     if len(known) > MOST_SERIES:
         del known[next(iter(known))]
+
+
+def _known(row: Row) -> dict[str, float]:
+    """For JSON: what was measured and is not 0."""
+    return {name: round(value, 4) for name, value in row.items() if value}
 
 
 def _is_worse(signal: Signal, row: Row, reference: float) -> bool:
