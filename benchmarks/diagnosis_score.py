@@ -86,7 +86,7 @@ def play(job: Job) -> Result:
         diagnosis.add_step(across)
         result.engine_ns += time.thread_time_ns() - started
         result.rank_steps += job.shape.world
-        _look(diagnosis, result.scores, played.number, watched, job.shape.world)
+        look(diagnosis, result.scores, played.number, watched, job.shape.world)
     result.incidents = diagnosis.incidents()
     judge(result.scores, result.incidents, job.shape.world)
     result.others = unexplained(job.truths, result.incidents, job.shape.world)
@@ -114,7 +114,7 @@ def _spent(truth: Truth, played: Played) -> int:
     return int(waits.sum() - waits[list(truth.ranks)].sum())
 
 
-def _look(diagnosis: Diagnosis, scores: Iterable[Score], step: int, watched: Sequence[bool], world: int) -> None:
+def look(diagnosis: Diagnosis, scores: Iterable[Score], step: int, watched: Sequence[bool], world: int) -> None:
     """Notes which faults are named by now."""
     for score in scores:
         passed = step - score.truth.since

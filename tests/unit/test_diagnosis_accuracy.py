@@ -27,7 +27,7 @@ FAULTS: list[tuple[Kind, float, NoiseKind]] = [
 ]
 
 
-@pytest.mark.parametrize("kind, size, noise", FAULTS, ids=[f"{kind}-{noise}" for kind, _, noise in FAULTS])
+@pytest.mark.parametrize(("kind", "size", "noise"), FAULTS, ids=[f"{kind}-{noise}" for kind, _, noise in FAULTS])
 def test_a_clear_fault_is_found_with_its_rank_and_cause(kind: Kind, size: float, noise: NoiseKind) -> None:
     result = play(job_of(Case(kind, size, 4, 0, noise)))
     for score in result.scores:
