@@ -45,14 +45,16 @@ from benchmarks.diagnosis_goals import (
     by_noise,
     goal_rows,
     goals_table,
+    hang_row,
 )
-from benchmarks.diagnosis_real import SCRIPTS, RealRun, clean_run, real_run
+from benchmarks.diagnosis_real import SCRIPTS, Hang, RealRun, clean_run, hang_run, real_run
 from benchmarks.diagnosis_score import Result, Score, play
 from benchmarks.fleet_noise import NOISES, NoiseKind
 from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.report.format import table
 
 WORLDS = (2, 4, 8, 16, 64, 1024)
+HANGS = 5
 REAL_WORLDS = (2, 3, 4)
 SEEDS, QUICK_SEEDS, REAL_SEEDS = 16, 1, 2
 CLEAN_STEPS, QUICK_CLEAN_STEPS, REAL_CLEAN_STEPS = 100_000, 10_000, 10_000
@@ -74,6 +76,7 @@ class Found:
     others: Counter[tuple[str, str]] = field(default_factory=Counter)
     clean_steps: int = 0
     alarms: Counter[str] = field(default_factory=Counter)
+    hangs: list[Hang] = field(default_factory=list)
     speeds: list[tuple[int, float, float]] = field(default_factory=list)
 
     def add_real(self, run: RealRun, what: str) -> None:
@@ -172,6 +175,10 @@ def real(args: argparse.Namespace) -> Found:
         for world, disturbed in rounds.over(list(product(worlds, (False, True)) if share else []), "clean jobs"):
             beside = "with other work beside it" if disturbed else "alone"
             found.add_real(clean_run(world, share, disturbed), f"clean, {world} ranks, {beside}")
+        per_job = max(1, args.hangs // max(1, len(worlds)))
+        for at, world in enumerate(rounds.over(worlds if args.hangs else [], "jobs with hangs")):
+            found.hangs += hang_run(world, per_job, at)
+        found.misses += [f"hang: {hang}" for hang in found.hangs if hang.named_s is None]
     print(f"{len(found.judged)} faults; {found.clean_steps} clean steps")
     return found
 
@@ -209,6 +216,8 @@ def show(found: Found, goals: Goals, most_misses: int) -> list[Row]:
         print(f"besides the fault: {others}")
     rows = goal_rows(found.judged, goals)
     rows.append(alarm_row(sum(found.alarms.values()), found.clean_steps, goals))
+    if found.hangs:
+        rows.append(hang_row([hang.named_s for hang in found.hangs]))
     if found.speeds:
         header = ["ranks", "runs", "engine µs per rank-step", "figures µs", "of a core at 5 steps/s", "with figures"]
         print("\n" + "\n".join(table(header, speed_rows(found))))
@@ -269,6 +278,7 @@ def parsed(argv: Iterable[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--clean-steps", type=int, help=f"without a fault (default: {CLEAN_STEPS}; real: {REAL_CLEAN_STEPS})"
     )
+    parser.add_argument("--hangs", type=int, default=HANGS, metavar="N", help="real ones (default: %(default)s)")
     parser.add_argument("--misses", type=int, default=20, help="how many misses to print (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     args = parser.parse_args(None if argv is None else list(argv))

@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node=2 benchmarks/diagnosis_job.py PLAN.json FOLDER
 
 It trains a plain DDP loop, or the trainer of `trainer/` with its faults, and records to ``FOLDER/run.mcap``. Each rank
-writes what it did to itself to ``FOLDER/strikes-RANK.json``: stretch, step, and how long it took.
+writes what it did to itself to ``FOLDER/strikes-RANK.json``: stretch, step, how long it took, and when it started (ns
+since the Unix epoch).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 LEARN_STEPS = range(12, 32)  # how long a step usually takes
 LAYERS, WIDTH, BATCH = 8, 512, 192
-MODEL = "gpt:width=64"
+MODEL = "gpt:width=96"
 GARBAGE = 100_000
 
 
@@ -67,7 +68,7 @@ class Injector:
     def __init__(self, stretches: list[Stretch], rank: int, world: int) -> None:
         self.step = -1
         self.mine = {at: one for at, one in enumerate(stretches) if one.rank in (None, rank)}
-        self.strikes: list[tuple[int, int, int]] = []
+        self.strikes: list[tuple[int, int, int, int]] = []
         self.layers: dict[int, str] = {}
         self._rank, self._world = rank, world
         self._usual_s, self._durations, self._started = 0.0, [0.0], time.monotonic()
@@ -92,7 +93,7 @@ class Injector:
 
     def strike(self, at: int, one: Stretch) -> None:
         """Sleeps, stops, or collects garbage, and notes how long that took."""
-        started = time.monotonic_ns()
+        at_ns, started = time.time_ns(), time.monotonic_ns()
         seconds = one.seconds or one.size * self._usual_s
         if one.place == "stop":
             subprocess.Popen(["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
@@ -103,11 +104,11 @@ class Injector:
             gc.collect()
         else:
             time.sleep(seconds)
-        self.strikes.append((at, self.step, time.monotonic_ns() - started))
+        self.strikes.append((at, self.step, time.monotonic_ns() - started, at_ns))
 
     def _occupy(self, at: int, one: Stretch) -> None:
         if one.due(self.step):
-            self.strikes.append((at, self.step, 0))
+            self.strikes.append((at, self.step, 0, time.time_ns()))
         if one.due(self.step) and self._busy is None:
             self._busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
             os.sched_setaffinity(self._busy.pid, os.sched_getaffinity(0))

@@ -27,7 +27,8 @@ from benchmarks.diagnosis_job import LAYERS, Stretch
 from benchmarks.diagnosis_score import Score, judge, look, unexplained
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.messages import Mark
+from ddpwatch.analysis.groups import Groups
+from ddpwatch.messages import Beat, Bye, Hello, Mark, Message, Status, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.state import RunState
@@ -36,6 +37,7 @@ START_STEP, STRETCH_STEPS, CALM_STEPS = 60, 80, 50
 SIZES = (0.10, 0.20, 0.50)
 STOP_S = (1.0, 3.0)
 JOB_LIMIT_S = 900
+HANG_S, HANG_EVERY, HANG_PLACES = 12.0, 20, ("stop", "forward", "backward", "data", "between")
 SCRIPTS = ("plain", "trainer")
 
 
@@ -167,7 +169,7 @@ def _truths(folder: Path, planned: Sequence[Stretch], world: int, state: RunStat
     for rank in range(world):
         about = json.loads((folder / f"strikes-{rank}.json").read_text())
         layers |= {int(layer): name for layer, name in about["layers"].items()}
-        for at, step, took_ns in about["strikes"]:
+        for at, step, took_ns, _ in about["strikes"]:
             strikes.setdefault(at, []).append((step, took_ns))
     return {at: _truth(planned[at], found, world, layers, state) for at, found in sorted(strikes.items())}
 
@@ -202,3 +204,75 @@ def _params(layer: str, state: RunState) -> frozenset[int]:
     """The ids of a layer's parameters."""
     names = {param: state.layer(param) for layout in state.layouts.values() for param in range(len(layout.params))}
     return frozenset(param for param, name in names.items() if f".{name}".rpartition(".")[0].endswith(f".{layer}"))
+
+
+# -- hangs ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A rank that stopped (``stop``) or slept (any other place) for `HANG_S` seconds.
+
+    Attributes:
+        named_s: After how long the diagnosis named that rank, and no other; None if it never did.
+    """
+
+    place: str
+    rank: int
+    step: int
+    named_s: float | None
+
+
+def hang_run(world: int, count: int, seed: int) -> list[Hang]:
+    """A job whose ranks hang one after the other, and go on."""
+    dice = random.Random(seed)
+    planned = [
+        Stretch("hang", dice.choice(HANG_PLACES), dice.randrange(world), since, since + 1, seconds=HANG_S)
+        for since in range(START_STEP, START_STEP + count * HANG_EVERY, HANG_EVERY)
+    ]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        run_job("plain", world, planned, planned[-1].until + HANG_EVERY, folder, pinned=False)
+        strikes = {
+            at: (step, at_ns)
+            for rank in range(world)
+            for at, step, _, at_ns in json.loads((folder / f"strikes-{rank}.json").read_text())["strikes"]
+        }
+        named = _named_hangs(folder / "run.mcap")
+    return [_hang(one, *strikes[at], named) for at, one in enumerate(planned)]
+
+
+def _hang(one: Stretch, step: int, at_ns: int, named: Sequence[tuple[int, tuple[int, ...]]]) -> Hang:
+    assert one.rank is not None
+    during = [(when, ranks) for when, ranks in named if at_ns <= when <= at_ns + one.seconds * 1e9]
+    right = bool(during) and all(ranks == (one.rank,) for _, ranks in during)
+    return Hang(one.place, one.rank, step, (during[0][0] - at_ns) / 1e9 if right else None)
+
+
+def _named_hangs(file: Path) -> list[tuple[int, tuple[int, ...]]]:
+    """When (receive time) which ranks were named as hanging: at every frame."""
+    from ddpwatch.analysis.diagnosis.liveness import Liveness
+
+    groups, found = Groups(), []
+    liveness = Liveness(groups)
+    for message, envelope in Recording(file):
+        groups.apply(message)
+        _feed(liveness, message, envelope.received_ns)
+        for incident in liveness.incidents(envelope.received_ns):
+            if incident.kind == "hang" and incident.open:
+                found.append((envelope.received_ns, incident.ranks))
+    return found
+
+
+def _feed(liveness: Any, message: Message, received_ns: int) -> None:
+    if isinstance(message, Bye):
+        liveness.bye(message, received_ns)
+    elif isinstance(message, Hello):
+        liveness.hello(message.rank, received_ns)
+    elif isinstance(message, Beat):
+        liveness.beat(message.rank, message, received_ns)
+    elif isinstance(message, Step):
+        liveness.seen(message.rank, received_ns)
+        liveness.step(message.rank, message)
+    elif isinstance(message, Status):
+        liveness.tick(received_ns)
