@@ -215,12 +215,14 @@ class Hang:
 
     Attributes:
         named_s: After how long the diagnosis named that rank, and no other; None if it never did.
+        said: Whom it named while the rank hung, and after how many seconds first.
     """
 
     place: str
     rank: int
     step: int
     named_s: float | None
+    said: dict[tuple[int, ...], float]
 
 
 def hang_run(world: int, count: int, seed: int) -> list[Hang]:
@@ -244,9 +246,11 @@ def hang_run(world: int, count: int, seed: int) -> list[Hang]:
 
 def _hang(one: Stretch, step: int, at_ns: int, named: Sequence[tuple[int, tuple[int, ...]]]) -> Hang:
     assert one.rank is not None
-    during = [(when, ranks) for when, ranks in named if at_ns <= when <= at_ns + one.seconds * 1e9]
-    right = bool(during) and all(ranks == (one.rank,) for _, ranks in during)
-    return Hang(one.place, one.rank, step, (during[0][0] - at_ns) / 1e9 if right else None)
+    said: dict[tuple[int, ...], float] = {}
+    for when, ranks in named:
+        if at_ns <= when <= at_ns + one.seconds * 1e9:
+            said.setdefault(ranks, (when - at_ns) / 1e9)
+    return Hang(one.place, one.rank, step, said.get((one.rank,)) if len(said) == 1 else None, said)
 
 
 def _named_hangs(file: Path) -> list[tuple[int, tuple[int, ...]]]:
