@@ -20,18 +20,19 @@ from typing import Any
 
 import numpy as np
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
+from ddpwatch.analysis.layouts import Layouts
 
 from benchmarks.diagnosis_cases import Truth
 from benchmarks.diagnosis_goals import Judged
 from benchmarks.diagnosis_job import LAYERS, Stretch
 from benchmarks.diagnosis_score import Score, judge, look, unexplained
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.groups import Groups
-from ddpwatch.messages import Beat, Bye, Hello, Mark, Message, Status, Step
+from ddpwatch.messages import Layout
 from ddpwatch.recording.reader import Recording
 from ddpwatch.sampling.levels import is_watched
-from ddpwatch.state import RunState
 
 START_STEP, STRETCH_STEPS, CALM_STEPS = 60, 80, 50
 SIZES = (0.10, 0.20, 0.50)
@@ -142,17 +143,12 @@ def clean_run(world: int, steps: int, disturbed: bool) -> RealRun:
 
 def diagnose(folder: Path, planned: Sequence[Stretch], world: int) -> RealRun:
     """Feeds a recording to the engine, step by step, and compares what it says with what was done."""
-    state = RunState()
-    for message, envelope in Recording(folder / "run.mcap"):
-        state.apply(message, envelope.received_ns)
-    truths = _truths(folder, planned, world, state)
+    file = folder / "run.mcap"
+    truths = _truths(folder, planned, world, _layouts(file))
     scores = {at: Score(truth) for at, truth in truths.items()}
-    diagnosis, assembler, watched = Diagnosis(state), StepAssembler(), []
-    for message, _ in Recording(folder / "run.mcap"):
-        if isinstance(message, Mark):
-            diagnosis.add_mark(message)
-        for across in assembler.apply(message):
-            diagnosis.add_step(across)
+    watched: list[bool] = []
+    for diagnosis, _, steps in diagnosed(file):
+        for across in steps:
             watched.append(all(is_watched(step.status) for step in across.ranks.values()))
             look(diagnosis, scores.values(), across.step, watched, world)
     run = RealRun(incidents=diagnosis.incidents())
@@ -162,7 +158,31 @@ def diagnose(folder: Path, planned: Sequence[Stretch], world: int) -> RealRun:
     return run
 
 
-def _truths(folder: Path, planned: Sequence[Stretch], world: int, state: RunState) -> dict[int, Truth]:
+def diagnosed(file: Path) -> Iterator[tuple[Diagnosis, int, list[StepAcrossRanks]]]:
+    """The diagnosis after every frame of a recording, when that came (ns), and the steps that it completed."""
+    assembler = StepAssembler()
+    layouts = Layouts(assembler.groups)
+    diagnosis = Diagnosis(layouts, assembler.groups)
+    for message, envelope in Recording(file):
+        if isinstance(message, Layout):
+            layouts.apply(message)
+        diagnosis.apply(message, envelope.received_ns)
+        steps = list(assembler.apply(message))
+        for across in steps:
+            diagnosis.add_step(across)
+        yield diagnosis, envelope.received_ns, steps
+
+
+def _layouts(file: Path) -> Layouts:
+    """All layouts of a recording."""
+    layouts = Layouts(Groups())
+    for message, _ in Recording(file):
+        if isinstance(message, Layout):
+            layouts.apply(message)
+    return layouts
+
+
+def _truths(folder: Path, planned: Sequence[Stretch], world: int, layouts: Layouts) -> dict[int, Truth]:
     """What was done, by stretch: in which steps, and for how long."""
     strikes: dict[int, list[tuple[int, int]]] = {}
     layers: dict[int, str] = {}
@@ -171,14 +191,14 @@ def _truths(folder: Path, planned: Sequence[Stretch], world: int, state: RunStat
         layers |= {int(layer): name for layer, name in about["layers"].items()}
         for at, step, took_ns, _ in about["strikes"]:
             strikes.setdefault(at, []).append((step, took_ns))
-    return {at: _truth(planned[at], found, world, layers, state) for at, found in sorted(strikes.items())}
+    return {at: _truth(planned[at], found, world, layers, layouts) for at, found in sorted(strikes.items())}
 
 
 _KINDS: dict[str, tuple[str, ...]] = {
     "constant": ("straggler", "slow_input"),
     "periodic": ("intermittent",),
-    "stall": ("pause",),
-    "stop": ("pause",),
+    "stall": ("pause", "hang"),
+    "stop": ("pause", "hang"),
     "busy": ("straggler", "intermittent"),
     "gc": ("intermittent", "pause"),
     "slow_input_all": ("slow_input",),
@@ -186,7 +206,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
 
 
 def _truth(
-    one: Stretch, strikes: Sequence[tuple[int, int]], world: int, layers: dict[int, str], state: RunState
+    one: Stretch, strikes: Sequence[tuple[int, int]], world: int, layers: dict[int, str], layouts: Layouts
 ) -> Truth:
     phase = {"stop": ("forward",), "busy": ()}.get(one.place, (one.place,))
     struck = np.unique([step for step, _ in strikes])
@@ -194,15 +214,15 @@ def _truth(
     waiting = 1 if one.rank is None else world - 1
     return Truth(
         _KINDS[one.kind], struck, () if one.rank is None else (one.rank,), phase,
-        params=_params(layers[one.layer], state) if hooked else None,
+        params=_params(layers[one.layer], layouts) if hooked else None,
         period=one.period if one.kind == "periodic" else None, slack=max(16, 4 * one.period),
         cost_ns=waiting * sum(took_ns for _, took_ns in strikes),
     )  # fmt: skip
 
 
-def _params(layer: str, state: RunState) -> frozenset[int]:
+def _params(layer: str, layouts: Layouts) -> frozenset[int]:
     """The ids of a layer's parameters."""
-    names = {param: state.layer(param) for layout in state.layouts.values() for param in range(len(layout.params))}
+    names = {param: layouts.layer(param) for layout in layouts.values() for param in range(len(layout.params))}
     return frozenset(param for param, name in names.items() if f".{name}".rpartition(".")[0].endswith(f".{layer}"))
 
 
@@ -255,28 +275,9 @@ def _hang(one: Stretch, step: int, at_ns: int, named: Sequence[tuple[int, tuple[
 
 def _named_hangs(file: Path) -> list[tuple[int, tuple[int, ...]]]:
     """When (receive time) which ranks were named as hanging: at every frame."""
-    from ddpwatch.analysis.diagnosis.liveness import Liveness
-
-    groups, found = Groups(), []
-    liveness = Liveness(groups)
-    for message, envelope in Recording(file):
-        groups.apply(message)
-        _feed(liveness, message, envelope.received_ns)
-        for incident in liveness.incidents(envelope.received_ns):
-            if incident.kind == "hang" and incident.open:
-                found.append((envelope.received_ns, incident.ranks))
-    return found
-
-
-def _feed(liveness: Any, message: Message, received_ns: int) -> None:
-    if isinstance(message, Bye):
-        liveness.bye(message, received_ns)
-    elif isinstance(message, Hello):
-        liveness.hello(message.rank, received_ns)
-    elif isinstance(message, Beat):
-        liveness.beat(message.rank, message, received_ns)
-    elif isinstance(message, Step):
-        liveness.seen(message.rank, received_ns)
-        liveness.step(message.rank, message)
-    elif isinstance(message, Status):
-        liveness.tick(received_ns)
+    return [
+        (received_ns, incident.ranks)
+        for diagnosis, received_ns, _ in diagnosed(file)
+        for incident in diagnosis.incidents()
+        if incident.kind == "hang" and incident.open
+    ]

@@ -82,7 +82,7 @@ def play(job: Job) -> Result:
         result.facts_ns += time.thread_time_ns() - started
         started = time.thread_time_ns()
         for mark in played.marks:
-            diagnosis.add_mark(mark)
+            diagnosis.apply(mark, mark.end_ns or mark.start_ns)
         diagnosis.add_step(across)
         result.engine_ns += time.thread_time_ns() - started
         result.rank_steps += job.shape.world
