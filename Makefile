@@ -62,6 +62,7 @@ bench: install
 	$(BIN)/python benchmarks/viewers.py
 	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/compare_aa.py
+	$(BIN)/python benchmarks/diagnosis.py --quick
 	$(BIN)/python benchmarks/dashboard.py
 	$(BIN)/python benchmarks/collector.py --hostile
 	$(JOB) benchmarks/overhead.py

@@ -28,20 +28,36 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.diagnosis_cases import CLEAN_STEPS as RUN_STEPS
 from benchmarks.diagnosis_cases import KINDS, Case, Kind, cases, job_of
-from benchmarks.diagnosis_goals import SIMULATED, Judged, Row, alarm_row, by_kind, by_noise, goal_rows, goals_table
+from benchmarks.diagnosis_goals import (
+    REAL,
+    SIMULATED,
+    Goals,
+    Judged,
+    Row,
+    alarm_row,
+    by_kind,
+    by_noise,
+    goal_rows,
+    goals_table,
+    hang_row,
+)
+from benchmarks.diagnosis_real import SCRIPTS, Hang, RealRun, clean_run, hang_run, real_run
 from benchmarks.diagnosis_score import Result, Score, play
 from benchmarks.fleet_noise import NOISES, NoiseKind
 from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.report.format import table
 
 WORLDS = (2, 4, 8, 16, 64, 1024)
-SEEDS, QUICK_SEEDS = 16, 1
-CLEAN_STEPS, QUICK_CLEAN_STEPS = 100_000, 10_000
+HANGS = 5
+REAL_WORLDS = (2, 3, 4)
+SEEDS, QUICK_SEEDS, REAL_SEEDS = 16, 1, 2
+CLEAN_STEPS, QUICK_CLEAN_STEPS, REAL_CLEAN_STEPS = 100_000, 10_000, 10_000
 CLEAN_WORLDS = (2, 4, 8, 16, 2, 4, 8, 64)  # one run each, over and over
 CORE_SHARE, STEPS_PER_S, MOST_RANKS = 0.15, 5, 1024
 
@@ -60,7 +76,21 @@ class Found:
     others: Counter[tuple[str, str]] = field(default_factory=Counter)
     clean_steps: int = 0
     alarms: Counter[str] = field(default_factory=Counter)
+    hangs: list[Hang] = field(default_factory=list)
     speeds: list[tuple[int, float, float]] = field(default_factory=list)
+
+    def add_real(self, run: RealRun, what: str) -> None:
+        """Takes a real job: all of its steps in which nothing was to go wrong are clean."""
+        self.judged += run.judged
+        self.clean_steps += run.clean_steps
+        self.alarms.update(one.kind for one in run.others)
+        said = "; ".join(map(_incident, run.incidents))
+        self.misses += [f"false alarm: {what}: {_incident(one)}" for one in run.others]
+        self.misses += [
+            f"{what}: {one.kind} {one.size}: {_expected(one.score)}; said: {said}"
+            for one in run.judged
+            if _wrong(one.score)
+        ]
 
     def add(self, result: Result) -> None:
         """Takes one case."""
@@ -87,11 +117,16 @@ def _about(result: Result) -> str:
 
 
 def _miss(result: Result, score: Score) -> str:
-    truth = score.truth
-    expected = f"{truth.kinds[0]} of {truth.ranks} in {truth.phases} from step {truth.since}, period {truth.period}"
-    expected += f", params {truth.params}, {len(truth.strikes)} strikes, {truth.cost_ns / 1e6:.0f} ms"
     said = "; ".join(_incident(one) for one in result.incidents[:4]) or "nothing"
-    return f"{_about(result)}: {expected}; said: {said}"
+    return f"{_about(result)}: {_expected(score)}; said: {said}"
+
+
+def _expected(score: Score) -> str:
+    truth = score.truth
+    return (
+        f"{truth.kinds[0]} of {truth.ranks} in {truth.phases} from step {truth.since}, period {truth.period}, params "
+        f"{truth.params}, {len(truth.strikes)} strikes, {truth.cost_ns / 1e6:.0f} ms"
+    )
 
 
 def _incident(incident: Any) -> str:
@@ -125,6 +160,32 @@ def simulated(args: argparse.Namespace) -> Found:
     return found
 
 
+# -- real jobs -----------------------------------------------------------------------------------------------
+
+
+def real(args: argparse.Namespace) -> Found:
+    """Runs all jobs; Ctrl-C keeps those that are over."""
+    found = Found()
+    worlds = [world for world in args.ranks if world in REAL_WORLDS]
+    jobs = [(script, world, seed) for seed in range(args.seeds) for world in worlds for script in SCRIPTS]
+    share = args.clean_steps // (2 * len(worlds)) if worlds else 0
+    with Rounds() as rounds:
+        for script, world, seed in rounds.over(jobs, "jobs with faults"):
+            found.add_real(real_run(script, world, seed), f"{script}, {world} ranks, seed {seed}")
+        for world, disturbed in rounds.over(list(product(worlds, (False, True)) if share else []), "clean jobs"):
+            beside = "with other work beside it" if disturbed else "alone"
+            found.add_real(clean_run(world, share, disturbed), f"clean, {world} ranks, {beside}")
+        per_job = max(1, args.hangs // max(1, len(worlds)))
+        for at, world in enumerate(rounds.over(worlds if args.hangs else [], "jobs with hangs")):
+            found.hangs += hang_run(world, per_job, at)
+        found.misses += [f"hang: {hang}" for hang in found.hangs if hang.named_s is None]
+    print(f"{len(found.judged)} faults; {found.clean_steps} clean steps")
+    return found
+
+
+# -- results -------------------------------------------------------------------------------------------------
+
+
 def speed_rows(found: Found) -> list[list[str]]:
     """CPU time per rank-step by the number of ranks; of a core, at five steps a second."""
     rows = []
@@ -147,16 +208,20 @@ def speed_row(found: Found) -> Row:
     return Row(name, goal, f"{100 * share:.1f} %", len(costs), "–", share <= CORE_SHARE)
 
 
-def show(found: Found, most_misses: int) -> list[Row]:
+def show(found: Found, goals: Goals, most_misses: int) -> list[Row]:
     """Prints the tables; returns the goals."""
     print("\n".join([*by_kind(found.judged), "", *by_noise(found.judged)]))
     if found.others:
         others = ", ".join(f"{kind}: {count} {what}" for (kind, what), count in sorted(found.others.items()))
         print(f"besides the fault: {others}")
-    header = ["ranks", "runs", "engine µs per rank-step", "figures µs", "of a core at 5 steps/s", "with figures"]
-    print("\n" + "\n".join(table(header, speed_rows(found))))
-    rows = goal_rows(found.judged, SIMULATED)
-    rows += [alarm_row(sum(found.alarms.values()), found.clean_steps, SIMULATED), speed_row(found)]
+    rows = goal_rows(found.judged, goals)
+    rows.append(alarm_row(sum(found.alarms.values()), found.clean_steps, goals))
+    if found.hangs:
+        rows.append(hang_row([hang.named_s for hang in found.hangs]))
+    if found.speeds:
+        header = ["ranks", "runs", "engine µs per rank-step", "figures µs", "of a core at 5 steps/s", "with figures"]
+        print("\n" + "\n".join(table(header, speed_rows(found))))
+        rows.append(speed_row(found))
     print("\n" + "\n".join(goals_table(rows)))
     for miss in found.misses[:most_misses]:
         print(f"miss: {miss}")
@@ -204,25 +269,30 @@ def _numbers(text: str) -> list[int]:
 
 def parsed(argv: Iterable[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--real", action="store_true", help="jobs on this machine instead of made-up ones")
     parser.add_argument("--quick", action="store_true", help="fewer seeds and fewer clean steps")
-    parser.add_argument("--seeds", type=int, help=f"per kind, size and ranks (default: {SEEDS})")
+    parser.add_argument("--seeds", type=int, help=f"rounds of cases (default: {SEEDS}; real: {REAL_SEEDS} jobs each)")
     parser.add_argument("--ranks", type=_numbers, default=list(WORLDS), metavar="N,N,…", help="default: %(default)s")
     parser.add_argument("--kinds", type=_names, default=list(KINDS), metavar="KIND,…", help=", ".join(KINDS))
     parser.add_argument("--noises", type=_noises, default=list(NOISES), metavar="NOISE,…", help=", ".join(NOISES))
-    parser.add_argument("--clean-steps", type=int, help=f"without a fault (default: {CLEAN_STEPS})")
+    parser.add_argument(
+        "--clean-steps", type=int, help=f"without a fault (default: {CLEAN_STEPS}; real: {REAL_CLEAN_STEPS})"
+    )
+    parser.add_argument("--hangs", type=int, default=HANGS, metavar="N", help="real ones (default: %(default)s)")
     parser.add_argument("--misses", type=int, default=20, help="how many misses to print (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     args = parser.parse_args(None if argv is None else list(argv))
-    args.seeds = args.seeds or (QUICK_SEEDS if args.quick else SEEDS)
-    if args.clean_steps is None:
-        args.clean_steps = QUICK_CLEAN_STEPS if args.quick else CLEAN_STEPS
+    usual = (REAL_SEEDS, REAL_CLEAN_STEPS) if args.real else (SEEDS, CLEAN_STEPS)
+    seeds, steps = (QUICK_SEEDS, QUICK_CLEAN_STEPS // (10 if args.real else 1)) if args.quick else usual
+    args.seeds = seeds if args.seeds is None else args.seeds
+    args.clean_steps = steps if args.clean_steps is None else args.clean_steps
     return args
 
 
 def main() -> int:
     args = parsed()
-    found = simulated(args)
-    rows = show(found, args.misses)
+    found = real(args) if args.real else simulated(args)
+    rows = show(found, REAL if args.real else SIMULATED, args.misses)
     if args.json is not None:
         args.json.write_text(json.dumps(as_json(found, rows), indent=1))
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -82,7 +82,7 @@ class Truth:
     strikes: Ints
     ranks: tuple[int, ...] = ()
     phases: tuple[str, ...] = ()
-    params: range | None = None
+    params: Collection[int] | None = None
     period: int | None = None
     slack: int = 16
     hidden: bool = False

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ddpwatch.analysis.diagnosis.engine import Diagnosis
+
 from benchmarks.diagnosis_cases import Job, Truth
 from benchmarks.fleet import Played
-from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.sampling.levels import is_watched
 
@@ -81,11 +82,11 @@ def play(job: Job) -> Result:
         result.facts_ns += time.thread_time_ns() - started
         started = time.thread_time_ns()
         for mark in played.marks:
-            diagnosis.apply(mark, played.number)
+            diagnosis.apply(mark, mark.end_ns or mark.start_ns)
         diagnosis.add_step(across)
         result.engine_ns += time.thread_time_ns() - started
         result.rank_steps += job.shape.world
-        _look(diagnosis, result.scores, played.number, watched, job.shape.world)
+        look(diagnosis, result.scores, played.number, watched, job.shape.world)
     result.incidents = diagnosis.incidents()
     judge(result.scores, result.incidents, job.shape.world)
     result.others = unexplained(job.truths, result.incidents, job.shape.world)
@@ -113,7 +114,7 @@ def _spent(truth: Truth, played: Played) -> int:
     return int(waits.sum() - waits[list(truth.ranks)].sum())
 
 
-def _look(diagnosis: Diagnosis, scores: Iterable[Score], step: int, watched: Sequence[bool], world: int) -> None:
+def look(diagnosis: Diagnosis, scores: Iterable[Score], step: int, watched: Sequence[bool], world: int) -> None:
     """Notes which faults are named by now."""
     for score in scores:
         passed = step - score.truth.since

@@ -1,0 +1,247 @@
+"""One rank of a real job that goes wrong as planned, stretch by stretch (see `diagnosis_real.py`, which starts it).
+
+    torchrun --standalone --nproc-per-node=2 benchmarks/diagnosis_job.py PLAN.json FOLDER
+
+It trains a plain DDP loop, or the trainer of `trainer/` with its faults, and records to ``FOLDER/run.mcap``. Each rank
+writes what it did to itself to ``FOLDER/strikes-RANK.json``: stretch, step, how long it took, and when it started (ns
+since the Unix epoch).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+LEARN_STEPS = range(12, 32)  # how long a step usually takes
+LAYERS, WIDTH, BATCH = 8, 512, 192
+MODEL = "gpt:width=96"
+GARBAGE = 100_000
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Steps in which something goes wrong.
+
+    Attributes:
+        rank: Whose step; None: everybody's.
+        place: data, between, forward, backward (sleeps), gc, stop (SIGSTOP) or busy (something else on its core).
+        size: Of a usual step; ``seconds`` serve instead where they are not 0.
+        period: In every so many steps of the stretch.
+        layer: Which layer it strikes at.
+    """
+
+    kind: str
+    place: str
+    rank: int | None
+    since: int
+    until: int
+    size: float = 0.0
+    seconds: float = 0.0
+    period: int = 1
+    layer: int = LAYERS // 2
+
+    def due(self, step: int) -> bool:
+        """Whether it strikes in this step."""
+        return self.since <= step < self.until and (step - self.since) % self.period == 0
+
+
+class Injector:
+    """What this rank does to itself.
+
+    Attributes:
+        step: The current step.
+    """
+
+    def __init__(self, stretches: list[Stretch], rank: int, world: int) -> None:
+        self.step = -1
+        self.mine = {at: one for at, one in enumerate(stretches) if one.rank in (None, rank)}
+        self.strikes: list[tuple[int, int, int, int]] = []
+        self.layers: dict[int, str] = {}
+        self._rank, self._world = rank, world
+        self._usual_s, self._durations, self._started = 0.0, [0.0], time.monotonic()
+        self._busy: subprocess.Popen[bytes] | None = None
+
+    def begin(self, step: int) -> None:
+        """A step starts."""
+        now = time.monotonic()
+        if self.step in LEARN_STEPS:
+            self._durations.append(now - self._started)
+            self._usual_s = median(self._durations)
+        self.step, self._started = step, now
+        for at, one in self.mine.items():
+            if one.place == "busy":
+                self._occupy(at, one)
+
+    def at(self, place: str, layer: int | None = None) -> None:
+        """Strikes if that is due here."""
+        for at, one in self.mine.items():
+            if one.place == place and (layer is None or one.layer == layer) and one.due(self.step):
+                self.strike(at, one)
+
+    def strike(self, at: int, one: Stretch) -> None:
+        """Sleeps, stops, or collects garbage, and notes how long that took."""
+        at_ns, started = time.time_ns(), time.monotonic_ns()
+        seconds = one.seconds or one.size * self._usual_s
+        if one.place == "stop":
+            subprocess.Popen(["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif one.place == "gc":
+            _make_garbage()
+            started = time.monotonic_ns()
+            gc.collect()
+        else:
+            time.sleep(seconds)
+        self.strikes.append((at, self.step, time.monotonic_ns() - started, at_ns))
+
+    def _occupy(self, at: int, one: Stretch) -> None:
+        if one.due(self.step):
+            self.strikes.append((at, self.step, 0, time.time_ns()))
+        if one.due(self.step) and self._busy is None:
+            self._busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            os.sched_setaffinity(self._busy.pid, os.sched_getaffinity(0))
+        elif not one.due(self.step) and self._busy is not None and self.step >= one.until:
+            self.end()
+
+    def end(self) -> None:
+        """Ends what keeps the core busy."""
+        if self._busy is not None:
+            self._busy.kill()
+            self._busy.wait()
+            self._busy = None
+
+
+def _make_garbage() -> None:
+    for _ in range(GARBAGE):
+        cycle: list[object] = []
+        cycle.append(cycle)
+
+
+# -- a plain script ------------------------------------------------------------------------------------------
+
+
+def plain(injector: Injector, steps: int, file: Path) -> None:
+    """An ordinary DDP loop with a DataLoader."""
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, Dataset
+
+    import ddpwatch
+
+    class Batches(Dataset["torch.Tensor"]):
+        def __len__(self) -> int:
+            return steps
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            injector.at("data")
+            return batch
+
+    torch.manual_seed(0)
+    batch = torch.randn(BATCH, WIDTH)
+    layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    for number, layer in enumerate(layers):
+        injector.layers[number] = str(number)
+        layer.register_forward_pre_hook(_hook(injector, number, "forward", "gc", "stop"))
+        layer.register_full_backward_pre_hook(_hook(injector, number, "backward"))
+    model = nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with ddpwatch.watch(model, record=file):
+        batches = iter(DataLoader(Batches(), batch_size=None))
+        for step in range(steps):
+            injector.begin(step)
+            injector.at("between")
+            model(next(batches)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _hook(injector: Injector, layer: int, *places: str) -> Callable[..., None]:
+    def strike(*_: Any) -> None:
+        for place in places:
+            injector.at(place, layer)
+
+    return strike
+
+
+# -- the trainer of this repository --------------------------------------------------------------------------
+
+
+def trained(injector: Injector, steps: int, file: Path) -> None:
+    """The trainer, with its own places for faults."""
+    from trainer.config import TrainConfig
+    from trainer.distributed import World, process_group
+    from trainer.faults import Fault, Place, target_layer
+    from trainer.loop import Trainer
+    from trainer.stopping import stop_on_signal
+    from trainer.task import build_task
+    from trainer.watching import watched
+
+    @dataclass(frozen=True, kw_only=True)
+    class Planned(Fault):
+        stretch: Stretch
+
+        def due(self, step: int) -> bool:
+            return self.stretch.due(step - 1)
+
+    places: dict[str, Place] = {"data": "input", "forward": "forward", "gc": "forward", "stop": "forward"}
+    config = TrainConfig(model=MODEL, batch_sizes=(4,), steps=steps, log_every=1 << 30)
+    world = World.from_environment(config.device)
+    task = build_task(config, world)
+    faults = []
+    for at, one in injector.mine.items():
+        strike = _striking(injector, at, one)
+        if one.place not in ("busy", "between"):
+            faults.append(Planned(name=one.kind, place=places.get(one.place, "backward"), strike=strike, stretch=one))
+            layer = target_layer(faults[-1], task.model)
+            injector.layers[one.layer] = next(name for name, module in task.model.named_modules() if module is layer)
+
+    def before(step: int) -> bool:
+        injector.begin(step - 1)
+        return agreement.before(step)
+
+    with process_group(world) as store, stop_on_signal(store) as agreement:
+        trainer = Trainer(config, world, replace(task, faults=tuple(faults)), before)
+        with watched(trainer.strategy, file):
+            trainer.fit()
+
+
+def _striking(injector: Injector, at: int, one: Stretch) -> Callable[[], None]:
+    return lambda: injector.strike(at, one)
+
+
+def main() -> None:
+    plan, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if plan["pinned"]:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    injector = Injector([Stretch(**one) for one in plan["stretches"]], rank, world)
+    try:
+        if plan["script"] == "trainer":
+            trained(injector, plan["steps"], folder / "run.mcap")
+        else:
+            import torch.distributed as dist
+
+            dist.init_process_group("gloo")
+            plain(injector, plan["steps"], folder / "run.mcap")
+            dist.destroy_process_group()
+    finally:
+        injector.end()
+    about = {"strikes": injector.strikes, "layers": injector.layers}
+    (folder / f"strikes-{rank}.json").write_text(json.dumps(about))
+
+
+if __name__ == "__main__":
+    main()

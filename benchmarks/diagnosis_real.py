@@ -1,0 +1,283 @@
+"""The real half of the benchmark of diagnosis: jobs on this machine that go wrong as planned.
+
+One job has many stretches, one after the other, with ordinary steps in between. It records to a file, which the engine
+then gets step by step, as a viewer would. A fault costs what its job was told to wait, times the ranks that waited.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ddpwatch.analysis.diagnosis.engine import Diagnosis
+from ddpwatch.analysis.layouts import Layouts
+
+from benchmarks.diagnosis_cases import Truth
+from benchmarks.diagnosis_goals import Judged
+from benchmarks.diagnosis_job import LAYERS, Stretch
+from benchmarks.diagnosis_score import Score, judge, look, unexplained
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.assembly import StepAssembler
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.groups import Groups
+from ddpwatch.messages import Layout
+from ddpwatch.recording.reader import Recording
+from ddpwatch.sampling.levels import is_watched
+
+START_STEP, STRETCH_STEPS, CALM_STEPS = 60, 80, 50
+SIZES = (0.10, 0.20, 0.50)
+STOP_S = (1.0, 3.0)
+JOB_LIMIT_S = 900
+HANG_S, HANG_EVERY, HANG_PLACES = 12.0, 20, ("stop", "forward", "backward", "data", "between")
+SCRIPTS = ("plain", "trainer")
+
+
+@dataclass
+class RealRun:
+    """What came of one job.
+
+    Attributes:
+        others: Warnings and errors that no fault explains.
+        clean_steps: Steps in which nothing was to go wrong.
+    """
+
+    judged: list[Judged] = field(default_factory=list)
+    incidents: list[Incident] = field(default_factory=list)
+    others: list[Incident] = field(default_factory=list)
+    clean_steps: int = 0
+
+
+# -- the plan ------------------------------------------------------------------------------------------------
+
+
+def stretches(script: str, world: int, seed: int) -> Iterator[Stretch]:
+    """What goes wrong in a job, in random order."""
+    dice = random.Random(f"{script} {world} {seed}")
+    kinds = ["constant"] * 4 + ["periodic"] * 2 + ["stall", "stop", "busy", "gc", "slow_input_all"]
+    places = ["data", "forward", "backward", "backward"]
+    dice.shuffle(kinds)
+    since = START_STEP
+    for kind in kinds:
+        about = _about(kind, places, dice)
+        steps = about.pop("steps", STRETCH_STEPS)
+        rank = None if kind == "slow_input_all" else dice.randrange(world)
+        yield Stretch(kind=kind, rank=rank, since=since, until=since + steps, layer=dice.randrange(LAYERS), **about)
+        since += steps + CALM_STEPS
+
+
+def _about(kind: str, places: list[str], dice: random.Random) -> dict[str, Any]:
+    if kind == "constant":
+        return {"place": places.pop(), "size": dice.choice(SIZES)}
+    if kind == "periodic":
+        period = dice.randint(2, 8)
+        return {"place": dice.choice(["forward", "backward"]), "size": 0.5, "period": period, "steps": 20 * period}
+    if kind in ("stall", "stop"):
+        place = "stop" if kind == "stop" else "backward"
+        return {"place": place, "seconds": dice.uniform(*STOP_S), "steps": 1}
+    if kind == "gc":
+        return {"place": "gc", "period": 10}
+    return {"place": "busy"} if kind == "busy" else {"place": "data", "size": 0.5}
+
+
+# -- the job -------------------------------------------------------------------------------------------------
+
+
+def run_job(script: str, world: int, planned: Sequence[Stretch], steps: int, folder: Path, pinned: bool) -> None:
+    """Runs a job to its end."""
+    plan = {"script": script, "steps": steps, "pinned": pinned, "stretches": [asdict(one) for one in planned]}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    job = Path(__file__).with_name("diagnosis_job.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", str(job)]
+    with (folder / "output.txt").open("wb") as output:
+        done = subprocess.run(
+            [*command, str(folder / "plan.json"), str(folder)], env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=output, stderr=output, timeout=JOB_LIMIT_S, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"the job failed\n{(folder / 'output.txt').read_text()[-2000:]}")
+    file = folder / "run.mcap"
+    while not Recording(file).parts[0].index.complete:
+        time.sleep(0.2)
+
+
+def real_run(script: str, world: int, seed: int, pinned: bool = True) -> RealRun:
+    """A job with faults."""
+    planned = list(stretches(script, world, seed))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        steps = planned[-1].until + CALM_STEPS
+        run_job(script, world, planned, steps, folder, pinned)
+        run = diagnose(folder, planned, world)
+    run.clean_steps = steps - sum(one.until - one.since for one in planned)
+    return run
+
+
+def clean_run(world: int, steps: int, disturbed: bool) -> RealRun:
+    """A job in which nothing goes wrong, with other work on the machine or without."""
+    busy = "import time\nwhile True:\n    end = time.monotonic() + 1\n    while time.monotonic() < end: pass\n"
+    other = subprocess.Popen([sys.executable, "-c", f"{busy}    time.sleep(2)\n"]) if disturbed else None
+    try:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+            run_job("plain", world, [], steps, Path(name), pinned=False)
+            run = diagnose(Path(name), [], world)
+    finally:
+        if other is not None:
+            other.kill()
+            other.wait()
+    run.clean_steps = steps
+    return run
+
+
+# -- the diagnosis -------------------------------------------------------------------------------------------
+
+
+def diagnose(folder: Path, planned: Sequence[Stretch], world: int) -> RealRun:
+    """Feeds a recording to the engine, step by step, and compares what it says with what was done."""
+    file = folder / "run.mcap"
+    truths = _truths(folder, planned, world, _layouts(file))
+    scores = {at: Score(truth) for at, truth in truths.items()}
+    watched: list[bool] = []
+    for diagnosis, _, steps in diagnosed(file):
+        for across in steps:
+            watched.append(all(is_watched(step.status) for step in across.ranks.values()))
+            look(diagnosis, scores.values(), across.step, watched, world)
+    run = RealRun(incidents=diagnosis.incidents())
+    judge(scores.values(), run.incidents, world)
+    run.judged = [Judged(planned[at].kind, planned[at].size, "real", score) for at, score in scores.items()]
+    run.others = unexplained(truths.values(), run.incidents, world)
+    return run
+
+
+def diagnosed(file: Path) -> Iterator[tuple[Diagnosis, int, list[StepAcrossRanks]]]:
+    """The diagnosis after every frame of a recording, when that came (ns), and the steps that it completed."""
+    assembler = StepAssembler()
+    layouts = Layouts(assembler.groups)
+    diagnosis = Diagnosis(layouts, assembler.groups)
+    for message, envelope in Recording(file):
+        if isinstance(message, Layout):
+            layouts.apply(message)
+        diagnosis.apply(message, envelope.received_ns)
+        steps = list(assembler.apply(message))
+        for across in steps:
+            diagnosis.add_step(across)
+        yield diagnosis, envelope.received_ns, steps
+
+
+def _layouts(file: Path) -> Layouts:
+    """All layouts of a recording."""
+    layouts = Layouts(Groups())
+    for message, _ in Recording(file):
+        if isinstance(message, Layout):
+            layouts.apply(message)
+    return layouts
+
+
+def _truths(folder: Path, planned: Sequence[Stretch], world: int, layouts: Layouts) -> dict[int, Truth]:
+    """What was done, by stretch: in which steps, and for how long."""
+    strikes: dict[int, list[tuple[int, int]]] = {}
+    layers: dict[int, str] = {}
+    for rank in range(world):
+        about = json.loads((folder / f"strikes-{rank}.json").read_text())
+        layers |= {int(layer): name for layer, name in about["layers"].items()}
+        for at, step, took_ns, _ in about["strikes"]:
+            strikes.setdefault(at, []).append((step, took_ns))
+    return {at: _truth(planned[at], found, world, layers, layouts) for at, found in sorted(strikes.items())}
+
+
+_KINDS: dict[str, tuple[str, ...]] = {
+    "constant": ("straggler", "slow_input"),
+    "periodic": ("intermittent",),
+    "stall": ("pause", "hang"),
+    "stop": ("pause", "hang"),
+    "busy": ("straggler", "intermittent"),
+    "gc": ("intermittent", "pause"),
+    "slow_input_all": ("slow_input",),
+}
+
+
+def _truth(
+    one: Stretch, strikes: Sequence[tuple[int, int]], world: int, layers: dict[int, str], layouts: Layouts
+) -> Truth:
+    phase = {"stop": ("forward",), "busy": ()}.get(one.place, (one.place,))
+    struck = np.unique([step for step, _ in strikes])
+    hooked = one.place == "backward" and one.kind != "stall"
+    waiting = 1 if one.rank is None else world - 1
+    return Truth(
+        _KINDS[one.kind], struck, () if one.rank is None else (one.rank,), phase,
+        params=_params(layers[one.layer], layouts) if hooked else None,
+        period=one.period if one.kind == "periodic" else None, slack=max(16, 4 * one.period),
+        cost_ns=waiting * sum(took_ns for _, took_ns in strikes),
+    )  # fmt: skip
+
+
+def _params(layer: str, layouts: Layouts) -> frozenset[int]:
+    """The ids of a layer's parameters."""
+    names = {param: layouts.layer(param) for layout in layouts.values() for param in range(len(layout.params))}
+    return frozenset(param for param, name in names.items() if f".{name}".rpartition(".")[0].endswith(f".{layer}"))
+
+
+# -- hangs ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A rank that stopped (``stop``) or slept (any other place) for `HANG_S` seconds.
+
+    Attributes:
+        named_s: After how long the diagnosis named that rank, and no other; None if it never did.
+        said: Whom it named while the rank hung, and after how many seconds first.
+    """
+
+    place: str
+    rank: int
+    step: int
+    named_s: float | None
+    said: dict[tuple[int, ...], float]
+
+
+def hang_run(world: int, count: int, seed: int) -> list[Hang]:
+    """A job whose ranks hang one after the other, and go on."""
+    dice = random.Random(seed)
+    planned = [
+        Stretch("hang", dice.choice(HANG_PLACES), dice.randrange(world), since, since + 1, seconds=HANG_S)
+        for since in range(START_STEP, START_STEP + count * HANG_EVERY, HANG_EVERY)
+    ]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        run_job("plain", world, planned, planned[-1].until + HANG_EVERY, folder, pinned=False)
+        strikes = {
+            at: (step, at_ns)
+            for rank in range(world)
+            for at, step, _, at_ns in json.loads((folder / f"strikes-{rank}.json").read_text())["strikes"]
+        }
+        named = _named_hangs(folder / "run.mcap")
+    return [_hang(one, *strikes[at], named) for at, one in enumerate(planned)]
+
+
+def _hang(one: Stretch, step: int, at_ns: int, named: Sequence[tuple[int, tuple[int, ...]]]) -> Hang:
+    assert one.rank is not None
+    said: dict[tuple[int, ...], float] = {}
+    for when, ranks in named:
+        if at_ns <= when <= at_ns + one.seconds * 1e9:
+            said.setdefault(ranks, (when - at_ns) / 1e9)
+    return Hang(one.place, one.rank, step, said.get((one.rank,)) if len(said) == 1 else None, said)
+
+
+def _named_hangs(file: Path) -> list[tuple[int, tuple[int, ...]]]:
+    """When (receive time) which ranks were named as hanging: at every frame."""
+    return [
+        (received_ns, incident.ranks)
+        for diagnosis, received_ns, _ in diagnosed(file)
+        for incident in diagnosis.incidents()
+        if incident.kind == "hang" and incident.open
+    ]
