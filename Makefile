@@ -32,9 +32,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/python demo/main_job.py
 
+# Tests start hundreds of processes: without bytecode files each of these would compile our modules again.
 test: install
-	$(BIN)/python -m pytest --numprocesses 4 --ignore tests/integration
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --reruns 1 -raR tests/integration
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 6 --reruns 1 -raR
 
 check: install
 	$(BIN)/ruff check .

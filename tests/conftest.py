@@ -11,11 +11,30 @@ from pathlib import Path
 import pytest
 
 from tests.support import process_count
+from tests.support.fork_server import ForkServer
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Counts the processes that the tests start."""
+    """Counts the processes that the tests start. The workers of pytest-xdist share one fork server."""
     process_count.pytest_configure(config)
+    if config.getoption("numprocesses", None):
+        server = ForkServer()
+        server.start_for_workers()
+        config.add_cleanup(server.close)
+
+
+def seconds(item: pytest.Item) -> float:
+    """About how long a test takes, if that is long."""
+    mark = item.get_closest_marker("seconds")
+    return 0.0 if mark is None else mark.args[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests start first, lest one be left at the end. Only tests with jobs run once more if they fail."""
+    items.sort(key=seconds, reverse=True)
+    for item in items:
+        if "integration" not in item.path.parts:
+            item.add_marker(pytest.mark.flaky(reruns=0))
 
 
 @pytest.fixture

@@ -77,6 +77,7 @@ def test_who_hangs_is_named_in_a_step_that_is_not_watched(tmp_path: Path, monkey
     )
 
 
+@pytest.mark.seconds(12)
 @pytest.mark.usefixtures("run_directory")
 def test_one_rank_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "out.mcap"
@@ -135,6 +136,7 @@ def test_the_collector_is_killed_too(tmp_path: Path) -> None:
     assert min(row["steps"] for row in report["ranks"]) >= 3
 
 
+@pytest.mark.seconds(30)
 def test_everything_is_killed_at_thirty_random_moments(run_directory: Path) -> None:
     """Ranks and collector of whole jobs: every recording opens, and what is missing is from the last second.
 

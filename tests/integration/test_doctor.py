@@ -49,6 +49,7 @@ def require(*namespace: str) -> None:
         pytest.skip(f"unshare {' '.join(namespace)} is not allowed here")
 
 
+@pytest.mark.seconds(15)
 def test_everything_works_here_and_nothing_is_left(run_directory: Path) -> None:
     done = ddpwatch("doctor", "--json")
     assert (done.returncode, done.stderr) == (0, "")

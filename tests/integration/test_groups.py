@@ -13,9 +13,10 @@ from ddpwatch.messages import Group
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
 from ddpwatch.state import RunState
-from tests.integration.scripts.groups import BAD_EVERY, SLOW_S, STEPS
+from tests.integration.scripts.group_numbers import BAD_EVERY, SLOW_S, STEPS
 from tests.support.jobs import SCRIPTS, Job, messages
 
+pytestmark = [pytest.mark.xdist_group("groups"), pytest.mark.seconds(12)]  # one job for all
 SKIPPED = STEPS // BAD_EVERY
 
 

@@ -56,6 +56,7 @@ def test_a_viewer_in_another_pid_namespace_does_not_delete_a_live_run(stage: Sta
     assert list(run_directory.glob("*.json")) == []
 
 
+@pytest.mark.seconds(15)
 @pytest.mark.usefixtures("run_directory")
 def test_two_jobs_with_one_name_do_not_harm_each_other(tmp_path: Path) -> None:
     """As two torchruns below one `ddpwatch run --record`: both are watched to their end, each in its recording."""
@@ -141,6 +142,7 @@ def test_a_signal_to_the_whole_job_keeps_the_goodbyes_of_its_ranks(stage: Stage,
     ]
 
 
+@pytest.mark.seconds(25)
 @pytest.mark.usefixtures("run_directory")
 def test_a_job_whose_ranks_record_by_themselves_is_reported_with_its_files(tmp_path: Path) -> None:
     """Also on the nodes of other ranks than 0, whose `ddpwatch run` gave the run another name."""

@@ -45,6 +45,7 @@ def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.seconds(35)
 def test_watched_recorded_and_attached_to(run_directory: Path, tmp_path: Path) -> None:
     """A late viewer sees everything from the first frame on, once and in order; the recording holds the same."""
     file = tmp_path / "out.mcap"
@@ -121,6 +122,7 @@ def test_same_bits_with_and_without_watching(tmp_path: Path) -> None:
     assert all(torch.equal(plain[name], watched[name]) for name in plain)
 
 
+@pytest.mark.seconds(15)
 @pytest.mark.usefixtures("run_directory")
 def test_a_killed_collector_is_started_again(tmp_path: Path) -> None:
     """Viewers go on, the recording too, and the gap is counted. The job does not notice.

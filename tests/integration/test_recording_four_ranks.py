@@ -16,6 +16,7 @@ from ddpwatch.recording.selection import Selection
 from tests.support import chrome_trace
 from tests.support.jobs import ROOT, Job, collector_pids, the_run, wait_for
 
+pytestmark = [pytest.mark.xdist_group("recorded by four"), pytest.mark.seconds(12)]  # one job for all
 TRAIN = ROOT / "demo" / "train.py"
 STEPS = 40
 

@@ -11,7 +11,10 @@ from ddpwatch.report.files import write_html
 from tests.support import chromium
 from tests.support.runs import HOSTILE, record, run_of
 
-pytestmark = pytest.mark.skipif(chromium.find() is None, reason="needs Chromium (apt install chromium)")
+pytestmark = [
+    pytest.mark.skipif(chromium.find() is None, reason="needs Chromium (apt install chromium)"),
+    pytest.mark.xdist_group("html"),
+]
 INK = """(() => {
   const c = document.getElementById("%s"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
   const colours = new Set();

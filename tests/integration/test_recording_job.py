@@ -28,7 +28,11 @@ from tests.support.jobs import (
     wait_for,
 )
 
-pytestmark = pytest.mark.usefixtures("run_directory")
+pytestmark = [
+    pytest.mark.usefixtures("run_directory"),
+    pytest.mark.xdist_group("recording"),  # one unwatched job for all
+    pytest.mark.seconds(35),
+]
 STEPS = 150
 TRAINING = ["--model", "mlp:width=64", "--data", "digits", "--steps", str(STEPS), "--inject", "slow-forward:ms=20"]
 

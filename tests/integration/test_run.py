@@ -53,6 +53,7 @@ main()
 NOHUP = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
 
 
+@pytest.mark.seconds(45)
 def test_spawned_ranks_forked_workers_and_a_sitecustomize_that_is_already_there(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['OTHER_SITECUSTOMIZE'] = 'ran'\n")
     file = tmp_path / "run.mcap"
@@ -71,6 +72,7 @@ def test_the_exit_code_is_the_jobs() -> None:
     assert killed.returncode == 128 + 9
 
 
+@pytest.mark.seconds(15)
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
     """One rank is enough here: a module that would be watched."""
     file = tmp_path / "run.mcap"

@@ -32,6 +32,7 @@ from tests.support.jobs import (
     together,
 )
 
+pytestmark = [pytest.mark.xdist_group("safety"), pytest.mark.seconds(120)]  # one job for all
 TABLE = ROOT / "docs" / "safety.md"
 # In a line of torch's log: the clock and the process; how many frames Dynamo has compiled before (our hooks are two).
 VARYING = re.compile(r"[IWE]\d{4} [\d:.]+( \d+)?|\[\d+/\d+\]")
@@ -260,6 +261,8 @@ def filled(text: str, name: str, content: str) -> str:
     return before + begin + content + end + rest.split(end.lstrip("\n"))[1]
 
 
+@pytest.mark.xdist_group("restart")
+@pytest.mark.seconds(20)
 @pytest.mark.usefixtures("run_directory")
 def test_an_elastic_restart(tmp_path: Path) -> None:
     """torchrun starts the ranks once more: a recording of its own for each attempt, and the same parameters."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import pytest
+
 from ddpwatch import rundir
 from ddpwatch.analysis.diagnosis.straggler import Straggler
 from ddpwatch.analysis.window import summarise
@@ -141,6 +143,7 @@ def watcher():
     return DashboardApp(AttachSpec(list_ended=rundir.last_views), ticking=False)
 
 
+@pytest.mark.seconds(35)
 async def test_trouble_is_named_in_words_and_clears(run_directory, tmp_path):
     trouble, file = tmp_path / "trouble", tmp_path / "run.mcap"
     trouble.write_text("none")

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.jobs import SCRIPTS, Job
 
+pytestmark = [pytest.mark.xdist_group("checks"), pytest.mark.seconds(25)]  # one job for all
 Answers = dict[str, Any]
 
 
@@ -26,6 +27,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     return ask(2, tmp_path_factory.mktemp("two"), "unused", "resume", "learning", "stories")
 
 
+@pytest.mark.xdist_group("aggregations")
+@pytest.mark.seconds(5)
 def test_aggregations_equal_their_formulas(tmp_path: Path) -> None:
     differences = ask(3, tmp_path, "aggregations")["aggregations"]
     assert set(differences) == {"weighted", "weighted by samples", "median", "trimmed mean"}

@@ -31,6 +31,7 @@ def test_raise_ends_the_job_and_a_clean_one_starts_at_once(tmp_path: Path) -> No
         assert job.wait() == 0, job.output()
 
 
+@pytest.mark.seconds(20)
 def test_killed_rank_is_restarted_from_the_checkpoint(tmp_path: Path) -> None:
     keep = ("--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "2")
     faulty = (*SMALL, *keep, "--inject", "kill:rank=1,step=4", "--steps", "6")
@@ -40,6 +41,7 @@ def test_killed_rank_is_restarted_from_the_checkpoint(tmp_path: Path) -> None:
     assert steps == ["1/6", "2/6", "3/6", "3/6", "4/6", "5/6", "6/6"]
 
 
+@pytest.mark.seconds(15)
 def test_hang_lasts_until_the_job_is_told_to_end(tmp_path: Path) -> None:
     with TorchrunJob(TRAIN, *SMALL, "--inject", "hang:rank=1,step=3", *ENDLESS, log=tmp_path / "log") as job:
         reached(job, 2)

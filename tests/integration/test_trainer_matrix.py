@@ -11,6 +11,7 @@ import pytest
 from tests.integration.scripts.matrix_names import CAST_HOOKS, EXACT_HOOKS, EXACT_STRATEGIES, LOW_RANK_HOOKS
 from tests.support.jobs import SCRIPTS, Job
 
+pytestmark = [pytest.mark.xdist_group("matrix"), pytest.mark.seconds(30)]  # one job for all
 Outcomes = dict[str, dict[str, Any]]
 EXACT = (*EXACT_STRATEGIES, *EXACT_HOOKS)
 FP16_EPSILON, BF16_EPSILON = 2**-10, 2**-7
@@ -36,6 +37,7 @@ def test_exact_ways_equal_one_process(outcomes: Outcomes, way: str, model: str) 
     assert outcomes[f"{model} {way}"]["distance"] < 1e-5
 
 
+@pytest.mark.xdist_group("four ranks")
 def test_exact_ways_equal_one_process_on_four_ranks(tmp_path: Path) -> None:
     outcomes = run_matrix(4, tmp_path)
     assert set(outcomes) == {f"digits {way}" for way in EXACT}

@@ -18,6 +18,7 @@ from ddpwatch.analysis.step import figures
 from ddpwatch.messages import Span, Step
 from tests.support.jobs import SCRIPTS, Job
 
+pytestmark = [pytest.mark.xdist_group("truth"), pytest.mark.seconds(50)]  # one job for all
 MS = 1_000_000
 TOLERANCE = 5 * MS
 WRONG = 10 * MS

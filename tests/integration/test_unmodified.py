@@ -21,6 +21,7 @@ from tests.support.jobs import SCRIPTS, TORCHRUN, Job, ddpwatch, finished, toget
 if TYPE_CHECKING:
     import torch
 
+pytestmark = pytest.mark.seconds(40)
 Report = dict[str, Any]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes=2"]
 DEFAULTS = ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
@@ -57,7 +58,10 @@ class Runs:
     recording: str
 
 
-@pytest.fixture(scope="module", params=ALL, ids=lambda script: script.name)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(script, id=script.name, marks=pytest.mark.xdist_group(script.name)) for script in ALL],
+)
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     script, path = request.param, tmp_path_factory.mktemp("unmodified")
     command = [*script.command, str(SCRIPTS / "unmodified" / script.name)]

@@ -4,8 +4,8 @@ torchrun imports torch, and so does each of its ranks: 10 s of processor time be
 Where a test is not about torchrun itself, its job starts here: the launcher below sets what torchrun sets in the
 ranks' environment, waits for them, and ends all of them when one fails.
 
-A request comes with two descriptors: the job's output, and a connection on which the launcher sends the pids of its
-ranks and at last its exit code.
+A request comes on a connection of its own, with the descriptor of the job's output. On the same connection the launcher
+sends the pids of its ranks and at last its exit code.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -29,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+ADDRESS = "FORK_SERVER"  # names the server's socket to the workers of pytest-xdist
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.optim")
 
 
@@ -49,47 +53,70 @@ class Request:
     streams: str | None = None
 
 
-# -- in the test process -----------------------------------------------------------------------------------------
+# -- in the test processes ---------------------------------------------------------------------------------------
 
 
 class ForkServer:
-    """The server process. It ends with the test process at the latest: then nobody holds the socket any more."""
+    """The server process, and the socket on which it takes jobs. It ends with this process at the latest."""
 
     def __init__(self) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
+        self._folder = tempfile.mkdtemp(prefix="dw-")
+        self.address = f"{self._folder}/jobs"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(self.address)
+        self._listener.listen(64)
+        self._life, self._closed = os.pipe()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> ForkServer:
+        """Starts the process, which ends when nobody holds the other end of its standard input any more."""
+        command = [sys.executable, "-m", "tests.support.fork_server", str(self._listener.fileno())]
         # No PYTHONPATH: torch names its files in warnings after the first entry of sys.path that they lie below.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        with theirs:
-            self._process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-            )
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=self._life, pass_fds=[self._listener.fileno()]
+        )
+        self._listener.close()  # so that a job is refused if the process dies
+        return self
 
-    def start(self, job: Request, log: Path) -> socket.socket:
-        """Starts a job; the launcher reports on the connection."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, log.open("wb") as output:
-            raw = json.dumps(asdict(job)).encode()
-            socket.send_fds(self._requests, [raw], [output.fileno(), theirs.fileno()])
-        return ours
+    def start_for_workers(self) -> None:
+        """Lets the workers of pytest-xdist share this server; it starts with the first job of any of them."""
+        os.environ[ADDRESS] = self.address
+        threading.Thread(target=self._start_with_the_first_job, daemon=True).start()
+
+    def _start_with_the_first_job(self) -> None:
+        if self._listener in select.select([self._listener, self._life], [], [])[0]:
+            self.start()
 
     def close(self) -> None:
         """Ends the server."""
-        self._requests.close()
-        self._process.wait()
+        os.close(self._closed)
+        if self._process is not None:
+            self._process.wait()
+        self._listener.close()
+        shutil.rmtree(self._folder)
 
 
 @cache
 def the_server() -> ForkServer:
-    """The one server of this test process, started when the first job needs it."""
-    return ForkServer()
+    """The server of this test process alone, started when the first job needs it."""
+    return ForkServer().start()
 
 
 def close_the_server() -> None:
-    """Ends the server if there is one."""
+    """Ends the server of this test process if there is one."""
     if the_server.cache_info().currsize:
         the_server().close()
         the_server.cache_clear()
+
+
+def requested(job: Request, log: Path) -> socket.socket:
+    """Asks the server for a job; the launcher reports on the connection."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(os.environ.get(ADDRESS) or the_server().address)
+    with log.open("wb") as output:
+        socket.send_fds(connection, [json.dumps(asdict(job)).encode()], [output.fileno()])
+    return connection
 
 
 STARTED: Counter[str] = Counter()
@@ -107,7 +134,7 @@ class Launcher:
     def __init__(self, job: Request, log: Path) -> None:
         self.returncode: int | None = None
         STARTED.update(forked=1, forked_ranks=job.ranks)
-        self._connection = the_server().start(job, log)
+        self._connection = requested(job, log)
         report = self._connection.recv(1 << 16)
         assert report, f"the job did not start: {log.read_text()}"
         self.pid, *self.ranks = json.loads(report)
@@ -131,27 +158,26 @@ class Launcher:
 # -- in the server -----------------------------------------------------------------------------------------------
 
 
-def serve(requests: socket.socket) -> Request | None:
+def serve(listener: socket.socket) -> Request | None:
     """Forks a launcher for each request. Returns in every rank, with its job; in the server when the tests are over."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the launchers here: each reports for itself
-    while True:
-        raw, descriptors, *_ = socket.recv_fds(requests, 1 << 20, 2)
-        if not raw:
-            return None
+    while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+        connection, _ = listener.accept()
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            requests.close()
-            output, connection = descriptors
-            return launch(Request(**json.loads(raw)), output, socket.socket(fileno=connection))
-        for descriptor in descriptors:
-            os.close(descriptor)
+            listener.close()
+            return launch(connection)
+        connection.close()
+    return None
 
 
-def launch(job: Request, output: int, connection: socket.socket) -> Request:
+def launch(connection: socket.socket) -> Request:
     """Forks the ranks and waits for them. Returns in the ranks only."""
     os.setsid()
-    for descriptor in (1, 2):
-        os.dup2(output, descriptor)
+    raw, (output,), *_ = socket.recv_fds(connection, 1 << 20, 1)
+    job = Request(**json.loads(raw))
+    for descriptor, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
+        os.dup2(source, descriptor)
     os.close(output)
     os.environ.clear()
     os.environ.update(job.environment)
@@ -234,11 +260,11 @@ def become(rank: int, job: Request, port: int) -> None:
 
 def main() -> None:
     """Serves; a rank comes back from there, runs its script and ends as a process does."""
-    requests = socket.socket(fileno=int(sys.argv[1]))
+    listener = socket.socket(fileno=int(sys.argv[1]))
     for module in PRELOADED:
         importlib.import_module(module)
     gc.freeze()  # a rank's collector has nothing to look for in there
-    job = serve(requests)
+    job = serve(listener)
     if job is not None:
         runpy.run_path(job.script, run_name="__main__")
 

@@ -16,10 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpwatch
-
-STEPS = 120
-BAD_EVERY = 10
-NAP_S, SLOW_S = 0.002, 0.03
+from tests.integration.scripts.group_numbers import BAD_EVERY, NAP_S, SLOW_S, STEPS
 
 
 class Layer(nn.Linear):
