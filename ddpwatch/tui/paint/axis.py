@@ -25,7 +25,7 @@ class Axis:
 
     def cell(self, ns: float) -> int:
         """The cell boundary nearest to a time."""
-        return self.left + round((ns - self.start_ns) * self.width / self.length_ns)
+        return self.left + round((ns - self.start_ns) * (self.width / self.length_ns))
 
     def time(self, cell: int) -> int:
         """The time in the middle of a cell."""

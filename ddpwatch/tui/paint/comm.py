@@ -14,7 +14,7 @@ from ddpwatch.sampling.levels import is_watched
 from ddpwatch.tui.models.lanes import Bar, Lane
 from ddpwatch.tui.paint.axis import Axis
 from ddpwatch.tui.paint.canvas import Canvas
-from ddpwatch.tui.paint.glyphs import COMM, EXPOSED, HALVES, IDLE, LAUNCH, LAUNCH_DENSE, PHASES
+from ddpwatch.tui.paint.glyphs import COMM, EXPOSED, HALVES, IDLE, LAUNCH, PHASES
 from ddpwatch.tui.text import size
 
 Cell = tuple[str, int]  # a style, and the place in launch order of the bucket that the cell shows
@@ -144,6 +144,4 @@ def paint_halves(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
         canvas.fill(span[0] + first, span[0] + last, y, glyph, style)
     for bar in bars:
         if bar.end is None and _seen(axis, bar):
-            x = axis.span(bar.start, bar.start)[0]
-            above = canvas.style_at(x, y).split(HALVES)[0]
-            canvas.put(x, y, LAUNCH_DENSE, f"{above}-label" if above in PHASES else "launch")
+            canvas.put(axis.span(bar.start, bar.start)[0], y, LAUNCH, "launch")
