@@ -175,8 +175,8 @@ def body_shown(app, name, world, lines):
         ),
         "devices": lambda: (
             ("no sample yet" in body) == (not state.devices),
-            not state.devices or re.search(r"(GPU0|CPU) ", body) is not None,
-            not state.devices or f"{devices[0].device.utilization:.0f} %" in body,
+            not state.devices or re.search(r"(GPU\d|CPU) ", body) is not None,
+            not state.devices or any(f"{line.device.utilization:.0f} %" in body for line in devices),
             not any(line.history for line in devices) or "busy % over the last seconds" in body,
         ),
         "compare": lambda: (
