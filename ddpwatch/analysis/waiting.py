@@ -51,7 +51,8 @@ def flights(step: Step, facts: RankFacts, skew: LaunchSkew) -> list[Flight | Non
             found.append(Flight(start, start, done, None))
         else:
             last = launch + bucket.last - launched
-            found.append(Flight(start, max(min(last, done), start), done, bucket.last_rank))
+            transfer = start if last < start or done < start else done if last > done else last
+            found.append(Flight(start, transfer, done, bucket.last_rank))
     return found
 
 

@@ -217,7 +217,7 @@ def rasterised(lane, axis):
         for phase, start, end in lane.stretches():
             if phase != "sync" and covers(x, lane.offset_ns + start, lane.offset_ns + end):
                 upper = phase
-        shown = [bar for bar in lane.bars() if covers(x, bar.start, bar.end)]
+        shown = [bar for bar in lane.bars if covers(x, bar.start, bar.end)]
         long = [bar for bar in shown if bar.transfer - bar.start >= axis.length_ns / axis.width / 2]
         if any(x < cell(bar.transfer) for bar in long):
             lower = "waits"

@@ -69,7 +69,7 @@ class TestInspection:
         bucket = text(inspect(model, Cursor(85 * MS, 0), state).bucket)
         assert "waited 12.0 ms for rank 1 | exposed 22.0 ms, 2.0 of it waiting" in bucket
         last = text(inspect(model, Cursor(95 * MS, 1), state).bucket)
-        assert "waited 0.0 ms, it was the last | exposed 10.0 ms" in last
+        assert "waited 0.0 ms, launched last | exposed 10.0 ms" in last
         assert "of it waiting" not in last
 
     def test_on_different_clocks_waits_are_not_known(self):

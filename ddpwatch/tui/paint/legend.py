@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
 from ddpwatch.tui.models.lanes import Lane
 from ddpwatch.tui.paint.axis import Axis
@@ -47,10 +48,10 @@ def _drawn(canvas: Canvas) -> set[str]:
 def _waits_named(lanes: Iterable[Lane], axis: Axis) -> str:
     """Whom the lanes wait for, of what is long enough to be drawn."""
     waited: Counter[int] = Counter()
-    for lane in lanes:
-        for flight in lane.flights:
-            if flight is not None and flight.last_rank is not None and flight.wait_ns >= axis.least_ns:
-                waited[flight.last_rank] += flight.wait_ns
+    least_ns = axis.least_ns
+    for flight in chain.from_iterable(lane.flights for lane in lanes):
+        if flight is not None and flight.transfer - flight.start >= least_ns and flight.last_rank is not None:
+            waited[flight.last_rank] += flight.wait_ns
     if not waited:
         return "waits"
     rank = waited.most_common(1)[0][0]
