@@ -108,9 +108,11 @@ def _by_age(samples: Sequence[Device], read: Callable[[Device], float | None]) -
     """By whole seconds, so that it changes once a second however often samples come."""
     newest = samples[-1].at_ns // 1_000_000_000
     by_age: dict[int, list[float]] = {}
-    for sample in samples:
+    for sample in reversed(samples):
         age, value = newest - sample.at_ns // 1_000_000_000, read(sample)
-        if value is not None and 0 < age <= HISTORY_S:
+        if age > HISTORY_S:
+            break
+        if value is not None and age > 0:
             by_age.setdefault(age, []).append(value)
     return _means(by_age)
 
