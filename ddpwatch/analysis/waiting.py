@@ -41,17 +41,18 @@ def flights(step: Step, facts: RankFacts, skew: LaunchSkew) -> list[Flight | Non
         facts: The rank's share of it.
         skew: The launches of that step, compared over the ranks.
     """
-    columns = zip(facts.keys, facts.launch, step.comm_launch, starts_of(step), step.comm_done, strict=True)
+    buckets = map(skew.buckets.get, facts.keys)
+    columns = zip(buckets, facts.launch, step.comm_launch, starts_of(step), step.comm_done, strict=True)
     found: list[Flight | None] = []
-    for key, launched, launch, start, done in columns:
-        bucket = skew.buckets.get(key)
+    for bucket, launched, launch, start, done in columns:
         if done is None:
             found.append(None)
         elif bucket is None:
             found.append(Flight(start, start, done, None))
         else:
             last = launch + bucket.last - launched
-            found.append(Flight(start, max(min(last, done), start), done, bucket.last_rank))
+            transfer = start if last < start or done < start else done if last > done else last
+            found.append(Flight(start, transfer, done, bucket.last_rank))
     return found
 
 

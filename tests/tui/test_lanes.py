@@ -2,13 +2,18 @@
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddpwatch.tui.models.lanes import step_lanes
+from ddpwatch.tui.paint import palette
+from ddpwatch.tui.paint.ascii import ascii_text
 from ddpwatch.tui.paint.axis import Axis, nice_step
 from ddpwatch.tui.paint.canvas import plain
-from ddpwatch.tui.paint.glyphs import COMM
+from ddpwatch.tui.paint.glyphs import COMM, PHASES
 from ddpwatch.tui.paint.lanes import LaneRows, capacity, lane_rows, paint_lanes
-from tests.support.frames import MS, hello, run, shadow, state_of, step
+from ddpwatch.tui.views.painted import PaintedView
+from tests.support.frames import MS, hello, run, shadow, state_of, step, synchronous
 
 WIDTH = 9 + 100 + 1  # gutter, axis, one blank
 
@@ -117,13 +122,152 @@ def test_a_short_bucket_and_a_short_exposure_still_show():
     assert COMM["exposed"] in plain(rows)[3]
 
 
-def test_one_row_per_rank_shows_launches_and_exposure():
+def halves(rows, y, left):
+    """Row y's cells as (upper, lower)."""
+    return [tuple(style.split("/")) if "/" in style else (style, "none") for _, style in cells(rows, y)[left:]]
+
+
+def test_one_row_per_rank_shows_compute_and_communication():
     model = lanes_of(*run(3, world=8))
     rows = paint_lanes(model, 4 + 100 + 1, 10)
     assert lane_rows(model, 8) == LaneRows(0, 1, 0, 0)
-    line = cells(rows, 1)[4:]
-    assert [x for x, (char, _) in enumerate(line) if char == "▾"] == [50, 70]
-    assert [x for x, (_, style) in enumerate(line) if style == "exposed"] == list(range(80, 90))
+    line = halves(rows, 1, 4)
+    for phase, expected in (("forward", range(2, 30)), ("backward", range(31, 80)), ("optimizer", range(91, 95))):
+        assert [x for x, (upper, _) in enumerate(line) if upper == phase] == list(expected)
+    for style, expected in (("comm-a", range(50, 60)), ("comm-b", range(70, 80)), ("exposed", range(80, 90))):
+        assert [x for x, (_, lower) in enumerate(line) if lower == style] == list(expected)
+
+
+def test_one_row_per_rank_shows_launches_where_nothing_else_is_known():
+    ranks = [step(rank, 0, comm_done=[None, None]) for rank in range(8)]
+    rows = paint_lanes(lanes_of(*(hello(rank, 8) for rank in range(8)), *ranks), 4 + 100 + 1, 10)
+    assert [x for x, (char, _) in enumerate(cells(rows, 1)[4:]) if char == "▸"] == [50, 70]
+    assert "▸ launch" in plain(rows)[0]
+    assert "communication" not in plain(rows)[0]
+
+
+class TestWaiting:
+    def test_a_bucket_waits_for_the_last_rank_then_transfers(self):
+        """Rank 1 launches bucket 1 at 82; rank 0 launched it at 70 and computes until 80."""
+        rows = paint_lanes(lanes_of(hello(0), hello(1), *next(synchronous([[0, 12]]))), 9 + 112 + 1, 8)
+        assert where(rows, 3, "waits") == list(range(70, 80))
+        assert where(rows, 3, "waits-exposed") == [80, 81]
+        assert where(rows, 3, "exposed") == list(range(82, 102))
+        assert where(rows, 6, "waits", "waits-exposed") == []
+        assert "╲╲ waits for rank 1" in plain(rows)[0]
+
+    def test_a_wide_wait_is_labelled(self):
+        rows = plain(paint_lanes(lanes_of(hello(0), hello(1), *next(synchronous([[0, 60]]))), 9 + 160 + 1, 8))
+        assert "1 waits for rank 1" in rows[3]
+
+    def test_a_wait_shorter_than_half_a_cell_is_not_drawn(self):
+        ranks = [step(0), step(1, start_ns=step(0).start_ns + 400_000)]
+        rows = paint_lanes(lanes_of(hello(0), hello(1), *ranks), WIDTH, 8)
+        assert where(rows, 3, "waits", "waits-exposed") == []
+
+    def test_on_different_clocks_nobody_waits(self):
+        model = lanes_of(hello(0), hello(1, boot_id="other"), *next(synchronous([[0, 12]])))
+        rows = paint_lanes(model, WIDTH, 8)
+        assert where(rows, 3, "waits", "waits-exposed") == []
+        assert "waits" not in plain(rows)[0]
+
+    def test_in_one_row_a_wait_is_on_top_of_an_earlier_transfer(self):
+        """Bucket 0 travels from 50 to 95; bucket 1, launched at 70, waits until 82 and travels until 102."""
+        ranks = next(synchronous([[0, 12]], comm_done=[95 * MS, 102 * MS]))
+        rows = paint_lanes(lanes_of(hello(0), hello(1), *ranks), 4 + 112 + 1, 4)
+        lower = [below for _, below in halves(rows, 1, 4)]
+        assert [x for x, style in enumerate(lower) if style == "waits"] == list(range(70, 80))
+        assert [x for x, style in enumerate(lower) if style == "waits-exposed"] == [80, 81]
+        assert [x for x, style in enumerate(lower) if style == "comm-a"] == list(range(50, 70))
+
+    def test_the_legend_names_whom_most_waits_are_for(self):
+        ranks = next(synchronous([[0, 3, 12]]))
+        ranks[1].comm_launch[0] = 53 * MS
+        messages = [*(hello(rank, 3) for rank in range(3)), *ranks]
+        assert "waits, mostly for rank 2" in plain(paint_lanes(lanes_of(*messages), 200, 20))[0]
+
+
+@pytest.mark.parametrize("height", [5, 20])
+def test_the_legend_lists_only_what_is_drawn(height):
+    empty = {f"comm_{name}": [] for name in ("module", "label", "bytes", "ready", "launch", "done")}
+    messages = [hello(0), hello(1), *(step(rank, 0, data=None, **empty) for rank in range(2))]
+    title = plain(paint_lanes(lanes_of(*messages), 200, height))[0]
+    assert title.split("step 0")[1].split() == (
+        ["▒▒", "forward", "▓▓", "backward", "░░", "optimizer"] + (["⡇", "hook", "fire"] if height > 5 else [])
+    )
+
+
+MOMENTS = st.lists(st.integers(-5, 110), min_size=1, max_size=5)
+LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=5)
+
+
+def crowd(launches, lengths, late):
+    """A step of two ranks whose buckets overlap; the second launches each bucket later."""
+    n = len(launches)
+    columns = {"comm_module": [0] * n, "comm_label": list(range(n)), "comm_bytes": [1] * n, "comm_ready": [None] * n}
+    at = [sorted(launches)[i] * MS for i in range(n)]
+    done = [at[i] + (late[i % len(late)] + lengths[i % len(lengths)]) * MS for i in range(n)]
+    other = [at[i] + late[i % len(late)] * MS for i in range(n)]
+    return [step(r, 0, **columns, comm_launch=launch, comm_done=done) for r, launch in enumerate((at, other))]
+
+
+def rasterised(lane, axis):
+    """Each cell of a dense row as (upper, lower), from the plain rules."""
+
+    def cell(ns):
+        return round((ns - axis.start_ns) * (axis.width / axis.length_ns))
+
+    def covers(x, start, end):
+        first = min(max(cell(start), 0), axis.width - 1)
+        seen = start < axis.start_ns + axis.length_ns and end >= axis.start_ns
+        return seen and first <= x < min(max(cell(end), first + 1), axis.width)
+
+    for x in range(axis.width):
+        upper, lower = "idle", "none"
+        for phase, start, end in lane.stretches():
+            if phase != "sync" and covers(x, lane.offset_ns + start, lane.offset_ns + end):
+                upper = phase
+        shown = [bar for bar in lane.bars if covers(x, bar.start, bar.end)]
+        long = [bar for bar in shown if bar.transfer - bar.start >= axis.length_ns / axis.width / 2]
+        if any(x < cell(bar.transfer) for bar in long):
+            lower = "waits"
+        elif shown:
+            lower = "comm-b" if shown[0].position % 2 else "comm-a"
+        exposed = any(covers(x, lane.offset_ns + a, lane.offset_ns + b) for a, b in lane.figures.exposed)
+        yield upper, {"waits": "waits-exposed", "none": "none"}.get(lower, "exposed") if exposed else lower
+
+
+@settings(deadline=None)
+@given(MOMENTS, LENGTHS, LENGTHS, st.integers(20, 200))
+def test_dense_cells_are_those_of_the_plain_rules(launches, lengths, late, width):
+    model = lanes_of(hello(0), hello(1), *crowd(launches, lengths, late))
+    rows = paint_lanes(model, 4 + width + 1, 4)
+    axis = Axis(4, width, model.length_ns)
+    for y, lane in enumerate(model.lanes, start=1):
+        assert halves(rows, y, 4)[:width] == list(rasterised(lane, axis))
+
+
+@pytest.mark.parametrize("theme", palette.SCHEMES)
+def test_what_cells_show_differs_in_every_theme(theme):
+    """By colour where there is one, by glyph in any case, also in ASCII."""
+    glyphs = {**{name: COMM[name] for name in ("comm-a", "waits", "exposed", "waits-exposed")}, **PHASES}
+    assert len(set(glyphs.values())) == len({ascii_text(glyph) for glyph in glyphs.values()}) == len(glyphs)
+    if palette.SCHEMES[theme] is not None:
+        styles = palette.styles(theme=theme)
+        assert len({styles[name].bgcolor.name for name in COMM} - {"default"}) == len(COMM)
+        assert styles["backward/waits"].color == styles["backward"].bgcolor
+        assert styles["backward/waits"].bgcolor == styles["waits"].bgcolor
+
+
+@pytest.mark.parametrize(("theme", "ascii_only", "shown"), [("dark", 0, "▀▀"), ("none", 0, "╲╲"), ("dark", 1, "\\\\")])
+def test_half_cells_need_colour_and_half_blocks(theme, ascii_only, shown):
+    class View(PaintedView):
+        def paint(self, width, height):
+            return []
+
+    view = View()
+    view.apply_theme(theme, bool(ascii_only))
+    assert view._strip([("╲╲", "idle/waits-exposed")]).text == shown
 
 
 @pytest.mark.parametrize(

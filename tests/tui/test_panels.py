@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddpwatch.messages import Status
-from ddpwatch.tui.models.devices import DeviceLine, device_lines, mean_history
+from ddpwatch.tui.models.devices import DeviceLine, device_lines, mean_history, worst_first
 from ddpwatch.tui.models.history import SPARK_STEPS, HistoryPoint, StepHistory
 from ddpwatch.tui.models.overview import Link, LinkState, OverviewBuilder
 from ddpwatch.tui.paint.canvas import plain
@@ -183,6 +183,22 @@ class TestDevices:
         shown = text(paint_device_panel(rows, 60, 20))
         for figure in ("GPU0", "NVIDIA H200", "90 %", "power 312 of 700 W", "temp 61.0 °C", "GPU busy %", "CPU"):
             assert figure in shown
+
+    def test_with_more_than_fit_the_worst_come_first(self):
+        """The lowest clock, as of GPU 3; then the least busy, as GPU 5, not sampled at all, and GPU 1."""
+        samples = []
+        for index in range(8):
+            sample = device(0, {1: 20.0, 5: None}.get(index, 95.0), "cuda", index)
+            sample.sm_clock_mhz = 1410.0 if index == 3 else 1965.0 + index
+            samples.append(sample)
+        rows = device_lines(state_of([*samples, device(0)]))
+        worst = worst_first(rows)
+        assert [line.device.index for line in worst[:4]] == [3, 5, 1, 0]
+        assert worst[-1].device.kind == "cpu"
+        heading, first, *_ = text(paint_device_panel(rows, 60, 6)).splitlines()
+        assert "worst first: 6 more" in heading
+        assert "GPU3" in first
+        assert "worst" not in text(paint_device_panel(rows, 60, 40))
 
     def test_what_a_device_does_not_say_is_a_dash(self):
         shown = text(paint_device_panel(device_lines(state_of([device(0, None)])), 60, 8))

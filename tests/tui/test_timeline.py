@@ -10,7 +10,7 @@ from ddpwatch.tui.models.lanes import step_lanes
 from ddpwatch.tui.models.timeline import Cursor, Inspection, Window, inspect, timeline_of_seconds, timeline_of_step
 from ddpwatch.tui.paint.canvas import plain
 from ddpwatch.tui.paint.timeline import paint_timeline, ranks_in_view, timeline_axis
-from tests.support.frames import MS, START_NS, hello, layout, run, state_of, step, unwatched
+from tests.support.frames import MS, START_NS, hello, layout, run, state_of, step, synchronous, unwatched
 
 
 def timeline(messages, number=None):
@@ -58,10 +58,24 @@ class TestInspection:
             "rank 0 at 85.0 ms | waits for its buckets 80.0–90.0 ms (10.0 ms) | hook fire a at 70.0 ms"
         )
         assert text(found.bucket) == (
-            "bucket 1 | 4.0 MiB | ready 70.0 | launch 70.0 | done 90.0 ms | waited 10.0 ms | exposed 10.0 ms"
+            "bucket 1 | 4.0 MiB | ready 70.0 | launch 70.0 | done 90.0 ms | waited 10.0 ms for rank 1 | exposed 10.0 ms"
         )
         assert found.params == "2 parameters: a, b"
         assert found.measured == "measured 25.0 ms from 60.0 ms"
+
+    def test_how_much_of_the_exposed_time_was_a_wait(self):
+        """Rank 0 computes until 80, rank 1 launches at 82, all is done at 102."""
+        model, state = timeline([hello(0), hello(1), *next(synchronous([[0, 12]]))])
+        bucket = text(inspect(model, Cursor(85 * MS, 0), state).bucket)
+        assert "waited 12.0 ms for rank 1 | exposed 22.0 ms, 2.0 of it waiting" in bucket
+        last = text(inspect(model, Cursor(95 * MS, 1), state).bucket)
+        assert "waited 0.0 ms, launched last | exposed 10.0 ms" in last
+        assert "of it waiting" not in last
+
+    def test_on_different_clocks_waits_are_not_known(self):
+        ranks = next(synchronous([[0, 12]]))
+        model, state = timeline([hello(0), hello(1, boot_id="other"), *ranks])
+        assert "waited – | exposed 22.0 ms" in text(inspect(model, Cursor(85 * MS, 0), state).bucket)
 
     def test_where_nothing_is(self):
         model, state = timeline([hello(0, 1), step(0)])
@@ -130,6 +144,14 @@ class TestPaint:
         axis = timeline_axis(model, window, 111)
         assert axis.cell(45 * MS) == 10 + 25
         assert axis.time(axis.cell(45 * MS)) == pytest.approx(45 * MS, abs=0.2 * MS)
+
+    def test_the_legend_names_whom_the_ranks_wait_for(self):
+        model, _ = timeline([hello(0), hello(1), *next(synchronous([[0, 12]]))])
+        for density in range(3):
+            rows = plain(
+                paint_timeline(model, Window.all_of(model.length_ns), Cursor(), Inspection(), (160, 16), 0, density)
+            )
+            assert "╲╲ waits for rank 1" in rows[0]
 
     def test_many_ranks_are_as_many_as_fit(self):
         model, _ = timeline(run(2, world=64))

@@ -254,6 +254,22 @@ class TestRanks:
 
 
 class TestDevices:
+    async def test_with_more_than_fit_the_least_busy_come_first(self):
+        app = app_on()
+        async with app.run_test(size=(80, 28)) as pilot:
+            busy = [device(0, 90.0 - 5 * (7 * index % 8), "cuda", index) for index in range(8)]
+            await watching(pilot, [*run(20), *busy, device(0)])
+            await pilot.press("5")
+            assert "2 of 9 devices, 7 not shown" in body(app)
+            shown = re.findall(r"GPU\d|CPU", body(app))
+            assert shown == ["GPU1", "GPU2"]
+            await pilot.press(*["down"] * 8)
+            assert re.findall(r"(▶| )(GPU\d|CPU) ", body(app)) == [(" ", "GPU0"), ("▶", "CPU")]
+            await pilot.resize_terminal(80, 70)
+            await pilot.pause()
+            assert "not shown" not in body(app)
+            assert re.findall(r"▶(GPU\d|CPU)", body(app)) == ["CPU"]
+
     async def test_busy_that_is_only_waiting_is_seen(self):
         app = app_on()
         async with app.run_test(size=(140, 30)) as pilot:

@@ -12,7 +12,7 @@ from ddpwatch.state import RunState
 
 HISTORY_S = 120
 
-WORST_FIRST = "GPUs with the lowest clock, then the least busy first"
+WORST_FIRST = "first the lowest clock, then the least busy"
 
 History = tuple[tuple[int, float], ...]
 DeviceKey = tuple[str, str, int]  # host, kind, index
@@ -64,7 +64,7 @@ def device_lines(state: RunState) -> tuple[DeviceLine, ...]:
 
 
 def worst_first(devices: Sequence[DeviceLine]) -> tuple[DeviceLine, ...]:
-    """Devices in the order of `WORST_FIRST`, then hosts, the busiest first.
+    """GPUs in the order of `WORST_FIRST`, then hosts, the busiest first.
 
     Utilisation and clock are means over a minute or two, so that the order seldom changes. Of clocks, tenths below
     the fastest count. A GPU whose utilisation is not known is the least busy.
@@ -108,9 +108,11 @@ def _by_age(samples: Sequence[Device], read: Callable[[Device], float | None]) -
     """By whole seconds, so that it changes once a second however often samples come."""
     newest = samples[-1].at_ns // 1_000_000_000
     by_age: dict[int, list[float]] = {}
-    for sample in samples:
+    for sample in reversed(samples):
         age, value = newest - sample.at_ns // 1_000_000_000, read(sample)
-        if value is not None and 0 < age <= HISTORY_S:
+        if age > HISTORY_S:
+            break
+        if value is not None and age > 0:
             by_age.setdefault(age, []).append(value)
     return _means(by_age)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import overload
 
 from ddpwatch.analysis.step import StepFigures, named_stretches, starts_of
@@ -37,22 +38,27 @@ class Bar:
     last_rank: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lane:
     """One rank's step.
 
     Attributes:
         offset_ns: The step's start on the common axis.
-        flights: Its collectives, in launch order.
-        marks: Its marks within the step.
+        across: The step on all ranks.
+        marks: The rank's marks within the step.
     """
 
     rank: int
     offset_ns: int
     step: Step
     figures: StepFigures
-    flights: Sequence[Flight | None] = ()
+    across: StepAcrossRanks
     marks: tuple[Mark, ...] = ()
+
+    @cached_property
+    def flights(self) -> Sequence[Flight | None]:
+        """The collectives, in launch order."""
+        return flights(self.step, self.across.facts_of(self.rank), self.across.skew)
 
     def on_axis(self, clock_ns: int) -> int:
         """A time of the rank's clock on the common axis."""
@@ -62,22 +68,22 @@ class Lane:
         """The waits for data inside the step, then its spans, as (phase, start, end) from the step's start."""
         return named_stretches(self.step)
 
+    @cached_property
     def bars(self) -> list[Bar]:
         """The buckets, in launch order."""
-        step = self.step
-        columns = zip(step.comm_label, step.comm_bytes, starts_of(step), self.flights, strict=True)
-        return [self._bar(position, *column) for position, column in enumerate(columns)]
-
-    def _bar(self, position: int, index: int, nbytes: int, start: int, flight: Flight | None) -> Bar:
-        at = self.offset_ns
-        if flight is None:
-            return Bar(position, index, nbytes, at + start, at + start, None, None)
-        return Bar(position, index, nbytes, at + start, at + flight.transfer, at + flight.done, flight.last_rank)
+        at, step = self.offset_ns, self.step
+        columns = enumerate(zip(step.comm_label, step.comm_bytes, starts_of(step), self.flights, strict=True))
+        return [
+            Bar(position, index, nbytes, at + start, at + start, None, None)
+            if flight is None
+            else Bar(position, index, nbytes, at + start, at + flight.transfer, at + flight.done, flight.last_rank)
+            for position, (index, nbytes, start, flight) in columns
+        ]
 
     def stacked(self) -> list[list[Bar]]:
         """The bars on the fewest rows on which none covers another, in launch order."""
         rows: list[list[Bar]] = []
-        for bar in self.bars():
+        for bar in self.bars:
             free = next((row for row in rows if row[-1].end is None or row[-1].end <= bar.start), None)
             if free is None:
                 rows.append([bar])
@@ -122,8 +128,7 @@ class Lanes(Sequence[Lane]):
             own = self._step.ranks[rank]
             offset = 0 if self._origin_ns is None else self._step.start_of(rank) - self._origin_ns
             marks = tuple(mark for mark in self._marks.get(rank, ()) if in_step(mark, own))
-            found = flights(own, self._step.facts_of(rank), self._step.skew)
-            self._made[rank] = Lane(rank, offset, own, self._step.figures[rank], found, marks)
+            self._made[rank] = Lane(rank, offset, own, self._step.figures[rank], self._step, marks)
         return self._made[rank]
 
 

@@ -152,7 +152,7 @@ def inspect(timeline: Timeline, cursor: Cursor, names: LayerNames) -> Inspection
     position += _phase(lane, at) + _hook(lane, at, names) + _marks(lane, at)
     if not is_watched(lane.step.status):
         return Inspection(tuple(position), measured=measured)
-    in_flight = [bar for bar in lane.bars() if bar.start <= at and (bar.end is None or at < bar.end)]
+    in_flight = [bar for bar in lane.bars if bar.start <= at and (bar.end is None or at < bar.end)]
     if not in_flight:
         nothing = Field("no bucket in flight", "no bucket", 0, "dim")
         return Inspection(tuple(position), (nothing,), measured=measured)
@@ -231,7 +231,7 @@ def _waited(found: _BucketAtCursor) -> Field:
     if skew is None:
         return Field(f"waited {UNKNOWN}", f"w {UNKNOWN}", 3)
     waited = skew.last - facts.launch[found.bar.position]
-    whom = f" for rank {skew.last_rank}" if waited else ", it was the last"
+    whom = f" for rank {skew.last_rank}" if waited else ", launched last"
     return Field(f"waited {ms(waited)} ms{whom}", f"w {ms(waited)} r{skew.last_rank}", 3)
 
 

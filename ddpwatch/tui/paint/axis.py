@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddpwatch.analysis.waiting import Flight
 from ddpwatch.tui.paint.canvas import Canvas
+
+Parts = tuple[int, int, int, int]  # a collective's number, first cell, first cell of its transfer, cell after the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +22,18 @@ class Axis:
     start_ns: int = 0
 
     @property
+    def right(self) -> int:
+        """The cell after the last."""
+        return self.left + self.width
+
+    @property
     def least_ns(self) -> float:
         """Half a cell: no wait shorter than that is drawn."""
         return self.length_ns / self.width / 2
 
     def cell(self, ns: float) -> int:
         """The cell boundary nearest to a time."""
-        return self.left + round((ns - self.start_ns) * self.width / self.length_ns)
+        return self.left + round((ns - self.start_ns) * (self.width / self.length_ns))
 
     def time(self, cell: int) -> int:
         """The time in the middle of a cell."""
@@ -37,17 +45,29 @@ class Axis:
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """The cells of [start, end): at least one, none beyond the axis."""
-        scale, right = self.width / self.length_ns, self.left + self.width
+        scale, right = self.width / self.length_ns, self.right
         first = self.left + round((start - self.start_ns) * scale)
         first = self.left if first < self.left else right - 1 if first >= right else first
         last = self.left + round((end - self.start_ns) * scale)
         return first, right if last > right else first + 1 if last <= first else last
 
-    def cells(self, offset_ns: int, moments: Sequence[int]) -> list[int]:
-        """The cells that hold any of the moments (each plus ``offset_ns``), each once."""
-        scale, start, last = self.width / self.length_ns, offset_ns - self.start_ns, self.left + self.width - 1
-        found = {self.left + round((start + at) * scale) for at in moments if 0 <= start + at < self.length_ns}
-        return sorted(min(cell, last) for cell in found)
+    def parts(self, offset_ns: int, flights: Sequence[tuple[int, Flight | None]]) -> list[Parts]:
+        """The cells of those collectives that are on the axis; their times count from ``offset_ns``."""
+        scale, shift, left, right = self.width / self.length_ns, offset_ns - self.start_ns, self.left, self.right
+        found, least_ns = [], self.least_ns
+        for number, flight in flights:
+            if flight is None or flight[0] + shift >= self.length_ns or flight[2] + shift < 0:
+                continue
+            start, transfer, done, _ = flight
+            first = left + round((start + shift) * scale)
+            first = left if first < left else right - 1 if first >= right else first
+            last = left + round((done + shift) * scale)
+            last = right if last > right else first + 1 if last <= first else last
+            middle = left + round((transfer + shift) * scale)
+            if transfer - start < least_ns or middle < first:
+                middle = first
+            found.append((number, first, last if middle > last else middle, last))
+        return found
 
     def half_cell(self, ns: int) -> int:
         """The half cell that holds a time, counted from the left."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from operator import ne
 
@@ -50,6 +50,12 @@ class Canvas:
         elif first < last:
             self._chars[y][first:last] = [glyph] * (last - first)
             self._styles[y][first:last] = [style] * (last - first)
+
+    def put_cells(self, x: int, y: int, chars: Sequence[str], styles: Sequence[str]) -> None:
+        """Sets the cells from ``x`` on, which must lie within the width and hold no wide character."""
+        if 0 <= y < self.height:
+            self._chars[y][x : x + len(chars)] = chars
+            self._styles[y][x : x + len(styles)] = styles
 
     def style_at(self, x: int, y: int) -> str:
         """The style of a cell; empty outside."""

@@ -6,20 +6,35 @@ Where several collectives share a cell, one that waits is on top, of these the l
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from operator import ne
-from typing import TypeVar
 
 from ddpwatch.analysis.intervals import Interval
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.tui.models.lanes import Bar, Lane
-from ddpwatch.tui.paint.axis import Axis
+from ddpwatch.tui.paint.axis import Axis, Parts
 from ddpwatch.tui.paint.canvas import Canvas
-from ddpwatch.tui.paint.glyphs import COMM, EXPOSED, HALVES, IDLE, LAUNCH, LAUNCH_DENSE, PHASES
+from ddpwatch.tui.paint.glyphs import COMM, EXPOSED, HALVES, IDLE, LAUNCH, PHASES
 from ddpwatch.tui.text import size
 
-Cell = tuple[str, int]  # a style, and the place in launch order of the bucket that the cell shows
-_NOTHING: Cell = ("none", -1)
-_T = TypeVar("_T")
+# What a cell shows, as a number: 0 for nothing, else these bits, below the bucket's place in launch order.
+_WIRE, _WAITS, _EXPOSED, _BITS = 4, 2, 1, 3
+_LOOK = 15  # the bits that a cell's look depends on: of the place, only whether it is odd
+
+
+def _style(code: int) -> str:
+    if not code & _WIRE:
+        return "none"
+    style = "waits" if code & _WAITS else "comm-b" if code >> _BITS & 1 else "comm-a"
+    return EXPOSED[style] if code & _EXPOSED else style
+
+
+_STYLES = [_style(code) for code in range(_LOOK + 1)]
+_ROW_LOOKS = [(COMM.get(style, " "), style if style in COMM else "text") for style in _STYLES]
+_HALF_LOOKS = {
+    (above, code): (COMM.get(below) or PHASES.get(above, IDLE), f"{above}{HALVES}{below}")
+    for above, (code, below) in product(("idle", *PHASES), enumerate(_STYLES))
+} | {("idle", 0): (IDLE, "idle")}
 
 
 def centred(first: int, last: int, texts: Sequence[str]) -> tuple[int, str]:
@@ -30,61 +45,29 @@ def centred(first: int, last: int, texts: Sequence[str]) -> tuple[int, str]:
     return first, ""
 
 
-def _runs(cells: Sequence[_T]) -> Iterator[tuple[int, int, _T]]:
-    """Stretches of equal cells, as (first, the one after the last, their content)."""
-    cuts = [x for x, differs in enumerate(map(ne, cells, cells[1:]), start=1) if differs]
-    for first, last in zip([0, *cuts], [*cuts, len(cells)], strict=True):
-        yield first, last, cells[first]
-
-
-def _sees(axis: Axis, lane: Lane, stretch: Interval) -> bool:
-    return axis.sees(lane.offset_ns + stretch[0], lane.offset_ns + stretch[1])
-
-
-# -- what the cells show -------------------------------------------------------------------------------------
-
-
-def _comm_cells(lane: Lane, bars: Sequence[Bar], axis: Axis, span: Interval) -> list[Cell]:
+def _codes(lane: Lane, parts: Sequence[Parts], axis: Axis, span: Interval) -> list[int]:
     """What buckets show on the cells of ``span``."""
-    found = [_NOTHING] * (span[1] - span[0])
-    parts = [(bar.position, *_parts(bar, bar.end, axis)) for bar in bars if bar.end is not None and _seen(axis, bar)]
+    left, right = span
+    found = [0] * (right - left)
+    if any(first < left or last > right for _, first, _, last in parts):
+        parts = [_clipped(part, left, right) for part in parts]
     for position, first, _, last in reversed(parts):
-        _fill(found, span, (first, last), ("comm-b" if position % 2 else "comm-a", position))
+        found[first - left : last - left] = [position << _BITS | _WIRE] * (last - first)
     for position, first, transfer, _ in parts:
-        _fill(found, span, (first, transfer), ("waits", position))
-    for exposed in lane.figures.exposed:
-        if _sees(axis, lane, exposed):
-            first, last = axis.span(lane.offset_ns + exposed[0], lane.offset_ns + exposed[1])
-            for x in range(max(first, span[0]) - span[0], min(last, span[1]) - span[0]):
-                style, position = found[x]
-                found[x] = (EXPOSED.get(style, style), position)
+        if first < transfer:
+            waits = [position << _BITS | _WIRE | _WAITS] * (transfer - first)
+            found[first - left : transfer - left] = waits
+    for start, end in lane.figures.exposed:
+        if axis.sees(lane.offset_ns + start, lane.offset_ns + end):
+            first, last = axis.span(lane.offset_ns + start, lane.offset_ns + end)
+            stretch = slice(max(first - left, 0), max(last - left, 0))
+            found[stretch] = [code and code | _EXPOSED for code in found[stretch]]
     return found
 
 
-def _seen(axis: Axis, bar: Bar) -> bool:
-    return axis.sees(bar.start, bar.start if bar.end is None else bar.end)
-
-
-def _parts(bar: Bar, end: int, axis: Axis) -> tuple[int, int, int]:
-    """The first cell of a bar, the first of its transfer, and the one after the last. Short waits are not drawn."""
-    first, last = axis.span(bar.start, end)
-    if bar.transfer - bar.start < axis.least_ns:
-        return first, first, last
-    return first, min(max(axis.cell(bar.transfer), first), last), last
-
-
-def _compute_cells(lane: Lane, axis: Axis, span: Interval) -> list[str]:
-    found = ["idle"] * (span[1] - span[0])
-    for phase, start, end in lane.stretches():
-        if start < end and phase in PHASES and _sees(axis, lane, (start, end)):
-            _fill(found, span, axis.span(lane.offset_ns + start, lane.offset_ns + end), phase)
-    return found
-
-
-def _fill(found: list[_T], span: Interval, cells: Interval, content: _T) -> None:
-    first, last = max(cells[0], span[0]), min(cells[1], span[1])
-    if first < last:
-        found[first - span[0] : last - span[0]] = [content] * (last - first)
+def _clipped(part: Parts, left: int, right: int) -> Parts:
+    position, first, transfer, last = part
+    return position, min(max(first, left), right), min(max(transfer, left), right), min(max(last, left), right)
 
 
 # -- in rows -------------------------------------------------------------------------------------------------
@@ -92,30 +75,38 @@ def _fill(found: list[_T], span: Interval, cells: Interval, content: _T) -> None
 
 def paint_comm(canvas: Canvas, lane: Lane, axis: Axis, y: int, rows: int, thick: int) -> None:
     """Paints the buckets, stacked on ``rows`` rows from ``y`` on; the last row holds all that need more."""
-    stacked, bars = lane.stacked(), lane.bars()
-    for number in range(rows):
+    stacked, bars = lane.stacked(), lane.bars
+    for number in range(min(rows, len(stacked))):
         own = stacked[number : number + 1] if number < rows - 1 else stacked[number:]
         row = sorted((bar for stack in own for bar in stack), key=lambda bar: bar.position)
-        _paint_row(canvas, lane, row, bars, axis, range(y + number * thick, y + (number + 1) * thick))
-        for bar in row:
-            if bar.end is None and _seen(axis, bar):
-                canvas.put(axis.span(bar.start, bar.start)[0], y + number * thick, f"{LAUNCH}{bar.index}", "launch")
+        top = y + number * thick
+        _paint_row(canvas, lane, [bar.position for bar in row], bars, axis, range(top, top + thick))
+        _paint_launches(canvas, lane, [bar for bar in row if bar.end is None], axis, top, named=True)
 
 
-def _paint_row(canvas: Canvas, lane: Lane, row: Sequence[Bar], bars: Sequence[Bar], axis: Axis, ys: range) -> None:
-    left = axis.left
-    cells = _comm_cells(lane, row, axis, (left, left + axis.width))
-    for first, last, (style, _) in _runs(cells):
-        for y in ys:
-            if style in COMM:
-                canvas.fill(left + first, left + last, y, COMM[style], style)
-    widest: dict[int, tuple[int, int, bool]] = {}
-    for first, last, (position, waits) in _runs([(position, style.startswith("waits")) for style, position in cells]):
-        before = widest.get(position, (0, 0, False))
-        if position >= 0 and last - first > before[1] - before[0]:
-            widest[position] = (first, last, waits)
-    for position, (first, last, waits) in widest.items():
-        _name(canvas, bars[position], (left + first, left + last), ys[0], waits)
+def _paint_row(canvas: Canvas, lane: Lane, row: Sequence[int], bars: Sequence[Bar], axis: Axis, ys: range) -> None:
+    parts = axis.parts(lane.offset_ns, [(position, lane.flights[position]) for position in row])
+    if not parts:
+        return
+    left = min(first for _, first, _, _ in parts)
+    codes = _codes(lane, parts, axis, (left, max(last for *_, last in parts)))
+    looks = [_ROW_LOOKS[code & _LOOK] for code in codes]
+    for y in ys:
+        canvas.put_cells(left, y, [glyph for glyph, _ in looks], [style for _, style in looks])
+    widest: dict[int, tuple[int, int, int]] = {}  # by bucket: first cell, cell after the last, what they show
+    for first, last, code in _runs([code | _EXPOSED for code in codes]):
+        before = widest.get(code >> _BITS, (0, 0, 0))
+        if code & _WIRE and last - first > before[1] - before[0]:
+            widest[code >> _BITS] = (first, last, code)
+    for position, (first, last, code) in widest.items():
+        _name(canvas, bars[position], (left + first, left + last), ys[0], bool(code & _WAITS))
+
+
+def _runs(codes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Stretches of equal cells, as (first, the one after the last, what they show)."""
+    cuts = [x for x, differs in enumerate(map(ne, codes, codes[1:]), start=1) if differs]
+    for first, last in zip([0, *cuts], [*cuts, len(codes)], strict=True):
+        yield first, last, codes[first]
 
 
 def _name(canvas: Canvas, bar: Bar, cells: Interval, y: int, waits: bool) -> None:
@@ -125,8 +116,19 @@ def _name(canvas: Canvas, bar: Bar, cells: Interval, y: int, waits: bool) -> Non
     x, text = centred(first, last, (f" {name} {more} ", f" {name} ", name))
     if not text and len(name) <= last - first and canvas.style_at(first, y).startswith("comm"):
         text = name
+    style = canvas.style_at(x, y)
+    if style == canvas.style_at(x + len(text) - 1, y):
+        canvas.put(x, y, text, f"{style}-label")
+        return
     for at, char in enumerate(text, start=x):
         canvas.put(at, y, char, f"{canvas.style_at(at, y)}-label")
+
+
+def _paint_launches(canvas: Canvas, lane: Lane, bars: Sequence[Bar], axis: Axis, y: int, named: bool) -> None:
+    """Signs for buckets of which only the launch is known."""
+    for bar in bars:
+        if axis.sees(bar.start, bar.start):
+            canvas.put(axis.span(bar.start, bar.start)[0], y, f"{LAUNCH}{bar.index if named else ''}", "launch")
 
 
 # -- in half a row -------------------------------------------------------------------------------------------
@@ -134,16 +136,24 @@ def _name(canvas: Canvas, bar: Bar, cells: Interval, y: int, waits: bool) -> Non
 
 def paint_halves(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
     """One row per rank: compute in the upper half of the cells, communication in the lower half."""
-    if not is_watched(lane.step.status) or not _sees(axis, lane, (0, lane.step.duration_ns)):
+    start, end = lane.offset_ns, lane.offset_ns + lane.step.duration_ns
+    if not is_watched(lane.step.status) or not axis.sees(start, end):
         return
-    span, bars = axis.span(lane.offset_ns, lane.offset_ns + lane.step.duration_ns), lane.bars()
-    lower = [style for style, _ in _comm_cells(lane, bars, axis, span)]
-    for first, last, (above, below) in _runs(list(zip(_compute_cells(lane, axis, span), lower, strict=True))):
-        glyph = COMM.get(below) or PHASES.get(above, IDLE)
-        style = "idle" if glyph == IDLE else f"{above}{HALVES}{below}"
-        canvas.fill(span[0] + first, span[0] + last, y, glyph, style)
-    for bar in bars:
-        if bar.end is None and _seen(axis, bar):
-            x = axis.span(bar.start, bar.start)[0]
-            above = canvas.style_at(x, y).split(HALVES)[0]
-            canvas.put(x, y, LAUNCH_DENSE, f"{above}-label" if above in PHASES else "launch")
+    span = axis.span(start, end)
+    parts = axis.parts(lane.offset_ns, list(enumerate(lane.flights)))
+    lower = [code & _LOOK for code in _codes(lane, parts, axis, span)]
+    looks = [_HALF_LOOKS[cell] for cell in zip(_compute(lane, axis, span), lower, strict=True)]
+    canvas.put_cells(span[0], y, [glyph for glyph, _ in looks], [style for _, style in looks])
+    if None in lane.flights:
+        _paint_launches(canvas, lane, [bar for bar in lane.bars if bar.end is None], axis, y, named=False)
+
+
+def _compute(lane: Lane, axis: Axis, span: Interval) -> list[str]:
+    """What the training thread does on the cells of ``span``."""
+    found, offset = ["idle"] * (span[1] - span[0]), lane.offset_ns
+    for phase, start, end in lane.stretches():
+        if start < end and phase in PHASES and axis.sees(offset + start, offset + end):
+            first, last = axis.span(offset + start, offset + end)
+            first, last = max(first, span[0]), min(last, span[1])
+            found[first - span[0] : last - span[0]] = [phase] * (last - first)
+    return found

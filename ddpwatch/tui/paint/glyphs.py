@@ -7,7 +7,6 @@ IDLE = "·"
 COMM = {"comm-a": "█", "comm-b": "█", "waits": "╍", "exposed": "╱", "waits-exposed": "╲"}
 EXPOSED = {"comm-a": "exposed", "comm-b": "exposed", "waits": "waits-exposed"}  # what it becomes while exposed
 LAUNCH = "▸"
-LAUNCH_DENSE = "▾"
 MARK, MARK_LINE = "◆", "╌"
 HOOK_LEFT, HOOK_RIGHT, HOOK_BOTH = "⡇", "⢸", "⣿"
 

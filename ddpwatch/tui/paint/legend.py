@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
 from ddpwatch.tui.models.lanes import Lane
 from ddpwatch.tui.paint.axis import Axis
@@ -46,15 +46,15 @@ def _drawn(canvas: Canvas) -> set[str]:
 
 def _waits_named(lanes: Iterable[Lane], axis: Axis) -> str:
     """Whom the lanes wait for, of what is long enough to be drawn."""
-    waited: Counter[int] = Counter()
-    for lane in lanes:
-        for flight in lane.flights:
-            if flight is not None and flight.last_rank is not None and flight.wait_ns >= axis.least_ns:
-                waited[flight.last_rank] += flight.wait_ns
+    waited: dict[int, int] = {}
+    least_ns = axis.least_ns
+    for start, transfer, _, rank in filter(None, chain.from_iterable(lane.flights for lane in lanes)):
+        if transfer - start >= least_ns and rank is not None:
+            waited[rank] = waited.get(rank, 0) + transfer - start
     if not waited:
         return "waits"
-    rank = waited.most_common(1)[0][0]
-    return f"waits{'' if len(waited) == 1 else ', mostly'} for rank {rank}"
+    most = max(waited, key=waited.__getitem__)
+    return f"waits{'' if len(waited) == 1 else ', mostly'} for rank {most}"
 
 
 def _entry(text: str, style: str) -> Row:

@@ -41,7 +41,7 @@ class DevicesView(RunView):
         room = cards_that_fit(width, height)
         devices = self._listed(room)
         index = self._index(devices)
-        self.first = min(max(self.first, index - room + 1), index)
+        self.first = min(max(self.first, index - room + 1), index, max(len(devices) - room, 0))
         cards = [self._card(line) for line in devices[self.first : self.first + room]]
         return paint_devices(cards, (width, height), index - self.first, len(devices) - len(cards))
 

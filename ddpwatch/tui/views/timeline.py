@@ -26,7 +26,7 @@ class TimelineView(RunView):
   S       slowest step                n N     next, previous finding
   g       go to a step                r       the rolling last seconds
   v       denser rows
-  Numbers are buckets, dots are idle time, ▾ ▸ a launch, ⡇ a hook fire,
+  Numbers are buckets, dots are idle time, ▸ a launch, ⡇ a hook fire,
   ◆ a mark. A bucket waits for the last rank to launch it, then its
   data travels: ██ hidden behind compute, ╱╱ exposed; ╍╍ waits behind
   compute, ╲╲ exposed. Dense rows show compute in the upper half of a
