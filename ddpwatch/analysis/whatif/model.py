@@ -24,14 +24,20 @@ from ddpwatch.analysis.whatif.recorded import RankStep, Recorded
 from ddpwatch.analysis.whatif.wire import Wire
 
 SEGMENTS = 16  # of a backward, to see whether communication slows it
-PRIOR_SLOWDOWN = 0.25  # standard deviation of what is likely before anything is seen
 MOST_SLOWDOWN = 2.0
+PRIOR_SLOWDOWN = 0.25  # standard deviation of what is likely before anything is seen
 SHARINGS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 LIKELY_SHARING = 0.55
 LIKELY_COPY = {False: 0.3, True: 0.002}  # ns per byte, on a host and on a GPU, where no copy was seen
 LEAST_COPY = 0.001  # ns per byte; below, DDP copied nothing
 PASSES_PER_CAST = 2.0  # a cast there and back costs about as much as so many copies
-MOST_CAST = 100.0
+NO_ERROR = 1e-4  # a smaller standard error moves nothing
+_RANGES = {
+    "compute_slowdown": (0.0, MOST_SLOWDOWN),
+    "comm_slowdown": (0.0, MOST_SLOWDOWN),
+    "sharing": (0.5, 1.0),
+    "cast": (0.0, 100.0),
+}
 
 
 class Guess(NamedTuple):
@@ -65,22 +71,22 @@ class Physics:
     copy: float
     lag: float
 
-    def variations(self, hooks: bool) -> Iterator[Physics]:
-        """The same with one number a standard error off, for each where that matters (``hooks``: casts do)."""
-        for lean in (-1.0, 1.0):
-            yield replace(self, curve=replace(self.curve, lean=lean))
-        for name, least, most in (
-            ("compute_slowdown", 0.0, MOST_SLOWDOWN),
-            ("comm_slowdown", 0.0, MOST_SLOWDOWN),
-            ("sharing", 0.5, 1.0),
-            ("cast", 0.0, MOST_CAST),
-        ):
+    def variations(self) -> Iterator[tuple[str, Physics, Physics]]:
+        """Per number that is uncertain: its name, and the same physics with it a standard error below and above."""
+        below, above = (replace(self, curve=replace(self.curve, lean=lean)) for lean in (-1.0, 1.0))
+        yield "curve", below, above
+        for name, (least, most) in _RANGES.items():
             guess: Guess = getattr(self, name)
-            if guess.error > 0 and (name != "cast" or hooks):
-                for sign in (-1, 1):
-                    moved = min(most, max(least, guess.value + sign * guess.error))
-                    changed: dict[str, Any] = {name: Guess(moved, guess.error)}
-                    yield replace(self, **changed)
+            if guess.error > NO_ERROR:
+                below, above = (
+                    self._with(name, Guess(min(most, max(least, guess.value + shift)), guess.error))
+                    for shift in (-guess.error, guess.error)
+                )
+                yield name, below, above
+
+    def _with(self, name: str, guess: Guess) -> Physics:
+        changed: dict[str, Any] = {name: guess}
+        return replace(self, **changed)
 
 
 class Work(NamedTuple):
