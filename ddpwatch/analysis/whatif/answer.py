@@ -29,7 +29,7 @@ BUCKET_STEPS = 12_288  # played per change: with many buckets, every nth step
 FEW_STEPS = 16  # played with a number that is off
 MODEL_ERROR = 0.15  # of the change in communication that the model may miss
 RUN_TO_RUN = 0.005  # by which two runs of one job differ
-LATE = 0.01  # of a step: from here on, a rank's own time is worth removing
+NOTABLE = 0.01  # of a step: from here on, something is worth a word
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,10 @@ class WhatIf:
             return f"buckets travel once in {change.accumulate} batches"
         if change.bucket_view and not change.moves_buckets and not change.hook:
             return "gradients are not copied back after the wait"
-        if abs(before - after) < 0.01 * self.recorded.measured_ns:
+        rest = self.replayed.mean - outcome.mean - (before - after)
+        if abs(rest) > max(abs(before - after), NOTABLE * self.recorded.measured_ns):
+            return f"{text}; {'less' if rest > 0 else 'more'} moves beside compute, and slows it"
+        if abs(before - after) < NOTABLE * self.recorded.measured_ns:
             return f"{text}: hardly a difference"
         return f"{text}: {self._bucket(before > after, outcome, sizes)}"
 
@@ -198,10 +201,10 @@ class WhatIf:
         """What no line of code changes: the slowest rank, slow input, and communication itself."""
         own, step = own_time(self.recorded), self.recorded.measured_ns
         slowest = max(own, key=own.__getitem__)
-        if own[slowest] - min(own.values()) > LATE * step:
+        if own[slowest] - min(own.values()) > NOTABLE * step:
             yield Change(without_rank=slowest)
         waits = [rank.data for ranks in self.recorded.steps for rank in ranks]
-        if None not in waits and sum(filter(None, waits)) / len(waits) > LATE * step:
+        if None not in waits and sum(filter(None, waits)) / len(waits) > NOTABLE * step:
             yield Change(no_input=True)
         yield Change(perfect=True)
 
