@@ -7,16 +7,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpwatch.analysis.whatif.answer import WhatIf
 from ddpwatch.analysis.whatif.recorded import Recorded, RecordedBuilder
 from ddpwatch.analysis.whatif.scenarios import Change, parse_hook
 from ddpwatch.analysis.whatif.wire import Wire, parse_wire
 from ddpwatch.errors import UsageError
-from ddpwatch.live_source import Source
 from ddpwatch.messages import Bye, Message, Status
 from ddpwatch.recording.reader import Recording
+
+if TYPE_CHECKING:
+    from ddpwatch.live_source import Source
 
 SNAPSHOT_S = 10.0  # a collector sends its snapshot within this, or is gone
 

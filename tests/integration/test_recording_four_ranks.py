@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from ddpwatch.analysis.step import PHASES
+from ddpwatch.analysis.whatif.scenarios import Change, recorded_limits
 from ddpwatch.export.writers import export
 from ddpwatch.messages import Step
 from ddpwatch.recording import open_recording
 from ddpwatch.recording.follow import follow_frames
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
+from ddpwatch.report.whatif import answer, read_wire, recorded_in
 from tests.support import chrome_trace
-from tests.support.jobs import ROOT, Job, collector_pids, the_run, wait_for
+from tests.support.jobs import ROOT, SCRIPTS, Job, collector_pids, the_run, wait_for
 
 pytestmark = [pytest.mark.xdist_group("recorded by four"), pytest.mark.seconds(12)]  # one job for all
 TRAIN = ROOT / "demo" / "train.py"
@@ -49,6 +51,27 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_trace_is_valid(recorded: Path, tmp_path: Path) -> None:
     export(Recording(recorded), "chrome", tmp_path / "trace.json", Selection())
     chrome_trace.check(tmp_path / "trace.json", recorded)
+
+
+def test_what_if_knows_the_buckets_and_reproduces_the_run(recorded: Path) -> None:
+    """From the order in which gradients came and from their sizes follow the buckets that DDP really made."""
+    found, notes = recorded_in(recorded)
+    assert found.by_parameter, found.why_not
+    assert not notes
+    assert recorded_limits(found) is not None
+    assert abs(answer(found, [Change(cap_mib=1.0)])["replayed"]["error"]) < 0.05
+
+
+def test_a_sweep_writes_what_what_if_reads(recorded: Path, tmp_path: Path) -> None:
+    file = tmp_path / "wire.json"
+    options = ("-o", str(file), "--max-size", "1", "--seconds", "0.3")
+    with Job(SCRIPTS / "sweep.py", *options, preload=["ddpwatch.sweep"], log=tmp_path / "log") as job:
+        assert job.wait() == 0, job.output()
+    wire = read_wire(file)
+    assert (wire.backend, wire.world_size) == ("gloo", 2)
+    assert wire.sizes[-1].pair_ms is not None
+    found, _ = recorded_in(recorded)
+    assert len(answer(found, [Change(cap_mib=1.0)], wire)["scenarios"]) == 1
 
 
 def test_tables_and_report_agree(recorded: Path) -> None:

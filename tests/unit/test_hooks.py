@@ -90,6 +90,17 @@ def test_ready_times_are_known_once_ddp_logs_what_is_in_its_buckets(mixed: tuple
     assert [sorted(row) for row in names] == [[f"{i}.bias", f"{i}.weight"] for i in reversed(range(LAYERS))]
 
 
+def test_layouts_say_how_large_parameters_are(mixed: tuple[list[Step], Watched]) -> None:
+    _, watched = mixed
+    for layout in watched.layouts:
+        for bucket in layout.buckets:
+            assert sum(layout.param_bytes[i] for i in bucket.params) in (bucket.nbytes, 0)
+        assert set(layout.param_kind) == {"float32 cpu"}
+        rows = dict(zip(layout.params, layout.param_rows, strict=True))
+        assert rows["0.bias"] == 0
+        assert rows["0.weight"] == watched.ddp.module[0].weight.shape[0]
+
+
 def test_the_buckets_of_a_module_that_is_never_rebuilt_are_known() -> None:
     watched = Watched(find_unused_parameters=True, bucket_cap_mb=0.0005)
     (step, *_) = watched.train(2)

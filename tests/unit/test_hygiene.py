@@ -23,6 +23,8 @@ def imported_by(statement: str) -> set[str]:
         ("import ddpwatch.cli", set()),
         ("import ddpwatch.state, ddpwatch.analysis.report_figures, ddpwatch.report.text", set()),
         ("import ddpwatch.report.build", {"mcap"}),
+        ("import ddpwatch.analysis.whatif.answer, ddpwatch.report.whatif_text", set()),
+        ("import ddpwatch.report.whatif", {"mcap"}),
         ("import ddpwatch.recording", set()),
         ("from ddpwatch.recording import open_recording", {"mcap"}),
         ("import ddpwatch.export.writers, ddpwatch.report.files", {"mcap"}),

@@ -113,6 +113,13 @@ def test_columns_must_agree_in_length(column: str) -> None:
         decode(msgspec.msgpack.encode({**raw, column: ["all_reduce" if column == "comm_op" else 1]}))
 
 
+@pytest.mark.parametrize("column", ["param_bytes", "param_rows", "param_kind"])
+def test_columns_of_parameters_must_agree_in_length(column: str) -> None:
+    raw = msgspec.to_builtins(Layout(rank=0, params=["a", "b"], buckets=[]))
+    with pytest.raises(FrameError, match="columns differ"):
+        decode(msgspec.msgpack.encode({**raw, column: ["float32 cpu" if column == "param_kind" else 1]}))
+
+
 def test_fields_of_the_future_are_ignored() -> None:
     raw = msgspec.to_builtins(EXAMPLES[2])
     assert decode(msgspec.msgpack.encode({**raw, "colour": "blue"})) == EXAMPLES[2]

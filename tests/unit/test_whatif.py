@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 import pytest
 
+from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
 from ddpwatch.analysis.whatif.recorded import RecordedBuilder
 from ddpwatch.analysis.whatif.scenarios import Change
 from ddpwatch.analysis.whatif.schedule import Speeds
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Layout, Message, Step
-from tests.support.whatif import DATA_MS, MadeUpJob, line
+from tests.support.whatif import DATA_MS, MS, MadeUpJob, line
 
 JOB = MadeUpJob()
 GLOO = JOB.but(backend="gloo", speeds=Speeds(2, 0.5, 0.0, 0.0), cost=line(1.5, 4.0))
@@ -29,6 +30,14 @@ def one(job: MadeUpJob, change: Change) -> Prediction:
 def test_a_recording_reproduces_itself(job: MadeUpJob) -> None:
     asked = WhatIf(job.recorded())
     assert asked.replayed.mean == pytest.approx(asked.recorded.measured_ns, rel=0.005)
+
+
+@pytest.mark.parametrize("job", [JOB, SLOWED, LATE])
+def test_exposed_is_what_reports_call_exposed(job: MadeUpJob) -> None:
+    asked, builder = WhatIf(job.recorded()), ReportBuilder()
+    for message in job.messages():
+        builder.apply(message)
+    assert sum(asked.replayed.exposed) / MS == pytest.approx(builder.report()["overlap"]["exposed_ms"], rel=0.02)
 
 
 @pytest.mark.parametrize("cap_mib", [0.5, 1.0, 4.0, 8.0])

@@ -18,7 +18,7 @@ from ddpwatch.analysis.whatif.assignment import MIB
 from ddpwatch.analysis.whatif.model import Physics, fit, noise, take_apart
 from ddpwatch.analysis.whatif.recorded import Recorded
 from ddpwatch.analysis.whatif.replay import Outcome, Replay
-from ddpwatch.analysis.whatif.scenarios import Change, Plan, own_time, plan, recorded_limits, refusal
+from ddpwatch.analysis.whatif.scenarios import Change, own_time, plan, recorded_limits, refusal
 from ddpwatch.analysis.whatif.wire import Wire
 from ddpwatch.analysis.whatif.wording import assumptions, code_of, name_of
 
@@ -26,11 +26,10 @@ Z90 = NormalDist().inv_cdf(0.95)
 CAPS_MIB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0)
 FIRST_CAPS_MIB = (1.0,)
 BUCKET_STEPS = 12_288  # played per change: with many buckets, every nth step
-FEW_BUCKET_STEPS = 768  # for each replay with a number that is off, but at least
-FEW_STEPS = 12
+FEW_STEPS = 16  # played with a number that is off
 MODEL_ERROR = 0.15  # of the change in communication that the model may miss
 RUN_TO_RUN = 0.005  # by which two runs of one job differ
-LATE = 0.01  # of a step: from here on, a rank's own time is worth removing
+NOTABLE = 0.01  # of a step: from here on, something is worth a word
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,8 @@ class WhatIf:
         self.physics = fit(recorded, wire)
         self.refused: list[tuple[str, str]] = []
         self._wire = wire
-        self._replays: dict[tuple[Physics, int], tuple[Replay, Outcome]] = {}
+        self._varied = list(self.physics.variations())
+        self._replays: dict[tuple[int, int], tuple[Replay, Outcome]] = {}
         self.replayed = self._replayed(self.physics, 1)[1]
 
     def ask(self, changes: Iterable[Change]) -> list[Prediction]:
@@ -84,7 +84,7 @@ class WhatIf:
 
     def _predict(self, change: Change) -> Prediction:
         planned = plan(self.recorded, self.physics, change)
-        replay, before = self._replayed(self.physics, self._stride(planned, BUCKET_STEPS))
+        replay, before = self._replayed(self.physics, self._stride(BUCKET_STEPS // max(1, len(planned.buckets))))
         outcome, measured = replay.run(planned), self.recorded.measured_ns
         step = max(0.0, measured + outcome.mean - before.mean)
         doubt = Z90 * self._doubt(change, outcome)
@@ -112,31 +112,30 @@ class WhatIf:
 
     def _fitted_doubt(self, change: Change) -> float:
         """How much the difference of the two replays changes with each fitted number, at most of both directions."""
-        stride = self._stride(plan(self.recorded, self.physics, change), FEW_BUCKET_STEPS)
+        stride = self._stride(FEW_STEPS)
         base = self._difference(change, self.physics, stride)
         shifts: list[float] = []
-        varied = list(self.physics.variations(bool(change.hook)))
-        for pair in zip(varied[::2], varied[1::2], strict=True):
-            shifts.append(max(abs(self._difference(change, physics, stride) - base) for physics in pair))
+        for name, *pair in self._varied:
+            if name != "cast" or change.hook:
+                shifts.append(max(abs(self._difference(change, physics, stride) - base) for physics in pair))
         return math.hypot(*shifts)
 
     def _difference(self, change: Change, physics: Physics, stride: int) -> float:
         replay, before = self._replayed(physics, stride)
         return replay.run(plan(self.recorded, physics, change)).mean - before.mean
 
-    def _stride(self, planned: Plan, budget: int) -> int:
-        """Which steps to play so that it does not take too long: every nth."""
-        count = len(self.recorded.steps)
-        wanted = max(FEW_STEPS, budget // max(1, len(planned.buckets)))
-        return max(1, count // wanted)
+    def _stride(self, wanted: int) -> int:
+        """To play about so many steps, every nth; n is a power of two."""
+        return 1 << max(1, len(self.recorded.steps) // max(FEW_STEPS, wanted)).bit_length() - 1
 
     def _replayed(self, physics: Physics, stride: int) -> tuple[Replay, Outcome]:
         """The replay of every nth step, and what it makes of the recorded setting."""
-        found = self._replays.get((physics, stride))
+        key = id(physics), stride
+        found = self._replays.get(key)
         if found is None:
             steps = range(0, len(self.recorded.steps), stride)
             replay = Replay(take_apart(self.recorded, physics, steps), physics)
-            found = self._replays[physics, stride] = replay, replay.run(plan(self.recorded, physics, Change()))
+            found = self._replays[key] = replay, replay.run(plan(self.recorded, physics, Change()))
         return found
 
     def _why(self, change: Change, outcome: Outcome, sizes: Sequence[int]) -> str:
@@ -151,7 +150,10 @@ class WhatIf:
             return f"buckets travel once in {change.accumulate} batches"
         if change.bucket_view and not change.moves_buckets and not change.hook:
             return "gradients are not copied back after the wait"
-        if abs(before - after) < 0.01 * self.recorded.measured_ns:
+        rest = self.replayed.mean - outcome.mean - (before - after)
+        if abs(rest) > max(abs(before - after), NOTABLE * self.recorded.measured_ns):
+            return f"{text}; {'less' if rest > 0 else 'more'} moves beside compute, and slows it"
+        if abs(before - after) < NOTABLE * self.recorded.measured_ns:
             return f"{text}: hardly a difference"
         return f"{text}: {self._bucket(before > after, outcome, sizes)}"
 
@@ -199,10 +201,10 @@ class WhatIf:
         """What no line of code changes: the slowest rank, slow input, and communication itself."""
         own, step = own_time(self.recorded), self.recorded.measured_ns
         slowest = max(own, key=own.__getitem__)
-        if own[slowest] - min(own.values()) > LATE * step:
+        if own[slowest] - min(own.values()) > NOTABLE * step:
             yield Change(without_rank=slowest)
         waits = [rank.data for ranks in self.recorded.steps for rank in ranks]
-        if None not in waits and sum(filter(None, waits)) / len(waits) > LATE * step:
+        if None not in waits and sum(filter(None, waits)) / len(waits) > NOTABLE * step:
             yield Change(no_input=True)
         yield Change(perfect=True)
 

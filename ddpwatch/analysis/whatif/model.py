@@ -24,14 +24,21 @@ from ddpwatch.analysis.whatif.recorded import RankStep, Recorded
 from ddpwatch.analysis.whatif.wire import Wire
 
 SEGMENTS = 16  # of a backward, to see whether communication slows it
-PRIOR_SLOWDOWN = 0.25  # standard deviation of what is likely before anything is seen
 MOST_SLOWDOWN = 2.0
+PRIOR_SLOWDOWN = 0.25  # standard deviation of what is likely before anything is seen
+SWEEP_DOUBT = 0.5  # of a sweep's slowdown: its compute and its traffic are not the job's
 SHARINGS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 LIKELY_SHARING = 0.55
 LIKELY_COPY = {False: 0.3, True: 0.002}  # ns per byte, on a host and on a GPU, where no copy was seen
 LEAST_COPY = 0.001  # ns per byte; below, DDP copied nothing
 PASSES_PER_CAST = 2.0  # a cast there and back costs about as much as so many copies
-MOST_CAST = 100.0
+NO_ERROR = 1e-4  # a smaller standard error moves nothing
+_RANGES = {
+    "compute_slowdown": (0.0, MOST_SLOWDOWN),
+    "comm_slowdown": (0.0, MOST_SLOWDOWN),
+    "sharing": (0.5, 1.0),
+    "cast": (0.0, 100.0),
+}
 
 
 class Guess(NamedTuple):
@@ -65,22 +72,22 @@ class Physics:
     copy: float
     lag: float
 
-    def variations(self, hooks: bool) -> Iterator[Physics]:
-        """The same with one number a standard error off, for each where that matters (``hooks``: casts do)."""
-        for lean in (-1.0, 1.0):
-            yield replace(self, curve=replace(self.curve, lean=lean))
-        for name, least, most in (
-            ("compute_slowdown", 0.0, MOST_SLOWDOWN),
-            ("comm_slowdown", 0.0, MOST_SLOWDOWN),
-            ("sharing", 0.5, 1.0),
-            ("cast", 0.0, MOST_CAST),
-        ):
+    def variations(self) -> Iterator[tuple[str, Physics, Physics]]:
+        """Per number that is uncertain: its name, and the same physics with it a standard error below and above."""
+        below, above = (replace(self, curve=replace(self.curve, lean=lean)) for lean in (-1.0, 1.0))
+        yield "curve", below, above
+        for name, (least, most) in _RANGES.items():
             guess: Guess = getattr(self, name)
-            if guess.error > 0 and (name != "cast" or hooks):
-                for sign in (-1, 1):
-                    moved = min(most, max(least, guess.value + sign * guess.error))
-                    changed: dict[str, Any] = {name: Guess(moved, guess.error)}
-                    yield replace(self, **changed)
+            if guess.error > NO_ERROR:
+                below, above = (
+                    self._with(name, Guess(min(most, max(least, guess.value + shift)), guess.error))
+                    for shift in (-guess.error, guess.error)
+                )
+                yield name, below, above
+
+    def _with(self, name: str, guess: Guess) -> Physics:
+        changed: dict[str, Any] = {name: guess}
+        return replace(self, **changed)
 
 
 class Work(NamedTuple):
@@ -213,8 +220,6 @@ def _sharing(recorded: Recorded, seen: Sequence[Wired], workers: int, wire: Wire
 
 
 def _comm_slowdown(recorded: Recorded, seen: Sequence[Wired], sharing: float, wire: Wire | None) -> Guess:
-    if wire is not None and wire.slowdown is not None:
-        return Guess(wire.slowdown, 0.15 * wire.slowdown)
     panel: Panel = []
     for step in seen:
         works = works_of(step.starts, step.dones, sharing)
@@ -223,15 +228,14 @@ def _comm_slowdown(recorded: Recorded, seen: Sequence[Wired], sharing: float, wi
             for start, done in zip(step.starts, step.dones, strict=True)
         ]
         panel.append(list(zip(hidden, works, strict=True)))
-    return _shrunk(panel_slope([panel]))
+    return _combined(panel_slope([panel]), None if wire is None else wire.slowdown)
 
 
 def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | None) -> Guess:
     """Compares equal stretches of a backward, in steps where communication covered more or less of them."""
-    if wire is not None and wire.compute_beside is not None:
-        return Guess(wire.compute_beside - 1, 0.15 * (wire.compute_beside - 1))
+    expected = None if wire is None or wire.compute_beside is None else wire.compute_beside - 1
     if not recorded.by_parameter or recorded.gpu:
-        return Guess(0.0, 0.0)
+        return _combined(None, expected)
     bounds = sorted({round(i * (len(recorded.units) - 1) / SEGMENTS) for i in range(SEGMENTS + 1)})
     panels: list[Panel] = [[] for _ in recorded.ranks]
     for step, on_wire in zip(recorded.steps, seen, strict=True):
@@ -240,7 +244,7 @@ def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | No
             marks = [at for bound in bounds if (at := row.fires[bound]) is not None]
             if len(marks) == len(bounds) and all(b > a for a, b in pairwise(marks)):
                 panels[rank].append([(_covered(moving, *pair), pair[1] - pair[0]) for pair in pairwise(marks)])
-    return _shrunk(panel_slope(panels))
+    return _combined(panel_slope(panels), expected)
 
 
 def _covered(moving: Intervals, start: float, end: float) -> float:
@@ -248,13 +252,15 @@ def _covered(moving: Intervals, start: float, end: float) -> float:
     return sum(max(0.0, min(end, b) - max(start, a)) for a, b in moving) / (end - start)
 
 
-def _shrunk(found: tuple[float, float] | None) -> Guess:
-    """What was seen, drawn towards none by as much as it is uncertain."""
-    if found is None:
-        return Guess(0.0, 0.0)
-    slope, error = found
-    trust = PRIOR_SLOWDOWN**2 / (PRIOR_SLOWDOWN**2 + error**2)
-    return Guess(min(MOST_SLOWDOWN, max(0.0, slope * trust)), error * trust**0.5)
+def _combined(seen: tuple[float, float] | None, expected: float | None) -> Guess:
+    """What the job shows, drawn towards what a sweep found (otherwise towards none) by as much as it is uncertain."""
+    prior = Guess(0.0, PRIOR_SLOWDOWN) if expected is None else Guess(expected, max(0.05, SWEEP_DOUBT * expected))
+    if seen is None:
+        return Guess(0.0, 0.0) if expected is None else prior
+    slope, error = seen
+    trust = prior.error**2 / (prior.error**2 + error**2)
+    value = prior.value + trust * (slope - prior.value)
+    return Guess(min(MOST_SLOWDOWN, max(0.0, value)), error * trust**0.5)
 
 
 def _copy(recorded: Recorded) -> float:

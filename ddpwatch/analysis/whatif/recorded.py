@@ -19,7 +19,7 @@ from ddpwatch.analysis.means import STARTING_STEPS
 from ddpwatch.analysis.step import starts_of
 from ddpwatch.analysis.whatif.assignment import Parameter
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import ALL_REDUCE, Hello, Layout, Message, Step
+from ddpwatch.messages import ALL_REDUCE, DEFAULT_GROUP, Hello, Layout, Message, Step
 
 KEEP_RANK_STEPS = 4096  # of full steps, the newest; more change no answer
 KEEP_STEPS = 512
@@ -108,6 +108,7 @@ class RecordedBuilder:
         self._layouts: dict[int, Layout] = {}  # the newest, by module, of the lowest rank
         self._full: deque[StepAcrossRanks] = deque(maxlen=KEEP_STEPS)
         self._steps = 0
+        self._groups: set[int] = set()
         self._sharded = self._uncomparable = False
         self._first_order: list[int] = []
 
@@ -126,6 +127,8 @@ class RecordedBuilder:
         self._steps += 1
         if step.status == "warmup" and step.rank == min(self._hellos, default=step.rank) and not self._first_order:
             self._first_order = list(step.hook_param)
+        if step.comm_label:
+            self._groups |= set(step.comm_group or [DEFAULT_GROUP])
         self._sharded = self._sharded or any(op != ALL_REDUCE for op in step.comm_op)
 
     def _close(self, across: StepAcrossRanks) -> None:
@@ -178,6 +181,10 @@ class RecordedBuilder:
             raise UsageError("the bucket layout is missing", "record from the start of the job, or at its end")
         if len(self._layouts) > 1:
             raise UsageError(f"what-if knows jobs with one DDP module, and this one has {len(self._layouts)}")
+        if len(self._groups) > 1:
+            raise UsageError(
+                f"what-if knows jobs that reduce in one process group, and this one has {len(self._groups)}"
+            )
         if self._uncomparable:
             raise UsageError("the ranks have different clocks, so that their times cannot be compared")
 
@@ -193,8 +200,6 @@ class RecordedBuilder:
         found = settled if len(settled) >= FEWEST_STEPS else found
         hooked = [across for across in found if all(step.hook_param for step in across.ranks.values())]
         found = hooked if len(hooked) >= FEWEST_STEPS else found
-        if any(len(set(step.comm_group)) > 1 for across in found for step in across.ranks.values()):
-            raise UsageError("what-if knows jobs that reduce in one process group, and this one has several")
         if len(found) < FEWEST_STEPS:
             raise UsageError(f"{len(found)} full steps of all ranks, and {FEWEST_STEPS} are needed", RECORD_MORE)
         return found

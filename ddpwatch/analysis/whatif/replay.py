@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         steps: Per step, the mean of its ranks.
-        exposed: Per bucket, the mean time by which it prolongs the wait after the last rank has computed.
+        exposed: Per bucket, what it adds to a rank's exposed communication; the mean of the ranks.
     """
 
     steps: list[float]
@@ -143,10 +143,11 @@ class _Course:
         now = fmean(self._clocks)
         self._steps.append(now - self._before)
         self._before = now
-        reach = max(computed)
+        reach = min(computed)
         for number, done in enumerate(played.dones):
             if done > reach:
-                self._exposed[number] += done - reach
+                waits = [done - max(reach, end) for end in computed if end < done]
+                self._exposed[number] += sum(waits) / len(computed)
                 reach = done
 
     def _lead_in(self, work: Work) -> float:

@@ -79,7 +79,8 @@ def _play(ready: Sequence[float], works: Sequence[float], computed: float, speed
     pace, beside = 1 / (1 + slow), 1 / (1 + drag)
     dones, left = [0.0] * len(works), list(works)
     moving: list[int] = []
-    times, delays = [], []
+    times: list[float] = []
+    delays: list[float] = []
     now, behind, following, count = ready[0] if ready else 0.0, 0.0, 0, len(works)
     while following < count or moving:
         if not moving:
@@ -95,15 +96,13 @@ def _play(ready: Sequence[float], works: Sequence[float], computed: float, speed
             if following < count and len(moving) < workers:
                 rest = min(rest, ready[following] - (now - behind))
             span = min(span, rest / pace)
-            times.append(now - behind)
-            delays.append(behind)
-            behind += span * (1 - pace)
+            times += [now - behind, now - behind + span * pace]
+            delays += [behind, behind + span * (1 - pace)]
+            behind = delays[-1]
         now += span
         for i in moving:
             left[i] -= span * speed
             if left[i] <= EPSILON_NS:
                 dones[i] = now
         moving = [i for i in moving if left[i] > EPSILON_NS]
-    times.append(now - behind)
-    delays.append(behind)
     return Played(dones, (times, delays))

@@ -1,0 +1,164 @@
+"""``ddpwatch whatif``: what it takes, prints and refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ddpwatch.analysis.whatif.wire import write_wire
+from ddpwatch.cli import app
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.messages import Message, encode
+from ddpwatch.recording.writer import RecordingWriter
+from ddpwatch.report.whatif import Question, recorded_live
+from ddpwatch.sweep import LARGEST_BYTES, SMALLEST_BYTES, main, sizes_up_to
+from ddpwatch.transport import Envelope, Frame
+from tests.support.frames import status
+from tests.support.whatif import MadeUpJob
+from tests.unit.test_whatif_cost import wire
+
+KEYS = {"change", "cap_mib", "step_ms", "low", "high", "gain_ms", "gain", "why", "assumes", "code"}
+
+
+def write(path: Path, messages: Iterable[Message]) -> Path:
+    writer = RecordingWriter(path, {"run_id": "r"})
+    for number, message in enumerate(messages):
+        writer.write_message(message, Envelope(number + 1, 1_700_000_000 * 10**9 + number, encode(message)))
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("whatif") / "run.mcap", MadeUpJob().messages())
+
+
+def whatif(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["whatif", *arguments], catch_exceptions=True)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.stdout
+
+
+def whatif_json(*arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(whatif(*arguments, "--json"))
+    return found
+
+
+def test_json(file: Path) -> None:
+    found = whatif_json(str(file), "--cap", "1,8", "--hook", "fp16")
+    assert set(found["replayed"]) == {"step_ms", "measured_ms", "error"}
+    assert abs(found["replayed"]["error"]) < 0.005
+    assert all(set(scenario) == KEYS for scenario in found["scenarios"])
+    assert {scenario["change"] for scenario in found["scenarios"]} == {
+        "bucket cap 1 MiB", "bucket cap 8 MiB", "fp16 hook", "bucket cap 1 MiB + fp16 hook",
+        "bucket cap 8 MiB + fp16 hook",
+    }  # fmt: skip
+    assert {scenario["cap_mib"] for scenario in found["scenarios"]} == {1, 8, None}
+
+
+def test_without_options_the_best_five(file: Path) -> None:
+    lines = whatif(str(file)).splitlines()
+    table = lines[3 : lines.index("", 3)]
+    gains = [float(line.split(" %")[0].split()[-1]) for line in table[:-1]]
+    assert 1 <= len(gains) <= 5
+    assert gains == sorted(gains, reverse=True)
+    assert table[-1].endswith("(the bound)")
+    assert sum("DistributedDataParallel(model, bucket_cap_mb" in line for line in lines) == 1
+
+
+def test_a_directory_of_rank_files(file: Path, tmp_path: Path) -> None:
+    messages = list(MadeUpJob().messages())
+    for rank in (0, 1):
+        write(tmp_path / f"rank{rank}.mcap", [m for m in messages if getattr(m, "rank", None) == rank])
+    assert whatif_json(str(tmp_path), "--cap", "1") == whatif_json(str(file), "--cap", "1")
+
+
+def test_a_cut_file(file: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.mcap"
+    cut.write_bytes(file.read_bytes()[:-200])
+    done = CliRunner().invoke(app, ["whatif", str(cut)])
+    assert "note: " in done.stderr
+    assert "is cut off or damaged" in done.stderr
+    with pytest.raises(DdpwatchError, match="is cut off or damaged, and before that: "):
+        whatif(str(write_and_cut(tmp_path / "short.mcap")))
+
+
+def write_and_cut(path: Path) -> Path:
+    write(path, MadeUpJob(steps=3).messages())
+    path.write_bytes(path.read_bytes()[:-200])
+    return path
+
+
+def test_a_recording_from_before_parameters_had_sizes() -> None:
+    found = whatif_json(str(Path(__file__).parents[1] / "data" / "written-by-0.1.mcap"))
+    assert "rank 1 as fast as the others" in [scenario["change"] for scenario in found["scenarios"]]
+    assert "an older version of ddpwatch made it" in found["refused"][0]["why"]
+
+
+def test_a_sweep_on_the_command_line(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "wire.json"
+    path.write_bytes(write_wire(wire(compute_beside=None)))
+    found = whatif_json(str(file), "--cap", "1", "--wire", str(path))
+    assert "wire.json" in found["scenarios"][0]["assumes"]
+    one_size = write(tmp_path / "one.mcap", MadeUpJob(cap_mib=100).messages())
+    assert "only one bucket size" in whatif_json(str(one_size), "--cap", "1")["refused"][0]["why"]
+    assert whatif_json(str(one_size), "--cap", "1", "--wire", str(path))["scenarios"]
+    with pytest.raises(DdpwatchError, match="No such file"):
+        whatif(str(file), "--wire", str(tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--cap", "0"), ("--cap", "1,x"), ("--hook", "fp8"), ("--link", "-1"), ("--world", "1"), ("--cap", "nan")],
+)
+def test_values_that_make_no_sense(file: Path, options: tuple[str, str]) -> None:
+    with pytest.raises(DdpwatchError) as error:
+        whatif(str(file), *options)
+    assert error.value.hint
+
+
+def test_two_options_also_count_together() -> None:
+    changes = Question(caps="1,5", links="2", bucket_view=True).changes()
+    assert len(changes) == 2 + 1 + 1 + 2 + 2 + 1
+
+
+class _Snapshot:
+    """A source that gives all at once, then a status, as a collector does."""
+
+    over, unreadable, missed, closed = False, 0, 0, False
+
+    def __init__(self, messages: Iterator[Message]) -> None:
+        self._frames: list[Frame] = [(message, Envelope(0, 0, b"")) for message in (*messages, status())]
+
+    def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
+        frames, self._frames = self._frames[:limit], self._frames[limit:]
+        return frames
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_live_run() -> None:
+    source = _Snapshot(MadeUpJob().messages())
+    assert recorded_live(source).measured_ns == MadeUpJob().recorded().measured_ns
+    assert source.closed
+
+
+def test_the_sizes_of_a_sweep() -> None:
+    sizes = sizes_up_to(LARGEST_BYTES)
+    assert (sizes[0], sizes[-1]) == (SMALLEST_BYTES, LARGEST_BYTES)
+    assert all(size % 4 == 0 for size in sizes)
+    assert all(1.3 < b / a < 3 for a, b in pairwise(sizes))
+
+
+def test_a_sweep_needs_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert main(["-o", "wire.json"]) == 2
+    assert "start it with torchrun" in capsys.readouterr().err

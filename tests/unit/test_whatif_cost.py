@@ -1,0 +1,132 @@
+"""What collectives cost: fitted, shared, read from a sweep."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ddpwatch.analysis.whatif.cost import (
+    Curve,
+    calibrated,
+    curve_of,
+    in_service,
+    panel_slope,
+    ring_bytes,
+    workers_of,
+    works_of,
+)
+from ddpwatch.analysis.whatif.wire import Wire, WireSize, parse_wire, write_wire
+from ddpwatch.errors import UsageError
+
+MIB = 1 << 20
+
+
+def straight(latency: float, per_mib: float, *sizes_mib: float) -> Curve:
+    return curve_of([(size * MIB, latency + per_mib * size) for size in sizes_mib for _ in range(3)])
+
+
+def test_a_line_is_found_and_goes_on_beyond_both_ends() -> None:
+    curve = straight(500.0, 200.0, 1, 5, 25)
+    assert curve.latency == pytest.approx(500)
+    for size in (0.25, 1, 3, 12, 25, 60):
+        assert curve.work(size * MIB) == pytest.approx(500 + 200 * size)
+    assert curve.work(0) == 0
+
+
+def test_the_rate_may_grow_with_the_size() -> None:
+    """From 1 to 4 MiB another MiB costs 100, from 4 to 16 only 50; beyond, it goes on like that."""
+    curve = curve_of([(1 * MIB, 200.0), (4 * MIB, 500.0), (16 * MIB, 1100.0)])
+    assert curve.work(10 * MIB) == pytest.approx(800)
+    assert curve.work(20 * MIB) == pytest.approx(1300)
+
+
+def test_doubt_grows_with_the_distance_to_what_was_seen() -> None:
+    curve = straight(500.0, 200.0, 1, 5, 25)
+    spreads = [Curve(curve.knots, lean=1.0).work(size * MIB) / curve.work(size * MIB) for size in (25, 30, 60, 100)]
+    assert spreads == sorted(spreads)
+    assert spreads[0] == pytest.approx(1)
+
+
+def test_sizes_that_hardly_differ_are_one() -> None:
+    curve = straight(500.0, 200.0, 5, 5.1, 5.2)
+    assert len(curve.knots) == 1
+    assert not curve.bends
+
+
+def test_noise_does_not_make_larger_collectives_cheaper() -> None:
+    curve = curve_of([(1 * MIB, 300.0), (2 * MIB, 280.0), (8 * MIB, 900.0)])
+    works = [curve.work(size * MIB) for size in (0.5, 1, 2, 4, 8, 16)]
+    assert works == sorted(works)
+
+
+def test_a_worker_takes_collectives_in_order() -> None:
+    assert in_service([0, 1, 2], [10, 15, 21], workers=1) == [0, 10, 15]
+    assert in_service([0, 1, 2], [10, 15, 21], workers=2) == [0, 1, 10]
+    assert (workers_of("gloo"), workers_of("nccl")) == (2, 1)
+
+
+def test_the_work_of_collectives_that_shared_the_wire() -> None:
+    """Both move from 10 to 30, at half speed each: the first has done 10 + 10, the second 10 + 5."""
+    assert works_of([0, 10], [30, 35], 0.5) == [20, 15]
+    assert works_of([0, 10], [30, 35], 1.0) == [30, 25]
+
+
+def test_the_effect_of_x_within_rows_and_columns() -> None:
+    """Columns differ, rows are slow or fast throughout, and x makes 30 % of a column's mean."""
+    dice = random.Random(4)
+    columns = [10.0, 40.0, 20.0, 80.0]
+    panel = []
+    for _ in range(60):
+        pace, row = 1 + dice.gauss(0, 0.05), []
+        for base in columns:
+            x = dice.random()
+            row.append((x, base * (0.85 + 0.3 * x) * pace * (1 + dice.gauss(0, 0.01))))
+        panel.append(row)
+    found = panel_slope([panel])
+    assert found is not None
+    assert found[0] == pytest.approx(0.3, abs=4 * found[1])
+    assert found[1] < 0.02
+    assert panel_slope([[[(1.0, y) for _, y in row] for row in panel]]) is None
+
+
+def wire(**changes: object) -> Wire:
+    sizes = [
+        WireSize(
+            nbytes=mib * MIB, alone_ms=0.5 + mib, low_ms=0.4 + mib, high_ms=0.6 + mib, beside_ms=1.2 * (0.5 + mib),
+            pair_ms=1.8 * (0.5 + mib),
+        )
+        for mib in (1, 4, 16, 64)
+    ]  # fmt: skip
+    return Wire(**{"backend": "gloo", "world_size": 2, "sizes": sizes, "compute_beside": 1.3, **changes})  # type: ignore[arg-type]
+
+
+def test_a_sweep_survives_its_file() -> None:
+    assert parse_wire(write_wire(wire())) == wire()
+    assert wire().slowdown == pytest.approx(0.2)
+    assert wire().sharing == pytest.approx(1 / 1.8)
+
+
+def test_a_sweep_gives_the_shape_and_the_job_the_level() -> None:
+    seen = straight(0.75e6, 1.5e6, 4)
+    curve = calibrated(wire(), seen, ranks=2)
+    assert curve.work(4 * MIB) == pytest.approx(seen.work(4 * MIB))
+    assert curve.work(16 * MIB) / curve.work(4 * MIB) == pytest.approx(16.5 / 4.5)
+
+
+def test_a_ring_moves_each_byte_nearly_twice() -> None:
+    assert [ring_bytes(ranks) for ranks in (2, 4, 8)] == [1.0, 1.5, 1.75]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "no wire.json"),
+        (b"[1]", "no wire.json"),
+        (b'{"backend": "gloo", "world_size": 2, "sizes": []}', "no wire.json"),
+        (write_wire(wire(version=2)), "has version 2"),
+    ],
+)
+def test_what_is_no_sweep(content: bytes, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        parse_wire(content)
