@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ddpwatch.analysis.diagnosis.engine import Diagnosis
-from ddpwatch.analysis.layouts import Layouts
 
 from benchmarks.diagnosis_cases import Truth
 from benchmarks.diagnosis_goals import Judged
@@ -28,8 +26,10 @@ from benchmarks.diagnosis_job import LAYERS, Stretch
 from benchmarks.diagnosis_score import Score, judge, look, unexplained
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
+from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.groups import Groups
+from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.messages import Layout
 from ddpwatch.recording.reader import Recording
 from ddpwatch.sampling.levels import is_watched

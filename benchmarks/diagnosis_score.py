@@ -6,10 +6,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ddpwatch.analysis.diagnosis.engine import Diagnosis
-
 from benchmarks.diagnosis_cases import Job, Truth
 from benchmarks.fleet import Played
+from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.sampling.levels import is_watched
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from ddpwatch.analysis.diagnosis.straggler import Straggler
 
 from ddpwatch import rundir
-from ddpwatch.analysis.diagnosis.straggler import Straggler
 from ddpwatch.analysis.window import summarise
 from ddpwatch.recording.reader import Recording
 from ddpwatch.state import RunState

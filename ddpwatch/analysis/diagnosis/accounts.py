@@ -64,6 +64,7 @@ class StepSplit:
     """One step's rank-time (ns).
 
     Attributes:
+        total: Of all ranks.
         accounts: All of it but the waits.
         waits: By the rank that was waited for.
         pauses: By rank, how long it paused since its step before, by phase.
@@ -73,6 +74,7 @@ class StepSplit:
     """
 
     step: int
+    total: int = 0
     longest_ns: int = 0
     start_ns: int = 0
     end_ns: int = 0
@@ -80,11 +82,6 @@ class StepSplit:
     accounts: Counter[AccountKey] = field(default_factory=Counter)
     waits: Counter[int] = field(default_factory=Counter)
     pauses: dict[int, dict[str, int]] = field(default_factory=dict)
-
-    @property
-    def total(self) -> int:
-        """Of all ranks."""
-        return self.accounts.total() + self.waits.total()
 
 
 class ExposedSplit(NamedTuple):
@@ -136,12 +133,12 @@ def _split_wait(
     facts: RankFacts, exposed: Intervals, buckets: Mapping[BucketKey, BucketSkew], size: int
 ) -> ExposedSplit:
     """Of a rank without completions: when the backward only waited for its buckets."""
-    skews = [buckets.get(key) for key in facts.keys]
-    if None in skews:
+    skews = [buckets[key] for key in facts.keys if key in buckets]
+    if len(skews) < len(facts.keys):
         return ExposedSplit({}, 0, size)
     waits: dict[int, int] = {}
     for since, until in exposed:
-        inside = [skew for skew in skews if skew is not None and since < skew.last]
+        inside = [skew for skew in skews if skew.last > since]
         if inside:
             skew = max((skew for skew in inside if skew.last <= until), key=_last, default=inside[0])
             rank = NOBODY if skew.last_rank is None else skew.last_rank
@@ -185,16 +182,20 @@ class Ledger:
 
     def add(self, across: StepAcrossRanks) -> StepSplit:
         """Takes the next step; returns its split."""
-        found = StepSplit(across.step, across.longest_ns, across.start_ns, across.end_ns)
-        steps = list(across.ranks.values()) if self._marks or not across.counted else None
-        pauses = self._pauses(steps or (), found)
+        steps = list(across.ranks.values())
+        found = StepSplit(
+            across.step, sum(step.duration_ns for step in steps), across.longest_ns, across.start_ns, across.end_ns
+        )
+        pauses = self._pauses(steps, found) if self._marks else {}
         if across.counted:
             self._split_watched(across, found, pauses)
         else:
-            self._split_other(across, found, pauses)
-        self.accounts.update(found.accounts)
-        self.waits.update(found.waits)
-        self._add_gaps(across, pauses)
+            self._split_other(steps, found)
+        self._add_gaps(steps, pauses)
+        for key, ns in found.accounts.items():
+            self.accounts[key] += ns
+        for rank, ns in found.waits.items():
+            self.waits[rank] += ns
         return found
 
     def _pauses(self, steps: Iterable[Step], found: StepSplit) -> dict[int, Pauses]:
@@ -218,55 +219,63 @@ class Ledger:
 
     def _split_watched(self, across: StepAcrossRanks, found: StepSplit, pauses: Mapping[int, Pauses]) -> None:
         buckets = across.skew.buckets
-        accounts, duration = found.accounts, 0
+        spent: dict[str, int] = {}
+        transferred = unknown = 0
         for rank, facts in across.all_facts().items():
-            step = across.ranks[rank]
-            start, duration = across.start_of(rank), duration + step.duration_ns
-            exposed = [(start + since, start + until) for since, until in facts.figures.exposed]
             phases: Mapping[str, int] = facts.figures.phases_ns
-            if rank in pauses:
-                phases, exposed = _with_pauses(step, exposed, pauses[rank])
-            for phase, ns in phases.items():
-                if ns and phase != "exposed_comm":
-                    accounts[_KEYS[phase]] += ns
+            exposed = facts.figures.exposed
             if exposed:
-                waits, transfer, unknown = split_exposed(facts, exposed, buckets)
-                found.waits.update(waits)
-                accounts[_TRANSFER] += transfer
-                accounts[_EXPOSED] += unknown
-        self.watched_ns += duration
-        mean = duration / max(len(across), 1)
+                start = across.start_of(rank)
+                exposed = [(start + since, start + until) for since, until in exposed]
+            if rank in pauses:
+                phases, exposed = _with_pauses(across.ranks[rank], exposed, pauses[rank])
+            for phase, ns in phases.items():
+                spent[phase] = spent.get(phase, 0) + ns
+            if exposed:
+                part = split_exposed(facts, exposed, buckets)
+                for awaited, ns in part.waits.items():
+                    found.waits[awaited] += ns
+                transferred += part.transfer
+                unknown += part.unknown
+        spent.pop("exposed_comm", None)
+        found.accounts = Counter({_KEYS[phase]: ns for phase, ns in spent.items() if ns})
+        found.accounts[_TRANSFER], found.accounts[_EXPOSED] = transferred, unknown
+        self.watched_ns += found.total
+        self._refer(found, len(across))
+
+    def _refer(self, found: StepSplit, ranks: int) -> None:
+        """Keeps a watched step, for unwatched ones that are like it."""
+        mean = found.total / max(ranks, 1)
         if self._references and mean > LONG * median(known for known, _ in self._references):
             self._long.append((mean, found))
         else:
             self._references.append((mean, found))
 
-    def _split_other(self, across: StepAcrossRanks, found: StepSplit, pauses: Mapping[int, Pauses]) -> None:
+    def _split_other(self, steps: Sequence[Step], found: StepSplit) -> None:
         """Of a step that does not count."""
-        steps = list(across.ranks.values())
-        duration = sum(step.duration_ns for step in steps)
         statuses = {step.status for step in steps}
         if "warmup" in statuses or not self._references:
-            found.accounts[_ABORTED if "aborted" in statuses else _STARTUP] += duration
+            found.accounts[_ABORTED if "aborted" in statuses else _STARTUP] += found.total
         elif "aborted" in statuses:
-            found.accounts[_ABORTED] += duration
+            found.accounts[_ABORTED] += found.total
         else:
-            mean = duration / len(steps)
+            mean = found.total / len(steps)
             mean_like, like = min((*self._references, *self._long), key=lambda known: abs(known[0] - mean))
             found.like = like.step
-            _split_rest(found, steps, mean_like, _scale(like, found, duration))
+            _split_rest(found, steps, mean_like, _scale(like, found))
         if all(is_watched(status) for status in statuses):
-            self.watched_ns += duration
+            self.watched_ns += found.total
 
-    def _add_gaps(self, across: StepAcrossRanks, pauses: Mapping[int, Pauses]) -> None:
+    def _add_gaps(self, steps: Iterable[Step], pauses: Mapping[int, Pauses]) -> None:
         """What lies between a rank's step before and this one: a validation, a checkpoint, or steps that never came."""
-        for rank, step in across.ranks.items():
-            start, end, number = step.start_ns, step.start_ns + step.duration_ns, step.step
-            before = self._ends.get(rank, start)
+        ends, numbers = self._ends, self._numbers
+        for step in steps:
+            rank, start, number = step.rank, step.start_ns, step.step
+            before = ends.get(rank, start)
             if start > before:
-                missing = number > self._numbers.get(rank, number) + 1
+                missing = number > numbers.get(rank, number) + 1
                 self._add_gap(before, start, pauses.get(rank, {}), _UNSEEN if missing else _KEYS["other"])
-            self._ends[rank], self._numbers[rank] = max(end, before), number
+            ends[rank], numbers[rank] = max(start + step.duration_ns, before), number
 
     def _add_gap(self, start: int, end: int, pauses: Pauses, rest: AccountKey) -> None:
         left: Intervals = [(start, end)]
@@ -290,17 +299,17 @@ def _with_pauses(step: Step, exposed: Intervals, pauses: Pauses) -> tuple[dict[s
     return phases, exposed
 
 
-def _scale(like: StepSplit, found: StepSplit, duration: int) -> int:
-    """Splits a duration as another step was; returns what goes far beyond that one's length."""
+def _scale(like: StepSplit, found: StepSplit) -> int:
+    """Splits a step as another one was; returns what goes far beyond that one's length."""
     size = like.total
-    part = min(duration, int(LIKE * size))
+    part = min(found.total, int(LIKE * size))
     scaled = {key: ns * part // size for key, ns in like.accounts.items()} if size else {}
     waits = {rank: ns * part // size for rank, ns in like.waits.items()} if size else {}
     found.accounts.update(scaled)
     found.waits.update(waits)
     rounding = part - sum(scaled.values()) - sum(waits.values())
     found.accounts[max(scaled, key=scaled.__getitem__, default=UNWATCHED)] += rounding
-    return duration - part
+    return found.total - part
 
 
 def _split_rest(found: StepSplit, steps: Sequence[Step], usual: float, rest: int) -> None:

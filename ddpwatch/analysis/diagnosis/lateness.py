@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import mul
@@ -42,6 +42,7 @@ MEMORY_STEPS = 128
 MOST_MEMORY = 20.0
 ASSUMED_MEMORY = 2.5  # before it is known
 MEMORY_NOTICED = 0.25  # correlation of successive steps: less may be chance
+MANY_RANKS = 16  # among so many, one more or less does not change a median
 _ALL = (1 << KEEP_STEPS) - 1
 
 
@@ -185,7 +186,8 @@ class GroupLateness:
         self.scale_ns = 0.0
         self.newest: Sequence[int] = ()
         self._rows: deque[tuple[int, array[int]]] = deque(maxlen=KEEP_STEPS)
-        self._masks: dict[Threshold, list[int]] = {threshold: [0] * len(ranks) for threshold in THRESHOLDS}
+        self._masks: dict[Threshold, dict[int, int]] = {threshold: {} for threshold in THRESHOLDS}  # by position
+        self._positions = {rank: index for index, rank in enumerate(ranks)}
         self._durations: deque[int] = deque(maxlen=SETTLE)
         self._typical: dict[Threshold, int] = {}
         self._memory = ASSUMED_MEMORY  # how many steps noise lasts
@@ -242,21 +244,26 @@ class GroupLateness:
     def _note(self, late: Sequence[int]) -> list[int]:
         """Notes who exceeded which threshold; returns the ranks (by position) that may be named now."""
         found: set[int] = set()
+        highest = max(late)
         for threshold, masks in self._masks.items():
+            for index, mask in list(masks.items()):
+                if shifted := mask << 1 & _ALL:
+                    masks[index] = shifted
+                else:
+                    del masks[index]
             limit = threshold.at(self.scale_ns, self.step_ns)
-            for index, value in enumerate(late):
-                if value > limit:
-                    masks[index] = (masks[index] << 1 | 1) & _ALL
-                    found.add(index)
-                elif masks[index]:
-                    masks[index] = masks[index] << 1 & _ALL
+            if highest > limit:
+                for index, value in enumerate(late):
+                    if value > limit:
+                        masks[index] = masks.get(index, 0) | 1
+                        found.add(index)
         number, ended = self._rows[-1][0], []
         for rank, streak in self.streaks.items():
-            streak.add(number, late[self.ranks.index(rank)], self.low_ns)
+            streak.add(number, late[self._positions[rank]], self.low_ns)
             if not streak.open:
                 ended.append(rank)
         for rank in ended:
-            self._forget(self.ranks.index(rank), self.streaks.pop(rank))
+            self._forget(self._positions[rank], self.streaks.pop(rank))
         return sorted(index for index in found if self.ranks[index] not in self.streaks)
 
     def _forget(self, index: int, streak: Streak) -> None:
@@ -264,13 +271,13 @@ class GroupLateness:
         self._over[index] = streak.until
         since = (1 << streak.pending) - 1
         for masks in self._masks.values():
-            masks[index] &= since
+            masks[index] = masks.get(index, 0) & since
 
     def _judge(self, index: int) -> Streak | None:
         """Whether chance does not explain how often this rank was late."""
         seen = len(self._rows)
         for threshold, masks in self._masks.items():
-            mask = masks[index]
+            mask = masks.get(index, 0)
             probability = self._clean_rate(threshold, index)
             memory = self._memory if threshold in LASTING else 1.0
             for window in WINDOWS:
@@ -291,13 +298,12 @@ class GroupLateness:
         return max(threshold.floor, rate)
 
     def _median_count(self, threshold: Threshold, index: int) -> int:
-        masks = self._masks[threshold]
-        if len(masks) > 16:
+        masks, ranks = self._masks[threshold], len(self.ranks)
+        if ranks > MANY_RANKS:
             if threshold not in self._typical:
-                self._typical[threshold] = sorted(map(int.bit_count, masks))[len(masks) // 2]
+                self._typical[threshold] = _middle(masks.values(), ranks)
             return self._typical[threshold]
-        counts = sorted(mask.bit_count() for other, mask in enumerate(masks) if other != index)
-        return counts[len(counts) // 2]
+        return _middle((mask for other, mask in masks.items() if other != index), ranks - 1)
 
     def _start(self, index: int, window: int, threshold: Threshold) -> Streak:
         """Opens a streak, with the late steps that led to it."""
@@ -328,3 +334,10 @@ class GroupLateness:
             elif best - score >= END_SCORE:
                 break
         return first
+
+
+def _middle(masks: Iterable[int], count: int) -> int:
+    """The median of how many steps were late; of ``count`` ranks, those without a mask never were."""
+    counts = sorted(map(int.bit_count, masks))
+    rank = count // 2 - (count - len(counts))
+    return counts[rank] if rank >= 0 else 0
