@@ -17,6 +17,7 @@ The columns:
     pieces         incidents per fault
     named after    watched steps until the engine lists it: median and 99th percentile
     cost           stated against true: median, and 90th percentile of the absolute error
+Strength is a rank's extra lateness in all watched steps, in standard errors of its lateness without the fault.
 False alarms are warnings and errors in clean runs.
 """
 
@@ -43,6 +44,7 @@ from benchmarks.diagnosis_goals import (
     alarm_row,
     by_kind,
     by_noise,
+    by_strength,
     goal_rows,
     goals_table,
     hang_row,
@@ -125,7 +127,8 @@ def _expected(score: Score) -> str:
     truth = score.truth
     return (
         f"{truth.kinds[0]} of {truth.ranks} in {truth.phases} from step {truth.since}, period {truth.period}, params "
-        f"{truth.params}, {len(truth.strikes)} strikes, {truth.cost_ns / 1e6:.0f} ms"
+        f"{truth.params}, {len(truth.strikes)} strikes, {truth.cost_ns / 1e6:.0f} ms, strength "
+        f"{'–' if score.strength is None else round(score.strength, 1)}"
     )
 
 
@@ -210,7 +213,7 @@ def speed_row(found: Found) -> Row:
 
 def show(found: Found, goals: Goals, most_misses: int) -> list[Row]:
     """Prints the tables; returns the goals."""
-    print("\n".join([*by_kind(found.judged), "", *by_noise(found.judged)]))
+    print("\n".join([*by_kind(found.judged), "", *by_noise(found.judged), "", *by_strength(found.judged)]))
     if found.others:
         others = ", ".join(f"{kind}: {count} {what}" for (kind, what), count in sorted(found.others.items()))
         print(f"besides the fault: {others}")
@@ -235,7 +238,7 @@ def as_json(found: Found, rows: Sequence[Row]) -> dict[str, Any]:
             "kind": one.kind, "size": one.size, "noise": one.noise, "detected": one.score.detected,
             "rank": one.score.rank, "cause": one.score.cause, "layer": one.score.layer, "period": one.score.period,
             "word": one.score.kind, "pieces": one.score.pieces, "named_after": one.score.named_after,
-            "cost_error": one.score.cost,
+            "cost_error": one.score.cost, "strength": one.score.strength,
         }
         for one in found.judged
     ]  # fmt: skip

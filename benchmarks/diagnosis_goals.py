@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
@@ -13,6 +14,7 @@ from ddpwatch.report.format import table
 COUNTED_SIZE = 0.05  # of a step: what is smaller is shown, and does not count
 NAMED_SIZE = 0.10
 HANG_S = 10
+STRENGTHS = (4, 6, 8, 12, 20)
 COST_SHARE = 0.9  # of the faults whose stated cost must be within the goal
 
 
@@ -93,6 +95,16 @@ def by_noise(judged: Sequence[Judged]) -> list[str]:
         if counts(one):
             groups.setdefault(one.noise, []).append(one.score)
     return table(["noise", *COLUMNS], [[noise, *_cells(scores)] for noise, scores in sorted(groups.items())])
+
+
+def by_strength(judged: Sequence[Judged]) -> list[str]:
+    """A table with a row per strength, of all faults of single ranks."""
+    groups: dict[int, list[Score]] = {}
+    for one in judged:
+        if one.score.strength is not None:
+            groups.setdefault(bisect(STRENGTHS, one.score.strength), []).append(one.score)
+    names = [f"< {STRENGTHS[0]}", *(f"≥ {least}" for least in STRENGTHS)]
+    return table(["strength", *COLUMNS], [[names[at], *_cells(scores)] for at, scores in sorted(groups.items())])
 
 
 def counts(judged: Judged) -> bool:

@@ -28,6 +28,7 @@ SETTLE = 64  # newest steps: what the duration of a step is estimated from
 SCALE_EVERY = 4  # steps
 FEWEST = 5  # steps, before anything is judged
 END_SCORE = 4.0  # what a streak may lose before it is over
+SETTLED_STREAK = 16  # watched steps, from where on its share of late steps is what is expected of it
 KEEP_VALUES = 512  # newest watched steps that a streak remembers
 TYPICAL_STEPS = 32  # newest late steps: what is typical of a streak
 CONSTANT_QUANTILE = 0.4  # of all deviations in a streak: if that is far from 0, nearly every step is late
@@ -96,6 +97,8 @@ class Streak:
             self._best, self.until = self._score, step
             self.watched, self.pending = self.watched + self.pending, 0
             self.count, self._late = self.count + self._late, 0
+            if self.watched >= SETTLED_STREAK:
+                self.expected = self.count / self.watched
             if self.count % 4 == 1:
                 newest = islice((value for _, value, struck in reversed(self.values) if struck), TYPICAL_STEPS)
                 self.typical_ns = median(newest)
@@ -274,16 +277,16 @@ class GroupLateness:
             masks[index] = masks.get(index, 0) & since
 
     def _judge(self, index: int) -> Streak | None:
-        """Whether chance does not explain how often this rank was late."""
+        """Whether chance does not explain how often this rank was late: in the longest stretch for which that holds."""
         seen = len(self._rows)
         for threshold, masks in self._masks.items():
             mask = masks.get(index, 0)
             probability = self._clean_rate(threshold, index)
             memory = self._memory if threshold in LASTING else 1.0
-            for window in WINDOWS:
+            for window in reversed(WINDOWS):
                 steps = int(window * memory)
                 if steps > seen:
-                    break
+                    continue
                 needed = alarm_count(window, probability, len(self.ranks)) * memory
                 if (mask & ((1 << steps) - 1)).bit_count() >= needed:
                     return self._start(index, steps, threshold)

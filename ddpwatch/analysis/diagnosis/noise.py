@@ -16,7 +16,7 @@ WINDOWS = (5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # 
 KEEP_STEPS = WINDOWS[-1]
 FALSE_ALARMS = 1e-6  # per step and group, at most: all ranks, windows and thresholds together
 _GRID = 16  # probabilities per factor of ten
-_NORMAL_QUARTILE = 0.6745  # of the normal distribution, in standard deviations
+_NORMAL_THIRD = 0.4307  # half of the stretch that holds a third of a normal distribution, in standard deviations
 _NEVER = 1 << 30
 
 
@@ -63,16 +63,16 @@ def deviations(launches: Sequence[int]) -> list[int]:
 
 
 def scale(values: Sequence[int]) -> float:
-    """The standard deviation of noise (ns), from the shortest stretch that holds half of the values.
+    """The standard deviation of noise (ns), from the shortest stretch that holds a third of the values.
 
-    Half of the values may be anything: a rank that is always late, or every second step.
+    The others may be anything: ranks that are always late, or first one and then the other.
     """
     ordered, count = sorted(values), len(values)
-    half = (count + 1) // 2
-    if half < 2:
+    third = (count + 2) // 3
+    if third < 2:
         return 0.0
-    width = min(high - low for low, high in zip(ordered, ordered[half - 1 :], strict=False))
-    return width / 2 / _NORMAL_QUARTILE * (1 + 4 / count)
+    width = min(high - low for low, high in zip(ordered, ordered[third - 1 :], strict=False))
+    return width / 2 / _NORMAL_THIRD * (1 + 8 / count)
 
 
 def alarm_count(window: int, probability: float, ranks: int) -> int:

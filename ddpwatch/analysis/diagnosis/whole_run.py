@@ -71,6 +71,7 @@ class WholeRun:
         self._splits: deque[StepSplit] = deque(maxlen=4 * WINDOW)
         self._bucket_ns: Counter[int] = Counter()
         self._last_bucket = 0
+        self._measured = False  # whether completions are measured at all
         self._link = _Link()
         self._trend = _Trend()
         self._ended: list[Incident] = []
@@ -82,10 +83,12 @@ class WholeRun:
         across, split = facts.across, facts.split
         self._splits.append(split)
         if across.counted and split.total:
-            if across.full:
+            if across.full and all(figures.comm_ns is not None for figures in across.figures.values()):
+                self._measured = True
                 self._note_buckets(facts)
                 self._link.add(facts)
-            self._follow(self._exposed, split, _transfer(split))
+            if self._measured:
+                self._follow(self._exposed, split, _transfer(split))
             self._follow(self._input, split, _common_input(facts))
         self._count(self._exposed, split, _transfer(split))
         self._count(self._input, split, split.accounts["input", "data"])

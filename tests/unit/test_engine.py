@@ -1,0 +1,326 @@
+"""The engine of the diagnosis: accounts that add up, and who is blamed for what, on steps whose truth is known."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.diagnosis.engine import Diagnosis
+from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS, alarm_count, deviations, scale
+from ddpwatch.messages import Layout, Mark, Span
+from tests.support.frames import MS, START_NS, bye, hello, layout, run, shadow, state_of, step, synchronous, unwatched
+
+
+def diagnosed(lateness, **changes):
+    """The state after steps in which each rank is late (ms)."""
+    world = len(lateness[0])
+    steps = [one for ranks in synchronous(lateness, **changes) for one in ranks]
+    return state_of([*(hello(rank, world) for rank in range(world)), layout(), *steps])
+
+
+def incidents(lateness, **changes):
+    return diagnosed(lateness, **changes).diagnosis.incidents()
+
+
+def late_ones(found):
+    return [incident for incident in found if len(incident.ranks) == 1]
+
+
+def noisy(steps, world, ms, seed):
+    rng = random.Random(seed)
+    return [[rng.randint(0, ms) for _ in range(world)] for _ in range(steps)]
+
+
+class TestBlame:
+    def test_a_rank_that_is_always_late(self):
+        (found,) = late_ones(incidents([(0, 40)] * 20))
+        assert (found.kind, found.ranks, found.phase, found.bucket, found.param) == (
+            "straggler", (1,), "backward", 1, 1,
+        )  # fmt: skip
+        assert found.open
+        assert (found.since_step, found.until_step, found.steps) == (0, 19, 20)
+        assert found.cost_ns == 20 * 30 * MS  # rank 0 computes for 10 ms after its own launch
+        assert found.gain == pytest.approx(30 / 140)
+
+    def test_it_is_named_within_10_steps_and_cleared_within_10(self):
+        assert late_ones(incidents([(0, 0)] * 60)) == []
+        (found,) = late_ones(incidents([(0, 0)] * 40 + [(0, 40)] * 10))
+        assert (found.since_step, found.open) == (40, True)
+        (found,) = late_ones(incidents([(0, 0)] * 40 + [(0, 40)] * 40 + [(0, 0)] * 10))
+        assert (found.since_step, found.until_step, found.open) == (40, 79, False)
+        assert found.cost_ns == 40 * 30 * MS
+
+    @pytest.mark.parametrize("period", [2, 3, 4, 7, 16])
+    def test_one_that_is_late_every_so_many_steps(self, period):
+        """A rank that takes 60 ms longer in every fourth step of 60 ms stood out nowhere, as its median is 0."""
+        late = [(0, 60 if n >= 32 and n % period == 0 else 0) for n in range(32 + 24 * period)]
+        (found,) = late_ones(incidents(late))
+        assert (found.kind, found.ranks, found.period) == ("intermittent", (1,), period)
+        assert found.cost_ns == 24 * 50 * MS
+
+    def test_one_that_is_late_now_and_then(self):
+        rng = random.Random(5)
+        late = [(0, 60 * (rng.random() < 0.2), 0) for _ in range(300)]
+        (found,) = late_ones(incidents(late))
+        assert (found.kind, found.ranks, found.period) == ("intermittent", (1,), None)
+        assert found.steps == sum(at > 0 for _, at, _ in late)
+
+    @pytest.mark.parametrize("world", [2, 3, 8])
+    @pytest.mark.parametrize("seed", range(4))
+    def test_noise_is_nobody_s(self, world, seed):
+        """Of 8 healthy ranks with 0 to 20 ms of noise, the report blamed one each time."""
+        state = diagnosed(noisy(400, world, 20, seed))
+        assert late_ones(state.diagnosis.incidents()) == []
+        accounts = {account.name for account in state.diagnosis.lost().accounts}
+        assert "jitter" in accounts
+        assert "waiting" not in accounts
+
+    def test_a_late_rank_in_noise(self):
+        late = [[*row[:5], row[5] + 30, *row[6:]] for row in noisy(100, 8, 20, 7)]
+        (found,) = late_ones(incidents(late))
+        assert (found.kind, found.ranks, found.phase) == ("straggler", (5,), "backward")
+
+    def test_two_at_once(self):
+        found = late_ones(incidents([(0, 40, 0, 60, 0)] * 60))
+        assert sorted(incident.ranks for incident in found) == [(1,), (3,)]
+
+    def test_a_fault_that_moves_on(self):
+        late = [(40, 0, 0)] * 30 + [(0, 40, 0)] * 30 + [(0, 0, 40)] * 30
+        found = sorted(late_ones(incidents(late)), key=lambda incident: incident.since_step)
+        assert [(one.ranks, one.since_step, one.until_step) for one in found] == [
+            ((0,), 0, 29), ((1,), 30, 59), ((2,), 60, 89),
+        ]  # fmt: skip
+        assert {one.kind for one in found} == {"straggler"}
+
+    def test_one_that_gets_later_and_later(self):
+        found = late_ones(incidents([(0, n // 4) for n in range(200)]))
+        assert [(one.kind, one.ranks) for one in found] == [("drift", (1,))]
+
+    def test_half_of_the_steps_unwatched(self):
+        """What they cost is taken from watched steps that took as long."""
+        messages = []
+        for number, ranks in enumerate(synchronous([(0, 40)] * 60)):
+            for one in ranks:
+                changes = {"start_ns": one.start_ns, "duration_ns": one.duration_ns}
+                messages.append(one if number < 20 or number % 2 else _bare(one, changes))
+        (found,) = late_ones(state_of([hello(0), hello(1), layout(), *messages]).diagnosis.incidents())
+        assert found.cost_ns == pytest.approx(60 * 30 * MS, rel=0.03)
+
+
+def _bare(one, changes):
+    bare = unwatched(one.rank, one.step)
+    for name, value in changes.items():
+        setattr(bare, name, value)
+    return bare
+
+
+class TestPauses:
+    def test_a_stall_of_one_rank(self):
+        """A stall of 12 s was not in the report at all."""
+        found = incidents([(0, 12_000 if n == 30 else 0) for n in range(60)])
+        (stall,) = late_ones(found)
+        assert (stall.kind, stall.ranks, stall.phase, stall.since_step) == ("pause", (1,), "backward", 30)
+        assert stall.cost_ns == 11_990 * MS
+        assert not stall.open
+
+    def test_a_stall_in_an_unwatched_step_is_nobody_s_without_more(self):
+        steps = [step(rank, n) for n in range(40) for rank in range(2)]
+        stalls = [unwatched(rank, 40) for rank in range(2)]
+        for stall in stalls:
+            stall.duration_ns = 12_100 * MS
+        found = state_of([hello(0), hello(1), *steps, *stalls]).diagnosis.incidents()
+        (stall,) = [incident for incident in found if incident.kind == "pause"]
+        assert (stall.ranks, stall.cost_ns) == ((), 2 * 12_000 * MS)
+
+    def test_a_collection_that_recurs(self):
+        messages = []
+        for number, ranks in enumerate(synchronous([(0, 30 if n % 10 == 5 else 0) for n in range(100)])):
+            if number % 10 == 5:
+                start = ranks[1].start_ns + 40 * MS
+                messages.append(Mark(rank=1, kind="gc", name="gc", start_ns=start, end_ns=start + 30 * MS))
+            messages += ranks
+        found = late_ones(state_of([hello(0), hello(1), *messages]).diagnosis.incidents())
+        assert [(one.kind, one.ranks, one.phase, one.period) for one in found] == [("intermittent", (1,), "gc", 10)]
+        assert found[0].cost_ns == 10 * 20 * MS
+
+    def test_a_checkpoint_is_no_warning(self):
+        messages, at = [], 0
+        for number in range(40):
+            at += 500 if number == 20 else 0
+            start = START_NS + (number * 100 + at) * MS
+            for rank in range(2):
+                if number == 20:
+                    save = Mark(rank=rank, kind="save", name="torch.save", start_ns=start - 500 * MS, end_ns=start)
+                    messages.append(save)
+                messages.append(step(rank, number, start_ns=start))
+        state = state_of([hello(0), hello(1), *messages])
+        (found,) = [one for one in state.diagnosis.incidents() if one.phase == "checkpoint"]
+        assert (found.kind, found.severity, found.ranks, found.cost_ns) == ("pause", "info", (), 1000 * MS)
+
+
+class TestWholeRun:
+    def test_a_link_that_becomes_slower(self):
+        """Transfers of 10 ms take 30 ms from step 40 on, 20 ms of them exposed."""
+        slow = {"comm_done": [60 * MS, 110 * MS], "duration_ns": 120 * MS}
+        spans = [Span("forward", 2 * MS, 30 * MS), Span("backward", 31 * MS, 80 * MS), Span("sync", 80 * MS, 110 * MS)]
+        steps = [step(r, n, **(slow | {"spans": spans} if n >= 40 else {})) for n in range(80) for r in range(2)]
+        found = state_of([hello(0), hello(1), *steps]).diagnosis.incidents()
+        (link,) = [incident for incident in found if incident.kind == "slow_link"]
+        assert (link.since_step, link.ranks) == (40, ())
+        assert link.cost_ns == pytest.approx(40 * 2 * 18 * MS, rel=0.1)
+
+    def test_a_run_that_gets_slower_and_slower(self):
+        messages, at = [], 0
+        for number in range(320):
+            longer = number // 8
+            spans = [Span("forward", 2 * MS, 30 * MS), Span("backward", 31 * MS, 80 * MS)]
+            spans.append(Span("optimizer", 91 * MS, (95 + longer) * MS))
+            for rank in range(2):
+                about = {"start_ns": START_NS + at * MS, "duration_ns": (100 + longer) * MS, "spans": spans}
+                messages.append(step(rank, number, **about))
+            at += 100 + longer
+        found = state_of([hello(0), hello(1), *messages]).diagnosis.incidents()
+        assert [incident.ranks for incident in found if incident.kind == "drift"] == [()]
+
+    def test_a_run_that_is_slower_from_a_step_on_does_not_drift(self):
+        messages = [
+            step(rank, n, start_ns=START_NS + n * 200 * MS, duration_ns=(100 if n < 160 else 140) * MS)
+            for n in range(320)
+            for rank in range(2)
+        ]
+        assert not [one for one in state_of(messages).diagnosis.incidents() if one.kind == "drift"]
+
+    def test_gradients_that_nobody_reduces(self):
+        steps = [step(rank, n, reduced=False) for n in range(20) for rank in range(2)]
+        (found,) = [
+            one for one in state_of([hello(0), hello(1), *steps]).diagnosis.incidents() if one.severity == "error"
+        ]
+        assert (found.kind, found.steps) == ("not_reduced", 20)
+
+    def test_layouts_that_differ(self):
+        other = Layout(rank=1, epoch=2, params=["a", "b"], buckets=[])
+        found = state_of([hello(0), hello(1), layout(), other, step(0), step(1)]).diagnosis.incidents()
+        assert [(one.kind, one.ranks) for one in found if one.severity == "error"] == [("layouts_differ", (1,))]
+
+
+# -- accounts -------------------------------------------------------------------------------------------------
+
+LATE = st.lists(st.integers(0, 300), min_size=3, max_size=3)
+STATUS = st.sampled_from(["ok", "ok", "shadow", "shadow", "unwatched", "warmup", "aborted", "unresolved"])
+MARK = st.tuples(st.sampled_from(["gc", "save", "compile", "validation"]), st.integers(0, 2), st.integers(0, 90))
+
+
+@st.composite
+def runs(draw):
+    """Steps of three ranks, each with a status, a gap before it, and perhaps a mark."""
+    messages, at = [], START_NS
+    for number in range(draw(st.integers(1, 25))):
+        late, status = draw(LATE), draw(STATUS)
+        at += draw(st.sampled_from([0, 0, 0, 50 * MS, 3]))
+        if draw(st.booleans()):
+            kind, rank, since = draw(MARK)
+            start = at + since * MS
+            messages.append(Mark(rank=rank, kind=kind, name=kind, start_ns=start - 30 * MS, end_ns=start + 7 * MS + 1))
+        for rank, own in enumerate(late):
+            wait = max(late) - own
+            if status in ("unwatched", "unresolved"):
+                one = unwatched(rank, number)
+                one.status, one.duration_ns = status, (100 + max(late)) * MS
+            elif status == "shadow":
+                one = step(rank, number, own, wait)
+                one.status, one.comm_done, one.hook_param, one.hook_ns = "shadow", [None, None], [], []
+            else:
+                one = step(rank, number, own, wait)
+                one.status = status
+            one.start_ns = at + draw(st.integers(0, 5))
+            one.duration_ns += draw(st.integers(0, 999)) - (one.start_ns - at)
+            messages.append(one)
+        at += (100 + max(late)) * MS + 1000
+    return messages
+
+
+@settings(max_examples=120, deadline=None)
+@given(runs())
+def test_accounts_add_up_to_the_last_nanosecond(messages):
+    state = state_of([hello(0, 3), hello(1, 3), hello(2, 3), *messages, bye()])
+    lost = state.diagnosis.lost()
+    ends, starts, times = {}, {}, Counter()
+    for message in messages:
+        if not isinstance(message, Mark):
+            rank, start = message.rank, message.start_ns
+            starts.setdefault(rank, start)
+            times[rank] += message.duration_ns + max(0, start - ends.get(rank, start))
+            ends[rank] = max(ends.get(rank, 0), start + message.duration_ns)
+    assert sum(account.ns for account in lost.accounts) == lost.rank_ns == times.total()
+    assert all(account.ns > 0 for account in lost.accounts)
+    assert 0 <= (lost.watched or 0) <= 1
+
+
+def test_waits_are_the_last_rank_s_and_transfers_the_wire_s():
+    """Rank 1 launches 40 ms late. Rank 0 computes for 10 ms of that, and waits; both then wait for the transfer."""
+    lost = diagnosed([(0, 40)] * 20).diagnosis.lost()
+    accounts = {(account.name, account.rank): account.ns for account in lost.accounts if account.phase != "optimizer"}
+    assert accounts["waiting", 1] == 20 * 30 * MS
+    assert accounts["transfer", None] == 20 * (20 + 10) * MS
+    assert ("jitter", None) not in accounts
+
+
+def test_shadow_steps_say_the_same():
+    late = [one for ranks in synchronous([(0, 40)] * 20) for one in ranks]
+    for one in late:
+        one.status, one.comm_done, one.hook_param, one.hook_ns = "shadow", [None, None], [], []
+    lost = state_of([hello(0), hello(1), *late]).diagnosis.lost()
+    accounts = Counter({account.name: account.ns for account in lost.accounts if account.name != "compute"})
+    assert accounts["waiting"] == 20 * 30 * MS
+    assert accounts["transfer"] == 20 * (20 + 10) * MS
+
+
+# -- noise ----------------------------------------------------------------------------------------------------
+
+
+def test_deviations_are_from_the_median_rank():
+    assert deviations([5, 9]) == [-4, 4]
+    assert deviations([1, 5, 2, 3]) == [-1, 3, 0, 1]
+
+
+def test_the_scale_of_noise_is_not_moved_by_faults():
+    rng = random.Random(3)
+    clean = [int(rng.gauss(0, 1000)) for _ in range(400)]
+    assert scale(clean) == pytest.approx(1000, rel=0.2)
+    assert scale([value + 50_000 * (n % 5 == 0) for n, value in enumerate(clean)]) == pytest.approx(1000, rel=0.4)
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 1024])
+@pytest.mark.parametrize("probability", [0.05, 0.005])
+def test_alarms_by_chance_are_as_rare_as_stated(ranks, probability):
+    """The exact binomial tail of each window, over all windows, thresholds and ranks."""
+    from math import comb
+
+    chance = 0.0
+    for window in WINDOWS:
+        needed = alarm_count(window, probability, ranks)
+        for count in range(needed, window + 1):
+            chance += comb(window, count) * probability**count * (1 - probability) ** (window - count)
+    assert chance * ranks * len(THRESHOLDS) <= FALSE_ALARMS
+
+
+def test_steps_without_lateness_are_no_evidence():
+    state = state_of([hello(0), hello(1), *(shadow(r, n, comm_launch=[], comm_label=[], comm_module=[], comm_bytes=[],
+                      comm_ready=[], comm_done=[]) for n in range(40) for r in range(2))])  # fmt: skip
+    assert late_ones(state.diagnosis.incidents()) == []
+
+
+def test_a_step_of_a_single_rank_is_diagnosed():
+    diagnosis = Diagnosis()
+    across = StepAcrossRanks(0)
+    across.add(step(0, 0))
+    diagnosis.add_step(across)
+    assert diagnosis.lost().rank_ns == 100 * MS
+
+
+def test_a_late_rank_among_many():
+    found = late_ones(state_of(run(20, world=8, late_rank=5)).diagnosis.incidents())
+    assert [incident.ranks for incident in found] == [(5,)]
