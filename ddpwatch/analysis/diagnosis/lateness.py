@@ -27,7 +27,7 @@ POOLED = 128  # newest deviations, over all ranks: what the scale of noise is es
 SETTLE = 64  # newest steps: what the duration of a step is estimated from
 SCALE_EVERY = 4  # steps
 FEWEST = 5  # steps, before anything is judged
-END_SCORE = 4.0  # what a streak may lose before it is over
+END_SCORE, END_SCORE_RARE = 4.0, 6.0  # what a streak may lose before it is over; where less than half is late
 SETTLED_STREAK = 16  # watched steps, from where on its share of late steps is what is expected of it
 KEEP_VALUES = 512  # newest watched steps that a streak remembers
 TYPICAL_STEPS = 32  # newest late steps: what is typical of a streak
@@ -102,7 +102,7 @@ class Streak:
             if self.count % 4 == 1:
                 newest = islice((value for _, value, struck in reversed(self.values) if struck), TYPICAL_STEPS)
                 self.typical_ns = median(newest)
-        elif self._best - self._score >= END_SCORE:
+        elif self._best - self._score >= _end_score(self.expected):
             self.open = False
         return late
 
@@ -139,6 +139,10 @@ class Streak:
             period = None if constant else find_period(values, self.typical_ns)
             self._shape = self.watched, constant, late, period
         return self._shape
+
+
+def _end_score(expected: float) -> float:
+    return END_SCORE if expected >= 0.5 else END_SCORE_RARE
 
 
 def find_period(values: Sequence[tuple[int, int, bool]], typical_ns: float) -> int | None:
@@ -334,7 +338,7 @@ class GroupLateness:
             score += late - share / 2
             if late and score >= best:
                 best, first = score, len(self._rows) - 1 - back
-            elif best - score >= END_SCORE:
+            elif best - score >= _end_score(share):
                 break
         return first
 
