@@ -99,7 +99,8 @@ class BucketTable:
 
     def _row(self, bucket: Bucket) -> BucketSummary:
         found = [step for _, step in self.history(bucket)]
-        last_ranks, last_share = most_often_last(Counter(named(step) for step in found if step.last_ranks))
+        last = (step.last_ranks for step in found if step.last_ranks)
+        last_ranks, last_share = most_often_last(Counter(r if len(r) <= MOST_NAMED else () for r in last))
         return BucketSummary(
             *bucket,
             nbytes=found[-1].nbytes,
@@ -116,13 +117,11 @@ class BucketTable:
         )
 
 
-def named(step: BucketStep) -> tuple[int, ...]:
-    """The ranks that may have launched last; none if they are too many to name."""
-    return step.last_ranks if len(step.last_ranks) <= MOST_NAMED else ()
-
-
 def most_often_last(counts: Counter[tuple[int, ...]]) -> tuple[tuple[int, ...], float | None]:
-    """The ranks of which most often one was last, and in what share of the steps; none if that cannot be said."""
+    """The ranks of which most often one was last, and in what share of the steps; none if that cannot be said.
+
+    ``counts`` has () for more than `MOST_NAMED` ranks.
+    """
     ranks, count = next(iter(counts.most_common(1)), ((), 0))
     return (ranks, count / counts.total()) if ranks else ((), None)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
-from ddpwatch.analysis.buckets import BucketStep, bucket_steps, most_often_last, named
+from ddpwatch.analysis.buckets import MOST_NAMED, BucketStep, bucket_steps, most_often_last
 from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.analysis.launch_skew import RankFacts, the_only
 from ddpwatch.analysis.means import MeanBuilder, Sums, merged
@@ -97,7 +97,7 @@ class BucketSamples:
         self.exposed.add(found.exposed)
         self.busbw.add(found.busbw)
         if found.last_ranks:
-            self.last[named(found)] += 1
+            self.last[found.last_ranks if len(found.last_ranks) <= MOST_NAMED else ()] += 1
 
 
 class ReportBuilder:
