@@ -20,6 +20,7 @@ from ddpwatch.messages import ALL_REDUCE, CollectiveOp, Step
 Bucket = tuple[int, int]  # module, index
 NO_KEY: BucketKey = (-1, -1, -1, -1)
 _Stamps = tuple["int | None", ...]  # ready, launch, done, exposed
+MOST_NAMED = 4  # ranks that may have been last
 WORK_PER_CALL = 1024  # steps times ranks computed in one call, so that a large job does not freeze the screen
 
 
@@ -98,7 +99,8 @@ class BucketTable:
 
     def _row(self, bucket: Bucket) -> BucketSummary:
         found = [step for _, step in self.history(bucket)]
-        last_ranks, last_share = most_often_last(Counter(step.last_ranks for step in found))
+        last = (step.last_ranks for step in found if step.last_ranks)
+        last_ranks, last_share = most_often_last(Counter(r if len(r) <= MOST_NAMED else () for r in last))
         return BucketSummary(
             *bucket,
             nbytes=found[-1].nbytes,
@@ -116,12 +118,12 @@ class BucketTable:
 
 
 def most_often_last(counts: Counter[tuple[int, ...]]) -> tuple[tuple[int, ...], float | None]:
-    """The ranks of which most often one was last, and in what share of the steps that know; none if no step does."""
-    known = Counter({ranks: count for ranks, count in counts.items() if ranks})
-    if not known:
-        return (), None
-    ranks, count = known.most_common(1)[0]
-    return ranks, count / known.total()
+    """The ranks of which most often one was last, and in what share of the steps; none if that cannot be said.
+
+    ``counts`` has () for more than `MOST_NAMED` ranks.
+    """
+    ranks, count = next(iter(counts.most_common(1)), ((), 0))
+    return (ranks, count / counts.total()) if ranks else ((), None)
 
 
 def _p50(values: Iterable[float | None]) -> float | None:

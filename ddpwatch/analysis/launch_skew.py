@@ -14,7 +14,7 @@ import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
-from operator import sub
+from operator import attrgetter, sub
 from typing import NamedTuple, TypeVar, cast
 
 from ddpwatch.analysis.clock_error import NO_SHIFTS, ClockErrors, Shifts, on_one_time_line
@@ -191,7 +191,7 @@ def _skew_of(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], shifts
     last_ranks: list[tuple[int, ...]] = [(ranks[column.index(at)],) for column, at in zip(columns, last, strict=True)]
     transfers = _transfers(facts, keys, _last_starts(facts, keys, last))
     errors, error = dict[int, int](), 0
-    if shifts or any(fact.clock_error for fact in facts.values()):
+    if shifts or any(map(_clock_error, facts.values())):
         known = ClockErrors({rank: facts[rank].clock_error for rank in ranks}, shifts)
         errors, error = known.ranks, known.joint
         last_ranks = [known.may_be_last(column) for column in columns]
@@ -205,6 +205,9 @@ def _skew_of(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], shifts
         errors=errors,
         error=error,
     )
+
+
+_clock_error = attrgetter("clock_error")
 
 
 def _common_keys(facts: Mapping[int, RankFacts], group: int) -> tuple[BucketKey, ...]:

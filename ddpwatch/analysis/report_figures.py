@@ -16,7 +16,7 @@ from typing import Any
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
-from ddpwatch.analysis.buckets import BucketStep, bucket_steps, most_often_last
+from ddpwatch.analysis.buckets import MOST_NAMED, BucketStep, bucket_steps, most_often_last
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.rows import incident_row, lost_row
 from ddpwatch.analysis.groups import OtherCollectives
@@ -99,7 +99,8 @@ class BucketSamples:
         self.transfer.add(found.transfer)
         self.exposed.add(found.exposed)
         self.busbw.add(found.busbw)
-        self.last[found.last_ranks] += 1
+        if found.last_ranks:
+            self.last[found.last_ranks if len(found.last_ranks) <= MOST_NAMED else ()] += 1
 
 
 class ReportBuilder:

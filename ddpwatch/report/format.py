@@ -32,8 +32,8 @@ def percent(value: float | None, digits: int = 0) -> str:
 
 
 def one_of(ranks: Sequence[int]) -> str:
-    """Ranks of which it is one: "one of 3, 9"; of more than four, only how many."""
-    return f"one of {', '.join(map(str, ranks))}" if len(ranks) <= 4 else f"one of {len(ranks)} ranks"
+    """Ranks of which it is one: "one of 3, 9"."""
+    return f"one of {', '.join(map(str, ranks))}"
 
 
 def size(nbytes: float | None) -> str:

@@ -16,11 +16,15 @@ from ddpwatch.analysis.clock_offset import at_least, at_most
 from ddpwatch.analysis.clocks import ClockDomains, clock_of
 from ddpwatch.analysis.launch_skew import NO_SKEW
 from ddpwatch.analysis.report_figures import ReportBuilder
+from ddpwatch.analysis.window import summarise
 from ddpwatch.messages import Group, Hello, Message, Step
 from ddpwatch.report.tables import tables
+from ddpwatch.tui.paint.buckets import paint_bucket, paint_buckets
+from ddpwatch.tui.paint.canvas import plain
 from tests.support.frames import MS, START_NS, STEP_MS, hello, shadow, state_of, step
 
-AHEAD = {"a": 0, "b": 7 * 10**15, "c": -(10**12)}  # what a host's clock shows more than that of host a (ns)
+# What a host's clock shows more than that of host a (ns).
+AHEAD = {"a": 0, "b": 7 * 10**15, "c": -(10**12), "d": 5, "e": 10**14, "f": 10**9}
 TRANSFER_MS = 1.0
 NO_DRIFT: Mapping[str, float] = {}
 
@@ -288,6 +292,13 @@ def test_views_and_reports_name_the_candidates() -> None:
     table.update(state.recent())
     assert {(row.last_ranks, row.last_share) for row in table.rows()} == {((1, 2), 20 / 24)}
     assert all(found.last_ranks == (1, 2) for found in bucket_steps(state.steps[23]).values())
+    rows = table.rows()
+    assert "1 or 2 83%" in plain(paint_buckets(rows, ["", ""], (150, 8), 0, 0, "bucket"))[1]
+    assert "last on one of 1, 2 in 83 %" in plain(paint_bucket(rows[0], table.history((0, 0)), [], [], (150, 30)))[0]
+    errors_ns = [summary.clock_error_ns for summary in summarise(state.recent()).ranks.values()]
+    assert errors_ns[:2] == [0, 0]
+    assert errors_ns[3] is not None
+    assert errors_ns[3] > 1 * MS
     builder = ReportBuilder()
     for message in messages:
         builder.apply(message)
@@ -299,6 +310,18 @@ def test_views_and_reports_name_the_candidates() -> None:
     shown = {table.title.split()[0]: table for table in tables(report)}
     assert [row[-1] for row in shown["Buckets"].rows] == ["one of 1, 2: 83 %"] * 2
     assert "clock ±ms" in shown["Ranks"].header
+
+
+def test_too_many_candidates_are_not_named() -> None:
+    """Five of six hosts launch within the error of each other; only how long they were late is known, within it."""
+    ranks = [[44.0 if rank == last else 40.0 for rank in range(6)] for last in range(6)]
+    builder = ReportBuilder()
+    for message in job("abcdef", [*ranks, *[[44.0, 44.1, 44.2, 44.1, 44.0, 40.0]] * 20]):
+        builder.apply(message)
+    report = builder.report()
+    assert None not in [row["late_ms_p50"] for row in report["ranks"]]
+    for row in report["buckets"]:
+        assert (row["last_rank"], row["last_ranks"], row["last_share"]) == (None, [], None)
 
 
 def test_one_clock_shows_no_error() -> None:

@@ -124,6 +124,23 @@ def test_clocks_of_two_hosts_are_aligned(tmp_path: Path) -> None:
     assert max(starts) - min(starts) < 12 * 110_000
 
 
+def test_the_trace_follows_a_clock_that_drifts() -> None:
+    """By 150 ppm, in a minute by 9 ms: without following it, steps of the two hosts would drift apart."""
+    frames = []
+    for message, _ in run_of(steps=550, boots=("a", "b")):
+        if isinstance(message, Step) and message.rank == 1:
+            message.start_ns += message.start_ns * 150 // 10**6
+        frames.append((message, Envelope(0, BEGIN, b"")))
+    out = io.BytesIO()
+    write_chrome(frames, align(frames), out)
+    starts: dict[str, list[float]] = {}
+    for event in json.loads(out.getvalue())["traceEvents"]:
+        if event.get("cat") == "step":
+            starts.setdefault(event["name"], []).append(event["ts"])
+    apart = [abs(a - b) / 1000 for a, b in starts.values()]
+    assert max(apart[50:]) - min(apart[50:]) < 4
+
+
 def test_any_number_of_buckets_is_in_flight(tmp_path: Path) -> None:
     """Forty at once, of which only those that fit into no other lane get a lane of their own."""
 

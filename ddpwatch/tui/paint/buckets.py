@@ -35,7 +35,7 @@ COLUMNS: tuple[GridColumn[BucketSummary], ...] = (
 
 
 def _last(row: BucketSummary) -> str:
-    """Briefly: "3 80%", "3 or 9 80%", "1 of 12 80%"."""
+    """Briefly: "3 80%", "3 or 9 80%", "1 of 4 80%"."""
     if not row.last_ranks:
         return UNKNOWN
     named = " or ".join(map(str, row.last_ranks)) if len(row.last_ranks) < 3 else f"1 of {len(row.last_ranks)}"

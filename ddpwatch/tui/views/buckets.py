@@ -29,7 +29,8 @@ class BucketsView(RunView):
   transfer  from its last launch to its last completion
   exposed   the part of launch to done without computation on the rank
   busbw     bytes / transfer x 2(n-1)/n, as nccl-tests defines it
-  last rank the rank that launches it last most often, and how often"""
+  last rank the rank that launches it last most often, and how often;
+            several where the error of their clocks leaves it open"""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "sort(1)", "Sort by the next column"),
         Binding("o", "order", "Reverse the order"),
