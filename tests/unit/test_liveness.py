@@ -128,6 +128,24 @@ def test_a_rank_that_stopped_is_silent(counts: tuple[int, int] | None) -> None:
     assert found.evidence["no_stack"] == {1: "it sends nothing: stopped, or in C code that holds the GIL"}
 
 
+def test_a_rank_that_stopped_is_named_though_others_wait_outside_of_their_steps() -> None:
+    """In a collective of the script's own. What it has issued since its last heartbeat is not known."""
+    run = Run(3)
+    for rank in range(3):
+        run.put(rank, "sync" if rank == 2 else "input", issued_in=[(0, 9)])
+    run.go(1.0)
+    assert only(run.go(5.0, silent=(2,))).ranks == (2,)
+
+
+def test_who_is_behind_is_named_though_one_that_waits_is_silent() -> None:
+    """As a rank is that waits in C code with the GIL held."""
+    run = Run(3)
+    for rank in range(3):
+        run.put(rank, "backward", issued_in=[(0, 8 if rank == 1 else 9)])
+    run.go(1.0)
+    assert only(run.go(5.0, silent=(2,))).ranks == (1,)
+
+
 def test_silence_alone_is_no_hang_while_the_others_train() -> None:
     run = Run()
     for number in range(20):
@@ -343,7 +361,7 @@ def test_the_call_sites_are_shown() -> None:
 
 
 def test_a_mismatch_shows_both_calls() -> None:
-    """As many collectives, each rank in another one: neither is behind."""
+    """Each rank waits in another collective. One that computes, instead, would hold up the other."""
     run = Run()
     run.put(0, "sync", in_flight=[1], issued_in=[(0, 9)])
     run.put(1, "between", issued_in=[(0, 9)])
@@ -351,11 +369,13 @@ def test_a_mismatch_shows_both_calls() -> None:
     stack(run, 0, f"{TORCH}/autograd/graph.py 80 _engine_run_backward", "/me/train.py 30 step")
     stack(run, 1, f"{TORCH}/distributed/distributed_c10d.py 2800 all_reduce", "/me/metrics.py 9 gather")
     found = only(run.go(1.0))
-    assert (found.ranks, found.evidence["why"]) == ((), "mismatch")
+    assert (found.ranks, found.evidence["why"]) == ((1,), "mismatch")
     assert found.message == (
         "ranks wait in different calls for 4 s in step 40: "
         "rank 1 at metrics.py:9 in gather, rank 0 at train.py:30 in step"
     )
+    stack(run, 1, "/me/metrics.py 12 compute", f"{TORCH}/distributed/distributed_c10d.py 83 wrapper")
+    assert only(run.go(1.0)).evidence["why"] == "elsewhere"
 
 
 def test_the_costliest_hangs_are_kept() -> None:
