@@ -345,18 +345,18 @@ def test_the_call_sites_are_shown() -> None:
         run,
         1,
         "/usr/lib/python3.11/threading.py 600 wait",
-        "/home/me/ddpwatch/load.py 31 fetch",
+        "/home/me/ddpwatch/cli.py 31 fetch",
         "/home/me/t.py 9 main",
     )
     stack(
         run, 2, f"{TORCH}/autograd/graph.py 80 _engine_run_backward", f"{TORCH}/_tensor.py 6 backward", "/me/t.py 7 f"
     )
     found = only(run.go(1.0))
-    assert found.evidence["call_sites"] == {1: "load.py:31 in fetch", 2: "t.py:7 in f"}
+    assert found.evidence["call_sites"] == {1: "cli.py:31 in fetch", 2: "t.py:7 in f"}
     assert found.evidence["stacks"][1][0] == "/usr/lib/python3.11/threading.py:600 in wait"
     assert not any("other.py" in frame for frame in found.evidence["stacks"][1])
     lines = stack_lines(found)
-    assert lines[:2] == ["rank 1 holds up the others at load.py:31 in fetch", "rank 2 waits at t.py:7 in f"]
+    assert lines[:2] == ["rank 1 holds up the others at cli.py:31 in fetch", "rank 2 waits at t.py:7 in f"]
     assert lines[2:4] == ["rank 1, innermost call first:", "  /usr/lib/python3.11/threading.py:600 in wait"]
 
 
