@@ -128,6 +128,24 @@ def test_a_rank_that_stopped_is_silent(counts: tuple[int, int] | None) -> None:
     assert found.evidence["no_stack"] == {1: "it sends nothing: stopped, or in C code that holds the GIL"}
 
 
+def test_a_rank_that_stopped_is_named_though_others_wait_outside_of_their_steps() -> None:
+    """In a collective of the script's own. What it has issued since its last heartbeat is not known."""
+    run = Run(3)
+    for rank in range(3):
+        run.put(rank, "sync" if rank == 2 else "input", issued_in=[(0, 9)])
+    run.go(1.0)
+    assert only(run.go(5.0, silent=(2,))).ranks == (2,)
+
+
+def test_who_is_behind_is_named_though_one_that_waits_is_silent() -> None:
+    """As a rank is that waits in C code with the GIL held."""
+    run = Run(3)
+    for rank in range(3):
+        run.put(rank, "backward", issued_in=[(0, 8 if rank == 1 else 9)])
+    run.go(1.0)
+    assert only(run.go(5.0, silent=(2,))).ranks == (1,)
+
+
 def test_silence_alone_is_no_hang_while_the_others_train() -> None:
     run = Run()
     for number in range(20):
@@ -327,23 +345,23 @@ def test_the_call_sites_are_shown() -> None:
         run,
         1,
         "/usr/lib/python3.11/threading.py 600 wait",
-        "/home/me/ddpwatch/load.py 31 fetch",
+        "/home/me/ddpwatch/cli.py 31 fetch",
         "/home/me/t.py 9 main",
     )
     stack(
         run, 2, f"{TORCH}/autograd/graph.py 80 _engine_run_backward", f"{TORCH}/_tensor.py 6 backward", "/me/t.py 7 f"
     )
     found = only(run.go(1.0))
-    assert found.evidence["call_sites"] == {1: "load.py:31 in fetch", 2: "t.py:7 in f"}
+    assert found.evidence["call_sites"] == {1: "cli.py:31 in fetch", 2: "t.py:7 in f"}
     assert found.evidence["stacks"][1][0] == "/usr/lib/python3.11/threading.py:600 in wait"
     assert not any("other.py" in frame for frame in found.evidence["stacks"][1])
     lines = stack_lines(found)
-    assert lines[:2] == ["rank 1 holds up the others at load.py:31 in fetch", "rank 2 waits at t.py:7 in f"]
+    assert lines[:2] == ["rank 1 holds up the others at cli.py:31 in fetch", "rank 2 waits at t.py:7 in f"]
     assert lines[2:4] == ["rank 1, innermost call first:", "  /usr/lib/python3.11/threading.py:600 in wait"]
 
 
 def test_a_mismatch_shows_both_calls() -> None:
-    """As many collectives, each rank in another one: neither is behind."""
+    """Each rank waits in another collective. One that computes, instead, would hold up the other."""
     run = Run()
     run.put(0, "sync", in_flight=[1], issued_in=[(0, 9)])
     run.put(1, "between", issued_in=[(0, 9)])
@@ -351,11 +369,13 @@ def test_a_mismatch_shows_both_calls() -> None:
     stack(run, 0, f"{TORCH}/autograd/graph.py 80 _engine_run_backward", "/me/train.py 30 step")
     stack(run, 1, f"{TORCH}/distributed/distributed_c10d.py 2800 all_reduce", "/me/metrics.py 9 gather")
     found = only(run.go(1.0))
-    assert (found.ranks, found.evidence["why"]) == ((), "mismatch")
+    assert (found.ranks, found.evidence["why"]) == ((1,), "mismatch")
     assert found.message == (
         "ranks wait in different calls for 4 s in step 40: "
         "rank 1 at metrics.py:9 in gather, rank 0 at train.py:30 in step"
     )
+    stack(run, 1, "/me/metrics.py 12 compute", f"{TORCH}/distributed/distributed_c10d.py 83 wrapper")
+    assert only(run.go(1.0)).evidence["why"] == "elsewhere"
 
 
 def test_the_costliest_hangs_are_kept() -> None:

@@ -109,7 +109,11 @@ def blame(lives: Sequence[RankLife], counts: Mapping[int, Counts], now_ns: int) 
     """
     if not lives or not all(life.stands_still(now_ns) for life in lives):
         return None
-    found = _behind(counts) or _elsewhere(lives) or _silent(lives, now_ns)
+    found = _behind(counts)
+    silent = _silent(lives, now_ns)
+    if silent is not None and (found is None or found[0] == "crossed" or found[1] & silent[1]):
+        found = silent  # a rank that waits sends heartbeats
+    found = found or _elsewhere(lives)
     if found is None:
         return _unknown(lives, now_ns)
     why, ranks, issued = found

@@ -14,8 +14,7 @@ _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/(?:torch|ddpwatch)/|/torch/(?:autograd|distributed|nn|optim|utils)/|/ddpwatch/probe/"
     r"|/lib/python3[^/]*/(?!(?:site|dist)-packages/)|^<"
 )
-_COLLECTIVE = re.compile(r"/torch/distributed/")
-_NEAR = 4  # frames from the innermost, in which a collective is that in which the rank waits
+_COLLECTIVE = re.compile(r"/torch/distributed/(?:distributed_c10d|_functional_collectives)\.py$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class CallStack:
         frames: ``file:line in function``, innermost first.
         site: The innermost frame that is neither torch's nor ddpwatch's nor the standard library's, with the file's
             name only; the innermost of all, if there is no such frame.
-        in_collective: Whether it is inside a call of ``torch.distributed``.
+        in_collective: Whether it waits inside a collective of ``torch.distributed``.
     """
 
     at_ns: int
@@ -52,5 +51,5 @@ def call_stack(stack: Stack) -> CallStack | None:
         at_ns=stack.at_ns,
         frames=tuple(f"{file}:{line} in {function}" for file, line, function in found[:KEEP_FRAMES]),
         site=f"{PurePath(own[0]).name}:{own[1]} in {own[2]}",
-        in_collective=any(_COLLECTIVE.search(file) for file, _, _ in found[:_NEAR]),
+        in_collective=_COLLECTIVE.search(found[0][0]) is not None,
     )

@@ -233,7 +233,7 @@ class Liveness:
             kind="hang",
             severity="error",
             message=mismatch or hang_message(blamed, self._lives, self._now_ns),
-            ranks=() if mismatch else blamed.ranks,
+            ranks=blamed.ranks,
             phase=_phase(first),
             bucket=min(buckets, default=None),
             since_step=step,
@@ -260,10 +260,11 @@ class Liveness:
         took_ns = max(hang.took_ns, *took.values()) if took else hang.took_ns
         shown, until = hang.shown, hang.until_step
         since = shown.since_step
+        sites = shown.evidence["call_sites"] if shown.evidence["why"] == "mismatch" else None
         last = since if until is None or since is None else max(since, until)
         return replace(
             shown,
-            message=past_hang_message(hang.blame, shown.phase, shown.since_step, took_ns),
+            message=past_hang_message(hang.blame, shown.phase, since, took_ns, sites),
             cost_ns=hang.cost_ns + sum(ns for rank, ns in took.items() if rank in hang.blame.waiting),
             until_step=last,
             steps=0 if since is None or last is None else last - since + 1,
@@ -281,11 +282,12 @@ class Liveness:
         return {rank: stacks[rank] for rank in (first, other) if rank is not None}
 
     def _mismatch(self, blamed: Blame, sites: Mapping[int, str]) -> str:
-        """Both ranks are in a collective, none is behind, and the calls differ: what to say then, else ""."""
-        if blamed.why not in ("elsewhere", "unknown", "crossed") or len(set(sites.values())) < 2:
+        """Both ranks wait, in different calls: what to say then, else ""."""
+        if len(set(sites.values())) < 2:
             return ""
         stacks = dict(self._fresh(sites))
-        if not all(stacks[rank].in_collective or self._lives[rank].phase == "sync" for rank in sites):
+        unsure = [rank for rank in sites if rank in blamed.ranks or not blamed.ranks]  # the others do wait
+        if not all(stacks[rank].in_collective or self._lives[rank].phase == "sync" for rank in unsure):
             return ""
         return mismatch_message(sites, [self._lives[rank] for rank in sites])
 

@@ -90,8 +90,12 @@ def hang_message(blame: Blame, lives: Mapping[int, RankLife], now_ns: int) -> st
     return text + (_who_waits(waiting) or _who_is_ahead(blame))
 
 
-def past_hang_message(blame: Blame, phase: str, step: int | None, took_ns: int) -> str:
-    """Who held up whom, once it is over."""
+def past_hang_message(
+    blame: Blame, phase: str, step: int | None, took_ns: int, sites: Mapping[int, str] | None = None
+) -> str:
+    """Who held up whom, once it is over; of a mismatch, at which call sites."""
+    if sites is not None:
+        return _mismatch_words("waited", sites, took_ns, step)
     stuck = f"stuck for {took_ns / 1e9:.0f} s"
     where = f", {_PAST_PHASES.get(phase, f'in {phase}')}" if phase else ""
     at = "" if step is None else f", at step {step}"
@@ -106,9 +110,13 @@ def past_hang_message(blame: Blame, phase: str, step: int | None, took_ns: int) 
 def mismatch_message(sites: Mapping[int, str], lives: Sequence[RankLife]) -> str:
     """Ranks that wait for each other in different collectives."""
     first = lives[0]
-    step = "" if first.beat is None else f" in step {first.beat.step}"
+    return _mismatch_words("wait", sites, first.stillness.still_ns, None if first.beat is None else first.beat.step)
+
+
+def _mismatch_words(wait: str, sites: Mapping[int, str], took_ns: int, step: int | None) -> str:
+    where = "" if step is None else f" in step {step}"
     calls = ", ".join(f"rank {rank} at {site}" for rank, site in sites.items())
-    return f"ranks wait in different calls for {first.stillness.still_ns / 1e9:.0f} s{step}: {calls}"
+    return f"ranks {wait} in different calls for {took_ns / 1e9:.0f} s{where}: {calls}"
 
 
 def death_message(bye: Bye, others: Sequence[int], alive: Iterable[RankLife]) -> str:

@@ -1,0 +1,151 @@
+"""Real ranks that hang: who is named, where each one is, what it cost; and a mismatch of collectives."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.liveness import Liveness
+from ddpwatch.analysis.diagnosis.wording import stack_lines
+from ddpwatch.analysis.groups import Groups
+from ddpwatch.live_source import LiveSource
+from ddpwatch.messages import Beat, Bye, Device, Group, Hello, Stack, Status, Step
+from ddpwatch.recording.reader import Recording
+from ddpwatch.transport import Frame
+from tests.support.jobs import SCRIPTS, Job, collector_pids, live, the_run, wait_for
+
+SCRIPT = SCRIPTS / "stuck.py"
+RANKS = 3
+S = 1_000_000_000
+
+
+def line_of(text: str) -> int:
+    """The number of a line in the script."""
+    return next(number for number, line in enumerate(SCRIPT.read_text().splitlines(), start=1) if text in line)
+
+
+class Follower:
+    """What is found in the frames so far."""
+
+    def __init__(self) -> None:
+        self.groups = Groups()
+        self.liveness = Liveness(self.groups)
+        self.now_ns = 0
+        self.phases: dict[int, str] = {}
+
+    def take(self, frames: Iterable[Frame]) -> None:
+        for message, envelope in frames:
+            at_ns = self.now_ns = max(self.now_ns, envelope.received_ns)
+            if isinstance(message, (Hello, Group)):
+                self.groups.apply(message)
+            if isinstance(message, Hello):
+                self.liveness.hello(message.rank, at_ns)
+            elif isinstance(message, Beat):
+                self.liveness.beat(message.rank, message, at_ns)
+                self.phases[message.rank] = message.phase
+            elif isinstance(message, Step):
+                self.liveness.seen(message.rank, at_ns)
+                self.liveness.step(message.rank, message)
+            elif isinstance(message, Stack):
+                self.liveness.stack(message)
+            elif isinstance(message, Bye):
+                self.liveness.bye(message, at_ns)
+            elif isinstance(message, (Device, Status)):
+                self.liveness.tick(at_ns)
+
+    def found(self, open: bool = True) -> list[Incident]:
+        return [one for one in self.liveness.incidents(self.now_ns) if one.kind == "hang" and one.open is open]
+
+    def until(self, source: LiveSource, enough: Callable[[Incident], object], open: bool = True) -> Incident:
+        """The first hang that satisfies the caller."""
+        hits: list[Incident] = []
+
+        def seen() -> bool:
+            self.take(source.read(0.1))
+            hits[:] = [one for one in self.found(open) if enough(one)]
+            return bool(hits)
+
+        wait_for(seen, "that hang is found")
+        return hits[0]
+
+
+@pytest.fixture(scope="module")
+def control(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The parameters of the same ranks, unwatched and undisturbed."""
+    folder = tmp_path_factory.mktemp("control")
+    (folder / "mismatch").touch()
+    with Job(SCRIPT, str(folder), log=folder / "log", ranks=RANKS, DDPWATCH="0") as job:
+        assert job.wait() == 0, job.output()
+    return parameters(folder)
+
+
+def parameters(folder: Path) -> list[str]:
+    return [(folder / f"parameters{rank}").read_text() for rank in range(RANKS)]
+
+
+@pytest.mark.usefixtures("run_directory")
+def test_who_hangs_is_named_with_the_line_it_is_at(tmp_path: Path, control: list[str]) -> None:
+    follower, file = Follower(), tmp_path / "run.mcap"
+    with Job(SCRIPT, str(tmp_path), str(file), log=tmp_path / "log", ranks=RANKS) as job:
+        info = the_run(job)
+        with live(info) as source:
+            hang = follower.until(source, lambda one: one.ranks == (1,) and len(one.evidence["stacks"]) == RANKS)
+            check_stuck(hang)
+            (tmp_path / "go").touch()
+            past = follower.until(source, lambda one: one.ranks == (1,), open=False)
+            assert (past.since_step, past.until_step) == (hang.since_step, hang.since_step)
+            assert past.cost_ns >= hang.cost_ns > 2 * 3 * S
+            assert past.evidence["call_sites"] == hang.evidence["call_sites"]
+            check_stopped(job, follower, source)
+            (tmp_path / "mismatch").touch()
+            check_mismatch(follower.until(source, lambda one: one.evidence["why"] == "mismatch"))
+            assert all(int((tmp_path / f"stacks{rank}").read_text()) > 10 for rank in range(RANKS))
+        job.kill_everything()
+        wait_for(lambda: not collector_pids(info.run_id), "the collector ends")
+    assert parameters(tmp_path) == control
+    replayed = Follower()
+    replayed.take(Recording(file))
+    assert at_step(20, replayed) == at_step(20, follower)
+    assert any(one.message.startswith("ranks waited in different calls for ") for one in replayed.found(open=False))
+
+
+def at_step(step: int, follower: Follower) -> list[Incident]:
+    return [one for one in follower.found(open=False) if one.since_step == step]
+
+
+def check_stuck(hang: Incident) -> None:
+    """Rank 1 is in its forward, as its stack says, and the others wait for it in their backwards."""
+    assert (hang.severity, hang.since_step) == ("error", 20)
+    assert hang.message.startswith("rank 1 in ")
+    sleeping, waiting = line_of("time.sleep(0.01)"), line_of(".square().sum().backward()")
+    assert hang.evidence["call_sites"] == {
+        1: f"stuck.py:{sleeping} in held_up", 0: f"stuck.py:{waiting} in train",
+    }  # fmt: skip
+    assert hang.evidence["stacks"][1][0].endswith(f"stuck.py:{sleeping} in held_up")
+    assert len(set(hang.evidence["issued"].values())) == 2
+    assert hang.evidence["issued"][1] < hang.evidence["issued"][0]
+    assert stack_lines(hang)[0] == f"rank 1 holds up the others at stuck.py:{sleeping} in held_up"
+
+
+def check_stopped(job: Job, follower: Follower, source: LiveSource) -> None:
+    """A rank that is stopped sends nothing, and so no stack."""
+    victim = job.ranks()[2]
+    victim.send_signal(signal.SIGSTOP)
+    try:
+        hang = follower.until(source, lambda one: one.ranks == (2,) and 2 in one.evidence["no_stack"])
+    finally:
+        victim.send_signal(signal.SIGCONT)
+    assert hang.message.startswith("rank 2 silent for ")
+    assert 2 not in hang.evidence["stacks"]
+    follower.until(source, lambda one: one.ranks == (2,), open=False)
+
+
+def check_mismatch(hang: Incident) -> None:
+    gathers, trains = line_of("dist.all_gather("), line_of(".square().sum().backward()")
+    assert hang.ranks == (1,)
+    assert f"rank 1 at stuck.py:{gathers} in main" in hang.message
+    assert f"rank 0 at stuck.py:{trains} in train" in hang.message
