@@ -44,6 +44,12 @@ def test_it_is_drawn_and_answers(page_file: Path, tmp_path: Path) -> None:
         assert after != before
         assert after.startswith("rank 1, step ")
         assert ": backward, 50.000 ms" in after
+        legend = page.evaluate('document.getElementById("legend").textContent')
+        assert "bucket waiting for the last rank" in legend  # of rank 0: bucket 1, from 65 to 69 ms
+        assert "exposed: in transfer" in legend
+        assert "exposed: waiting" not in legend  # all is exposed from 75 ms on
+        page.click(left + 56 + (width - 66) * 0.67, top + 4 + 21 + 8 + 3)  # rank 0's bucket 1
+        assert page.evaluate(DETAIL).endswith("took 20.000 ms, 4.000 ms of it waiting for rank 2")
         step = page.evaluate("DATA.steps[chosen].step")
         page.evaluate('document.getElementById("run").scrollIntoView({block: "center"})')
         left, top, width = page.evaluate(PLACE % "run")

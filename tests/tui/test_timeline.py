@@ -124,7 +124,7 @@ class TestSeconds:
 
 
 class TestPaint:
-    @pytest.mark.parametrize("size", [(0, 0), (1, 1), (5, 3), (20, 6), (80, 20), (200, 46)])
+    @pytest.mark.parametrize("size", [(0, 0), (0, 9), (1, 1), (5, 3), (20, 6), (80, 20), (200, 46)])
     @pytest.mark.parametrize("density", [0, 1, 2])
     def test_every_size_to_the_cell(self, size, density):
         for world in (1, 8, 64):

@@ -52,10 +52,11 @@ class Canvas:
             self._styles[y][first:last] = [style] * (last - first)
 
     def put_cells(self, x: int, y: int, chars: Sequence[str], styles: Sequence[str]) -> None:
-        """Sets the cells from ``x`` on, which must lie within the width and hold no wide character."""
-        if 0 <= y < self.height:
-            self._chars[y][x : x + len(chars)] = chars
-            self._styles[y][x : x + len(styles)] = styles
+        """Sets the cells from ``x`` on, as far as the row goes. No character may be wide."""
+        last = min(x + len(chars), self.width)
+        if 0 <= y < self.height and x < last:
+            self._chars[y][x:last] = chars[: last - x]
+            self._styles[y][x:last] = styles[: last - x]
 
     def style_at(self, x: int, y: int) -> str:
         """The style of a cell; empty outside."""

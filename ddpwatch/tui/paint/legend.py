@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import chain
 
 from ddpwatch.tui.models.lanes import Lane
 from ddpwatch.tui.paint.axis import Axis
-from ddpwatch.tui.paint.canvas import Canvas, Row
+from ddpwatch.tui.paint.canvas import Canvas, Row, Run
 from ddpwatch.tui.paint.glyphs import COMM, HALVES, HOOK_LEFT, LAUNCH, MARK, PHASES
 from ddpwatch.tui.text import Field, fit
 
@@ -29,17 +30,23 @@ def legend(canvas: Canvas, lanes: Iterable[Lane], axis: Axis, width: int) -> Row
         axis: Their axis.
         width: The room.
     """
-    drawn = _drawn(canvas)
-    fields = []
-    for style, glyph, name, priority in _ENTRIES:
-        if style in drawn:
-            text = f"{glyph} {name or _waits_named(lanes, axis)}"
-            fields.append(Field(text, text, priority, style))
-    return [run for text, style in fit(fields, width) for run in _entry(text, style)]
+    styles = frozenset(canvas.styles())
+    waits = _waits_named(lanes, axis) if any("waits-exposed" in style for style in styles) else ""
+    return list(_legend(styles, waits, width))
 
 
-def _drawn(canvas: Canvas) -> set[str]:
-    halves = {half for style in canvas.styles() for half in style.split(HALVES)}
+@lru_cache(maxsize=64)
+def _legend(styles: frozenset[str], waits: str, width: int) -> tuple[Run, ...]:
+    drawn = _drawn(styles)
+    shown = [
+        (f"{glyph} {name or waits}", priority, style) for style, glyph, name, priority in _ENTRIES if style in drawn
+    ]
+    kept = fit([Field(text, text, priority, style) for text, priority, style in shown], width)
+    return tuple(run for text, style in kept for run in _entry(text, style))
+
+
+def _drawn(styles: Iterable[str]) -> set[str]:
+    halves = {half for style in styles for half in style.split(HALVES)}
     names = {half.removesuffix("-label") for half in halves}
     return names | ({"comm-a"} if "comm-b" in names else set())
 
