@@ -8,12 +8,14 @@ import pytest
 
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
+from ddpwatch.analysis.whatif.assignment import MIB, limits_of
 from ddpwatch.analysis.whatif.recorded import RecordedBuilder
-from ddpwatch.analysis.whatif.scenarios import Change
+from ddpwatch.analysis.whatif.scenarios import Change, recorded_limits
 from ddpwatch.analysis.whatif.schedule import Speeds
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Layout, Message, Step
 from tests.support.whatif import DATA_MS, MS, MadeUpJob, line
+from tests.unit.test_whatif_cost import wire
 
 JOB = MadeUpJob()
 GLOO = JOB.but(backend="gloo", speeds=Speeds(2, 0.5, 0.0, 0.0), cost=line(1.5, 4.0))
@@ -53,6 +55,26 @@ def test_another_cap_where_compute_is_slowed() -> None:
     for cap_mib in (1.0, 8.0):
         found = one(SLOWED, Change(cap_mib=cap_mib))
         assert found.step_ms == pytest.approx(SLOWED.but(cap_mib=cap_mib, seed=2).step_ms, rel=0.03)
+
+
+@pytest.mark.parametrize("change", [Change(cap_mib=1.0), Change(static_graph=True)])
+def test_buckets_that_are_never_rebuilt(change: Change) -> None:
+    job = JOB.but(find_unused=True, cap_mib=4.0)
+    truth = job.but(cap_mib=change.cap_mib or 4.0, find_unused=not change.static_graph, seed=2)
+    assert recorded_limits(job.recorded()) == limits_of(4 * MIB, False)
+    assert one(job, change).step_ms == pytest.approx(truth.step_ms, rel=0.02)
+
+
+def test_a_sweep_must_be_of_the_jobs_backend() -> None:
+    with pytest.raises(UsageError, match="measured over gloo, and the job uses nccl"):
+        WhatIf(JOB.recorded(), wire())
+
+
+def test_a_sweep_carries_what_one_bucket_size_does_not() -> None:
+    """The sweep says 1 ms per MiB and 0.5 more; the job's buckets of 20 MiB take 3.5 times that."""
+    job = GLOO.but(cap_mib=100, cost=line(1.75, 3.5))
+    (found,) = WhatIf(job.recorded(), wire(compute_beside=None)).ask([Change(cap_mib=5.0)])
+    assert found.step_ms == pytest.approx(job.but(cap_mib=5.0, seed=2).step_ms, rel=0.05)
 
 
 def test_a_faster_link() -> None:
