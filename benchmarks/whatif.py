@@ -47,6 +47,7 @@ HOOK_CAP_MIB = 5.0
 STRAGGLER_MS = 40
 STEPS = 50
 NEAR_BEST = 0.02
+WORST_SHOWN = 12
 QUICK = {"links": (1000.0,), "models": MODELS[:1], "ranks": (2,), "caps": (1.0, 5.0, 25.0)}
 
 
@@ -168,9 +169,17 @@ def report(folder: Path) -> None:
     kinds = list(dict.fromkeys(one.kind for one in scored))
     rows = [row(kind, [one for one in scored if one.kind == kind]) for kind in kinds]
     print("\n".join(table(["", "pairs", "median", "p90", "inside"], rows)))
+    print("\n".join(["the largest misses:", *worst(scored)]))
     for label, wires in (("", {}), (", with wire.json", read_wires(folder))):
         good, asked = best_caps(runs, wires)
         print(f"the cap called best is within {NEAR_BEST:.0%} of the best{label}: {good} of {asked}")
+
+
+def worst(scored: Sequence[Scored]) -> Iterator[str]:
+    """The largest misses, to see where they come from."""
+    for one in sorted(scored, key=lambda one: -abs(one.error))[:WORST_SHOWN]:
+        pair = f"{one.source} -> {one.target}"
+        yield f"{one.error:+.1%}: {pair}: {one.predicted_ms:.1f} ms, measured {one.measured_ms:.1f}"
 
 
 def read_runs(folder: Path) -> Iterator[tuple[Setting, Recorded]]:

@@ -9,6 +9,7 @@ import pytest
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
 from ddpwatch.analysis.whatif.assignment import MIB, limits_of
+from ddpwatch.analysis.whatif.model import fit
 from ddpwatch.analysis.whatif.recorded import RecordedBuilder
 from ddpwatch.analysis.whatif.scenarios import Change, recorded_limits
 from ddpwatch.analysis.whatif.schedule import Speeds
@@ -75,6 +76,21 @@ def test_a_sweep_carries_what_one_bucket_size_does_not() -> None:
     job = GLOO.but(cap_mib=100, cost=line(1.75, 3.5))
     (found,) = WhatIf(job.recorded(), wire(compute_beside=None)).ask([Change(cap_mib=5.0)])
     assert found.step_ms == pytest.approx(job.but(cap_mib=5.0, seed=2).step_ms, rel=0.05)
+
+
+@pytest.mark.parametrize(("slowed", "drag"), [(0.0, 0.0), (0.2, 0.0), (0.15, 0.1)])
+def test_what_slows_what_is_found(slowed: float, drag: float) -> None:
+    job = GLOO.but(speeds=Speeds(2, 0.5, slowed, drag), wire_jitter=0.2)
+    found = fit(job.recorded())
+    assert found.compute_slowdown.value == pytest.approx(slowed, abs=0.015)
+    assert found.comm_slowdown.value == pytest.approx(drag, abs=0.03)
+
+
+def test_a_slow_wire_is_no_slowdown_of_the_last_of_few_buckets() -> None:
+    job = GLOO.but(speeds=Speeds(2, 0.5, 0.15, 0.1), cap_mib=8.0, wire_jitter=0.2)
+    assert fit(job.recorded()).comm_slowdown.value == 0
+    found = one(job, Change(cap_mib=1.0))
+    assert found.low < job.but(cap_mib=1.0, seed=2).step_ms < found.high
 
 
 def test_a_faster_link() -> None:
