@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
 from ddpwatch.analysis.report_figures import ReportBuilder
@@ -14,7 +17,7 @@ from ddpwatch.analysis.whatif.recorded import RecordedBuilder
 from ddpwatch.analysis.whatif.scenarios import Change, recorded_limits
 from ddpwatch.analysis.whatif.schedule import Speeds
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Layout, Message, Step
+from ddpwatch.messages import BucketLayout, FrameError, Layout, Message, Step, decode
 from tests.support.whatif import DATA_MS, MS, MadeUpJob, line
 from tests.unit.test_whatif_cost import wire
 
@@ -225,3 +228,48 @@ def test_what_is_set_already() -> None:
     assert "accumulates over 2" in refused(asked, Change(accumulate=2))
     assert "find_unused_parameters" in refused(asked, Change(static_graph=True))
     assert refused(asked, Change(without_rank=7)) == "there is no rank 7"
+
+
+def corrupted(job: MadeUpJob, dice: random.Random) -> Iterable[Message]:
+    """The job's messages, some of them with nonsense that a frame may hold."""
+    for message in job.messages():
+        raw = msgspec.to_builtins(message)
+        if dice.random() < 0.05:
+            name = dice.choice([key for key in raw if key not in ("type", "rank")])
+            old = raw[name]
+            raw[name] = dice.choice([0, -5, [], None, "x", {}, old, [dice.choice([0, -1, 7, 1 << 50])] * 9])
+            if isinstance(old, list) and old and dice.random() < 0.7:
+                raw[name] = [
+                    dice.choice([item, 0, -(1 << 50), 1 << 50]) if dice.random() < 0.3 else item for item in old
+                ]
+        with contextlib.suppress(FrameError):
+            yield decode(msgspec.msgpack.encode(raw))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_nonsense_is_refused_or_answered(seed: int) -> None:
+    dice = random.Random(seed)
+    try:
+        asked = built(corrupted(MadeUpJob(steps=30), dice))
+    except UsageError:
+        return
+    for found in asked.ask([*asked.default_changes(), Change(hook="powersgd-2"), Change(world=3)]):
+        assert found.step_ms >= 0
+
+
+def edited_layout(**changes: object) -> Iterable[Message]:
+    for message in JOB.messages():
+        yield msgspec.structs.replace(message, **changes) if isinstance(message, Layout) else message
+
+
+def test_a_layout_that_names_what_is_not_there() -> None:
+    buckets = JOB.layout(0).buckets
+    wrong = [BucketLayout(b.index, b.nbytes, [p + 1 for p in b.params]) for b in buckets]
+    assert "which parameters" in refused(built(edited_layout(buckets=wrong)), Change(cap_mib=5))
+    with pytest.raises(UsageError, match="layout is missing"):
+        built(edited_layout(buckets=[]))
+
+
+@pytest.mark.parametrize("cap", ["25", float("nan"), -1.0, None, True])
+def test_a_bucket_cap_that_is_none(cap: object) -> None:
+    assert built(edited(JOB, ddp={"bucket_cap_mb": cap})).ask([Change(cap_mib=5)])
