@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddpwatch.recording.seek import Position
     from ddpwatch.rundir import RunInfo
 
-USES_RUN_DIRECTORY = {None, "attach", "ls", "record", "run"}
+USES_RUN_DIRECTORY = {None, "attach", "ls", "record", "run", "whatif"}
 app = typer.Typer(
     name="ddpwatch",
     add_completion=False,
@@ -349,7 +349,7 @@ def whatif(
         cap, first_cap, hook, link, without_rank, world, accumulate, bucket_view, static_graph, no_input, free
     )
     changes, measured = question.changes(), None if wire is None else read_wire(wire)
-    if Path(source).exists():
+    if "://" not in source and (Path(source).exists() or os.sep in source or source.endswith(".mcap")):
         recorded, notes = recorded_in(Path(source))
         for note in notes:
             typer.echo(f"note: {note}", err=True)

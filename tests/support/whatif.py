@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from ddpwatch.analysis.whatif.assignment import MIB, Parameter, limits_of, rebuilt
+from ddpwatch.analysis.whatif.assignment import MIB, Parameter, initial, limits_of, rebuilt
 from ddpwatch.analysis.whatif.recorded import Recorded, RecordedBuilder
 from ddpwatch.analysis.whatif.schedule import Speeds, play
 from ddpwatch.messages import BucketLayout, Hello, Layout, Message, Span, Step
@@ -58,6 +58,8 @@ class MadeUpJob:
     @property
     def buckets(self) -> list[list[int]]:
         limits = limits_of(int((self.cap_mib or 25) * MIB), self.cap_mib is None)
+        if self.find_unused:
+            return initial(self.parameters, limits)
         return rebuilt(self.parameters, limits, range(len(self.sizes_mib))[::-1])
 
     def messages(self) -> Iterator[Message]:

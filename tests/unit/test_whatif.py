@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
+from ddpwatch.analysis.whatif.assignment import MIB, limits_of
+from ddpwatch.analysis.whatif.model import fit
 from ddpwatch.analysis.whatif.recorded import RecordedBuilder
-from ddpwatch.analysis.whatif.scenarios import Change
+from ddpwatch.analysis.whatif.scenarios import Change, recorded_limits
 from ddpwatch.analysis.whatif.schedule import Speeds
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Layout, Message, Step
+from ddpwatch.messages import BucketLayout, FrameError, Layout, Message, Step, decode
 from tests.support.whatif import DATA_MS, MS, MadeUpJob, line
+from tests.unit.test_whatif_cost import wire
 
 JOB = MadeUpJob()
 GLOO = JOB.but(backend="gloo", speeds=Speeds(2, 0.5, 0.0, 0.0), cost=line(1.5, 4.0))
@@ -53,6 +59,41 @@ def test_another_cap_where_compute_is_slowed() -> None:
     for cap_mib in (1.0, 8.0):
         found = one(SLOWED, Change(cap_mib=cap_mib))
         assert found.step_ms == pytest.approx(SLOWED.but(cap_mib=cap_mib, seed=2).step_ms, rel=0.03)
+
+
+@pytest.mark.parametrize("change", [Change(cap_mib=1.0), Change(static_graph=True)])
+def test_buckets_that_are_never_rebuilt(change: Change) -> None:
+    job = JOB.but(find_unused=True, cap_mib=4.0)
+    truth = job.but(cap_mib=change.cap_mib or 4.0, find_unused=not change.static_graph, seed=2)
+    assert recorded_limits(job.recorded()) == limits_of(4 * MIB, False)
+    assert one(job, change).step_ms == pytest.approx(truth.step_ms, rel=0.02)
+
+
+def test_a_sweep_must_be_of_the_jobs_backend() -> None:
+    with pytest.raises(UsageError, match="measured over gloo, and the job uses nccl"):
+        WhatIf(JOB.recorded(), wire())
+
+
+def test_a_sweep_carries_what_one_bucket_size_does_not() -> None:
+    """The sweep says 1 ms per MiB and 0.5 more; the job's buckets of 20 MiB take 3.5 times that."""
+    job = GLOO.but(cap_mib=100, cost=line(1.75, 3.5))
+    (found,) = WhatIf(job.recorded(), wire(compute_beside=None)).ask([Change(cap_mib=5.0)])
+    assert found.step_ms == pytest.approx(job.but(cap_mib=5.0, seed=2).step_ms, rel=0.05)
+
+
+@pytest.mark.parametrize(("slowed", "drag"), [(0.0, 0.0), (0.2, 0.0), (0.15, 0.1)])
+def test_what_slows_what_is_found(slowed: float, drag: float) -> None:
+    job = GLOO.but(speeds=Speeds(2, 0.5, slowed, drag), wire_jitter=0.2)
+    found = fit(job.recorded())
+    assert found.compute_slowdown.value == pytest.approx(slowed, abs=0.015)
+    assert found.comm_slowdown.value == pytest.approx(drag, abs=0.03)
+
+
+def test_a_slow_wire_is_no_slowdown_of_the_last_of_few_buckets() -> None:
+    job = GLOO.but(speeds=Speeds(2, 0.5, 0.15, 0.1), cap_mib=8.0, wire_jitter=0.2)
+    assert fit(job.recorded()).comm_slowdown.value == 0
+    found = one(job, Change(cap_mib=1.0))
+    assert found.low < job.but(cap_mib=1.0, seed=2).step_ms < found.high
 
 
 def test_a_faster_link() -> None:
@@ -187,3 +228,48 @@ def test_what_is_set_already() -> None:
     assert "accumulates over 2" in refused(asked, Change(accumulate=2))
     assert "find_unused_parameters" in refused(asked, Change(static_graph=True))
     assert refused(asked, Change(without_rank=7)) == "there is no rank 7"
+
+
+def corrupted(job: MadeUpJob, dice: random.Random) -> Iterable[Message]:
+    """The job's messages, some of them with nonsense that a frame may hold."""
+    for message in job.messages():
+        raw = msgspec.to_builtins(message)
+        if dice.random() < 0.05:
+            name = dice.choice([key for key in raw if key not in ("type", "rank")])
+            old = raw[name]
+            raw[name] = dice.choice([0, -5, [], None, "x", {}, old, [dice.choice([0, -1, 7, 1 << 50])] * 9])
+            if isinstance(old, list) and old and dice.random() < 0.7:
+                raw[name] = [
+                    dice.choice([item, 0, -(1 << 50), 1 << 50]) if dice.random() < 0.3 else item for item in old
+                ]
+        with contextlib.suppress(FrameError):
+            yield decode(msgspec.msgpack.encode(raw))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_nonsense_is_refused_or_answered(seed: int) -> None:
+    dice = random.Random(seed)
+    try:
+        asked = built(corrupted(MadeUpJob(steps=30), dice))
+    except UsageError:
+        return
+    for found in asked.ask([*asked.default_changes(), Change(hook="powersgd-2"), Change(world=3)]):
+        assert found.step_ms >= 0
+
+
+def edited_layout(**changes: object) -> Iterable[Message]:
+    for message in JOB.messages():
+        yield msgspec.structs.replace(message, **changes) if isinstance(message, Layout) else message
+
+
+def test_a_layout_that_names_what_is_not_there() -> None:
+    buckets = JOB.layout(0).buckets
+    wrong = [BucketLayout(b.index, b.nbytes, [p + 1 for p in b.params]) for b in buckets]
+    assert "which parameters" in refused(built(edited_layout(buckets=wrong)), Change(cap_mib=5))
+    with pytest.raises(UsageError, match="layout is missing"):
+        built(edited_layout(buckets=[]))
+
+
+@pytest.mark.parametrize("cap", ["25", float("nan"), -1.0, None, True])
+def test_a_bucket_cap_that_is_none(cap: object) -> None:
+    assert built(edited(JOB, ddp={"bucket_cap_mb": cap})).ask([Change(cap_mib=5)])

@@ -36,7 +36,7 @@ def write(path: Path, messages: Iterable[Message]) -> Path:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("whatif") / "run.mcap", MadeUpJob().messages())
+    return write(tmp_path_factory.mktemp("whatif") / "run.mcap", MadeUpJob(backend="gloo").messages())
 
 
 def whatif(*arguments: str) -> str:
@@ -74,7 +74,7 @@ def test_without_options_the_best_five(file: Path) -> None:
 
 
 def test_a_directory_of_rank_files(file: Path, tmp_path: Path) -> None:
-    messages = list(MadeUpJob().messages())
+    messages = list(MadeUpJob(backend="gloo").messages())
     for rank in (0, 1):
         write(tmp_path / f"rank{rank}.mcap", [m for m in messages if getattr(m, "rank", None) == rank])
     assert whatif_json(str(tmp_path), "--cap", "1") == whatif_json(str(file), "--cap", "1")
@@ -107,7 +107,7 @@ def test_a_sweep_on_the_command_line(file: Path, tmp_path: Path) -> None:
     path.write_bytes(write_wire(wire(compute_beside=None)))
     found = whatif_json(str(file), "--cap", "1", "--wire", str(path))
     assert "wire.json" in found["scenarios"][0]["assumes"]
-    one_size = write(tmp_path / "one.mcap", MadeUpJob(cap_mib=100).messages())
+    one_size = write(tmp_path / "one.mcap", MadeUpJob(cap_mib=100, backend="gloo").messages())
     assert "only one bucket size" in whatif_json(str(one_size), "--cap", "1")["refused"][0]["why"]
     assert whatif_json(str(one_size), "--cap", "1", "--wire", str(path))["scenarios"]
     with pytest.raises(DdpwatchError, match="No such file"):
@@ -122,6 +122,14 @@ def test_values_that_make_no_sense(file: Path, options: tuple[str, str]) -> None
     with pytest.raises(DdpwatchError) as error:
         whatif(str(file), *options)
     assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"), [("none.mcap", "No such file"), ("no/such", "No such file"), ("nobody", "no live run")]
+)
+def test_a_source_that_is_not_there(source: str, reason: str, run_directory: Path) -> None:
+    with pytest.raises(DdpwatchError, match=reason):
+        whatif(source)
 
 
 def test_two_options_also_count_together() -> None:
@@ -146,7 +154,7 @@ class _Snapshot:
 
 
 def test_a_live_run() -> None:
-    source = _Snapshot(MadeUpJob().messages())
+    source = _Snapshot(MadeUpJob(backend="gloo").messages())
     assert recorded_live(source).measured_ns == MadeUpJob().recorded().measured_ns
     assert source.closed
 

@@ -11,8 +11,8 @@ from ddpwatch.analysis.whatif.cost import (
     calibrated,
     curve_of,
     in_service,
-    panel_slope,
     ring_bytes,
+    slowdown_of,
     workers_of,
     works_of,
 )
@@ -72,22 +72,21 @@ def test_the_work_of_collectives_that_shared_the_wire() -> None:
     assert works_of([0, 10], [30, 35], 1.0) == [30, 25]
 
 
-def test_the_effect_of_x_within_rows_and_columns() -> None:
-    """Columns differ, rows are slow or fast throughout, and x makes 30 % of a column's mean."""
+def test_a_slowdown_is_found_between_slow_rows_and_slow_columns() -> None:
+    """Columns differ, rows are slow or fast throughout, and what x covers takes 30 % longer."""
     dice = random.Random(4)
-    columns = [10.0, 40.0, 20.0, 80.0]
     panel = []
     for _ in range(60):
         pace, row = 1 + dice.gauss(0, 0.05), []
-        for base in columns:
+        for work in (10.0, 40.0, 20.0, 80.0):
             x = dice.random()
-            row.append((x, base * (0.85 + 0.3 * x) * pace * (1 + dice.gauss(0, 0.01))))
+            row.append((x, work * pace * (1 + dice.gauss(0, 0.01)) / (1 - x * 0.3 / 1.3)))
         panel.append(row)
-    found = panel_slope([panel])
+    found = slowdown_of([panel])
     assert found is not None
     assert found[0] == pytest.approx(0.3, abs=4 * found[1])
     assert found[1] < 0.02
-    assert panel_slope([[[(1.0, y) for _, y in row] for row in panel]]) is None
+    assert slowdown_of([[[(1.0, y) for _, y in row] for row in panel]]) is None
 
 
 def wire(**changes: object) -> Wire:

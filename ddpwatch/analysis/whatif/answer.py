@@ -21,6 +21,7 @@ from ddpwatch.analysis.whatif.replay import Outcome, Replay
 from ddpwatch.analysis.whatif.scenarios import Change, own_time, plan, recorded_limits, refusal
 from ddpwatch.analysis.whatif.wire import Wire
 from ddpwatch.analysis.whatif.wording import assumptions, code_of, name_of
+from ddpwatch.errors import UsageError
 
 Z90 = NormalDist().inv_cdf(0.95)
 CAPS_MIB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0)
@@ -58,11 +59,17 @@ class WhatIf:
         recorded: The run.
         wire: What a sweep has measured.
 
+    Raises:
+        UsageError: The sweep is of another backend.
+
     Attributes:
         refused: What was asked for and cannot be predicted, with the reason.
     """
 
     def __init__(self, recorded: Recorded, wire: Wire | None = None) -> None:
+        if wire is not None and recorded.backend and wire.backend not in recorded.backend:
+            reason = f"wire.json was measured over {wire.backend}, and the job uses {recorded.backend}"
+            raise UsageError(reason, f"run the sweep with --backend {recorded.backend}")
         self.recorded = recorded
         self.physics = fit(recorded, wire)
         self.refused: list[tuple[str, str]] = []

@@ -19,6 +19,7 @@ ALIKE = 1.1  # sizes within this factor are one
 APART = 1.5  # the largest size over the smallest, from which latency and rate can be told apart
 GLOO_THREADS = 2
 FEWEST_PAIRS = 20
+MOST_LOSS = 0.67  # three times as long
 LEAST_SPREAD = 0.05  # sum of squares, of shares from 0 to 1
 
 
@@ -169,28 +170,32 @@ def works_of(starts: Sequence[float], dones: Sequence[float], sharing: float) ->
 Panel = list[list[tuple[float, float]]]  # rows of equally many pairs of x and y
 
 
-def panel_slope(panels: Sequence[Panel]) -> tuple[float, float] | None:
-    """By how much y grows, as a share of its column's mean, for x from 0 to 1; with its standard error.
+def slowdown_of(panels: Sequence[Panel]) -> tuple[float, float] | None:
+    """How many times longer, less 1, something takes where x is 1 than where it is 0; with the standard error.
 
-    Only what is left after the means of rows and columns counts. So neither a column that is always slower nor a row
-    that is slower throughout (a slow step, a slow rank) looks like an effect of x. None if x hardly varies besides.
+    The time y has the work y · (1 − λx), which must not depend on x; the slowdown is λ / (1 − λ). Only what is left
+    after the means of rows and columns counts. So neither a column that is always slower nor a row that is slower
+    throughout (a slow step, a slow rank) looks like an effect of x. None if x hardly varies besides.
     """
-    pairs = [pair for panel in panels for pair in _residuals(panel)]
-    spread = sum(x * x for x, _ in pairs)
-    if len(pairs) < FEWEST_PAIRS or spread < LEAST_SPREAD:
+    rows = [row for panel in panels for row in _residuals(panel)]
+    spread = sum(x * x for x, _, _ in rows)
+    lever = sum(x * xy for x, _, xy in rows)
+    if len(rows) < FEWEST_PAIRS or spread < LEAST_SPREAD or lever <= 0:
         return None
-    slope = sum(x * y for x, y in pairs) / spread
-    rest = sum((y - slope * x) ** 2 for x, y in pairs) / (len(pairs) - 1)
-    return slope, math.sqrt(rest / spread)
+    loss = min(MOST_LOSS, sum(x * y for x, y, _ in rows) / lever)
+    rest = sum((y - loss * xy) ** 2 for _, y, xy in rows) / (len(rows) - 1)
+    return loss / (1 - loss), math.sqrt(rest * spread) / lever / (1 - loss) ** 2
 
 
-def _residuals(panel: Panel) -> list[tuple[float, float]]:
+def _residuals(panel: Panel) -> list[tuple[float, float, float]]:
+    """Of x, y and their product, y as a share of its column's mean."""
     if len(panel) < 2 or len(panel[0]) < 2:
         return []
-    xs = [[x for x, _ in row] for row in panel]
     means = [fmean(column) for column in zip(*([y for _, y in row] for row in panel), strict=True)]
     ys = [[y / mean if mean else 1.0 for (_, y), mean in zip(row, means, strict=True)] for row in panel]
-    return list(zip(_demeaned(xs), _demeaned(ys), strict=True))
+    xs = [[x for x, _ in row] for row in panel]
+    products = [[x * y for x, y in zip(*pair, strict=True)] for pair in zip(xs, ys, strict=True)]
+    return list(zip(_demeaned(xs), _demeaned(ys), _demeaned(products), strict=True))
 
 
 def _demeaned(rows: Sequence[Sequence[float]]) -> list[float]:

@@ -16,7 +16,7 @@ from ddpwatch.analysis.whatif.cost import (
     calibrated,
     curve_of,
     in_service,
-    panel_slope,
+    slowdown_of,
     workers_of,
     works_of,
 )
@@ -26,6 +26,8 @@ from ddpwatch.analysis.whatif.wire import Wire
 SEGMENTS = 16  # of a backward, to see whether communication slows it
 MOST_SLOWDOWN = 2.0
 PRIOR_SLOWDOWN = 0.25  # standard deviation of what is likely before anything is seen
+BUCKETS_TO_COMPARE = 5  # with fewer, a slow wire looks like the slowdown of the buckets at the end
+UNSEEN_COMM_SLOWDOWN = 0.1
 SWEEP_DOUBT = 0.5  # of a sweep's slowdown: its compute and its traffic are not the job's
 SHARINGS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 LIKELY_SHARING = 0.55
@@ -220,6 +222,10 @@ def _sharing(recorded: Recorded, seen: Sequence[Wired], workers: int, wire: Wire
 
 
 def _comm_slowdown(recorded: Recorded, seen: Sequence[Wired], sharing: float, wire: Wire | None) -> Guess:
+    """Compares buckets that are beside compute in some steps more than in others with those that always are."""
+    expected = None if wire is None else wire.slowdown
+    if len(recorded.buckets) < BUCKETS_TO_COMPARE:
+        return _combined(None, expected, UNSEEN_COMM_SLOWDOWN)
     panel: Panel = []
     for step in seen:
         works = works_of(step.starts, step.dones, sharing)
@@ -228,7 +234,7 @@ def _comm_slowdown(recorded: Recorded, seen: Sequence[Wired], sharing: float, wi
             for start, done in zip(step.starts, step.dones, strict=True)
         ]
         panel.append(list(zip(hidden, works, strict=True)))
-    return _combined(panel_slope([panel]), None if wire is None else wire.slowdown)
+    return _combined(slowdown_of([panel]), expected, UNSEEN_COMM_SLOWDOWN)
 
 
 def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | None) -> Guess:
@@ -244,7 +250,7 @@ def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | No
             marks = [at for bound in bounds if (at := row.fires[bound]) is not None]
             if len(marks) == len(bounds) and all(b > a for a, b in pairwise(marks)):
                 panels[rank].append([(_covered(moving, *pair), pair[1] - pair[0]) for pair in pairwise(marks)])
-    return _combined(panel_slope(panels), expected)
+    return _combined(slowdown_of(panels), expected)
 
 
 def _covered(moving: Intervals, start: float, end: float) -> float:
@@ -252,11 +258,14 @@ def _covered(moving: Intervals, start: float, end: float) -> float:
     return sum(max(0.0, min(end, b) - max(start, a)) for a, b in moving) / (end - start)
 
 
-def _combined(seen: tuple[float, float] | None, expected: float | None) -> Guess:
-    """What the job shows, drawn towards what a sweep found (otherwise towards none) by as much as it is uncertain."""
+def _combined(seen: tuple[float, float] | None, expected: float | None, unseen: float = 0.0) -> Guess:
+    """What the job shows, drawn towards what a sweep found (otherwise towards none) by as much as it is uncertain.
+
+    ``unseen`` is the standard error where neither shows anything.
+    """
     prior = Guess(0.0, PRIOR_SLOWDOWN) if expected is None else Guess(expected, max(0.05, SWEEP_DOUBT * expected))
     if seen is None:
-        return Guess(0.0, 0.0) if expected is None else prior
+        return Guess(0.0, unseen) if expected is None else prior
     slope, error = seen
     trust = prior.error**2 / (prior.error**2 + error**2)
     value = prior.value + trust * (slope - prior.value)

@@ -177,7 +177,7 @@ class RecordedBuilder:
             raise UsageError("no step is readable", "record a longer stretch of the job")
         if len(self._hellos) < 2:
             raise UsageError("one rank alone has nothing to reduce", "give the recording of all ranks")
-        if not self._layouts:
+        if not any(layout.buckets for layout in self._layouts.values()):
             raise UsageError("the bucket layout is missing", "record from the start of the job, or at its end")
         if len(self._layouts) > 1:
             raise UsageError(f"what-if knows jobs with one DDP module, and this one has {len(self._layouts)}")
@@ -210,14 +210,17 @@ def _fits(step: Step, layout: Layout, count: int) -> bool:
     sizes = sorted(bucket.nbytes for bucket in layout.buckets)
     phases = {span.phase for span in step.spans}
     complete = step.synced and step.reduced and None not in step.comm_done and "backward" in phases
-    return complete and len(step.comm_label) == count and sorted(step.comm_bytes) == sizes
+    sound = step.duration_ns > 0 and min(sizes, default=0) > 0
+    return complete and sound and len(step.comm_label) == count and sorted(step.comm_bytes) == sizes
 
 
 def _why_no_parameters(layout: Layout, steps: Sequence[StepAcrossRanks]) -> str:
     """Why gradients cannot be moved to other buckets; empty if they can."""
     if not layout.param_bytes:
         return "the recording does not hold the sizes of the parameters (an older version of ddpwatch made it)"
-    if not all(bucket.params for bucket in layout.buckets):
+    held = [position for bucket in layout.buckets for position in bucket.params]
+    known = len(set(held)) == len(held) and max(held, default=-1) < len(layout.params)
+    if not known or not all(bucket.params for bucket in layout.buckets):
         return "the recording does not say which parameters are in which bucket"
     fired = all(len(step.hook_param) for across in steps for step in across.ranks.values())
     return "" if fired else "the times of single gradients are missing (on a GPU, or recorded with --every)"

@@ -25,6 +25,7 @@ from ddpwatch.errors import UsageError
 POWER_SGD_PASSES = 6.0  # over the gradients: add the error, two products, rebuild, subtract, copy
 LEAST_COMPRESSION = 2  # PowerSGD leaves a matrix alone that it would not make this much smaller
 FLOAT32_BYTES = 4
+MOST_CAP_MIB = 1 << 20
 SWEEP = "measure with torchrun -m ddpwatch.sweep, and give --wire wire.json"
 
 
@@ -99,7 +100,8 @@ class Plan(NamedTuple):
 
 def recorded_limits(recorded: Recorded) -> Limits | None:
     """The limits from which the recorded buckets follow; None if they follow from none that DDP has by itself."""
-    cap = int(float(recorded.flags.get("bucket_cap_mb") or 0) * MIB) or DEFAULT_CAP_BYTES
+    said = recorded.flags.get("bucket_cap_mb")
+    cap = int(said * MIB) if isinstance(said, (int, float)) and 0 < said < MOST_CAP_MIB else DEFAULT_CAP_BYTES
     for is_default in (True, False) if cap == DEFAULT_CAP_BYTES else (False,):
         limits = limits_of(cap, is_default)
         if recorded.by_parameter and _sorted(_assigned(recorded, limits, False)) == _sorted(recorded.buckets):
