@@ -298,7 +298,7 @@ def test_a_hang_ends_with_the_run() -> None:
     assert next(incident.cost_ns for incident in found if incident.kind == "hang") == 6 * S
 
 
-def test_a_death_is_told_with_those_who_wait_for_it() -> None:
+def test_a_death_shows_who_waits_for_it() -> None:
     run = Run()
     run.put(0, "sync", in_flight=[1])
     run.go(1.0)

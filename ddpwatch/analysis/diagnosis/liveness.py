@@ -132,7 +132,7 @@ class Liveness:
         """Deaths, hangs that last and hangs that are over, costliest first.
 
         Args:
-            now_ns: The receive time of the run's newest frame, whoever sent it.
+            now_ns: The receive time of the run's newest frame, of any sender.
         """
         self._check(now_ns)
         hangs = [self._lasting(hang) for hang in self._hangs.values()]
