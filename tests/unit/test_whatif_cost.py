@@ -58,6 +58,7 @@ def test_noise_does_not_make_larger_collectives_cheaper() -> None:
     curve = curve_of([(1 * MIB, 300.0), (2 * MIB, 280.0), (8 * MIB, 900.0)])
     works = [curve.work(size * MIB) for size in (0.5, 1, 2, 4, 8, 16)]
     assert works == sorted(works)
+    assert curve_of([(size * MIB, 10.0 - size) for size in (1, 2, 4, 8)]).bends  # sizes differ all the same
 
 
 def test_a_worker_takes_collectives_in_order() -> None:
@@ -124,6 +125,7 @@ def test_a_ring_moves_each_byte_nearly_twice() -> None:
         (b"[1]", "no wire.json"),
         (b'{"backend": "gloo", "world_size": 2, "sizes": []}', "no wire.json"),
         (write_wire(wire(version=2)), "has version 2"),
+        (write_wire(wire(sizes=wire().sizes[:1] * 2)), "twice"),
     ],
 )
 def test_what_is_no_sweep(content: bytes, reason: str) -> None:

@@ -108,15 +108,21 @@ def _knot(group: Sequence[tuple[float, float]]) -> Knot:
 
 
 def _growing(knots: list[Knot]) -> list[Knot]:
-    """Merges neighbours until work grows with the size."""
-    found: list[Knot] = []
+    """Levels neighbours until work never falls with the size (isotonic regression)."""
+    levels: list[list[Knot]] = []
     for knot in knots:
-        found.append(knot)
-        while len(found) > 1 and found[-2].work >= found[-1].work:
-            a, b = found[-2:]
-            work = (a.work + b.work) / 2
-            found[-2:] = [Knot((a.nbytes + b.nbytes) / 2, work, max(a.error, b.error, abs(a.work - b.work) / 2))]
-    return found
+        levels.append([knot])
+        while len(levels) > 1 and _level(levels[-2]) > _level(levels[-1]):
+            levels[-2:] = [levels[-2] + levels[-1]]
+    return [
+        Knot(knot.nbytes, _level(level), max(knot.error, abs(knot.work - _level(level))))
+        for level in levels
+        for knot in level
+    ]
+
+
+def _level(knots: Sequence[Knot]) -> float:
+    return fmean(knot.work for knot in knots)
 
 
 def calibrated(wire: Wire, seen: Curve, ranks: int) -> Curve:

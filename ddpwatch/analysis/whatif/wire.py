@@ -72,7 +72,10 @@ def parse_wire(content: bytes) -> Wire:
         raise UsageError(f"this is no wire.json: {error}", "make one with python -m ddpwatch.sweep") from None
     if wire.version > WIRE_VERSION:
         raise UsageError(f"wire.json has version {wire.version}, and this ddpwatch reads up to {WIRE_VERSION}")
-    wire.sizes.sort(key=lambda size: size.nbytes)
+    by_size = {size.nbytes: size for size in wire.sizes}
+    if len(by_size) < len(wire.sizes):
+        raise UsageError("this is no wire.json: a size is in it twice", "make one with python -m ddpwatch.sweep")
+    wire.sizes = [by_size[nbytes] for nbytes in sorted(by_size)]
     return wire
 
 
