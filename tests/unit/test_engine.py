@@ -68,11 +68,10 @@ class TestBlame:
         assert (found.kind, found.ranks, found.period) == ("intermittent", (1,), None)
         assert 50 <= found.steps <= sum(at > 0 for _, at, _ in late)
 
-    @pytest.mark.parametrize("world", [2, 3, 8])
-    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize(("world", "seed"), [(2, 0), (2, 1), (3, 0), (3, 1), (8, 0), (8, 1), (8, 2), (8, 3)])
     def test_noise_is_nobody_s(self, world, seed):
         """Of 8 healthy ranks with 0 to 20 ms of noise, the report blamed one each time."""
-        state = diagnosed(noisy(400, world, 20, seed))
+        state = diagnosed(noisy(150, world, 20, seed))
         assert late_ones(state.diagnosis.incidents()) == []
         accounts = {account.name for account in state.diagnosis.lost().accounts}
         assert "jitter" in accounts
@@ -242,7 +241,7 @@ def runs(draw):
     return messages
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(runs())
 def test_accounts_add_up_to_the_last_nanosecond(messages):
     state = state_of([hello(0, 3), hello(1, 3), hello(2, 3), *messages, bye()])
