@@ -24,7 +24,6 @@ import time
 from pathlib import Path
 
 from benchmarks.gpu.part import Row, Rows, run
-from ddpwatch.analysis.diagnosis.verdict import verdict
 from ddpwatch.analysis.window import summarise
 from ddpwatch.collector.devices import DeviceSampler
 from ddpwatch.errors import DdpwatchError
@@ -72,7 +71,7 @@ def verdict_after(file: Path, device: str, fault: str, kill_after_s: float | Non
         if isinstance(message, Bye):
             break
         state.apply(message, envelope.received_ns)
-    found = verdict(summarise(state.recent()), state.presence())
+    found = state.verdict(summarise(state.recent()))
     return found.rank, found.text
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Iterator, KeysView, Mapping, ValuesView
+from typing import cast
 
 from ddpwatch.analysis.clock_error import NO_SHIFTS, Shifts, on_one_time_line
 from ddpwatch.analysis.groups import Members
@@ -48,6 +49,13 @@ class _Frames(Mapping[int, Step]):
     def __iter__(self) -> Iterator[int]:
         return iter(self._frames)
 
+    def values(self) -> ValuesView[Step]:
+        """See `Mapping.values`; without a look-up per rank as long as nothing is packed."""
+        frames = self._frames.values()
+        if any(isinstance(frame, bytes) for frame in frames):
+            return super().values()
+        return cast("ValuesView[Step]", frames)
+
     def __len__(self) -> int:
         return len(self._frames)
 
@@ -83,6 +91,7 @@ class StepAcrossRanks:
             is known of their clocks.
         counted: Whether statistics include it: on no rank was it warm-up, aborted or unwatched.
         timed: Whether its collectives were timed on every rank.
+        reduced: Whether gradients were reduced on every rank.
         ranks: The ranks' frames.
         longest_ns: Duration on the slowest rank.
         start_ns: Earliest start on any rank, on the time line.
@@ -94,7 +103,7 @@ class StepAcrossRanks:
         self.comparable = comparable
         self.members_of = members
         self.shifts: Shifts = NO_SHIFTS
-        self.counted = self.timed = True
+        self.counted = self.timed = self.reduced = True
         self.start_ns, self.end_ns, self.longest_ns = _LATEST_NS, 0, 0
         self._frames: dict[int, Step | bytes] = {}
         self._facts: dict[int, RankFacts] = {}
@@ -160,11 +169,12 @@ class StepAcrossRanks:
         self.longest_ns = max(self.longest_ns, step.duration_ns)
         self.counted = self.counted and is_counted(step.status)
         self.timed = self.timed and is_timed(step.status)
+        self.reduced = self.reduced and step.reduced
 
     def _exclude(self, rank: int) -> None:
         self._facts.pop(rank, None)
         self._figures.known.pop(rank, None)
-        self.counted = self.timed = True
+        self.counted = self.timed = self.reduced = True
         self.start_ns, self.end_ns, self.longest_ns = _LATEST_NS, 0, 0
         for other, frame in self.ranks.items():
             if other != rank:

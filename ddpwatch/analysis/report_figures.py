@@ -212,7 +212,7 @@ class ReportBuilder:
         steps = list(across.ranks.values())
         found = {step.status for step in steps}
         self._statuses[next((status for status in _NOTABLE if status in found), "ok")] += 1
-        if not all(step.reduced for step in steps):
+        if not across.reduced:
             self._statuses["unreduced"] += 1
         if not across.counted:
             return

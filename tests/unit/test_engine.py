@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
-from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS, alarm_count, deviations, scale
+from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS, alarm_counts, deviations, scale
 from ddpwatch.messages import Layout, Mark, Span
 from tests.support.frames import MS, START_NS, bye, hello, layout, run, shadow, state_of, step, synchronous, unwatched
 
@@ -299,8 +299,7 @@ def test_alarms_by_chance_are_as_rare_as_stated(ranks, probability):
     from math import comb
 
     chance = 0.0
-    for window in WINDOWS:
-        needed = alarm_count(window, probability, ranks)
+    for window, needed in zip(WINDOWS, alarm_counts(probability, ranks), strict=True):
         for count in range(needed, window + 1):
             chance += comb(window, count) * probability**count * (1 - probability) ** (window - count)
     assert chance * ranks * len(THRESHOLDS) <= FALSE_ALARMS

@@ -18,7 +18,7 @@ from ddpwatch.analysis.diagnosis.noise import (
     THRESHOLDS,
     WINDOWS,
     Threshold,
-    alarm_count,
+    alarm_counts,
     deviations,
     scale,
 )
@@ -27,6 +27,7 @@ POOLED = 128  # newest deviations, over all ranks: what the scale of noise is es
 SETTLE = 64  # newest steps: what the duration of a step is estimated from
 SCALE_EVERY = 4  # steps
 FEWEST = 5  # steps, before anything is judged
+FEWEST_LATE = 4  # late steps, to name a rank
 END_SCORE, END_SCORE_RARE = 4.0, 6.0  # what a streak may lose before it is over; where less than half is late
 SETTLED_STREAK = 16  # watched steps, from where on its share of late steps is what is expected of it
 KEEP_VALUES = 512  # newest watched steps that a streak remembers
@@ -285,14 +286,13 @@ class GroupLateness:
         seen = len(self._rows)
         for threshold, masks in self._masks.items():
             mask = masks.get(index, 0)
-            probability = self._clean_rate(threshold, index)
+            if not mask & 1 or mask.bit_count() < FEWEST_LATE:
+                continue
+            counts = alarm_counts(self._clean_rate(threshold, index), len(self.ranks))
             memory = self._memory if threshold in LASTING else 1.0
-            for window in reversed(WINDOWS):
+            for window, count in zip(reversed(WINDOWS), reversed(counts), strict=True):
                 steps = int(window * memory)
-                if steps > seen:
-                    continue
-                needed = alarm_count(window, probability, len(self.ranks)) * memory
-                if (mask & ((1 << steps) - 1)).bit_count() >= needed:
+                if steps <= seen and (mask & ((1 << steps) - 1)).bit_count() >= count * memory:
                     return self._start(index, steps, threshold)
         return None
 

@@ -75,16 +75,21 @@ def scale(values: Sequence[int]) -> float:
     return width / 2 / _NORMAL_THIRD * (1 + 8 / count)
 
 
-def alarm_count(window: int, probability: float, ranks: int) -> int:
-    """How many of the newest ``window`` steps have to exceed a threshold, to name one of so many ranks."""
+def alarm_counts(probability: float, ranks: int) -> tuple[int, ...]:
+    """Per window, how many of its steps have to exceed a threshold, to name one of so many ranks."""
     step = -int(-log10(probability) * _GRID)  # rounded up
-    return _alarm_count(window, step, ranks.bit_length())
+    return _alarm_counts(step, ranks.bit_length())
 
 
-@lru_cache(maxsize=65536)
-def _alarm_count(window: int, grid: int, doublings: int) -> int:
+@lru_cache(maxsize=4096)
+def _alarm_counts(grid: int, doublings: int) -> tuple[int, ...]:
     probability = min(0.99, 10 ** (grid / _GRID))
     allowed = FALSE_ALARMS / (len(WINDOWS) * len(THRESHOLDS) * 2**doublings)
+    return tuple(_alarm_count(window, probability, allowed) for window in WINDOWS)
+
+
+def _alarm_count(window: int, probability: float, allowed: float) -> int:
+    """The least count whose binomial tail is below what is allowed."""
     tail = 0.0
     for count in range(window, -1, -1):
         tail += comb(window, count) * probability**count * (1 - probability) ** (window - count)

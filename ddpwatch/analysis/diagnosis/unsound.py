@@ -23,7 +23,7 @@ class Unsound:
 
     def step(self, across: StepAcrossRanks) -> None:
         """Takes a step. A comm hook that hands buckets back communicates nothing: every rank trains its own model."""
-        if len(across) < 2 or all(step.reduced for step in across.ranks.values()):
+        if across.reduced or len(across) < 2:
             return
         self._since = self._since if self._unreduced else across.step
         self._until = across.step

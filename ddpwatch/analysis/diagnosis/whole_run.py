@@ -21,6 +21,7 @@ from ddpwatch.analysis.diagnosis.sentences import (
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE
 
 WINDOW = 16  # newest watched steps
+WORTH_A_LOOK = 0.02  # of a step: less input is none
 CLEARED = 0.7  # of the share at which an incident starts: below that, it is over
 LINK_STEPS = 5  # newest full steps, all of them slower
 LINK_BASE = 8  # full steps before them, at least
@@ -166,7 +167,7 @@ def _transfer(split: StepSplit) -> int:
 
 def _common_input(facts: StepFacts) -> int:
     """What all ranks alike wait for data: three quarters of them at least that long."""
-    if not facts.split.accounts["input", "data"]:
+    if facts.split.accounts["input", "data"] < WORTH_A_LOOK * facts.split.total:
         return 0
     waits = sorted(figures.phases_ns.get("data", 0) for figures in facts.across.figures.values())
     return waits[len(waits) // 4] * len(waits)
