@@ -180,14 +180,11 @@ def changed_accounts(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any
     """The accounts of lost time in A or B, by how much their share of the rank-time differs, largest first.
 
     Args:
-        a, b: ``lost`` of two runs (`ddpwatch.analysis.diagnosis.rows.lost_row`).
+        a: ``lost`` of one run (`ddpwatch.analysis.diagnosis.rows.lost_row`).
+        b: The same of the other.
     """
     shares = [
-        {
-            (row["account"], row["rank"], row["phase"]): row["share"]
-            for row in lost["accounts"]
-            if row["account"] in LOST
-        }
+        {tuple(row[key] for key in _ACCOUNT): row["share"] for row in lost["accounts"] if row["account"] in LOST}
         for lost in (a, b)
     ]
     found = [(key, shares[0].get(key, 0.0), shares[1].get(key, 0.0)) for key in dict.fromkeys(chain(*shares))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
@@ -46,7 +46,7 @@ class DiagnosedRun:
             self._diagnosis.add_step(across)
             yield across
 
-    def steps(self, frames: Iterator[Frame]) -> Iterator[StepAcrossRanks]:
+    def steps(self, frames: Iterable[Frame]) -> Iterator[StepAcrossRanks]:
         """The steps of all frames."""
         for message, envelope in frames:
             yield from self.apply(message, envelope.received_ns)
@@ -59,3 +59,11 @@ class DiagnosedRun:
     def incidents(self) -> list[dict[str, Any]]:
         """What went wrong so far, worst first."""
         return [incident_row(incident, self.layouts) for incident in self._diagnosis.incidents()]
+
+
+def diagnosed(frames: Iterable[Frame], expected: int | None = None) -> DiagnosedRun:
+    """The diagnosis of all frames. ``expected`` as for `DiagnosedRun`."""
+    run = DiagnosedRun(expected)
+    for _ in run.steps(frames):
+        pass
+    return run

@@ -75,16 +75,6 @@ def report_of_recording(
     return result
 
 
-def diagnosed(recording: Recording, selection: Selection, series: RunSeries | None = None) -> DiagnosedRun:
-    """The diagnosis of a recording, without a report; fills the series in the same pass."""
-    recording.check(selection)
-    run = DiagnosedRun(_expected(selection))
-    for across in run.steps(recording.select(selection)):
-        if series is not None:
-            series.add(across)
-    return run
-
-
 def _expected(selection: Selection) -> int | None:
     """How many ranks will send a step; None for all."""
     return None if selection.ranks is None else len(selection.ranks)
@@ -139,8 +129,11 @@ def compare_recordings(
 
 
 def _run(path: str | os.PathLike[str], series: RunSeries, selection: Selection) -> dict[str, Any]:
-    found = diagnosed(Recording(path), selection, series)
-    return {**figures_of(series), "lost": found.lost(), "incidents": found.incidents()}
+    recording, run = Recording(path), DiagnosedRun(_expected(selection))
+    recording.check(selection)
+    for across in run.steps(recording.select(selection)):
+        series.add(across)
+    return {**figures_of(series), "lost": run.lost(), "incidents": run.incidents()}
 
 
 def _names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
