@@ -261,32 +261,39 @@ def report(
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write an HTML report to OUT.")] = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(metavar="KINDS", help="Exit with 1 if there is such an incident, e.g. straggler,hang, or any."),
+    ] = None,
     steps: Steps = None,
     ranks: Ranks = None,
 ) -> None:
-    """Print the figures and findings of a recording."""
+    """Print where a recording's time went, its incidents and its figures."""
+    from ddpwatch.recording.overwrite_guard import check_output
     from ddpwatch.recording.selection import selection_of
-    from ddpwatch.report.build import report_of
+    from ddpwatch.report.build import Drawn, report_of
+    from ddpwatch.report.files import text_report, write_page
+    from ddpwatch.report.incidents import fail_if, parse_kinds
 
     if as_json + markdown + (html is not None) > 1:
         raise UsageError("--json, --markdown and --html exclude each other", "give one of them")
-    selection = selection_of(steps, ranks)
+    kinds = frozenset[str]() if fail_on is None else parse_kinds(fail_on)
     if html is not None:
-        from ddpwatch.report.files import write_html
-
-        typer.echo(f"{html}: {write_html(file, html, selection)} bytes", err=True)
-        return
-    result = report_of(file, selection)
-    if as_json:
+        check_output(html)
+    charts = not (as_json or markdown) and sys.stdout.isatty()
+    drawn = Drawn() if charts or html is not None else None
+    result = report_of(file, selection_of(steps, ranks), drawn)
+    if html is not None and drawn is not None:
+        typer.echo(f"{html}: {write_page(result, drawn, html)} bytes", err=True)
+    elif as_json:
         _print_json(result)
     elif markdown:
         from ddpwatch.report.markdown import render_markdown
 
         typer.echo(render_markdown(result))
     else:
-        from ddpwatch.report.files import text_report
-
-        typer.echo(text_report(file, result, selection, sys.stdout.isatty()))
+        typer.echo(text_report(result, drawn))
+    fail_if(result, kinds)
 
 
 @app.command()

@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 
+from ddpwatch.analysis.diagnosis.accounts import PAUSE_PHASES
 from ddpwatch.analysis.diagnosis.findings import findings
 from ddpwatch.analysis.report_figures import ReportBuilder
-from ddpwatch.messages import Bye, Hello, Layout, Message, Step
+from ddpwatch.messages import Bye, Hello, Layout, Mark, Message, Step
 from ddpwatch.sampling.levels import FULL
 
 ATTACHED_STEPS = 2000  # of all ranks together: reporting on them takes a fraction of a second
+KEEP_MARKS = 256  # of each rank: the newest pauses, which explain steps
 KEEP_FULL = 400  # older full steps, as only one step in 64 may be full
 
 
@@ -22,6 +24,7 @@ class AttachmentBuilder:
     def __init__(self) -> None:
         self._full: deque[Step] = deque(maxlen=KEEP_FULL)
         self._steps: deque[Step] = deque()
+        self._marks: dict[int, deque[Mark]] = {}
         self._others: dict[tuple[object, ...], Message] = {}
 
     def apply(self, message: Message) -> None:
@@ -30,21 +33,31 @@ class AttachmentBuilder:
             self._steps.append(message)
             if len(self._steps) > ATTACHED_STEPS and (oldest := self._steps.popleft()).status == FULL:
                 self._full.append(oldest)
+        elif isinstance(message, Mark) and message.kind in PAUSE_PHASES:
+            self._marks.setdefault(message.rank, deque(maxlen=KEEP_MARKS)).append(message)
         elif isinstance(message, (Hello, Bye)):
             self._others[type(message), message.rank] = message
         elif isinstance(message, Layout):
             self._others[Layout, message.module, message.epoch % 4] = message
 
     def documents(self) -> dict[str, bytes]:
-        """The documents by name: ``run.json`` and ``findings.json``."""
+        """The documents by name: ``run.json``, ``findings.json`` and ``incidents.json``."""
         report = self._report()
         first, last = min((s.step for s in self._steps), default=None), max((s.step for s in self._steps), default=None)
-        about = {"steps": [first, last], "findings": findings(report), "overlap": report["overlap"]}
+        steps = [first, last]
+        about = {"steps": steps, "findings": findings(report), "overlap": report["overlap"]}
+        incidents = {"steps": steps, "lost": report["lost"], "incidents": report["incidents"]}
         run = {**report["run"], "ends": {str(row["rank"]): row["end"] for row in report["ranks"]}}
-        return {"run.json": msgspec.json.encode(run), "findings.json": msgspec.json.encode(about)}
+        documents = {"run.json": run, "findings.json": about, "incidents.json": incidents}
+        return {name: msgspec.json.encode(document) for name, document in documents.items()}
 
     def _report(self) -> dict[str, Any]:
-        builder = ReportBuilder()
+        """Of what is kept. A mark comes before the step that it lies in, as it did when it was received."""
+        builder, marks = ReportBuilder(), {rank: deque(kept) for rank, kept in self._marks.items()}
         for message in (*self._others.values(), *self._full, *self._steps):
+            if isinstance(message, Step):
+                waiting, end_ns = marks.get(message.rank), message.start_ns + message.duration_ns
+                while waiting and waiting[0].start_ns < end_ns:
+                    builder.apply(waiting.popleft())
             builder.apply(message)
         return builder.report()

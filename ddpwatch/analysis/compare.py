@@ -14,11 +14,12 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import NormalDist, fmean, median, pvariance, stdev
 from typing import Any
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.diagnosis.incident import LOST
 from ddpwatch.analysis.means import Sums
 from ddpwatch.analysis.step import NS_PER_MS, PHASES
 
@@ -31,6 +32,7 @@ FEWEST_BLOCKS = 6
 STEPS_PER_BLOCK = 5
 MOST_AUTOCORRELATION = 0.15  # of neighbouring blocks
 RESAMPLES = 2000
+_ACCOUNT = ("account", "rank", "phase")
 FEWEST_STEPS = 20
 _NEED_COMPLETIONS = ("exposed_comm", "other")  # without completions, one cannot be separated from the other
 _PHASE_NAMES = {
@@ -172,6 +174,44 @@ def figures_of(series: RunSeries) -> dict[str, Any]:
         "phases_ms_p50": {phase: _median(values) for phase, values in series.phases.items()},
         "overlap_p50": _median(series.overlap),
     }
+
+
+def changed_accounts(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
+    """The accounts of lost time in A or B, by how much their share of the rank-time differs, largest first.
+
+    Args:
+        a: ``lost`` of one run (`ddpwatch.analysis.diagnosis.rows.lost_row`).
+        b: The same of the other.
+    """
+    shares = [
+        {tuple(row[key] for key in _ACCOUNT): row["share"] for row in lost["accounts"] if row["account"] in LOST}
+        for lost in (a, b)
+    ]
+    found = [(key, shares[0].get(key, 0.0), shares[1].get(key, 0.0)) for key in dict.fromkeys(chain(*shares))]
+    rows = [
+        {**dict(zip(_ACCOUNT, key, strict=True)), "a": before, "b": after, "change": after - before}
+        for key, before, after in found
+    ]
+    return sorted(rows, key=lambda row: -abs(row["change"]))
+
+
+def changed_incidents(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
+    """The incidents that only one of two runs has: no other is of the same kind, ranks and phase. Worst first.
+
+    Args:
+        a: A run: its ``name`` and its ``incidents``.
+        b: The other.
+    """
+    known = [{_identity(row) for row in run["incidents"]} for run in (a, b)]
+    only = [(a, row) for row in a["incidents"] if _identity(row) not in known[1]]
+    only += [(b, row) for row in b["incidents"] if _identity(row) not in known[0]]
+    keys = ("kind", "severity", "ranks", "phase", "message", "share")
+    found = [{"run": run["name"], **{key: row[key] for key in keys}} for run, row in only]
+    return sorted(found, key=lambda row: -(row["share"] or 0.0))
+
+
+def _identity(incident: dict[str, Any]) -> tuple[str, tuple[int, ...], str | None]:
+    return incident["kind"], tuple(incident["ranks"]), incident["phase"]
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
@@ -41,6 +42,11 @@ class Outline:
         self._count = 0
         self._slowest: list[tuple[float, int, StepAcrossRanks]] = []
         self._exposed: list[tuple[float, int, StepAcrossRanks]] = []
+
+    def add_all(self, steps: Iterable[StepAcrossRanks]) -> None:
+        """Adds steps."""
+        for across in steps:
+            self.add(across)
 
     def add(self, across: StepAcrossRanks) -> None:
         """Adds one step, if it counts."""

@@ -15,16 +15,13 @@ from statistics import fmean, median
 from typing import Any
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.buckets import MOST_NAMED, BucketStep, bucket_steps, most_often_last
-from ddpwatch.analysis.diagnosis.engine import Diagnosis
-from ddpwatch.analysis.diagnosis.rows import incident_row, lost_row
+from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.analysis.launch_skew import RankFacts, the_only
-from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.means import MeanBuilder, Sums, merged
 from ddpwatch.analysis.step import NS_PER_MS, missing_steps
-from ddpwatch.messages import Bye, Hello, Layout, Message, Status, Step, StepStatus
+from ddpwatch.messages import Bye, Hello, Message, Status, Step, StepStatus
 from ddpwatch.sampling.cost import CostMeter
 
 # A step counts as the first of these that any rank reports.
@@ -114,9 +111,7 @@ class ReportBuilder:
         self.ranks: dict[int, RankSamples] = {}
         self.end: Bye | None = None
         self.collector_restarts = 0
-        self._assembler = StepAssembler(expected)
-        self._layouts = Layouts(self._assembler.groups)
-        self.diagnosis = Diagnosis(self._layouts, self._assembler.groups)
+        self._run = DiagnosedRun(expected)
         self._statuses: Counter[str] = Counter()
         self._cost = CostMeter()
         self._others = OtherCollectives()
@@ -124,10 +119,13 @@ class ReportBuilder:
         self._means = MeanBuilder()
         self._buckets: defaultdict[tuple[int, int, int], BucketSamples] = defaultdict(BucketSamples)
 
-    def apply(self, message: Message, received_ns: int = 0) -> None:
-        """Takes one message, and when it was received (ns since the Unix epoch; 0 if that is not known)."""
-        self.diagnosis.apply(message, received_ns)
-        for across in self._assembler.apply(message):
+    def apply(self, message: Message, received_ns: int = 0) -> list[StepAcrossRanks]:
+        """Takes one message, and when it was received (ns since the Unix epoch; 0 if that is not known).
+
+        Returns the steps that it completes.
+        """
+        completed = list(self._run.apply(message, received_ns))
+        for across in completed:
             self._close(across)
         if isinstance(message, Step):
             self._step(message)
@@ -138,24 +136,29 @@ class ReportBuilder:
                 self.end = message
             else:
                 self._rank(message.rank).bye = message
-        elif isinstance(message, Layout):
-            self._layouts.apply(message)
         elif isinstance(message, Status):
             self.collector_restarts = max(self.collector_restarts, message.restarts)
+        return completed
 
     @property
     def missing_steps(self) -> int:
         """Steps of all ranks that never came, besides those that the ranks dropped."""
         return sum(rank.missing for rank in self.ranks.values())
 
+    def rest(self) -> list[StepAcrossRanks]:
+        """Closes the steps that still lack a rank, and returns them."""
+        completed = list(self._run.rest())
+        for across in completed:
+            self._close(across)
+        return completed
+
     def report(self) -> dict[str, Any]:
         """The report so far. Closes the steps that still lack a rank."""
-        for across in self._assembler.rest():
-            self._close(across)
+        self.rest()
         means = self._means.ranks()
         total = merged(means.values())
         return {
-            "run": self._run(),
+            "run": self._run_row(),
             "steps": {
                 "count": max((rank.steps for rank in self.ranks.values()), default=0),
                 "warmup": self._statuses["warmup"],
@@ -180,14 +183,14 @@ class ReportBuilder:
                     "backend": group.backend,
                     "other_collectives_per_step": self._others.per_step(group.id),
                 }
-                for group in self._assembler.groups.known()
+                for group in self._run.groups.known()
             ],
             "ranks": [
                 self._rank_row(rank, samples, means.get(rank, Sums())) for rank, samples in sorted(self.ranks.items())
             ],
             "buckets": [self._bucket_row(key, samples) for key, samples in self._current_buckets()],
-            "lost": lost_row(self.diagnosis.lost()),
-            "incidents": [incident_row(incident, self._layouts) for incident in self.diagnosis.incidents()],
+            "lost": self._run.lost(),
+            "incidents": self._run.incidents(),
         }
 
     # -- collecting ------------------------------------------------------------------------------------------
@@ -208,7 +211,6 @@ class ReportBuilder:
 
     def _close(self, across: StepAcrossRanks) -> None:
         """Counts one step, with all the ranks that have sent it."""
-        self.diagnosis.add_step(across)
         steps = list(across.ranks.values())
         found = {step.status for step in steps}
         self._statuses[next((status for status in _NOTABLE if status in found), "ok")] += 1
@@ -244,7 +246,7 @@ class ReportBuilder:
 
     # -- rows ------------------------------------------------------------------------------------------------
 
-    def _run(self) -> dict[str, Any]:
+    def _run_row(self) -> dict[str, Any]:
         hellos = [rank.hello for _, rank in sorted(self.ranks.items()) if rank.hello is not None]
         first = hellos[0] if hellos else None
         return {
@@ -271,7 +273,7 @@ class ReportBuilder:
         return {
             "rank": rank,
             "host": hello.host if hello else None,
-            "groups": list(self._assembler.groups.of_rank(rank)),
+            "groups": list(self._run.groups.of_rank(rank)),
             "steps": samples.steps,
             "step_ms": _ms(means.step_ns),
             "step_ms_p50": samples.step.p50(NS_PER_MS),
@@ -303,7 +305,7 @@ class ReportBuilder:
             "module": module,
             "index": index,
             "nbytes": samples.nbytes,
-            "params": self._layouts.bucket_params(index, module=module),
+            "params": self._run.layouts.bucket_params(index, module=module),
             "ready_ms_p50": samples.ready.p50(NS_PER_MS),
             "launch_ms_p50": samples.launch.p50(NS_PER_MS),
             "done_ms_p50": samples.done.p50(NS_PER_MS),

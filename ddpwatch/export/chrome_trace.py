@@ -2,14 +2,16 @@
 
 Each rank is a process, with lanes for the step, compute, hooks, marks and communication; overlapping spans get several
 lanes of a kind. Inside a bucket's span lie its wait for the last rank's launch and the transfer after it. Flow arrows
-join a bucket's collective across ranks, in launch order. Devices are counters. Times are in µs from the first step's
-start. The clocks of several hosts are aligned step by step (`ddpwatch.analysis.clocks`); where that is not possible, by
-the shortest times that frames took to arrive, as a drawing needs some offset.
+join a bucket's collective across ranks, in launch order. Devices are counters. Incidents are a process of their own,
+with a slice each from the start of the first step that they struck to the end of the last. Times are in µs from the
+first step's start. The clocks of several hosts are aligned step by step (`ddpwatch.analysis.clocks`); where that is not
+possible, by the shortest times that frames took to arrive, as a drawing needs some offset.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -20,15 +22,21 @@ import msgspec
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.clocks import Clock, clock_of
+from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
 from ddpwatch.messages import Bye, Device, Hello, Layout, Mark, Message, Step
 from ddpwatch.transport import Frame
 
 Event = dict[str, Any]
-_LANES = ("step", "compute", "hooks", "marks", "communication")
-STEP_LANE, COMPUTE_LANE, HOOK_LANE, MARK_LANE, COMM_LANE = range(len(_LANES))
+_LANES = ("step", "compute", "hooks", "marks", "communication", "incidents")
+STEP_LANE, COMPUTE_LANE, HOOK_LANE, MARK_LANE, COMM_LANE, INCIDENT_LANE = range(len(_LANES))
+_INCIDENT_FACTS = (
+    "kind", "severity", "ranks", "phase", "param", "device", "since_step", "until_step", "steps", "period", "seconds",
+    "share", "gain", "open",
+)  # fmt: skip
 DEVICE_PIDS = 1 << 20  # above every rank
+INCIDENTS_PID = DEVICE_PIDS - 1
 _MOST_LANES = 1 << 20  # of a kind, only to sort them
 _PHASES = {"sync": "wait for buckets", "data": "wait for data"}
 _GAUGES = (
@@ -50,11 +58,13 @@ class TimeLine:
     Attributes:
         offsets: What to add to each rank's stamps (ns) until a step of it is aligned.
         start, end: The start of the first step and the end of the last, on the time line.
+        incidents: What went wrong (`ddpwatch.analysis.diagnosis.rows.incident_row`).
     """
 
     offsets: dict[int, int]
     start: int
     end: int
+    incidents: tuple[dict[str, Any], ...] = ()
 
 
 class _Survey:
@@ -84,7 +94,7 @@ class _Survey:
             first, last = self._extents.get(key, (start, end))
             self._extents[key] = min(first, start), max(last, end)
 
-    def time_line(self) -> TimeLine:
+    def time_line(self, incidents: Iterable[dict[str, Any]]) -> TimeLine:
         """The time line of all that was taken."""
         reference = self._delays.get(self._clocks[min(self._clocks)], 0) if self._clocks else 0
         guessed = {rank: self._delays.get(clock, reference) - reference for rank, clock in self._clocks.items()}
@@ -98,6 +108,7 @@ class _Survey:
             offsets,
             start=min((first for first, _ in extents), default=0),
             end=max((last for _, last in extents), default=0),
+            incidents=tuple(incidents),
         )
 
 
@@ -108,14 +119,14 @@ def _offsets_of(across: StepAcrossRanks) -> dict[int, int]:
 
 def align(frames: Iterable[Frame], ranks: int | None = None) -> TimeLine:
     """The time line of a recording, in one pass over it."""
-    survey, assembler = _Survey(), StepAssembler(ranks)
+    survey, run = _Survey(), DiagnosedRun(ranks)
     for message, envelope in frames:
         survey.note(message, envelope.received_ns)
-        for across in assembler.apply(message):
+        for across in run.apply(message, envelope.received_ns):
             survey.add(across)
-    for across in assembler.rest():
+    for across in run.rest():
         survey.add(across)
-    return survey.time_line()
+    return survey.time_line(run.incidents())
 
 
 def write_chrome(
@@ -162,6 +173,37 @@ class _Lanes:
         return lane
 
 
+class _StepTimes:
+    """When some steps were, or else the last ones before them."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._numbers = sorted(set(numbers))
+        self._found: dict[int, tuple[int, int, int]] = {}  # by position in the numbers: a step, its start, its end
+
+    def add(self, number: int, start: int, end: int) -> None:
+        """Takes one step of one rank."""
+        place = bisect_left(self._numbers, number)
+        step, first, last = self._found.get(place, (number, start, end))
+        if number == step:
+            self._found[place] = step, min(start, first), max(end, last)
+        elif number > step:
+            self._found[place] = number, start, end
+
+    def start_of(self, number: int) -> int | None:
+        """When a step started, or else the last one before it ended; None if there is none."""
+        found = self._before(number)
+        return None if found is None else found[1] if found[0] == number else found[2]
+
+    def end_of(self, number: int) -> int | None:
+        """When a step ended, or else the last one before it."""
+        found = self._before(number)
+        return None if found is None else found[2]
+
+    def _before(self, number: int) -> tuple[int, int, int] | None:
+        places = range(bisect_left(self._numbers, number), -1, -1)
+        return next((self._found[place] for place in places if place in self._found), None)
+
+
 class _Tracer:
     """Turns frames into events."""
 
@@ -176,6 +218,8 @@ class _Tracer:
         self._named: set[tuple[int, int]] = set()
         self._params: dict[tuple[int, int], tuple[int, list[str]]] = {}
         self._flows = 0
+        struck = (row[key] for row in line.incidents for key in ("since_step", "until_step"))
+        self._times = _StepTimes(number for number in struck if number is not None)
 
     def events(self, frames: Iterable[Frame]) -> Iterator[Event]:
         for message, _ in frames:
@@ -184,6 +228,22 @@ class _Tracer:
             yield from self._other(message)
         for across in self._assembler.rest():
             yield from self._across_ranks(across)
+        yield from self._incidents()
+
+    def _incidents(self) -> Iterator[Event]:
+        """Longest first where they start together, so that they nest."""
+        slices = []
+        for row in self._line.incidents:
+            since, until = row["since_step"], row["until_step"]
+            start = self._line.start if since is None else self._times.start_of(since)
+            end = self._line.end if until is None else self._times.end_of(until)
+            start = self._line.start if start is None else start
+            slices.append((start, max(start, self._line.start if end is None else end), row))
+        if slices:
+            yield from self._process(INCIDENTS_PID, "incidents")
+        for start, end, row in sorted(slices, key=lambda found: (found[0], -found[1])):
+            facts = {key: row[key] for key in _INCIDENT_FACTS}
+            yield from self._span(INCIDENTS_PID, INCIDENT_LANE, row["message"], "incident", start, end, facts)
 
     # -- one message -----------------------------------------------------------------------------------------
 
@@ -249,6 +309,7 @@ class _Tracer:
         self._offsets |= _offsets_of(across)
         for rank, step in sorted(across.ranks.items()):
             start = step.start_ns + self._offset(rank)
+            self._times.add(across.step, start, start + step.duration_ns)
             yield from self._step(step, start, across.figures[rank])
             yield from self._hooks(rank, step, start)
             found = flights(step, across.facts_of(rank), across.skew)
@@ -340,7 +401,8 @@ class _Tracer:
     def _process(self, pid: int, name: str) -> Iterator[Event]:
         self._named.add((pid, 0))
         yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+        order = -1 if pid == INCIDENTS_PID else pid  # above the ranks
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": order}}
 
     def _lane(self, rank: int, kind: int, number: int = 0) -> Generator[Event, None, int]:
         """The thread id of a lane. Names the lane before its first event, and sorts lanes of a kind together."""

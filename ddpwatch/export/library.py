@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ddpwatch.analysis.diagnosed_run import diagnosed
 from ddpwatch.errors import UsageError
 from ddpwatch.export.tables import (
     TABLES,
@@ -92,11 +93,19 @@ class OpenedRecording:
         """The bucket layouts that the ranks sent."""
         return [message for message, _ in self.frames() if isinstance(message, Layout)]
 
+    def incidents(self) -> list[dict[str, Any]]:
+        """What went wrong, worst first: the rows of ``incidents`` in ``ddpwatch report --json``."""
+        return diagnosed(self.frames(), self._ranks).incidents()
+
+    def lost(self) -> dict[str, Any]:
+        """Where the rank-time went: ``lost`` of ``ddpwatch report --json``."""
+        return diagnosed(self.frames(), self._ranks).lost()
+
     def columns(self, table: str) -> dict[str, list[object]]:
         """A table as columns, e.g. for ``pandas.DataFrame(opened.columns("steps"))``, polars or pyarrow.
 
         Args:
-            table: ``steps``, ``buckets``, ``ranks``, ``devices`` or ``marks``.
+            table: ``steps``, ``buckets``, ``ranks``, ``devices``, ``marks`` or ``incidents``.
 
         Raises:
             UsageError: There is no such table.

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
+import msgspec
+
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import steps_across_ranks
 from ddpwatch.analysis.buckets import bus_bandwidths
+from ddpwatch.analysis.diagnosed_run import diagnosed
 from ddpwatch.analysis.step import NS_PER_MS, PHASES
 from ddpwatch.messages import Bye, Device, Hello, Mark, Step
 from ddpwatch.sampling.levels import UNRESOLVED, is_watched
@@ -149,9 +152,33 @@ class MarkRow:
     end_ns: int | None
 
 
-TableRow = StepRow | BucketRow | RankRow | DeviceRow | MarkRow
+@dataclass(frozen=True, slots=True)
+class IncidentRow:
+    """One incident, as in ``ddpwatch report --json``; ``ranks`` with spaces between, ``evidence`` as JSON."""
+
+    kind: str
+    severity: str
+    ranks: str
+    phase: str | None
+    param: str | None
+    bucket: int | None
+    device: str | None
+    since_step: int | None
+    until_step: int | None
+    steps: int
+    period: int | None
+    seconds: float
+    share: float | None
+    gain: float | None
+    open: bool
+    message: str
+    evidence: str
+
+
+TableRow = StepRow | BucketRow | RankRow | DeviceRow | MarkRow | IncidentRow
 TABLES: dict[str, type[TableRow]] = {
     "steps": StepRow, "buckets": BucketRow, "ranks": RankRow, "devices": DeviceRow, "marks": MarkRow,
+    "incidents": IncidentRow,
 }  # fmt: skip
 
 
@@ -254,6 +281,13 @@ def mark_rows(frames: Frames) -> Iterator[MarkRow]:
             yield MarkRow(message.rank, message.kind, message.name, message.start_ns, message.end_ns)
 
 
+def incident_rows(frames: Frames, ranks: int | None = None) -> Iterator[IncidentRow]:
+    """One row per incident, worst first. ``ranks`` as for `steps_of`."""
+    for row in diagnosed(frames, ranks).incidents():
+        texts = {"ranks": " ".join(map(str, row["ranks"])), "evidence": msgspec.json.encode(row["evidence"]).decode()}
+        yield IncidentRow(**{**row, **texts})
+
+
 def rows(frames: Frames, table: str, ranks: int | None = None) -> Iterator[TableRow]:
     """The rows of a table (a key of `TABLES`)."""
     if table == "steps":
@@ -262,6 +296,8 @@ def rows(frames: Frames, table: str, ranks: int | None = None) -> Iterator[Table
         return (row for across in steps_of(frames, ranks) for row in bucket_rows(across))
     if table == "ranks":
         return iter(rank_rows(frames))
+    if table == "incidents":
+        return incident_rows(frames, ranks)
     return device_rows(frames) if table == "devices" else mark_rows(frames)
 
 

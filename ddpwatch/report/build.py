@@ -3,38 +3,66 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.assembly import steps_across_ranks
-from ddpwatch.analysis.compare import RunSeries, compare, figures_of
-from ddpwatch.analysis.diagnosis.findings import findings
+from ddpwatch.analysis.compare import RunSeries, changed_accounts, changed_incidents, compare, figures_of
+from ddpwatch.analysis.diagnosed_run import DiagnosedRun
+from ddpwatch.analysis.diagnosis.findings import findings, notes
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.messages import Layout
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 
 
-def report_of(path: str | os.PathLike[str], selection: Selection | None = None) -> dict[str, Any]:
+@dataclass
+class Drawn:
+    """What of a run is drawn, besides its report.
+
+    Attributes:
+        outline: Of its steps.
+        layouts: The source of parameter names.
+    """
+
+    outline: Outline = field(default_factory=Outline)
+    layouts: list[Layout] = field(default_factory=list)
+
+
+def report_of(
+    path: str | os.PathLike[str], selection: Selection | None = None, drawn: Drawn | None = None
+) -> dict[str, Any]:
     """The report of a recording, as ``ddpwatch report --json`` prints it.
+
+    Args:
+        path: Of the recording.
+        selection: Which steps and ranks.
+        drawn: Filled in the same pass.
 
     Raises:
         UsageError: Nothing in the file is readable, or the selection is empty.
     """
-    return report_of_recording(Recording(path), selection)
+    return report_of_recording(Recording(path), selection, drawn)
 
 
-def report_of_recording(recording: Recording, selection: Selection | None = None) -> dict[str, Any]:
+def report_of_recording(
+    recording: Recording, selection: Selection | None = None, drawn: Drawn | None = None
+) -> dict[str, Any]:
     """See `report_of`."""
     chosen = selection or Selection()
     recording.check(chosen)
-    builder = ReportBuilder(None if chosen.ranks is None else len(chosen.ranks))
+    builder = ReportBuilder(_expected(chosen))
     for message, envelope in recording.select(chosen):
-        builder.apply(message, envelope.received_ns)
+        steps = builder.apply(message, envelope.received_ns)
+        if drawn is not None:
+            drawn.outline.add_all(steps)
+            if isinstance(message, Layout):
+                drawn.layouts.append(message)
+    if drawn is not None:
+        drawn.outline.add_all(builder.rest())
     if recording.frames == 0:
         raise UsageError(f"{recording.path}: no frame is readable", "it was cut off in its first second, or is damaged")
     result = builder.report()
@@ -42,8 +70,14 @@ def report_of_recording(recording: Recording, selection: Selection | None = None
     if builder.collector_restarts:
         result["recording"]["collector_restarts"] = builder.collector_restarts
         result["recording"]["missing_steps"] = builder.missing_steps
+    result["notes"] = notes(result)
     result["findings"] = findings(result)
     return result
+
+
+def _expected(selection: Selection) -> int | None:
+    """How many ranks will send a step; None for all."""
+    return None if selection.ranks is None else len(selection.ranks)
 
 
 def _about(recording: Recording) -> dict[str, Any]:
@@ -62,22 +96,15 @@ def _about(recording: Recording) -> dict[str, Any]:
     }
 
 
-def outline_of(recording: Recording, selection: Selection | None = None) -> Outline:
-    """The outline of a recording, in one pass."""
-    outline = Outline()
-    for across in _steps(recording, selection or Selection()):
-        outline.add(across)
-    return outline
-
-
 def compare_recordings(
     paths: Sequence[str | os.PathLike[str]], selection: Selection | None = None, seed: int = 0
 ) -> dict[str, Any]:
     """Compares each recording with the first.
 
     Returns:
-        ``runs``: the figures of each (`ddpwatch.analysis.compare.figures_of`). ``differences``: of all but the first
-        run, with ``a``, ``b`` (names) and the fields of `ddpwatch.analysis.compare.Difference`.
+        ``runs``: the figures of each (`ddpwatch.analysis.compare.figures_of`), ``lost`` and ``incidents`` as in a
+        report. ``differences``: of all but the first run, with ``a``, ``b`` (names), the fields of
+        `ddpwatch.analysis.compare.Difference`, ``lost`` and ``incidents``: how these differ.
 
     Raises:
         UsageError: Fewer than two recordings, or one cannot be read.
@@ -85,20 +112,28 @@ def compare_recordings(
     if len(paths) < 2:
         raise UsageError("compare needs two recordings", "ddpwatch compare A.mcap B.mcap")
     runs = [RunSeries(name) for name in _names(paths)]
-    for path, run in zip(paths, runs, strict=True):
-        for across in _steps(Recording(path), selection or Selection()):
-            run.add(across)
-    found = [(run, compare(runs[0], run, seed)) for run in runs[1:]]
+    rows = [_run(path, run, selection or Selection()) for path, run in zip(paths, runs, strict=True)]
     return {
-        "runs": [figures_of(run) for run in runs],
-        "differences": [{"a": runs[0].name, "b": run.name, **asdict(difference)} for run, difference in found],
+        "runs": rows,
+        "differences": [
+            {
+                "a": runs[0].name,
+                "b": run.name,
+                **asdict(compare(runs[0], run, seed)),
+                "lost": changed_accounts(rows[0]["lost"], row["lost"]),
+                "incidents": changed_incidents(rows[0], row),
+            }
+            for run, row in zip(runs[1:], rows[1:], strict=True)
+        ],
     }
 
 
-def _steps(recording: Recording, selection: Selection) -> Iterator[StepAcrossRanks]:
+def _run(path: str | os.PathLike[str], series: RunSeries, selection: Selection) -> dict[str, Any]:
+    recording, run = Recording(path), DiagnosedRun(_expected(selection))
     recording.check(selection)
-    ranks = None if selection.ranks is None else len(selection.ranks)
-    return steps_across_ranks((message for message, _ in recording.select(selection)), ranks)
+    for across in run.steps(recording.select(selection)):
+        series.add(across)
+    return {**figures_of(series), "lost": run.lost(), "incidents": run.incidents()}
 
 
 def _names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -1,10 +1,15 @@
-"""A comparison of runs as text: figures side by side, then a sentence for each difference."""
+"""A comparison of runs as text: figures side by side, then for each difference a sentence, lost time and incidents."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ddpwatch.report.format import clean, number, percent, table
+from ddpwatch.report.lost import account_name
+
+MOST_ACCOUNTS = 5
+MOST_INCIDENTS = 10
+LEAST_CHANGE = 0.001  # of the rank-time
 
 
 def render_compare(result: dict[str, Any]) -> str:
@@ -16,5 +21,28 @@ def render_compare(result: dict[str, Any]) -> str:
         for phase in (runs[0]["phases_ms_p50"] if runs else ())
     ]
     rows.append(["overlap", *(percent(run["overlap_p50"]) for run in runs)])
+    rows.append(["lost", *(percent(run["lost"]["lost_share"], 1) for run in runs)])
     lines = table(["p50", *(clean(run["name"]) for run in runs)], [list(row) for row in rows])
-    return "\n".join([*lines, "", *(clean(found["text"]) for found in result["differences"])])
+    for found in result["differences"]:
+        lines += ["", clean(found["text"]), *_lost(found), *_incidents(found)]
+    return "\n".join(lines)
+
+
+def _lost(found: dict[str, Any]) -> list[str]:
+    """The accounts of lost time that changed most."""
+    changed = [row for row in found["lost"] if abs(row["change"]) >= LEAST_CHANGE]
+    return [
+        f"  {clean(account_name(row))}: {percent(row['a'], 1)} of {clean(found['a'])}, "
+        f"{percent(row['b'], 1)} of {clean(found['b'])}"
+        for row in changed[:MOST_ACCOUNTS]
+    ]
+
+
+def _incidents(found: dict[str, Any]) -> list[str]:
+    rows = found["incidents"]
+    lines = [
+        f"  only {clean(row['run'])}: [{row['severity']}] {row['kind']}: {clean(row['message'])}"
+        f" ({percent(row['share'], 1)} of the run)"
+        for row in rows[:MOST_INCIDENTS]
+    ]
+    return [*lines, *([f"  … {len(rows) - MOST_INCIDENTS} more"] if len(rows) > MOST_INCIDENTS else [])]

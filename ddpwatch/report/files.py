@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Layout
 from ddpwatch.recording.overwrite_guard import check_output
-from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
-from ddpwatch.report.build import outline_of, report_of_recording
+from ddpwatch.report.build import Drawn, report_of
 from ddpwatch.report.html import render_html
 from ddpwatch.report.text import render_report
 from ddpwatch.version import __version__
@@ -25,22 +23,28 @@ def write_html(path: Path, out: Path, selection: Selection) -> int:
             recording itself.
     """
     check_output(out)
-    recording = Recording(path)
-    report = report_of_recording(recording, selection)
-    layouts = [message for message, _ in recording.select(selection) if isinstance(message, Layout)]
-    page = render_html(report, outline_of(recording, selection), layouts, __version__)
+    drawn = Drawn()
+    return write_page(report_of(path, selection, drawn), drawn, out)
+
+
+def write_page(report: dict[str, Any], drawn: Drawn, out: Path) -> int:
+    """Writes a report as one HTML file; returns its size in bytes.
+
+    Raises:
+        UsageError: The output cannot be written.
+    """
     try:
-        return out.write_bytes(page)
+        return out.write_bytes(render_html(report, drawn.outline, drawn.layouts, __version__))
     except OSError as error:
         raise UsageError(f"{out}: {error.strerror}", "give --html a path you can write to") from error
 
 
-def text_report(path: Path, report: dict[str, Any], selection: Selection, terminal: bool) -> str:
-    """The report as text, on a terminal with charts of its width."""
+def text_report(report: dict[str, Any], drawn: Drawn | None = None) -> str:
+    """The report as text; with what is drawn, it has charts of the terminal's width."""
     text = render_report(report)
-    if not terminal:
+    if drawn is None:
         return text
     from ddpwatch.report.charts import charts
 
-    drawn = charts(outline_of(Recording(path), selection), shutil.get_terminal_size().columns)
-    return f"{text}\n\n{drawn}" if drawn else text
+    shown = charts(drawn.outline, shutil.get_terminal_size().columns)
+    return f"{text}\n\n{shown}" if shown else text

@@ -47,6 +47,13 @@ def size(nbytes: float | None) -> str:
     return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
+def duration(seconds: float) -> str:
+    """A duration in the unit that suits it: ``2.9 s``, ``32 min``, ``5.2 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table with right-aligned columns."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]

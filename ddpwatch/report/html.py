@@ -1,4 +1,4 @@
-"""The report as one HTML file: figures, findings, and a timeline to zoom and click in. It loads no other resource.
+"""The report as one HTML file: figures, incidents, and a timeline to zoom and click in. It loads no other resource.
 
 Names in a recording come from other machines. They travel as JSON, cleaned by `ddpwatch.report.format.clean`, and
 appear on the page only as text. The page's content security policy forbids every connection.
@@ -17,7 +17,9 @@ from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.step import named_stretches
 from ddpwatch.analysis.waiting import flights, split_exposed
 from ddpwatch.messages import Layout
+from ddpwatch.report import incidents as worst
 from ddpwatch.report.format import clean
+from ddpwatch.report.lost import account_table, bar_parts, lost_sentence
 
 MOST_RANKS = 64
 MOST_HOOKS = 2000
@@ -35,6 +37,8 @@ def render_html(report: dict[str, Any], outline: Outline, layouts: list[Layout],
     """
     data = {
         "report": _cleaned(report),
+        "lost": _cleaned(_lost(report)),
+        "incidents": _cleaned([_incident(row) for row in report["incidents"]]),
         "points": [asdict(point) for point in outline.points],
         "stride": outline.stride,
         "steps": [_step(across, why) for across, why in outline.details()],
@@ -54,8 +58,22 @@ def _cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
-        return {key: _cleaned(item) for key, item in value.items()}
-    return [_cleaned(item) for item in value] if isinstance(value, list) else value
+        return {_cleaned(key): _cleaned(item) for key, item in value.items()}
+    return [_cleaned(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _lost(report: dict[str, Any]) -> dict[str, Any]:
+    table = account_table(report)
+    bar = bar_parts(report["lost"]["accounts"])
+    return {"sentence": lost_sentence(report), "bar": bar, "header": table.header, "rows": table.rows}
+
+
+def _incident(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "kind": row["kind"], "severity": row["severity"], "message": row["message"], "facts": worst.facts(row),
+        "details": worst.details(row), "evidence": worst.evidence(row),
+        "since": row["since_step"], "until": row["until_step"],
+    }  # fmt: skip
 
 
 def _step(across: StepAcrossRanks, why: str) -> dict[str, Any]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ddpwatch.report import incidents as worst
 from ddpwatch.report.format import UNKNOWN, clean, number, percent
+from ddpwatch.report.lost import account_table, bar, lost_sentence
 from ddpwatch.report.tables import Table, tables
 
+BAR_WIDTH = 60
 _OMITTED = ("own cost", "ready ms")  # so that a table fits into a page
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~@!])")
 
 
 def render_markdown(report: dict[str, Any]) -> str:
-    """The report's figures and findings, with names escaped so that none of them acts as markup."""
+    """The report's figures, incidents and notes, with names escaped so that none of them acts as markup."""
     run, steps, overlap = report["run"], report["steps"], report["overlap"]
     lines = [
         f"## {plain(run['id'] or 'run')}",
@@ -24,14 +27,38 @@ def render_markdown(report: dict[str, Any]) -> str:
         f"{number(steps['step_ms_p50'])} ms, p90 {number(steps['step_ms_p90'])} ms), overlap "
         f"**{percent(overlap['ratio'])}**, exposed communication **{number(overlap['exposed_ms'])} ms**.",
         "",
-        "### Findings",
+        *_lost(report),
+        "### Incidents",
         "",
-        *([f"- **{f['severity']}**: {plain(f['message'])}" for f in report["findings"]] or ["Nothing stands out."]),
+        *_incidents(report["incidents"]),
         "",
+        *_notes(report),
     ]
     for table in tables(report, omit=_OMITTED):
         lines += _table(table)
     return "\n".join(lines).rstrip()
+
+
+def _lost(report: dict[str, Any]) -> list[str]:
+    sentence = lost_sentence(report)
+    if not sentence:
+        return []
+    drawn = [f"    {line}" for line in bar(report["lost"]["accounts"], BAR_WIDTH)]
+    return [f"**{plain(sentence)}**", "", *drawn, "", *_table(account_table(report))]
+
+
+def _incidents(incidents: list[dict[str, Any]]) -> list[str]:
+    found, more = worst.shown(incidents)
+    lines = []
+    for row in found:
+        lines.append(f"- **{row['kind']}** ({row['severity']}): {plain(row['message'])} · {plain(worst.facts(row))}")
+        lines += [f"  - {plain(line.strip())}" for line in worst.details(row)]
+    return [*lines, *([f"- {more}"] if more else [])] or ["Nothing stands out."]
+
+
+def _notes(report: dict[str, Any]) -> list[str]:
+    notes = [f"- **{note['severity']}**: {plain(note['message'])}" for note in report.get("notes", ())]
+    return ["### Notes", "", *notes, ""] if notes else []
 
 
 def plain(text: str) -> str:

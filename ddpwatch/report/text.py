@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddpwatch.report import incidents as worst
 from ddpwatch.report.format import UNKNOWN, clean, number, percent, size, table
+from ddpwatch.report.lost import account_table, bar, lost_sentence
 from ddpwatch.report.tables import Table, tables
+
+BAR_WIDTH = 76
 
 
 def render_report(report: dict[str, Any]) -> str:
-    """The report, in about as many lines as there are ranks and buckets."""
-    sections = [_head(report), *map(_table, tables(report)), _findings(report)]
-    return "\n\n".join("\n".join(lines) for lines in sections)
+    """The report, in about as many lines as there are ranks, buckets and incidents."""
+    sections = [_head(report), _lost(report), _incidents(report), _notes(report), *map(_table, tables(report))]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
 def _unresolved(steps: dict[str, Any]) -> str:
@@ -54,8 +58,24 @@ def _table(found: Table) -> list[str]:
     return [found.title, *table(found.header, [[clean(cell) for cell in row] for row in found.rows])]
 
 
-def _findings(report: dict[str, Any]) -> list[str]:
-    found = report["findings"]
-    if not found:
-        return ["Findings", "nothing stands out"]
-    return ["Findings", *(f"[{finding['severity']}] {clean(finding['message'])}" for finding in found)]
+def _lost(report: dict[str, Any]) -> list[str]:
+    sentence = lost_sentence(report)
+    if not sentence:
+        return []
+    drawn = bar(report["lost"]["accounts"], BAR_WIDTH)
+    return [clean(sentence), *drawn, "", *_table(account_table(report))]
+
+
+def _incidents(report: dict[str, Any]) -> list[str]:
+    """One line for each of the worst incidents, and indented what the line cannot hold."""
+    found, more = worst.shown(report["incidents"])
+    lines = ["Incidents"] if found else ["Incidents", "nothing stands out"]
+    for row in found:
+        lines.append(f"[{row['severity']}] {row['kind']}: {clean(row['message'])} · {worst.facts(row)}")
+        lines += [f"    {clean(line)}" for line in worst.details(row)]
+    return [*lines, *([more] if more else [])]
+
+
+def _notes(report: dict[str, Any]) -> list[str]:
+    found = [f"[{note['severity']}] {clean(note['message'])}" for note in report.get("notes", ())]
+    return ["Notes", *found] if found else []

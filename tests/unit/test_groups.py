@@ -9,7 +9,6 @@ import msgspec
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import bucket_steps
 from ddpwatch.analysis.groups import OtherCollectives
-from ddpwatch.analysis.window import summarise
 from ddpwatch.messages import Group, Hello, Message, Step
 from ddpwatch.state import RunState
 from tests.support.frames import MS, hello, layout, state_of, step
@@ -48,10 +47,11 @@ def test_ranks_of_other_groups_are_not_compared() -> None:
 
 
 def test_the_slow_rank_is_named_with_its_group() -> None:
-    straggler = summarise(two_groups().recent()).straggler
-    assert straggler is not None
-    assert (straggler.rank, straggler.late_ns, straggler.peers) == (3, LATE_MS * MS, (2, 3))
-    assert (straggler.phase, straggler.excess_ns) == ("backward", LATE_MS * MS)
+    (found,) = [incident for incident in two_groups().diagnosis.incidents() if incident.ranks]
+    assert (found.kind, found.ranks, found.phase) == ("straggler", (3,), "backward")
+    assert found.evidence["group"] == [2, 3]
+    assert found.evidence["late_ms"] == found.evidence["excess_ms"] == LATE_MS
+    assert "in its group (ranks 2, 3)" in found.message
 
 
 def test_a_group_with_an_unseen_member_has_no_lateness_and_no_transfer() -> None:

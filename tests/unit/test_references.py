@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = re.compile(r"`((?:ddpwatch|trainer)(?:\.\w+)+)`")
-FILE = re.compile(r"\b((?:ddpwatch|trainer|tests|benchmarks|demo)/[\w/]+\.py)\b")
+FILE = re.compile(r"(?<![\w/])((?:ddpwatch|trainer|tests|benchmarks|demo)/[\w/]+\.py)\b")
 SOURCES = [
     path for folder in ("ddpwatch", "trainer", "tests", "benchmarks", "demo") for path in ROOT.glob(f"{folder}/**/*.py")
 ]

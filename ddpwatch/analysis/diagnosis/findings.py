@@ -1,4 +1,4 @@
-"""Findings: what stands out in a report. The keys and kinds are part of the report's JSON."""
+"""Notes, which are no incidents, and findings, which are both. Keys and kinds are part of the report's JSON."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ def findings(report: dict[str, Any]) -> list[Finding]:
 
     Each has ``kind``, ``severity`` (error, warning, info), ``rank``, ``bucket``, ``message``, ``evidence``.
     """
-    found = [
-        *_ends(report),
-        *(_of_incident(incident) for incident in report["incidents"] if incident["kind"] != "death"),
-        *_recording(report),
-        *_drops(report),
-        *_counts(report),
-        *_others(report),
-    ]
+    incidents = (_of_incident(incident) for incident in report["incidents"] if incident["kind"] != "death")
+    return _worst_first([*_ends(report), *incidents, *notes(report)])
+
+
+def notes(report: dict[str, Any]) -> list[Finding]:
+    """What is worth knowing and no incident: frames that are missing, ranks that count differently. Keys as above."""
+    return _worst_first([*_recording(report), *_drops(report), *_counts(report), *_others(report)])
+
+
+def _worst_first(found: list[Finding]) -> list[Finding]:
     return sorted(found, key=lambda finding: ("error", "warning", "info").index(finding["severity"]))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
-from ddpwatch.analysis.diagnosis.incident import LOST, Incident, LostTime
+from ddpwatch.analysis.diagnosis.incident import LOST, Incident, Kind, LostTime
 from ddpwatch.analysis.diagnosis.sentences import LayerNames
+from ddpwatch.analysis.diagnosis.wording import stack_lines
 
 NS_PER_S = 1e9
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def incident_row(incident: Incident, names: LayerNames | None = None) -> dict[str, Any]:
@@ -54,3 +56,8 @@ def lost_row(lost: LostTime) -> dict[str, Any]:
             for account in lost.accounts
         ],
     }
+
+
+def row_stacks(row: dict[str, Any]) -> list[str]:
+    """Where the ranks of a hang are, from its row (see `stack_lines`)."""
+    return stack_lines(Incident(row["kind"], row["severity"], "", tuple(row["ranks"]), evidence=row["evidence"]))

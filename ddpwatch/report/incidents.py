@@ -1,0 +1,91 @@
+"""Incidents for every kind of text, and the check that ``ddpwatch report --fail-on`` makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ddpwatch.analysis.diagnosis.rows import KINDS, row_stacks
+from ddpwatch.analysis.diagnosis.sentences import ordinal
+from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.report.format import clean, number, percent
+
+Row = dict[str, Any]
+
+MOST_INCIDENTS = 20
+ANY = "any"
+_EVIDENCE_ELSEWHERE = ("stacks", "call_sites", "no_stack")
+
+
+def shown(incidents: list[Row]) -> tuple[list[Row], str]:
+    """The worst incidents, and how many more there are; "" for none."""
+    more = len(incidents) - MOST_INCIDENTS
+    return incidents[:MOST_INCIDENTS], f"… {more} more" if more > 0 else ""
+
+
+def facts(row: Row) -> str:
+    """When an incident struck, what it cost, what its end would gain."""
+    found = [_when(row)]
+    if row["period"] is not None and " in every " not in row["message"]:
+        found.append(f"every {ordinal(row['period'])} step")
+    if row["seconds"]:
+        found.append(f"{number(row['seconds'])} rank-s, {percent(row['share'], 1)} of the run")
+    if row["gain"]:
+        found.append(f"a step would be {percent(row['gain'], 1)} shorter without it")
+    found.append("lasts to the end" if row["open"] else "over")
+    return " · ".join(filter(None, found))
+
+
+def _when(row: Row) -> str:
+    since, until, count = row["since_step"], row["until_step"], row["steps"]
+    if since is None or until is None:
+        return ""
+    if since == until:
+        return f"step {since}"
+    return f"steps {since}–{until}" + (f" ({count} of them)" if 0 < count <= until - since else "")
+
+
+def details(row: Row) -> list[str]:
+    """Lines below an incident: the cause outside the job, and the stacks of a hang."""
+    return [*([f"cause: {row['device']}"] if row["device"] else []), *row_stacks(row)]
+
+
+def evidence(row: Row) -> str:
+    """The figures that an incident rests on."""
+    return ", ".join(f"{key} {value}" for key, value in _flat(row["evidence"]))
+
+
+def _flat(evidence: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in evidence.items():
+        if key in _EVIDENCE_ELSEWHERE:
+            continue
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key} ")
+        elif isinstance(value, (list, tuple)):
+            yield f"{prefix}{key}", " ".join(map(str, value))
+        elif value is not None:
+            yield f"{prefix}{key}", f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def parse_kinds(text: str) -> frozenset[str]:
+    """``straggler,hang`` or ``any``.
+
+    Raises:
+        UsageError: A kind is not known.
+    """
+    kinds = frozenset(filter(None, (kind.strip() for kind in text.split(","))))
+    if not kinds or not kinds <= {ANY, *KINDS}:
+        unknown = ", ".join(sorted(kinds - {ANY, *KINDS})) or text
+        raise UsageError(f"{unknown!r} is no kind of incident", f"there are {', '.join(KINDS)}; or give any")
+    return kinds
+
+
+def fail_if(report: dict[str, Any], kinds: frozenset[str]) -> None:
+    """Fails if there is an incident of these kinds. ``any`` means all but those of severity ``info``.
+
+    Raises:
+        DdpwatchError: There is one; the worst is named.
+    """
+    for row in report["incidents"]:
+        if row["kind"] in kinds or (ANY in kinds and row["severity"] != "info"):
+            raise DdpwatchError(f"{row['kind']}: {clean(row['message'])}")

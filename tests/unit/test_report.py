@@ -1,0 +1,260 @@
+"""What a report says first: where the time went, and who cost it. In every format, and as an exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from typer.testing import CliRunner
+
+from ddpwatch.analysis.attachments import AttachmentBuilder
+from ddpwatch.analysis.diagnosis.rows import KINDS
+from ddpwatch.cli import app
+from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.export.writers import export
+from ddpwatch.messages import Bye, Mark, Message, Step
+from ddpwatch.recording import open_recording
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.selection import Selection
+from ddpwatch.report.build import compare_recordings, report_of
+from ddpwatch.report.compare_text import render_compare
+from ddpwatch.report.incidents import MOST_INCIDENTS, fail_if, parse_kinds
+from ddpwatch.report.lost import MOST_ROWS, account_table, bar, lost_sentence
+from ddpwatch.report.markdown import render_markdown
+from ddpwatch.report.text import render_report
+from tests.support import chrome_trace
+from tests.support.runs import MS, record, run_of
+
+LATE_MS = 15
+STEPS = 60
+
+
+def late(ranks: int = 2, steps: int = STEPS) -> Iterator[tuple[Message, int]]:
+    """The last bucket of the last rank is launched 15 ms late in each step: its backward takes longer."""
+    for message, at in run_of(ranks, steps):
+        if isinstance(message, Step):
+            own = LATE_MS if message.rank == ranks - 1 else 0
+            ends = [(5, 25), (25, 75 + own), (75 + own, 96), (97, 107)]
+            spans = [replace(old, start=a * MS, end=b * MS) for old, (a, b) in zip(message.spans, ends, strict=True)]
+            message = replace(
+                message, duration_ns=107 * MS, spans=spans, comm_ready=[38 * MS, (60 + own) * MS],
+                comm_launch=[40 * MS, (65 + own) * MS], comm_done=[60 * MS, 95 * MS],
+            )  # fmt: skip
+        elif isinstance(message, Bye):
+            message = replace(message, reason="finished", detail="")
+        yield message, at
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("late") / "late.mcap", late())
+
+
+@pytest.fixture(scope="module")
+def report(recording: Path) -> dict[str, Any]:
+    return report_of(recording)
+
+
+def row(kind: str = "straggler", severity: str = "warning", **changes: Any) -> dict[str, Any]:
+    return {
+        "kind": kind, "severity": severity, "ranks": [1], "phase": "backward", "param": None, "bucket": None,
+        "device": None, "since_step": 3, "until_step": 9, "steps": 7, "period": None, "seconds": 1.5, "share": 0.02,
+        "gain": None, "open": False, "message": f"rank 1: {kind}", "evidence": {}, **changes,
+    }  # fmt: skip
+
+
+def lost(
+    report: dict[str, Any], *accounts: tuple[str, int | None, str | None, float], ranks: int = 8
+) -> dict[str, Any]:
+    """A report with these accounts, of 100 rank-seconds."""
+    names = ("account", "rank", "phase", "share")
+    rows = [{**dict(zip(names, account, strict=True)), "seconds": 100 * account[3]} for account in accounts]
+    wasted = sum(share for name, _, _, share in accounts if name not in ("compute", "startup", "other"))
+    found = {"rank_seconds": 100.0, "lost_share": wasted, "watched": 1.0, "accounts": rows}
+    return {**report, "ranks": [report["ranks"][0]] * ranks, "lost": found}
+
+
+def test_the_first_sentence_says_where_the_time_went(report: dict[str, Any]) -> None:
+    found = lost(
+        report, ("compute", None, "backward", 0.858), ("waiting", 5, "backward", 0.079),
+        ("transfer", None, "exposed_comm", 0.031), ("input", None, "data", 0.022), ("pause", None, "checkpoint", 0.01),
+        ("jitter", None, "exposed_comm", 0.0001),
+    )  # fmt: skip
+    found["lost"]["rank_seconds"] = 8 * 32 * 60
+    found["incidents"] = [row(ranks=[5], phase="backward", param="h.7")]
+    assert lost_sentence(found) == (
+        "14.2 % of 8 ranks × 32 min lost: 7.9 % waiting for rank 5 (backward, from h.7 on), 3.1 % exposed transfer, "
+        "2.2 % input, 1.0 % checkpoints"
+    )
+    assert lost_sentence(found) in render_report(found)
+    assert "14.2 % of 8 ranks" in render_markdown(found)
+
+
+def test_nothing_lost_and_nothing_known(report: dict[str, Any]) -> None:
+    assert lost_sentence(lost(report, ("compute", None, "forward", 1.0), ranks=1)) == "nothing of 1 rank × 100 s lost"
+    unknown = {**report, "lost": {"rank_seconds": 0.0, "lost_share": None, "watched": None, "accounts": []}}
+    assert lost_sentence(unknown) == ""
+    assert "lost:" not in render_report(unknown) + render_markdown(unknown)
+
+
+def test_the_bar_has_every_part_by_its_share(report: dict[str, Any]) -> None:
+    accounts = lost(
+        report, ("compute", None, "backward", 0.4), ("compute", None, "forward", 0.1), ("waiting", 1, "backward", 0.2),
+        ("jitter", None, "exposed_comm", 0.1), ("pause", None, "gc", 0.1), ("startup", None, None, 0.1),
+    )["lost"]["accounts"]  # fmt: skip
+    cells, legend = bar(accounts, 20)
+    assert cells == "█" * 10 + "▓" * 6 + "▚" * 2 + "·" * 2
+    assert legend == "█ compute 50.0 %  ▓ waiting 30.0 %  ▚ pauses 10.0 %  · other 10.0 %"
+
+
+def test_many_accounts_are_added_up(report: dict[str, Any]) -> None:
+    accounts = [("waiting", rank, "backward", 0.01) for rank in range(100)]
+    rows = account_table(lost(report, *accounts)).rows
+    assert len(rows) == MOST_ROWS + 1
+    assert rows[-1] == ["84 more", "84.0", "84.0 %"]
+
+
+def test_a_late_rank_is_the_incident_and_the_account(report: dict[str, Any]) -> None:
+    (found,) = [incident for incident in report["incidents"] if incident["kind"] == "straggler"]
+    waiting = [account for account in report["lost"]["accounts"] if account["account"] == "waiting"]
+    assert [(account["rank"], account["phase"]) for account in waiting] == [(1, found["phase"])]
+    assert waiting[0]["seconds"] == pytest.approx(found["seconds"])
+    assert sum(account["seconds"] for account in report["lost"]["accounts"]) == pytest.approx(
+        report["lost"]["rank_seconds"]
+    )
+    line = next(line for line in render_report(report).splitlines() if line.startswith("[warning] straggler: rank 1"))
+    for part in (found["message"], "rank-s, ", " of the run", "a step would be ", "lasts to the end"):
+        assert part in line
+    assert found["message"] in render_markdown(report).replace("\\", "")
+
+
+def test_an_incident_is_a_line_and_what_it_cannot_hold_is_indented(report: dict[str, Any]) -> None:
+    frames = ["/a/t.py:7 in f", "/a/t.py:90 in main"]
+    hang = row(
+        "hang", "error", device="host a: 31 % of CPU time stolen",
+        evidence={"call_sites": {1: "t.py:7 in f"}, "stacks": {1: frames}, "no_stack": {2: "it is silent"}},
+    )  # fmt: skip
+    text = render_report({**report, "incidents": [hang, row(period=4, since_step=5, until_step=5)]}).splitlines()
+    first = text.index("[error] hang: rank 1: hang · steps 3–9 · 1.5 rank-s, 2.0 % of the run · over")
+    assert text[first + 1 : first + 7] == [
+        "    cause: host a: 31 % of CPU time stolen",
+        "    rank 1 holds up the others at t.py:7 in f",
+        "    rank 1, innermost call first:",
+        "      /a/t.py:7 in f",
+        "      /a/t.py:90 in main",
+        "    rank 2: no stack, it is silent",
+    ]
+    assert text[first + 7].startswith("[warning] straggler: rank 1: straggler · step 5 · every 4th step · ")
+
+
+def test_only_the_worst_incidents_are_listed(report: dict[str, Any]) -> None:
+    many = {**report, "incidents": [row()] * (MOST_INCIDENTS + 3)}
+    assert render_report(many).count("rank 1: straggler") == MOST_INCIDENTS
+    assert "… 3 more" in render_report(many)
+    assert "… 3 more" in render_markdown(many)
+
+
+def test_notes_are_what_is_no_incident(report: dict[str, Any]) -> None:
+    assert "Notes" not in render_report(report)
+    note = {"kind": "cut_tail", "severity": "info", "message": "the recording was cut off"}
+    assert "Notes\n[info] the recording was cut off" in render_report({**report, "notes": [note]})
+    assert "### Notes\n\n- **info**: the recording was cut off" in render_markdown({**report, "notes": [note]})
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    """The command's exit code, as `ddpwatch.cli.main` would exit, and its output."""
+    done = CliRunner().invoke(app, ["report", *map(str, arguments)])
+    if isinstance(done.exception, DdpwatchError):
+        return done.exception.exit_code, done.stdout + str(done.exception)
+    return done.exit_code, done.stdout
+
+
+def test_fail_on_is_an_exit_code(recording: Path, report: dict[str, Any]) -> None:
+    message = report["incidents"][0]["message"]
+    code, output = run(recording, "--fail-on", "hang,straggler")
+    assert code == 1
+    assert output.endswith(f"straggler: {message}")
+    assert run(recording, "--fail-on", "any")[0] == 1
+    assert run(recording, "--fail-on", "hang,death")[0] == 0
+    code, output = run(recording, "--fail-on", "hung")
+    assert (code, all(kind in output for kind in KINDS)) == (2, True)
+    code, output = run(recording, "--json", "--fail-on", "straggler")
+    assert code == 1
+    assert json.JSONDecoder().raw_decode(output)[0]["incidents"] == json.loads(json.dumps(report["incidents"]))
+
+
+def test_what_is_only_worth_knowing_fails_where_it_is_named() -> None:
+    found = {"incidents": [row("pause", "info")]}
+    fail_if(found, parse_kinds("any"))
+    fail_if(found, frozenset())
+    with pytest.raises(DdpwatchError, match="pause: rank 1: pause"):
+        fail_if(found, parse_kinds(" pause, hang"))
+    with pytest.raises(DdpwatchError, match="hang: rank 1: hang"):
+        fail_if({"incidents": [row("hang", "error"), *found["incidents"]]}, parse_kinds("any,pause"))
+
+
+@pytest.mark.parametrize("text", ["", ",", "hang;death", "Hang"])
+def test_what_is_no_kind(text: str) -> None:
+    with pytest.raises(UsageError, match="no kind of incident"):
+        parse_kinds(text)
+
+
+def test_the_library_says_what_the_report_says(recording: Path, report: dict[str, Any]) -> None:
+    opened = open_recording(recording)
+    assert opened.incidents() == report["incidents"]
+    assert opened.lost() == report["lost"]
+    table = opened.columns("incidents")
+    assert table["message"] == [incident["message"] for incident in report["incidents"]]
+    assert table["ranks"] == [" ".join(map(str, incident["ranks"])) for incident in report["incidents"]]
+
+
+def test_a_comparison_names_what_only_one_run_has(recording: Path, tmp_path: Path) -> None:
+    three = record(tmp_path / "three.mcap", late(ranks=3))
+    result = compare_recordings([recording, three])
+    (found,) = result["differences"]
+    assert [run["incidents"] for run in result["runs"]] == [report_of(path)["incidents"] for path in (recording, three)]
+    stragglers = [(row["run"], row["ranks"]) for row in found["incidents"] if row["kind"] == "straggler"]
+    assert sorted(stragglers) == [("late", [1]), ("three", [2])]
+    changes = {(row["account"], row["rank"]): row for row in found["lost"]}
+    assert changes["waiting", 1]["b"] == 0
+    assert changes["waiting", 1]["change"] == -changes["waiting", 1]["a"] < 0
+    text = render_compare(result)
+    assert "only three: [warning] straggler: rank 2" in text
+    assert "  waiting for rank 1 (" in text
+    same = compare_recordings([recording, recording])["differences"][0]
+    assert same["incidents"] == []
+    assert {row["change"] for row in same["lost"]} == {0}
+
+
+def test_a_trace_has_a_slice_for_each_incident(recording: Path, report: dict[str, Any], tmp_path: Path) -> None:
+    export(Recording(recording), "chrome", tmp_path / "trace.json", Selection())
+    chrome_trace.check(tmp_path / "trace.json", recording)
+    events = chrome_trace.load(tmp_path / "trace.json")
+    slices = {event["name"]: event for event in events if event.get("cat") == "incident"}
+    assert slices.keys() == {incident["message"] for incident in report["incidents"]}
+    starts = {event["name"]: event["ts"] for event in events if event.get("cat") == "step"}
+    for incident in report["incidents"]:
+        drawn = slices[incident["message"]]
+        assert drawn["ts"] == starts[f"step {incident['since_step']}"]
+        assert drawn["ts"] + drawn["dur"] == starts[f"step {incident['until_step']}"] + 107_000
+
+
+def test_an_attachment_knows_why_a_step_was_long() -> None:
+    """A checkpoint of 900 ms before step 40, of which the mark comes with the steps."""
+    closing = AttachmentBuilder()
+    for message, _ in run_of(ranks=2, steps=80):
+        if isinstance(message, Step) and message.step >= 40:
+            message = replace(message, start_ns=message.start_ns + 900 * MS)
+        if isinstance(message, Step) and message.step == 40:
+            start_ns = message.start_ns - 900 * MS
+            closing.apply(Mark(rank=message.rank, kind="save", name="c", start_ns=start_ns, end_ns=start_ns + 890 * MS))
+        closing.apply(message)
+    found = json.loads(closing.documents()["incidents.json"])
+    paused = [incident for incident in found["incidents"] if incident["phase"] == "checkpoint"]
+    assert [(incident["kind"], incident["since_step"]) for incident in paused] == [("pause", 40)]
+    checkpoints = [account for account in found["lost"]["accounts"] if account["phase"] == "checkpoint"]
+    assert checkpoints[0]["seconds"] == pytest.approx(2 * 0.89)
