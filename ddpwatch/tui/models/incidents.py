@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpwatch.analysis.diagnosis.incident import Incident, LostTime
 from ddpwatch.analysis.diagnosis.sentences import LayerNames
 from ddpwatch.analysis.incident_news import waited_for
 
+SEVERITIES = ("error", "warning", "info")
 SCATTERED = ("pause", "death", "not_reduced")  # these strike single steps, not all between the first and the last
 
 
@@ -36,7 +37,7 @@ class Diagnosed:
         return waited_for(self.lost)
 
 
-def struck(incident: Incident, newest: int) -> Iterator[int] | range:
+def struck(incident: Incident, newest: int) -> Sequence[int]:
     """The steps that an incident struck, as far as that is known.
 
     Args:
@@ -50,23 +51,21 @@ def struck(incident: Incident, newest: int) -> Iterator[int] | range:
     if incident.period is not None:
         return range(since, until + 1, incident.period)
     if incident.kind in SCATTERED and incident.steps <= until - since:
-        return iter(sorted({since, until}))
+        return sorted({since, until})
     return range(since, until + 1)
 
 
 def strip(incidents: Sequence[Incident], steps: Sequence[int]) -> list[Incident | None]:
-    """The worst incident in each of the given steps, which are in ascending order."""
+    """The worst incident in each of the given steps, which are in ascending order: a rank's before those of all."""
     found: list[Incident | None] = [None] * len(steps)
     if not steps:
         return found
-    columns = {step: column for column, step in enumerate(steps)}
-    for incident in reversed(incidents):  # the worst comes last and stays
+    order = sorted(incidents, key=lambda incident: (SEVERITIES.index(incident.severity), not incident.ranks))
+    for incident in reversed(order):  # the worst comes last and stays
         hit = struck(incident, steps[-1])
-        if isinstance(hit, range):
-            hit = (step for step in columns if step in hit)
-        for step in hit:
-            if step in columns:
-                found[columns[step]] = incident
+        for column, step in enumerate(steps):
+            if step in hit:
+                found[column] = incident
     return found
 
 

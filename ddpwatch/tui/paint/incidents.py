@@ -102,7 +102,7 @@ def _paint_row(canvas: Canvas, row: IncidentRow, y: int, selected: bool) -> None
     )  # fmt: skip
     x = _put_cells(canvas, y, cells, [style, "strong" if plain == "text" else plain, *[plain] * 5])
     canvas.put(0, y, "▶" if selected else " ", "warn")
-    sign, colour = _WHEN[row.when]
+    sign, colour = ("✗", style) if incident.kind == "death" and row.when == "over" else _WHEN[row.when]
     canvas.put(2, y, sign, style if row.when == "now" else colour)
     if canvas.width >= _ROOMY:
         canvas.put(x + 2, y, clean(message_text(incident), max(canvas.width - x - 3, 0)), plain)

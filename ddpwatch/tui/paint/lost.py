@@ -12,12 +12,13 @@ from ddpwatch.tui.paint.glyphs import COMM, PHASES
 from ddpwatch.tui.text import shorten
 
 MOST_ROWS = 10  # with heading and bar
-_STYLES: dict[AccountName, tuple[str, str]] = {  # in the order of the bar
-    "waiting": ("waits-exposed", COMM["waits-exposed"]), "jitter": ("waits", COMM["waits"]),
-    "transfer": ("exposed", COMM["exposed"]), "exposed": ("exposed", COMM["exposed"]),
-    "input": ("data", PHASES["data"]), "pause": ("heat-3", "+"),
-    "compute": ("backward", PHASES["backward"]), "startup": ("idle", "·"), "other": ("idle", "·"),
+_STYLES: dict[tuple[AccountName, str], tuple[str, str]] = {  # in the order of the bar
+    ("waiting", ""): ("waits-exposed", COMM["waits-exposed"]), ("jitter", ""): ("waits", COMM["waits"]),
+    ("transfer", ""): ("exposed", COMM["exposed"]), ("exposed", ""): ("exposed", COMM["exposed"]),
+    ("input", ""): ("data", PHASES["data"]), ("pause", ""): ("heat-3", "+"),
+    **{("compute", phase): (phase, PHASES[phase]) for phase in ("forward", "backward", "optimizer")},
 }  # fmt: skip
+_OTHER = ("idle", "·")
 _LEAST = 0.0005  # a smaller share would be shown as 0.0 %
 
 
@@ -34,7 +35,8 @@ def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
     if progress is not None:
         _put_heading(canvas, f"where the time went: diagnosing … {progress:.0%}")
     elif height == 1:
-        canvas.put(1, 0, shorten(lost_text(lost), width - 2), "dim")
+        texts = [lost_text(lost, most) for most in (3, 2, 1)]
+        canvas.put(1, 0, next((text for text in texts if len(text) <= width - 2), texts[-1]), "dim")
     else:
         whose = "the recording" if model.diagnosed.whole else "the run so far"
         _put_heading(canvas, f"{lost_text(lost, 0) or 'nothing known'} of {whose}")
@@ -53,15 +55,22 @@ def _paint_bar(canvas: Canvas, lost: LostTime, y: int) -> None:
     """Lost time first, in the order of `_STYLES`."""
     if not lost.rank_ns:
         return
+    spent = dict.fromkeys([*_STYLES.values(), _OTHER], 0)
+    for account in lost.accounts:
+        spent[_style(account)] += account.ns
     room, done = canvas.width - 2, 0
-    for name, (style, glyph) in _STYLES.items():
-        before, done = done, done + sum(account.ns for account in lost.accounts if account.name == name)
+    for (style, glyph), ns in spent.items():
+        before, done = done, done + ns
         canvas.fill(1 + round(room * before / lost.rank_ns), 1 + round(room * done / lost.rank_ns), y, glyph, style)
+
+
+def _style(account: Account) -> tuple[str, str]:
+    return _STYLES.get((account.name, account.phase if account.name == "compute" else ""), _OTHER)
 
 
 def _paint_accounts(canvas: Canvas, lost: LostTime, y: int) -> None:
     for account, row in zip(_shown(lost), range(y, canvas.height), strict=False):
-        style, glyph = _STYLES[account.name]
+        style, glyph = _style(account)
         x = canvas.put(canvas.put(1, row, glyph * 2, style), row, f"{share_text(account.ns / lost.rank_ns):>7} ")
         cost = f"{seconds_text(account.ns)} rank-s"
         text_style = "text" if account.name in LOST else "dim"
