@@ -169,7 +169,7 @@ class OverviewBuilder:
         self._history = StepHistory()
         self._at_ns = 0
         self._diagnosed = Diagnosed()
-        self._diagnosed_at: tuple[int, int] = (-1, 0)  # the state's version and time
+        self._diagnosed_at: tuple[int, int, Bye | None] = (-1, 0, None)  # the state's version and time, the last end
 
     def build(self, state: RunState, link: LinkState, filter_text: str = "") -> Overview:
         """The present overview, of the ranks that the filter selects; its lanes are the step to show."""
@@ -205,16 +205,16 @@ class OverviewBuilder:
 
     def due(self, state: RunState) -> bool:
         """Whether the diagnosis has to be looked at again, by the state's clock."""
-        _, at_ns = self._diagnosed_at
-        return not 0 <= state.now_ns - at_ns < SUMMARY_NS or state.end is not None
+        _, at_ns, end = self._diagnosed_at
+        return not 0 <= state.now_ns - at_ns < SUMMARY_NS or end is not _last_end(state)
 
     def diagnosis(self, state: RunState, at_rest: bool = False) -> Diagnosed:
         """What is wrong with the run so far, renewed like the summary."""
-        version, _ = self._diagnosed_at
+        version = self._diagnosed_at[0]
         if version != state.version and (at_rest or self.due(state) or state.finished_steps < ENOUGH_STEPS):
             found = state.diagnosis
             self._diagnosed = Diagnosed(tuple(found.incidents()), found.lost(), found.slowest())
-            self._diagnosed_at = (state.version, state.now_ns)
+            self._diagnosed_at = (state.version, state.now_ns, _last_end(state))
         return self._diagnosed
 
     def lanes(self, step: StepAcrossRanks, state: RunState, filter_text: str = "") -> StepLanes:
@@ -234,6 +234,11 @@ class OverviewBuilder:
             self._summary = self._summariser.summarise(recent)
             self._cost = state.cost.cost()
         return self._summary
+
+
+def _last_end(state: RunState) -> Bye | None:
+    """The end of the run, or of the last rank that ended: what it caused is shown at once."""
+    return state.end or (state.ends[-1] if state.ends else None)
 
 
 def _groups(state: RunState) -> dict[int, tuple[int, ...]]:
