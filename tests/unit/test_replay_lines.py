@@ -55,7 +55,7 @@ def test_from_a_place_they_are_the_same(recording: Recording, capsys: pytest.Cap
     replay_lines(recording)
     whole = capsys.readouterr().out
     assert ends(printed)[0] == ends(whole)[0]
-    assert ends(printed)[1].startswith("incidents from here on: 2; ")
+    assert ends(printed)[1].startswith("incidents: 2; ")
     assert ends(whole)[1].startswith("incidents: 2; ")
 
 

@@ -85,8 +85,10 @@ class LogView(RunView):
         return [self._incidents(), list(self.session.log.lines), self.session.output.lines]
 
     def _incidents(self) -> list[IncidentRow]:
-        overview = self.session.overview
-        return incident_rows(overview.diagnosed, overview.newest_step, self.session.state.layouts)
+        session = self.session
+        shown = session.step_shown if session.paused else None
+        position = session.overview.newest_step if shown is None else shown.step
+        return incident_rows(session.overview.diagnosed, position, session.state.layouts)
 
     @property
     def current(self) -> Entry | None:
