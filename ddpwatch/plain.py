@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddpwatch import rundir
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.incident_news import IncidentNews, cost_text, lost_text, message_text, steps_text
 from ddpwatch.analysis.step import NS_PER_MS
 from ddpwatch.analysis.window import summarise
 from ddpwatch.live_source import SILENCE_S, LiveSource
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 2.0
 AFTER_END_S = 0.3  # after the run's end, for the last status of its recording
+INDENT = " " * 10  # of lines about incidents: as far as the step
 HEADER = (
     f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'full':>5}  {'drops':>5}  "
     "what stands out"
@@ -51,16 +54,58 @@ def _place(info: RunInfo) -> str:
     return f"on {info.host}" + (", an earlier boot" if info.host == socket.gethostname() else "")
 
 
-def line(state: RunState) -> str:
-    """The state of a run in one line."""
+class RunLines:
+    """Turns a run's frames into lines.
+
+    Attributes:
+        state: All that is known of the run.
+    """
+
+    def __init__(self) -> None:
+        self.state = RunState()
+        self._news = IncidentNews()
+
+    def lines(self) -> list[str]:
+        """One for each incident that has started or ended since the last look, then the state of the run."""
+        state = self.state
+        incidents = state.diagnosis.incidents()
+        news = self._news.take(incidents, state.now_ns)
+        changes = [f"{INDENT}{clean(item.text)}" for item in news if item.incident.severity != "info"]
+        return [*changes, line(state, incidents)]
+
+    def closing(self, stretch: str = "") -> list[str]:
+        """All incidents, worst first, and where the time went; nothing before the first step.
+
+        Args:
+            stretch: What part of the run they are of; empty for all of it.
+        """
+        diagnosis = self.state.diagnosis
+        incidents, lost = diagnosis.incidents(), lost_text(diagnosis.lost())
+        rows = [[row.kind, _ranks(row), steps_text(row), cost_text(row), clean(message_text(row))] for row in incidents]
+        heading = f"incidents{stretch}: {len(rows)}" + (f"; {lost}" if lost else "")
+        return [heading, *_aligned(rows)] if self.state.steps else []
+
+
+def _ranks(incident: Incident) -> str:
+    return f"rank {', '.join(map(str, incident.ranks[:4]))}" if incident.ranks else "all ranks"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of text, the last one ragged."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    return ["  " + "  ".join([f"{c:<{w}}" for c, w in zip(row, widths, strict=False)] + [row[-1]]) for row in rows]
+
+
+def line(state: RunState, incidents: Sequence[Incident]) -> str:
+    """The state of a run in one line, which ends with the verdict."""
     summary = summarise(state.recent())
     newest = state.newest_step()
     drops = sum(rank.dropped for rank in state.ranks.values())
-    found = state.verdict(summary)
+    found = state.verdict(summary, incidents)
     return (
         f"{UNKNOWN if newest is None else newest.step:>8}  {number(summary.rate, 2):>6}  "
         f"{_ms(summary.step_ns):>8}  {percent(summary.overlap):>7}  {_ms(summary.exposed_ns):>10}  "
-        f"{_full(state):>5}  {drops:>5}  {clean(found.text)}{_budget(state)}{_trouble(state)}"
+        f"{_full(state):>5}  {drops:>5}  {_notes(state)}{clean(found.text)}"
     )
 
 
@@ -70,20 +115,16 @@ def _full(state: RunState) -> str:
     return f"{full}/{steps}" if steps else UNKNOWN
 
 
-def _budget(state: RunState) -> str:
-    """What sampling may cost while somebody looks."""
-    ppm = None if state.status is None else state.status.lease_ppm
-    return "" if ppm is None else f"; budget {ppm / 1e4:g} %"
-
-
-def _trouble(state: RunState) -> str:
-    """Notes about a collector that was started again, and an error of its recording; "" without any."""
+def _notes(state: RunState) -> str:
+    """What sampling may cost while somebody looks, collectors that were started again, an error of the recording."""
     status, notes = state.status, ""
+    if status is not None and status.lease_ppm is not None:
+        notes += f"budget {status.lease_ppm / 1e4:g} %; "
     if status is not None and status.restarts:
         missing = UNKNOWN if state.missing_steps is None else state.missing_steps
-        notes += f"; collector restarts: {status.restarts}, {missing} steps missing"
+        notes += f"collector restarts: {status.restarts}, {missing} steps missing; "
     if status is not None and status.recording_error:
-        notes += f"; recording: {clean(status.recording_error)}"
+        notes += f"recording: {clean(status.recording_error)}; "
     return notes
 
 
@@ -99,8 +140,14 @@ def follow(info: RunInfo | None, endpoint: str | None, budget_ppm: int = 0) -> N
 
 
 def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
-    """Yields a line about a live run every few seconds, and one at its end; see `LiveSource` for the budget."""
-    source, state = LiveSource(endpoint, budget_ppm), RunState()
+    """Yields lines about a live run every few seconds, and its incidents at the end.
+
+    Args:
+        endpoint: Where its frames come from.
+        budget_ppm: See `LiveSource`.
+    """
+    source, run = LiveSource(endpoint, budget_ppm), RunLines()
+    state = run.state
     received = time.monotonic()
     due = received + EVERY_S
     try:
@@ -109,13 +156,14 @@ def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
                 state.apply(message, envelope.received_ns)
                 received = time.monotonic()
             if time.monotonic() >= due and state.frames:
-                yield line(state)
+                yield from run.lines()
                 due = time.monotonic() + EVERY_S
         for message, envelope in source.read(AFTER_END_S):
             state.apply(message, envelope.received_ns)
     finally:
         source.close()
-    yield line(state)
+    yield from run.lines()
+    yield from run.closing()
     if state.end is None:
         _narrate(f"no frame from the collector for {SILENCE_S:.0f} s: it is gone")
 
@@ -171,7 +219,7 @@ def replay_lines(
         speed = 1.0
     while True:
         since_ns = recording.lead_in(from_ns, KEEP_STEPS, EVERY_S) if from_ns else 0
-        print_lines(recording.seek(since_ns), from_ns, speed, sleep)
+        print_lines(recording.seek(since_ns), from_ns, speed, sleep, " from here on" if since_ns else "")
         if recording.skipped:
             _narrate(f"frames left out: {recording.skipped}, damaged or of a type unknown to this version of ddpwatch")
         if recording.cut_tail:
@@ -185,14 +233,24 @@ def print_lines(
     from_ns: int = 0,
     speed: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
+    stretch: str = "",
 ) -> None:
-    """Prints a line for every `EVERY_S` of receive time, and one at the end; see `replay_lines`."""
-    state, printed_ns = RunState(), from_ns
+    """Prints lines for every `EVERY_S` of receive time, and the incidents at the end; see `replay_lines`.
+
+    Args:
+        frames: What to print lines about.
+        from_ns: Where to start (ns since the Unix epoch).
+        speed: See `replay_lines`.
+        sleep: See `replay_lines`.
+        stretch: See `RunLines.closing`.
+    """
+    run, printed_ns = RunLines(), from_ns
+    state = run.state
 
     def print_line() -> None:
         if speed is not None:
             sleep(max(state.now_ns - printed_ns, 0) / 1e9 / speed)
-        print(line(state))
+        print("\n".join(run.lines()))
 
     print(HEADER)
     for message, envelope in frames:
@@ -202,6 +260,7 @@ def print_lines(
             print_line()
             printed_ns = envelope.received_ns
     print_line()
+    print(*run.closing(stretch), sep="\n")
 
 
 def _wait_for_run() -> RunInfo:

@@ -7,7 +7,7 @@ newest frame, so a replayed run goes silent, waits and ends exactly as the live 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -15,6 +15,7 @@ from itertools import islice
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import ClockDomains
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
+from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.verdict import Verdict, verdict
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
@@ -248,10 +249,9 @@ class RunState:
             return RankStatus.WAITING
         return RankStatus.RUNNING
 
-    def verdict(self, summary: Summary) -> Verdict:
-        """What matters most now, given the figures of the newest steps."""
+    def verdict(self, summary: Summary, incidents: Sequence[Incident]) -> Verdict:
+        """What matters most now, given the figures of the newest steps and all incidents."""
         complete = len(self.ranks) >= self.world_size
-        incidents = self.diagnosis.incidents()
         return verdict(summary, incidents, len(self.ranks), self.end, complete, self.finished_steps)
 
     @property

@@ -25,7 +25,10 @@ GARBAGE_CYCLES = 300_000
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that goes wrong at a place, on a rank, in some steps; None means every rank, or every step."""
+    """Something that goes wrong at a place, on a rank, in some steps; None means every rank, or every step.
+
+    It strikes from the step ``since`` up to and without the step ``until``, in those that ``every`` divides.
+    """
 
     name: str
     place: Place
@@ -34,11 +37,15 @@ class Fault:
     rank: int | None = None
     step: int | None = None
     every: int | None = None
+    since: int | None = None
+    until: int | None = None
     layer: str | None = None
 
     def due(self, step: int) -> bool:
         """Whether it strikes in this step."""
-        return self.step in (None, step) and (self.every is None or step % self.every == 0)
+        if self.step not in (None, step) or (self.every is not None and step % self.every):
+            return False
+        return (self.since or 0) <= step and (self.until is None or step < self.until)
 
 
 def parse_faults(specs: Iterable[str]) -> list[Fault]:
@@ -114,27 +121,37 @@ def _sleep(ms: float) -> Callable[[], None]:
 
 def slow_backward(
     *, ms: float = 200.0, rank: int | None = None, step: int | None = None, every: int | None = None,
-    layer: str | None = None,
+    since: int | None = None, until: int | None = None, layer: str | None = None,
 ) -> Fault:  # fmt: skip
     """Sleep in the backward of a layer."""
     strike = _sleep(ms)
-    return Fault(name="slow-backward", place="backward", strike=strike, rank=rank, step=step, every=every, layer=layer)
+    return Fault(
+        name="slow-backward", place="backward", strike=strike, rank=rank, step=step, every=every, since=since,
+        until=until, layer=layer,
+    )  # fmt: skip
 
 
 def slow_forward(
     *, ms: float = 200.0, rank: int | None = None, step: int | None = None, every: int | None = None,
-    layer: str | None = None,
+    since: int | None = None, until: int | None = None, layer: str | None = None,
 ) -> Fault:  # fmt: skip
     """Sleep in the forward of a layer."""
     strike = _sleep(ms)
-    return Fault(name="slow-forward", place="forward", strike=strike, rank=rank, step=step, every=every, layer=layer)
+    return Fault(
+        name="slow-forward", place="forward", strike=strike, rank=rank, step=step, every=every, since=since,
+        until=until, layer=layer,
+    )  # fmt: skip
 
 
 def slow_input(
-    *, ms: float = 200.0, rank: int | None = None, step: int | None = None, every: int | None = None
-) -> Fault:
+    *, ms: float = 200.0, rank: int | None = None, step: int | None = None, every: int | None = None,
+    since: int | None = None, until: int | None = None,
+) -> Fault:  # fmt: skip
     """Sleep while a batch is being fetched."""
-    return Fault(name="slow-input", place="input", strike=_sleep(ms), rank=rank, step=step, every=every)
+    return Fault(
+        name="slow-input", place="input", strike=_sleep(ms), rank=rank, step=step, every=every, since=since,
+        until=until,
+    )  # fmt: skip
 
 
 def slow_comm(*, ms: float = 50.0, rank: int | None = None) -> Fault:
@@ -189,11 +206,15 @@ def check_faults(faults: Iterable[Fault], world: World, model: nn.Module) -> Non
     """Refuse faults that could never strike.
 
     Raises:
-        TrainerError: A rank that does not exist, a period below 1, or a layer that does not exist.
+        TrainerError: A rank or layer that does not exist, a period below 1, or an end before the start.
     """
     for fault in faults:
         if fault.rank is not None and not 0 <= fault.rank < world.size:
             raise TrainerError(f"fault {fault.name}: there is no rank {fault.rank} among {world.size}")
         if fault.every is not None and fault.every < 1:
             raise TrainerError(f"fault {fault.name}: every={fault.every} is not a period")
+        if fault.until is not None and fault.until <= (fault.since or 0):
+            raise TrainerError(
+                f"fault {fault.name}: no step lies between since={fault.since or 0} and until={fault.until}"
+            )
         target_layer(fault, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import time
 from collections.abc import Callable, Iterable
@@ -22,10 +23,11 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.seek import parse_target
 from ddpwatch.rundir import RunInfo
 from ddpwatch.tui.controller import controller_for
-from ddpwatch.tui.feed import AttachSpec, FeedSpec, LiveFeed, open_feed
+from ddpwatch.tui.feed import AttachSpec, FeedSpec, LiveFeed, ReplaySpec, open_feed
 from ddpwatch.tui.feed import events as posted
 from ddpwatch.tui.keys import COMMANDS, NAVIGATION
 from ddpwatch.tui.models.rank_filter import HELP as FILTER_HELP
+from ddpwatch.tui.models.whole import WholeRun
 from ddpwatch.tui.paint.header import Tab, tab_at
 from ddpwatch.tui.paint.palette import SCHEMES
 from ddpwatch.tui.screens import MODAL_CSS, AskScreen, HelpScreen, RunPicker
@@ -82,7 +84,7 @@ class DashboardApp(App[int]):
         self.theme_name = self.settings.resolved_theme()
         super().__init__(ansi_color=self.theme_name in ("none", "ansi"))
         self.ascii_only = self.settings.ascii
-        self.session = ViewerSession(replay=not isinstance(spec, AttachSpec))
+        self.session = ViewerSession(isinstance(spec, ReplaySpec), _whole_run(spec))
         self.session.follow_slowest = self.settings.follow_slowest
         self.feed = open_feed(spec, self._post)
         self.controller = controller_for(self.session, self.feed)
@@ -111,11 +113,15 @@ class DashboardApp(App[int]):
             self.set_interval(1 / self.settings.repaint_hz, self.tick)
         if self._baseline is not None:
             self.views.compare.compare_with(self._baseline)
+        if self.session.whole is not None:
+            self.session.whole.start()
         self.feed.start()
 
     def on_unmount(self) -> None:
         """Stops the threads, and waits at most `JOIN_S` for the feed."""
         self.views.compare.stop()
+        if self.session.whole is not None:
+            self.session.whole.stop()
         self.feed.stop()
         self.feed.join(JOIN_S)
 
@@ -233,16 +239,20 @@ class DashboardApp(App[int]):
         self._moved(self.controller.slowest())
 
     def action_finding(self, by: int) -> None:
-        """Goes to the next, or previous, finding."""
+        """Goes to the next, or previous, step that stands out."""
         self._moved(self.controller.finding(by))
 
     def _moved(self, found: bool) -> None:
         if not found:
-            self.notify("none found", timeout=2)
+            progress = self.session.overview.diagnosed.progress
+            self.notify("none found" if progress is None else f"none found yet: diagnosing, {progress:.0%}", timeout=2)
         self.tick()
 
     def show_step(self, number: int) -> None:
         """Pauses at a step, in the Timeline."""
+        if not self.session.replay and number < min(self.session.state.steps, default=number):
+            self.notify(f"step {number} is no longer kept: a recording has it", timeout=4)
+            return
         self._moved(self.controller.go_to_step(number))
         self.show_view(self.views.timeline)
 
@@ -345,8 +355,8 @@ class DashboardApp(App[int]):
 
     def action_copy(self) -> None:
         """Copies the verdict, or the log's line, by the terminal's own means (OSC 52)."""
-        line = self.views.log.current if self.view is self.views.log else None
-        self.copy_to_clipboard(clean(line.text if line is not None else self.session.overview.verdict.text, 1000))
+        text = self.views.log.text if self.view is self.views.log else None
+        self.copy_to_clipboard(clean(self.session.overview.verdict.text if text is None else text, 1000))
         self.notify("copied", timeout=2)
 
     def action_save_svg(self) -> None:
@@ -376,6 +386,14 @@ class DashboardApp(App[int]):
 
     def _file(self, end: str) -> Path:
         return Path(f"ddpwatch-{clean(self.session.name, 60).replace('/', '-')}-{end}")
+
+
+def _whole_run(spec: FeedSpec) -> WholeRun | None:
+    """What diagnoses a recording, on a reader of its own."""
+    if not isinstance(spec, ReplaySpec):
+        return None
+    recording = copy.copy(spec.recording)
+    return WholeRun(lambda: recording.seek(0), lambda: recording.span_ns)
 
 
 def run_dashboard(

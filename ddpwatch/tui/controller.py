@@ -122,11 +122,8 @@ class ReplayController(Controller):
         return super().go_to_step(number)
 
     def finding(self, by: int) -> bool:
-        """Searches the recording for the next, or previous, finding. The feed reports if there is none."""
-        self.pause(True)
-        shown = self.session.step_shown
-        self.feed.go_to_finding(by, shown.step if shown is not None and not self.session.at_newest else None)
-        return True
+        """Goes to the next, or previous, step of the recording that stands out."""
+        return self.go_to_step(self.session.next_place(by))
 
     def seek(self, seconds: int) -> None:
         """Moves forwards or backwards in time."""

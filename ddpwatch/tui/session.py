@@ -14,12 +14,13 @@ from ddpwatch.tui.models.overview import (
     Link,
     LinkState,
     Overview,
-    OverviewBuilder,
     filtered,
     paused_overview,
     step_to_show,
 )
-from ddpwatch.tui.models.run import FollowedRun, is_slow
+from ddpwatch.tui.models.run import FollowedRun
+from ddpwatch.tui.models.steps import is_slow
+from ddpwatch.tui.models.whole import WholeRun
 
 
 class ViewerSession:
@@ -27,6 +28,7 @@ class ViewerSession:
 
     Args:
         replay: Whether the frames come from a recording.
+        whole: The diagnosis of that recording.
 
     Attributes:
         state: Everything known of the run.
@@ -39,8 +41,9 @@ class ViewerSession:
         follow_slowest: Views keep the slowest rank in sight.
     """
 
-    def __init__(self, replay: bool = False) -> None:
+    def __init__(self, replay: bool = False, whole: WholeRun | None = None) -> None:
         self.replay = replay
+        self.whole = whole
         self.follow_slowest = False
         self.output = JobOutput()
         self._forget_run("")
@@ -61,7 +64,7 @@ class ViewerSession:
         self.state, self.log = self._run.state, self._run.log
         self.over = False
         self._seeking = False
-        self._builder = OverviewBuilder()
+        self._builder = self._run.builder
         self._frozen: Overview | None = None
         self._frozen_steps: list[StepAcrossRanks] = []
         self._selected: StepAcrossRanks | None = None
@@ -143,23 +146,33 @@ class ViewerSession:
             self._filter,
             self.output.version,
             self.follow_slowest,
+            self.whole.result if self.whole is not None else None,
         )
         if now == self._drawn or self._seeking:
             return False
         self._drawn = now
-        self.overview = replace(self._build(link), following=self.follow_slowest)
+        built = replace(self._build(link), following=self.follow_slowest)
+        self.overview = built if self.whole is None else self._with_whole(built, self.whole)
         return True
 
     def _build(self, link: LinkState) -> Overview:
         if self._frozen is None:
             overview = self._builder.build(self.state, link, self._filter)
             if not self.replay or self.over:
-                self.log.log_verdict(overview.verdict, self.state.now_ns, overview.newest_step)
+                self._run.log_incidents()
             return overview
         newest = self.state.newest_step()
         now = replace(self._frozen, link=link, newest_step=newest.step if newest else None, end=self.state.end)
         lanes = self._builder.lanes(self._selected, self.state, self._filter) if self._selected else None
         return paused_overview(self._frozen, now, lanes)
+
+    @staticmethod
+    def _with_whole(overview: Overview, whole: WholeRun) -> Overview:
+        """The overview with the incidents of the whole recording, or how far their search has come."""
+        slowest, found = overview.slowest, whole.result
+        if not whole.ready:
+            found = replace(overview.diagnosed, progress=found.progress)
+        return replace(overview, diagnosed=replace(found, slowest=slowest))
 
     @property
     def steps(self) -> Sequence[StepAcrossRanks]:
@@ -242,7 +255,7 @@ class ViewerSession:
         return max(steps, key=lambda step: step.longest_ns).step if steps else None
 
     def next_finding(self, by: int) -> int | None:
-        """The next (or previous) step that stands out: a line of the log names it, or it was slow."""
+        """The next (or previous) step that stands out: an incident starts there, or it was slow or aborted."""
         here = self.step_shown.step if self.step_shown is not None else -1
         found = [step for step in self._steps_that_stand_out() if (step > here if by > 0 else step < here)]
         return (min(found) if by > 0 else max(found)) if found else None
@@ -250,4 +263,12 @@ class ViewerSession:
     def _steps_that_stand_out(self) -> set[int]:
         steps, median_ns = self.state.steps, self.overview.summary.step_p50_ns
         slow = {step.step for step in steps.values() if is_slow(step, median_ns)}
-        return slow | {line.step for line in self.log.lines if line.step is not None and line.step in steps}
+        odd = {line.step for line in self.log.lines if line.kind == "step"}
+        odd |= {incident.since_step for incident in self.overview.diagnosed.incidents}
+        return slow | {step for step in odd if step is not None and step in steps}
+
+    def next_place(self, by: int) -> int | None:
+        """The next (or previous) step of a recording that stands out, whether or not it is kept."""
+        here = self.step_shown.step if self.step_shown is not None else -1
+        found = [] if self.whole is None else self.whole.places()
+        return next((step for step in found[::by] if (step > here if by > 0 else step < here)), None)

@@ -80,7 +80,7 @@ def test_a_disk_that_fails(strike: Callable[[int, Path], None], words: str, unwa
     state = RunState()
     for message, envelope in frames:
         state.apply(message, envelope.received_ns)
-    assert words in line(state).split("; recording: ")[1]
+    assert words in line(state, []).split("recording: ")[1]
     assert same(unwatched, tmp_path / "params.pt")
     if file.exists():
         done = ddpwatch("report", str(file))

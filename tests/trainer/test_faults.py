@@ -59,8 +59,11 @@ def test_place(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "steps"),
-    [("", [1, 2, 3, 4, 5, 6]), ("step=2", [2]), ("every=3", [3, 6]), ("rank=0", [1, 2, 3, 4, 5, 6]), ("rank=1", [])],
-)
+    [
+        ("", [1, 2, 3, 4, 5, 6]), ("step=2", [2]), ("every=3", [3, 6]), ("rank=0", [1, 2, 3, 4, 5, 6]), ("rank=1", []),
+        ("since=5", [5, 6]), ("until=3", [1, 2]), ("since=2,until=5", [2, 3, 4]), ("every=2,since=3,until=6", [4]),
+    ],
+)  # fmt: skip
 def test_time_and_rank(options: str, steps: list[int]) -> None:
     assert [step for step in range(1, 7) if where_it_strikes(f"slow-forward:{options}", step)] == steps
 

@@ -165,11 +165,14 @@ class TestWaiting:
         rows = paint_lanes(lanes_of(hello(0), hello(1), *ranks), WIDTH, 8)
         assert where(rows, 3, "waits", "waits-exposed") == []
 
-    def test_on_different_clocks_nobody_waits(self):
-        model = lanes_of(hello(0), hello(1, boot_id="other"), *next(synchronous([[0, 12]])))
-        rows = paint_lanes(model, WIDTH, 8)
-        assert where(rows, 3, "waits", "waits-exposed") == []
-        assert "waits" not in plain(rows)[0]
+    def test_on_different_clocks_nobody_is_waited_for_within_the_error(self):
+        """Transfers of 20 ms bound the offset to 10 ms either way."""
+        for late_ms, known in ((8, False), (12, True)):
+            model = lanes_of(hello(0), hello(1, boot_id="other"), *next(synchronous([[0, late_ms]])))
+            rows = paint_lanes(model, WIDTH, 8)
+            assert bool(where(rows, 3, "waits", "waits-exposed")) == known
+            assert ("waits for rank 1" in plain(rows)[0]) == known
+            assert ("waits" in plain(rows)[0]) == known
 
     def test_in_one_row_a_wait_is_on_top_of_an_earlier_transfer(self):
         """Bucket 0 travels from 50 to 95; bucket 1, launched at 70, waits until 82 and travels until 102."""

@@ -1,48 +1,91 @@
-"""The log's findings: what comes and goes, and what only wavers."""
+"""The log's lines on incidents: what starts, what ends, what only wavers; and what else it logs."""
 
 from __future__ import annotations
 
-from ddpwatch.analysis.diagnosis.verdict import Verdict
-from ddpwatch.tui.models.log import CLEARED_NS, RunLog
+from dataclasses import replace
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.incident_news import ABSENT_NS
+from ddpwatch.tui.models.log import RunLog
 from tests.support.frames import step
 
-EXPOSED = Verdict("exposed_comm", "warn", "exposed communication 11 %", bucket=2)
-HIDDEN = Verdict("hidden", "ok", "communication is hidden: exposed only 9 %")
-LATE = Verdict("straggler", "bad", "rank 1 is late", rank=1)
+EXPOSED = Incident("exposed_comm", "warning", "exposed communication 11 %", since_step=8, until_step=9, open=True)
+LATE = Incident("straggler", "warning", "rank 1 is late", (1,), "backward", since_step=10, until_step=20, open=True)
+OVER = replace(LATE, open=False, until_step=40, cost_ns=41 * 10**9, share=0.008)
+PAUSE = Incident("pause", "warning", "rank 2 paused for 12 s", (2,), since_step=30, cost_ns=10**9, share=0.5)
+HANG = Incident("hang", "error", "rank 2 stuck for 9 s", (2,), "forward", since_step=30, until_step=30, open=True)
+CHECKPOINT = Incident("pause", "info", "every rank paused", (), "checkpoint", since_step=12, cost_ns=10**9, share=0.1)
 
 
 def texts(log: RunLog) -> list[str]:
     return [line.text for line in log.lines]
 
 
-def test_a_figure_that_wavers_around_its_threshold_is_one_finding() -> None:
+def test_a_figure_that_wavers_around_its_threshold_is_one_incident() -> None:
     log = RunLog()
     for at in range(20):
-        log.log_verdict(HIDDEN if at % 2 else EXPOSED, at * CLEARED_NS // 3, at)
-    assert texts(log) == [EXPOSED.text]
+        log.log_incidents([] if at % 2 else [EXPOSED], at * ABSENT_NS // 3)
+    assert texts(log) == [EXPOSED.message]
 
 
-def test_what_stays_away_is_cleared_once_with_the_step_at_which_it_went() -> None:
+def test_what_stays_away_has_ended_once() -> None:
     log = RunLog()
-    log.log_verdict(EXPOSED, 0, 10)
+    log.log_incidents([EXPOSED], 0)
     for at in range(1, 10):
-        log.log_verdict(HIDDEN, at * CLEARED_NS // 3, 10 + at)
-    assert texts(log) == [EXPOSED.text, f"cleared: {EXPOSED.text}"]
-    assert log.lines[-1].step == 11
+        log.log_incidents([], at * ABSENT_NS // 3)
+    assert texts(log) == [EXPOSED.message, f"ended: {EXPOSED.message}; cost 0.00 rank-s, – of the run"]
+    assert log.lines[-1].step == 9
 
 
-def test_another_finding_takes_its_place_at_once() -> None:
+def test_an_incident_starts_and_ends_with_its_cost() -> None:
     log = RunLog()
-    for at, verdict in enumerate([EXPOSED, HIDDEN, LATE]):
-        log.log_verdict(verdict, at, at)
-    assert texts(log) == [EXPOSED.text, f"cleared: {EXPOSED.text}", LATE.text]
+    for at, incidents in enumerate([[LATE], [replace(LATE, until_step=30)], [OVER], [OVER]]):
+        log.log_incidents(incidents, at)
+    assert texts(log) == ["rank 1 is late", "ended: rank 1 is late; cost 41.0 rank-s, 0.8 % of the run"]
+    assert [(line.kind, line.severity, line.step) for line in log.lines] == [
+        ("incident", "bad", 10),
+        ("incident", "good", 40),
+    ]
 
 
-def test_a_finding_that_comes_back_later_is_logged_again() -> None:
+def test_its_kind_and_start_may_become_clearer() -> None:
     log = RunLog()
-    for at, verdict in [(0, EXPOSED), (1, HIDDEN), (1 + CLEARED_NS, HIDDEN), (2 + CLEARED_NS, EXPOSED)]:
-        log.log_verdict(verdict, at, 0)
-    assert texts(log) == [EXPOSED.text, f"cleared: {EXPOSED.text}", EXPOSED.text]
+    log.log_incidents([LATE], 0)
+    log.log_incidents([replace(LATE, kind="intermittent")], 1)
+    log.log_incidents([replace(LATE, since_step=9)], 2)
+    assert texts(log) == ["rank 1 is late"]
+
+
+def test_two_at_once_are_two() -> None:
+    log = RunLog()
+    log.log_incidents([LATE, EXPOSED], 0)
+    log.log_incidents([OVER, EXPOSED], 1)
+    assert [text[:12] for text in texts(log)] == ["rank 1 is la", "exposed comm", "ended: rank "]
+
+
+def test_one_that_comes_back_later_is_another() -> None:
+    log = RunLog()
+    for at, incidents in enumerate([[LATE], [OVER], [replace(LATE, since_step=60, until_step=70), OVER]]):
+        log.log_incidents(incidents, at)
+    assert [text[:12] for text in texts(log)] == ["rank 1 is la", "ended: rank ", "rank 1 is la"]
+
+
+def test_a_hang_that_ends_as_a_pause_is_one_incident() -> None:
+    log = RunLog()
+    log.log_incidents([HANG], 0)
+    log.log_incidents([PAUSE], 1)
+    assert texts(log) == [HANG.message, "ended: rank 2 paused for 12 s; cost 1.00 rank-s, 50.0 % of the run"]
+
+
+def test_what_is_over_when_it_is_found_has_one_line() -> None:
+    log = RunLog()
+    for at in range(3):
+        log.log_incidents([PAUSE, CHECKPOINT], at)
+    assert texts(log) == [
+        "rank 2 paused for 12 s; cost 1.00 rank-s, 50.0 % of the run",
+        "every rank paused; cost 1.00 rank-s, 10.0 % of the run",
+    ]
+    assert [line.severity for line in log.lines] == ["warn", "dim"]
 
 
 def test_an_unusual_step_is_logged_once_and_others_are_not() -> None:

@@ -127,7 +127,7 @@ class TestHeader:
 
     def test_verdict_wraps(self):
         rows = plain(paint_verdict(overview(run(late_rank=1)), 60, 2))
-        assert rows[0].startswith(" ✗ rank 1 is late: launches bucket 1 (a) 40 ms after the")
+        assert rows[0].startswith(" ✗ rank 1 is late by 40 ms in each step: its backward takes")
         assert rows[1].startswith("   ")
 
     def test_replay_has_keys_of_its_own(self):

@@ -1,23 +1,29 @@
 """Replay: at any speed, from any position, and the figures are those of reading from the start."""
 
+import itertools
 import random
+import re
 from dataclasses import asdict
 from itertools import chain
 
 import pytest
 
+from ddpwatch.analysis.diagnosis.rows import incident_row
 from ddpwatch.analysis.window import summarise
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Mark
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.seek import Position, SeekTarget, duration_text, locate, parse_target
 from ddpwatch.recording.writer import RecordingWriter
+from ddpwatch.report.build import report_of
 from ddpwatch.state import KEEP_STEPS, RunState
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import FrameList, ReplayFeed, ReplaySpec
 from ddpwatch.tui.feed.events import Arrived, Attached, Failed, Frames, Missed, Over, Rewound
 from ddpwatch.tui.feed.playback import PlaybackClock
 from ddpwatch.tui.models.devices import HISTORY_S, device_lines
+from ddpwatch.tui.models.incidents import Diagnosed
+from ddpwatch.tui.models.whole import WholeRun
 from tests.support.dashboards import Clock, ended_recording, replay_app, screen_text, until
 from tests.support.frames import (
     EPOCH_NS,
@@ -30,6 +36,7 @@ from tests.support.frames import (
     killed,
     layout,
     run,
+    state_of,
     status,
     step,
     synchronous,
@@ -161,10 +168,9 @@ def shown(state):
             state.clocks.several,
         ),
         "ranks": {rank: (asdict(s), state.status_of(rank)) for rank, s in state.ranks.items()},
-        "presence": state.presence(),
         "steps": [(view.step, dict(view.figures), view.skew) for view in state.steps.values()],
         "newest": newest and newest.step,
-        "layouts": state.layouts,
+        "layouts": {key: state.layouts[key] for key in state.layouts},
         "devices": device_lines(state),
         "summary": asdict(summarise(state.recent())),
     }
@@ -313,32 +319,59 @@ def eventful():
     return [*messages, *steps, killed(1, 199), bye(reason="lost")]
 
 
-class TestFindings:
-    def places(self, feed_of, by, start):
-        player = Player(feed_of, FrameList(enveloped(eventful(), every_ms=50)), start=start)
-        player.arrive()
-        found = []
-        while True:
-            player.feed.go_to_finding(by, None)
-            event = player.arrive((Arrived, Missed))
-            if isinstance(event, Missed):
-                return found
-            found.append(event.step)
+class TestWholeRun:
+    """The diagnosis of the recording, in the background."""
 
-    def test_forwards_and_backwards_find_the_same(self, feed_of):
-        forwards = self.places(feed_of, 1, SeekTarget(step=0))
-        backwards = self.places(feed_of, -1, SeekTarget(seconds=20.25))
-        late = next(number for number in forwards if number is not None and number > 50)
-        assert 60 < late <= 80  # within 20 steps
-        assert {150, 180} <= set(forwards)
-        assert forwards[-2:] == [None, None]  # the death, and the end of the run
-        assert backwards[::-1] == forwards[:-1]  # it began at the last one
+    def whole(self, frames):
+        whole = WholeRun(lambda: iter(frames), lambda: (frames[0][1].received_ns, frames[-1][1].received_ns))
+        whole._read()
+        return whole
 
-    def test_seen_from_a_step(self, feed_of):
-        player = Player(feed_of, FrameList(enveloped(eventful(), every_ms=50)), start=SeekTarget(step=190))
-        player.arrive()
-        player.feed.go_to_finding(-1, 170)
-        assert player.arrive() == Arrived(150)
+    def test_it_is_that_of_the_report(self, tmp_path):
+        frames = enveloped(eventful(), every_ms=50)
+        whole = self.whole(frames)
+        report = report_of(ended_recording(tmp_path / "a.mcap", eventful()))
+        assert [incident_row(found)["kind"] for found in whole.result.incidents] == [
+            "death",
+            "exposed_comm",
+            "straggler",
+        ]
+        rows = [incident_row(found, state_of(eventful()).layouts) for found in whole.result.incidents]
+        same = ("kind", "ranks", "phase", "param", "since_step", "until_step", "steps", "message")
+        assert [[row[key] for key in same] for row in rows] == [[r[key] for key in same] for r in report["incidents"]]
+        assert whole.result.lost.rank_ns / 1e9 == report["lost"]["rank_seconds"]
+
+    def test_the_places_worth_a_look(self):
+        places = self.whole(enveloped(eventful(), every_ms=50)).places()
+        assert {60, 150, 180, 199} <= set(places)  # the late rank, the aborted step, the slow one, the death
+        assert places == sorted(places)
+        assert len(places) < 8
+
+    def test_it_ends_when_it_is_asked_to(self):
+        read = []
+
+        def endless():
+            for number in itertools.count():
+                read.append(number)
+                yield from enveloped([step(0, number)])
+
+        whole = WholeRun(endless, lambda: (0, 1))
+        whole.start()
+        while not read:
+            pass
+        whole.stop()
+        whole._thread.join(10)
+        assert not whole._thread.is_alive()
+        assert not whole.ready
+
+    def test_what_cannot_be_read_stops_nothing(self):
+        def broken():
+            yield from enveloped([step(0)])
+            raise UsageError("cut")
+
+        whole = WholeRun(broken, lambda: (0, 1))
+        whole._guarded()
+        assert whole.result == Diagnosed()
 
 
 class TestKeys:
@@ -405,18 +438,27 @@ class TestKeys:
             assert "REPLAY 0.25× PAUSED" in screen_text(app)
             assert "0:00/4:32 loop" in screen_text(app)
 
-    async def test_findings(self, tmp_path):
+    async def test_places_worth_a_look(self, tmp_path):
         app = self.app(ended_recording(tmp_path / "a.mcap", eventful()))
         async with app.run_test(size=(120, 36)) as pilot:
             await until(pilot, lambda: app.session.state.frames)
             await pilot.press("g", *"148", "enter")
             await until(pilot, lambda: app.session.step_shown is not None and app.session.step_shown.step == 148)
+            await until(pilot, lambda: app.session.whole.ready)
             await pilot.press("n")
             await until(pilot, lambda: app.session.step_shown.step == 150)
             await pilot.press("n")
             await until(pilot, lambda: app.session.step_shown.step == 180)
             await pilot.press("N")
             await until(pilot, lambda: app.session.step_shown is not None and app.session.step_shown.step == 150)
+            await pilot.press("N")
+            await until(pilot, lambda: app.session.step_shown is not None and app.session.step_shown.step == 60)
+            await pilot.press("7")
+            text = screen_text(app)
+            assert re.search(r"· death +1 +backward +199", text)  # later than the position
+            assert re.search(r"● straggler +1 +backward b +60–119", text)  # at the position it lasts
+            await pilot.press("g", *"130", "enter")
+            await until(pilot, lambda: re.search(r"✓ straggler", screen_text(app)))
 
     async def test_the_log_is_the_same_at_any_speed(self):
         """Findings are judged by recorded time: how often the screen is drawn changes nothing."""
@@ -431,6 +473,6 @@ class TestKeys:
                     app.tick()
                 await pilot.press("full_stop")
                 await until(pilot, lambda app=app: app.session.over)
-                findings.append([line for line in app.session.log.lines if line.kind == "finding"])
+                findings.append([line for line in app.session.log.lines if line.kind == "incident"])
         assert findings[0] == findings[1]
         assert len(findings[0]) >= 3

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from ddpwatch.messages import Status
-from ddpwatch.plain import HEADER, replay_lines
+from ddpwatch.plain import HEADER, INDENT, replay_lines
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.seek import locate, parse_target
+from ddpwatch.report.build import report_of
+from tests.support.dashboards import ended_recording
 from tests.support.runs import record, run_of
+from tests.tui.test_replay import eventful
 
 STEPS = 60  # of 110 ms
 
@@ -21,9 +25,9 @@ def recording(tmp_path: Path) -> Recording:
 
 
 def steps_in(out: str) -> list[int]:
-    head, *lines = out.splitlines()
+    head, *lines = out.partition("\nincidents")[0].splitlines()
     assert head == HEADER
-    return [int(line.split()[0]) for line in lines]
+    return [int(line.split()[0]) for line in lines if not line.startswith(INDENT)]
 
 
 def test_all_lines_at_once(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,11 +41,11 @@ def test_what_is_sampled_is_counted_and_the_budget_named(tmp_path: Path, capsys:
     frames = list(run_of(steps=STEPS))
     frames.append((Status(at_ns=1, frames=1, bytes=1, lease_ppm=5_000), frames[-1][1]))
     replay_lines(Recording(record(tmp_path / "b.mcap", iter(frames))))
-    *_, before, last = capsys.readouterr().out.splitlines()
+    *_, before, last = [line for line in capsys.readouterr().out.splitlines() if "/" in line and line[7].isdigit()]
     assert " 56/56 " in before
     assert "budget" not in before
     assert " 59/59 " in last
-    assert last.endswith("; budget 0.5 %")
+    assert "  budget 0.5 %; rank 1 died" in last
 
 
 def test_from_a_place_they_are_the_same(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +53,35 @@ def test_from_a_place_they_are_the_same(recording: Recording, capsys: pytest.Cap
     printed = capsys.readouterr().out
     assert steps_in(printed) == [48, STEPS - 1]
     replay_lines(recording)
-    assert printed.splitlines()[-1] == capsys.readouterr().out.splitlines()[-1]
+    whole = capsys.readouterr().out
+    assert ends(printed)[0] == ends(whole)[0]
+    assert ends(printed)[1].startswith("incidents: 2; ")
+    assert ends(whole)[1].startswith("incidents: 2; ")
+
+
+def ends(printed: str) -> tuple[str, str]:
+    """The last line on the run, and the heading of its incidents."""
+    lines = printed.splitlines()
+    at = next(index for index, line in enumerate(lines) if line.startswith("incidents"))
+    return lines[at - 1], lines[at]
+
+
+def test_incidents_have_their_own_lines_and_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 1 is late from step 60 to 119."""
+    file = ended_recording(tmp_path / "a.mcap", eventful())
+    replay_lines(Recording(file))
+    printed = capsys.readouterr().out
+    told = [line.strip() for line in printed.partition("\nincidents")[0].splitlines() if line.startswith(INDENT)]
+    late = "rank 1 is late by 40 ms in each step: its backward takes 40 ms longer, from b on"
+    assert told[1] == late
+    ended = re.fullmatch(rf"ended: {late}; cost (\d\.\d\d) rank-s, (\d+\.\d) % of the run", told[2])
+    assert ended is not None
+    assert ends(printed)[0].endswith("rank 1 was killed (SIGKILL) at step 199 in backward, bucket 1 in flight")
+    assert re.match(r"incidents: 3; 15\.\d % lost: 10\.\d % exposed transfer, ", ends(printed)[1])
+    kinds = [line.split()[0] for line in printed.splitlines()[-3:]]
+    assert kinds == ["death", "exposed_comm", "straggler"]
+    row = report_of(file)["incidents"][2]
+    assert f"60–119  {row['seconds']:.2f} rank-s, {100 * row['share']:.1f} % of the run" in printed.splitlines()[-1]
 
 
 def test_at_a_pace(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from itertools import takewhile
 from queue import SimpleQueue
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Step
 from ddpwatch.recording.seek import Position, SeekTarget, locate
 from ddpwatch.state import KEEP_STEPS
 from ddpwatch.transport import Frame
@@ -24,11 +21,8 @@ from ddpwatch.tui.feed.events import Arrived, Attached, FeedEvent, Missed, Over,
 from ddpwatch.tui.feed.playback import Playable, PlaybackClock
 from ddpwatch.tui.feed.thread import POLL_S, ThreadFeed
 from ddpwatch.tui.models.devices import HISTORY_S
-from ddpwatch.tui.models.run import FollowedRun
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-SEARCH_NS = 30_000_000_000  # first stretch of a search backwards; each further one is four times as long
-SEARCH_STEPS, SEARCH_S = 256, 10.0  # what a verdict looks at
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,6 @@ class ReplayFeed(ThreadFeed):
         self._playback = PlaybackClock(iter(()), spec.speed)
         self._start_ns = self._end_ns = 0
         self._end_posted = False
-        self._shown_finding_ns = (-1, -1)  # the position that the last finding was shown at, and its own time
         self.paused = False
         self.speed = spec.speed
         self.loop = spec.loop
@@ -104,10 +97,6 @@ class ReplayFeed(ThreadFeed):
     def go_to_neighbour(self, step: int, by: int) -> None:
         """Goes to the step after (before) that one."""
         self._ask(lambda _: self._recording.find_step(max(step + by, 0), back=by < 0))
-
-    def go_to_finding(self, by: int, step: int | None) -> None:
-        """Goes to the next (previous) finding, seen from that step or else from the present position."""
-        self._ask(partial(self._finding, by, step))
 
     def play_to_end(self) -> None:
         """Plays all that is left at once."""
@@ -194,55 +183,3 @@ class ReplayFeed(ThreadFeed):
         while not self._stopped.is_set() and (frames := self._playback.until(position.at_ns)):
             self._post_frames(frames)
         self._post(Arrived(position.step))
-
-    # -- findings --------------------------------------------------------------------------------------------
-
-    def _finding(self, by: int, step: int | None, now_ns: int) -> Position | None:
-        """The next or previous finding, without the one that is shown now."""
-        shown = self._recording.find_step(step) if step is not None else None
-        now_ns = shown.at_ns if shown is not None else now_ns
-        now_ns = self._shown_finding_ns[1] if self._shown_finding_ns[0] == now_ns else now_ns
-        found = self._next_finding(now_ns) if by > 0 else self._finding_before(now_ns)
-        if found is None:
-            return None
-        complete = self._recording.find_step(found.step) if found.step is not None else None
-        at_ns = max(found.at_ns, complete.at_ns) if complete is not None else found.at_ns
-        self._shown_finding_ns = (at_ns, found.at_ns)
-        return Position(at_ns, found.step)
-
-    def _next_finding(self, now_ns: int) -> Position | None:
-        return next(self._search(now_ns, self._end_ns), None)
-
-    def _finding_before(self, now_ns: int) -> Position | None:
-        high_ns, reach_ns = now_ns, SEARCH_NS
-        while high_ns > self._start_ns:
-            low_ns = max(high_ns - reach_ns, self._start_ns - 1)
-            found = list(self._search(low_ns, high_ns - 1))
-            if found:
-                return found[-1]
-            high_ns, reach_ns = low_ns + 1, 4 * reach_ns
-            if low_ns < self._start_ns:
-                break
-        return None
-
-    def _search(self, after_ns: int, until_ns: int) -> Iterator[Position]:
-        """The findings after the first time and up to the second."""
-        frames = self._recording.seek(self._recording.lead_in(after_ns, SEARCH_STEPS, SEARCH_S))
-        unstopped = takewhile(lambda _: not self._stopped.is_set(), frames)
-        return (position for position in findings(unstopped, until_ns) if position.at_ns > after_ns)
-
-
-def findings(frames: Iterable[Frame], until_ns: int) -> Iterator[Position]:
-    """The positions up to a time at which something stands out: a warning in the log, or a slow step."""
-    run, slow = FollowedRun(by_recorded_time=True), set[int]()
-    for message, envelope in frames:
-        if envelope.received_ns > until_ns:
-            return
-        count = run.log.count
-        run.apply(message, envelope.received_ns)
-        for line in run.log.newest(run.log.count - count):
-            if line.severity in ("warn", "bad"):
-                yield Position(envelope.received_ns, line.step)
-        if isinstance(message, Step) and message.step not in slow and run.is_slow(message.step):
-            slow.add(message.step)
-            yield Position(envelope.received_ns, message.step)

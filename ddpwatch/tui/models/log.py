@@ -1,19 +1,19 @@
-"""The Log view's model: a line for each arrival, layout, mark, unusual step and end, and for each finding."""
+"""The Log view's model: a line for each arrival, layout, mark, unusual step and end, and two for each incident."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ddpwatch.analysis.diagnosis.verdict import Verdict
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.incident_news import IncidentNews, News
 from ddpwatch.messages import Bye, Hello, Layout, Mark, Message, Status, Step
 from ddpwatch.sampling.levels import is_odd, status_name
 from ddpwatch.tui.text import ms
 
 KEEP_LINES = 2000
-CLEARED_NS = 3_000_000_000  # a finding absent for less is not cleared: its figure wavers around a threshold
-_NEVER_CLEARED = ("starting", "collecting", "ended")
+_BLAMES = ("straggler", "intermittent", "drift")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class LogLine:
 
     Attributes:
         at_ns: When it was received (ns since the Unix epoch).
-        kind: ``run``, ``rank``, ``layout``, ``step``, ``mark``, ``finding`` or ``output``.
+        kind: ``run``, ``rank``, ``layout``, ``step``, ``mark``, ``incident`` or ``output``.
         step: The step it belongs to, if any.
     """
 
@@ -34,19 +34,17 @@ class LogLine:
 
 
 class RunLog:
-    """Turns messages and verdicts into lines, and keeps the newest.
+    """Turns messages and incidents into lines, and keeps the newest.
 
     Attributes:
         lines: Oldest first.
-        verdict: The verdict that holds now; a finding until it has been absent for `CLEARED_NS`.
         count: Lines so far.
     """
 
     def __init__(self) -> None:
         self.lines: deque[LogLine] = deque(maxlen=KEEP_LINES)
-        self.verdict: Verdict | None = None
         self.count = 0
-        self._absent_since: tuple[int, int | None] | None = None  # when (ns, step) the finding ceased to hold
+        self._news = IncidentNews()
         self._recording_error = ""
         self._restarts = 0
         self._layouts: set[tuple[int, int]] = set()
@@ -78,21 +76,10 @@ class RunLog:
             self._recording(message.recording_error, at_ns)
             self._restarted(message.restarts, at_ns)
 
-    def log_verdict(self, verdict: Verdict, at_ns: int, step: int | None) -> None:
-        """Adds a line for a new finding, and for one that is cleared. A finding whose figures change is the same."""
-        before = self.verdict
-        if before is not None and _same(before, verdict):
-            self.verdict, self._absent_since = verdict, None
-            return
-        if before is not None and _is_finding(before) and before.kind not in _NEVER_CLEARED:
-            self._absent_since = self._absent_since or (at_ns, step)
-            since_ns, since_step = self._absent_since
-            if not _is_finding(verdict) and 0 <= at_ns - since_ns < CLEARED_NS:
-                return
-            self.add(LogLine(at_ns, "finding", f"cleared: {before.text}", "good", since_step))
-        self.verdict, self._absent_since = verdict, None
-        if _is_finding(verdict):
-            self.add(LogLine(at_ns, "finding", verdict.text, verdict.severity, step))
+    def log_incidents(self, incidents: Sequence[Incident], at_ns: int) -> None:
+        """Adds a line for each incident that has started, and for each that has ended."""
+        for news in self._news.take(incidents, at_ns):
+            self.add(_incident(news, at_ns))
 
     def _step(self, step: Step, at_ns: int) -> None:
         key = (step.step, step.status)
@@ -147,12 +134,17 @@ class JobOutput:
         return [*self._lines, *self._unfinished]
 
 
-def _is_finding(verdict: Verdict) -> bool:
-    return verdict.severity in ("warn", "bad")
+def style_of(incident: Incident) -> str:
+    """The style of an incident: what ends a run, or names a rank, is bad."""
+    if incident.severity == "info":
+        return "dim"
+    return "bad" if incident.severity == "error" or incident.kind in _BLAMES else "warn"
 
 
-def _same(a: Verdict, b: Verdict) -> bool:
-    return (a.kind, a.rank, a.bucket, a.severity) == (b.kind, b.rank, b.bucket, b.severity)
+def _incident(news: News, at_ns: int) -> LogLine:
+    incident = news.incident
+    step = incident.until_step if news.what == "ended" else incident.since_step
+    return LogLine(at_ns, "incident", news.text, "good" if news.what == "ended" else style_of(incident), step)
 
 
 def mark_duration(mark: Mark) -> str:

@@ -5,7 +5,7 @@ All arithmetic ends here or in `ddpwatch.analysis`; paint functions only place w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
@@ -21,6 +21,7 @@ from ddpwatch.sampling.cost import Cost
 from ddpwatch.state import RankState, RankStatus, RunState, StepAcrossRanks
 from ddpwatch.tui.models.devices import DeviceLine, device_lines
 from ddpwatch.tui.models.history import HistoryPoint, StepHistory
+from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.lanes import StepLanes, step_lanes
 from ddpwatch.tui.models.rank_filter import parse_filter
 
@@ -92,7 +93,12 @@ class RankLine:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What every view knows of the run. ``lanes`` is the step shown, ``newest_full`` of `CostMeter.newest_full`."""
+    """What every view knows of the run. ``lanes`` is the step shown, ``newest_full`` of `CostMeter.newest_full`.
+
+    Attributes:
+        diagnosed: The run's incidents and lost time; in a replay those of the whole recording.
+        groups: The ids of each rank's process groups, if there are several.
+    """
 
     link: LinkState = LinkState()
     run_id: str = ""
@@ -103,7 +109,7 @@ class Overview:
     cost: Cost | None = None
     newest_full: tuple[int, int] = (0, 0)
     verdict: Verdict = field(default_factory=lambda: Verdict("starting", "none", ""))
-    slowest: Incident | None = None
+    diagnosed: Diagnosed = field(default_factory=Diagnosed)
     end: Bye | None = None
     status: Status | None = None
     dropped: int = 0
@@ -114,6 +120,12 @@ class Overview:
     history: tuple[HistoryPoint, ...] = ()
     filter: str = ""
     following: bool = False
+    groups: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def slowest(self) -> Incident | None:
+        """The late rank that costs most at the moment."""
+        return self.diagnosed.slowest
 
 
 class RankLines(Sequence[RankLine]):
@@ -146,7 +158,7 @@ class RankLines(Sequence[RankLine]):
 
 
 class OverviewBuilder:
-    """Builds overviews of one state. Keeps the summary until another step is complete."""
+    """Builds overviews of one state. Renews the summary and the diagnosis at most twice a second."""
 
     def __init__(self) -> None:
         self._comm_rows = 1
@@ -156,14 +168,16 @@ class OverviewBuilder:
         self._summariser = Summariser()
         self._history = StepHistory()
         self._at_ns = 0
+        self._diagnosed = Diagnosed()
+        self._diagnosed_at: tuple[int, int, Bye | None] = (-1, 0, None)  # the state's version and time, the last end
 
     def build(self, state: RunState, link: LinkState, filter_text: str = "") -> Overview:
         """The present overview, of the ranks that the filter selects; its lanes are the step to show."""
         hellos = [rank.hello for rank in state.ranks.values() if rank.hello is not None]
         newest, shown = state.newest_step(), step_to_show(state)
         summary = self.summary(state, link.at_rest)
-        found = state.verdict(summary)
-        slowest = state.diagnosis.slowest()
+        diagnosed = self.diagnosis(state, link.at_rest)
+        slowest = diagnosed.slowest
         return Overview(
             link=link,
             run_id=state.run_id or link.name,
@@ -173,8 +187,8 @@ class OverviewBuilder:
             summary=summary,
             cost=self._cost,
             newest_full=state.cost.newest_full(),
-            verdict=found,
-            slowest=slowest,
+            verdict=state.verdict(summary, diagnosed.incidents),
+            diagnosed=diagnosed,
             end=state.end,
             status=state.status,
             dropped=sum(rank.dropped for rank in state.ranks.values()),
@@ -186,7 +200,22 @@ class OverviewBuilder:
             devices=device_lines(state),
             history=self._history.points(list(state.steps.values()), len(state.ranks)),
             filter=filter_text,
+            groups=_groups(state),
         )
+
+    def due(self, state: RunState) -> bool:
+        """Whether the diagnosis has to be looked at again, by the state's clock."""
+        _, at_ns, end = self._diagnosed_at
+        return not 0 <= state.now_ns - at_ns < SUMMARY_NS or end is not _last_end(state)
+
+    def diagnosis(self, state: RunState, at_rest: bool = False) -> Diagnosed:
+        """What is wrong with the run so far, renewed like the summary."""
+        version = self._diagnosed_at[0]
+        if version != state.version and (at_rest or self.due(state) or state.finished_steps < ENOUGH_STEPS):
+            found = state.diagnosis
+            self._diagnosed = Diagnosed(tuple(found.incidents()), found.lost(), found.slowest())
+            self._diagnosed_at = (state.version, state.now_ns, _last_end(state))
+        return self._diagnosed
 
     def lanes(self, step: StepAcrossRanks, state: RunState, filter_text: str = "") -> StepLanes:
         """A step's lanes, with at least as many comm rows as any step before it had."""
@@ -205,6 +234,17 @@ class OverviewBuilder:
             self._summary = self._summariser.summarise(recent)
             self._cost = state.cost.cost()
         return self._summary
+
+
+def _last_end(state: RunState) -> Bye | None:
+    """The end of the run, or of the last rank that ended: what it caused is shown at once."""
+    return state.end or (state.ends[-1] if state.ends else None)
+
+
+def _groups(state: RunState) -> dict[int, tuple[int, ...]]:
+    """The process groups of each rank; empty if there is only one."""
+    found = {rank: state.groups.of_rank(rank) for rank in state.ranks} if len(state.groups.known()) > 1 else {}
+    return found if len(set(found.values())) > 1 else {}
 
 
 def filtered(state: RunState, ranks: Iterable[int], filter_text: str) -> list[int]:

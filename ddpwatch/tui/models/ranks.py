@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.state import StepAcrossRanks
+from ddpwatch.tui.models.incidents import strip
+from ddpwatch.tui.models.overview import Overview
 
 SHADES = 6
 _HIGH_QUANTILE = 0.98  # of the values shown; the highest level starts here, so that one outlier does not hide the rest
@@ -47,6 +50,10 @@ class HeatMap:
         steps: The columns' step numbers.
         columns: Values per step and row (ns; overlap: a ratio), NaN if unknown.
         low, high: The values of the lowest and the highest level.
+        struck: The worst incident in each step.
+        costs: Rank-time (ns) that others waited for each row's ranks; empty if nobody was waited for.
+        total_ns: The rank-time of the run.
+        process_groups: The process groups of each row's first rank; empty if there is only one.
     """
 
     metric: Metric
@@ -55,6 +62,10 @@ class HeatMap:
     columns: Sequence[array[float]]
     low: float
     high: float
+    struck: Sequence[Incident | None] = ()
+    costs: Sequence[int] = ()
+    total_ns: int = 0
+    process_groups: Sequence[str] = ()
 
     def level(self, column: int, row: int) -> int | None:
         """0 to SHADES - 1, None if unknown."""
@@ -75,7 +86,7 @@ class HeatMaps:
 
     def build(self, steps: Sequence[StepAcrossRanks], metric: Metric, groups: Sequence[Sequence[int]]) -> HeatMap:
         """Makes the map of the given steps, oldest first."""
-        key = (metric.name, len(groups), groups[0][0] if groups else None, sum(map(len, groups)))
+        key = (metric.name, tuple(group[0] for group in groups), sum(map(len, groups)))
         if key != self._key:
             self._key, self._columns = key, {}
         columns = [self._column(step, metric, groups) for step in steps]
@@ -88,6 +99,29 @@ class HeatMaps:
         if known is None or known[0] != len(step):
             known = self._columns[step.step] = (len(step), _column(step, metric, groups))
         return known[1]
+
+
+def with_diagnosis(heat: HeatMap, overview: Overview) -> HeatMap:
+    """The heatmap with the incidents in its steps, what its rows cost, and their process groups."""
+    found = overview.diagnosed
+    cost = found.waited_for
+    groups = [_groups_named(overview.groups.get(row[0], ())) for row in heat.groups] if overview.groups else []
+    return replace(
+        heat,
+        struck=strip(found.incidents, heat.steps),
+        costs=[sum(cost.get(rank, 0) for rank in row) for row in heat.groups] if cost else (),
+        total_ns=found.lost.rank_ns,
+        process_groups=groups,
+    )
+
+
+def _groups_named(ids: Sequence[int]) -> str:
+    return ",".join(map(str, ids[:3])) + ("…" if len(ids) > 3 else "")
+
+
+def costliest_first(groups: Sequence[Sequence[int]], cost: Mapping[int, int]) -> list[Sequence[int]]:
+    """The rows by what their ranks cost."""
+    return sorted(groups, key=lambda group: -sum(cost.get(rank, 0) for rank in group))
 
 
 def _column(step: StepAcrossRanks, metric: Metric, groups: Sequence[Sequence[int]]) -> array[float]:

@@ -228,9 +228,9 @@ def _waited(found: _BucketAtCursor) -> Field:
     """How long this rank's bucket waited for the last rank's launch, and which rank that was."""
     facts = found.step.facts_of(found.lane.rank)
     skew = found.step.skew.buckets.get(facts.keys[found.bar.position])
-    if skew is None:
+    waited = 0 if skew is None else skew.last - facts.launch[found.bar.position]
+    if skew is None or (waited and skew.last_rank is None):  # not known, or within the error of the clocks
         return Field(f"waited {UNKNOWN}", f"w {UNKNOWN}", 3)
-    waited = skew.last - facts.launch[found.bar.position]
     whom = f" for rank {skew.last_rank}" if waited else ", launched last"
     return Field(f"waited {ms(waited)} ms{whom}", f"w {ms(waited)} r{skew.last_rank}", 3)
 

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.tui.models.history import HistoryPoint
+from ddpwatch.tui.models.incidents import strip
 from ddpwatch.tui.paint.canvas import Canvas, Row
+from ddpwatch.tui.paint.incidents import paint_strip, strip_legend
 from ddpwatch.tui.paint.spark import EIGHTHS
 from ddpwatch.tui.text import ms
 
 GUTTER = 9
 
 
-def paint_history(points: Sequence[HistoryPoint], width: int, height: int, shown: int | None = None) -> list[Row]:
-    """One column per step, newest on the right; ``shown`` is the step whose lanes are shown."""
+def paint_history(
+    points: Sequence[HistoryPoint],
+    width: int,
+    height: int,
+    shown: int | None = None,
+    incidents: Sequence[Incident] = (),
+) -> list[Row]:
+    """One column per step, newest on the right, below a strip of the incidents that struck.
+
+    Args:
+        points: The steps, oldest first.
+        width: Columns.
+        height: Rows.
+        shown: The step whose lanes are shown.
+        incidents: Worst first.
+    """
     canvas = Canvas(width, height)
     room = width - GUTTER - 1
     canvas.fill(0, width, 0, " ", "heading")
@@ -22,19 +39,27 @@ def paint_history(points: Sequence[HistoryPoint], width: int, height: int, shown
     visible = points[-room:]
     top = max(point.step_ns for point in visible) or 1
     grey = ", grey: not measured" if any(point.exposed_ns is None for point in visible) else ""
-    canvas.put(1, 0, f"last {len(visible)} steps, longest rank: step ms, of it exposed{grey}"[: width - 1], "heading")
-    canvas.put(0, 1, f"{ms(top):>{GUTTER - 4}} ms", "dim")
+    end = canvas.put(
+        1, 0, f"last {len(visible)} steps, longest rank: step ms, of it exposed{grey}"[: width - 1], "heading"
+    )
+    first_x, first_y = width - 1 - len(visible), 1
+    struck = strip(incidents, [point.step for point in visible]) if height >= 4 else []
+    if any(struck):
+        paint_strip(canvas, struck, first_x, 1)
+        canvas.put(0, 1, f"{'incident':>{GUTTER - 1}}", "dim")
+        canvas.put_runs(end + 3, 0, strip_legend(struck, width - end - 4))
+        first_y = 2
+    canvas.put(0, first_y, f"{ms(top):>{GUTTER - 4}} ms", "dim")
     canvas.put(0, height - 1, f"{'0':>{GUTTER - 4}} ms", "dim")
-    for x, point in enumerate(visible, start=width - 1 - len(visible)):
-        _paint_column(canvas, point, top, x)
+    for x, point in enumerate(visible, start=first_x):
+        _paint_column(canvas, point, top, x, height - first_y)
         if point.step == shown:
-            canvas.put(x, 1, "▾", "strong")
+            canvas.put(x, first_y, "▾", "strong")
     return canvas.rows()
 
 
-def _paint_column(canvas: Canvas, point: HistoryPoint, top: int, x: int) -> None:
+def _paint_column(canvas: Canvas, point: HistoryPoint, top: int, x: int, rows: int) -> None:
     """Exposed communication at the bottom, hatched; the rest of the step above it."""
-    rows = canvas.height - 1
     total = round(8 * rows * point.step_ns / top)
     exposed = round(8 * rows * (point.exposed_ns or 0) / top)
     if point.exposed_ns and not exposed:

@@ -1,4 +1,4 @@
-"""The Log view: lists of lines, newest last."""
+"""The Log view: the names of its lists, and lines, newest last."""
 
 from __future__ import annotations
 
@@ -12,35 +12,40 @@ from ddpwatch.tui.text import clean, shorten
 _ROOMY = 60
 
 
-def paint_log(
-    lines: Sequence[LogLine],
-    lists: Sequence[tuple[str, int]],
-    list_shown: int,
-    size: tuple[int, int],
-    first: int,
-    selected: int,
-) -> list[Row]:
-    """The names of the lists, and the lines of one.
+def paint_lists(lists: Sequence[tuple[str, int]], list_shown: int, width: int, progress: float | None) -> list[Row]:
+    """The name and length of each list.
 
     Args:
-        lines: The lines of the list shown.
-        lists: The name and length of each list.
+        lists: These.
         list_shown: The index of the list shown.
-        size: Columns and rows of the body.
-        first: The index of the first line in view.
-        selected: The index of the selected line.
+        width: Columns.
+        progress: How much of a recording is diagnosed; None if there is nothing to wait for.
     """
-    width, height = size
-    canvas = Canvas(width, height)
+    canvas = Canvas(width, 1)
     canvas.fill(0, width, 0, " ", "heading")
     x = 1
     for index, (name, count) in enumerate(lists):
         text = shorten(f"{name} {count}", max(width - x - 1, 0))
         x = canvas.put(x, 0, text, "heading-strong" if index == list_shown else "heading") + 3
+    if progress is not None:
+        canvas.put(x, 0, shorten(f"diagnosing … {progress:.0%}", max(width - x - 1, 0)), "heading-warn")
+    return canvas.rows()
+
+
+def paint_lines(lines: Sequence[LogLine], size: tuple[int, int], first: int, selected: int) -> list[Row]:
+    """The lines from the ``first`` on.
+
+    Args:
+        lines: Oldest first.
+        size: Columns and rows.
+        first: The index of the first line in view.
+        selected: The index of the selected line.
+    """
+    canvas = Canvas(*size)
     if not lines:
-        canvas.put(1, 1, "nothing yet", "dim")
-    for y, line in enumerate(lines[first : first + max(height - 1, 0)], start=1):
-        _paint_line(canvas, line, y, first + y - 1 == selected)
+        canvas.put(1, 0, "nothing yet", "dim")
+    for y, line in enumerate(lines[first : first + canvas.height]):
+        _paint_line(canvas, line, y, first + y == selected)
     return canvas.rows()
 
 
@@ -49,7 +54,7 @@ def _paint_line(canvas: Canvas, line: LogLine, y: int, selected: bool) -> None:
     x = canvas.put(x, y, f"{_time_of_day(line.at_ns)} ", "selected" if selected else "dim")
     if line.kind != "output" and canvas.width >= _ROOMY:
         step = "" if line.step is None else f"step {line.step}"
-        x = canvas.put(x, y, f"{line.kind:<8}{step:<11}", "dim")
+        x = canvas.put(x, y, f"{line.kind:<9}{step:<11}", "dim")
     canvas.put(x, y, clean(line.text, max(canvas.width - x - 1, 0)), line.severity)
 
 

@@ -10,6 +10,7 @@ from ddpwatch.tui.paint.devices import paint_device_panel
 from ddpwatch.tui.paint.header import Keys, Tab, paint_footer, paint_header, paint_verdict
 from ddpwatch.tui.paint.history import paint_history
 from ddpwatch.tui.paint.lanes import paint_lanes, rows_wanted
+from ddpwatch.tui.paint.lost import lost_rows, paint_lost
 from ddpwatch.tui.paint.page import Part, assemble, nothing_known, verdict_rows, waiting
 from ddpwatch.tui.paint.screen_layout import ScreenLayout, layout
 from ddpwatch.tui.paint.split import paint_split, rows_for
@@ -20,8 +21,9 @@ def overview_layout(model: Overview, width: int, height: int) -> ScreenLayout:
     """Where the parts lie for this model."""
     wanted = rows_wanted(model.lanes) if model.lanes else (6, 6)
     return layout(
-        width, height, len(model.ranks), wanted, rows_for(len(model.ranks)), verdict_rows(model, width, height)
-    )
+        width, height, len(model.ranks), wanted, rows_for(len(model.ranks)), verdict_rows(model, width, height),
+        lost_rows(model),
+    )  # fmt: skip
 
 
 def paint_overview(
@@ -47,10 +49,13 @@ def _body(model: Overview, boxes: ScreenLayout, first: int) -> Iterable[Part]:
         box = boxes.lanes
         yield box, paint_lanes(model.lanes, box.width, box.height, first)
         box = boxes.history
-        yield box, paint_history(model.history, box.width, box.height, model.lanes.step)
+        incidents = model.diagnosed.incidents
+        yield box, paint_history(model.history, box.width, box.height, model.lanes.step, incidents)
     box = boxes.table
     yield box, paint_table(model.ranks, box.width, box.height, first)
     box = boxes.devices
     yield box, paint_device_panel(model.devices, box.width, box.height)
+    box = boxes.lost
+    yield box, paint_lost(model, box.width, box.height)
     box = boxes.split
     yield box, paint_split(model.ranks, box.width, box.height, first)

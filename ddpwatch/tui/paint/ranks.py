@@ -4,23 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ddpwatch.analysis.incident_news import seconds_text, share_text
 from ddpwatch.analysis.step import StepFigures
 from ddpwatch.tui.models.devices import DeviceLine
-from ddpwatch.tui.models.overview import RankLine
+from ddpwatch.tui.models.overview import Overview, RankLine
 from ddpwatch.tui.models.ranks import SHADES, HeatMap
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.devices import device_fields
+from ddpwatch.tui.paint.incidents import paint_strip, strip_legend
 from ddpwatch.tui.paint.split import PHASE_STYLES
 from ddpwatch.tui.text import UNKNOWN, clean, fit, ms, percent, shorten
 
 GUTTER = 12
+TOP_ROWS = 2  # title and strip
 GLYPHS = " ·░▒▓█"
 _RIGHT = 11  # the newest step's figure
+_COST = 18
+_GROUPS = 9
+_ROOMY = 70
 
 
-def columns_for(width: int) -> int:
+def columns_for(width: int, overview: Overview) -> int:
     """How many steps fit, one column each."""
-    return max(width - GUTTER - _RIGHT, 1)
+    cost, groups = bool(overview.diagnosed.waited_for), bool(overview.groups)
+    return max(width - GUTTER - _right(width, cost, groups), 1)
+
+
+def _right(width: int, cost: bool, groups: bool) -> int:
+    """The columns of figures at the right."""
+    return _RIGHT + (_COST * cost + _GROUPS * groups if width >= _ROOMY else 0)
+
+
+def _columns(heat: HeatMap, width: int) -> int:
+    return max(width - GUTTER - _right(width, bool(heat.costs), bool(heat.process_groups)), 1)
 
 
 def figure(heat: HeatMap, value: float) -> str:
@@ -30,23 +46,26 @@ def figure(heat: HeatMap, value: float) -> str:
     return percent(value) if heat.metric.unit == "%" else f"{ms(value)} ms"
 
 
-def cell_size(steps: int, rows: int, width: int, height: int) -> tuple[int, int]:
+def cell_size(heat: HeatMap, width: int, height: int) -> tuple[int, int]:
     """Screen columns per step and screen rows per row; more than one where a small job would leave the screen empty."""
-    return max(min(columns_for(width) // max(steps, 1), 4), 1), max(min((height - 2) // max(rows, 1), 3), 1)
+    wide = _columns(heat, width) // max(len(heat.steps), 1)
+    return max(min(wide, 4), 1), max(min((height - TOP_ROWS - 1) // max(len(heat.groups), 1), 3), 1)
 
 
 def paint_heat(
     heat: HeatMap, width: int, height: int, first: int, selected: int | None, slowest: int | None
 ) -> list[Row]:
-    """Title with scale, one row per rank or group from the ``first`` row on, and the steps below."""
+    """Title with scale, incidents, one row per rank or group from the ``first`` row on, and the steps below."""
     canvas = Canvas(width, height)
     _paint_title(canvas, heat)
-    cell = cell_size(len(heat.steps), len(heat.groups), width, height)
-    room = max((height - 2) // cell[1], 0)
+    cell = cell_size(heat, width, height)
+    room = max((height - TOP_ROWS - 1) // cell[1], 0)
+    end = GUTTER + _columns(heat, width)
+    paint_strip(canvas, heat.struck, end - cell[0] * len(heat.steps), 1, cell[0])
+    canvas.put(1, 1, "incidents", "dim")
     for y, row in enumerate(range(first, min(first + room, len(heat.groups)))):
-        _paint_row(canvas, heat, row, 1 + y * cell[1], cell, selected, slowest)
+        _paint_row(canvas, heat, row, TOP_ROWS + y * cell[1], cell, selected, slowest)
     if heat.steps:
-        end = GUTTER + columns_for(width)
         canvas.put(max(end - cell[0] * len(heat.steps), 0), height - 1, f"╵step {heat.steps[0]}", "axis")
         newest = f"{heat.steps[-1]}╵"
         if cell[0] * len(heat.steps) > len(newest) + 14:
@@ -68,7 +87,13 @@ def _paint_title(canvas: Canvas, heat: HeatMap) -> None:
         x = canvas.put(x, 0, f"{figure(heat, low)} ", "heading")
         for level in range(SHADES):
             x = canvas.put(x, 0, GLYPHS[level] * 2, f"heat-{level}")
-        canvas.put(x, 0, f" {figure(heat, high)}", "heading")
+        x = canvas.put(x, 0, f" {figure(heat, high)}", "heading") + 3
+    end = GUTTER + _columns(heat, canvas.width)
+    if len(heat.costs) and canvas.width >= _ROOMY:
+        canvas.put(end + _RIGHT, 0, f"{'cost rank-s':>{_COST - 9}} of run", "heading")
+    if heat.process_groups and canvas.width >= _ROOMY:
+        canvas.put(canvas.width - _GROUPS, 0, "groups", "heading")
+    canvas.put_runs(x, 0, strip_legend(heat.struck, end - x))
 
 
 def _paint_row(
@@ -78,7 +103,7 @@ def _paint_row(
     name = f"{group[0]}" if len(group) == 1 else f"{group[0]}–{group[-1]}"
     style = "selected" if selected in group else "bad" if slowest in group else "strong"
     canvas.put(1, y, f"{name:>{GUTTER - 3}}{'◀' if slowest in group else ' '}", style)
-    end = GUTTER + columns_for(canvas.width)
+    end = GUTTER + _columns(heat, canvas.width)
     start = end - cell[0] * len(heat.steps)
     for column in range(len(heat.steps)):
         level = heat.level(column, row)
@@ -87,6 +112,18 @@ def _paint_row(
             canvas.fill(start + column * cell[0], start + (column + 1) * cell[0], line, glyph, level_style)
     if heat.columns:
         canvas.put(end + 1, y, figure(heat, heat.columns[-1][row]), "text")
+    if canvas.width >= _ROOMY:
+        _paint_cost(canvas, heat, row, end + _RIGHT, y)
+
+
+def _paint_cost(canvas: Canvas, heat: HeatMap, row: int, x: int, y: int) -> None:
+    """What others waited for the row's ranks, and their process groups."""
+    cost = heat.costs[row] if len(heat.costs) else 0
+    if cost and heat.total_ns:
+        text = f"{seconds_text(cost)}  {share_text(cost / heat.total_ns):>6}"
+        canvas.put(x, y, f"{text:>{_COST - 1}}", "bad" if cost == max(heat.costs) else "text")
+    if heat.process_groups:
+        canvas.put(canvas.width - _GROUPS, y, shorten(heat.process_groups[row], _GROUPS - 1), "dim")
 
 
 def paint_rank(

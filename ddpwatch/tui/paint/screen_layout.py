@@ -9,6 +9,7 @@ _LEAST_LANES = 5
 _PANEL = (34, 64)
 _DEVICES = 9
 _LEAST_DEVICES = 9
+_LEAST_DEVICES_NARROW = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,19 @@ class ScreenLayout:
     history: Box
     table: Box
     devices: Box
+    lost: Box
     split: Box
     footer: Box
 
 
 def layout(
-    width: int, height: int, ranks: int, lane_rows: tuple[int, int], split_rows: int = 0, verdict_rows: int = 1
+    width: int,
+    height: int,
+    ranks: int,
+    lane_rows: tuple[int, int],
+    split_rows: int = 0,
+    verdict_rows: int = 1,
+    lost_rows: int = 0,
 ) -> ScreenLayout:
     """Divides the screen between header, verdict and footer, then lanes and table, then devices and history.
 
@@ -47,6 +55,7 @@ def layout(
         lane_rows: Rows that the lanes need to be readable, and the most that they can use.
         split_rows: The most rows that the split of the step can use.
         verdict_rows: Rows that the verdict needs.
+        lost_rows: The most rows that the lost time can use; a narrow screen has one for it, or none.
     """
     wide = width >= WIDE
     header = min(2, height)
@@ -55,17 +64,22 @@ def layout(
     body = max(height - header - verdict - footer, 0)
     table = _table_height(body, ranks)
     panel = min(max(width // 3, _PANEL[0]), _PANEL[1]) if wide else 0
-    rest = body - table
+    line = int(bool(lost_rows) and not wide and body - table > lane_rows[0] + _LEAST_DEVICES_NARROW)
+    rest = body - table - line
     lanes, history, devices = _wide(rest, lane_rows[1]) if wide else _narrow(rest, *lane_rows)
-    split = _split_height(rest, split_rows) if wide else 0
-    y = header + verdict
+    lost = _spare(rest, lost_rows) if wide else 0
+    split = _spare(rest - lost, split_rows) if wide else 0
+    y = header + verdict + line
     left = width - panel
     return ScreenLayout(
         header=Box(0, 0, width, header),
         verdict=Box(0, header, width, verdict),
         lanes=Box(0, y, left, lanes),
         history=Box(0, y + lanes, left, history),
-        devices=Box(left, y, panel, rest - split) if wide else Box(0, y + lanes + history + table, width, devices),
+        devices=Box(left, y, panel, rest - lost - split)
+        if wide
+        else Box(0, y + lanes + history + table, width, devices),
+        lost=Box(left, y + rest - split - lost, panel, lost) if wide else Box(0, y - line, width, line),
         split=Box(left, y + rest - split, panel, split),
         table=Box(0, y + lanes + history, width, table),
         footer=Box(0, height - footer, width, footer),
@@ -83,8 +97,8 @@ def _wide(rest: int, wanted: int) -> tuple[int, int, int]:
     return rest - history, history, 0
 
 
-def _split_height(rest: int, wanted: int) -> int:
-    """The rows of the right column that the devices can spare."""
+def _spare(rest: int, wanted: int) -> int:
+    """The rows of the right column that the devices can spare for another panel."""
     spare = min(rest - _LEAST_DEVICES, wanted, rest // 2)
     return spare if spare >= 4 else 0
 

@@ -1,30 +1,39 @@
-"""The seventh view: the log, its findings alone, and the output of a job started by `ddpwatch run`."""
+"""The seventh view: the incidents, the log, and the output of a job started by `ddpwatch run`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.incident_news import cost_text, message_text
+from ddpwatch.tui.models.incidents import IncidentRow, incident_rows, struck
 from ddpwatch.tui.models.log import LogLine
 from ddpwatch.tui.paint.canvas import Row
-from ddpwatch.tui.paint.log import paint_log
+from ddpwatch.tui.paint.incidents import list_height, paint_incidents
+from ddpwatch.tui.paint.log import paint_lines, paint_lists
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
 
-LISTS = ("events and findings", "findings", "the job's output")
+LISTS = ("incidents", "events and incidents", "the job's output")
+INCIDENTS, EVENTS, OUTPUT = range(3)
+Entry = LogLine | IncidentRow
 
 
 class LogView(RunView):
-    """A list of lines: the log, its findings, or the job's output."""
+    """A list: the incidents, the log, or the job's output."""
 
     NAME = "Log"
     KEYS = (("↑↓", "select"), ("m", "next list"), ("Enter", "go to step"), ("y", "copy"))
     DEFINITIONS = """\
-  m         events and findings, findings alone, the job's output
+  m         incidents, events and incidents, the job's output
             (if ddpwatch run started it; its newest 2,000 lines)
-  Enter     shows the line's step in the Timeline
+  incidents worst first; ● lasts, ✓ is over, · comes later in a replay
+  rank-s    rank-seconds lost: what all other ranks waited, or what
+            all ranks spent; and the share of the run's rank-time
+  Enter     shows the step in the Timeline
   y         copies the line"""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("m", "next_list", "Next list"),
@@ -39,8 +48,8 @@ class LogView(RunView):
 
     def forget(self) -> None:
         """See `RunView.forget`."""
-        self.selected: int | None = None  # None follows the newest
-        self._frozen: list[list[LogLine]] | None = None
+        self.selected: int | None = None  # None follows the newest line, or the worst incident
+        self._frozen: list[Sequence[Entry]] | None = None
 
     def position_changed(self) -> None:
         """See `RunView.position_changed`."""
@@ -51,46 +60,71 @@ class LogView(RunView):
         """See `RunView.shows_before_run`."""
         return bool(self.session.output.lines)
 
-    def lines(self) -> list[LogLine]:
-        """The lines of the present list; during a pause those of its start."""
+    def entries(self) -> Sequence[Entry]:
+        """What the present list holds; during a pause what it held when that began."""
         return self.lists()[self.list_shown]
 
     @property
     def list_shown(self) -> int:
-        """An index into `LISTS`: the list chosen, or else the output as long as the log is empty."""
+        """An index into `LISTS`: the list chosen, or else the first that is not empty."""
         if self.chosen is not None:
             return self.chosen
-        log, _, output = self.lists()
-        return 2 if output and not log else 0
+        return next((index for index, entries in enumerate(self.lists()) if entries), EVENTS)
 
-    def lists(self) -> list[list[LogLine]]:
-        """The lines of each of the `LISTS`."""
+    def lists(self) -> list[Sequence[Entry]]:
+        """What each of the `LISTS` holds."""
         if not self.session.paused:
             self._frozen = None
         elif self._frozen is None:
             self._frozen = self._now()
-        return self._now() if self._frozen is None else self._frozen
+        if self._frozen is None:
+            return self._now()
+        return [self._incidents(), *self._frozen[1:]]
 
-    def _now(self) -> list[list[LogLine]]:
-        log = list(self.session.log.lines)
-        return [log, [line for line in log if line.kind == "finding"], self.session.output.lines]
+    def _now(self) -> list[Sequence[Entry]]:
+        return [self._incidents(), list(self.session.log.lines), self.session.output.lines]
+
+    def _incidents(self) -> list[IncidentRow]:
+        session = self.session
+        shown = session.step_shown if session.paused else None
+        position = session.overview.newest_step if shown is None else shown.step
+        return incident_rows(session.overview.diagnosed, position, session.state.layouts)
 
     @property
-    def current(self) -> LogLine | None:
-        """The selected line."""
-        lines = self.lines()
-        if not lines:
-            return None
-        return lines[-1 if self.selected is None else min(self.selected, len(lines) - 1)]
+    def current(self) -> Entry | None:
+        """The selected entry."""
+        entries = self.entries()
+        return entries[self._index(entries)] if entries else None
+
+    def _index(self, entries: Sequence[Entry]) -> int:
+        if self.selected is None:
+            return 0 if self.list_shown == INCIDENTS else len(entries) - 1
+        return min(self.selected, len(entries) - 1)
+
+    @property
+    def text(self) -> str | None:
+        """The selected entry as text; None without one."""
+        match self.current:
+            case IncidentRow(incident=incident):
+                return f"{message_text(incident)}; cost {cost_text(incident)}"
+            case LogLine(text=text):
+                return text
+        return None
 
     def body(self, width: int, height: int) -> list[Row]:
         """See `RunView.body`."""
         lists = self.lists()
-        lines = lists[self.list_shown]
-        selected = len(lines) - 1 if self.selected is None else min(self.selected, len(lines) - 1)
-        first = max(min(selected - (height - 1) // 2, len(lines) - (height - 1)), 0)
+        entries, selected = lists[self.list_shown], self._index(lists[self.list_shown])
         headings = [(name, len(listed)) for name, listed in zip(LISTS, lists, strict=True)]
-        return paint_log(lines, headings, self.list_shown, (width, height), first, selected)
+        diagnosed = self.session.overview.diagnosed
+        title = paint_lists(headings, self.list_shown, width, diagnosed.progress)
+        size = (width, max(height - 1, 0))
+        rows = [entry for entry in entries if isinstance(entry, IncidentRow)]
+        if rows or self.list_shown == INCIDENTS:
+            first = _first(selected, len(rows), list_height(len(rows), size[1]))
+            return title + paint_incidents(rows, diagnosed, size, first, selected)
+        lines = [entry for entry in entries if isinstance(entry, LogLine)]
+        return title + paint_lines(lines, size, _first(selected, len(lines), size[1]), selected)
 
     def action_next_list(self) -> None:
         """Shows the next of the `LISTS`."""
@@ -98,13 +132,30 @@ class LogView(RunView):
         self.repaint()
 
     def action_show_step(self) -> None:
-        """Shows the selected line's step in the Timeline."""
-        if self.current is not None and self.current.step is not None:
-            self._show_step(self.current.step)
+        """Shows the selected entry's step in the Timeline."""
+        match self.current:
+            case IncidentRow(incident=incident) if incident.since_step is not None:
+                self._show_step(self._step_of(incident, incident.since_step))
+            case LogLine(step=int(step)):
+                self._show_step(step)
+
+    def _step_of(self, incident: Incident, since: int) -> int:
+        """Its first step; of a live run the first that is kept, if there is one."""
+        kept, newest = self.session.state.steps, self.session.overview.newest_step
+        if self.session.replay or newest is None:
+            return since
+        return next((step for step in struck(incident, newest) if step in kept), since)
 
     def scroll_ranks(self, by: int) -> None:
-        """Selects another line. Selecting the last one follows new lines."""
-        last = len(self.lines()) - 1
-        index = min(max((last if self.selected is None else self.selected) + by, 0), max(last, 0))
-        self.selected = None if index >= last else index
+        """Selects another entry. Selecting the last line follows new ones."""
+        self.chosen = self.list_shown
+        entries = self.entries()
+        last = max(len(entries) - 1, 0)
+        index = min(max(self._index(entries) + by, 0), last)
+        self.selected = None if index >= last and self.chosen != INCIDENTS else index
         self.repaint()
+
+
+def _first(selected: int, count: int, room: int) -> int:
+    """The first entry in view, so that the selected one is in the middle where possible."""
+    return max(min(selected - room // 2, count - room), 0)

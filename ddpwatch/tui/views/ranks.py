@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
 from ddpwatch.tui.models.devices import DeviceLine
 from ddpwatch.tui.models.log import mark_duration
-from ddpwatch.tui.models.ranks import METRICS, HeatMap, HeatMaps, groups_of
+from ddpwatch.tui.models.ranks import METRICS, HeatMap, HeatMaps, costliest_first, groups_of, with_diagnosis
 from ddpwatch.tui.paint.canvas import Row
-from ddpwatch.tui.paint.ranks import cell_size, columns_for, paint_heat, paint_rank
+from ddpwatch.tui.paint.ranks import TOP_ROWS, cell_size, columns_for, paint_heat, paint_rank
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
 
@@ -21,12 +22,15 @@ class RanksView(RunView):
     """A heatmap of ranks by steps; Enter shows one rank."""
 
     NAME = "Ranks"
-    KEYS = (("↑↓", "select"), ("m", "metric"), ("v", "group"), ("Enter", "detail"))
+    KEYS = (("↑↓", "select"), ("m", "metric"), ("v", "group"), ("s", "sort"), ("Enter", "detail"))
     DEFINITIONS = """\
   m         lateness, step time, exposed, overlap, data, between
   data      waiting for the DataLoader (–: the loop uses none)
   between   the rest of the time from optimizer to forward
   v         one rank a row, or groups (a cell shows the worst of them)
+  s         by number, or by cost, highest first
+  cost      rank-seconds that all others waited for the rank, and their
+            share of the run's rank-time
   lateness  how long after the first rank it launches a bucket, at most
   The colour scale ends at a value that only 2 % of the cells exceed.
   For overlap it is reversed: low values stand out."""
@@ -34,6 +38,7 @@ class RanksView(RunView):
         Binding("m", "metric(1)", "Next metric"),
         Binding("M", "metric(-1)", "Previous metric"),
         Binding("v", "group", "Groups or single ranks"),
+        Binding("s", "sort", "By number or by cost"),
         Binding("enter", "detail", "One rank in detail"),
         Binding("escape", "back", "All ranks"),
     ]
@@ -42,6 +47,7 @@ class RanksView(RunView):
         super().__init__(session)
         self.metric = 0
         self.grouped = True
+        self.by_cost = False
         self.forget()
 
     def forget(self) -> None:
@@ -52,12 +58,16 @@ class RanksView(RunView):
 
     def map(self, width: int, height: int) -> HeatMap | None:
         """The heatmap for a body of that size; None before the first step."""
-        steps = [step for step in self.session.steps if step.counted][-columns_for(width) :]
+        steps = [step for step in self.session.steps if step.counted][-columns_for(width, self.session.overview) :]
         if not steps:
             return None
         ranks = self.session.ranks_of(steps[-1])
-        groups = groups_of(ranks, max(height - 2, 1) if self.grouped else len(ranks))
-        return self.maps.build(steps, METRICS[self.metric], groups)
+        overview = self.session.overview
+        rows = max(height - TOP_ROWS - 1, 1)
+        groups: Sequence[Sequence[int]] = groups_of(ranks, rows if self.grouped else len(ranks))
+        if self.by_cost:
+            groups = costliest_first(groups, overview.diagnosed.waited_for)
+        return with_diagnosis(self.maps.build(steps, METRICS[self.metric], groups), overview)
 
     def body(self, width: int, height: int) -> list[Row]:
         """See `RunView.body`."""
@@ -72,14 +82,14 @@ class RanksView(RunView):
         self.session.rank = rank
         if self.detail and rank is not None:
             return self._detail(rank, width, height)
-        room = max((height - 2) // self._cell(heat, width, height)[1], 1)
+        room = max((height - TOP_ROWS - 1) // self._cell(heat, width, height)[1], 1)
         self.first = min(max(self.first, row - room + 1), row, max(len(heat.groups) - room, 0))
         slowest = self.session.overview.slowest
         return paint_heat(heat, width, height, self.first, rank, slowest.ranks[0] if slowest else None)
 
     @staticmethod
     def _cell(heat: HeatMap, width: int, height: int) -> tuple[int, int]:
-        return cell_size(len(heat.steps), len(heat.groups), width, height)
+        return cell_size(heat, width, height)
 
     def _detail(self, rank: int, width: int, height: int) -> list[Row]:
         row = next((row for row in self.session.overview.ranks if row.rank == rank), None)
@@ -108,6 +118,12 @@ class RanksView(RunView):
         self.first = 0
         self.repaint()
 
+    def action_sort(self) -> None:
+        """Sorts by number, or by cost."""
+        self.by_cost = not self.by_cost
+        self.first = 0
+        self.repaint()
+
     def action_detail(self) -> None:
         """Shows the selected rank in detail."""
         self.detail = True
@@ -133,8 +149,8 @@ class RanksView(RunView):
         heat = self.map(self.size.width, self.body_height)
         if heat is None or self.detail:
             return
-        row = self.first + (y - 1) // self._cell(heat, self.size.width, self.body_height)[1]
-        if y < 1 or row >= len(heat.groups):
+        row = self.first + (y - TOP_ROWS) // self._cell(heat, self.size.width, self.body_height)[1]
+        if y < TOP_ROWS or row >= len(heat.groups):
             return
         group = heat.groups[row]
         self.detail = self.session.rank in group

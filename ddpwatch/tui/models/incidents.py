@@ -1,0 +1,112 @@
+"""The incidents that a dashboard shows, where they lie among the steps, and what each rank cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddpwatch.analysis.diagnosis.incident import Incident, LostTime
+from ddpwatch.analysis.diagnosis.sentences import LayerNames
+from ddpwatch.analysis.incident_news import waited_for
+
+SEVERITIES = ("error", "warning", "info")
+SCATTERED = ("pause", "death", "not_reduced")  # these strike single steps, not all between the first and the last
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosed:
+    """What a run's diagnosis has found.
+
+    Attributes:
+        incidents: Worst first.
+        lost: Where the time went.
+        slowest: The late rank that costs most at the moment.
+        whole: They are those of a whole recording, not only of the run up to the position.
+        progress: How much of the recording is diagnosed; None if there is nothing to wait for.
+    """
+
+    incidents: Sequence[Incident] = ()
+    lost: LostTime = field(default_factory=LostTime)
+    slowest: Incident | None = None
+    whole: bool = False
+    progress: float | None = None
+
+    @property
+    def waited_for(self) -> Mapping[int, int]:
+        """Rank-time (ns) that others waited for a rank, by rank."""
+        return waited_for(self.lost)
+
+
+def struck(incident: Incident, newest: int) -> Sequence[int]:
+    """The steps that an incident struck, as far as that is known.
+
+    Args:
+        incident: The incident.
+        newest: The newest step: where an open one ends.
+    """
+    since, until = incident.since_step, incident.until_step
+    if since is None:
+        return range(0)
+    until = max(since, newest if incident.open else since if until is None else until)
+    if incident.period is not None:
+        return range(since, until + 1, incident.period)
+    if incident.kind in SCATTERED and incident.steps <= until - since:
+        return sorted({since, until})
+    return range(since, until + 1)
+
+
+def strip(incidents: Sequence[Incident], steps: Sequence[int]) -> list[Incident | None]:
+    """The worst incident in each of the given steps, which are in ascending order: a rank's before those of all."""
+    found: list[Incident | None] = [None] * len(steps)
+    if not steps:
+        return found
+    order = sorted(incidents, key=lambda incident: (SEVERITIES.index(incident.severity), not incident.ranks))
+    for incident in reversed(order):  # the worst comes last and stays
+        hit = struck(incident, steps[-1])
+        for column, step in enumerate(steps):
+            if step in hit:
+                found[column] = incident
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentRow:
+    """An incident in the Log's list.
+
+    Attributes:
+        layer: The parameter from which on a backward is slow; empty if it is not known.
+        when: ``now``, ``over``, or ``later`` than a replay's position.
+    """
+
+    incident: Incident
+    layer: str
+    when: str
+
+
+def incident_rows(found: Diagnosed, position: int | None, names: LayerNames) -> list[IncidentRow]:
+    """The rows of the list, worst first.
+
+    Args:
+        found: The incidents.
+        position: The newest step known.
+        names: Of parameters.
+    """
+    return [
+        IncidentRow(incident, _layer(incident, names), _when(incident, position if found.whole else None))
+        for incident in found.incidents
+    ]
+
+
+def _layer(incident: Incident, names: LayerNames) -> str:
+    rank = incident.ranks[0] if incident.ranks else None
+    return "" if incident.param is None else names.layer(incident.param, rank)
+
+
+def _when(incident: Incident, position: int | None) -> str:
+    """Whether it lasts; at a position in a recording, whether it lasted then."""
+    since, until = incident.since_step, incident.until_step
+    if position is None or since is None:
+        return "now" if incident.open else "over"
+    if position < since:
+        return "later"
+    return "now" if incident.open or position < (since if until is None else until) else "over"

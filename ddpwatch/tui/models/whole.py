@@ -1,0 +1,97 @@
+"""The diagnosis of a whole recording, made in the background while it is replayed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from statistics import median
+
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.assembly import StepAssembler
+from ddpwatch.analysis.diagnosis.engine import Diagnosis
+from ddpwatch.analysis.layouts import Layouts
+from ddpwatch.messages import Layout
+from ddpwatch.transport import Frame
+from ddpwatch.tui.models.incidents import Diagnosed
+from ddpwatch.tui.models.steps import is_slow
+
+WORK_S, REST_S = 0.004, 0.002  # the screen shares the interpreter with this thread
+KEEP_UNUSUAL = 10_000
+MEDIAN_STEPS = 64
+
+
+class WholeRun:
+    """Reads a recording in a thread, once, and diagnoses it as a report does.
+
+    Args:
+        frames: Gives all frames, oldest first.
+        span_ns: Receive time of the first and the last.
+
+    Attributes:
+        result: The diagnosis, once it is ready; until then, how far it has come.
+        unusual: Steps that were aborted or slow.
+    """
+
+    def __init__(self, frames: Callable[[], Iterable[Frame]], span_ns: Callable[[], tuple[int, int]]) -> None:
+        self.result = Diagnosed(progress=0.0)
+        self.unusual: deque[int] = deque(maxlen=KEEP_UNUSUAL)
+        self._frames, self._span_ns = frames, span_ns
+        self._durations: deque[int] = deque(maxlen=MEDIAN_STEPS)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._guarded, name="ddpwatch-diagnosis", daemon=True)
+
+    def start(self) -> None:
+        """Starts to read."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Asks the thread to end."""
+        self._stopped.set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the diagnosis is complete."""
+        return self.result.whole
+
+    def places(self) -> list[int]:
+        """The steps worth a look, in order: where an incident starts, and unusual ones."""
+        since = (incident.since_step for incident in self.result.incidents)
+        return sorted({*self.unusual, *(step for step in since if step is not None)})
+
+    def _guarded(self) -> None:
+        try:
+            self._read()
+        except Exception:  # a file may hold anything; the replay itself reports what is wrong with it
+            self.result = Diagnosed()
+
+    def _read(self) -> None:
+        assembler = StepAssembler()
+        layouts = Layouts(assembler.groups)
+        diagnosis = Diagnosis(layouts, assembler.groups)
+        first_ns, last_ns = self._span_ns()
+        rest_at = time.monotonic() + WORK_S
+        for message, envelope in self._frames():
+            diagnosis.apply(message, envelope.received_ns)
+            for across in assembler.apply(message):
+                self._add(diagnosis, across)
+            if isinstance(message, Layout):
+                layouts.apply(message)
+            if time.monotonic() >= rest_at:
+                progress = (envelope.received_ns - first_ns) / max(last_ns - first_ns, 1)
+                self.result = Diagnosed(progress=round(progress, 2))
+                if self._stopped.wait(REST_S):
+                    return
+                rest_at = time.monotonic() + WORK_S
+        for across in assembler.rest():
+            self._add(diagnosis, across)
+        self.result = Diagnosed(tuple(diagnosis.incidents()), diagnosis.lost(), whole=True)
+
+    def _add(self, diagnosis: Diagnosis, across: StepAcrossRanks) -> None:
+        diagnosis.add_step(across)
+        usual = median(self._durations) if self._durations else None
+        if is_slow(across, usual) or any(step.status == "aborted" for step in across.ranks.values()):
+            self.unusual.append(across.step)
+        if across.counted:
+            self._durations.append(across.longest_ns)

@@ -1,0 +1,168 @@
+"""The list of incidents with the details of one, and the strip of steps that they struck."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ddpwatch.analysis.diagnosis.incident import Incident, Kind
+from ddpwatch.analysis.diagnosis.sentences import ordinal
+from ddpwatch.analysis.diagnosis.wording import stack_lines
+from ddpwatch.analysis.incident_news import cost_text, message_text, seconds_text, share_text, steps_text
+from ddpwatch.tui.models.incidents import Diagnosed, IncidentRow
+from ddpwatch.tui.models.log import style_of
+from ddpwatch.tui.paint.canvas import Canvas, Row
+from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, number, shorten, wrap
+
+LETTERS: dict[Kind, str] = {
+    "straggler": "S", "intermittent": "I", "pause": "P", "drift": "D", "slow_input": "W", "exposed_comm": "E",
+    "slow_link": "L", "hang": "H", "death": "X", "not_reduced": "N", "layouts_differ": "B",
+}  # fmt: skip
+_NAMES: dict[Kind, str] = {
+    "exposed_comm": "exposed", "layouts_differ": "layouts", "not_reduced": "not reduced", "slow_input": "slow input",
+    "slow_link": "slow link",
+}  # fmt: skip
+_BADGES = {"bad": "badge-bad", "warn": "badge-wait", "dim": "badge-ended"}
+_WHEN = {"now": ("●", "bad"), "over": ("✓", "good"), "later": ("·", "faint")}
+_LEAST_ROWS = 4  # of the list, before its details get any
+_ROOMY = 110
+_NAMED_RANKS = 4
+_ELSEWHERE = ("stacks", "call_sites", "no_stack", "device")
+
+
+def name_of(kind: Kind) -> str:
+    """A kind of incident on the screen."""
+    return _NAMES.get(kind, kind)
+
+
+def letter(incident: Incident) -> tuple[str, str]:
+    """The cell of an incident in a strip: a letter that tells the kinds apart without colour, and its style."""
+    return LETTERS[incident.kind], _BADGES[style_of(incident)]
+
+
+# -- the list ------------------------------------------------------------------------------------------------
+
+
+def list_height(rows: int, height: int) -> int:
+    """How many incidents are in view; the rest of the height is for the details of one."""
+    return max(min(rows, height // 2 - 1), min(rows, _LEAST_ROWS), 0)
+
+
+def paint_incidents(
+    rows: Sequence[IncidentRow], found: Diagnosed, size: tuple[int, int], first: int, selected: int
+) -> list[Row]:
+    """The list from the ``first`` row on, and the details of the selected one.
+
+    Args:
+        rows: All incidents, worst first.
+        found: What they are part of.
+        size: Columns and rows.
+        first: The index of the first in view.
+        selected: The index of the selected one.
+    """
+    width, height = size
+    canvas = Canvas(width, height)
+    if not rows:
+        text = "no incident so far" if found.progress is None else f"diagnosing the recording: {found.progress:.0%}"
+        canvas.put(1, 1, text, "dim")
+        return canvas.rows()
+    _put_cells(canvas, 0, _HEADINGS, ["heading"] * len(_HEADINGS), "heading")
+    room = list_height(len(rows), height)
+    for y, row in enumerate(rows[first : first + room], start=1):
+        _paint_row(canvas, row, y, first + y - 1 == selected)
+    _paint_details(canvas, rows[selected], room + 1)
+    return canvas.rows()
+
+
+_WIDTHS = (12, 10, 22, 13, 7, 9, 7)
+_HEADINGS = ("incident", "ranks", "where", "steps", "every", "rank-s", "of run")
+_DROPPED_WHEN_NARROW = 4  # "every": the message has it
+
+
+def _put_cells(canvas: Canvas, y: int, cells: Sequence[str], styles: Sequence[str], fill: str = "text") -> int:
+    canvas.fill(0, canvas.width, y, " ", fill)
+    x = 4
+    for index, (cell, width, style) in enumerate(zip(cells, _WIDTHS, styles, strict=True)):
+        if index == _DROPPED_WHEN_NARROW and canvas.width < _ROOMY:
+            continue
+        text = shorten(cell, width - 1)
+        canvas.put(x if index < _DROPPED_WHEN_NARROW else x + width - 1 - len(text), y, text, style)
+        x += width
+    return x
+
+
+def _paint_row(canvas: Canvas, row: IncidentRow, y: int, selected: bool) -> None:
+    incident = row.incident
+    style = "faint" if row.when == "later" else style_of(incident)
+    plain = "faint" if row.when == "later" else "text"
+    cells = (
+        name_of(incident.kind), _ranks(incident.ranks), f"{incident.phase} {clean(row.layer, 40)}".strip() or UNKNOWN,
+        steps_text(incident), "" if incident.period is None else ordinal(incident.period),
+        seconds_text(incident.cost_ns), share_text(incident.share),
+    )  # fmt: skip
+    x = _put_cells(canvas, y, cells, [style, "strong" if plain == "text" else plain, *[plain] * 5])
+    canvas.put(0, y, "▶" if selected else " ", "warn")
+    sign, colour = ("✗", style) if incident.kind == "death" and row.when == "over" else _WHEN[row.when]
+    canvas.put(2, y, sign, style if row.when == "now" else colour)
+    if canvas.width >= _ROOMY:
+        canvas.put(x + 2, y, clean(message_text(incident), max(canvas.width - x - 3, 0)), plain)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "all"
+    return ",".join(map(str, ranks[:_NAMED_RANKS])) + ("…" if len(ranks) > _NAMED_RANKS else "")
+
+
+def _paint_details(canvas: Canvas, row: IncidentRow, y: int) -> None:
+    """Everything known of one incident."""
+    incident, width = row.incident, canvas.width
+    canvas.fill(0, width, y, " ", "heading")
+    when = {"now": "lasts", "over": "over", "later": "later than the position"}[row.when]
+    title = f"{name_of(incident.kind)}, {when}: cost {cost_text(incident)}"
+    if incident.gain:
+        title += f"; a step would be {share_text(incident.gain)} shorter without it"
+    canvas.put(1, y, shorten(title, width - 2), "heading-strong")
+    lines = [(line, style_of(incident)) for line in wrap(clean(incident.message, 400), width - 2, 3)]
+    lines += [
+        (line, "warn") for line in wrap(clean(incident.device and f"cause: {incident.device}", 400), width - 2, 2)
+    ]
+    lines += [(shorten(clean(line, 200), width - 2), "text") for line in stack_lines(incident)]
+    lines += [(line, "dim") for line in wrap(_evidence(incident), width - 2, 3)]
+    shown = [(text, style) for text, style in lines if text]
+    for at, (text, style) in enumerate(shown[: max(canvas.height - y - 1, 0)], start=y + 1):
+        canvas.put(1, at, text, style)
+
+
+def _evidence(incident: Incident) -> str:
+    known = [(key, value) for key, value in incident.evidence.items() if key not in _ELSEWHERE]
+    watched = [("struck", f"{incident.steps} steps")] if incident.steps else []
+    figures = [f"{key.removesuffix('_ms').replace('_', ' ')} {_value(key, value)}" for key, value in known]
+    return clean(" · ".join([*(f"{key} {value}" for key, value in watched), *figures]), 600)
+
+
+def _value(key: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_value('', item)}" for name, item in value.items()) or UNKNOWN
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value[:16])) + (" …" if len(value) > 16 else "")
+    text = number(value) if isinstance(value, float) else str(value)
+    return f"{text} ms" if key.endswith("_ms") else text
+
+
+# -- the strip -----------------------------------------------------------------------------------------------
+
+
+def paint_strip(canvas: Canvas, cells: Sequence[Incident | None], x: int, y: int, wide: int = 1) -> None:
+    """A cell per step: the letter of the worst incident there."""
+    for column, incident in enumerate(cells):
+        if incident is not None:
+            glyph, style = letter(incident)
+            canvas.fill(x + wide * column, x + wide * (column + 1), y, glyph, style)
+
+
+def strip_legend(cells: Iterable[Incident | None], width: int) -> Row:
+    """What the letters in a strip mean."""
+    kinds = {incident.kind: incident for incident in cells if incident is not None}
+    fields = [Field(f"{letter(found)[0]} {name_of(kind)}", letter(found)[0], 1) for kind, found in kinds.items()]
+    return [(text, "heading") for text, _ in fit(fields, width)]

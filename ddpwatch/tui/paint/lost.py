@@ -1,0 +1,84 @@
+"""Where the run's time went: a bar of accounts and its legend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpwatch.analysis.diagnosis.incident import LOST, Account, AccountName, LostTime
+from ddpwatch.analysis.incident_news import account_text, lost_accounts, lost_text, seconds_text, share_text
+from ddpwatch.tui.models.overview import Overview
+from ddpwatch.tui.paint.canvas import Canvas, Row
+from ddpwatch.tui.paint.glyphs import COMM, PHASES
+from ddpwatch.tui.text import shorten
+
+MOST_ROWS = 10  # with heading and bar
+_STYLES: dict[tuple[AccountName, str], tuple[str, str]] = {  # in the order of the bar
+    ("waiting", ""): ("waits-exposed", COMM["waits-exposed"]), ("jitter", ""): ("waits", COMM["waits"]),
+    ("transfer", ""): ("exposed", COMM["exposed"]), ("exposed", ""): ("exposed", COMM["exposed"]),
+    ("input", ""): ("data", PHASES["data"]), ("pause", ""): ("heat-3", "+"),
+    **{("compute", phase): (phase, PHASES[phase]) for phase in ("forward", "backward", "optimizer")},
+}  # fmt: skip
+_OTHER = ("idle", "·")
+_LEAST = 0.0005  # a smaller share would be shown as 0.0 %
+
+
+def lost_rows(model: Overview) -> int:
+    """The most rows that it can use; none before anything is known."""
+    lost = model.diagnosed.lost
+    return min(2 + len(_shown(lost)), MOST_ROWS) if lost.rank_ns else 0
+
+
+def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
+    """In one row a sentence; in more a heading, the bar, and the largest accounts."""
+    canvas = Canvas(width, height)
+    lost, progress = model.diagnosed.lost, model.diagnosed.progress
+    if progress is not None:
+        _put_heading(canvas, f"where the time went: diagnosing … {progress:.0%}")
+    elif height == 1:
+        texts = [lost_text(lost, most) for most in (3, 2, 1)]
+        canvas.put(1, 0, next((text for text in texts if len(text) <= width - 2), texts[-1]), "dim")
+    else:
+        whose = "the recording" if model.diagnosed.whole else "the run so far"
+        _put_heading(canvas, f"{lost_text(lost, 0) or 'nothing known'} of {whose}")
+        _paint_bar(canvas, lost, 1)
+        _paint_accounts(canvas, lost, 2)
+    return canvas.rows()
+
+
+def _put_heading(canvas: Canvas, text: str) -> None:
+    style = "heading" if canvas.height > 1 else "dim"
+    canvas.fill(0, canvas.width, 0, " ", style)
+    canvas.put(1, 0, shorten(text, canvas.width - 2), style)
+
+
+def _paint_bar(canvas: Canvas, lost: LostTime, y: int) -> None:
+    """Lost time first, in the order of `_STYLES`."""
+    if not lost.rank_ns:
+        return
+    spent = dict.fromkeys([*_STYLES.values(), _OTHER], 0)
+    for account in lost.accounts:
+        spent[_style(account)] += account.ns
+    room, done = canvas.width - 2, 0
+    for (style, glyph), ns in spent.items():
+        before, done = done, done + ns
+        canvas.fill(1 + round(room * before / lost.rank_ns), 1 + round(room * done / lost.rank_ns), y, glyph, style)
+
+
+def _style(account: Account) -> tuple[str, str]:
+    return _STYLES.get((account.name, account.phase if account.name == "compute" else ""), _OTHER)
+
+
+def _paint_accounts(canvas: Canvas, lost: LostTime, y: int) -> None:
+    for account, row in zip(_shown(lost), range(y, canvas.height), strict=False):
+        style, glyph = _style(account)
+        x = canvas.put(canvas.put(1, row, glyph * 2, style), row, f"{share_text(account.ns / lost.rank_ns):>7} ")
+        cost = f"{seconds_text(account.ns)} rank-s"
+        text_style = "text" if account.name in LOST else "dim"
+        canvas.put(x, row, shorten(account_text(account), max(canvas.width - x - len(cost) - 2, 0)), text_style)
+        canvas.put(canvas.width - len(cost) - 1, row, cost, "dim")
+
+
+def _shown(lost: LostTime) -> Sequence[Account]:
+    """The lost ones, then the others, each largest first."""
+    listed = [*lost_accounts(lost), *(account for account in lost.accounts if account.name not in LOST)]
+    return [account for account in listed if account.ns >= _LEAST * lost.rank_ns]
