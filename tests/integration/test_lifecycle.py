@@ -29,6 +29,7 @@ from tests.support.jobs import (
     live,
     messages,
     read_until,
+    running,
     wait_for,
 )
 
@@ -99,6 +100,24 @@ def test_the_jobs_directory_is_not_on_the_collectors_path(
     collector.leave()
     os.kill(info.pid, signal.SIGKILL)
     assert "of the job" not in rundir.log("train-1").read_text()
+
+
+AUTOGROUP = Path("/proc/self/autogroup")
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not group processes by session")
+@pytest.mark.parametrize(("leads", "niceness"), [(True, 10), (False, 0)])
+@pytest.mark.usefixtures("run_directory")
+def test_a_collector_steps_back_but_not_with_a_session_that_others_are_in(leads: bool, niceness: int) -> None:
+    start = f"import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:], start_new_session={leads}))"
+    collector = [sys.executable, "-m", "ddpwatch.collector", "--run-id=one", "--world-size=1"]
+    with running(sys.executable, "-c", start, *collector, f"--watch-pid={os.getpid()}") as parent:
+        wait_for(rundir.live_runs, "the collector is up")
+        (info,) = rundir.live_runs()
+        groups = [Path(f"/proc/{pid}/autogroup").read_text().split()[-1] for pid in (info.pid, parent.pid)]
+        os.kill(info.pid, signal.SIGTERM)
+        assert parent.wait(PATIENCE_S) == 0
+    assert groups == [str(niceness), "0"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
