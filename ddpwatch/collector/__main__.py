@@ -26,14 +26,20 @@ def main() -> None:
     parser.add_argument("--ready", type=int, default=-1, help="a pipe that takes a byte once the collector is ready")
     parser.add_argument("--restarts", type=int, default=0, help="how many collectors of this run have died")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    os.nice(NICENESS)
-    with contextlib.suppress(OSError):  # some kernels group processes by session, and ignore the niceness
-        Path("/proc/self/autogroup").write_text(str(NICENESS))
+    _step_back()
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # a scheduler's warning to all processes of a job
         signal.signal(number, signal.SIG_IGN)
     collector = Collector(Options(**vars(parser.parse_args())))
     collector.end_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     collector.run()
+
+
+def _step_back() -> None:
+    """Lets others go first: this process, and its session where the kernel counts by sessions and this one leads it."""
+    os.nice(NICENESS)
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from tests.support.jobs import (
     live,
     messages,
     read_until,
+    running,
     wait_for,
 )
 
@@ -61,18 +62,23 @@ def test_a_viewer_in_another_pid_namespace_does_not_delete_a_live_run(stage: Sta
 def test_two_jobs_with_one_name_do_not_harm_each_other(tmp_path: Path) -> None:
     """As two torchruns below one `ddpwatch run --record`: both are watched to their end, each in its recording."""
     options = ["--model", "mlp:width=64", "--data", "digits", "--watch", "--inject", "slow-forward:ms=20"]
-    recorded = ["--record", str(tmp_path / "run.mcap")]
+    endless = [*options, "--record", str(tmp_path / "run.mcap"), "--steps", "100000"]
 
-    def job(name: str, steps: int) -> Job:
-        arguments = [*options, *recorded, "--steps", str(steps)]
-        return Job(TRAIN, *arguments, ranks=1, log=tmp_path / name, DDPWATCH_RUN="train-120000-abcd")
+    def job(name: str) -> Job:
+        return Job(TRAIN, *endless, ranks=1, log=tmp_path / name, DDPWATCH_RUN="train-120000-abcd")
 
-    with job("first", 60) as first, job("second", 40) as second:
+    with job("first") as first, job("second") as second:
         wait_for(lambda: len(rundir.live_runs()) == 2, "both are live")
-        assert (first.wait(), second.wait()) == (0, 0)
+        for info in rundir.live_runs():
+            with live(info) as viewer:
+                read_until(viewer, lambda frames: len(messages(frames, Step)) >= 20, "its steps")
+        for one in (first, second):
+            one.ranks()[0].terminate()
+            assert one.wait() == 0, one.output()
     wait_for(lambda: not rundir.live_runs(), "both collectors end")
-    steps = sorted(len(messages(list(Recording(file)), Step)) for file in tmp_path.glob("run*.mcap"))
-    assert steps == [40, 60]
+    done = [int(one.output().split("stopped as asked after step ")[1].split()[0]) for one in (first, second)]
+    steps = [len(messages(list(Recording(file)), Step)) for file in tmp_path.glob("run*.mcap")]
+    assert sorted(steps) == sorted(done)
     assert [log.count("run.mcap exists") for log in sorted((first.output(), second.output()), key=len)] == [0, 1]
 
 
@@ -99,6 +105,24 @@ def test_the_jobs_directory_is_not_on_the_collectors_path(
     collector.leave()
     os.kill(info.pid, signal.SIGKILL)
     assert "of the job" not in rundir.log("train-1").read_text()
+
+
+AUTOGROUP = Path("/proc/self/autogroup")
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not group processes by session")
+@pytest.mark.parametrize(("leads", "niceness"), [(True, 10), (False, 0)])
+@pytest.mark.usefixtures("run_directory")
+def test_a_collector_steps_back_but_not_with_a_session_that_others_are_in(leads: bool, niceness: int) -> None:
+    start = f"import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:], start_new_session={leads}))"
+    collector = [sys.executable, "-m", "ddpwatch.collector", "--run-id=one", "--world-size=1"]
+    with running(sys.executable, "-c", start, *collector, f"--watch-pid={os.getpid()}") as parent:
+        wait_for(rundir.live_runs, "the collector is up")
+        (info,) = rundir.live_runs()
+        groups = [Path(f"/proc/{pid}/autogroup").read_text().split()[-1] for pid in (info.pid, parent.pid)]
+        os.kill(info.pid, signal.SIGTERM)
+        assert parent.wait(PATIENCE_S) == 0
+    assert groups == [str(niceness), "0"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -149,7 +173,7 @@ def test_a_job_whose_ranks_record_by_themselves_is_reported_with_its_files(tmp_p
     folder = tmp_path / "files"
     (folder / "of-another-job").mkdir(parents=True)
     RecordingWriter(folder / "of-another-job" / "rank00000.mcap").close()
-    script = [sys.executable, str(SCRIPTS / "unmodified" / "spawned.py"), str(tmp_path / "store")]
+    script = [sys.executable, str(SCRIPTS / "unmodified" / "spawned.py"), str(tmp_path / "store"), "--fork"]
     done = ddpwatch("run", "--headless", "--", *script, DDPWATCH_RECORD_DIR=str(folder))
     assert done.returncode == 0, done.stderr
     assert "nothing was watched" not in done.stderr

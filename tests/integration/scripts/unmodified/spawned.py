@@ -29,4 +29,5 @@ if __name__ == "__main__":
     if "--alone" in sys.argv:
         train(0, 1, sys.argv[1])
     else:
-        mp.spawn(train, args=(2, sys.argv[1]), nprocs=2)
+        method = "fork" if "--fork" in sys.argv else "spawn"
+        mp.start_processes(train, args=(2, sys.argv[1]), nprocs=2, start_method=method)
