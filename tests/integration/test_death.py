@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,6 @@ import msgspec
 import psutil
 import pytest
 
-from ddpwatch.analysis.diagnosis.verdict import verdict
 from ddpwatch.analysis.window import Summary
 from ddpwatch.messages import Beat, Bye, Hello, Step
 from ddpwatch.recording.reader import Recording
@@ -53,28 +53,25 @@ def over(frames: Frames) -> bool:
 
 
 @pytest.mark.usefixtures("run_directory")
-def test_who_hangs_is_named_in_a_step_that_is_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_hangs_is_named_in_a_step_that_is_not_watched(tmp_path: Path) -> None:
     """Nothing is known of its phase, but it has issued fewer collectives than those that wait for it."""
-    monkeypatch.setattr("ddpwatch.analysis.diagnosis.verdict.STUCK_NS", 1_000_000_000)
 
     def both_stand(frames: Frames) -> bool:
-        return {m.rank for m in messages(frames, Beat) if m.step == 5 and m.at_ns - m.since_ns > 1.1e9} == {0, 1}
+        return {m.rank for m in messages(frames, Beat) if m.step == 5 and m.at_ns - m.since_ns > 3.6e9} == {0, 1}
 
     with Job(SCRIPTS / "hang.py", log=tmp_path / "log") as job, live(the_run(job)) as source:
         frames = read_until(source, both_stand, "both ranks stand")
         state = RunState()
         for message, envelope in frames:
             state.apply(message, envelope.received_ns)
-        found = verdict(Summary(), state.presence())
+        found = state.verdict(Summary(), state.diagnosis.incidents())
     assert {beat.phase for beat in messages(frames, Beat) if beat.step == 5} == {""}
     assert (found.kind, found.rank) == ("hang", 1)
     waiting, stuck = (state.ranks[rank].beat for rank in (0, 1))
     assert waiting is not None
     assert stuck is not None
-    assert found.text == (
-        f"rank 1 in an unknown phase of step 5 for {(stuck.at_ns - stuck.since_ns) / 1e9:.0f} s; others wait: "
-        f"it has issued {stuck.issued} collectives, they {waiting.issued}"
-    )
+    assert re.match(r"rank 1 in an unknown phase of step 5 for \d+ s", found.text), found.text
+    assert f"it has issued {stuck.issued} collectives, they {waiting.issued}" in found.text
 
 
 @pytest.mark.seconds(12)

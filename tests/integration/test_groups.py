@@ -51,7 +51,7 @@ def test_groups_are_named_alike_by_all_ranks(recording: Path, report: dict[str, 
 def test_a_slow_rank_is_named_within_its_group(recording: Path, report: dict[str, Any]) -> None:
     found = [finding for finding in report["findings"] if finding["kind"] == "straggler"]
     assert [finding["rank"] for finding in found] == [3]
-    assert "of its group (ranks 2, 3)" in found[0]["message"]
+    assert "in its group (ranks 2, 3)" in found[0]["message"]
     late = [row["late_ms_p50"] for row in report["ranks"]]
     assert late[3] > SLOW_S * 1e3 * 0.9
     assert max(late[:3]) < late[3] / 3
