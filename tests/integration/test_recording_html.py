@@ -60,6 +60,22 @@ def test_it_is_drawn_and_answers(page_file: Path, tmp_path: Path) -> None:
         assert page.problems == []
 
 
+def test_an_incident_in_the_strip_leads_to_its_step(page_file: Path, tmp_path: Path) -> None:
+    """The second rank's exception is at the last step; the strip is the top of the run's chart."""
+    with chromium.Page(page_file.as_uri(), tmp_path / "profile") as page:
+        assert page.evaluate('document.getElementById("sentence").textContent') == page.evaluate("DATA.lost.sentence")
+        assert page.evaluate('document.querySelectorAll("#bar i").length') == page.evaluate(
+            "Object.keys(DATA.lost.bar).length"
+        )
+        assert "death: rank 1" in page.evaluate('document.getElementById("incidents").textContent')
+        page.evaluate('document.getElementById("run").scrollIntoView({block: "center"})')
+        left, top, _ = page.evaluate(PLACE % "run")
+        at = page.evaluate('(([a, b]) => (a + b) / 2)(drawRun.strip.find(([, , found]) => found.kind === "death"))')
+        page.click(left + at, top + 4)
+        assert "rank 1" in page.evaluate('document.getElementById("runnote").textContent')
+        assert page.problems == []
+
+
 def test_names_are_never_markup(page_file: Path, tmp_path: Path) -> None:
     assert HOSTILE.encode() not in page_file.read_bytes()
     with chromium.Page(page_file.as_uri(), tmp_path / "profile") as page:

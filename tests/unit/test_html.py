@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from ddpwatch.messages import Bye, Hello, Layout, Message, Step
 from ddpwatch.recording.selection import Selection
-from ddpwatch.report.files import write_html
+from ddpwatch.report.build import Drawn, report_of
+from ddpwatch.report.files import write_html, write_page
 from ddpwatch.report.html import MOST_HOOKS, MOST_RANKS
 from tests.support.runs import MS, record, run_of
 
@@ -43,6 +45,7 @@ def test_no_name_reorders_the_page(tmp_path: Path) -> None:
     assert not [c for c in ("\u202e", "\u2066", "\u200b", "\\u001b") if c in text]
     assert data["report"]["run"]["id"] == data["params"][0]["names"][0] == "inni[31mx"
     assert "inni[31mx" in data["report"]["findings"][0]["message"]
+    assert "inni[31mx" in data["incidents"][0]["message"]
 
 
 def test_the_page_says_what_it_does_not_draw(tmp_path: Path) -> None:
@@ -78,3 +81,29 @@ def test_exposed_communication_names_the_rank_waited_for(tmp_path: Path) -> None
     assert last["exposed"] == [[79 * MS, 85 * MS, None]]
     assert first["waits"][1] == [65 * MS, 79 * MS, 2]
     assert last["waits"][1] == [79 * MS, 79 * MS, 2]
+
+
+def test_the_page_has_the_incidents_of_the_report(tmp_path: Path) -> None:
+    write_html(record(tmp_path / "run.mcap", run_of(steps=40)), tmp_path / "report.html", Selection())
+    data = data_of(tmp_path / "report.html")
+    assert [row["message"] for row in data["incidents"]] == [row["message"] for row in data["report"]["incidents"]]
+    death = next(row for row in data["incidents"] if row["kind"] == "death")
+    assert (death["since"], death["until"]) == (39, 39)
+    assert "reason exception" in death["evidence"]
+    assert " % exposed transfer" in data["lost"]["sentence"]
+    assert sum(data["lost"]["bar"].values()) == pytest.approx(1, abs=0.01)
+
+
+def test_stacks_are_cleaned(tmp_path: Path) -> None:
+    """A hang's evidence has tuples of calls, and ranks as keys."""
+    hang = {
+        "kind": "hang", "severity": "error", "ranks": [1], "phase": None, "param": None, "bucket": None, "device": None,
+        "since_step": None, "until_step": None, "steps": 0, "period": None, "seconds": 0.0, "share": None,
+        "gain": None, "open": True, "message": REORDERED,
+        "evidence": {"stacks": {1: (REORDERED,)}, "call_sites": {1: REORDERED}},
+    }  # fmt: skip
+    report = report_of(record(tmp_path / "run.mcap"))
+    write_page({**report, "incidents": [hang]}, Drawn(), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert not [c for c in ("\u202e", "\u2066", "\u200b", "\\u001b") if c in text]
+    assert text.count("inni[31mx") >= 5
