@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ddpwatch.analysis.assembly import steps_across_ranks
-from ddpwatch.analysis.window import Summary, summarise
 from ddpwatch.messages import Group
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
@@ -33,11 +32,11 @@ def report(recording: Path) -> dict[str, Any]:
     return report_of(recording)
 
 
-def last_summary(recording: Path) -> tuple[RunState, Summary]:
+def last_state(recording: Path) -> RunState:
     state = RunState()
     for message, envelope in Recording(recording):
         state.apply(message, envelope.received_ns)
-    return state, summarise(state.recent())
+    return state
 
 
 def test_groups_are_named_alike_by_all_ranks(recording: Path, report: dict[str, Any]) -> None:
@@ -55,9 +54,9 @@ def test_a_slow_rank_is_named_within_its_group(recording: Path, report: dict[str
     late = [row["late_ms_p50"] for row in report["ranks"]]
     assert late[3] > SLOW_S * 1e3 * 0.9
     assert max(late[:3]) < late[3] / 3
-    state, summary = last_summary(recording)
-    assert summary.straggler is not None
-    assert (summary.straggler.rank, summary.straggler.peers, summary.straggler.phase) == (3, (2, 3), "backward")
+    state = last_state(recording)
+    (late_rank,) = [one for one in state.diagnosis.incidents() if one.kind == "straggler"]
+    assert (late_rank.ranks, late_rank.evidence["group"], late_rank.phase) == ((3,), [2, 3], "backward")
     assert all(len(across) == 4 for across in state.recent())
 
 

@@ -226,7 +226,8 @@ def snapshot(state: RunState) -> object:
     """Everything that a view shows of a state."""
     newest = state.newest_step()
     return (
-        state.run_id, state.world_size, state.now_ns, state.frames, list(state.steps), state.diagnosis.incidents(), state.diagnosis.lost(),
+        state.run_id, state.world_size, state.now_ns, state.frames, list(state.steps),
+        state.diagnosis.incidents(), state.diagnosis.lost(),
         {rank: state.status_of(rank) for rank in state.ranks}, state.end,
         None if newest is None else (newest.step, dict(newest.figures), newest.skew),
     )  # fmt: skip

@@ -31,7 +31,8 @@ HEALTHY = 300  # steps without trouble
 WINDOW = 8  # steps: no verdict is reached on fewer
 LOOK_BACK = 24  # steps: no verdict looks further back
 # What an incident is worth: a rank late by 1 ms and 3 % of a step, a tenth of the step exposed, 4.5 % spent on input, a
-# pause of 250 ms, 3 s without progress. The script's stamps lie beside the probe's, not on them, so half of that has to be in them.
+# pause of 250 ms, 3 s without progress. The script's stamps lie beside the probe's, not on them, so half of that has to
+# be in them.
 LATE_NS, LATE_SHARE, SHARE, STUCK_NS, PAUSE_NS = 0.5e6, 0.015, 0.02, 1.5e9, 125e6
 
 
