@@ -125,7 +125,7 @@ def called_late(app, rank):
 
 def findings(app):
     """Everything that was found so far, whether or not it still holds."""
-    return [line for line in app.session.log.lines if line.kind == "finding"]
+    return [line for line in app.session.log.lines if line.kind == "incident"]
 
 
 def judged(file: Path) -> Iterator[tuple[int, Straggler | None]]:
@@ -176,7 +176,7 @@ async def test_trouble_is_named_in_words_and_clears(run_directory, tmp_path):
         await until(pilot, lambda: "ENDED: finished" in screen_text(app), *PATIENCE)
     facts = Facts(job.output())
     for event in findings(app):  # while nothing was injected and nothing else ran: none
-        assert event.text.startswith("cleared: ") or facts.bear_out(event.text, event.step), event
+        assert event.text.startswith("ended: ") or facts.bear_out(event.text, event.step), event
     check_steps(list(judged(file)), facts)
 
 
