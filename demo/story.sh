@@ -44,18 +44,18 @@ show() { # what was changed, the expected verdict
 
 start
 tmux new-session -d -s "$session" -x 160 -y 45 "DDPWATCH_DIR=$DDPWATCH_DIR $BIN/ddpwatch"
-until_verdict 'hidden|exposed|late'
+until_verdict 'stands out|exposed|late'
 until [ "$(step)" -ge 300 ]; do sleep 0.5; done
 tmux send-keys -t "$session" 7 && sleep 1
-printf 'nothing injected, %s steps: %s\n' "$(step)" "$(screen | grep -o 'findings [0-9]*' | tail -1)"
+printf 'nothing injected, %s steps: %s\n' "$(step)" "$(screen | grep -o 'incidents [0-9]*' | head -1)"
 tmux send-keys -t "$session" 1 && sleep 1
 printf '  %s\n' "$(verdict)"
 
 echo slow-backward >"$fault"
-show 'rank 1 takes 200 ms more in its backward' 'rank 1 is late.* [0-9]{3} ms after.*backward'
+show 'rank 1 takes 200 ms more in its backward' 'rank 1 is late by [0-9]{3} ms.*backward'
 screen | sed -n '4,24p'
 echo none >"$fault"
-show 'the cause is removed' 'hidden|exposed'
+show 'the cause is removed' 'stands out|exposed'
 echo slow-input >"$fault"
 show 'rank 0 takes 100 ms more in its input' 'rank 0 is late.*wait for data'
 echo stop >"$fault"

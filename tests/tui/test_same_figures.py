@@ -10,6 +10,7 @@ from statistics import fmean, median
 import pytest
 
 from ddpwatch.analysis.attachments import AttachmentBuilder
+from ddpwatch.analysis.diagnosis.rows import incident_row, lost_row
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.export.writers import export
 from ddpwatch.messages import Span, Step
@@ -22,10 +23,12 @@ from ddpwatch.report.compare_text import render_compare
 from ddpwatch.report.files import write_html
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report
+from ddpwatch.state import RunState
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import ReplaySpec
 from tests.support.dashboards import Clock, ended_recording, screen_text, until
 from tests.support.frames import MS, START_NS, device, hello, layout, unwatched
+from tests.tui.test_replay import eventful
 
 WORLD, STEPS = 3, 46
 STARTING = 12  # steps that the means leave out
@@ -153,15 +156,17 @@ async def test_every_view(recording, rows, truth):
     async with app.run_test(size=(200, 60)) as pilot:
         await until(pilot, lambda: app.session.state.frames)
         await pilot.press("full_stop")
-        await until(pilot, lambda: app.session.over)
+        await until(pilot, lambda: app.session.over and app.session.whole.ready)
         text = screen_text(app)
         agree("header", header(text), truth, 4)
         ranks = [line for line in text.splitlines() if "node1 / " in line]
         agree("table", per_rank([re.sub(r"node1 / \d+ ", "", line) for line in ranks], TABLE), truth, 5 * WORLD)
         split = [line for line in below(text, "where a step goes, ms", 2 * WORLD + 1)[1:] if re.match(r"\s+\d ", line)]
         agree("split", per_rank(split, PHASES), truth, 7 * WORLD)
-        verdict = searched(text, exposed=r"exposed communication (\d+) ms of", step=r"ms of (\d+) ms")
-        agree("verdict", verdict, truth, 2)
+        lost = lost_truth(report)
+        agree("lost time", searched(text, lost="N % lost of the recording", transfer="N % exposed transfer"), lost, 2)
+        exposed = next(row for row in report["incidents"] if row["kind"] == "exposed_comm")
+        assert f"{exposed['message']}; without it, a step would be {100 * exposed['gain']:.0f} % shorter" in text
         await pilot.press("4", "m")
         newest = max(row.step for row in rows if row.status == "ok" or row.status == "shadow")
         own = {f"{row.rank} step": row.step_ms for row in rows if row.step == newest}
@@ -202,7 +207,8 @@ def bucket_truth(report):
 
 def test_plain_lines(recording, truth, capsys):
     replay_lines(Recording(recording))
-    _, _, step, overlap, _, exposed, *_ = capsys.readouterr().out.splitlines()[-1].split()
+    lines = capsys.readouterr().out.partition("\nincidents")[0].splitlines()
+    _, _, step, overlap, _, exposed, *_ = lines[-1].split()
     agree("plain line", [("step", step), ("overlap", overlap), ("exposed", exposed)], truth, 3)
 
 
@@ -243,7 +249,7 @@ def test_reports(recording, truth, tmp_path):
         markdown, step="Mean step N ms", step_p50="p50 N ms", step_p90="p90 N ms", overlap="overlap N %",
         exposed="exposed communication N ms",
     )  # fmt: skip
-    agree("Markdown", [*shown, *in_both(markdown)], truth, 20)
+    agree("Markdown", [*shown, *in_both(markdown)], truth, 19)
     for name, page in (("text", text), ("Markdown", markdown)):
         lines = [line for line in page.splitlines() if re.match(r" *\d +node1 ", line)]
         columns = ("step", "late", "wait", "overlap", "exposed", *("",) * (3 if page is text else 2))
@@ -251,8 +257,8 @@ def test_reports(recording, truth, tmp_path):
 
 
 def in_both(text):
-    """The table of phases, and the finding."""
-    found = searched(text, exposed="N ms of communication are exposed", exposed_share=r"exposed \(N% of the step")
+    """The table of phases."""
+    found = []
     for phase in PHASES:
         ms, share = re.search(rf"{phase} +{NUMBER} +{NUMBER} %", text).groups()
         found += [(phase, ms), (f"{phase} share", share)]
@@ -304,6 +310,85 @@ def test_single_steps(recording, rows, tmp_path):
         for line in csv.DictReader(file):
             row = own[int(line["step"]), int(line["rank"])]
             assert line["exposed_ms"] == ("" if row.exposed_ms is None else str(row.exposed_ms))
+
+
+def lost_truth(report):
+    found = defaultdict(float)
+    for row in report["lost"]["accounts"]:
+        found[row["account"]] += 100 * row["share"]
+        if row["rank"] is not None:
+            found[f"rank {row['rank']}"] += 100 * row["share"]
+            found[f"rank {row['rank']} seconds"] += row["seconds"]
+    return {**found, "lost": 100 * report["lost"]["lost_share"]}
+
+
+KEYS = ("kind", "ranks", "since_step", "until_step", "seconds", "share", "message")
+KIND_SHOWN = {"exposed_comm": "exposed"}
+
+
+def incidents_of(report):
+    return [{key: row[key] for key in KEYS} for row in report["incidents"]]
+
+
+def listed(row):
+    """Cost and share as every text shows them."""
+    seconds = row["seconds"]
+    digits = 0 if seconds >= 99.5 else 1 if seconds >= 9.95 else 2
+    return f"{seconds:,.{digits}f}", f"{100 * row['share']:.1f} %"
+
+
+async def test_incidents_and_lost_time(tmp_path, capsys):
+    """One run with several incidents: the same list and costs wherever they are shown, and the same lost time."""
+    file = ended_recording(tmp_path / "run.mcap", eventful())
+    report = report_of(file)
+    truth, rows = lost_truth(report), incidents_of(report)
+    assert [row["kind"] for row in rows] == ["death", "exposed_comm", "straggler"]
+    assert sum(row["seconds"] for row in report["lost"]["accounts"]) == pytest.approx(report["lost"]["rank_seconds"])
+
+    replay_lines(Recording(file))
+    heading, *lines = capsys.readouterr().out.partition("\nincidents: ")[2].splitlines()
+    agree("plain", searched(heading, lost="; N % lost", transfer="N % exposed transfer"), truth, 2)
+    for line, row in zip(lines, rows, strict=True):
+        seconds, share = listed(row)
+        assert line.split()[0] == row["kind"]
+        assert re.search(rf"{seconds} rank-s, {share} of the run +{re.escape(row['message'])}$", line)
+
+    page = render_report(report)
+    assert all(row["message"] in page for row in rows)
+    write_html(file, tmp_path / "report.html", Selection())
+    data = json.loads(re.search(r"const DATA = (\{.*\});\n", (tmp_path / "report.html").read_text())[1])
+    assert incidents_of(data["report"]) == rows
+
+    live = RunState()
+    for message, envelope in Recording(file):
+        live.apply(message, envelope.received_ns)
+    names = live.layouts
+    assert incidents_of({"incidents": [incident_row(row, names) for row in live.diagnosis.incidents()]}) == rows
+    assert lost_row(live.diagnosis.lost()) == report["lost"]
+
+    clock = Clock()
+    app = DashboardApp(ReplaySpec("run.mcap", Recording(file), 1.0, clock), clock=clock, ticking=False)
+    async with app.run_test(size=(200, 50)) as pilot:
+        await until(pilot, lambda: app.session.whole.ready)  # at the start of the replay
+        shown = app.session.overview.diagnosed
+        assert incidents_of({"incidents": [incident_row(row, names) for row in shown.incidents]}) == rows
+        assert lost_row(shown.lost) == report["lost"]
+        await pilot.press("full_stop")
+        await until(pilot, lambda: app.session.over)
+        text = screen_text(app)
+        agree("overview", searched(text, lost="N % lost of", transfer="N % exposed transfer"), truth, 2)
+        agree("overview", searched(text, **{"rank_1": "N % waiting for rank 1"}), truth, 1)
+        await pilot.press("7")
+        lines = below(screen_text(app), "incident    ranks", len(rows))
+        for line, row in zip(lines, rows, strict=True):
+            seconds, share = listed(row)
+            assert re.search(
+                rf"{KIND_SHOWN.get(row['kind'], row['kind'])} .* {seconds} +{share} +{re.escape(row['message'][:60])}",
+                line,
+            )
+        await pilot.press("4")
+        cost = re.search(rf"^ +1 .* ms +{NUMBER} +{NUMBER} %$", screen_text(app), re.MULTILINE)
+        agree("ranks", [("rank 1 seconds", cost[1]), ("rank 1", cost[2])], truth, 2)
 
 
 async def test_comparison(recording, truth):

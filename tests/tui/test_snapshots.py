@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from benchmarks.synthetic import Fleet
 from ddpwatch.messages import Mark
 from ddpwatch.tui.settings import Settings
-from ddpwatch.tui.text import ms, percent
+from ddpwatch.tui.text import ms, number, percent
 from ddpwatch.tui.views import VIEWS
 from tests.support.dashboards import FakeJobs, ended_recording, live_app, screen_text, until
 from tests.support.frames import MS, START_NS, bye, device, killed, run
@@ -135,7 +135,8 @@ def frame_shown(app, lines):
     yield f"{ms(summary.step_ns)} ms" in lines[1]
     yield f"overlap {percent(summary.overlap)}" in lines[1]
     yield f"exposed {ms(summary.exposed_ns)} ms" in lines[1]
-    yield summary.straggler is None or f"{summary.straggler.rank} +{ms(summary.straggler.late_ns)} ms" in lines[1]
+    slowest = overview.slowest
+    yield slowest is None or f"{slowest.ranks[0]} +{number(slowest.evidence['late_ms'])} ms" in lines[1]
     verdict = " ".join(" ".join(lines[2:6]).split())
     yield any(sign + overview.verdict.text[:60] in verdict for sign in ("✗ ", "! ", "✓ ", "· "))
     tabs = (f" {key} {view.NAME}" for key, view in VIEWS.items())
@@ -171,7 +172,7 @@ def body_shown(app, name, world, lines):
             "lateness" in body,
             "╵step" in body,
             covered(body) == set(range(world)),
-            app.session.overview.summary.straggler is None or "◀" in body,
+            app.session.overview.slowest is None or "◀" in body,
         ),
         "devices": lambda: (
             ("no sample yet" in body) == (not state.devices),
@@ -186,8 +187,8 @@ def body_shown(app, name, world, lines):
             all(phase in body for phase in ("forward", "backward", "exposed", "optim", "other")),
         ),
         "log": lambda: (
-            f"events and findings {app.session.log.count}" in body or app.session.log.count > 2000,
-            app.session.log.lines[-1].text[:40] in body,
+            f"events and incidents {app.session.log.count}" in body or app.session.log.count > 2000,
+            all(row.message[:20] in body for row in app.session.overview.diagnosed.incidents[:1]),
             "▶" in body,
         ),
     }

@@ -8,7 +8,7 @@ from tests.support.frames import MS, beat, bye, hello, killed, layout, run, shad
 
 def judged(messages):
     state = state_of(list(messages))
-    return state.verdict(summarise(state.recent()))
+    return state.verdict(summarise(state.recent()), state.diagnosis.incidents())
 
 
 class TestSummary:
