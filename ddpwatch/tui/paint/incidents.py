@@ -120,10 +120,10 @@ def _paint_details(canvas: Canvas, row: IncidentRow, y: int) -> None:
     canvas.fill(0, width, y, " ", "heading")
     when = {"now": "lasts", "over": "over", "later": "later than the position"}[row.when]
     title = f"{name_of(incident.kind)}, {when}: cost {cost_text(incident)}"
-    if incident.gain:
-        title += f"; a step would be {share_text(incident.gain)} shorter without it"
     canvas.put(1, y, shorten(title, width - 2), "heading-strong")
     lines = [(line, style_of(incident)) for line in wrap(clean(incident.message, 400), width - 2, 3)]
+    if incident.gain:
+        lines.append((f"without it, a step would be {share_text(incident.gain)} shorter", "text"))
     lines += [
         (line, "warn") for line in wrap(clean(incident.device and f"cause: {incident.device}", 400), width - 2, 2)
     ]
