@@ -96,8 +96,10 @@ def seconds_text(ns: float) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """A share in percent, with one decimal."""
-    return "–" if share is None else f"{100 * share:.1f} %"
+    """A share in percent, with one decimal. A hang that lasts may have cost more than all steps before it."""
+    if share is None:
+        return "–"
+    return ">100 %" if share > 1 else f"{100 * share:.1f} %"
 
 
 def cost_text(incident: Incident) -> str:

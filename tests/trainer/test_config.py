@@ -38,6 +38,7 @@ DIGITS = TrainConfig(model="mlp", data="digits")
         (TWO, {"inject": ("magic",)}, "no fault is called 'magic'"),
         (TWO, {"inject": ("slow-input:rank=2",)}, "there is no rank 2 among 2"),
         (TWO, {"inject": ("slow-input:every=0",)}, "every=0 is not a period"),
+        (TWO, {"inject": ("slow-input:since=5,until=5",)}, "no step lies between since=5 and until=5"),
         (TWO, {"inject": ("hang:layer=magic",)}, "no layer matches 'magic'"),
         (ALONE, {"inject": ("slow-comm",), "strategy": "single"}, "sends nothing"),
         (TWO, {"strategy": "single"}, "strategy single is one process; torchrun has started 2"),

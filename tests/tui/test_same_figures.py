@@ -387,7 +387,7 @@ async def test_incidents_and_lost_time(tmp_path, capsys):
                 line,
             )
         await pilot.press("4")
-        cost = re.search(rf"^ +1 .* ms +{NUMBER} +{NUMBER} %$", screen_text(app), re.MULTILINE)
+        cost = re.search(rf"^ +1 .* ms +{NUMBER} +{NUMBER} % *$", screen_text(app), re.MULTILINE)
         agree("ranks", [("rank 1 seconds", cost[1]), ("rank 1", cost[2])], truth, 2)
 
 

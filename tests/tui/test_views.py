@@ -300,7 +300,7 @@ class TestLog:
             await until(pilot, lambda: "✓ straggler" in body(app))
             assert "attached" not in body(app)
             assert re.search(r"straggler, over: cost 0\.\d+ rank-s, \d\.\d % of the run", body(app))
-            cost = re.search(r"cost (.* of the run)", body(app))[1]
+            cost = re.search(r"cost (.* rank-s)", body(app))[1]  # its share falls as the run goes on
             await pilot.press("m")
             assert re.search(rf"step 19 +ended: rank 1 is late by 40 ms in each step: .*; cost {cost}", body(app))
             assert "cleared" not in body(app)

@@ -97,7 +97,7 @@ class Overview:
 
     Attributes:
         diagnosed: The run's incidents and lost time; in a replay those of the whole recording.
-        groups: The ids of each rank's process groups, if there are several.
+        groups: The numbers of each rank's process groups, by their ranks; empty if all ranks are in the same.
     """
 
     link: LinkState = LinkState()
@@ -243,7 +243,11 @@ def _last_end(state: RunState) -> Bye | None:
 
 def _groups(state: RunState) -> dict[int, tuple[int, ...]]:
     """The process groups of each rank; empty if there is only one."""
-    found = {rank: state.groups.of_rank(rank) for rank in state.ranks} if len(state.groups.known()) > 1 else {}
+    known = sorted(state.groups.known(), key=lambda group: group.ranks)
+    if len(known) < 2:
+        return {}
+    numbers = {group.id: number for number, group in enumerate(known)}
+    found = {rank: tuple(sorted(numbers.get(key, 0) for key in state.groups.of_rank(rank))) for rank in state.ranks}
     return found if len(set(found.values())) > 1 else {}
 
 

@@ -120,18 +120,25 @@ def _paint_details(canvas: Canvas, row: IncidentRow, y: int) -> None:
     canvas.fill(0, width, y, " ", "heading")
     when = {"now": "lasts", "over": "over", "later": "later than the position"}[row.when]
     title = f"{name_of(incident.kind)}, {when}: cost {cost_text(incident)}"
-    if incident.gain:
-        title += f"; a step would be {share_text(incident.gain)} shorter without it"
     canvas.put(1, y, shorten(title, width - 2), "heading-strong")
     lines = [(line, style_of(incident)) for line in wrap(clean(incident.message, 400), width - 2, 3)]
+    if incident.gain:
+        lines.append((f"without it, a step would be {share_text(incident.gain)} shorter", "text"))
     lines += [
         (line, "warn") for line in wrap(clean(incident.device and f"cause: {incident.device}", 400), width - 2, 2)
     ]
-    lines += [(shorten(clean(line, 200), width - 2), "text") for line in stack_lines(incident)]
+    lines += [(_end_of(line, width - 2), "text") for line in stack_lines(incident)]
     lines += [(line, "dim") for line in wrap(_evidence(incident), width - 2, 3)]
     shown = [(text, style) for text, style in lines if text]
     for at, (text, style) in enumerate(shown[: max(canvas.height - y - 1, 0)], start=y + 1):
         canvas.put(1, at, text, style)
+
+
+def _end_of(line: str, width: int) -> str:
+    """A call with the end of its path, which says more than the start."""
+    name = clean(line.lstrip(), 400)
+    lead = " " * (len(line) - len(line.lstrip()))
+    return lead + (name if len(lead + name) <= width else f"…{name[len(lead + name) - width + 1 :]}")
 
 
 def _evidence(incident: Incident) -> str:

@@ -19,7 +19,7 @@ GUTTER = 12
 TOP_ROWS = 2  # title and strip
 GLYPHS = " ·░▒▓█"
 _RIGHT = 11  # the newest step's figure
-_COST = 18
+_COST = 20
 _GROUPS = 9
 _ROOMY = 70
 
@@ -90,7 +90,7 @@ def _paint_title(canvas: Canvas, heat: HeatMap) -> None:
         x = canvas.put(x, 0, f" {figure(heat, high)}", "heading") + 3
     end = GUTTER + _columns(heat, canvas.width)
     if len(heat.costs) and canvas.width >= _ROOMY:
-        canvas.put(end + _RIGHT, 0, f"{'cost rank-s':>{_COST - 9}} of run", "heading")
+        canvas.put(end + _RIGHT, 0, "cost rank-s  of run", "heading")
     if heat.process_groups and canvas.width >= _ROOMY:
         canvas.put(canvas.width - _GROUPS, 0, "groups", "heading")
     canvas.put_runs(x, 0, strip_legend(heat.struck, end - x))

@@ -1,0 +1,149 @@
+"""Incidents on the screen: the strip, the list with its details, the lost time, what ranks cost."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from ddpwatch.analysis.diagnosis.incident import Account, Incident, LostTime
+from ddpwatch.analysis.incident_news import lost_text
+from ddpwatch.messages import Group
+from ddpwatch.tui.models.incidents import Diagnosed, IncidentRow, incident_rows, strip, struck
+from ddpwatch.tui.models.overview import Overview
+from ddpwatch.tui.paint.ascii import ascii_text
+from ddpwatch.tui.paint.canvas import Canvas, plain
+from ddpwatch.tui.paint.incidents import LETTERS, paint_incidents, paint_strip, strip_legend
+from ddpwatch.tui.paint.lost import paint_lost
+from tests.support.dashboards import FakeJobs, live_app, screen_text, until
+from tests.support.frames import layout, run, state_of
+
+SECOND = 10**9
+LATE = Incident(
+    "straggler", "warning", "rank 1 is late", (1,), "backward", since_step=4, until_step=6, cost_ns=2 * SECOND
+)
+EXPOSED = Incident("exposed_comm", "warning", "exposed", (), since_step=0, until_step=9, cost_ns=9 * SECOND, open=True)
+PAUSE = Incident("pause", "warning", "paused", (0,), since_step=2, until_step=8, steps=2, cost_ns=SECOND)
+EVERY = Incident("intermittent", "warning", "now and then", (3,), since_step=1, until_step=9, period=4)
+STACK = "/a/very/long/path/" + "x" * 90 + "/train.py:7 in train_step"
+HANG = Incident(
+    "hang", "error", "rank 2 stuck", (2,), "forward", since_step=11, until_step=11, steps=1, open=True,
+    device="CPU stolen",
+    evidence={"why": "behind", "stacks": {2: [STACK]}, "call_sites": {2: "train.py:7 in train_step"}, "late_ms": 12.5},
+)  # fmt: skip
+LOST = LostTime(
+    rank_ns=100 * SECOND,
+    accounts=(
+        Account("compute", None, "backward", 60 * SECOND), Account("other", None, "other", 20 * SECOND),
+        Account("waiting", 5, "backward", 12 * SECOND), Account("transfer", None, "exposed_comm", 5 * SECOND),
+        Account("input", None, "data", 3 * SECOND),
+    ),
+)  # fmt: skip
+
+
+def letters(incidents, steps):
+    return "".join("." if found is None else LETTERS[found.kind] for found in strip(incidents, steps))
+
+
+def test_a_rank_s_incident_is_in_front_of_one_of_all_whatever_it_cost():
+    assert letters([EXPOSED, LATE], range(12)) == "EEEESSSEEEEE"  # an open one lasts to the newest step
+    assert letters([LATE, HANG], range(12)) == "....SSS....H"
+    assert letters([], range(3)) == "..."
+
+
+def test_only_steps_that_were_struck_as_far_as_known():
+    assert letters([PAUSE], range(10)) == "..P.....P."
+    assert letters([EVERY], range(10)) == ".I...I...I"
+    assert list(struck(replace(LATE, since_step=None), 9)) == []
+
+
+def test_kinds_are_told_apart_without_colour_and_the_legend_names_what_is_drawn():
+    assert len(set(LETTERS.values())) == len(LETTERS)
+    assert all(letter.isascii() for letter in LETTERS.values())
+    canvas, found = Canvas(24, 1), strip([EXPOSED, LATE], range(12))
+    paint_strip(canvas, found, 0, 0, 2)
+    assert plain(canvas.rows()) == ["EEEEEEEESSSSSSEEEEEEEEEE"]
+    assert canvas.style_at(8, 0) != canvas.style_at(0, 0)
+    legend = "".join(text for text, _ in strip_legend(found, 60))
+    assert set(legend.split("   ")) == {"E exposed", "S straggler"}
+
+
+def listed(incidents, size, selected=0, position=None):
+    found = Diagnosed(incidents, LOST, whole=position is not None)
+    rows = incident_rows(found, position, state_of([layout()]).layouts)
+    painted = paint_incidents(rows, found, size, 0, selected)
+    return plain(painted), painted
+
+
+@pytest.mark.parametrize("size", [(80, 19), (200, 45), (40, 8), (20, 3)])
+def test_the_list_fits(size):
+    _, painted = listed([HANG, EXPOSED, LATE, PAUSE], size)
+    assert len(painted) == size[1]
+    assert all(sum(len(text) for text, _ in row) == size[0] for row in painted)
+
+
+def test_the_list_and_the_details_of_one():
+    lines, _ = listed([HANG, EXPOSED, replace(LATE, param=1, share=0.02, gain=0.3)], (80, 19))
+    assert re.match(r"▶ ● hang +2 +forward +11– ", lines[1])
+    assert re.match(r"  ● exposed +all +– +0– +9\.00", lines[2])
+    assert re.match(r"  ✓ straggler +1 +backward b +4–6 +2\.00 +2\.0 %$", lines[3])
+    details = "\n".join(lines[4:])
+    assert "hang, lasts: cost 0.00 rank-s" in details
+    assert "rank 2 stuck" in details
+    assert "cause: CPU stolen" in details
+    assert "rank 2 holds up the others at train.py:7 in train_step" in details
+    assert re.search(r"^   …x+/train.py:7 in train_step$", details, re.MULTILINE)  # the end of a long path
+    assert "why behind" in details
+    assert "late 12.5 ms" in details
+    lines, _ = listed([HANG, replace(LATE, gain=0.3, share=0.02)], (80, 19), selected=1)
+    assert "straggler, over: cost 2.00 rank-s, 2.0 % of the run" in lines[3]
+    assert "without it, a step would be 30.0 % shorter" in lines[5]
+    assert ascii_text("●").isascii()
+
+
+@pytest.mark.parametrize(("position", "when"), [(3, "later"), (4, "now"), (5, "now"), (6, "over"), (9, "over")])
+def test_what_comes_after_a_replay_s_position_is_dimmed(position, when):
+    rows = incident_rows(Diagnosed([LATE], whole=True), position, state_of([layout()]).layouts)
+    assert rows == [IncidentRow(LATE, "", when)]
+    _, painted = listed([LATE], (80, 19), position=position)
+    assert ("faint" in [style for _, style in painted[1]]) == (when == "later")
+
+
+def test_what_is_not_known_yet_is_said():
+    assert "diagnosing the recording: 42%" in plain(paint_incidents([], Diagnosed(progress=0.42), (80, 10), 0, 0))[1]
+    assert "where the time went: diagnosing … 42%" in "\n".join(
+        plain(paint_lost(Overview(diagnosed=Diagnosed(progress=0.42)), 60, 6))
+    )
+
+
+def test_lost_time_in_one_line_and_as_a_bar():
+    model = Overview(diagnosed=Diagnosed(lost=LOST))
+    whole = "20.0 % lost: 12.0 % waiting for rank 5 (backward), 5.0 % exposed transfer, 3.0 % input"
+    assert lost_text(LOST) == whole
+    assert plain(paint_lost(model, 100, 1)) == [f" {whole}"]
+    assert plain(paint_lost(model, 80, 1)) == [f" {whole.rpartition(',')[0]}"]  # what does not fit is left out
+    lines = plain(paint_lost(model, 102, 8))
+    assert lines[0] == " 20.0 % lost of the run so far"
+    assert [lines[1].count(glyph) for glyph in "╲╱≈▓·"] == [12, 5, 3, 60, 20]
+    assert re.match(r" ╲╲ +12\.0 % waiting for rank 5 \(backward\) +12\.0 rank-s", lines[2])
+    assert re.match(r" ▓▓ +60\.0 % backward", lines[5])
+
+
+async def test_ranks_by_cost_and_with_their_groups():
+    groups = [
+        Group(rank=rank, id=number, ranks=list(ranks), name="g", backend="gloo")
+        for number, ranks in ((1, (0, 1)), (2, (2, 3)))
+        for rank in ranks
+    ]
+    jobs, messages = FakeJobs("run-1"), [*groups, *run(30, world=4, late_rank=2)]
+    jobs.sources["run-1"].put(messages, 50)
+    app = live_app(jobs)
+    async with app.run_test(size=(140, 30)) as pilot:
+        await until(pilot, lambda: app.session.state.frames == len(messages))
+        await pilot.press("4")
+        assert re.search(r"cost rank-s  of run +groups", screen_text(app))
+        assert re.findall(r"^ +(\d)[◀ ] .* ms", screen_text(app), re.MULTILINE) == ["0", "1", "2", "3"]
+        cost = app.session.overview.diagnosed.waited_for
+        assert list(cost) == [2]
+        assert re.search(rf"^ +2◀ .* {cost[2] / SECOND:.2f} +\d+\.\d % +1 *$", screen_text(app), re.MULTILINE)
+        await pilot.press("s")
+        assert re.findall(r"^ +(\d)[◀ ] .* ms", screen_text(app), re.MULTILINE)[0] == "2"
