@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
@@ -11,7 +11,9 @@ from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.rows import incident_row, lost_row
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.messages import Layout, Message
-from ddpwatch.transport import Frame
+
+if TYPE_CHECKING:
+    from ddpwatch.transport import Frame
 
 
 class DiagnosedRun:

@@ -19,7 +19,8 @@ class Flight(NamedTuple):
         transfer: The last launch on any rank, but not before ``start`` or after ``done``. Until then the collective
             waits.
         done: Its completion.
-        last_rank: The rank that launched last; None if ranks cannot be compared. Then ``transfer`` is ``start``.
+        last_rank: The rank that launched last; None if ranks cannot be compared, or several may have been last. Then
+            ``transfer`` is ``start``.
     """
 
     start: int
@@ -47,7 +48,7 @@ def flights(step: Step, facts: RankFacts, skew: LaunchSkew) -> list[Flight | Non
     for bucket, launched, launch, start, done in columns:
         if done is None:
             found.append(None)
-        elif bucket is None:
+        elif bucket is None or bucket.last_rank is None:
             found.append(Flight(start, start, done, None))
         else:
             last = launch + bucket.last - launched

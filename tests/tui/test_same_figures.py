@@ -260,7 +260,7 @@ def in_both(text):
     """The table of phases."""
     found = []
     for phase in PHASES:
-        ms, share = re.search(rf"{phase} +{NUMBER} +{NUMBER} %", text).groups()
+        ms, share = re.search(rf"{phase} +{NUMBER} +{NUMBER} %", text[text.index("The mean step") :]).groups()
         found += [(phase, ms), (f"{phase} share", share)]
     return found
 

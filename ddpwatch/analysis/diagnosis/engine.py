@@ -190,7 +190,7 @@ class Diagnosis:
             *self._unsound.incidents(),
             *joined(self._pauses.incidents(), self._liveness.incidents(self._now_ns)),
         ]
-        found = [replace(incident, share=incident.cost_ns / total if total else None) for incident in found]
+        found = [replace(incident, share=_share(incident, total)) for incident in found]
         return sorted(found, key=lambda incident: (_SEVERITIES.index(incident.severity), -incident.cost_ns))
 
     def slowest(self) -> Incident | None:
@@ -222,6 +222,12 @@ class Diagnosis:
             accounts=tuple(sorted(accounts, key=lambda account: -account.ns)),
             watched=ledger.watched_ns / total if total else None,
         )
+
+
+def _share(incident: Incident, total: int) -> float | None:
+    """The incident's share of the run's rank-time. That of a hang which lasts is not in any step yet."""
+    unseen = incident.cost_ns if incident.kind in ("hang", "death") and incident.open else 0
+    return incident.cost_ns / (total + unseen) if total + unseen else None
 
 
 def _gain(incident: Incident) -> float:
