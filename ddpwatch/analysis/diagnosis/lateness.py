@@ -45,6 +45,10 @@ MOST_MEMORY = 20.0
 ASSUMED_MEMORY = 2.5  # before it is known
 MEMORY_NOTICED = 0.25  # correlation of successive steps: less may be chance
 MANY_RANKS = 16  # among so many, one more or less does not change a median
+RHYTHM_EVERY, RHYTHM_STEPS = 16, 128  # watched steps: how often a rhythm is looked for, and in how many
+MOST_RHYTHM = 16
+RHYTHM_STRUCK = 6  # steps of a period, at least
+RHYTHM_SURE = 6.5  # standard errors: a chance of 4e-11 for one of 135 rhythms
 _ALL = (1 << KEEP_STEPS) - 1
 
 
@@ -142,6 +146,35 @@ class Streak:
         return self._shape
 
 
+def rhythm(rows: Sequence[tuple[int, int]], limit_ns: float) -> tuple[int, float] | None:
+    """The period whose steps are later than those in between, by `RHYTHM_SURE` standard errors, and by how much.
+
+    Args:
+        rows: Steps and deviations.
+        limit_ns: Deviations count up to that.
+    """
+    clipped = [(step, min(max(value, -limit_ns), limit_ns)) for step, value in rows]
+    count = len(clipped)
+    if count < RHYTHM_EVERY:
+        return None
+    total = sum(value for _, value in clipped)
+    spread = (sum(value * value for _, value in clipped) / count - (total / count) ** 2) ** 0.5
+    best, found = RHYTHM_SURE * spread, None
+    for period in range(2, MOST_RHYTHM + 1):
+        sums, counts = [0.0] * period, [0] * period
+        for step, value in clipped:
+            sums[step % period] += value
+            counts[step % period] += 1
+        for part, struck in zip(sums, counts, strict=True):
+            if not RHYTHM_STRUCK <= struck < count:
+                continue
+            on, off = part / struck, (total - part) / (count - struck)
+            score = (on - off) * (struck * (count - struck) / count) ** 0.5
+            if score > best and off <= PERIOD_OFF * on:
+                best, found = score, (period, on)
+    return found
+
+
 def _end_score(expected: float) -> float:
     return END_SCORE if expected >= 0.5 else END_SCORE_RARE
 
@@ -223,7 +256,10 @@ class GroupLateness:
         candidates = self._note(late)
         if len(self._rows) < FEWEST:
             return []
-        return [streak for index in candidates if (streak := self._judge(index)) is not None]
+        found = [streak for index in candidates if (streak := self._judge(index)) is not None]
+        if len(self._rows) % RHYTHM_EVERY == 0 and (rhythmic := self._find_rhythm()) is not None:
+            found.append(rhythmic)
+        return found
 
     def _estimate_scale(self) -> None:
         rows = islice(reversed(self._rows), max(1, POOLED // len(self.ranks)))
@@ -312,12 +348,28 @@ class GroupLateness:
             return self._typical[threshold]
         return _middle((mask for other, mask in masks.items() if other != index), ranks - 1)
 
+    def _find_rhythm(self) -> Streak | None:
+        """Whether the rank that is late most often is so in a rhythm, by more than noise of any size explains."""
+        counts = {index: mask.bit_count() for index, mask in self._masks[LOW].items()}
+        free = [index for index in counts if self.ranks[index] not in self.streaks]
+        index = max(free, key=counts.__getitem__, default=None)
+        if index is None or counts[index] < RHYTHM_STRUCK:
+            return None
+        since = self._over.get(index, -1)
+        rows = [(step, row[index]) for step, row in islice(reversed(self._rows), RHYTHM_STEPS) if step > since]
+        found = rhythm(rows, 4 * self.scale_ns)
+        if found is None or found[1] < max(LOW.ns, LOW.share * self.step_ns):
+            return None
+        return self._open(index, found[1], 1 / found[0])
+
     def _start(self, index: int, window: int, threshold: Threshold) -> Streak:
         """Opens a streak, with the late steps that led to it."""
         limit = threshold.at(self.scale_ns, self.step_ns)
         values = [row[index] for _, row in islice(reversed(self._rows), window)]
         typical = median(value for value in values if value > limit)
-        share = sum(value > max(self.low_ns, typical / 2) for value in values) / window
+        return self._open(index, typical, sum(value > max(self.low_ns, typical / 2) for value in values) / window)
+
+    def _open(self, index: int, typical: float, share: float) -> Streak:
         first = self._first(index, max(self.low_ns, typical / 2), share)
         rows = list(islice(self._rows, first, None))
         streak = Streak(self.ranks[index], self.step_ns, rows[0][0], rows[0][0], typical, share)
