@@ -35,7 +35,7 @@ class Publisher:
     def answer(self, kept: list[int], newest: int | None) -> None:
         """Waits until a viewer asks for a snapshot, and sends these numbers; without the end if ``newest`` is None."""
         while True:
-            assert self._socket.poll(5000), "no viewer asks"
+            assert self._socket.poll(60_000), "no viewer asks"
             if self._answer(self._socket.recv(), kept, newest):
                 return
 
@@ -78,7 +78,7 @@ def source(publisher: Publisher, tmp_path: Path) -> Iterator[LiveSource]:
 def read(source: LiveSource, count: int) -> list[int]:
     """The numbers of the next frames."""
     found: list[int] = []
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 60.0
     while len(found) < count and time.monotonic() < deadline:
         found += [envelope.seq for _, envelope in source.read(0.1)]
     return found
