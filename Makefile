@@ -32,9 +32,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/python demo/main_job.py
 
-# Tests start hundreds of processes: without bytecode files each of these would compile our modules again.
+# Hundreds of processes start: without bytecode files each would compile our modules again, and torch's idle threads spin.
 test: install
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 6 --reruns 1 -raR
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 5 --reruns 1 -raR
 
 check: install
 	$(BIN)/ruff check .

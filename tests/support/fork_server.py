@@ -66,6 +66,7 @@ class ForkServer:
         self._listener.bind(self.address)
         self._listener.listen(64)
         self._life, self._closed = os.pipe()
+        self._starter = threading.Thread(target=self._start_with_the_first_job, daemon=True)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> ForkServer:
@@ -82,15 +83,17 @@ class ForkServer:
     def start_for_workers(self) -> None:
         """Lets the workers of pytest-xdist share this server; it starts with the first job of any of them."""
         os.environ[ADDRESS] = self.address
-        threading.Thread(target=self._start_with_the_first_job, daemon=True).start()
+        self._starter.start()
 
     def _start_with_the_first_job(self) -> None:
-        if self._listener in select.select([self._listener, self._life], [], [])[0]:
+        if self._life not in select.select([self._listener, self._life], [], [])[0]:
             self.start()
 
     def close(self) -> None:
         """Ends the server."""
         os.close(self._closed)
+        if self._starter.ident is not None:
+            self._starter.join()
         if self._process is not None:
             self._process.wait()
         self._listener.close()
