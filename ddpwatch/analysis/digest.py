@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import median, median_low
+from statistics import median
 from typing import cast
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
@@ -18,7 +18,7 @@ class StepDigest:
     Attributes:
         kind: Decides whether it is one of the steps that the means are over.
         sums: Of all its ranks.
-        waited_ns, cost: Columns over the ranks, sorted, which makes the median over many steps cheap.
+        cost: A column over the ranks, sorted, which makes the median over many steps cheap.
         bucket_exposed: Per bucket index the median over the ranks.
     """
 
@@ -29,26 +29,8 @@ class StepDigest:
         figures = [fact.figures for fact in self.ranks.values()]
         self.kind = kind_of(across.step, figures)
         self.sums = Sums(figures)
-        self.waited_ns = sorted(figure.phases_ns["exposed_comm"] for figure in figures)
         self.cost = sorted(fact.cost for fact in self.ranks.values() if fact.cost is not None)
         self.bucket_exposed = _bucket_exposed(self.ranks.values())
-        self._phases: dict[str, float | None] = {}
-        self._typical_late: dict[tuple[int, ...], int] = {}
-
-    def typical_late(self, rank: int) -> int | None:
-        """The median lateness over the ranks of a rank's group; None if they cannot be compared."""
-        peers = self.skew.peers.get(rank)
-        if peers is None:
-            return None
-        if peers not in self._typical_late:
-            self._typical_late[peers] = median_low([self.skew.late[peer] for peer in peers])
-        return self._typical_late[peers]
-
-    def phase_p50(self, phase: str) -> float | None:
-        """The median over the ranks of one of the `ddpwatch.analysis.step.PHASES`; None if no rank knows it."""
-        if phase not in self._phases:
-            self._phases[phase] = p50(fact.figures.phases_ns.get(phase) for fact in self.ranks.values())
-        return self._phases[phase]
 
 
 def p50(values: Iterable[float | None]) -> float | None:

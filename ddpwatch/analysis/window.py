@@ -40,8 +40,7 @@ class RankSummary:
 class Summary:
     """The newest steps: means over steps and ranks (`ddpwatch.analysis.means`); ``rate`` is in steps/s.
 
-    ``step_p50_ns``, ``waited_ns`` (how long the backward only waited for its buckets), ``cost`` and
-    ``bucket_exposed_ns`` (by bucket index) are medians over every watched step.
+    ``step_p50_ns``, ``cost`` and ``bucket_exposed_ns`` (by bucket index) are medians over every watched step.
     """
 
     count: int = 0
@@ -52,7 +51,6 @@ class Summary:
     overlap: float | None = None
     exposed_ns: float | None = None
     phases_ns: dict[str, float] = field(default_factory=dict)
-    waited_ns: float | None = None
     communicates: bool = False
     cost: float | None = None
     ranks: Mapping[int, RankSummary] = field(default_factory=dict)
@@ -119,7 +117,6 @@ def _summary(steps: Sequence[StepDigest]) -> Summary:
         overlap=sums.overlap,
         exposed_ns=sums.exposed_ns,
         phases_ns=sums.known_phases_ns,
-        waited_ns=_merged_p50([step.waited_ns for step in steps]),
         communicates=any(rank.keys for step in steps for rank in step.ranks.values()),
         cost=_merged_p50([step.cost for step in steps]),
         ranks=RankSummaries(steps, averaged),
