@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS, alarm_counts, deviations, scale
-from ddpwatch.messages import Layout, Mark, Span
+from ddpwatch.messages import Group, Layout, Mark, Span
 from tests.support.frames import MS, START_NS, bye, hello, layout, run, shadow, state_of, step, synchronous, unwatched
 
 
@@ -97,6 +97,21 @@ class TestBlame:
     def test_one_that_gets_later_and_later(self):
         found = late_ones(incidents([(0, n // 4) for n in range(200)]))
         assert [(one.kind, one.ranks) for one in found] == [("drift", (1,))]
+
+    def test_a_rank_of_two_groups(self):
+        """Each rank reduces one bucket within its pair and one with all; rank 3 is late in both."""
+        pairs = {1: [0, 1], 2: [2, 3]}
+        messages = [hello(rank, 4) for rank in range(4)]
+        messages += [Group(rank=rank, id=pair, ranks=ranks) for pair, ranks in pairs.items() for rank in ranks]
+        for ranks in synchronous([(0, 0, 0, 40)] * 30):
+            for one in ranks:
+                one.comm_group = [1 if one.rank < 2 else 2, 0]
+                messages.append(one)
+        state = state_of(messages)
+        (found,) = late_ones(state.diagnosis.incidents())
+        assert (found.ranks, found.cost_ns) == ((3,), 30 * 3 * 30 * MS)
+        lost = state.diagnosis.lost()
+        assert sum(account.ns for account in lost.accounts) == lost.rank_ns
 
     def test_half_of_the_steps_unwatched(self):
         """What they cost is taken from watched steps that took as long."""

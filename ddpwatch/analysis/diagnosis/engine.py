@@ -23,6 +23,7 @@ from ddpwatch.analysis.diagnosis.sentences import LayerNames, late_rank_sentence
 from ddpwatch.analysis.diagnosis.unsound import Unsound
 from ddpwatch.analysis.diagnosis.whole_run import WholeRun
 from ddpwatch.analysis.groups import Groups
+from ddpwatch.analysis.step import BucketKey
 from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, RankSample, Stack, Status, Step
 
 KEEP_SPLITS = 1024  # newest steps whose waits may still turn out to be one rank's doing
@@ -115,8 +116,9 @@ class Diagnosis:
         across = facts.across
         last = {key[3]: key for key in across.skew.buckets}  # of each group, the last bucket
         for group, key in last.items():
-            lowest = next(rank for rank in across.skew.peers if key in across.facts_of(rank).keys)
-            ranks = across.skew.peers[lowest]
+            ranks = _ranks_with(across, key)
+            if len(ranks) < 2:
+                continue
             watched = self._groups.get(group)
             if watched is None or watched.ranks != ranks:
                 watched = self._groups[group] = GroupLateness(ranks)
@@ -224,6 +226,15 @@ class Diagnosis:
         )
 
 
+def _ranks_with(across: StepAcrossRanks, key: BucketKey) -> tuple[int, ...]:
+    """The ranks that launched a bucket, in ascending order."""
+    peers = next(iter(across.skew.peers.values()))
+    keys = across.facts_of(peers[0]).keys
+    if key in keys and all(across.facts_of(rank).keys is keys for rank in peers):
+        return peers
+    return tuple(rank for rank in sorted(across.skew.peers) if key in across.facts_of(rank).keys)
+
+
 def _share(incident: Incident, total: int) -> float | None:
     """The incident's share of the run's rank-time. That of a hang which lasts is not in any step yet."""
     unseen = incident.cost_ns if incident.kind in ("hang", "death") and incident.open else 0
@@ -234,6 +245,6 @@ def _gain(incident: Incident) -> float:
     return incident.gain or 0.0
 
 
-def _launch(across: StepAcrossRanks, rank: int, key: tuple[int, int, int, int]) -> int:
+def _launch(across: StepAcrossRanks, rank: int, key: BucketKey) -> int:
     facts = across.facts_of(rank)
     return facts.launch[-1] if facts.keys[-1] == key else facts.launch[facts.keys.index(key)]
