@@ -230,7 +230,8 @@ def _ranks_with(across: StepAcrossRanks, key: BucketKey) -> tuple[int, ...]:
     """The ranks that launched a bucket, in ascending order."""
     peers = next(iter(across.skew.peers.values()))
     keys = across.facts_of(peers[0]).keys
-    if key in keys and all(across.facts_of(rank).keys is keys for rank in peers):
+    whole = len(peers) == across.skew.buckets[key].ranks
+    if whole and key in keys and all(across.facts_of(rank).keys is keys for rank in peers):
         return peers
     return tuple(rank for rank in sorted(across.skew.peers) if key in across.facts_of(rank).keys)
 
