@@ -57,7 +57,8 @@ def test_jobs_that_record_to_one_directory(folder: Path, tmp_path: Path) -> None
     assert [f["evidence"]["ranks"] for f in missing] == [[1]]
     followed = ddpwatch("replay", str(runs[0]), "--plain", "--follow")
     assert followed.returncode == 0, followed.stderr
-    assert followed.stdout.splitlines()[-1].split()[0] == "7"
+    words = [line.split() for line in followed.stdout.splitlines()]
+    assert [first for first, *_ in words if first.isdigit()][-1] == "7"
 
 
 def test_files_that_are_removed_under_way(folder: Path, tmp_path: Path) -> None:
