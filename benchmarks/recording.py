@@ -201,7 +201,7 @@ def main() -> None:
         folder = Path(name)
         show(["what", "measured", "budget"], list(rounds.over(figures(folder), "figures", FIGURES)), FIGURES)
         for mib in args.sizes:
-            rows = lookups(folder / "large.mcap", mib, rounds)
+            rows = lookups(folder / f"{mib}.mcap", mib, rounds)
             show(["file", "what", "time"], list(rounds.over(rows, f"{mib} MiB", LOOKUPS)), LOOKUPS)
 
 

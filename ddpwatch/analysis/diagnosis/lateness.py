@@ -25,7 +25,7 @@ from ddpwatch.analysis.diagnosis.noise import (
 
 POOLED = 128  # newest deviations, over all ranks: what the scale of noise is estimated from
 SETTLE = 64  # newest steps: what the duration of a step is estimated from
-SCALE_EVERY = 4  # steps
+SCALE_EVERY = 8  # steps
 FEWEST = 5  # steps, before anything is judged
 FEWEST_LATE = 4  # late steps, to name a rank
 END_SCORE, END_SCORE_RARE = 4.0, 6.0  # what a streak may lose before it is over; where less than half is late
@@ -41,6 +41,7 @@ ENOUGH_STRUCK = 4  # for a period
 PERIOD_ON, PERIOD_OFF = 0.6, 0.35
 MEMORY_AFTER = 16  # newest steps that do not count for how long noise lasts: a fault may have started in them
 MEMORY_STEPS = 128
+MEMORY_EVERY = 48  # steps
 MOST_MEMORY = 20.0
 ASSUMED_MEMORY = 2.5  # before it is known
 MEMORY_NOTICED = 0.25  # correlation of successive steps: less may be chance
@@ -231,6 +232,7 @@ class GroupLateness:
         self._positions = {rank: index for index, rank in enumerate(ranks)}
         self._durations: deque[int] = deque(maxlen=SETTLE)
         self._typical: dict[Threshold, int] = {}
+        self._seen = 0
         self._memory = ASSUMED_MEMORY  # how many steps noise lasts
         self._over: dict[int, int] = {}  # by position, the end of the rank's streak before
 
@@ -246,10 +248,11 @@ class GroupLateness:
         self.newest = late
         self._durations.append(step_ns)
         self._rows.append((step, late))
-        if len(self._rows) % SCALE_EVERY == 0 or len(self._rows) <= 2 * FEWEST:
+        self._seen += 1  # the rows that are kept do not grow for ever
+        if self._seen % SCALE_EVERY == 0 or self._seen <= 2 * FEWEST:
             self.step_ns = median(self._durations)
             self._estimate_scale()
-        if len(self._rows) % MEMORY_AFTER == 0:
+        if self._seen % MEMORY_EVERY == 0:
             self._memory = self._estimate_memory()
         self._typical.clear()
         self.low_ns = LOW.at(self.scale_ns, self.step_ns)
@@ -257,7 +260,7 @@ class GroupLateness:
         if len(self._rows) < FEWEST:
             return []
         found = [streak for index in candidates if (streak := self._judge(index)) is not None]
-        if len(self._rows) % RHYTHM_EVERY == 0 and (rhythmic := self._find_rhythm()) is not None:
+        if self._seen % RHYTHM_EVERY == 0 and (rhythmic := self._find_rhythm()) is not None:
             found.append(rhythmic)
         return found
 

@@ -21,7 +21,7 @@ from ddpwatch.analysis.diagnosis.sentences import (
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE
 
 WINDOW = 16  # newest watched steps
-WORTH_A_LOOK = 0.02  # of a step: less input is none
+WORTH_A_LOOK = 0.02  # of a step: less input, or exposed transfer, is none
 CLEARED = 0.7  # of the share at which an incident starts: below that, it is over
 LINK_STEPS = 5  # newest full steps, all of them slower
 LINK_BASE = 8  # full steps before them, at least
@@ -86,7 +86,8 @@ class WholeRun:
         if across.counted and split.total:
             if across.full and all(figures.comm_ns is not None for figures in across.figures.values()):
                 self._measured = True
-                self._note_buckets(facts)
+                if _transfer(split) > WORTH_A_LOOK * split.total:
+                    self._note_buckets(facts)
                 self._link.add(facts)
             if self._measured:
                 self._follow(self._exposed, split, _transfer(split))
