@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
+from ddpwatch.analysis.diagnosis.lateness import rhythm
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS, alarm_counts, deviations, scale
 from ddpwatch.messages import Group, Layout, Mark, Span
 from tests.support.frames import MS, START_NS, bye, hello, layout, run, shadow, state_of, step, synchronous, unwatched
@@ -293,6 +294,15 @@ def test_shadow_steps_say_the_same():
 
 
 # -- noise ----------------------------------------------------------------------------------------------------
+
+
+def test_a_rhythm():
+    rng = random.Random(2)
+    noise = [(step, rng.gauss(0, 1000)) for step in range(128)]
+    assert rhythm(noise, 4000) is None
+    period, late = rhythm([(step, value + 2500 * (step % 5 == 3)) for step, value in noise], 4000)
+    assert (period, late) == (5, pytest.approx(2500, rel=0.2))
+    assert rhythm([(step, 0.1) for step in range(128)], 4000) is None  # its variance is less than 0, by rounding
 
 
 def test_deviations_are_from_the_median_rank():

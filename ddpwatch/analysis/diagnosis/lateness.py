@@ -159,7 +159,7 @@ def rhythm(rows: Sequence[tuple[int, int]], limit_ns: float) -> tuple[int, float
     if count < RHYTHM_EVERY:
         return None
     total = sum(value for _, value in clipped)
-    spread = (sum(value * value for _, value in clipped) / count - (total / count) ** 2) ** 0.5
+    spread = max(0.0, sum(value * value for _, value in clipped) / count - (total / count) ** 2) ** 0.5
     best, found = RHYTHM_SURE * spread, None
     for period in range(2, MOST_RHYTHM + 1):
         sums, counts = [0.0] * period, [0] * period
