@@ -29,7 +29,7 @@ SOON = 20  # steps until trouble is named, and until it is no longer
 PATIENCE = (PATIENCE_S, 0.05)  # seconds in all, and between two looks
 HEALTHY = 300  # steps without trouble
 WINDOW = 8  # steps: no verdict is reached on fewer
-LOOK_BACK = 24  # steps: no verdict looks further back
+LOOK_BACK = 24  # steps before and after the one that is named
 # What an incident is worth: a rank late by 1 ms and 3 % of a step, a tenth of the step exposed, 4.5 % spent on input, a
 # pause of 250 ms, 3 s without progress. The script's stamps lie beside the probe's, not on them, so half of that has to
 # be in them.
@@ -72,8 +72,8 @@ class Facts:
         return min(step for step, name in self.trouble.items() if name == trouble and step > after)
 
     def worst(self, step: int, of: Callable[[dict[int, Fact]], float]) -> float:
-        """The largest median of a figure over `WINDOW` successive steps, of those that a verdict at that step sees."""
-        seen = [of(self.steps[n]) for n in range(step - LOOK_BACK, step + 2) if len(self.steps.get(n, ())) == 2]
+        """The largest median of a figure over `WINDOW` successive steps around that one: an incident names its first."""
+        seen = [of(self.steps[n]) for n in range(step - LOOK_BACK, step + LOOK_BACK) if len(self.steps.get(n, ())) == 2]
         return max((median(seen[n : n + WINDOW]) for n in range(max(1, len(seen) - WINDOW + 1))), default=0.0)
 
     def late_ns(self, step: int, rank: int) -> float:

@@ -161,6 +161,16 @@ class TestPauses:
         assert [(one.kind, one.ranks, one.phase, one.period) for one in found] == [("intermittent", (1,), "gc", 10)]
         assert found[0].cost_ns == 10 * 20 * MS
 
+    def test_a_short_collection_is_no_warning(self):
+        messages = []
+        for number, ranks in enumerate(synchronous([(0, 15 if n == 30 else 0) for n in range(60)])):
+            if number == 30:
+                start = ranks[1].start_ns + 40 * MS
+                messages.append(Mark(rank=1, kind="gc", name="gc", start_ns=start, end_ns=start + 15 * MS))
+            messages += ranks
+        (found,) = late_ones(state_of([hello(0), hello(1), *messages]).diagnosis.incidents())
+        assert (found.kind, found.phase, found.severity) == ("pause", "gc", "info")
+
     def test_a_checkpoint_is_no_warning(self):
         messages, at = [], 0
         for number in range(40):

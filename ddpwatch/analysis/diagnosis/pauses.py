@@ -16,7 +16,7 @@ from ddpwatch.analysis.diagnosis.sentences import pause_sentence
 from ddpwatch.analysis.step import NS_PER_MS
 
 PAUSE_NS = 250_000_000  # longer than a usual step, at least
-WORTH_NS = 5_000_000  # rank-time that a marked pause of one rank costs, on average: less is no warning
+WORTH_NS = 5_000_000  # rank-time that a collection costs, on average: less is no warning
 PAUSE_STEPS = 1.5  # in steps, longer than a usual step, at least
 WITHIN = 0.25  # a late rank's usual lateness, as a share of a pause: such a pause is part of its incident
 WINDOW = 64  # newest steps: what a usual step is
@@ -141,10 +141,11 @@ def _longest_phase(facts: StepFacts, excess: int) -> str:
 
 def _incident(pause: _Pause) -> Incident:
     recurs = pause.phase == "gc" and pause.count > REGULAR_AFTER
-    per_step = pause.cost_ns / pause.count
+    planned = pause.phase in PLANNED
+    minor = pause.phase == "gc" and pause.longest_ns < PAUSE_NS and (not recurs or _mean(pause) < WORTH_NS)
     return Incident(
         kind="intermittent" if recurs else "pause",
-        severity="info" if pause.phase in PLANNED or (recurs and per_step < WORTH_NS) else "warning",
+        severity="info" if planned or minor else "warning",
         message=pause_sentence(pause.ranks, pause.phase, pause.since, pause.longest_ns, pause.count),
         ranks=pause.ranks,
         phase=pause.phase,
@@ -159,6 +160,10 @@ def _incident(pause: _Pause) -> Incident:
             **({"unwatched": True} if pause.unwatched else {}),
         },
     )
+
+
+def _mean(pause: _Pause) -> float:
+    return pause.cost_ns / pause.count
 
 
 def _regular(steps: Sequence[int]) -> int | None:
