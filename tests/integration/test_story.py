@@ -72,7 +72,7 @@ class Facts:
         return min(step for step, name in self.trouble.items() if name == trouble and step > after)
 
     def worst(self, step: int, of: Callable[[dict[int, Fact]], float]) -> float:
-        """The largest median of a figure over `WINDOW` successive steps around that one: an incident names its first."""
+        """The largest median of a figure over `WINDOW` successive steps around that one."""
         seen = [of(self.steps[n]) for n in range(step - LOOK_BACK, step + LOOK_BACK) if len(self.steps.get(n, ())) == 2]
         return max((median(seen[n : n + WINDOW]) for n in range(max(1, len(seen) - WINDOW + 1))), default=0.0)
 

@@ -373,9 +373,10 @@ class GroupLateness:
         return self._open(index, typical, sum(value > max(self.low_ns, typical / 2) for value in values) / window)
 
     def _open(self, index: int, typical: float, share: float) -> Streak:
-        first = self._first(index, max(self.low_ns, typical / 2), share)
-        rows = list(islice(self._rows, first, None))
-        streak = Streak(self.ranks[index], self.step_ns, rows[0][0], rows[0][0], typical, share)
+        limit = max(self.low_ns, typical / 2)
+        rows = list(islice(self._rows, self._first(index, limit, share), None))
+        expected = sum(row[index] > limit for _, row in rows) / len(rows)
+        streak = Streak(self.ranks[index], self.step_ns, rows[0][0], rows[0][0], typical, max(expected, share))
         for step, row in rows:
             streak.add(step, row[index], self.low_ns)
         streak.open = True
