@@ -103,11 +103,13 @@ def split_exposed(facts: RankFacts, exposed: Intervals, buckets: Mapping[BucketK
     size = total(exposed)
     if not size or not buckets:
         return ExposedSplit({}, 0, size)
-    if facts.figures.comm_ns is None:
-        return _split_wait(facts, exposed, buckets, size)
+    measured = facts.figures.comm_ns is not None
+    if not measured and not all(key in buckets for key in facts.keys):
+        return ExposedSplit({}, 0, size)
+    find = _awaited if measured else _awaited_in_sync
     waits: dict[int, int] = {}
     for since, until in exposed:
-        skew = _awaited(facts, buckets, since, until)
+        skew = find(facts, buckets, since, until)
         if skew is not None and skew.last > since:
             rank = NOBODY if skew.last_rank is None else skew.last_rank
             waits[rank] = waits.get(rank, 0) + min(skew.last, until) - since
@@ -129,21 +131,12 @@ def _awaited(facts: RankFacts, buckets: Mapping[BucketKey, BucketSkew], since: i
     return None
 
 
-def _split_wait(
-    facts: RankFacts, exposed: Intervals, buckets: Mapping[BucketKey, BucketSkew], size: int
-) -> ExposedSplit:
-    """Of a rank without completions: when the backward only waited for its buckets."""
-    skews = [buckets[key] for key in facts.keys if key in buckets]
-    if len(skews) < len(facts.keys):
-        return ExposedSplit({}, 0, size)
-    waits: dict[int, int] = {}
-    for since, until in exposed:
-        inside = [skew for skew in skews if skew.last > since]
-        if inside:
-            skew = max((skew for skew in inside if skew.last <= until), key=_last, default=inside[0])
-            rank = NOBODY if skew.last_rank is None else skew.last_rank
-            waits[rank] = waits.get(rank, 0) + min(skew.last, until) - since
-    return ExposedSplit(waits, size - sum(waits.values()), 0)
+def _awaited_in_sync(
+    facts: RankFacts, buckets: Mapping[BucketKey, BucketSkew], since: int, until: int
+) -> BucketSkew | None:
+    """The same for a rank without completions, of a stretch in which the backward only waited for its buckets."""
+    later = [skew for key in facts.keys if (skew := buckets[key]).last > since]
+    return max((skew for skew in later if skew.last <= until), key=_last, default=next(iter(later), None))
 
 
 _last = attrgetter("last")

@@ -38,17 +38,15 @@ class _Pause:
     count: int = 0
     longest_ns: int = 0
     cost_ns: int = 0
-    span_ns: int = 0
     ranks_in_run: int = 1
     unwatched: bool = False
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
 
-    def add(self, step: int, excess_ns: int, cost_ns: int, span_ns: int) -> None:
+    def add(self, step: int, excess_ns: int, cost_ns: int) -> None:
         self.steps.append(step)
         self.count += 1
         self.longest_ns = max(self.longest_ns, excess_ns)
         self.cost_ns += cost_ns
-        self.span_ns += span_ns
 
 
 class Pauses:
@@ -85,12 +83,12 @@ class Pauses:
         for phase in _RECURRING:
             paused = {rank: phases[phase] for rank, phases in split.pauses.items() if phases.get(phase)}
             if len(paused) > 1 and len(paused) == len(facts.across):
-                self._recurring((), phase, step).add(step, max(paused.values()), sum(paused.values()), split.total)
+                self._recurring((), phase, step).add(step, max(paused.values()), sum(paused.values()))
                 continue
             for rank, ns in paused.items():
                 cost = min(split.waits.get(rank, 0), ns * (len(facts.across) - 1))
                 if cost:
-                    self._recurring((rank,), phase, step).add(step, ns, cost, split.total)
+                    self._recurring((rank,), phase, step).add(step, ns, cost)
 
     def _add_stall(self, facts: StepFacts, excess: int, late: Iterable[LateRank]) -> None:
         """A single step that took far longer than others, and that no mark explains."""
@@ -102,7 +100,7 @@ class Pauses:
         step = facts.across.step
         cost = facts.split.waits.get(ranks[0], 0) if len(ranks) == 1 else excess * len(facts.across)
         pause = self._new(ranks, phase, step)
-        pause.add(step, excess, cost, facts.split.total)
+        pause.add(step, excess, cost)
         pause.ranks_in_run, pause.unwatched = len(facts.across), not facts.across.counted
 
     def _recurring(self, ranks: tuple[int, ...], phase: str, step: int) -> _Pause:
