@@ -39,7 +39,10 @@ MESSAGE: Final = struct.Struct("<BQHIQQ")  # head, channel, sequence, log time, 
 ROW: Final = struct.Struct("<7Q")
 LENGTH: Final = struct.Struct("<Q")
 _MAX_OFFSET = (1 << 62) - 1
-BROKEN: Final = (McapError, zstandard.ZstdError, struct.error, ValueError, KeyError, IndexError, EOFError, MemoryError)
+BROKEN: Final = (
+    McapError, zstandard.ZstdError, struct.error, ValueError, KeyError, IndexError, EOFError, MemoryError,
+    OverflowError,
+)  # fmt: skip
 
 
 def kind_bit(kind: str) -> int:

@@ -16,6 +16,7 @@ import pytest
 from ddpwatch.messages import Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
+from tests.support.fork_server import ADDRESS, server_address
 from tests.support.jobs import (
     DDPWATCH,
     PATIENCE_S,
@@ -24,6 +25,7 @@ from tests.support.jobs import (
     TORCHRUN,
     Job,
     ddpwatch,
+    forked_command,
     live,
     messages,
     read_until,
@@ -112,17 +114,10 @@ class Outcome:
         return "same" if seen else "same, not watched"
 
 
-def torchrun(ranks: int, logs: Path, script: str, *arguments: str) -> list[str]:
-    return [
-        *TORCHRUN, f"--nproc-per-node={ranks}", f"--log-dir={logs}", "--redirects=3", str(SCRIPTS / script), *arguments,
-    ]  # fmt: skip
-
-
 def forked(ranks: int, logs: Path, script: str, *arguments: str, **options: Any) -> int:
-    """The same as a forked job, which leaves its logs where torchrun would; the exit code."""
+    """A forked job that leaves each rank's output in ``logs/RANK``; the exit code."""
     logs.mkdir(exist_ok=True)
-    streams = logs / "forked" / "attempt_0"
-    with Job(SCRIPTS / script, *arguments, ranks=ranks, log=logs / "log", streams=streams, **options) as job:
+    with Job(SCRIPTS / script, *arguments, ranks=ranks, log=logs / "log", streams=logs, **options) as job:
         return job.wait()
 
 
@@ -134,7 +129,7 @@ def told(logs: Path, ranks: int) -> list[dict[str, Told]]:
     """
     found = []
     for rank in range(ranks):
-        out, err = (sections(next(logs.glob(f"*/attempt_0/{rank}/{name}.log"))) for name in ("stdout", "stderr"))
+        out, err = (sections(logs / str(rank) / f"{name}.log") for name in ("stdout", "stderr"))
         assert out.keys() == err.keys()
         assert list(out)[-1] == "the end", f"rank {rank} stopped in {list(out)[-1]}: {err}"
         found.append({case: Told(out[case], err[case]) for case in list(out)[:-1]})
@@ -166,7 +161,8 @@ def both(path: Path, ranks: int, *arguments: str, **environment: str) -> Outcome
         directory.mkdir()
     # The unwatched twin imports nothing of ddpwatch. Inductor is slow to import: once for all ranks.
     preload = () if "--quick" in arguments else (INDUCTOR,)
-    command = torchrun(ranks, watched, script, str(watched), *arguments)
+    command = forked_command(ranks, watched, SCRIPTS / script, str(watched), *arguments, preload=preload)
+    environment[ADDRESS] = server_address()
     _, done = together(
         lambda: forked(ranks, plain, script, str(plain), *arguments, preload=preload),
         lambda: ddpwatch("run", "--headless", "--record", str(file), "--", *command, **environment),

@@ -74,6 +74,8 @@ class ForkServer:
         command = [sys.executable, "-m", "tests.support.fork_server", str(self._listener.fileno())]
         # No PYTHONPATH: torch names its files in warnings after the first entry of sys.path that they lie below.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        # Or each rank that compiles tries out, in processes of its own, what the compiler can do.
+        environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=self._life, pass_fds=[self._listener.fileno()]
         )
@@ -113,10 +115,15 @@ def close_the_server() -> None:
         the_server.cache_clear()
 
 
+def server_address() -> str:
+    """Where jobs are asked for; starts this process's own server if there is no other."""
+    return os.environ.get(ADDRESS) or the_server().address
+
+
 def requested(job: Request, log: Path) -> socket.socket:
     """Asks the server for a job; the launcher reports on the connection."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(os.environ.get(ADDRESS) or the_server().address)
+    connection.connect(server_address())
     with log.open("wb") as output:
         socket.send_fds(connection, [json.dumps(asdict(job)).encode()], [output.fileno()])
     return connection
@@ -251,6 +258,8 @@ def become(rank: int, job: Request, port: int) -> None:
     })  # fmt: skip
     os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")
     os.close(port)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(Path(job.script).stem[:15])  # what top shows
     if job.streams is not None:
         (folder := Path(job.streams) / str(rank)).mkdir(parents=True)
         for descriptor, name in ((1, "stdout"), (2, "stderr")):
@@ -259,6 +268,10 @@ def become(rank: int, job: Request, port: int) -> None:
     keep_groups()
     sys.argv = [job.script, *job.arguments]
     sys.path[0] = str(Path(job.script).parent)
+    if "DDPWATCH_RUN" in os.environ:  # below `ddpwatch run`: its bootstrap, as a Python that starts would run it
+        sys.path[1:1] = os.environ["PYTHONPATH"].split(os.pathsep)
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
 
 
 def main() -> None:

@@ -159,6 +159,12 @@ def running(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]
             kill(family(process.pid))
 
 
+def forked_command(ranks: int, streams: Path, script: Path, *arguments: str, preload: Sequence[str] = ()) -> list[str]:
+    """The command that launches a forked job; needs the fork server's address in its environment."""
+    launcher = [sys.executable, "-m", "tests.support.forked_job", str(ranks), str(streams), ",".join(preload)]
+    return [*launcher, str(script), *arguments]
+
+
 def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The ``ddpwatch`` command, run to its end."""
     return finished(*DDPWATCH, *arguments, **environment)

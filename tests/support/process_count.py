@@ -12,6 +12,7 @@ import pytest
 from tests.support import fork_server
 
 RANKS = re.compile(r"--nproc-per-node=(\d+)")
+FORKED = re.compile(r"tests\.support\.forked_job (\d+) ")
 
 
 class ProcessCount:
@@ -41,6 +42,8 @@ class ProcessCount:
             self.counts["ranks"] += sum(map(int, RANKS.findall(command)))
         else:
             self.counts["others"] += 1
+        for ranks in FORKED.findall(command):
+            self.counts.update(forked=1, forked_ranks=int(ranks))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Adds the forked jobs; in a worker, hands the counts over."""

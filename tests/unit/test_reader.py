@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mcap.reader import make_reader
 
@@ -369,6 +369,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
 
 
 @settings(max_examples=250, deadline=None)
+@example(seed=4770830)  # an attachment of 2⁶³ bytes
 @given(seed=st.integers(0, 1 << 30))
 def test_damage_anywhere_is_survived(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Bits flipped at random offsets: every way of reading gives a prefix, or a UsageError."""

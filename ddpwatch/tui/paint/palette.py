@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 from rich.color import Color, blend_rgb
@@ -86,7 +87,8 @@ _ALWAYS_FRESH = ("badge", "key", "good", "warn", "bad", "strong", "heading-", "t
 _REVERSED = ("badge", "key", "tab-current", "selected", "cursor", "exposed-label", "waits-exposed-label")
 
 
-def styles(stale: bool = False, theme: str = "dark") -> dict[str, Style]:
+@cache
+def styles(stale: bool = False, theme: str = "dark") -> Mapping[str, Style]:
     """Every style by name; ``stale`` gives faded ones.
 
     Args:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.segment import Segment
-from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
@@ -56,7 +55,7 @@ class PaintedView(Widget):
 
     def apply_theme(self, theme: str, ascii_only: bool = False) -> None:
         """Changes colours and characters."""
-        self._styles: dict[bool, dict[str, Style]] = {stale: palette.styles(stale, theme) for stale in (False, True)}
+        self._styles = {stale: palette.styles(stale, theme) for stale in (False, True)}
         self._ascii = ascii_only
         self._half_cells = palette.SCHEMES[theme] is not None and not ascii_only
         self._strips.clear()

@@ -610,10 +610,11 @@ def copies() -> None:
 # -- processes -------------------------------------------------------------------------------------------------
 
 
-def with_workers(context: str) -> None:
+def with_workers(context: str, workers: int = 1) -> None:
     ddp, data = wrap(), TensorDataset(Batches()().repeat(STEPS, 1))
     optimizer = sgd(ddp)
-    for (batch,) in DataLoader(data, batch_size=8, num_workers=1, multiprocessing_context=context):
+    started = context if workers else None
+    for (batch,) in DataLoader(data, batch_size=8, num_workers=workers, multiprocessing_context=started):
         loss_of(ddp(batch)).backward()
         optimizer.step()
         tell(ddp)
@@ -628,8 +629,8 @@ def forked() -> None:
 
 @case("DataLoader workers by spawn", slow=True)
 def spawned() -> None:
-    """a child that imports everything anew"""
-    with_workers("spawn")
+    """rank 0 has a child that imports everything again"""
+    with_workers("spawn", workers=int(dist.get_rank() == 0))
 
 
 @case("process group destroyed and made again")

@@ -1,0 +1,25 @@
+"""``python -m tests.support.forked_job RANKS STREAMS MODULES SCRIPT …``: like torchrun, with forked ranks.
+
+For jobs below `ddpwatch run`. ``MODULES``, separated by commas, are imported before the ranks are forked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from tests.support.fork_server import Launcher, Request
+
+
+def main() -> None:
+    """Starts the job, waits for it, and exits with its exit code."""
+    ranks, streams, modules, script, *arguments = sys.argv[1:]
+    preload = [name for name in modules.split(",") if name]
+    job = Request(script, arguments, int(ranks), dict(os.environ), preload, streams)
+    code = Launcher(job, Path(streams).with_suffix(".log")).wait()
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    main()
