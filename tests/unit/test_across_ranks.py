@@ -104,17 +104,19 @@ def test_rows_survive_and_follow_a_late_frame():
     assert all(math.isnan(unmeasured.row(metric)[0]) for metric in METRICS if metric not in ("step", "data", "between"))
 
 
-def test_a_large_job_keeps_fewer_steps_and_packs_the_old_ones():
-    world = 512
+def test_a_large_job_keeps_fewer_steps_and_packs_the_old_ones(monkeypatch):
+    world, keep_rank_steps, keep_decoded = 128, KEEP_RANK_STEPS // 8, KEEP_DECODED // 8
+    monkeypatch.setattr("ddpwatch.state.KEEP_RANK_STEPS", keep_rank_steps)
+    monkeypatch.setattr("ddpwatch.state.KEEP_DECODED", keep_decoded)
     state = RunState()
     for rank in range(world):
         state.apply(hello(rank, world), 1)
-    for number in range(KEEP_RANK_STEPS // world + 3):
+    for number in range(keep_rank_steps // world + 3):
         for rank in range(world):
             state.apply(step(rank, number), 2)
-    assert len(state.steps) == KEEP_RANK_STEPS // world
+    assert len(state.steps) == keep_rank_steps // world
     decoded = [view for view in state.steps.values() if not view._packed]
-    assert 0 < len(decoded) * world <= KEEP_DECODED
+    assert 0 < len(decoded) * world <= keep_decoded
 
 
 class TestBuckets:
