@@ -23,6 +23,7 @@ from ddpwatch.report.compare_text import render_compare
 from ddpwatch.report.files import write_html
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report
+from ddpwatch.report.whatif import answer, recorded_in
 from ddpwatch.state import RunState
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import ReplaySpec
@@ -188,6 +189,27 @@ async def test_every_view(recording, rows, truth):
         agree("devices", shares, truth, 1)
         await pilot.press("3")
         agree("buckets", buckets_on(screen_text(app)), bucket_truth(report), 12)
+        await pilot.press("8")
+        await until(pilot, lambda: app.views.whatif._model.answer and not app.view.pending)
+        found = answer(recorded_in(recording)[0], [])
+        agree("what if", changes_on(screen_text(app), found["scenarios"]), whatif_truth(found), 13)
+
+
+def changes_on(text, scenarios):
+    shown = searched(text, measured="measured +N ", steps="what if: N full steps")
+    for row in scenarios:
+        name = re.escape(row["change"])
+        line = re.search(rf"{name}(?: ◀)? +{NUMBER} +{NUMBER} … {NUMBER} +([+−][\d.]+) +([+−][\d.]+) %", text)
+        cells = [cell.replace("−", "-") for cell in line.groups()]
+        keys = ("step_ms", "low", "high", "gain_ms", "gain")
+        shown += [(f"{row['change']} {key}", cell) for key, cell in zip(keys, cells, strict=True)]
+    return shown
+
+
+def whatif_truth(found):
+    named = {f"{row['change']} {key}": value for row in found["scenarios"] for key, value in row.items()}
+    named |= {name: 100 * value for name, value in named.items() if name.endswith(" gain")}
+    return {**named, "measured": found["replayed"]["measured_ms"], "steps": found["steps"]}
 
 
 def buckets_on(text):
