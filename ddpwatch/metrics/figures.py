@@ -62,7 +62,12 @@ METRICS = (
     Metric("rank_time", "seconds", "Where the rank-time of the run went so far (rank-seconds)", ("account",)),
     Metric("lost_time", "ratio", "Share of the rank-time that was lost"),
     Metric("late", "seconds", f"How late a rank is (p50): the {TOP} latest, and the sum of all others", ("rank",)),
-    Metric("bus_bandwidth", "bytes_per_second", f"busbw (p50) of the {TOP} largest buckets", ("module", "bucket")),
+    Metric(
+        "bus_bandwidth",
+        "bytes_per_second",
+        f"Bus bandwidth (busbw, p50) of the {TOP} largest buckets",
+        ("module", "bucket"),
+    ),
     Metric("cost", "ratio", "What watching adds to a step, as a share of it"),
     Metric("own_cost", "ratio", "What the probe measures of itself, as a share of a step (p50)"),
     Metric("dropped_frames", "", "Frames that ranks dropped", counter=True),
@@ -115,7 +120,7 @@ class Meter:
         while not self._buckets.update(recent):
             pass
         rows = sorted(self._buckets.rows(), key=lambda row: row.nbytes, reverse=True)[:TOP]
-        yield from (Row("bus_bandwidth", _scaled(row.busbw, NS_PER_S), (row.module, row.index)) for row in rows)
+        yield from (Row("bus_bandwidth", row.busbw, (row.module, row.index)) for row in rows)
         yield from _lost(state)
         cost = state.cost.cost()
         yield Row("cost", None if cost is None else cost.ratio)

@@ -14,6 +14,7 @@ from ddpwatch.analysis.diagnosis.rows import incident_row, lost_row
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.export.writers import export
 from ddpwatch.messages import Span, Step
+from ddpwatch.metrics.figures import Meter
 from ddpwatch.plain import replay_lines
 from ddpwatch.recording import open_recording
 from ddpwatch.recording.reader import Recording
@@ -257,6 +258,26 @@ def test_json_and_library(recording, truth):
     attached = json.loads(closing.documents()["findings.json"])
     assert attached["overlap"] == pytest.approx(overlap)
     assert [finding["message"] for finding in attached["findings"]] == [f["message"] for f in report["findings"]]
+
+
+def test_metrics(recording, truth):
+    """What Prometheus gets is in seconds and ratios."""
+    state = RunState()
+    for message, envelope in open_recording(recording).frames():
+        state.apply(message, envelope.received_ns)
+    values = Meter().read(state)
+    (step,), (exposed,), (comm,), (overlap,) = (
+        values[name] for name in ("step", "exposed_communication", "communication", "overlap")
+    )
+    found = {"step": 1e3 * step.value, "exposed": 1e3 * exposed.value, "comm": 1e3 * comm.value}
+    found |= {"overlap": 100 * overlap.value, **{s.labels[0]: 1e3 * s.value for s in values["phase"]}}
+    found |= {f"{sample.labels[0]} late": 1e3 * sample.value for sample in values["late"]}
+    assert found == pytest.approx({name: truth[name] for name in found})
+    lost = report_of(recording)["lost"]
+    assert values["lost_time"][0].value == pytest.approx(lost["lost_share"])
+    assert sum(sample.value for sample in values["rank_time"]) == pytest.approx(lost["rank_seconds"])
+    busbw = {f"bucket {s.labels[1]} busbw": s.value / 1e9 for s in values["bus_bandwidth"]}
+    assert busbw == pytest.approx({name: bucket_truth(report_of(recording))[name] for name in busbw})
 
 
 def test_reports(recording, truth, tmp_path):
