@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddpwatch.recording.seek import Position
     from ddpwatch.rundir import RunInfo
 
-USES_RUN_DIRECTORY = {None, "attach", "ls", "record", "run", "whatif"}
+USES_RUN_DIRECTORY = {None, "attach", "ls", "metrics", "record", "run", "whatif"}
 app = typer.Typer(
     name="ddpwatch",
     add_completion=False,
@@ -209,6 +209,31 @@ def record(
     publish = _endpoint(info, endpoint)
     frames = capture(LiveSource(publish, budget_ppm), output, duration, steps, limits, partial(rundir.is_live, publish))
     typer.echo(f"{output}: {frames} frames", err=True)
+
+
+@app.command()
+def metrics(
+    run: Run = None,
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", metavar="HOST:PORT", help="Serve Prometheus there (default: 127.0.0.1:9464)."),
+    ] = None,
+    otlp: Annotated[
+        str | None, typer.Option("--otlp", metavar="URL", help="Push to this OpenTelemetry collector (OTLP over HTTP).")
+    ] = None,
+) -> None:
+    """Export a live run's figures to Prometheus or OpenTelemetry.
+
+    Without RUN, follow the newest run, and the next ones, until you press Ctrl-C.
+    """
+    import signal
+
+    from ddpwatch.metrics.follow import export
+    from ddpwatch.metrics.prometheus import DEFAULT_LISTEN
+
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # pushes what is left
+    info, endpoint = _resolve(run)
+    export(info, endpoint, listen or (DEFAULT_LISTEN if otlp is None else None), otlp)
 
 
 @app.command()

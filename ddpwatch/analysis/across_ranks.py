@@ -234,6 +234,18 @@ class StepAcrossRanks:
             if not isinstance(frame, bytes):
                 self._frames[rank] = encode(frame)
 
+    def detached(self) -> StepAcrossRanks:
+        """A copy for another thread: it has the same frames, and nothing is worked out."""
+        copy = StepAcrossRanks(self.step, self.comparable, self.members_of)
+        copy.shifts, copy.counted, copy.timed, copy.reduced = self.shifts, self.counted, self.timed, self.reduced
+        copy.start_ns, copy.end_ns, copy.longest_ns = self.start_ns, self.end_ns, self.longest_ns
+        copy._frames.update(self._frames)
+        return copy
+
+    def unpack(self) -> None:
+        """Keeps the frames decoded."""
+        self._frames.update(self.ranks)
+
     def forget_facts(self) -> None:
         """Keeps only what `row` returns; everything else is computed again on demand."""
         if self._forgotten:

@@ -120,6 +120,7 @@ class DashboardApp(App[int]):
     def on_unmount(self) -> None:
         """Stops the threads, and waits at most `JOIN_S` for the feed."""
         self.views.compare.stop()
+        self.views.whatif.stop()
         if self.session.whole is not None:
             self.session.whole.stop()
         self.feed.stop()

@@ -28,7 +28,7 @@ MODAL_CSS = """
 """
 HELP = """\
 [b]Keys[/b]
-  1 … 7           views                 q  Ctrl-C  quit
+  1 … 8           views                 q  Ctrl-C  quit
   space           pause, resume         ← →  \\[ ]  step back, forward
   Home End        oldest, newest step   j k  ↓ ↑   scroll, select
   S  n  N         slowest step, finding g          go to step, time

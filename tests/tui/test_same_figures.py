@@ -14,6 +14,7 @@ from ddpwatch.analysis.diagnosis.rows import incident_row, lost_row
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.export.writers import export
 from ddpwatch.messages import Span, Step
+from ddpwatch.metrics.figures import Meter
 from ddpwatch.plain import replay_lines
 from ddpwatch.recording import open_recording
 from ddpwatch.recording.reader import Recording
@@ -23,6 +24,7 @@ from ddpwatch.report.compare_text import render_compare
 from ddpwatch.report.files import write_html
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report
+from ddpwatch.report.whatif import answer, recorded_in
 from ddpwatch.state import RunState
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import ReplaySpec
@@ -188,6 +190,27 @@ async def test_every_view(recording, rows, truth):
         agree("devices", shares, truth, 1)
         await pilot.press("3")
         agree("buckets", buckets_on(screen_text(app)), bucket_truth(report), 12)
+        await pilot.press("8")
+        await until(pilot, lambda: app.views.whatif._model.answer and not app.view.pending)
+        found = answer(recorded_in(recording)[0], [])
+        agree("what if", changes_on(screen_text(app), found["scenarios"]), whatif_truth(found), 13)
+
+
+def changes_on(text, scenarios):
+    shown = searched(text, measured="measured +N ", steps="what if: N full steps")
+    for row in scenarios:
+        name = re.escape(row["change"])
+        line = re.search(rf"{name}(?: ◀)? +{NUMBER} +{NUMBER} … {NUMBER} +([+−][\d.]+) +([+−][\d.]+) %", text)
+        cells = [cell.replace("−", "-") for cell in line.groups()]
+        keys = ("step_ms", "low", "high", "gain_ms", "gain")
+        shown += [(f"{row['change']} {key}", cell) for key, cell in zip(keys, cells, strict=True)]
+    return shown
+
+
+def whatif_truth(found):
+    named = {f"{row['change']} {key}": value for row in found["scenarios"] for key, value in row.items()}
+    named |= {name: 100 * value for name, value in named.items() if name.endswith(" gain")}
+    return {**named, "measured": found["replayed"]["measured_ms"], "steps": found["steps"]}
 
 
 def buckets_on(text):
@@ -235,6 +258,26 @@ def test_json_and_library(recording, truth):
     attached = json.loads(closing.documents()["findings.json"])
     assert attached["overlap"] == pytest.approx(overlap)
     assert [finding["message"] for finding in attached["findings"]] == [f["message"] for f in report["findings"]]
+
+
+def test_metrics(recording, truth):
+    """What Prometheus gets is in seconds and ratios."""
+    state = RunState()
+    for message, envelope in open_recording(recording).frames():
+        state.apply(message, envelope.received_ns)
+    values = Meter().read(state)
+    (step,), (exposed,), (comm,), (overlap,) = (
+        values[name] for name in ("step", "exposed_communication", "communication", "overlap")
+    )
+    found = {"step": 1e3 * step.value, "exposed": 1e3 * exposed.value, "comm": 1e3 * comm.value}
+    found |= {"overlap": 100 * overlap.value, **{s.labels[0]: 1e3 * s.value for s in values["phase"]}}
+    found |= {f"{sample.labels[0]} late": 1e3 * sample.value for sample in values["late"]}
+    assert found == pytest.approx({name: truth[name] for name in found})
+    lost = report_of(recording)["lost"]
+    assert values["lost_time"][0].value == pytest.approx(lost["lost_share"])
+    assert sum(sample.value for sample in values["rank_time"]) == pytest.approx(lost["rank_seconds"])
+    busbw = {f"bucket {s.labels[1]} busbw": s.value / 1e9 for s in values["bus_bandwidth"]}
+    assert busbw == pytest.approx({name: bucket_truth(report_of(recording))[name] for name in busbw})
 
 
 def test_reports(recording, truth, tmp_path):

@@ -15,6 +15,7 @@ from ddpwatch.tui.text import ms, number, percent
 from ddpwatch.tui.views import VIEWS
 from tests.support.dashboards import FakeJobs, ended_recording, live_app, screen_text, until
 from tests.support.frames import MS, START_NS, bye, device, killed, run
+from tests.support.whatif import MadeUpJob
 
 SMALL, MEDIUM, LARGE = (80, 24), (120, 36), (200, 50)
 
@@ -46,6 +47,7 @@ LATE = [*run(60, late_rank=1), *devices()]
 FOUR = [*run(40, world=4, late_rank=2), *gpus(), mark()]
 EIGHT = [*run(40, world=8, late_rank=5), *gpus()]
 MANY = [*run(12, world=64), *devices()]
+REAL = [*MadeUpJob(backend="gloo", steps=60, late_ms=(0.0, 4.0)).messages()]  # with parameters and hook fires
 
 WORLDS = {
     2: lambda: LATE,
@@ -66,6 +68,8 @@ SCENES = {
     "rank-120x36": (MEDIUM, FOUR, ("4", "f", "enter")),
     "devices-200x50": (LARGE, FOUR, ("5", "j")),
     "log-200x50": (LARGE, [*FOUR, killed(3)], ("7",)),
+    "whatif-80x24": (SMALL, REAL, ("8",)),
+    "whatif-200x50": (LARGE, REAL, ("8", "k", "k")),
 }
 THEMES = {
     "light": Settings(theme="light"),
@@ -190,6 +194,10 @@ def body_shown(app, name, world, lines):
             f"events and incidents {app.session.log.count}" in body or app.session.log.count > 2000,
             all(row.message[:20] in body for row in app.session.overview.diagnosed.incidents[:1]),
             "▶" in body,
+        ),
+        "whatif": lambda: (
+            "what if: " in body,
+            any(text in body for text in ("are needed", "not predicted", "not shown", "would gain", "gains more")),
         ),
     }
     yield from shown[name]()

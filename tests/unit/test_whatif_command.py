@@ -23,7 +23,7 @@ from tests.support.frames import status
 from tests.support.whatif import MadeUpJob
 from tests.unit.test_whatif_cost import wire
 
-KEYS = {"change", "cap_mib", "step_ms", "low", "high", "gain_ms", "gain", "why", "assumes", "code"}
+KEYS = {"change", "cap_mib", "step_ms", "low", "high", "exposed_ms", "gain_ms", "gain", "why", "assumes", "code"}
 
 
 def write(path: Path, messages: Iterable[Message]) -> Path:
@@ -53,7 +53,7 @@ def whatif_json(*arguments: str) -> dict[str, Any]:
 
 def test_json(file: Path) -> None:
     found = whatif_json(str(file), "--cap", "1,8", "--hook", "fp16")
-    assert set(found["replayed"]) == {"step_ms", "measured_ms", "error"}
+    assert set(found["replayed"]) == {"step_ms", "measured_ms", "error", "exposed_ms"}
     assert abs(found["replayed"]["error"]) < 0.005
     assert all(set(scenario) == KEYS for scenario in found["scenarios"])
     assert {scenario["change"] for scenario in found["scenarios"]} == {

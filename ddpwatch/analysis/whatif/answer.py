@@ -37,7 +37,8 @@ NOTABLE = 0.01  # of a step: from here on, something is worth a word
 class Prediction:
     """One change. Times in ms; ``gain`` is the share of the measured step that goes away.
 
-    ``cap_mib`` is the bucket cap under the change, None where buckets stay; ``code`` is empty if no code makes it.
+    ``exposed_ms`` is the part of the step in which the mean rank waits for buckets. ``cap_mib`` is the bucket cap under
+    the change, None where buckets stay; ``code`` is empty if no code makes it.
     """
 
     change: str
@@ -45,6 +46,7 @@ class Prediction:
     step_ms: float
     low: float
     high: float
+    exposed_ms: float
     gain_ms: float
     gain: float
     why: str
@@ -102,6 +104,7 @@ class WhatIf:
             step_ms=step / NS_PER_MS,
             low=max(0.0, step - doubt) / NS_PER_MS,
             high=(step + doubt) / NS_PER_MS,
+            exposed_ms=sum(outcome.exposed) / change.accumulate / NS_PER_MS,
             gain_ms=gain / NS_PER_MS,
             gain=gain / measured,
             why=self._why(change, outcome, planned.sizes),
@@ -224,6 +227,7 @@ class WhatIf:
                 "step_ms": self.replayed.mean / NS_PER_MS,
                 "measured_ms": measured / NS_PER_MS,
                 "error": self.replayed.mean / measured - 1,
+                "exposed_ms": sum(self.replayed.exposed) / NS_PER_MS,
             },
             "scenarios": [asdict(prediction) for prediction in predictions],
             "refused": [{"change": change, "why": why} for change, why in self.refused],

@@ -100,7 +100,7 @@ class Recorded:
 
 
 class RecordedBuilder:
-    """Takes the messages of a run; `build` says what they show."""
+    """Takes the messages of a run, or steps that are assembled already; `build` says what they show."""
 
     def __init__(self) -> None:
         self._assembler = StepAssembler()
@@ -122,6 +122,12 @@ class RecordedBuilder:
             self._layouts[message.module] = message
         elif isinstance(message, Step):
             self._look_at(message)
+
+    def add(self, across: StepAcrossRanks) -> None:
+        """Takes a step of all its ranks."""
+        for step in across.ranks.values():
+            self._look_at(step)
+        self._close(across)
 
     def _look_at(self, step: Step) -> None:
         self._steps += 1

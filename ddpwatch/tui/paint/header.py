@@ -282,6 +282,7 @@ def paint_footer(model: Overview, width: int, height: int = 1, tabs: Sequence[Ta
     ordered = [*KEYS[:2], *keys, *KEYS[2:]] if width < _ROOMY * 2 or not tabs else [*keys, *KEYS]
     for key, what in ordered:
         if x + len(key) + len(what) + 3 > width:
+            x = canvas.put(x, 0, f" {key} ", "key") if (key, what) == KEYS[0] and x + len(key) + 2 <= width else x
             continue
         x = canvas.put(canvas.put(x, 0, f" {key} ", "key"), 0, f" {what}  ", "dim")
     return canvas.rows()

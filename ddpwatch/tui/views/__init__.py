@@ -1,4 +1,4 @@
-"""The seven views of a run, one module each. A view holds the user's choices in it; `ddpwatch.tui.paint` draws it."""
+"""The eight views of a run, one module each. A view holds the user's choices in it; `ddpwatch.tui.paint` draws it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ddpwatch.tui.views.log import LogView
 from ddpwatch.tui.views.overview import OverviewView
 from ddpwatch.tui.views.ranks import RanksView
 from ddpwatch.tui.views.timeline import TimelineView
+from ddpwatch.tui.views.whatif import WhatIfView
 
 __all__ = ["VIEWS", "RunView", "Views"]
 
@@ -24,6 +25,7 @@ VIEWS: dict[str, type[RunView]] = {
     "5": DevicesView,
     "6": CompareView,
     "7": LogView,
+    "8": WhatIfView,
 }
 
 
@@ -44,7 +46,10 @@ class Views:
         self.devices = DevicesView(session)
         self.compare = CompareView(session)
         self.log = LogView(session, show_step)
-        views = (self.overview, self.timeline, self.buckets, self.ranks, self.devices, self.compare, self.log)
+        self.whatif = WhatIfView(session)
+        views = (
+            self.overview, self.timeline, self.buckets, self.ranks, self.devices, self.compare, self.log, self.whatif
+        )  # fmt: skip
         self.by_key: dict[str, RunView] = dict(zip(VIEWS, views, strict=True))
 
     def __iter__(self) -> Iterator[RunView]:

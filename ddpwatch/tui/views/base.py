@@ -30,7 +30,7 @@ class RunView(PaintedView, can_focus=True):
     tabs: tuple[Tab, ...] = ()
 
     def __init__(self, session: ViewerSession) -> None:
-        super().__init__(id=self.NAME.lower())
+        super().__init__(id=self.NAME.lower().replace(" ", ""))
         self.session = session
 
     @property

@@ -1,0 +1,179 @@
+"""What is exported of a run: names, units, labels, and values. They are those of the dashboard's header and views.
+
+Names follow Prometheus: base units, the unit at the end. The number of series is bounded: of ranks and buckets, only
+the first `TOP` by size have their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ddpwatch.analysis.buckets import BucketTable
+from ddpwatch.analysis.diagnosis.rows import lost_row
+from ddpwatch.analysis.window import Summariser, Summary
+from ddpwatch.report.format import clean
+from ddpwatch.state import RankStatus, RunState
+
+TOP = 16
+OTHERS = "others"
+NS_PER_S = 1e9
+MOST_LABEL = 80  # characters
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is exported under one name.
+
+    Attributes:
+        name: Without ``ddpwatch`` and the unit.
+        unit: ``seconds``, ``ratio``, ``bytes_per_second``, or none.
+        help: What it is.
+        labels: Their names.
+        counter: Whether it only grows.
+    """
+
+    name: str
+    unit: str
+    help: str
+    labels: tuple[str, ...] = ()
+    counter: bool = False
+
+    @property
+    def sample_name(self) -> str:
+        """What Prometheus calls its samples."""
+        unit = f"_{self.unit}" if self.unit else ""
+        return f"ddpwatch_{self.name}{unit}{'_total' if self.counter else ''}"
+
+
+METRICS = (
+    Metric("run_details", "", "Always 1; the labels say which run it is", ("run_id", "module", "backend", "torch")),
+    Metric("live", "", "Whether the run is live: 1 or 0"),
+    Metric("world_size", "", "Ranks of the job"),
+    Metric("ranks", "", "Ranks, by what they do", ("status",)),
+    Metric("steps", "", "Steps that the rank which is furthest has taken", counter=True),
+    Metric("step", "seconds", "Mean step, over the newest full steps"),
+    Metric("phase", "seconds", "What a mean step spends in each phase", ("phase",)),
+    Metric("communication", "seconds", "Communication of a mean step"),
+    Metric("exposed_communication", "seconds", "Of that, what no compute hides"),
+    Metric("overlap", "ratio", "Share of communication that compute hides"),
+    Metric("rank_time", "seconds", "Where the rank-time of the run went so far (rank-seconds)", ("account",)),
+    Metric("lost_time", "ratio", "Share of the rank-time that was lost"),
+    Metric("late", "seconds", f"How late a rank is (p50): the {TOP} latest, and the sum of all others", ("rank",)),
+    Metric(
+        "bus_bandwidth",
+        "bytes_per_second",
+        f"Bus bandwidth (busbw, p50) of the {TOP} largest buckets",
+        ("module", "bucket"),
+    ),
+    Metric("cost", "ratio", "What watching adds to a step, as a share of it"),
+    Metric("own_cost", "ratio", "What the probe measures of itself, as a share of a step (p50)"),
+    Metric("dropped_frames", "", "Frames that ranks dropped", counter=True),
+    Metric("frames", "", "Frames that the collector received", counter=True),
+    Metric("refused_frames", "", "Frames that the collector refused", counter=True),
+    Metric("missing_steps", "", "Steps of single ranks that never came", counter=True),
+    Metric("open_incidents", "", "Incidents that last", ("kind",)),
+)
+
+
+class Sample(NamedTuple):
+    """One value, and the values of its metric's labels."""
+
+    labels: tuple[str, ...]
+    value: float
+
+
+Values = Mapping[str, Sequence[Sample]]  # by the metric's name; what is not known is not in it
+
+
+class Row(NamedTuple):
+    """A value before it is known whether there is one."""
+
+    name: str
+    value: float | None
+    labels: tuple[str | int, ...] = ()
+
+
+class Meter:
+    """Reads the values off a run's state. It keeps what it has worked out, so use one per run."""
+
+    def __init__(self) -> None:
+        self._summariser = Summariser()
+        self._buckets = BucketTable()
+
+    def read(self, state: RunState) -> Values:
+        """The values now."""
+        found: dict[str, list[Sample]] = {}
+        for name, value, labels in self._all(state):
+            if value is not None:
+                found.setdefault(name, []).append(Sample(tuple(map(str, labels)), float(value)))
+        return found
+
+    def _all(self, state: RunState) -> Iterator[Row]:
+        yield from _identity(state)
+        recent = state.recent()
+        summary = self._summariser.summarise(recent)
+        yield from _times(summary)
+        yield from _late(summary)
+        while not self._buckets.update(recent):
+            pass
+        rows = sorted(self._buckets.rows(), key=lambda row: row.nbytes, reverse=True)[:TOP]
+        yield from (Row("bus_bandwidth", row.busbw, (row.module, row.index)) for row in rows)
+        yield from _lost(state)
+        cost = state.cost.cost()
+        yield Row("cost", None if cost is None else cost.ratio)
+        yield Row("own_cost", summary.cost)
+        yield from _frames(state)
+
+
+def _identity(state: RunState) -> Iterator[Row]:
+    hello = next((rank.hello for rank in state.ranks.values() if rank.hello is not None), None)
+    if hello is not None:
+        names = (state.run_id, hello.module, hello.backend, hello.torch)
+        yield Row("run_details", 1, tuple(clean(name)[:MOST_LABEL] for name in names))
+    yield Row("live", float(state.end is None and bool(state.frames)))
+    yield Row("world_size", state.world_size or None)
+    statuses = Counter(state.status_of(rank) for rank in state.ranks)
+    yield from (Row("ranks", statuses[status], (status.value,)) for status in RankStatus if state.ranks)
+    yield Row("steps", state.finished_steps if state.ranks else None)
+
+
+def _times(summary: Summary) -> Iterator[Row]:
+    yield Row("step", _scaled(summary.step_ns, 1 / NS_PER_S))
+    yield from (Row("phase", ns / NS_PER_S, (phase,)) for phase, ns in summary.phases_ns.items())
+    yield Row("communication", _scaled(summary.comm_ns, 1 / NS_PER_S))
+    yield Row("exposed_communication", _scaled(summary.exposed_ns, 1 / NS_PER_S))
+    yield Row("overlap", summary.overlap)
+
+
+def _late(summary: Summary) -> Iterator[Row]:
+    late = {rank: row.late_ns for rank, row in summary.ranks.items()}
+    known = sorted(((ns, rank) for rank, ns in late.items() if ns is not None), key=lambda one: (-one[0], one[1]))
+    yield from (Row("late", ns / NS_PER_S, (rank,)) for ns, rank in known[:TOP])
+    if len(known) > TOP:
+        yield Row("late", sum(ns for ns, _ in known[TOP:]) / NS_PER_S, (OTHERS,))
+
+
+def _lost(state: RunState) -> Iterator[Row]:
+    lost = lost_row(state.diagnosis.lost())
+    accounts: Counter[str] = Counter()
+    for account in lost["accounts"]:
+        accounts[account["account"]] += account["seconds"]
+    yield from (Row("rank_time", seconds, (name,)) for name, seconds in accounts.items())
+    yield Row("lost_time", lost["lost_share"])
+    kinds = Counter(incident.kind for incident in state.diagnosis.incidents() if incident.open)
+    yield from (Row("open_incidents", count, (kind,)) for kind, count in kinds.items())
+
+
+def _frames(state: RunState) -> Iterator[Row]:
+    status = state.status
+    yield Row("dropped_frames", sum(rank.dropped for rank in state.ranks.values()) if state.ranks else None)
+    yield Row("frames", None if status is None else status.frames)
+    yield Row("refused_frames", None if status is None else sum(status.refused.values()))
+    yield Row("missing_steps", state.missing_steps if state.ranks else None)
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -1,0 +1,83 @@
+"""Follows live runs, and reads their figures off for those who export them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from ddpwatch import rundir
+from ddpwatch.live_source import SILENCE_S, LiveSource, Source
+from ddpwatch.metrics.figures import Meter, Values
+from ddpwatch.rundir import RunInfo
+from ddpwatch.state import RunState
+
+EVERY_S = 1.0  # between two readings; who scrapes more often gets the same one again
+LOOK_S = 0.5  # between two looks for a run
+INSTALL = "pip install 'ddpwatch[metrics]'"
+
+
+@dataclass
+class Board:
+    """The newest reading, replaced as a whole: other threads may read it at any time."""
+
+    run_id: str = ""
+    values: Values = field(default_factory=dict)
+
+
+def export(info: RunInfo | None, endpoint: str | None, listen: str | None, otlp: str | None) -> None:
+    """Exports a run's figures until it ends; without a run, those of the newest one, and of the next, for ever.
+
+    Args:
+        info: The run.
+        endpoint: Its publishing endpoint, instead.
+        listen: Where Prometheus may scrape, as ``HOST:PORT``.
+        otlp: URL of an OpenTelemetry collector.
+
+    Raises:
+        UsageError: A library is missing, or an address is no good.
+    """
+    from ddpwatch.metrics.otlp import pushing
+    from ddpwatch.metrics.prometheus import listening
+
+    board = Board()
+    with ExitStack() as stack:
+        if listen is not None:
+            _narrate(f"serving {stack.enter_context(listening(board, listen))}")
+        if otlp is not None:
+            _narrate(f"pushing to {stack.enter_context(pushing(board, otlp))}")
+        if endpoint is not None or info is not None:
+            follow(board, endpoint or info.publish)  # type: ignore[union-attr]
+            return
+        while True:
+            follow(board, _wait_for_run().publish)
+            board.values = {}
+
+
+def follow(board: Board, endpoint: str, open_source: Callable[[str], Source] = LiveSource) -> None:
+    """Puts a run's figures on the board until it ends, or its collector is gone."""
+    source, state, meter = open_source(endpoint), RunState(), Meter()
+    heard = read = time.monotonic()
+    try:
+        while state.end is None and (time.monotonic() - heard < SILENCE_S or rundir.is_live(endpoint)):
+            for message, envelope in source.read(0.2):
+                state.apply(message, envelope.received_ns)
+                heard = time.monotonic()
+            if time.monotonic() - read >= EVERY_S or not board.values:
+                board.run_id, board.values, read = state.run_id, meter.read(state), time.monotonic()
+    finally:
+        source.close()
+    board.values = meter.read(state)
+
+
+def _wait_for_run() -> RunInfo:
+    while (info := rundir.newest_run()) is None:
+        time.sleep(LOOK_S)
+    _narrate(f"following {info.run_id}, {info.world_size} ranks")
+    return info
+
+
+def _narrate(text: str) -> None:
+    print(f"ddpwatch: {text}", file=sys.stderr, flush=True)

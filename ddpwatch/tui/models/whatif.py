@@ -1,0 +1,220 @@
+"""The What if view's model: predictions from the full steps that are kept, made in a thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
+from ddpwatch.analysis.whatif.recorded import FEWEST_STEPS, RecordedBuilder
+from ddpwatch.analysis.whatif.scenarios import Change
+from ddpwatch.errors import UsageError
+from ddpwatch.messages import Hello, Layout, Message
+from ddpwatch.state import RunState
+
+MOST_RANKS = 256  # beyond, an answer would take this thread many seconds
+MOST_RANK_STEPS = 1024  # in one request, but at least `LEAST_STEPS` steps
+LEAST_STEPS = FEWEST_STEPS + 3
+REST_S = 0.002  # after each change, as the screen shares the interpreter
+PAUSE_S = 4.0  # at least, after an answer
+WORK_SHARE = 0.2  # of the time that the thread may work
+
+
+class Evidence(NamedTuple):
+    """What a prediction is made from: a copy, which no other thread changes.
+
+    Attributes:
+        hellos: Of all ranks.
+        layouts: As if the lowest rank had sent them, oldest first.
+        steps: The newest full steps of all ranks, and the newest step, oldest first.
+    """
+
+    hellos: Sequence[Hello]
+    layouts: Sequence[Layout]
+    steps: Sequence[StepAcrossRanks]
+
+
+def evidence_of(state: RunState, steps: Iterable[StepAcrossRanks]) -> Evidence:
+    """Copies from the steps (oldest first) as many as one request may have."""
+    hellos = [rank.hello for rank in state.ranks.values() if rank.hello is not None]
+    lowest = min((hello.rank for hello in hellos), default=0)
+    complete = [across for across in steps if len(across) >= max(len(state.ranks), 1)]
+    full = [across for across in complete if across.full]
+    starting = [across for across in complete[:1] if not across.counted]  # the warm-up, which shows the order
+    most = max(LEAST_STEPS, MOST_RANK_STEPS // max(len(state.ranks), 1))
+    chosen = [*starting, *full[-most:]] if full else complete[-1:]
+    if len(state.ranks) > MOST_RANKS:
+        chosen = []
+    layouts = sorted(state.layouts.values(), key=lambda layout: layout.epoch)
+    return Evidence(
+        hellos, [replace(layout, rank=lowest) for layout in layouts], [across.detached() for across in chosen]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One prediction. ``kind`` is ``cap``, ``hook``, ``option``, ``other`` or ``bound``."""
+
+    kind: str
+    prediction: Prediction
+
+    @property
+    def certain(self) -> bool:
+        """Whether the gain is larger than its error."""
+        return self.prediction.high < self.prediction.step_ms + self.prediction.gain_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request brought.
+
+    Attributes:
+        measured_ms: The mean step.
+        exposed_ms: Of that, what the mean rank waits for buckets, as replayed.
+        error: By how much the replay of the recorded setting is off, as a share.
+        steps: How many full steps all that rests on.
+        scenarios: Caps by size, hooks, options, then what no line of code changes, and the bound.
+        refused: Why caps and hooks are missing; empty if they are not.
+    """
+
+    measured_ms: float
+    exposed_ms: float
+    error: float
+    steps: int
+    scenarios: Sequence[Scenario]
+    refused: str
+
+    @property
+    def best(self) -> Scenario | None:
+        """The change of code to the same training that gains most, if that is more than its error."""
+        found = [scenario for scenario in self.scenarios if scenario.kind in _OF_CODE and scenario.certain]
+        return min(found, key=lambda scenario: scenario.prediction.step_ms, default=None)
+
+    def index_of(self, change: str | None) -> int:
+        """The place of a change among the scenarios; that of the best one, or the first, if it is not there."""
+        names = [scenario.prediction.change for scenario in self.scenarios]
+        if change in names:
+            return names.index(change)
+        return 0 if self.best is None else self.scenarios.index(self.best)
+
+
+_OF_CODE = ("cap", "hook", "option")
+_ORDER = (*_OF_CODE, "other", "bound")
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfModel:
+    """What the view draws: the newest answer, or why there is none (empty while it is under way)."""
+
+    answer: Answer | None = None
+    failure: str = ""
+
+
+class Predictor:
+    """Answers requests in a thread, one at a time.
+
+    Args:
+        clock: A monotonic clock in seconds.
+
+    Attributes:
+        version: Grows with every change of ``model``.
+        busy: Whether a request is under way.
+        model: The newest answer.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.version = 0
+        self.busy = False
+        self.model = WhatIfModel()
+        self._clock = clock
+        self._not_before_s = clock()
+        self._requests: queue.SimpleQueue[Evidence | None] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddpwatch-whatif", daemon=True)
+
+    @property
+    def rested(self) -> bool:
+        """Whether it may be asked again."""
+        return not self.busy and self._clock() >= self._not_before_s
+
+    def request(self, evidence: Evidence) -> None:
+        """Asks what these steps predict. Only while not busy."""
+        if not self._thread.is_alive() and not self._stopped.is_set():
+            self._thread.start()
+        self.busy = True
+        self._requests.put(evidence)
+
+    def stop(self) -> None:
+        """Asks the thread to end."""
+        self._stopped.set()
+        self._requests.put(None)
+
+    def _run(self) -> None:
+        while (evidence := self._requests.get()) is not None and not self._stopped.is_set():
+            started = self._clock()
+            try:
+                self.model = WhatIfModel(self._answer(evidence))
+            except UsageError as error:
+                self.model = WhatIfModel(failure=error.message + (f": {error.hint}" if error.hint else ""))
+            except Exception as error:  # frames may hold anything, and nothing else reports what ends a thread
+                self.model = WhatIfModel(failure=f"{type(error).__name__}: {error}")
+            now = self._clock()
+            self._not_before_s = now + max(PAUSE_S, (now - started) / WORK_SHARE)
+            self.version += 1
+            self.busy = False
+
+    def _answer(self, evidence: Evidence) -> Answer:
+        if len(evidence.hellos) > MOST_RANKS:
+            raise UsageError(
+                f"not shown for more than {MOST_RANKS} ranks", "ddpwatch whatif RUN takes its time for them"
+            )
+        builder = RecordedBuilder()
+        messages: list[Message] = [*evidence.hellos, *evidence.layouts]
+        for message in messages:
+            builder.apply(message)
+        for across in evidence.steps:
+            across.unpack()
+            builder.add(across)
+        asked = WhatIf(builder.build())
+        asked.note_what_is_missing()
+        found = []
+        for change in asked.default_changes():
+            found += [Scenario(_kind(change), prediction) for prediction in asked.ask([change])]
+            if self._stopped.wait(REST_S):
+                break
+        return _answer_of(asked.document([]), found, asked.refused)
+
+
+def _kind(change: Change) -> str:
+    if change.perfect:
+        return "bound"
+    if change.moves_buckets and not change.static_graph:
+        return "cap"
+    if change.hook:
+        return "hook"
+    return "option" if change.bucket_view or change.static_graph else "other"
+
+
+def _answer_of(document: dict[str, Any], found: Sequence[Scenario], refused: Sequence[tuple[str, str]]) -> Answer:
+    replayed = document["replayed"]
+    return Answer(
+        measured_ms=replayed["measured_ms"],
+        exposed_ms=replayed["exposed_ms"],
+        error=replayed["error"],
+        steps=document["steps"],
+        scenarios=sorted(found, key=_place),
+        refused="; ".join(f"{change}: {why}" for change, why in refused),
+    )
+
+
+def _place(scenario: Scenario) -> tuple[int, bool, float]:
+    """Caps from the smallest on, those with another first bucket last; all else as it was asked."""
+    prediction = scenario.prediction
+    return _ORDER.index(scenario.kind), "first" in prediction.change, prediction.cap_mib or 0.0

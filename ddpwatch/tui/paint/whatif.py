@@ -1,0 +1,148 @@
+"""The What if view: the measured step as a bar, below it those predicted, and the selected change in detail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpwatch.tui.models.whatif import Answer, Scenario, WhatIfModel
+from ddpwatch.tui.paint.canvas import Canvas, Row
+from ddpwatch.tui.paint.glyphs import COMM, PHASES
+from ddpwatch.tui.text import clean, number, percent, shorten, wrap
+
+_GUTTER, _WIDE_GUTTER = 28, 42
+_STEP, _INTERVAL, _GAIN = 8, 16, 9
+_DETAIL_ROWS = 5
+_LEAST_ROWS = 4  # of changes, before there is room for details
+_WIDE = 120
+_BEST = "◀"
+
+
+def paint_whatif(model: WhatIfModel, width: int, height: int, selected: str | None = None) -> list[Row]:
+    """The body: one line that says most, then a bar per change, and what the selected one rests on."""
+    canvas = Canvas(width, height)
+    canvas.fill(0, width, 0, " ", "heading")
+    answer = model.answer
+    title = "what if: how long a step would take with other settings"
+    canvas.put(1, 0, shorten(title if answer is None else _title(answer), width - 2), "heading")
+    y = _paint_verdict(canvas, model, 1)
+    if answer is not None:
+        details = _DETAIL_ROWS if height - y - 2 >= _LEAST_ROWS + _DETAIL_ROWS else 0
+        y = _paint_changes(canvas, answer, y, height - y - details, answer.index_of(selected))
+        _paint_detail(canvas, answer, y, answer.index_of(selected))
+    return canvas.rows()
+
+
+def _title(answer: Answer) -> str:
+    off = percent(abs(answer.error), 1)
+    return f"what if: {answer.steps} full steps, replayed with other settings (their own: {off} off)"
+
+
+def _paint_verdict(canvas: Canvas, model: WhatIfModel, y: int) -> int:
+    sign, style, text = _verdict(model)
+    canvas.put(1, y, sign, style)
+    lines = wrap(clean(text, 400), canvas.width - 4, 2)
+    for row, line in enumerate(lines, start=y):
+        canvas.put(3, row, line, style if style == "good" else "text")
+    return y + len(lines)
+
+
+def _verdict(model: WhatIfModel) -> tuple[str, str, str]:
+    """What can be gained, or what the steps do not carry."""
+    answer = model.answer
+    if model.failure:
+        return "·", "dim", model.failure
+    if answer is None:
+        return "·", "dim", "predicting …"
+    if answer.refused:
+        return "·", "dim", f"not predicted: {answer.refused}"
+    if answer.best is None:
+        return "✓", "text", "no bucket cap, hook or option that was tried gains more than its error"
+    best = answer.best.prediction
+    gained = f"{number(best.gain_ms)} ms a step ({percent(best.gain)})"
+    return "✓", "good", f"{best.change} would gain {gained}: {best.code}"
+
+
+def _paint_changes(canvas: Canvas, answer: Answer, y: int, height: int, selected: int) -> int:
+    """A heading, the measured step, and as many changes as fit around the selected one; returns the row after them."""
+    shown = max(min(height - 2, len(answer.scenarios)), 0)
+    first = min(max(selected - shown + 1, 0), selected) if shown else 0
+    bar = _paint_heading(canvas, answer, y, shown)
+    canvas.put(2, y + 1, "measured", "strong")
+    canvas.put(_gutter(canvas), y + 1, f"{number(answer.measured_ms):>{_STEP}}", "strong")
+    _paint_bar(canvas, y + 1, bar, answer.measured_ms, answer.exposed_ms)
+    for row, scenario in enumerate(answer.scenarios[first : first + shown], start=y + 2):
+        _paint_change(canvas, scenario, row, bar, scenario == answer.best)
+        canvas.put(0, row, "▶" if row - y - 2 + first == selected else " ", "strong")
+    return y + 2 + shown
+
+
+def _gutter(canvas: Canvas) -> int:
+    return _WIDE_GUTTER if canvas.width >= _WIDE else _GUTTER
+
+
+def _paint_heading(canvas: Canvas, answer: Answer, y: int, shown: int) -> tuple[int, float]:
+    """Paints the columns' names; returns where bars start, and how many cells a millisecond has."""
+    canvas.fill(0, canvas.width, y, " ", "heading")
+    left = len(answer.scenarios) - shown
+    canvas.put(2, y, f"change (↓ {left} more)" if left else "change", "heading")
+    x = _gutter(canvas)
+    for head, column in (("step ms", _STEP), ("90 % interval", _INTERVAL), *_gain_columns(canvas)):
+        canvas.put(x, y, f"{head:>{column}}", "heading")
+        x += column
+    longest = max(answer.measured_ms, *(scenario.prediction.high for scenario in answer.scenarios), 1e-9)
+    return x + 1, max(canvas.width - x - 2, 0) / longest
+
+
+def _gain_columns(canvas: Canvas) -> Sequence[tuple[str, int]]:
+    return (("gain ms", _GAIN), ("gain", _GAIN)) if canvas.width >= _WIDE else (("gain", _GAIN),)
+
+
+def _paint_change(canvas: Canvas, scenario: Scenario, y: int, bar: tuple[int, float], best: bool) -> None:
+    found, gutter = scenario.prediction, _gutter(canvas)
+    style = "good" if best else "dim" if scenario.kind in ("other", "bound") else "text"
+    name = found.change if canvas.width >= _WIDE else found.change.removeprefix("bucket ")
+    canvas.put(2, y, f"{shorten(name, gutter - 4)}{f' {_BEST}' if best else ''}", style)
+    cells = [
+        (number(found.step_ms), _STEP),
+        (f"{number(found.low)} … {number(found.high)}", _INTERVAL),
+        *([(_signed(found.gain_ms), _GAIN)] if canvas.width >= _WIDE else []),
+        (f"{_signed(100 * found.gain)} %", _GAIN),
+    ]
+    x = gutter
+    for text, column in cells:
+        x = canvas.put(x, y, f"{text:>{column}}", style if scenario.certain else "dim")
+    _paint_bar(canvas, y, bar, found.step_ms, found.exposed_ms, found.high)
+
+
+def _signed(value: float) -> str:
+    text = f"{value:+.1f}" if abs(value) < 99.95 else f"{value:+.0f}"
+    return text.replace("-", "−")
+
+
+def _paint_bar(
+    canvas: Canvas, y: int, bar: tuple[int, float], step_ms: float, exposed_ms: float, high_ms: float = 0.0
+) -> None:
+    """The step, its exposed communication last; then as far as it may reach."""
+    x, scale = bar
+    computed, end, most = (x + round(ms * scale) for ms in (max(step_ms - exposed_ms, 0.0), step_ms, high_ms))
+    canvas.fill(x, computed, y, PHASES["backward"], "backward")
+    canvas.fill(computed, end, y, COMM["exposed"], "exposed")
+    canvas.fill(end, most, y, "┄", "faint")
+
+
+def _paint_detail(canvas: Canvas, answer: Answer, y: int, selected: int) -> None:
+    """Why the selected change gains, what it assumes, and its code."""
+    if not answer.scenarios or canvas.height - y < 2:
+        return
+    found = answer.scenarios[selected].prediction
+    canvas.fill(0, canvas.width, y, " ", "heading")
+    canvas.put(1, y, shorten(f"{found.change}: {found.code or 'no line of code'}", canvas.width - 2), "heading-strong")
+    texts = [found.why, *([f"assumes: {found.assumes}"] if found.assumes else [])]
+    _paint_texts(canvas, texts, y + 1)
+
+
+def _paint_texts(canvas: Canvas, texts: Sequence[str], y: int) -> None:
+    for text in texts:
+        for line in wrap(clean(text, 400), canvas.width - 3, max(canvas.height - y, 0)):
+            canvas.put(2, y, line, "text")
+            y += 1

@@ -1,0 +1,266 @@
+"""`ddpwatch metrics`: what is exported, and how Prometheus and an OpenTelemetry collector get it."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import socket
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from ddpwatch.cli import main
+from ddpwatch.errors import UsageError
+from ddpwatch.metrics.figures import METRICS, OTHERS, TOP, Meter
+from ddpwatch.metrics.follow import Board, follow
+from ddpwatch.metrics.otlp import metrics_url, pushing
+from ddpwatch.metrics.prometheus import listening, parse_listen
+from tests.support.dashboards import FakeSource
+from tests.support.frames import RUN, beat, bye, hello, run, state_of, status
+
+ROOT = Path(__file__).resolve().parents[2]
+OPEN_METRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
+
+
+@pytest.fixture(scope="module")
+def board() -> Board:
+    state = state_of([*run(40, late_rank=1), beat(0, dropped=3), status()])
+    return Board(RUN, Meter().read(state))
+
+
+def value(board: Board, name: str, *labels: str) -> float:
+    (found,) = (sample.value for sample in board.values[name] if sample.labels == labels)
+    return found
+
+
+def test_the_figures_are_those_of_the_state(board: Board) -> None:
+    assert value(board, "step") == pytest.approx(0.14)
+    assert value(board, "exposed_communication") == pytest.approx(0.03)  # 10 ms on the late rank, 50 on the other
+    assert value(board, "late", "1") == pytest.approx(0.04)
+    assert value(board, "late", "0") == 0
+    assert value(board, "dropped_frames") == 3
+    assert value(board, "frames") == 10
+    assert value(board, "steps") == 40
+    assert value(board, "ranks", "running") == 2
+    assert value(board, "open_incidents", "straggler") == 1
+    assert sum(sample.value for sample in board.values["phase"]) == pytest.approx(value(board, "step"))
+    transferred = max(value(board, "bus_bandwidth", "0", bucket) for bucket in "01")
+    assert transferred == pytest.approx((4 << 20) / 0.02, rel=0.5)
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    values = Meter().read(state_of([hello(0), hello(1)]))
+    assert "step" not in values
+    assert "overlap" not in values
+    assert "cost" not in values
+    assert {sample.labels: sample.value for sample in values["ranks"]}[("running",)] == 2
+
+
+def test_the_number_of_series_is_bounded() -> None:
+    state = state_of([*run(12, world=1024, late_rank=700)])
+    values = Meter().read(state)
+    late = values["late"]
+    assert len(late) == TOP + 1
+    assert late[0].labels == ("700",)
+    assert late[-1].labels == (OTHERS,)
+    assert sum(map(len, values.values())) < 100
+
+
+def test_a_hostile_name_stays_a_label() -> None:
+    state = state_of([hello(0, module='x"}\n# EOF\n' + "y" * 500)])
+    with listening(Board(RUN, Meter().read(state)), "127.0.0.1:0") as url:
+        families = scraped(url)
+    (sample,) = families["ddpwatch_run_details"]
+    assert len(sample.labels["module"]) <= 80
+
+
+def scraped(url: str, accept: dict[str, str] = OPEN_METRICS) -> dict[str, list[SimpleNamespace]]:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=accept), timeout=10) as answer:
+        text = answer.read().decode()
+    return {family.name: family.samples for family in text_string_to_metric_families(text)}
+
+
+def test_a_scrape(board: Board) -> None:
+    with listening(board, "127.0.0.1:0") as url:
+        assert url.startswith("http://127.0.0.1:")
+        families = scraped(url)
+    named = {sample.name for samples in families.values() for sample in samples}
+    assert named == {metric.sample_name for metric in METRICS if metric.name in board.values}
+    assert len(named) > len(METRICS) - 4
+    (step,) = families["ddpwatch_step_seconds"]
+    assert step.value == value(board, "step")
+    assert {sample.labels["rank"] for sample in families["ddpwatch_late_seconds"]} == {"0", "1"}
+    with pytest.raises(OSError):  # noqa: PT011
+        urllib.request.urlopen(url, timeout=10)
+
+
+def test_names_follow_the_conventions() -> None:
+    for metric in METRICS:
+        assert re.fullmatch(r"[a-z]+(_[a-z]+)*", metric.name)
+        assert metric.unit in ("", "seconds", "ratio", "bytes_per_second")
+        assert metric.help[0].isupper()
+    assert len({metric.sample_name for metric in METRICS}) == len(METRICS)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("127.0.0.1:9464", ("127.0.0.1", 9464)),
+        (":80", ("127.0.0.1", 80)),
+        ("[::1]:1", ("::1", 1)),
+        ("0.0.0.0:0", ("0.0.0.0", 0)),
+    ],
+)
+def test_where_to_listen(text: str, found: tuple[str, int]) -> None:
+    assert parse_listen(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "9464", "localhost:", "localhost:http", "localhost:65536"])
+def test_nowhere_to_listen(text: str) -> None:
+    with pytest.raises(UsageError, match="no address to listen on"):
+        parse_listen(text)
+
+
+def test_a_port_that_is_taken(board: Board) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UsageError, match="cannot listen on"), listening(board, listen):
+            pass
+
+
+class Stub(ThreadingHTTPServer):
+    """An OpenTelemetry collector that keeps what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.posted: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+
+
+class Answer(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            import gzip
+
+            body = gzip.decompress(body)
+        assert isinstance(self.server, Stub)
+        self.server.posted.put((self.path, body))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    server = Stub()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_push(board: Board, stub: Stub) -> None:
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+    with pushing(board, f"http://127.0.0.1:{stub.server_port}", every_ms=3_600_000) as url:
+        assert url.endswith("/v1/metrics")
+    path, body = stub.posted.get(timeout=10)  # at the end
+    assert path == "/v1/metrics"
+    request = ExportMetricsServiceRequest.FromString(body)
+    (resource,) = request.resource_metrics
+    about = {item.key: item.value.string_value for item in resource.resource.attributes}
+    assert about["service.name"] == "ddpwatch"
+    found = {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
+    assert set(found) == {f"ddpwatch.{metric.name}" for metric in METRICS if metric.name in board.values}
+    (point,) = found["ddpwatch.step"].gauge.data_points
+    assert (found["ddpwatch.step"].unit, point.as_double) == ("s", value(board, "step"))
+    assert {item.key: item.value.string_value for item in point.attributes} == {"run": RUN}
+    assert found["ddpwatch.dropped_frames"].sum.is_monotonic
+    late = {item.value.string_value for p in found["ddpwatch.late"].gauge.data_points for item in p.attributes}
+    assert late == {RUN, "0", "1"}
+
+
+@pytest.mark.parametrize("text", ["", "127.0.0.1:4318", "ftp://host", "http://"])
+def test_no_url(text: str) -> None:
+    with pytest.raises(UsageError, match="is no URL of a collector"):
+        metrics_url(text)
+
+
+def test_a_url_with_a_path_stays() -> None:
+    assert metrics_url("https://host/otlp/metrics") == "https://host/otlp/metrics"
+    assert metrics_url("https://host/") == "https://host/v1/metrics"
+
+
+@pytest.mark.parametrize(
+    ("options", "modules", "said"),
+    [
+        ([], ["prometheus_client"], "prometheus-client is not installed"),
+        (["--otlp", "http://127.0.0.1:1"], ["opentelemetry.sdk.metrics"], "OpenTelemetry's SDK is not installed"),
+    ],
+)
+def test_the_extra_is_missing(
+    options: list[str],
+    modules: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("DDPWATCH_DIR", str(tmp_path))
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["ddpwatch", "metrics", *options])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    message = capsys.readouterr().err
+    assert said in message
+    assert "hint: pip install 'ddpwatch[metrics]'" in message
+
+
+def test_a_run_is_followed_to_its_end() -> None:
+    source, board = FakeSource(), Board()
+    source.put([*run(40), bye(0), bye(1), bye()])
+    follow(board, "run-1", lambda _: source)
+    assert source.closed
+    assert value(board, "live") == 0
+    assert value(board, "step") == pytest.approx(0.1)
+
+
+def test_the_dashboard_for_grafana() -> None:
+    made = json.loads((ROOT / "docs" / "grafana.json").read_text())
+    queries = [target["expr"] for panel in made["panels"] for target in panel.get("targets", [])]
+    named = {name for query in queries for name in re.findall(r"ddpwatch_\w+", query)}
+    known = {metric.sample_name: metric for metric in METRICS}
+    assert named <= known.keys()
+    assert len(named) > len(METRICS) - 6
+    for query in queries:
+        for name, labels in re.findall(r"(ddpwatch_\w+)\{([^}]*)\}", query):
+            asked = set(re.findall(r"(\w+)=", labels)) - {"instance", "job"}
+            assert asked <= set(known[name].labels)
+    assert len({panel["id"] for panel in made["panels"]}) == len(made["panels"])
+    boxes = [panel["gridPos"] for panel in made["panels"]]
+    cells = [(x, y) for b in boxes for x in range(b["x"], b["x"] + b["w"]) for y in range(b["y"], b["y"] + b["h"])]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+
+
+def test_every_metric_is_documented() -> None:
+    page = (ROOT / "docs" / "operators.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.startswith("| `ddpwatch_")]
+    listed = {name.strip("`"): labels for _, name, labels, *_ in rows}
+    assert listed == {m.sample_name: ", ".join(f"`{label}`" for label in m.labels) for m in METRICS}
