@@ -79,6 +79,12 @@ class _Figures(Mapping[int, StepFigures]):
     def __len__(self) -> int:
         return len(self._frames)
 
+    def values(self) -> ValuesView[StepFigures]:
+        """See `Mapping.values`; without a look-up per rank once all are known."""
+        if len(self.known) < len(self._frames) or list(self.known) != list(self._frames):
+            return super().values()
+        return self.known.values()
+
 
 class StepAcrossRanks:
     """One step of all ranks that have sent it.
@@ -190,8 +196,9 @@ class StepAcrossRanks:
 
     def all_facts(self) -> dict[int, RankFacts]:
         """Every rank's share."""
-        for rank in self._frames:
-            self.facts_of(rank)
+        if len(self._facts) < len(self._frames):
+            for rank in self._frames:
+                self.facts_of(rank)
         return self._facts
 
     @property

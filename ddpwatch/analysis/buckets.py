@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import repeat
 from typing import NamedTuple, cast
 
@@ -157,48 +158,91 @@ def bus_bandwidths(across: StepAcrossRanks) -> dict[BucketKey, float | None]:
     return found
 
 
+class BucketColumns(NamedTuple):
+    """The buckets of one step, and per bucket what `BucketStep` has."""
+
+    buckets: tuple[Bucket, ...]
+    nbytes: Sequence[int]
+    ready: Sequence[float | None]
+    launch: Sequence[float]
+    done: Sequence[float | None]
+    transfer: Sequence[float | None]
+    wait: Sequence[float | None]
+    exposed: Sequence[float | None]
+    busbw: Sequence[float | None]
+    last_ranks: Sequence[tuple[int, ...]]
+
+
 def bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
     """Computes the buckets of one step."""
-    ranks = {rank: across.facts_of(rank) for rank in across.members}
-    keys = next(iter(ranks.values())).keys if ranks else ()
-    if any(fact.keys is not keys for fact in ranks.values()) or any(key[2] for key in keys):
-        return _uneven_bucket_steps(across)
-    steps = [across.ranks[rank] for rank in ranks]
-    rows = zip(
-        _medians([_since_backward(step, step.comm_ready) for step in steps]),
-        _medians([_since_backward(step, step.comm_launch) for step in steps]),
-        _medians([_since_backward(step, step.comm_done) for step in steps]),
-        _medians([fact.exposed for fact in ranks.values()]),
-        strict=True,
-    )  # fmt: skip
-    sizes, skews, bandwidths = steps[-1].comm_bytes if steps else (), across.skew.buckets, bus_bandwidths(across)
-    return {
-        key[:2]: _bucket_step(nbytes, row, skews.get(key), bandwidths.get(key))
-        for key, nbytes, row in zip(keys, sizes, rows, strict=True)
-    }
+    buckets, *columns = bucket_columns(across)
+    return dict(zip(buckets, map(BucketStep, *columns), strict=True))
 
 
-def _uneven_bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
+def bucket_columns(across: StepAcrossRanks) -> BucketColumns:
+    """The same, column by column."""
+    facts = across.all_facts()
+    keys = next(iter(facts.values())).keys if facts else ()
+    if any(fact.keys is not keys for fact in facts.values()) or any(key[2] for key in keys):
+        return _uneven_columns(across)
+    steps = [across.ranks[rank] for rank in facts]
+    origins = list(map(backward_start, steps))
+    medians = (
+        _medians([_since(at, step.comm_ready) for at, step in zip(origins, steps, strict=True)]),
+        _medians([_since(at, step.comm_launch) for at, step in zip(origins, steps, strict=True)]),
+        _medians([_since(at, step.comm_done) for at, step in zip(origins, steps, strict=True)]),
+        _medians([fact.exposed for fact in facts.values()]),
+    )
+    return _columns(across, _buckets_of(keys), steps[-1].comm_bytes if steps else (), medians, keys)
+
+
+def _uneven_columns(across: StepAcrossRanks) -> BucketColumns:
     """The same for ranks that launched different buckets, or one of them twice."""
-    columns: dict[Bucket, list[_Stamps]] = {}
+    rows: dict[Bucket, list[_Stamps]] = {}
     sizes: dict[Bucket, int] = {}
     for rank, step in across.ranks.items():
-        buckets = list(zip(step.comm_module, step.comm_label, strict=True))
+        buckets, origin = list(zip(step.comm_module, step.comm_label, strict=True)), backward_start(step)
         stamps = zip(
-            *(_since_backward(step, column) for column in (step.comm_ready, step.comm_launch, step.comm_done)),
+            *(_since(origin, column) for column in (step.comm_ready, step.comm_launch, step.comm_done)),
             across.facts_of(rank).exposed,
             strict=True,
         )
         for bucket, row in zip(buckets, stamps, strict=True):
-            columns.setdefault(bucket, []).append(row)
+            rows.setdefault(bucket, []).append(row)
         sizes |= zip(buckets, step.comm_bytes, strict=True)
-    worst, compared, bandwidths = _worst(across.skew.buckets), across.skew.buckets, bus_bandwidths(across)
-    medians = {bucket: tuple(_p50(column) for column in zip(*rows, strict=True)) for bucket, rows in columns.items()}
-    return {
-        bucket: _bucket_step(sizes[bucket], row, compared.get(key), bandwidths.get(key))
-        for bucket, row in medians.items()
-        for key in [worst.get(bucket, NO_KEY)]
-    }
+    worst = _worst(across.skew.buckets)
+    medians = zip(*([_p50(column) for column in zip(*of_bucket, strict=True)] for of_bucket in rows.values()))
+    keys = [worst.get(bucket, NO_KEY) for bucket in rows]
+    return _columns(across, tuple(rows), [sizes[bucket] for bucket in rows], list(medians) or [()] * 4, keys)
+
+
+@lru_cache(maxsize=256)
+def _buckets_of(keys: tuple[BucketKey, ...]) -> tuple[Bucket, ...]:
+    return tuple(key[:2] for key in keys)
+
+
+def _columns(
+    across: StepAcrossRanks,
+    buckets: tuple[Bucket, ...],
+    sizes: Sequence[int],
+    medians: Sequence[Sequence[float | None]],
+    keys: Sequence[BucketKey],
+) -> BucketColumns:
+    """Adds what comes of comparing the ranks, of the buckets with these keys."""
+    ready, launch, done, exposed = medians
+    bandwidths, skews = bus_bandwidths(across), list(map(across.skew.buckets.get, keys))
+    return BucketColumns(
+        buckets=buckets,
+        nbytes=sizes,
+        ready=ready,
+        launch=[at or 0.0 for at in launch],
+        done=done,
+        transfer=[None if skew is None else skew.transfer for skew in skews],
+        wait=[None if skew is None else skew.last - skew.first for skew in skews],
+        exposed=exposed,
+        busbw=list(map(bandwidths.get, keys)),
+        last_ranks=[() if skew is None else skew.last_ranks for skew in skews],
+    )
 
 
 def _worst(compared: Mapping[BucketKey, BucketSkew]) -> dict[Bucket, BucketKey]:
@@ -211,33 +255,18 @@ def _worst(compared: Mapping[BucketKey, BucketSkew]) -> dict[Bucket, BucketKey]:
     return found
 
 
-def _since_backward(step: Step, column: Sequence[int | None]) -> Sequence[int | None]:
-    origin = backward_start(step)
-    return [None if at is None else at - origin for at in column]
+def _since(origin: int, column: Sequence[int | None]) -> Sequence[int | None]:
+    if None in column:
+        return [None if at is None else at - origin for at in column]
+    return [at - origin for at in cast("Sequence[int]", column)]
 
 
 def _medians(columns: Sequence[Sequence[int | None]]) -> list[float | None]:
     """Per bucket the median over the ranks, of a column per rank."""
     if any(None in column for column in columns):
         return [_p50(values) for values in zip(*columns, strict=True)]
+    known = zip(*cast("Sequence[Sequence[int]]", columns), strict=True)
+    if len(columns) == 2:
+        return [(one + other) / 2 for one, other in known]
     half, odd = divmod(len(columns), 2)
-    ordered = map(sorted, zip(*cast("Sequence[Sequence[int]]", columns), strict=True))
-    return [values[half] if odd else (values[half - 1] + values[half]) / 2 for values in ordered]
-
-
-def _bucket_step(
-    nbytes: int, row: Sequence[float | None], skew: BucketSkew | None, bandwidth: float | None
-) -> BucketStep:
-    ready, launch, done, exposed = row
-    transfer = None if skew is None else skew.transfer
-    return BucketStep(
-        nbytes=nbytes,
-        ready=ready,
-        launch=launch or 0.0,
-        done=done,
-        transfer=transfer,
-        wait=None if skew is None else skew.last - skew.first,
-        exposed=exposed,
-        busbw=bandwidth,
-        last_ranks=() if skew is None else skew.last_ranks,
-    )
+    return [values[half] if odd else (values[half - 1] + values[half]) / 2 for values in map(sorted, known)]

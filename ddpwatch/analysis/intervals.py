@@ -11,9 +11,12 @@ Intervals = list[Interval]
 
 def union(intervals: Iterable[Interval]) -> Intervals:
     """The points in any of the intervals, which may come in any order, be empty and overlap."""
+    ordered = sorted(intervals)
+    if len(ordered) == 1:
+        return ordered if ordered[0][0] < ordered[0][1] else []
     merged: Intervals = []
     reach: float = -math.inf
-    for start, end in sorted(intervals):
+    for start, end in ordered:
         if end <= start or end <= reach:
             continue
         if start <= reach:

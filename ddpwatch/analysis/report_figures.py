@@ -8,14 +8,16 @@ of a percentile.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.buckets import MOST_NAMED, BucketStep, bucket_steps, most_often_last
+from ddpwatch.analysis.buckets import MOST_NAMED, Bucket, BucketColumns, bucket_columns, most_often_last
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.analysis.launch_skew import RankFacts, the_only
@@ -87,17 +89,36 @@ class BucketSamples:
     busbw: Samples = field(default_factory=Samples)
     last: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
-    def add(self, found: BucketStep) -> None:
-        """Adds the bucket in one step."""
+    def extend(self, steps: BucketsTogether, position: int) -> None:
+        """Adds the bucket at that position in the steps of its layout."""
+        self.nbytes = steps.nbytes[position]
+        self.last.update(steps.last[position])
+        for figure, column in steps.columns.items():
+            own = column[position :: len(steps.nbytes)]
+            getattr(self, figure).values.extend(value for value in own if value == value)
+
+
+@dataclass(slots=True)
+class BucketsTogether:
+    """The samples of buckets that are always launched together: of each figure, one after the other, step by step."""
+
+    nbytes: Sequence[int] = ()
+    columns: dict[str, array[float]] = field(default_factory=lambda: {figure: array("d") for figure in _FIGURES})
+    last: list[Counter[tuple[int, ...]]] = field(default_factory=list)
+
+    def add(self, found: BucketColumns) -> None:
+        """Adds the buckets of one step."""
         self.nbytes = found.nbytes
-        self.launch.values.append(found.launch)
-        self.ready.add(found.ready)
-        self.done.add(found.done)
-        self.transfer.add(found.transfer)
-        self.exposed.add(found.exposed)
-        self.busbw.add(found.busbw)
-        if found.last_ranks:
-            self.last[found.last_ranks if len(found.last_ranks) <= MOST_NAMED else ()] += 1
+        for figure, column in self.columns.items():
+            values = getattr(found, figure)
+            column.extend([math.nan if value is None else value for value in values] if None in values else values)
+        self.last = self.last or [Counter() for _ in found.buckets]
+        for last, ranks in zip(self.last, found.last_ranks, strict=True):
+            if ranks:
+                last[ranks if len(ranks) <= MOST_NAMED else ()] += 1
+
+
+_FIGURES = ("ready", "launch", "done", "transfer", "exposed", "busbw")
 
 
 class ReportBuilder:
@@ -117,7 +138,7 @@ class ReportBuilder:
         self._others = OtherCollectives()
         self._step_ns = Samples()
         self._means = MeanBuilder()
-        self._buckets: defaultdict[tuple[int, int, int], BucketSamples] = defaultdict(BucketSamples)
+        self._buckets: defaultdict[tuple[int, tuple[Bucket, ...]], BucketsTogether] = defaultdict(BucketsTogether)
 
     def apply(self, message: Message, received_ns: int = 0) -> list[StepAcrossRanks]:
         """Takes one message, and when it was received (ns since the Unix epoch; 0 if that is not known).
@@ -224,15 +245,18 @@ class ReportBuilder:
             self._count_rank(step.rank, across.facts_of(step.rank))
         self._count_skew(across)
         epoch = max(step.epoch for step in steps)
-        for (module, index), bucket in bucket_steps(across).items():
-            self._buckets[epoch, module, index].add(bucket)
+        columns = bucket_columns(across)
+        self._buckets[epoch, columns.buckets].add(columns)
 
     def _count_rank(self, rank: int, facts: RankFacts) -> None:
         samples, figure = self._rank(rank), facts.figures
         samples.step.values.append(figure.step_ns)
-        samples.overlap.add(figure.overlap)
-        samples.exposed.add(figure.exposed_ns)
-        samples.cost.add(facts.cost)
+        if figure.overlap is not None:
+            samples.overlap.values.append(figure.overlap)
+        if figure.exposed_ns is not None:
+            samples.exposed.values.append(figure.exposed_ns)
+        if facts.cost is not None:
+            samples.cost.values.append(facts.cost)
 
     def _count_skew(self, across: StepAcrossRanks) -> None:
         skew = across.skew
@@ -289,13 +313,17 @@ class ReportBuilder:
             "end": _end_row(bye) if bye else None,
         }
 
-    def _current_buckets(self) -> list[tuple[tuple[int, int], BucketSamples]]:
+    def _current_buckets(self) -> list[tuple[Bucket, BucketSamples]]:
         """The buckets of the newest layout of each module."""
         newest: dict[int, int] = {}
-        for epoch, module, _ in self._buckets:
-            newest[module] = max(newest.get(module, 0), epoch)
-        rows = {(m, i): samples for (e, m, i), samples in self._buckets.items() if newest[m] == e}
-        return sorted(rows.items())
+        for epoch, buckets in self._buckets:
+            newest |= {module: max(newest.get(module, 0), epoch) for module, _ in buckets}
+        found: defaultdict[Bucket, BucketSamples] = defaultdict(BucketSamples)
+        for (epoch, buckets), steps in self._buckets.items():
+            for position, bucket in enumerate(buckets):
+                if newest[bucket[0]] == epoch:
+                    found[bucket].extend(steps, position)
+        return sorted(found.items())
 
     def _bucket_row(self, key: tuple[int, int], samples: BucketSamples) -> dict[str, Any]:
         module, index = key

@@ -16,11 +16,11 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.incident import AccountName
+from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.analysis.launch_skew import BucketSkew, RankFacts
 from ddpwatch.analysis.step import BucketKey, claims_of, split
@@ -29,6 +29,7 @@ from ddpwatch.sampling.levels import is_watched
 
 AccountKey = tuple[AccountName, str]  # its name, and the phase
 Pauses = Mapping[str, Intervals]  # by phase, absolute
+_Key = TypeVar("_Key")
 
 PAUSE_PHASES = {  # by a mark's kind
     "gc": "gc",
@@ -79,8 +80,8 @@ class StepSplit:
     start_ns: int = 0
     end_ns: int = 0
     like: int | None = None
-    accounts: Counter[AccountKey] = field(default_factory=Counter)
-    waits: Counter[int] = field(default_factory=Counter)
+    accounts: dict[AccountKey, int] = field(default_factory=dict)
+    waits: dict[int, int] = field(default_factory=dict)
     pauses: dict[int, dict[str, int]] = field(default_factory=dict)
 
 
@@ -159,6 +160,7 @@ class Ledger:
         self._numbers: dict[int, int] = {}  # each rank's own count
         self._marks: dict[int, deque[tuple[str, int, int]]] = {}
         self._references: deque[tuple[float, StepSplit]] = deque(maxlen=REFERENCES)
+        self._usual = RollingMedian(REFERENCES)
         self._long: deque[tuple[float, StepSplit]] = deque(maxlen=REFERENCES)
 
     @property
@@ -227,11 +229,11 @@ class Ledger:
             if exposed:
                 part = split_exposed(facts, exposed, buckets)
                 for awaited, ns in part.waits.items():
-                    found.waits[awaited] += ns
+                    found.waits[awaited] = found.waits.get(awaited, 0) + ns
                 transferred += part.transfer
                 unknown += part.unknown
         spent.pop("exposed_comm", None)
-        found.accounts = Counter({_KEYS[phase]: ns for phase, ns in spent.items() if ns})
+        found.accounts = {_KEYS[phase]: ns for phase, ns in spent.items() if ns}
         found.accounts[_TRANSFER], found.accounts[_EXPOSED] = transferred, unknown
         self.watched_ns += found.total
         self._refer(found, len(across))
@@ -239,18 +241,19 @@ class Ledger:
     def _refer(self, found: StepSplit, ranks: int) -> None:
         """Keeps a watched step, for unwatched ones that are like it."""
         mean = found.total / max(ranks, 1)
-        if self._references and mean > LONG * median(known for known, _ in self._references):
+        if self._references and mean > LONG * self._usual.median:
             self._long.append((mean, found))
         else:
             self._references.append((mean, found))
+            self._usual.add(mean)
 
     def _split_other(self, steps: Sequence[Step], found: StepSplit) -> None:
         """Of a step that does not count."""
         statuses = {step.status for step in steps}
         if "warmup" in statuses or not self._references:
-            found.accounts[_ABORTED if "aborted" in statuses else _STARTUP] += found.total
+            found.accounts[_ABORTED if "aborted" in statuses else _STARTUP] = found.total
         elif "aborted" in statuses:
-            found.accounts[_ABORTED] += found.total
+            found.accounts[_ABORTED] = found.total
         else:
             mean = found.total / len(steps)
             mean_like, like = min((*self._references, *self._long), key=lambda known: abs(known[0] - mean))
@@ -301,7 +304,7 @@ def _scale(like: StepSplit, found: StepSplit) -> int:
     found.accounts.update(scaled)
     found.waits.update(waits)
     rounding = part - sum(scaled.values()) - sum(waits.values())
-    found.accounts[max(scaled, key=scaled.__getitem__, default=UNWATCHED)] += rounding
+    _add(found.accounts, max(scaled, key=scaled.__getitem__, default=UNWATCHED), rounding)
     return found.total - part
 
 
@@ -310,9 +313,13 @@ def _split_rest(found: StepSplit, steps: Sequence[Step], usual: float, rest: int
     paused = {rank: sum(phases.values()) for rank, phases in found.pauses.items()}
     rank = max(paused, key=paused.__getitem__, default=None)
     if rank is None or 2 * paused[rank] * len(steps) < rest or not rest:
-        found.accounts[UNWATCHED] += rest
+        _add(found.accounts, UNWATCHED, rest)
         return
     duration = next((step.duration_ns for step in steps if step.rank == rank), 0)
     own = min(rest, max(0, int(duration - usual)))  # nothing if it paused before the step
-    found.accounts[_KEYS[max(found.pauses[rank], key=found.pauses[rank].__getitem__)]] += own
-    found.waits[rank] += rest - own
+    _add(found.accounts, _KEYS[max(found.pauses[rank], key=found.pauses[rank].__getitem__)], own)
+    _add(found.waits, rank, rest - own)
+
+
+def _add(sums: dict[_Key, int], key: _Key, ns: int) -> None:
+    sums[key] = sums.get(key, 0) + ns

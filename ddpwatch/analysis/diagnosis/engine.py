@@ -65,12 +65,15 @@ class Diagnosis:
         self._now_ns = max(self._now_ns, received_ns)
         if isinstance(message, Step):
             self._liveness.step(message.rank, message)
+            self._liveness.seen(message.rank, received_ns)
         elif isinstance(message, Beat):
             self._liveness.beat(message.rank, message, received_ns)
         elif isinstance(message, Mark):
             self._ledger.mark(message)
+            self._liveness.seen(message.rank, received_ns)
         elif isinstance(message, Device):
             self._devices.device(message)
+            self._liveness.tick(received_ns)
         elif isinstance(message, RankSample):
             self._devices.rank_sample(message)
         elif isinstance(message, Hello):
@@ -82,10 +85,8 @@ class Diagnosis:
             self._liveness.stack(message)
         elif isinstance(message, Layout):
             self._unsound.layout(message)
-        if isinstance(message, (Status, Device)):
+        elif isinstance(message, Status):
             self._liveness.tick(received_ns)
-        elif isinstance(message, (Step, Mark)):
-            self._liveness.seen(message.rank, received_ns)
 
     def add_step(self, across: StepAcrossRanks) -> None:
         """Takes the next step, as complete as it will be."""

@@ -102,7 +102,7 @@ class Liveness:
         life.stepped_ns = self._now_ns
         life.stillness.add_step(step)
         end_ns = step.start_ns + step.duration_ns
-        for hang in (*self._hangs.values(), *self._settling):
+        for hang in (*self._hangs.values(), *self._settling) if self._hangs or self._settling else ():
             if rank in hang.still and end_ns > hang.still[rank] + STILL_NS:
                 hang.settle(rank, end_ns, step.step)
 
@@ -149,7 +149,9 @@ class Liveness:
 
     def _check(self, now_ns: int) -> None:
         """Looks at all ranks, now and then."""
-        before_ns, self._now_ns = self._now_ns, max(self._now_ns, now_ns)
+        before_ns = self._now_ns
+        if now_ns > before_ns:
+            self._now_ns = now_ns
         if before_ns and self._now_ns - before_ns > GAP_NS:
             for life in self._lives.values():  # nobody is to blame that no frames came at all
                 life.seen_ns = max(life.seen_ns, min(life.seen_ns + self._now_ns - before_ns, self._now_ns))

@@ -12,6 +12,7 @@ from ddpwatch.analysis.diagnosis.accounts import PAUSE_PHASES
 from ddpwatch.analysis.diagnosis.cause import COMPARED_PHASES, StepFacts
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
+from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.sentences import pause_sentence
 from ddpwatch.analysis.step import NS_PER_MS
 
@@ -53,7 +54,7 @@ class Pauses:
     """Finds pauses as steps come."""
 
     def __init__(self) -> None:
-        self._durations: deque[int] = deque(maxlen=WINDOW)
+        self._durations = RollingMedian(WINDOW)
         self._found: list[_Pause] = []
 
     def add(self, facts: StepFacts, late: Collection[LateRank]) -> None:
@@ -62,12 +63,12 @@ class Pauses:
         if facts.split.pauses:
             self._add_marked(facts)
         if len(self._durations) >= FEWEST:
-            usual = median(self._durations)
+            usual = self._durations.median
             excess = int(longest - usual)
             if excess >= max(PAUSE_NS, PAUSE_STEPS * usual):
                 self._add_stall(facts, excess, late)
-        if facts.across.counted or not self._durations:
-            self._durations.append(longest)
+        if facts.across.counted or not len(self._durations):
+            self._durations.add(longest)
 
     def absorb(self, rank: int, since: int) -> None:
         """Forgets a rank's pauses from a step on: they were the first late steps of an incident."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import median
+from typing import cast
 
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.cause import StepFacts
 from ddpwatch.analysis.diagnosis.incident import Incident, Kind
+from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.sentences import (
     LayerNames,
     drift_sentence,
@@ -45,6 +47,7 @@ class _Share:
     share: float
     values: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    middle: RollingMedian = field(default_factory=lambda: RollingMedian(WINDOW))
     since: int | None = None
     until: int = 0
     count: int = 0
@@ -55,9 +58,10 @@ class _Share:
         """Takes a watched step; returns whether the incident is over with it."""
         self.values.append(value)
         self.steps.append(step)
+        self.middle.add(value)
         if len(self.values) < ENOUGH_STEPS:
             return False
-        newest = median(self.values)
+        newest = self.middle.median
         if self.since is None and newest >= self.share:
             self.since = next(at for at, found in zip(self.steps, self.values, strict=True) if found >= self.share)
         return self.since is not None and newest < CLEARED * self.share
@@ -82,18 +86,19 @@ class WholeRun:
     def add(self, facts: StepFacts) -> None:
         """Takes the next step."""
         across, split = facts.across, facts.split
+        transfer, waits = _transfer(split), _input(split)
         self._splits.append(split)
         if across.counted and split.total:
-            if across.full and all(figures.comm_ns is not None for figures in across.figures.values()):
+            if across.full and None not in [figures.comm_ns for figures in across.figures.values()]:
                 self._measured = True
-                if _transfer(split) > WORTH_A_LOOK * split.total:
+                if transfer > WORTH_A_LOOK * split.total:
                     self._note_buckets(facts)
                 self._link.add(facts)
             if self._measured:
-                self._follow(self._exposed, split, _transfer(split))
+                self._follow(self._exposed, split, transfer)
             self._follow(self._input, split, _common_input(facts))
-        self._count(self._exposed, split, _transfer(split))
-        self._count(self._input, split, split.accounts["input", "data"])
+        self._count(self._exposed, split, transfer)
+        self._count(self._input, split, waits)
         self._link.count(split)
         self._trend.add(facts)
 
@@ -102,13 +107,12 @@ class WholeRun:
         if share.add(split.step, ns / split.total):
             self._ended = [*self._ended[-KEEP_ENDED:], self._share_incident(share, None, is_open=False)]
             share.since, share.count, share.cost_ns, share.span_ns = None, 0, 0, 0
-            share.values.clear()
-            share.steps.clear()
+            for newest in (share.values, share.steps, share.middle):
+                newest.clear()
         elif was is None and share.since is not None:
             for before in self._splits:
                 if share.since <= before.step < split.step:
-                    ns = _transfer(before) if share is self._exposed else before.accounts["input", "data"]
-                    self._count(share, before, ns)
+                    self._count(share, before, _transfer(before) if share is self._exposed else _input(before))
 
     @staticmethod
     def _count(share: _Share, split: StepSplit, ns: int) -> None:
@@ -119,12 +123,13 @@ class WholeRun:
             share.until = split.step
 
     def _note_buckets(self, facts: StepFacts) -> None:
-        """Per bucket, what is exposed on the rank that waits least: that is its transfer."""
-        rows = [(fact.keys, fact.exposed) for fact in facts.across.all_facts().values()]
-        if not rows or any(keys is not rows[0][0] for keys, _ in rows):
+        """Per bucket of a measured step, what is exposed on the rank that waits least: that is its transfer."""
+        found = list(facts.across.all_facts().values())
+        keys = found[0].keys
+        if any(fact.keys is not keys for fact in found):
             return
-        for key, *column in zip(rows[0][0], *(exposed for _, exposed in rows), strict=True):
-            self._bucket_ns[key[1]] += min((ns for ns in column if ns is not None), default=0)
+        for key, column in zip(keys, zip(*(fact.exposed for fact in found), strict=True), strict=True):
+            self._bucket_ns[key[1]] += min(cast("tuple[int, ...]", column))
             self._last_bucket = key[1]
 
     def _share_incident(self, share: _Share, names: LayerNames | None, is_open: bool) -> Incident:
@@ -163,12 +168,18 @@ class WholeRun:
 
 def _transfer(split: StepSplit) -> int:
     """Exposed communication that is not waiting for a rank, as far as that can be told apart."""
-    return split.accounts["transfer", "exposed_comm"] + split.accounts["exposed", "exposed_comm"]
+    accounts = split.accounts
+    return accounts.get(("transfer", "exposed_comm"), 0) + accounts.get(("exposed", "exposed_comm"), 0)
+
+
+def _input(split: StepSplit) -> int:
+    """What ranks waited for data."""
+    return split.accounts.get(("input", "data"), 0)
 
 
 def _common_input(facts: StepFacts) -> int:
     """What all ranks alike wait for data: three quarters of them at least that long."""
-    if facts.split.accounts["input", "data"] < WORTH_A_LOOK * facts.split.total:
+    if _input(facts.split) < WORTH_A_LOOK * facts.split.total:
         return 0
     waits = sorted(figures.phases_ns.get("data", 0) for figures in facts.across.figures.values())
     return waits[len(waits) // 4] * len(waits)
@@ -178,7 +189,8 @@ class _Link:
     """Transfers that have become slower than they were."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[int, int, int]] = deque(maxlen=KEEP_LINK)  # step, transfer, duration
+        self._steps: deque[tuple[int, int]] = deque(maxlen=KEEP_LINK)  # step, transfer
+        self._older = RollingMedian(KEEP_LINK - LINK_STEPS)  # of them, all but the newest
         self._base: float | None = None
         self._since: int | None = None
         self._until = self._count = self._cost_ns = self._span_ns = 0
@@ -192,23 +204,25 @@ class _Link:
         transfers = [skew.transfer for skew in facts.across.skew.buckets.values()]
         if not transfers or None in transfers:
             return
-        total = sum(transfer for transfer in transfers if transfer is not None)
-        self._steps.append((facts.across.step, total, facts.across.longest_ns))
-        newest = list(self._steps)[-LINK_STEPS:]
+        if len(self._steps) >= LINK_STEPS:
+            self._older.add(self._steps[-LINK_STEPS][1])
+        self._steps.append((facts.across.step, sum(transfer for transfer in transfers if transfer is not None)))
         if self._since is None:
-            before = [transfer for _, transfer, _ in list(self._steps)[:-LINK_STEPS]]
-            if len(before) < LINK_BASE:
+            if len(self._older) < LINK_BASE:
                 return
-            base = median(before)
+            base = self._older.median
             limit = max(LINK_SLOWER * base, base + LINK_SHARE * facts.across.longest_ns)
-            if all(transfer > limit for _, transfer, _ in newest):
-                self._since, self._base = newest[0][0], base
+            if all(transfer > limit for _, transfer in self._newest()):
+                self._since, self._base = self._steps[-LINK_STEPS][0], base
                 self._start(facts.across.step)
         if self._since is not None and self._base:
-            self._slower = median(transfer for step, transfer, _ in self._steps if step >= self._since) / self._base
-            if all(transfer < (1 + LINK_SLOWER) / 2 * self._base for _, transfer, _ in newest):
+            self._slower = median(transfer for step, transfer in self._steps if step >= self._since) / self._base
+            if all(transfer < (1 + LINK_SLOWER) / 2 * self._base for _, transfer in self._newest()):
                 self._ended.append(self._incident(is_open=False))
                 self._since, self._count, self._cost_ns, self._span_ns = None, 0, 0, 0
+
+    def _newest(self) -> Iterator[tuple[int, int]]:
+        return islice(reversed(self._steps), LINK_STEPS)
 
     def _start(self, step: int) -> None:
         """Counts the steps since the first slower one."""
