@@ -1,7 +1,8 @@
 """The newest steps bucket by bucket: when each was ready, launched and done, which rank came last, what was exposed.
 
-Times in ns. ready, launch and done count from the start of the rank's first backward. They and exposed are medians over
-the ranks of a step, then over the steps. ``docs/metrics.md`` defines transfer, wait and busbw.
+Times in ns. ready, launch and done count from the start of the rank's first backward, with FSDP2 of its first forward.
+They and exposed are medians over the ranks of a step, then over the steps. ``docs/metrics.md`` defines transfer, wait
+and busbw. FSDP2 has a parameter group in place of a bucket, and a row for each use of it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import NamedTuple, cast
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.launch_skew import BucketSkew, the_only
-from ddpwatch.analysis.step import BucketKey, backward_start
+from ddpwatch.analysis.step import BucketKey, first_compute
 from ddpwatch.messages import ALL_REDUCE, CollectiveOp, Step
 
-Bucket = tuple[int, int]  # module, index
-NO_KEY: BucketKey = (-1, -1, -1, -1)
+Bucket = tuple[int, int, str]  # module, index, use
+NO_KEY: BucketKey = (-1, -1, -1, -1, "")
 _Stamps = tuple["int | None", ...]  # ready, launch, done, exposed
 MOST_NAMED = 4  # ranks that may have been last
 WORK_PER_CALL = 1024  # steps times ranks computed in one call, so that a large job does not freeze the screen
@@ -52,6 +53,7 @@ class BucketSummary:
 
     module: int
     index: int
+    use: str
     nbytes: int
     ready: float | None
     launch: float | None
@@ -63,6 +65,11 @@ class BucketSummary:
     last_ranks: tuple[int, ...]
     last_share: float | None
     steps: int
+
+    @property
+    def bucket(self) -> Bucket:
+        """Which one it is."""
+        return self.module, self.index, self.use
 
 
 class BucketTable:
@@ -165,15 +172,15 @@ def bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
         return _uneven_bucket_steps(across)
     steps = [across.ranks[rank] for rank in ranks]
     rows = zip(
-        _medians([_since_backward(step, step.comm_ready) for step in steps]),
-        _medians([_since_backward(step, step.comm_launch) for step in steps]),
-        _medians([_since_backward(step, step.comm_done) for step in steps]),
+        _medians([_since_compute(step, step.comm_ready) for step in steps]),
+        _medians([_since_compute(step, step.comm_launch) for step in steps]),
+        _medians([_since_compute(step, step.comm_done) for step in steps]),
         _medians([fact.exposed for fact in ranks.values()]),
         strict=True,
     )  # fmt: skip
     sizes, skews, bandwidths = steps[-1].comm_bytes if steps else (), across.skew.buckets, bus_bandwidths(across)
     return {
-        key[:2]: _bucket_step(nbytes, row, skews.get(key), bandwidths.get(key))
+        _bucket(key): _bucket_step(nbytes, row, skews.get(key), bandwidths.get(key))
         for key, nbytes, row in zip(keys, sizes, rows, strict=True)
     }
 
@@ -183,9 +190,9 @@ def _uneven_bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
     columns: dict[Bucket, list[_Stamps]] = {}
     sizes: dict[Bucket, int] = {}
     for rank, step in across.ranks.items():
-        buckets = list(zip(step.comm_module, step.comm_label, strict=True))
+        buckets = list(map(_bucket, across.facts_of(rank).keys))
         stamps = zip(
-            *(_since_backward(step, column) for column in (step.comm_ready, step.comm_launch, step.comm_done)),
+            *(_since_compute(step, column) for column in (step.comm_ready, step.comm_launch, step.comm_done)),
             across.facts_of(rank).exposed,
             strict=True,
         )
@@ -205,14 +212,18 @@ def _worst(compared: Mapping[BucketKey, BucketSkew]) -> dict[Bucket, BucketKey]:
     """Of each bucket the group whose ranks waited longest, in the first backward of the step."""
     found: dict[Bucket, BucketKey] = {}
     for key, skew in compared.items():
-        before = compared.get(found.get(key[:2], key), skew)
+        before = compared.get(found.get(_bucket(key), key), skew)
         if key[2] == 0 and skew.last - skew.first >= before.last - before.first:
-            found[key[:2]] = key
+            found[_bucket(key)] = key
     return found
 
 
-def _since_backward(step: Step, column: Sequence[int | None]) -> Sequence[int | None]:
-    origin = backward_start(step)
+def _bucket(key: BucketKey) -> Bucket:
+    return key[0], key[1], key[4]
+
+
+def _since_compute(step: Step, column: Sequence[int | None]) -> Sequence[int | None]:
+    origin = first_compute(step)
     return [None if at is None else at - origin for at in column]
 
 

@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.buckets import MOST_NAMED, BucketStep, bucket_steps, most_often_last
+from ddpwatch.analysis.buckets import MOST_NAMED, Bucket, BucketStep, bucket_steps, most_often_last
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.analysis.launch_skew import RankFacts, the_only
@@ -117,7 +117,7 @@ class ReportBuilder:
         self._others = OtherCollectives()
         self._step_ns = Samples()
         self._means = MeanBuilder()
-        self._buckets: defaultdict[tuple[int, int, int], BucketSamples] = defaultdict(BucketSamples)
+        self._buckets: defaultdict[tuple[int, int, int, str], BucketSamples] = defaultdict(BucketSamples)
 
     def apply(self, message: Message, received_ns: int = 0) -> list[StepAcrossRanks]:
         """Takes one message, and when it was received (ns since the Unix epoch; 0 if that is not known).
@@ -224,8 +224,8 @@ class ReportBuilder:
             self._count_rank(step.rank, across.facts_of(step.rank))
         self._count_skew(across)
         epoch = max(step.epoch for step in steps)
-        for (module, index), bucket in bucket_steps(across).items():
-            self._buckets[epoch, module, index].add(bucket)
+        for (module, index, use), bucket in bucket_steps(across).items():
+            self._buckets[epoch, module, index, use].add(bucket)
 
     def _count_rank(self, rank: int, facts: RankFacts) -> None:
         samples, figure = self._rank(rank), facts.figures
@@ -289,21 +289,22 @@ class ReportBuilder:
             "end": _end_row(bye) if bye else None,
         }
 
-    def _current_buckets(self) -> list[tuple[tuple[int, int], BucketSamples]]:
+    def _current_buckets(self) -> list[tuple[Bucket, BucketSamples]]:
         """The buckets of the newest layout of each module."""
         newest: dict[int, int] = {}
-        for epoch, module, _ in self._buckets:
+        for epoch, module, *_ in self._buckets:
             newest[module] = max(newest.get(module, 0), epoch)
-        rows = {(m, i): samples for (e, m, i), samples in self._buckets.items() if newest[m] == e}
+        rows = {(m, i, use): samples for (e, m, i, use), samples in self._buckets.items() if newest[m] == e}
         return sorted(rows.items())
 
-    def _bucket_row(self, key: tuple[int, int], samples: BucketSamples) -> dict[str, Any]:
-        module, index = key
+    def _bucket_row(self, key: Bucket, samples: BucketSamples) -> dict[str, Any]:
+        module, index, use = key
         last_ranks, last_share = most_often_last(samples.last)
         busbw = samples.busbw.p50()
         return {
             "module": module,
             "index": index,
+            "use": use,
             "nbytes": samples.nbytes,
             "params": self._run.layouts.bucket_params(index, module=module),
             "ready_ms_p50": samples.ready.p50(NS_PER_MS),
