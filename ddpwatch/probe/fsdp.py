@@ -401,10 +401,10 @@ def backend_of(model: FSDPModule) -> str:
 def fsdp_flags(model: FSDPModule) -> Flags:
     """What decides a model's timeline."""
     groups = list(parameter_groups(model))
-    meshes = {tuple(hasattr(group.mesh_info, name) for name in _GROUPS) for group in groups}
-    strategies = {(True, False): "fsdp2", (True, True): "hsdp", (False, True): "replicate"}
+    kinds = {kind for group in groups for name, kind in _GROUPS.items() if hasattr(group.mesh_info, name)}
+    strategies = {("replication",): "replicate", ("replication", "sharding"): "hsdp"}
     return {
-        "strategy": strategies.get(meshes.pop(), "fsdp2") if len(meshes) == 1 else "fsdp2",
+        "strategy": strategies.get(tuple(sorted(kinds)), "fsdp2"),
         "parameter_groups": len(groups),
         "reshard_after_forward": any(group.post_forward_mesh_info is not None for group in groups),
     }

@@ -80,7 +80,7 @@ class DdpProbe(GuardedProbe):
         self._host = ddp.device_type == "cpu"
         self._name = type(ddp.module).__name__
         named = reduced_parameters(ddp)
-        self._param_columns = {"params": [name for name, _ in named], **parameter_columns(ddp)}
+        self._param_columns: dict[str, Any] = {"params": [name for name, _ in named], **parameter_columns(ddp)}
         # Only weak references to the module and what it owns: a watched model, its reducer and its process group die
         # exactly when an unwatched one's would.
         self._ddp = weakref.ref(ddp)

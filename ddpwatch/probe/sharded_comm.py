@@ -52,7 +52,7 @@ class Observer(Protocol):
         """A wait for it is over that started at ``begin``."""
 
 
-class _SeenWork(wrapt.ObjectProxy):  # type: ignore[misc]
+class _SeenWork(wrapt.ObjectProxy[Any]):
     """An asynchronous collective, whose `wait` is stamped."""
 
     def __init__(self, work: Any, observer: Observer, entry: BucketRecord) -> None:
@@ -68,7 +68,7 @@ class _SeenWork(wrapt.ObjectProxy):  # type: ignore[misc]
             self._self_observer.waited(self._self_entry, begin)
 
 
-class TimedComm(wrapt.ObjectProxy):  # type: ignore[misc]
+class TimedComm(wrapt.ObjectProxy[Any]):
     """FSDP2's own communication object of one parameter group, seen by an observer."""
 
     def __init__(self, comm: Any, observer: Observer, label: int) -> None:
@@ -138,7 +138,7 @@ class _Reducing:
     comm: Callable[[], TimedReduceScatter | None] = lambda: None
 
 
-class _SeenDistributed(wrapt.ObjectProxy):  # type: ignore[misc]
+class _SeenDistributed(wrapt.ObjectProxy[Any]):
     """``torch.distributed`` as FSDP2's collectives see it."""
 
     def all_reduce(self, tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
@@ -153,5 +153,6 @@ class _SeenDistributed(wrapt.ObjectProxy):  # type: ignore[misc]
 
 def see_all_reduces() -> None:
     """Lets the observers see the all-reduces, from now on."""
-    if not isinstance(_fsdp_collectives.dist, _SeenDistributed):
-        _fsdp_collectives.dist = _SeenDistributed(dist)  # type: ignore[attr-defined]
+    names = vars(_fsdp_collectives)
+    if not isinstance(names["dist"], _SeenDistributed):
+        names["dist"] = _SeenDistributed(dist)
