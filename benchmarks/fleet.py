@@ -293,6 +293,10 @@ class FleetNames:
         """The names of a bucket's parameters."""
         return [self.layer(param) for param in _FIRING_ORDER[index * PER_BUCKET : (index + 1) * PER_BUCKET]]
 
+    def unit(self, rank: int | None = None) -> str:
+        """See `LayerNames`."""
+        return "bucket"
+
     def bucket_layer(self, index: int, rank: int | None = None) -> str:
         """The name of a bucket's first parameter."""
         return next(iter(self.bucket_params(index)), "")

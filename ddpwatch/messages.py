@@ -95,11 +95,15 @@ class Group(msgspec.Struct, tag="group", tag_field="type", kw_only=True):
 
 
 class BucketLayout(msgspec.Struct, array_like=True):
-    """One gradient bucket: index, size on the wire in bytes, and which parameters (positions in ``params``)."""
+    """One gradient bucket: index, size on the wire in bytes, and which parameters (positions in ``params``).
+
+    With FSDP2, a parameter group: ``name`` is that of its module.
+    """
 
     index: Count
     nbytes: Count
     params: Annotated[list[Count], Meta(max_length=65536)]
+    name: Name = ""
 
 
 class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True):
@@ -111,11 +115,14 @@ class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True):
     Of each parameter, ``param_bytes`` is the size of its gradient, ``param_rows`` its first dimension (0 for vectors
     and scalars) and ``param_kind`` its type and device, e.g. ``float32 cpu``, with ``sparse`` behind them where the
     gradient is. All three are empty in older recordings.
+
+    ``kind`` is ``group`` if the buckets are the parameter groups of FSDP2, which its collectives carry whole.
     """
 
     rank: Rank
     module: Count = 0
     module_name: Name = ""
+    kind: Literal["bucket", "group"] = "bucket"
     group: Count = DEFAULT_GROUP
     epoch: Count = 1
     param_base: Count = 0
@@ -161,7 +168,9 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_W
     occurs once per synced backward. ``comm_group`` is empty if all are in `DEFAULT_GROUP`, ``comm_op`` if all are
     all-reduces, ``comm_seq`` if the group does not count. Otherwise ``comm_first_seq`` is the sequence number of the
     first collective in its group, and ``comm_seq`` are the differences to it: all members give a collective the same
-    number. ``comm_start`` is when the wire was free for it, empty where that is not known.
+    number. ``comm_start`` is when the wire was free for it, empty where that is not known. ``comm_wait_begin`` and
+    ``comm_wait_end`` are when the training thread (or the GPU's compute stream) started and stopped to wait for it:
+    with FSDP2, where every wait is explicit, and empty elsewhere. Its ``comm_label`` is the index of a parameter group.
 
     ``data`` are the stretches that the training loop waited inside a DataLoader's ``next``. It is None in an
     ``unwatched`` step, if the loop uses no DataLoader as far as the rank can see, and in older recordings.
@@ -201,6 +210,8 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_W
     comm_launch: Column = []
     comm_start: SparseColumn = []
     comm_done: SparseColumn = []
+    comm_wait_begin: SparseColumn = []
+    comm_wait_end: SparseColumn = []
     data: Annotated[list[tuple[Ns, Ns]], Meta(max_length=65536)] | None = None
     reduced: bool = True
     clock_error_ns: Count | None = None
@@ -215,7 +226,8 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_W
         columns = (self.comm_module, self.comm_bytes, self.comm_ready, self.comm_launch, self.comm_done)
         if any(len(column) != len(self.comm_label) for column in columns):
             raise ValueError("bucket columns differ in length")
-        optional: tuple[Sequence[object], ...] = (self.comm_group, self.comm_seq, self.comm_op, self.comm_start)
+        waits = (self.comm_wait_begin, self.comm_wait_end)
+        optional: tuple[Sequence[object], ...] = (self.comm_group, self.comm_seq, self.comm_op, self.comm_start, *waits)
         if any(column and len(column) != len(self.comm_label) for column in optional):
             raise ValueError("bucket columns differ in length")
 

@@ -2,7 +2,8 @@
 
     torchrun --standalone --nproc-per-node=4 demo/compare.py
 
-Takes about a minute and a half. The recordings remain; open one with ``ddpwatch replay``.
+Takes about two minutes. "state" is what a rank keeps: parameters, gradients, the optimizer's state. The recordings
+remain; open one with ``ddpwatch replay``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Step
@@ -31,6 +33,7 @@ from trainer.watching import watched
 
 VARIANTS = (
     "single", "manual", "param-hooks-sync", "param-hooks", "bucketed-hooks", "ddp", "ddp:fp16", "ddp:powersgd",
+    "fsdp2", "hsdp",
 )  # fmt: skip
 COLLECTOR_PATIENCE_S = 20.0
 CHART_WIDTH = 60  # characters
@@ -46,6 +49,7 @@ class Row:
     overlap: float | None
     exposed_ms: float
     wire_mib: float
+    state_mib: float
     reverse: float | None
     loss: float
 
@@ -57,6 +61,7 @@ class Row:
             "–" if self.overlap is None else f"{self.overlap:.0%}",
             f"{self.exposed_ms:.0f} ms",
             f"{self.wire_mib:.1f} MiB",
+            f"{self.state_mib:.1f} MiB",
             "–" if self.reverse is None else f"{self.reverse:.0%} reverse",
             f"{self.loss:.4f}",
         ]
@@ -112,11 +117,12 @@ def world_for(config: TrainConfig, world: World) -> World:
     return replace(world, rank=0, size=1) if config.strategy in ONE_PROCESS else world
 
 
-def run(config: TrainConfig, world: World, file: Path) -> tuple[float, float]:
+def run(config: TrainConfig, world: World, file: Path) -> tuple[float, float, float]:
     """Trains one variant, watched and recorded.
 
     Returns:
-        The mean loss of the last step, and the bytes on the wire relative to those of the gradients.
+        The mean loss of the last step, the bytes on the wire relative to those of the gradients, and what the rank
+        keeps in memory (MiB): parameters, gradients and the optimizer's state.
     """
     group = world_for(config, world)
     idle = group.size == 1 and world.rank > 0
@@ -125,13 +131,27 @@ def run(config: TrainConfig, world: World, file: Path) -> tuple[float, float]:
         loss = torch.tensor(0.0 if idle else trainer.fit().loss, device=world.device)
         dist.all_reduce(loss)
     hook = trainer.strategy.comm_hook if isinstance(trainer.strategy, DDP) else None
-    return loss.item() / group.size, 1.0 if hook is None else hook.wire_ratio()
+    return loss.item() / group.size, 1.0 if hook is None else hook.wire_ratio(), state_mib(trainer)
+
+
+def state_mib(trainer: Trainer) -> float:
+    """What a rank keeps from step to step, and its gradients, which are as large as its parameters."""
+    params = list(trainer.model.parameters())
+    states = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    return (2 * sum(map(bytes_here, params)) + sum(map(bytes_here, states))) / MIB
+
+
+def bytes_here(tensor: object) -> int:
+    """The bytes of a tensor on this rank: of one that is sharded, its shard."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    return tensor.nbytes if isinstance(tensor, torch.Tensor) else 0
 
 
 # -- reading the recordings --------------------------------------------------------------------------------------
 
 
-def row(variant: str, file: Path, loss: float, wire_ratio: float) -> Row:
+def row(variant: str, file: Path, loss: float, wire_ratio: float, state_mib: float) -> Row:
     """Reads a recording into a line of the table."""
     wait_until_complete(file)
     report = report_of(file)
@@ -142,6 +162,7 @@ def row(variant: str, file: Path, loss: float, wire_ratio: float) -> Row:
         overlap=report["overlap"]["ratio"],
         exposed_ms=report["overlap"]["exposed_ms"] or 0.0,
         wire_mib=sum(steps[-1].comm_bytes) * wire_ratio / MIB,
+        state_mib=state_mib,
         reverse=reverse_share(steps[-1].hook_param),
         loss=loss,
     )
@@ -180,7 +201,7 @@ def reverse_share(fired: Sequence[int]) -> float | None:
 
 def table(rows: Sequence[Row]) -> list[str]:
     """The rows as a Markdown table."""
-    header = ["strategy", "step", "overlap", "exposed", "on the wire", "hook order", "loss"]
+    header = ["strategy", "step", "overlap", "exposed", "on the wire", "state", "hook order", "loss"]
     lines = [header, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     lines.insert(1, ["-" * width for width in widths])

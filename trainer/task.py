@@ -16,7 +16,7 @@ from trainer.faults import Fault, check_faults, parse_faults
 from trainer.models import build_model
 from trainer.module_hooks import attach_module_hooks
 from trainer.optimization import OPTIMIZERS, SCHEDULES
-from trainer.strategies import ONE_PROCESS, STRATEGIES
+from trainer.strategies import ONE_PROCESS, SHARDED, STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,12 @@ def check_config(config: TrainConfig, world: World) -> None:
     _check_numbers(config)
     if config.strategy in ONE_PROCESS and world.size > 1:
         raise TrainerError(f"strategy {config.strategy} is one process; torchrun has started {world.size}")
+    if config.strategy in SHARDED and (config.checkpoint or config.save_params):
+        raise TrainerError(
+            f"no rank has all parameters with {config.strategy}; --checkpoint and --save-params need that"
+        )
+    if config.strategy in SHARDED and any(text.startswith("slow-comm") for text in config.inject):
+        raise TrainerError(f"slow-comm cannot delay what {config.strategy} sends")
     if config.strategy in ONE_PROCESS and any(text.startswith("slow-comm") for text in config.inject):
         raise TrainerError(f"strategy {config.strategy} sends nothing that slow-comm could delay")
     if config.comm_hook is not None:

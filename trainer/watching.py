@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainer.instrument import NullInstrument
-from trainer.strategies import DDP, Strategy
+from trainer.strategies import DDP, FSDP2, Strategy
 
 
 @contextmanager
@@ -20,8 +20,8 @@ def watched(strategy: Strategy, record: Path | None = None) -> Iterator[None]:
 
     if strategy.channel.world.rank == 0:
         print(f"watched: {_where_to_look()}", file=sys.stderr, flush=True)
-    if isinstance(strategy, DDP):
-        with watch(strategy.ddp, record=record):
+    if isinstance(strategy, (DDP, FSDP2)):
+        with watch(strategy.module, record=record):
             yield
     else:
         with watch_recorder(strategy.model, record=record) as handle:

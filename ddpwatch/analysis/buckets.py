@@ -1,7 +1,8 @@
 """The newest steps bucket by bucket: when each was ready, launched and done, which rank came last, what was exposed.
 
-Times in ns. ready, launch and done count from the start of the rank's first backward. They and exposed are medians over
-the ranks of a step, then over the steps. ``docs/metrics.md`` defines transfer, wait and busbw.
+Times in ns. ready, launch and done count from the start of the rank's first backward, with FSDP2 of its first forward.
+They and exposed are medians over the ranks of a step, then over the steps. ``docs/metrics.md`` defines transfer, wait
+and busbw. FSDP2 has a parameter group in place of a bucket, and a row for each use of it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import NamedTuple, cast
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.launch_skew import BucketSkew, the_only
-from ddpwatch.analysis.step import BucketKey, backward_start
-from ddpwatch.messages import ALL_REDUCE, CollectiveOp, Step
+from ddpwatch.analysis.step import BucketKey, first_compute
+from ddpwatch.messages import ALL_REDUCE, CollectiveOp
 
-Bucket = tuple[int, int]  # module, index
-NO_KEY: BucketKey = (-1, -1, -1, -1)
+Bucket = tuple[int, int, str]  # module, index, use
+NO_KEY: BucketKey = (-1, -1, -1, -1, "")
 _Stamps = tuple["int | None", ...]  # ready, launch, done, exposed
 MOST_NAMED = 4  # ranks that may have been last
 WORK_PER_CALL = 1024  # steps times ranks computed in one call, so that a large job does not freeze the screen
@@ -53,6 +54,7 @@ class BucketSummary:
 
     module: int
     index: int
+    use: str
     nbytes: int
     ready: float | None
     launch: float | None
@@ -64,6 +66,11 @@ class BucketSummary:
     last_ranks: tuple[int, ...]
     last_share: float | None
     steps: int
+
+    @property
+    def bucket(self) -> Bucket:
+        """Which one it is."""
+        return self.module, self.index, self.use
 
 
 class BucketTable:
@@ -186,7 +193,7 @@ def bucket_columns(across: StepAcrossRanks) -> BucketColumns:
     if any(fact.keys is not keys for fact in facts.values()) or any(key[2] for key in keys):
         return _uneven_columns(across)
     steps = [across.ranks[rank] for rank in facts]
-    origins = list(map(backward_start, steps))
+    origins = list(map(first_compute, steps))
     medians = (
         _medians([_since(at, step.comm_ready) for at, step in zip(origins, steps, strict=True)]),
         _medians([_since(at, step.comm_launch) for at, step in zip(origins, steps, strict=True)]),
@@ -201,7 +208,7 @@ def _uneven_columns(across: StepAcrossRanks) -> BucketColumns:
     rows: dict[Bucket, list[_Stamps]] = {}
     sizes: dict[Bucket, int] = {}
     for rank, step in across.ranks.items():
-        buckets, origin = list(zip(step.comm_module, step.comm_label, strict=True)), backward_start(step)
+        buckets, origin = list(map(_bucket, across.facts_of(rank).keys)), first_compute(step)
         stamps = zip(
             *(_since(origin, column) for column in (step.comm_ready, step.comm_launch, step.comm_done)),
             across.facts_of(rank).exposed,
@@ -211,14 +218,16 @@ def _uneven_columns(across: StepAcrossRanks) -> BucketColumns:
             rows.setdefault(bucket, []).append(row)
         sizes |= zip(buckets, step.comm_bytes, strict=True)
     worst = _worst(across.skew.buckets)
-    medians = zip(*([_p50(column) for column in zip(*of_bucket, strict=True)] for of_bucket in rows.values()))
+    medians = [[_p50(column) for column in zip(*of_bucket, strict=True)] for of_bucket in rows.values()]
     keys = [worst.get(bucket, NO_KEY) for bucket in rows]
-    return _columns(across, tuple(rows), [sizes[bucket] for bucket in rows], list(medians) or [()] * 4, keys)
+    return _columns(
+        across, tuple(rows), [sizes[bucket] for bucket in rows], list(zip(*medians, strict=True)) or [()] * 4, keys
+    )
 
 
 @lru_cache(maxsize=256)
 def _buckets_of(keys: tuple[BucketKey, ...]) -> tuple[Bucket, ...]:
-    return tuple(key[:2] for key in keys)
+    return tuple(map(_bucket, keys))
 
 
 def _columns(
@@ -249,10 +258,14 @@ def _worst(compared: Mapping[BucketKey, BucketSkew]) -> dict[Bucket, BucketKey]:
     """Of each bucket the group whose ranks waited longest, in the first backward of the step."""
     found: dict[Bucket, BucketKey] = {}
     for key, skew in compared.items():
-        before = compared.get(found.get(key[:2], key), skew)
+        before = compared.get(found.get(_bucket(key), key), skew)
         if key[2] == 0 and skew.last - skew.first >= before.last - before.first:
-            found[key[:2]] = key
+            found[_bucket(key)] = key
     return found
+
+
+def _bucket(key: BucketKey) -> Bucket:
+    return key[0], key[1], key[4]
 
 
 def _since(origin: int, column: Sequence[int | None]) -> Sequence[int | None]:

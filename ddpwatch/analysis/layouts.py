@@ -58,8 +58,17 @@ class Layouts(Mapping[LayoutKey, Layout]):
         return ""
 
     def bucket_layer(self, index: int, rank: int | None = None) -> str:
-        """The first parameter of a bucket, from the newest layout that has it; "" if none is known."""
-        return next(iter(self.bucket_params(index, rank)), "")
+        """The first parameter of a bucket, from the newest layout that has it; "" if none is known.
+
+        Of a parameter group, its module.
+        """
+        layout = next((layout for layout in self._newest(rank) if layout.kind == "group"), None)
+        named = (bucket.name for bucket in layout.buckets if bucket.index == index) if layout is not None else ()
+        return next(iter(named), "") or next(iter(self.bucket_params(index, rank)), "")
+
+    def unit(self, rank: int | None = None) -> str:
+        """What is communicated: a bucket, or with FSDP2 a parameter group."""
+        return "parameter group" if any(layout.kind == "group" for layout in self._newest(rank)) else "bucket"
 
     def bucket_params(self, index: int, rank: int | None = None, module: int | None = None) -> list[str]:
         """The parameters of a bucket, from the newest layout that has it; empty if none is known."""

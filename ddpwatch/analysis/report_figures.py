@@ -98,6 +98,9 @@ class BucketSamples:
             getattr(self, figure).values.extend(value for value in own if value == value)
 
 
+_FIGURES = ("ready", "launch", "done", "transfer", "exposed", "busbw")
+
+
 @dataclass(slots=True)
 class BucketsTogether:
     """The samples of buckets that are always launched together: of each figure, one after the other, step by step."""
@@ -116,9 +119,6 @@ class BucketsTogether:
         for last, ranks in zip(self.last, found.last_ranks, strict=True):
             if ranks:
                 last[ranks if len(ranks) <= MOST_NAMED else ()] += 1
-
-
-_FIGURES = ("ready", "launch", "done", "transfer", "exposed", "busbw")
 
 
 class ReportBuilder:
@@ -317,7 +317,7 @@ class ReportBuilder:
         """The buckets of the newest layout of each module."""
         newest: dict[int, int] = {}
         for epoch, buckets in self._buckets:
-            newest |= {module: max(newest.get(module, 0), epoch) for module, _ in buckets}
+            newest |= {module: max(newest.get(module, 0), epoch) for module, *_ in buckets}
         found: defaultdict[Bucket, BucketSamples] = defaultdict(BucketSamples)
         for (epoch, buckets), steps in self._buckets.items():
             for position, bucket in enumerate(buckets):
@@ -325,13 +325,14 @@ class ReportBuilder:
                     found[bucket].extend(steps, position)
         return sorted(found.items())
 
-    def _bucket_row(self, key: tuple[int, int], samples: BucketSamples) -> dict[str, Any]:
-        module, index = key
+    def _bucket_row(self, key: Bucket, samples: BucketSamples) -> dict[str, Any]:
+        module, index, use = key
         last_ranks, last_share = most_often_last(samples.last)
         busbw = samples.busbw.p50()
         return {
             "module": module,
             "index": index,
+            "use": use,
             "nbytes": samples.nbytes,
             "params": self._run.layouts.bucket_params(index, module=module),
             "ready_ms_p50": samples.ready.p50(NS_PER_MS),

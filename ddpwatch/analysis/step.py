@@ -2,7 +2,7 @@
 
 The definitions are those of ``docs/metrics.md``. Overlap is |C ∩ K| / |C| as in HolisticTraceAnalysis, with C the union
 of [launch, done] over the buckets ([start, done] where starts are known) and K the forward and backward compute
-intervals.
+intervals. FSDP2 says when a rank waits: there, what is exposed is C ∩ W, with W the union of the waits.
 """
 
 from __future__ import annotations
@@ -19,8 +19,16 @@ from ddpwatch.sampling.levels import is_timed, is_watched
 PHASES = ("data", "between", "forward", "backward", "exposed_comm", "optimizer", "other")
 NS_PER_MS = 1e6
 
-# module, bucket index, turn (which backward of the step it belongs to, from 0), group
-BucketKey = tuple[int, int, int, int]
+# module, bucket index, turn (which backward of the step it belongs to, from 0), group, use
+BucketKey = tuple[int, int, int, int, str]
+# What a collective is for: "" for a bucket's all-reduce, with FSDP2 an operation on a parameter group
+BACKWARD_GATHER = "all_gather_backward"
+USE_NAMES = {
+    "all_gather": "all-gather",
+    BACKWARD_GATHER: "all-gather in backward",
+    "reduce_scatter": "reduce-scatter",
+    "all_reduce": "all-reduce",
+}
 
 
 class StepFigures(NamedTuple):
@@ -83,7 +91,7 @@ def _claims(step: Step, comm: Intervals | None) -> dict[str, Intervals]:
     claims = {
         "forward": forward,
         "backward": backward,
-        "exposed_comm": _waits(step) if comm is None else subtract(comm, union(forward + backward)),
+        "exposed_comm": _exposed(step, comm, forward, backward),
         "optimizer": optimizer,
         "data": data,
         "between": subtract(gaps, data) if data else gaps,
@@ -95,22 +103,43 @@ def _claims(step: Step, comm: Intervals | None) -> dict[str, Intervals]:
 
 def bucket_keys(step: Step) -> tuple[BucketKey, ...]:
     """The keys of the step's buckets, in launch order; one tuple for all ranks that launched alike."""
-    return _keys(tuple(step.comm_module), tuple(step.comm_label), tuple(step.comm_group))
+    return _keys(tuple(step.comm_module), tuple(step.comm_label), tuple(step.comm_group), _uses(step))
 
 
 @lru_cache(maxsize=256)
-def _keys(modules: tuple[int, ...], indices: tuple[int, ...], groups: tuple[int, ...]) -> tuple[BucketKey, ...]:
-    seen: dict[tuple[int, int], int] = {}
+def _keys(
+    modules: tuple[int, ...], indices: tuple[int, ...], groups: tuple[int, ...], uses: tuple[str, ...]
+) -> tuple[BucketKey, ...]:
+    seen: dict[tuple[int, int, str], int] = {}
     keys = []
-    for module, index, group in zip(modules, indices, groups or [DEFAULT_GROUP] * len(indices), strict=True):
-        turn = seen[module, index] = seen.get((module, index), -1) + 1
-        keys.append((module, index, turn, group))
+    rows = zip(modules, indices, groups or [DEFAULT_GROUP] * len(indices), uses or [""] * len(indices), strict=True)
+    for module, index, group, use in rows:
+        turn = seen[module, index, use] = seen.get((module, index, use), -1) + 1
+        keys.append((module, index, turn, group, use))
     return tuple(keys)
 
 
-def backward_start(step: Step) -> int:
-    """When the step's first backward started, as an offset from its start; 0 without a backward."""
-    return next((span.start for span in step.spans if span.phase == "backward"), 0)
+def _uses(step: Step) -> tuple[str, ...]:
+    """What each collective is for; empty if all are all-reduces. An all-gather of the backward starts in there."""
+    starts = [(span.start, span.phase == "backward") for span in step.spans if span.phase != "sync"]
+    return tuple(
+        BACKWARD_GATHER
+        if op == "all_gather" and max(((s, b) for s, b in starts if s <= at), default=(0, False))[1]
+        else op
+        for op, at in zip(step.comm_op, step.comm_launch, strict=False)
+    )
+
+
+def first_compute(step: Step) -> int:
+    """From when on stamps of buckets count: the step's first backward, with FSDP2 its first forward (0 without)."""
+    phase = "forward" if step.comm_wait_begin else "backward"
+    return next((span.start for span in step.spans if span.phase == phase), 0)
+
+
+def _exposed(step: Step, comm: Intervals | None, forward: Intervals, backward: Intervals) -> Intervals:
+    if comm is None:
+        return _waits(step)
+    return intersect(comm, _waits(step)) if step.comm_wait_begin else subtract(comm, union(forward + backward))
 
 
 def _waits(step: Step) -> Intervals:

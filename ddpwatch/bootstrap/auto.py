@@ -1,4 +1,4 @@
-"""Watches every DDP module of a process without a line in its script (`ddpwatch run`)."""
+"""Watches every module of DDP and FSDP2 of a process without a line in its script (`ddpwatch run`)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,24 @@ def install(distributed: ModuleType) -> None:
         _watch(self)
 
     ddp_class.__init__ = __init__
+
+
+def install_sharded(states: ModuleType) -> None:
+    """Makes FSDP2's modules watch themselves in their first forward: only then is it known which of them is the root.
+
+    Args:
+        states: The module ``torch.distributed.fsdp._fully_shard._fsdp_state``, just imported.
+    """
+    original = states.FSDPState._lazy_init
+
+    @functools.wraps(original)
+    def _lazy_init(self: Any) -> None:
+        is_first = self._is_root is None
+        original(self)
+        if is_first:
+            _watch(self._modules[0])
+
+    states.FSDPState._lazy_init = _lazy_init
 
 
 def _watch(model: Any) -> None:

@@ -23,7 +23,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.clocks import Clock, clock_of
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
-from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, named_stretches, starts_of
+from ddpwatch.analysis.step import USE_NAMES, BucketKey, StepFigures, bucket_keys, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
 from ddpwatch.messages import Bye, Device, Hello, Layout, Mark, Message, Step
 from ddpwatch.transport import Frame
@@ -343,7 +343,8 @@ class _Tracer:
     ) -> Iterator[Event]:
         keys, starts = bucket_keys(step), starts_of(step)
         for i in sorted(range(len(keys)), key=step.comm_launch.__getitem__):
-            (module, index, *_), flight, ready = keys[i], found[i], step.comm_ready[i]
+            (module, index, _, _, use), flight, ready = keys[i], found[i], step.comm_ready[i]
+            name = f"group {index} {USE_NAMES[use]}" if use else f"bucket {index}"
             begin, end = (starts[i], starts[i]) if flight is None else (flight.start, flight.done)
             facts = {
                 "step": step.step, "module": module, "bucket": index, "bytes": step.comm_bytes[i],
@@ -351,7 +352,7 @@ class _Tracer:
                 **_split(flight),
             }  # fmt: skip
             event = yield from self._span(
-                step.rank, COMM_LANE, f"bucket {index}", "communication", start + begin, start + end, facts
+                step.rank, COMM_LANE, name, "communication", start + begin, start + end, facts
             )
             yield from self._parts(event, start, flight)
             flows.setdefault(keys[i], []).append(event)

@@ -56,7 +56,8 @@ class StepRow:
 class BucketRow:
     """One bucket of one step of one rank. ``ready``, ``launch`` and ``done`` count from the step's start.
 
-    ``turn`` is the number of the step's backward that it belongs to, from 0.
+    ``turn`` is the number of the step's backward that it belongs to, from 0. With FSDP2, ``bucket`` is a parameter
+    group, and ``use`` what is done with it.
     """
 
     step: int
@@ -64,6 +65,7 @@ class BucketRow:
     module: int
     bucket: int
     turn: int
+    use: str
     nbytes: int
     ready_ms: float | None
     launch_ms: float
@@ -227,6 +229,7 @@ def bucket_rows(across: StepAcrossRanks) -> Iterator[BucketRow]:
                 module=key[0],
                 bucket=key[1],
                 turn=key[2],
+                use=key[4],
                 nbytes=step.comm_bytes[position],
                 ready_ms=_ms(step.comm_ready[position]),
                 launch_ms=step.comm_launch[position] / NS_PER_MS,

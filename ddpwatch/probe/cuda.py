@@ -176,8 +176,7 @@ def _stamps(record: StepRecord) -> Iterator[int]:
         yield end
     for bucket in record.buckets:
         yield bucket.launch
-        if isinstance(bucket.done, GpuStamp):
-            yield bucket.done
+        yield from (at for at in (bucket.done, bucket.wait_begin) if isinstance(at, GpuStamp))
     yield record.end
 
 
@@ -201,6 +200,8 @@ def _replace(record: StepRecord, host: Callable[[int], int]) -> None:
     record.spans = [(phase, host(start), host(end)) for phase, start, end in record.spans]
     for bucket in record.buckets:
         bucket.ready = bucket.launch = host(bucket.launch)
+        if isinstance(bucket.wait_begin, GpuStamp):
+            bucket.wait_begin = host(bucket.wait_begin)
     in_order = [bucket for bucket in record.buckets if isinstance(bucket.done, GpuStamp)]
     for bucket in in_order:
         bucket.done = host(bucket.done or 0)

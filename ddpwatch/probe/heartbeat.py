@@ -13,14 +13,14 @@ EVAL_PAUSE_NS = 30_000_000_000  # between two forwards of a validation, if the m
 
 
 class Watched(Protocol):
-    """A module, as the heartbeat sees it (`ddpwatch.probe.hooks.DdpProbe`)."""
+    """A module, as the heartbeat sees it (`ddpwatch.probe.hooks.DdpProbe`, `ddpwatch.probe.fsdp.FsdpProbe`)."""
 
     @property
     def in_eval(self) -> bool:
         """Whether its ``eval()`` was called last, not its ``train()``."""
 
-    def issued_in(self) -> tuple[int, int] | None:
-        """Its process group, and how many collectives that has issued; None where it does not count."""
+    def issued_in(self) -> list[tuple[int, int]]:
+        """Its process groups, and how many collectives each has issued; without those that do not count."""
 
 
 class Heartbeat:
@@ -100,7 +100,7 @@ class Heartbeat:
 
 def _issued_in(watched: list[Watched]) -> list[tuple[int, int]]:
     try:
-        counts = [pair for module in watched if (pair := module.issued_in()) is not None]
+        counts = [pair for module in watched for pair in module.issued_in()]
     except RuntimeError:  # a group is gone
         return []
     return sorted(dict(counts).items())

@@ -15,7 +15,6 @@ What follows from these stamps is left to the sender thread: `ddpwatch.probe.der
 
 from __future__ import annotations
 
-import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -37,6 +36,7 @@ from ddpwatch.probe.completion import Callback, own_stream
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.derive import ModuleLayout, derive_launches, derive_ready
 from ddpwatch.probe.groups import describe
+from ddpwatch.probe.guarded import GuardedProbe, ModuleHook
 from ddpwatch.probe.process_group import ReducerGroup
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.recorder import StepRecorder
@@ -45,24 +45,7 @@ from ddpwatch.probe.recorder import StepRecorder
 THROUGH_REDUCER = frozenset({"_reducer_allreduce_and_upcast_hook"})
 
 
-class _ModuleHook:
-    """A forward hook that copies and pickles as one that does nothing, so that the watched model stays portable."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
-
-    def __call__(self, *arguments: Any) -> None:
-        self._call(*arguments)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A bound method of the standard library that takes anything and returns None: a copy of the model
-        # must load where ddpwatch is not installed.
-        return getattr, (contextlib.nullcontext(), "__exit__")
-
-
-class DdpProbe:
+class DdpProbe(GuardedProbe):
     """The hooks on one DDP module.
 
     Args:
@@ -75,7 +58,6 @@ class DdpProbe:
         on_wait: Called when a backward has ended its compute and is about to wait for its buckets. Must not block.
 
     Attributes:
-        active: Whether the hooks do anything.
         foreign_hook: Name of a comm hook that was there before; empty if none.
         timed: Whether completions can be stamped.
         reducer_group: The switch of the reducer's process group; None beside a comm hook that was there before.
@@ -91,16 +73,14 @@ class DdpProbe:
         on_error: Callable[[Exception], None],
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
-        self.active = True
+        super().__init__(recorder, on_error)
         self._module = module
-        self._recorder = recorder
         self._publish = publish
-        self._on_error = on_error
         self._on_wait = on_wait
         self._host = ddp.device_type == "cpu"
         self._name = type(ddp.module).__name__
         named = reduced_parameters(ddp)
-        self._param_columns = {"params": [name for name, _ in named], **parameter_columns(ddp)}
+        self._param_columns: dict[str, Any] = {"params": [name for name, _ in named], **parameter_columns(ddp)}
         # Only weak references to the module and what it owns: a watched model, its reducer and its process group die
         # exactly when an unwatched one's would.
         self._ddp = weakref.ref(ddp)
@@ -147,10 +127,10 @@ class DdpProbe:
         ddp = self._ddp()
         return None if ddp is None else issued_by(ddp.process_group)
 
-    def issued_in(self) -> tuple[int, int] | None:
-        """Id of the module's process group, and its `issue_count`; None where it does not count. For any thread."""
+    def issued_in(self) -> list[tuple[int, int]]:
+        """Id of the module's process group, and its `issue_count`; empty where it does not count. For any thread."""
         count = self.issue_count()
-        return None if count is None else (self._layout.group, count)
+        return [] if count is None else [(self._layout.group, count)]
 
     @property
     def in_eval(self) -> bool:
@@ -178,36 +158,12 @@ class DdpProbe:
             self._group_hooks = GroupHooks(ddp.process_group, self)
 
     def _attach(self, ddp: DistributedDataParallel, params: list[torch.nn.Parameter]) -> Iterator[RemovableHandle]:
-        yield ddp.register_forward_pre_hook(_ModuleHook(self._guarded(self._forward_begin, starts_step=True)))
-        yield ddp.register_forward_hook(_ModuleHook(self._guarded(self._forward_end)))
+        yield ddp.register_forward_pre_hook(ModuleHook(self._guarded(self._forward_begin, starts_step=True)))
+        yield ddp.register_forward_hook(ModuleHook(self._guarded(self._forward_end)))
         if self._host and not self._has_stats:
             for number, param in enumerate(params, self._layout.param_base):
-                hook = _ModuleHook(self._param_hook(number))
+                hook = ModuleHook(self._param_hook(number))
                 yield param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-
-    def _guarded(self, call: Callable[..., Any], starts_step: bool = False) -> Callable[..., Any]:
-        """Wraps a hook: ddpwatch's errors never reach the job, and its time is added to the step's own cost.
-
-        Args:
-            call: The hook. Not called in an unwatched step.
-            starts_step: Whether the hook may start a step; then it is always called.
-        """
-        clock = time.monotonic_ns  # of cost, whatever the stamps are
-
-        def guarded(*arguments: Any) -> None:
-            if not self.active or not (starts_step or self._recorder.phase):
-                return
-            entered = clock()
-            try:
-                call(*arguments)
-            except Exception as error:
-                self.active = False
-                self._on_error(error)
-            record = self._recorder.current
-            if record is not None:
-                record.own_ns += clock() - entered
-
-        return guarded
 
     # -- the process group -----------------------------------------------------------------------------------
 
@@ -368,8 +324,3 @@ class DdpProbe:
         ddp = self._ddp()
         if self.active and ddp is not None and self._group_hooks is None:
             self._group_hooks = GroupHooks(ddp.process_group, self)
-
-    def on_error(self, error: Exception) -> None:
-        """Silences the probe after an error of ddpwatch's."""
-        self.active = False
-        self._on_error(error)

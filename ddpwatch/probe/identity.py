@@ -45,7 +45,7 @@ def hello_of(
         device_uuid="" if uuid is None else f"GPU-{uuid}",
         backend=backend,
         torch=str(torch.__version__),
-        module=type(module).__name__,
+        module=module_name(module),
         parameters=sum(p.numel() for p in module.parameters()),
         timing_source=timing_source,
         script=Path(sys.argv[0]).name,
@@ -60,3 +60,9 @@ def ddp_flags(ddp: DistributedDataParallel) -> Flags:
     cap = getattr(ddp, "bucket_bytes_cap", None)
     flags["bucket_cap_mb"] = None if cap is None else cap / (1 << 20)
     return flags
+
+
+def module_name(module: object) -> str:
+    """The class of a model; of one that FSDP2 has made a class for, the class that it was before."""
+    kind = type(module)
+    return kind.__mro__[getattr(kind, "_orig_cls_mro_index", 0)].__name__

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import NamedTuple
 
-from ddpwatch.messages import DEFAULT_GROUP, PhaseName, Span, Step, StepStatus
+from ddpwatch.analysis.intervals import Intervals, subtract, union
+from ddpwatch.messages import ALL_REDUCE, DEFAULT_GROUP, CollectiveOp, PhaseName, Span, Step, StepStatus
+
+PhaseSpan = tuple[PhaseName, int, int]
 
 
 class BucketColumns(NamedTuple):
@@ -21,17 +24,35 @@ class BucketColumns(NamedTuple):
     done: int | None
     group: int = DEFAULT_GROUP
     seq: int | None = None
+    op: CollectiveOp = ALL_REDUCE
+    wait_begin: int | None = None
+    wait_end: int | None = None
 
 
 class BucketRecord:
-    """One bucket of one backward. All stamps are absolute ns; None is not measured.
+    """One collective: a bucket of one backward, or what FSDP2 does with a parameter group. Stamps are absolute ns.
 
-    The thread that completes a collective writes ``done``, the training thread all else. A single attribute store
-    needs no lock. ``start`` is when the wire was free for the collective, None where that is not known; ``group`` the
-    id of its process group, and ``seq`` its sequence number there.
+    None is not measured. The thread that completes a collective writes ``done``, the training thread all else. A single
+    attribute store needs no lock. ``start`` is when the wire was free for the collective, None where that is not known;
+    ``group`` the id of its process group, and ``seq`` its sequence number there. ``wait_begin`` is when the training
+    thread started to wait for it; without a ``wait_end``, that is over when the collective is done.
     """
 
-    __slots__ = ("done", "group", "idle", "index", "launch", "module", "nbytes", "ready", "seq", "start")
+    __slots__ = (
+        "done",
+        "group",
+        "idle",
+        "index",
+        "launch",
+        "module",
+        "nbytes",
+        "op",
+        "ready",
+        "seq",
+        "start",
+        "wait_begin",
+        "wait_end",
+    )
 
     def __init__(self, module: int, index: int, nbytes: int, launch: int) -> None:
         self.module = module
@@ -43,14 +64,23 @@ class BucketRecord:
         self.done: int | None = None
         self.group = DEFAULT_GROUP
         self.seq: int | None = None
+        self.op: CollectiveOp = ALL_REDUCE
+        self.wait_begin: int | None = None
+        self.wait_end: int | None = None
         self.idle = False  # its comm hook returned a finished result at once: nothing was communicated
 
     def row(self, start: int) -> BucketColumns:
         """The bucket's columns in a `Step`: stamps are offsets from ``start``."""
-        ready, free, done = (None if at is None else at - start for at in (self.ready, self.start, self.done))
-        return BucketColumns(
-            self.launch - start, self.module, self.index, self.nbytes, ready, free, done, self.group, self.seq
-        )
+        stamps = (self.ready, self.start, self.done, *(self.wait or (None, None)))
+        ready, free, done, began, ended = (None if at is None else at - start for at in stamps)
+        which = (self.launch - start, self.module, self.index, self.nbytes)
+        return BucketColumns(*which, ready, free, done, self.group, self.seq, self.op, began, ended)
+
+    @property
+    def wait(self) -> tuple[int, int] | None:
+        """When the training thread waited for it; None if that is not known."""
+        end = self.done if self.wait_end is None else self.wait_end
+        return None if self.wait_begin is None or end is None else (self.wait_begin, max(self.wait_begin, end))
 
 
 class StepRecord:
@@ -91,7 +121,7 @@ class StepRecord:
         self.status: StepStatus = "ok"
         self.epoch = 0
         self.backwards = 0
-        self.spans: list[tuple[PhaseName, int, int]] = []
+        self.spans: list[PhaseSpan] = []
         self.data: list[tuple[int, int]] | None = None  # waits for data on the host; None if no DataLoader was seen
         self.buckets: list[BucketRecord] = []
         self.derived: list[BucketColumns] = []  # buckets whose launch was not seen
@@ -118,7 +148,8 @@ class StepRecord:
         start = self.start
         rows = sorted([*(bucket.row(start) for bucket in self.buckets), *self.derived], key=itemgetter(0))
         columns = zip(*rows, strict=True) if rows else [()] * len(BucketColumns._fields)
-        launch, module, label, nbytes, ready, free, done, group, seq = map(list, columns)
+        launch, module, label, nbytes, ready, free, done, group, seq, op, began, ended = map(list, columns)
+        waits = union(wait for bucket in self.buckets if (wait := bucket.wait) is not None)
         synced = bool(rows) or self.reductions > 0
         first_seq = self.first_seq if synced else None
         hooks = sorted(self.hooks, key=itemgetter(1))
@@ -131,12 +162,13 @@ class StepRecord:
             epoch=self.epoch,
             start_ns=start,
             duration_ns=max(0, self.end - start),
-            spans=[Span(phase, first - start, last - start) for phase, first, last in self.spans],
+            spans=[Span(phase, first - start, last - start) for phase, first, last in without(waits, self.spans)],
             hook_param=[param for param, _ in hooks],
             hook_ns=[at - start for _, at in hooks],
             comm_first_seq=first_seq,
             comm_group=group if any(group) else [],
             comm_seq=[] if first_seq is None or None in seq else [number - first_seq for number in seq],
+            comm_op=op if any(one != ALL_REDUCE for one in op) else [],
             comm_module=module,
             comm_label=label,
             comm_bytes=nbytes,
@@ -144,6 +176,8 @@ class StepRecord:
             comm_launch=launch,
             comm_start=free if any(at is not None for at in free) else [],
             comm_done=done,
+            comm_wait_begin=began if waits else [],
+            comm_wait_end=ended if waits else [],
             data=None if self.data is None else [(first - start, last - start) for first, last in self.data],
             reduced=not self.buckets or not all(bucket.idle for bucket in self.buckets),
             clock_error_ns=self.clock_error_ns,
@@ -151,3 +185,14 @@ class StepRecord:
             cpu_ns=self.cpu_ns,
             dropped=dropped,
         )
+
+
+def without(waits: Intervals, spans: list[PhaseSpan]) -> list[PhaseSpan]:
+    """The spans without the waits for collectives, which become spans of their own."""
+    if not waits:
+        return spans
+    found: list[PhaseSpan] = [("sync", start, end) for start, end in waits]
+    for phase, first, last in spans:
+        if phase != "sync":
+            found += [(phase, start, end) for start, end in subtract([(first, last)], waits)]
+    return sorted(found, key=itemgetter(1))

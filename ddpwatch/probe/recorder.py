@@ -320,6 +320,17 @@ class StepRecorder:
             self.box.launch(index)
         return bucket
 
+    def collective_launch(self, bucket: BucketRecord) -> bool:
+        """A collective that does not belong to a backward alone is issued; whether the open step has it now."""
+        if self.current is None or self.phase in ("", "input"):
+            return False
+        if self.current.first_seq is None:
+            self.current.first_seq = bucket.seq
+        self.current.buckets.append(bucket)
+        if bucket.done is None:
+            self.box.launch(bucket.index)
+        return True
+
     def bucket_done(self, bucket: BucketRecord, at: int | None = None) -> None:
         """The bucket's result is there, now or at ``at`` (absolute ns). Safe on any thread."""
         bucket.done = self.clock() if at is None else at

@@ -36,7 +36,10 @@ from ddpwatch.probe.sender import Sender
 from ddpwatch.sampling.schedule import schedule_of
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
     from typing_extensions import Self
+
+    from ddpwatch.probe.fsdp import FsdpProbe
 
 _log = logging.getLogger("ddpwatch")
 _sessions = 0
@@ -58,7 +61,7 @@ class ProbeSession:
         self._pid = os.getpid()
         store = dist.distributed_c10d._get_default_store() if grouped else None
         self._rendezvous = Rendezvous(self.rank, self.world_size, _sessions, store, record)
-        self._probes: weakref.WeakSet[DdpProbe] = weakref.WeakSet()  # the modules' hooks own them
+        self._probes: weakref.WeakSet[DdpProbe | FsdpProbe] = weakref.WeakSet()  # the modules' hooks own them
         self._modules = self._parameters = 0
         self._gpu: torch.device | None = None
         self.outbox = Outbox()
@@ -83,13 +86,31 @@ class ProbeSession:
 
     # -- what is watched -------------------------------------------------------------------------------------
 
-    def add(self, ddp: DistributedDataParallel) -> DdpProbe:
+    def add(self, model: DistributedDataParallel | FSDPModule) -> DdpProbe | FsdpProbe:
         """Attaches to one more module."""
+        probe = self._add_ddp(model) if isinstance(model, DistributedDataParallel) else self._add_sharded(model)
+        self._modules += 1
+        self._parameters += probe.parameters
+        self._probes.add(probe)
+        return probe
+
+    def _add_sharded(self, model: FSDPModule) -> FsdpProbe:
+        from ddpwatch.probe.fsdp import FsdpProbe, backend_of, device_of, fsdp_flags
+
+        assert isinstance(model, torch.nn.Module)
+        device = device_of(model)
+        if device.type == "cuda":
+            self._use_gpu(device)
+        self.recorder.use(sampling=schedule_of(shadows=False))
+        hooks = (self.recorder, self.outbox.post, self._give_up, self.outbox.wake_if_due)
+        probe = FsdpProbe(model, self._modules, self._parameters, *hooks)
+        self.start(model, backend_of(model), fsdp_flags(model), probe.timed)
+        return probe
+
+    def _add_ddp(self, ddp: DistributedDataParallel) -> DdpProbe:
         if ddp.device_type == "cuda":
             self._check_gpu(ddp)
-            if self.recorder.gpu is None:
-                stream = partial(torch.cuda.current_stream, ddp.device)
-                self.recorder.use(gpu=CudaClock(_cuda_event, stream, torch.cuda.is_current_stream_capturing))
+            self._use_gpu(ddp.device)
         if self.recorder.sampling is None:  # jobs without DDP have no schedule: every step is recorded in full
             self.recorder.use(sampling=schedule_of())
         probe = DdpProbe(
@@ -107,9 +128,6 @@ class ProbeSession:
                 "call ddpwatch.watch(model) before model.register_comm_hook(...)",
                 probe.foreign_hook,
             )
-        self._modules += 1
-        self._parameters += probe.parameters
-        self._probes.add(probe)
         self.start(ddp.module, str(dist.get_backend(ddp.process_group)), ddp_flags(ddp), probe.timed)
         return probe
 
@@ -120,6 +138,14 @@ class ProbeSession:
         if used != {self._gpu}:
             others = ", ".join(sorted(map(str, used - {self._gpu})))
             raise DdpwatchError(f"{type(ddp.module).__name__} computes on {others}, while {self._gpu} is watched")
+
+    def _use_gpu(self, device: torch.device) -> None:
+        self._gpu = self._gpu or device
+        if self._gpu != device:
+            raise DdpwatchError(f"a model computes on {device}, while {self._gpu} is watched")
+        if self.recorder.gpu is None:
+            stream = partial(torch.cuda.current_stream, device)
+            self.recorder.use(gpu=CudaClock(_cuda_event, stream, torch.cuda.is_current_stream_capturing))
 
     @property
     def run_id(self) -> str:
@@ -244,16 +270,24 @@ def _cuda_event() -> CudaEvent:
     return cast("CudaEvent", torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
-def check_watchable(model: object) -> DistributedDataParallel:
+def is_sharded(model: object) -> bool:
+    """Whether FSDP2 has the model: ``fully_shard``, or the new ``replicate``. Imports nothing of it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return isinstance(model, getattr(fsdp, "FSDPModule", ()))
+
+
+def check_watchable(model: object) -> DistributedDataParallel | FSDPModule:
     """The model, if it can be watched.
 
     Raises:
-        UsageError: It is not a DDP module, or its reducer cannot be seen.
+        UsageError: It is not a module of DDP or FSDP2, or DDP's reducer cannot be seen.
     """
+    if is_sharded(model):
+        return cast("FSDPModule", model)
     if not isinstance(model, DistributedDataParallel):
         raise UsageError(
             f"watch() got a {type(model).__name__}",
-            "wrap the model first: watch(DistributedDataParallel(model))",
+            "wrap the model first: watch(DistributedDataParallel(model)), or watch(fully_shard(model))",
         )
     if getattr(model, "_use_python_reducer", False):
         raise UsageError("DDP runs with the Python reducer", "unset torch._dynamo.config.optimize_ddp='python_reducer'")
@@ -263,7 +297,7 @@ def check_watchable(model: object) -> DistributedDataParallel:
 class Watch:
     """The handle that ``watch()`` returns: closes the watching of its module; usable as a context manager."""
 
-    def __init__(self, session: ProbeSession | None, probe: DdpProbe | None) -> None:
+    def __init__(self, session: ProbeSession | None, probe: DdpProbe | FsdpProbe | None) -> None:
         self._session = session
         self._probe = probe
 
@@ -295,41 +329,41 @@ class Watch:
 
 
 _session: ProbeSession | None = None
-_watches: weakref.WeakKeyDictionary[DistributedDataParallel, Watch] = weakref.WeakKeyDictionary()
+_watches: weakref.WeakKeyDictionary[DistributedDataParallel | FSDPModule, Watch] = weakref.WeakKeyDictionary()
 
 
 def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = None) -> Watch:
-    """Watches a DistributedDataParallel module from now on.
+    """Watches a module of DDP or FSDP2 from now on.
 
     Call it on every rank, after wrapping the model and before registering a comm hook. (A hook that is registered
     already works as before, but ddpwatch cannot see when its collectives finish.) It never blocks, adds no collective
     and changes no result. ``DDPWATCH=0`` in the environment turns it off.
 
     Args:
-        model: The DDP module.
+        model: The DDP module, or what ``fully_shard`` or the new ``replicate`` returned for the whole model.
         record: File that the collector records the run to (on rank 0; other ranks' values are ignored).
 
     Returns:
         A handle with ``close()``, also a context manager. A second call for the same module returns the same handle.
 
     Raises:
-        UsageError: ``model`` is not a DDP module, or its reducer cannot be seen.
+        UsageError: ``model`` is not a module of DDP or FSDP2, or DDP's reducer cannot be seen.
     """
     global _session
     if os.environ.get("DDPWATCH") == "0":
         return Watch(None, None)
-    ddp = check_watchable(model)
-    if (known := _watches.get(ddp)) is not None and known._probe is not None and known._probe.active:
+    watchable = check_watchable(model)
+    if (known := _watches.get(watchable)) is not None and known._probe is not None and known._probe.active:
         return known
     try:
         _session = _session or ProbeSession(record)
         if not _session.active:
             return Watch(None, None)
-        handle = Watch(_session, _session.add(ddp))
+        handle = Watch(_session, _session.add(watchable))
     except Exception as error:  # an error of ddpwatch's must not reach the job
         _log.warning("ddpwatch does not watch, training goes on: %s", error)
         return Watch(None, None)
-    _watches[ddp] = handle
+    _watches[watchable] = handle
     return handle
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpwatch.analysis.diagnosis.findings import describe_end
+from ddpwatch.analysis.step import USE_NAMES
 from ddpwatch.report.format import UNKNOWN, number, one_of, percent, size
 
 Row = dict[str, Any]
@@ -38,8 +39,11 @@ RANK_COLUMNS: Columns = {
     "own cost": lambda row: percent(row["own_cost_ratio"], 2),
     "end": lambda row: describe_end(row["end"]) if row["end"] else UNKNOWN,
 }
+USE_COLUMN = "collective"
+BUCKET_TITLE = "Buckets (p50, from the start of the backward)"
 BUCKET_COLUMNS: Columns = {
     "bucket": lambda row: str(row["index"]) if row["module"] == 0 else f"{row['module']}/{row['index']}",
+    USE_COLUMN: lambda row: USE_NAMES.get(row["use"], ""),
     "size": lambda row: size(row["nbytes"]),
     "params": lambda row: str(len(row["params"])),
     "ready ms": lambda row: number(row["ready_ms_p50"]),
@@ -56,10 +60,13 @@ def tables(report: dict[str, Any], omit: Collection[str] = ()) -> list[Table]:
     """The tables that have rows, without the columns to omit."""
     if all(row["clock_error_ms"] is None for row in report["ranks"]):
         omit = {*omit, CLOCK_COLUMN}
+    if not (grouped := any(row["use"] for row in report["buckets"])):
+        omit = {*omit, USE_COLUMN}
+    bucket_title = "Parameter groups (p50, from the start of the forward)" if grouped else BUCKET_TITLE
     found = [
         _phases(report),
         _table("Ranks (means; late and wait: p50)", RANK_COLUMNS, report["ranks"], omit),
-        _table("Buckets (p50, from the start of the backward)", BUCKET_COLUMNS, report["buckets"], omit),
+        _table(bucket_title, BUCKET_COLUMNS, report["buckets"], omit),
     ]
     return [table for table in found if table.rows]
 

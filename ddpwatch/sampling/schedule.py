@@ -88,6 +88,7 @@ class SamplingSchedule:
 
     Args:
         longest: The longest period of the watched steps.
+        shadows: Whether there are shadow steps. Without them, every watched step is full.
 
     Attributes:
         full: The period of the full steps.
@@ -95,10 +96,11 @@ class SamplingSchedule:
             steps always include enough of either. Where steps are shorter than 80 ms, watching may exceed its budget.
     """
 
-    def __init__(self, longest: int = LONGEST_WATCHED_PERIOD[""]) -> None:
+    def __init__(self, longest: int = LONGEST_WATCHED_PERIOD[""], shadows: bool = True) -> None:
         self.full = SamplingPeriod(FULL_BUDGET, cost_per_own=6, longest=LONGEST_FULL_PERIOD)
         self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=2, longest=longest)
         self._lease_ppm = 0
+        self._shadows = shadows
 
     def follow(self, lease_ppm: int) -> None:
         """Keeps watching within the budget of a lease (0: without one) from the step that starts now."""
@@ -108,7 +110,8 @@ class SamplingSchedule:
 
     def learn(self, level: str, own_ns: int, step_ns: int) -> None:
         """Learns the cost of a step of that level; see `SamplingPeriod.learn`."""
-        if (self.full if level == FULL else self.watched).learn(own_ns, step_ns) and self._lease_ppm:
+        full = level == FULL and self._shadows
+        if (self.full if full else self.watched).learn(own_ns, step_ns) and self._lease_ppm:
             self._allow()
 
     def _allow(self, at_once: bool = False) -> None:
@@ -119,7 +122,7 @@ class SamplingSchedule:
 
     def is_shadow(self, step: int) -> bool:
         """Whether this step, if it is watched (see `is_unwatched`), is a shadow step."""
-        return step >= FIRST_FULL_STEPS and not is_sampled(step, self.full.value)
+        return self._shadows and step >= FIRST_FULL_STEPS and not is_sampled(step, self.full.value)
 
     def is_unwatched(self, step: int) -> bool:
         """Whether this step is unwatched. If most are watched, both of its neighbours are usually shadow steps."""
@@ -130,8 +133,8 @@ class SamplingSchedule:
         return is_sampled(step ^ 2, UNWATCHED_PERIOD)  # ^ 2: away from the full steps
 
 
-def schedule_of(environment: Mapping[str, str] = os.environ) -> SamplingSchedule | None:
-    """The schedule of this process; None if every step shall be full.
+def schedule_of(environment: Mapping[str, str] = os.environ, shadows: bool = True) -> SamplingSchedule | None:
+    """The schedule of this process, with or without shadow steps; None if every step shall be full.
 
     ``DDPWATCH_STEPS`` chooses: ``full`` records every step in full, ``all`` watches all steps but one in 32, and
     ``few`` watches every fourth step rather than every second one where steps are short.
@@ -142,7 +145,8 @@ def schedule_of(environment: Mapping[str, str] = os.environ) -> SamplingSchedule
     if wanted not in LONGEST_WATCHED_PERIOD:
         _log.warning("DDPWATCH_STEPS is %r, which is not a choice; hint: few, all or full", wanted[:50])
         wanted = ""
-    return SamplingSchedule(LONGEST_WATCHED_PERIOD[wanted])
+    longest = LONGEST_WATCHED_PERIOD[wanted]
+    return SamplingSchedule(longest if shadows else 4 * longest, shadows)
 
 
 def is_sampled(step: int, period: int) -> bool:

@@ -34,7 +34,7 @@ from tests.support.jobs import (
     together,
 )
 
-pytestmark = [pytest.mark.xdist_group("safety"), pytest.mark.seconds(120)]  # one job for all
+pytestmark = [pytest.mark.xdist_group("safety"), pytest.mark.seconds(140)]  # one job for all
 TABLE = ROOT / "docs" / "safety.md"
 # In a line of torch's log: the clock and the process; how many frames Dynamo has compiled before (our hooks are two).
 VARYING = re.compile(r"[IWE]\d{4} [\d:.]+( \d+)?|\[\d+/\d+\]")
@@ -64,6 +64,7 @@ def cases(script: str) -> dict[str, Case]:
 
 
 SAFETY, SAFETY_API = cases("unmodified/safety.py"), cases("safety_api.py")
+SHARDED, SHARDED_RANKS = cases("safety_sharded.py"), 4
 
 
 @dataclass
@@ -110,7 +111,7 @@ class Outcome:
             return "DIFFERENT"
         if any(plain.raised for plain, _ in pairs):
             return "same error"
-        seen = all(steps[case] for steps in self.steps) or not SAFETY[case].reduces
+        seen = all(steps[case] for steps in self.steps) or not (SAFETY | SHARDED)[case].reduces
         return "same" if seen else "same, not watched"
 
 
@@ -191,6 +192,16 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Ou
 
 
 @pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Outcome:
+    path, ranks = tmp_path_factory.mktemp("sharded"), SHARDED_RANKS
+    plain, watched = path / "plain", path / "watched"
+    for logs, switch in ((plain, "0"), (watched, "1")):
+        code = forked(ranks, logs, "safety_sharded.py", str(logs), DDPWATCH=switch, DDPWATCH_STEPS="full")
+        assert code == 0, (logs / "log").read_text()
+    return Outcome(told(plain, ranks), told(watched, ranks), seen(watched / "run.mcap", watched, ranks))
+
+
+@pytest.fixture(scope="module")
 def own_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDPWATCH_DIR", str(tmp_path_factory.mktemp("d")))
@@ -200,9 +211,10 @@ def own_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 QUICK = [case for case, one in SAFETY.items() if not one.slow]
 UNMODIFIED = [*[("two_ranks", case) for case in SAFETY], *[("three_ranks", case) for case in QUICK]]
 BY_HAND = [("by_hand", case) for case in SAFETY_API]
+ON_FOUR = [("sharded", case) for case in SHARDED]
 
 
-@pytest.mark.parametrize(("job", "case"), UNMODIFIED + BY_HAND)
+@pytest.mark.parametrize(("job", "case"), UNMODIFIED + BY_HAND + ON_FOUR)
 def test_it_computes_raises_and_says_the_same(job: str, case: str, request: pytest.FixtureRequest) -> None:
     outcome: Outcome = request.getfixturevalue(job)
     for plain, watched in zip(outcome.plain, outcome.watched, strict=True):
@@ -210,10 +222,17 @@ def test_it_computes_raises_and_says_the_same(job: str, case: str, request: pyte
         assert plain[case].raised or len(set(plain[case].digests)) > 3  # it did train
 
 
-@pytest.mark.parametrize(("job", "case"), UNMODIFIED)
+@pytest.mark.parametrize(("job", "case"), UNMODIFIED + ON_FOUR)
 def test_it_is_watched(job: str, case: str, request: pytest.FixtureRequest) -> None:
     for steps in request.getfixturevalue(job).steps:
-        assert steps[case] > 0 or not SAFETY[case].reduces
+        assert steps[case] > 0 or not (SAFETY | SHARDED)[case].reduces
+
+
+def test_a_jobs_own_all_gather_has_one_warning(sharded: Outcome) -> None:
+    for rank in sharded.watched:
+        said = {case: told.said for case, told in rank.items() if told.said}
+        assert [(case, len(lines)) for case, lines in said.items()] == [("FSDP2: own all-gather", 1)]
+        assert "OwnAllGather" in said["FSDP2: own all-gather"][0]
 
 
 def test_only_watch_itself_says_something(two_ranks: Outcome, three_ranks: Outcome, by_hand: Outcome) -> None:
@@ -229,7 +248,7 @@ def test_only_watch_itself_says_something(two_ranks: Outcome, three_ranks: Outco
 
 
 def test_the_tables_in_the_docs(
-    two_ranks: Outcome, three_ranks: Outcome, by_hand: Outcome, request: pytest.FixtureRequest
+    two_ranks: Outcome, three_ranks: Outcome, by_hand: Outcome, sharded: Outcome, request: pytest.FixtureRequest
 ) -> None:
     if shutil.which("c++") is None:
         pytest.skip("without a C++ compiler inductor's rows are different")
@@ -241,6 +260,8 @@ def test_the_tables_in_the_docs(
     written = filled(text, "run", table(["case", "what the job does", "2 ranks", "3 ranks"], rows))
     rows = [[case, one.doc, by_hand.verdict(case)] for case, one in SAFETY_API.items()]
     written = filled(written, "api", table(["case", "what the job does", "2 ranks"], rows))
+    rows = [[case, one.doc, sharded.verdict(case)] for case, one in SHARDED.items()]
+    written = filled(written, "sharded", table(["case", "what the job does", "4 ranks"], rows))
     if request.config.getoption("--write-table", default=False):
         TABLE.write_text(written)
     assert written == text or TABLE.read_text() == written, "the tables no longer fit: make safety-table"

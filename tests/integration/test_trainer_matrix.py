@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.scripts.matrix_names import CAST_HOOKS, EXACT_HOOKS, EXACT_STRATEGIES, LOW_RANK_HOOKS
 from tests.support.jobs import SCRIPTS, Job
+from trainer.strategies import SHARDED
 
 pytestmark = [pytest.mark.xdist_group("matrix"), pytest.mark.seconds(30)]  # one job for all
 Outcomes = dict[str, dict[str, Any]]
@@ -37,10 +38,16 @@ def test_exact_ways_equal_one_process(outcomes: Outcomes, way: str, model: str) 
     assert outcomes[f"{model} {way}"]["distance"] < 1e-5
 
 
+@pytest.mark.parametrize("way", SHARDED)
+def test_sharded_ways_equal_one_process(outcomes: Outcomes, way: str) -> None:
+    assert outcomes[f"digits {way}"]["same_on_all_ranks"]
+    assert outcomes[f"digits {way}"]["distance"] < 1e-5
+
+
 @pytest.mark.xdist_group("four ranks")
 def test_exact_ways_equal_one_process_on_four_ranks(tmp_path: Path) -> None:
     outcomes = run_matrix(4, tmp_path)
-    assert set(outcomes) == {f"digits {way}" for way in EXACT}
+    assert set(outcomes) == {f"digits {way}" for way in (*EXACT, *SHARDED)}
     assert {way: o for way, o in outcomes.items() if not o["same_on_all_ranks"] or o["distance"] >= 1e-5} == {}
 
 

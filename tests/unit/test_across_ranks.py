@@ -28,8 +28,8 @@ def plain_skew(steps):
     launches, dones = {}, {}
     for one in sorted(steps, key=lambda one: one.rank):
         for index, launch, done in zip(one.comm_label, one.comm_launch, one.comm_done, strict=True):
-            launches.setdefault((0, index, 0, 0), {})[one.rank] = one.start_ns + launch
-            dones.setdefault((0, index, 0, 0), []).append(None if done is None else one.start_ns + done)
+            launches.setdefault((0, index, 0, 0, ""), {})[one.rank] = one.start_ns + launch
+            dones.setdefault((0, index, 0, 0, ""), []).append(None if done is None else one.start_ns + done)
     common = [key for key, per_rank in launches.items() if len(per_rank) == len(steps) > 1]
     transfers = {key: None if None in dones[key] else max(dones[key]) - max(launches[key].values()) for key in common}
     return {key: launches[key] for key in common}, transfers
@@ -122,7 +122,7 @@ def test_a_large_job_keeps_fewer_steps_and_packs_the_old_ones(monkeypatch):
 class TestBuckets:
     def test_one_step(self):
         rows = bucket_steps(view_of([step(0), step(1, late_ms=10)]))
-        last = rows[0, 1]
+        last = rows[0, 1, ""]
         assert (last.launch, last.wait, last.last_rank) == (44 * MS, 10 * MS, 1)  # 70 and 80, from 31 on
         assert (last.transfer, last.exposed) == (20 * MS, 10 * MS)
         assert last.busbw == pytest.approx((4 << 20) / 0.02)
@@ -144,7 +144,7 @@ class TestBuckets:
         table.update(views)
         table.update(views[-3:])
         assert sorted(table.steps) == [17, 18, 19]
-        assert [number for number, _ in table.history((0, 1))] == [17, 18, 19]
+        assert [number for number, _ in table.history((0, 1, ""))] == [17, 18, 19]
 
 
 def test_of_an_unwatched_step_only_the_length_is_known():

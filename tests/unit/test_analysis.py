@@ -153,7 +153,7 @@ def test_a_bucket_reduced_twice_in_a_step_is_compared_turn_by_turn() -> None:
     other.comm_label = [0, 0]
     compared = across_ranks(twice, other).skew.buckets
     late = {key: (bucket.last_rank, (bucket.last - bucket.first) / MS) for key, bucket in compared.items()}
-    assert late == {(0, 0, 0, 0): (1, 1), (0, 0, 1, 0): (1, 3)}
+    assert late == {(0, 0, 0, 0, ""): (1, 1), (0, 0, 1, 0, ""): (1, 3)}
 
 
 def run(late_ms: float = 0, steps: int = 20) -> ReportBuilder:

@@ -294,7 +294,9 @@ def test_views_and_reports_name_the_candidates() -> None:
     assert all(found.last_ranks == (1, 2) for found in bucket_steps(state.steps[23]).values())
     rows = table.rows()
     assert "1 or 2 83%" in plain(paint_buckets(rows, ["", ""], (150, 8), 0, 0, "bucket"))[1]
-    assert "last on one of 1, 2 in 83 %" in plain(paint_bucket(rows[0], table.history((0, 0)), [], [], (150, 30)))[0]
+    assert (
+        "last on one of 1, 2 in 83 %" in plain(paint_bucket(rows[0], table.history((0, 0, "")), [], [], (150, 30)))[0]
+    )
     errors_ns = [summary.clock_error_ns for summary in summarise(state.recent()).ranks.values()]
     assert errors_ns[:2] == [0, 0]
     assert errors_ns[3] is not None

@@ -13,11 +13,12 @@ from trainer.distributed import World
 from trainer.strategies.base import Strategy
 from trainer.strategies.bucketed_hooks import BucketedHooks
 from trainer.strategies.ddp import DDP
+from trainer.strategies.fsdp import FSDP2
 from trainer.strategies.manual import Manual
 from trainer.strategies.param_hooks import ParamHooks
 from trainer.strategies.single import DataParallel, Single
 
-__all__ = ["DDP", "ONE_PROCESS", "STRATEGIES", "Strategy", "build_strategy"]
+__all__ = ["DDP", "FSDP2", "ONE_PROCESS", "SHARDED", "STRATEGIES", "Strategy", "build_strategy"]
 
 Builder = Callable[[nn.Module, Channel, TrainConfig], Strategy]
 
@@ -41,8 +42,11 @@ STRATEGIES: dict[str, Builder] = {
     "param-hooks-sync": lambda model, channel, config: ParamHooks(model, channel, wait_in_hook=True),
     "bucketed-hooks": lambda model, channel, config: BucketedHooks(model, channel, bucket_cap_mb=config.bucket_cap_mb),
     "ddp": _ddp,
+    "fsdp2": lambda model, channel, config: FSDP2(model, channel),
+    "hsdp": lambda model, channel, config: FSDP2(model, channel, hybrid=True),
 }
 ONE_PROCESS = ("single", "dataparallel")
+SHARDED = ("fsdp2", "hsdp")
 
 
 def build_strategy(model: nn.Module, config: TrainConfig, world: World) -> Strategy:

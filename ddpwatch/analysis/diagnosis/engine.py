@@ -23,6 +23,7 @@ from ddpwatch.analysis.diagnosis.sentences import LayerNames, late_rank_sentence
 from ddpwatch.analysis.diagnosis.unsound import Unsound
 from ddpwatch.analysis.diagnosis.whole_run import WholeRun
 from ddpwatch.analysis.groups import Groups
+from ddpwatch.analysis.intervals import total_within
 from ddpwatch.analysis.step import BucketKey
 from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, RankSample, Stack, Status, Step
 
@@ -248,5 +249,8 @@ def _gain(incident: Incident) -> float:
 
 
 def _launch(across: StepAcrossRanks, rank: int, key: BucketKey) -> int:
-    facts = across.facts_of(rank)
-    return facts.launch[-1] if facts.keys[-1] == key else facts.launch[facts.keys.index(key)]
+    """When a rank launched a bucket. With FSDP2, had it never waited before: each wait makes up for lateness."""
+    facts, step = across.facts_of(rank), across.ranks[rank]
+    at = facts.launch[-1] if facts.keys[-1] == key else facts.launch[facts.keys.index(key)]
+    waits = facts.figures.exposed if step.comm_wait_begin else []
+    return at - total_within(waits, 0, at - across.start_of(rank))

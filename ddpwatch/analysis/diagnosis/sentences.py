@@ -14,7 +14,10 @@ class LayerNames(Protocol):
     """The names of parameters; "" where a name is not known."""
 
     def bucket_layer(self, index: int, rank: int | None = None) -> str:
-        """The first parameter of a bucket, on a rank."""
+        """The first parameter of a bucket, on a rank; of a parameter group its module."""
+
+    def unit(self, rank: int | None = None) -> str:
+        """What is communicated: bucket, or parameter group."""
 
     def bucket_params(self, index: int, rank: int | None = None) -> list[str]:
         """All parameters of a bucket, on a rank; empty if they are not known."""
@@ -38,7 +41,7 @@ def late_rank_sentence(incident: Incident, names: LayerNames | None) -> str:
     if names is not None and incident.param is not None and (layer := names.layer(incident.param, rank)):
         text += f", from {layer} on"
     elif incident.bucket is not None:
-        text += f", bucket {incident.bucket}{bucket_layer(incident.bucket, names, rank)} on"
+        text += f", {unit(names, rank)} {incident.bucket}{bucket_layer(incident.bucket, names, rank)} on"
     return text
 
 
@@ -59,6 +62,11 @@ def ordinal(number: int) -> str:
     """``2nd``, ``3rd``, ``4th``."""
     ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
+
+
+def unit(names: LayerNames | None, rank: int | None = None) -> str:
+    """What is communicated: bucket, or parameter group."""
+    return "bucket" if names is None else names.unit(rank)
 
 
 def bucket_layer(bucket: int, names: LayerNames | None, rank: int | None = None) -> str:
@@ -82,7 +90,8 @@ def exposed_sentence(share: float, bucket: int | None, is_last: bool, names: Lay
     text = f"exposed communication: transfers that no compute hides take {100 * share:.0f} % of a step"
     if bucket is None:
         return text
-    return f"{text}, most of it {'the last bucket' if is_last else 'bucket'} {bucket}{bucket_layer(bucket, names)}"
+    which = f"{'the last ' if is_last else ''}{unit(names)}"
+    return f"{text}, most of it {which} {bucket}{bucket_layer(bucket, names)}"
 
 
 def input_sentence(share: float) -> str:

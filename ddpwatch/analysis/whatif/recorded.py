@@ -120,6 +120,7 @@ class RecordedBuilder:
             self._hellos[message.rank] = message
         elif isinstance(message, Layout) and message.rank == min(self._hellos, default=message.rank):
             self._layouts[message.module] = message
+            self._sharded = self._sharded or message.kind == "group"
         elif isinstance(message, Step):
             self._look_at(message)
 
@@ -178,7 +179,7 @@ class RecordedBuilder:
     def _check_job(self) -> None:
         """Refuses what is no DDP job of one module on one clock."""
         if self._sharded:
-            raise UsageError("what-if knows DDP only, and this job shards its parameters (FSDP)")
+            raise UsageError("what-if knows DDP only, and this job uses FSDP2")
         if not self._steps or not self._hellos:
             raise UsageError("no step is readable", "record a longer stretch of the job")
         if len(self._hellos) < 2:

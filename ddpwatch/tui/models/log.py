@@ -106,7 +106,8 @@ class RunLog:
         key = (layout.module, layout.epoch)
         if key not in self._layouts:
             self._layouts.add(key)
-            text = f"{len(layout.buckets)} buckets for {len(layout.params)} parameters (layout {layout.epoch})"
+            units = "parameter groups" if layout.kind == "group" else "buckets"
+            text = f"{len(layout.buckets)} {units} for {len(layout.params)} parameters (layout {layout.epoch})"
             self.add(LogLine(at_ns, "layout", text, "dim"))
 
 

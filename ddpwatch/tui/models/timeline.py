@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ddpwatch.analysis.diagnosis.sentences import LayerNames
 from ddpwatch.analysis.intervals import total_within
+from ddpwatch.analysis.step import USE_NAMES
 from ddpwatch.messages import Mark
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.state import StepAcrossRanks
@@ -205,9 +206,9 @@ def _bucket(found: _BucketAtCursor) -> list[Field]:
     step, bar, offset = found.lane.step, found.bar, found.lane.offset_ns
     ready = step.comm_ready[bar.position]
     facts = found.step.facts_of(step.rank)
-    exposed = facts.exposed[bar.position]
+    exposed, use = facts.exposed[bar.position], facts.keys[bar.position][4]
     fields = [
-        Field(f"bucket {bar.index}", f"b{bar.index}", 0, "strong"),
+        Field(f"group {bar.index} {USE_NAMES[use]}" if use else f"bucket {bar.index}", f"b{bar.index}", 0, "strong"),
         Field(size(bar.nbytes), size(bar.nbytes), 4),
         Field(f"ready {ms(None if ready is None else offset + ready)}", "", 5),
         Field(f"launch {ms(bar.start)}", f"l {ms(bar.start)}", 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpwatch.analysis.buckets import BucketStep, BucketSummary
+from ddpwatch.analysis.step import BACKWARD_GATHER, USE_NAMES
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.grid import GridColumn, paint_grid
 from ddpwatch.tui.paint.spark import paint_columns
@@ -32,6 +33,17 @@ COLUMNS: tuple[GridColumn[BucketSummary], ...] = (
     ),
     GridColumn("last rank", 11, lambda r: _last(r), lambda r: r.last_share, 2),
 )  # fmt: skip
+
+
+_USES = {"all_gather": "gather", BACKWARD_GATHER: "gather b", "reduce_scatter": "scatter", "all_reduce": "reduce"}
+GROUP_COLUMN: GridColumn[BucketSummary] = GridColumn(
+    "group", 13, lambda r: f"{r.index} {_USES.get(r.use, '')}", lambda r: r.index
+)
+
+
+def _columns(rows: Sequence[BucketSummary]) -> tuple[GridColumn[BucketSummary], ...]:
+    """The columns; with FSDP2, a parameter group takes the place of a bucket."""
+    return (GROUP_COLUMN, *COLUMNS[1:]) if any(row.use for row in rows) else COLUMNS
 
 
 def _last(row: BucketSummary) -> str:
@@ -73,20 +85,24 @@ def paint_buckets(
         return canvas.rows()
     table = Canvas(width, height - 1)
     room = width if width < 100 else int(width * 0.68)
-    x = paint_grid(table, COLUMNS, rows, first, selected, sorted_by, room)
+    x = paint_grid(table, _columns(rows), rows, first, selected, sorted_by, room)
     longest = max((row.done or row.launch or 0 for row in rows), default=0) or 1
     if width - x >= _LEAST_BAR:
-        title = f"launch to done, {ms(longest)} ms from the backward's start"
+        origin = "forward" if any(row.use for row in rows) else "backward"
+        title = f"launch to done, {ms(longest)} ms from the {origin}'s start"
         table.put(x + 1, 0, shorten(title, width - x - 2), "heading")
         for y, row in enumerate(rows[first : first + height - 2], start=1):
             _paint_bar(table, row, x + 1, width - x - 2, longest, y)
     _copy(table, canvas)
     layer = layers[selected] if selected < len(layers) else ""
-    note = (
-        f"bucket {rows[selected].index}: {clean(layer, 80) or 'its layout is not known'}, {rows[selected].steps} steps"
-    )
+    row = rows[selected]
+    note = f"{_named(row)}: {clean(layer, 80) or 'its layout is not known'}, {row.steps} steps"
     canvas.put(1, height - 1, shorten(note + "   Enter: its history and parameters", width - 2), "dim")
     return canvas.rows()
+
+
+def _named(row: BucketSummary) -> str:
+    return f"group {row.index}, {USE_NAMES[row.use]}" if row.use else f"bucket {row.index}"
 
 
 def _copy(source: Canvas, target: Canvas) -> None:
@@ -95,7 +111,7 @@ def _copy(source: Canvas, target: Canvas) -> None:
 
 
 def _paint_bar(canvas: Canvas, row: BucketSummary, x: int, width: int, longest: float, y: int) -> None:
-    start = row.launch or 0.0
+    start = max(row.launch or 0.0, 0.0)
     if row.done is None:
         canvas.put(x + round(start * width / longest), y, "▸", "launch")
         return
@@ -123,7 +139,7 @@ def paint_bucket(
     width, height = size_
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
-    title = f"bucket {row.index}: {size(row.nbytes)}, {len(params)} parameters, launched at {ms(row.launch)} ms"
+    title = f"{_named(row)}: {size(row.nbytes)}, {len(params)} parameters, launched at {ms(row.launch)} ms"
     canvas.put(1, 0, shorten(f"{title}, {_last_in_full(row)}   Escape: back", width - 2), "heading-strong")
     y = 1
     tall = _CHART_ROWS if height >= 24 else 2

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from ddpwatch.analysis.buckets import BucketSummary, BucketTable
+from ddpwatch.analysis.buckets import Bucket, BucketSummary, BucketTable
 from ddpwatch.state import newest
 from ddpwatch.tui.paint.buckets import COLUMNS, paint_bucket, paint_buckets
 from ddpwatch.tui.paint.canvas import Row
@@ -30,7 +30,9 @@ class BucketsView(RunView):
   exposed   the part of launch to done without computation on the rank
   busbw     bytes / transfer x 2(n-1)/n, as nccl-tests defines it
   last rank the rank that launches it last most often, and how often;
-            several where the error of their clocks leaves it open"""
+            several where the error of their clocks leaves it open
+  group     with FSDP2, a parameter group: its all-gather (b: in the
+            backward), reduce-scatter, all-reduce; from the forward"""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "sort(1)", "Sort by the next column"),
         Binding("o", "order", "Reverse the order"),
@@ -45,7 +47,7 @@ class BucketsView(RunView):
     def forget(self) -> None:
         """See `RunView.forget`."""
         self.table = BucketTable()
-        self.selected: tuple[int, int] | None = None
+        self.selected: Bucket | None = None
         self.detail = False
         self.sorted_by = 0
         self.descending = False
@@ -76,12 +78,12 @@ class BucketsView(RunView):
         return paint_buckets(rows, layers, (width, height), self.first, selected, COLUMNS[self.sorted_by].heading)
 
     def _selected_row(self, rows: list[BucketSummary]) -> int:
-        keys = [(row.module, row.index) for row in rows]
+        keys = [row.bucket for row in rows]
         return keys.index(self.selected) if self.selected in keys else 0
 
     def _detail(self, row: BucketSummary, width: int, height: int) -> list[Row]:
         params = self.session.state.layouts.bucket_params(row.index)
-        history = self.table.history((row.module, row.index))
+        history = self.table.history(row.bucket)
         return paint_bucket(row, history, params, self._fired(set(params)), (width, height), self.first)
 
     def _fired(self, params: set[str]) -> list[tuple[str, float]]:
@@ -122,7 +124,7 @@ class BucketsView(RunView):
             self.first = max(self.first + by, 0)
         elif rows:
             row = rows[min(max(self._selected_row(rows) + by, 0), len(rows) - 1)]
-            self.selected = (row.module, row.index)
+            self.selected = row.bucket
         self.repaint()
 
     def clicked(self, x: int, y: int) -> None:
@@ -130,5 +132,5 @@ class BucketsView(RunView):
         rows = self.rows()
         if y > 0 and not self.detail and self.first + y - 1 < len(rows):
             row = rows[self.first + y - 1]
-            self.selected = (row.module, row.index)
+            self.selected = row.bucket
             self.repaint()

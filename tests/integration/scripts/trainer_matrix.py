@@ -11,11 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from tests.integration.scripts.matrix_names import CAST_HOOKS, EXACT_HOOKS, EXACT_STRATEGIES, LOW_RANK_HOOKS
 from trainer import TrainConfig, Trainer
 from trainer.comm_hooks import HookOptions
 from trainer.distributed import World, process_group
+from trainer.strategies import SHARDED
 
 WORLD = World.from_environment()
 ALONE = World(0, 0, 1, WORLD.device)
@@ -52,7 +54,8 @@ class Outcome:
 
 
 def flat(trainer: Trainer) -> Tensor:
-    return torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
+    whole = (p.full_tensor() if isinstance(p, DTensor) else p for p in trainer.model.parameters())
+    return torch.nn.utils.parameters_to_vector(whole).detach()
 
 
 def run(config: TrainConfig, reference: Tensor) -> Outcome:
@@ -77,6 +80,8 @@ def exact_cases(models: dict[str, TrainConfig]) -> dict[str, Outcome]:
             outcomes[f"{name} {strategy}"] = run(replace(config, strategy=strategy), reference)
         for hook in EXACT_HOOKS:
             outcomes[f"{name} {hook}"] = run(replace(config, comm_hook=hook), reference)
+        for strategy in SHARDED if name == "digits" else ():
+            outcomes[f"{name} {strategy}"] = run(replace(config, strategy=strategy), reference)
     return outcomes
 
 

@@ -121,6 +121,7 @@ def tell(*models: nn.Module) -> None:
     for model in models:
         for tensor in [*model.parameters(), *model.buffers()]:
             for part in (tensor, tensor.grad):
+                part = part.to_local() if hasattr(part, "to_local") else part  # of FSDP2: this rank's shard
                 sha.update(b"none" if part is None else part.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
     print("parameters", sha.hexdigest()[:16], flush=True)
 
@@ -641,6 +642,21 @@ def new_group() -> None:
     dist.destroy_process_group()
     join_group(f"file://{sys.argv[1]}/store")
     train(wrap())
+
+
+# -- FSDP2: last, as its steps are full or unwatched ----------------------------------------------------------
+
+
+@case("FSDP2")
+def fully_sharded() -> None:
+    """`fully_shard` on each layer and on the model; found by itself in the first forward"""
+    from torch.distributed.fsdp import fully_shard
+
+    module = mlp()
+    for layer in module:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    train(fully_shard(module))
 
 
 # -- all of them -----------------------------------------------------------------------------------------------

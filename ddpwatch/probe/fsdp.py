@@ -1,0 +1,410 @@
+"""Attaches a StepRecorder to one module of FSDP2: what ``fully_shard`` or the new ``replicate`` returned.
+
+| what                        | found by                                                                             |
+|-----------------------------|--------------------------------------------------------------------------------------|
+| start, end of the forward   | forward (pre-)hook of the module, outside FSDP2's own                                |
+| start of the backward       | tensor hooks on the forward's outputs, ahead of FSDP2's own                          |
+| end of the backward         | a callback that runs after FSDP2's own last one                                      |
+| launch, end of a collective | a stamp right before it, and one after it (`ddpwatch.probe.sharded_comm`)            |
+| waits for it, on the host   | the call itself, or `wait` of an asynchronous one                                    |
+| waits for it, on a GPU      | stamps on the compute stream before FSDP2 lets it wait; it waits until the end       |
+
+A collective that is synchronous is one that the training thread waits for: on the host, all are but the all-gathers of
+``unshard(async_op=True)``. The waits are cut out of the forward and the backward (`ddpwatch.probe.record`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
+from torch.utils.hooks import RemovableHandle
+
+from ddpwatch.messages import DEFAULT_GROUP, BucketLayout, CollectiveOp, Group, Layout
+from ddpwatch.probe.autograd import add_gradient_hook, on_graph_end, tensors_in
+from ddpwatch.probe.collectives import issued_by
+from ddpwatch.probe.completion import Callback
+from ddpwatch.probe.groups import describe
+from ddpwatch.probe.guarded import GuardedProbe, ModuleHook
+from ddpwatch.probe.identity import Flags, module_name
+from ddpwatch.probe.record import BucketRecord
+from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.probe.sharded_comm import TimedAllGather, TimedComm, TimedReduceScatter, see_all_reduces
+
+_log = logging.getLogger("ddpwatch")
+_COMMS = {"_all_gather_comm": TimedAllGather, "_reduce_scatter_comm": TimedReduceScatter}
+_GROUPS = {"shard_process_group": "sharding", "replicate_process_group": "replication"}
+
+
+class FsdpProbe(GuardedProbe):
+    """The hooks on one module of FSDP2.
+
+    Args:
+        model: The module. Not modified beyond its hooks.
+        module: Its number in this process.
+        param_base: Id of its first parameter in this process.
+        recorder: Takes the stamps.
+        publish: Takes each process group, and the layout of the parameter groups.
+        on_error: Takes an error of ddpwatch's; after the first, the probe stays silent.
+        on_wait: Called when a backward has ended its compute and is about to wait. Must not block.
+
+    Attributes:
+        timed: Whether completions can be stamped.
+        parameters: Number of parameter tensors.
+    """
+
+    def __init__(
+        self,
+        model: FSDPModule,
+        module: int,
+        param_base: int,
+        recorder: StepRecorder,
+        publish: Callable[[Group | Layout], None],
+        on_error: Callable[[Exception], None],
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(recorder, on_error)
+        self._module = module
+        self._publish = publish
+        self._on_wait = on_wait
+        self._model = weakref.ref(model)
+        named = parameter_groups(model)
+        self._groups = [weakref.ref(group) for group in named]
+        self._ids: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+        device = device_of(model)
+        self._host = device.type == "cpu"
+        self.timed = self._host or recorder.gpu is not None
+        self._enter_groups(named)
+        # Gloo carries out on the host also what lies on a GPU, and there the call returns with the result.
+        self._blocking = self._host or self._backend(device) == "gloo"
+        self._announce(model, named, param_base)
+        self._early: list[BucketRecord] = []  # issued between two steps: by `unshard`, for the next forward
+        self._gathering: dict[int, BucketRecord] = {}  # on a GPU, what nothing has waited for yet
+        self._reducing: list[BucketRecord] = []
+        self._validating = self._in_backward = self._reduced_before = self._stepped_aside = False
+        self._backward_start_hook = self._guarded(self._backward_begin)
+        self._backward_start_hook.__torch_unserializable__ = True  # type: ignore[attr-defined]
+        self._compute_end_callback = self._guarded(self._compute_end)
+        self._end_callback = self._guarded(self._backward_end)
+        see_all_reduces()
+        self._take_comms()
+        if not self._blocking:
+            for label, group in enumerate(named):
+                self._stamp_waits(label, group)
+        self._handles = list(self._attach(model))
+        if model._get_fsdp_state()._training_state == TrainingState.FORWARD:  # found in its first forward
+            self._guarded(self._forward_begin, starts_step=True)(model, ())
+
+    def issued_in(self) -> list[tuple[int, int]]:
+        """The ids of the module's process groups, each with how many collectives it has issued. For any thread."""
+        counts = [(number, issued_by(group)) for group, number in list(self._ids.items())]
+        return [(number, count) for number, count in counts if count is not None]
+
+    @property
+    def in_eval(self) -> bool:
+        """Whether the model was last put into eval mode. For any thread."""
+        model = self._model()
+        return model is not None and not model.training  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Removes the hooks, and gives FSDP2 its own communication objects back."""
+        self.active = False
+        for group in self._live():
+            for name in _COMMS:
+                comm = getattr(group, name)
+                if isinstance(comm, TimedComm) and comm._self_observer is self:
+                    setattr(group, name, comm.__wrapped__)
+            for name in ("wait_for_unshard", "post_backward", "finalize_backward"):
+                group.__dict__.pop(name, None)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # -- what is watched ---------------------------------------------------------------------------------------
+
+    def _live(self) -> Iterator[FSDPParamGroup]:
+        return (group for ref in self._groups if (group := ref()) is not None)
+
+    def _enter_groups(self, groups: dict[FSDPParamGroup, str]) -> None:
+        for group in groups:
+            for attribute, kind in _GROUPS.items():
+                if (found := getattr(group.mesh_info, attribute, None)) is not None:
+                    self._id_of(found, kind)
+
+    def _id_of(self, group: dist.ProcessGroup, kind: str = "sharding") -> int:
+        known = self._ids.get(group)
+        if known is None:
+            found = describe(group)
+            found.kind = kind
+            known = self._ids[group] = found.id
+            self._publish(found)
+        return known
+
+    def _backend(self, device: torch.device) -> str:
+        group = next(iter(self._ids), None)
+        return "" if group is None else group._get_backend(device).name()
+
+    def _announce(self, model: FSDPModule, groups: dict[FSDPParamGroup, str], param_base: int) -> None:
+        """Publishes the parameter groups, in the order of the model."""
+        names = {id(param): name for name, param in model.named_parameters()}  # type: ignore[attr-defined]
+        params = [[p.sharded_param for p in group.fsdp_params] for group in groups]
+        flat = [param for group in params for param in group]
+        self.parameters = len(flat)
+        sizes = [[param.numel() * param.element_size() for param in group] for group in params]
+        buckets, base = [], 0
+        for index, (name, size) in enumerate(zip(groups.values(), sizes, strict=True)):
+            buckets.append(BucketLayout(index, sum(size), list(range(base, base + len(size))), name))
+            base += len(size)
+        self._recorder.epoch += 1
+        self._publish(
+            Layout(
+                rank=0,  # the sender fills it in
+                module=self._module,
+                module_name=module_name(model),
+                kind="group",
+                group=next(iter(self._ids.values()), DEFAULT_GROUP),
+                epoch=self._recorder.epoch,
+                param_base=param_base,
+                params=[names.get(id(param), "") for param in flat],
+                param_bytes=[size for group in sizes for size in group],
+                param_rows=[param.shape[0] if param.dim() > 1 else 0 for param in flat],
+                param_kind=[f"{str(param.dtype).removeprefix('torch.')} {param.device}" for param in flat],
+                buckets=buckets,
+            )
+        )
+
+    def _take_comms(self) -> None:
+        """Stands in front of FSDP2's own communication objects, also those that it was given since. Not of others."""
+        for label, ref in enumerate(self._groups):
+            group = ref()
+            for name, timed in _COMMS.items() if group is not None else ():
+                comm = getattr(group, name)
+                if type(comm) is timed:
+                    continue
+                if type(comm).__module__.startswith("torch.distributed.fsdp."):
+                    setattr(group, name, timed(comm, self, label))
+                elif not self._stepped_aside:
+                    self._stepped_aside = True
+                    _log.warning(
+                        "ddpwatch does not see collectives of FSDP2 that go through the job's own %s",
+                        type(comm).__name__,
+                    )
+
+    def _attach(self, model: Any) -> Iterator[RemovableHandle]:
+        begin = ModuleHook(self._guarded(self._forward_begin, starts_step=True))
+        yield model.register_forward_pre_hook(begin, prepend=True)
+        yield model.register_forward_hook(ModuleHook(self._guarded(self._forward_end)), prepend=True)
+
+    # -- forward and backward ----------------------------------------------------------------------------------
+
+    def _syncs(self) -> bool:
+        """Whether the next reduction is one over all ranks."""
+        group = next(self._live(), None)
+        if group is None or not group.reduce_grads:
+            return False
+        return group.all_reduce_grads or not hasattr(group.mesh_info, "replicate_process_group")
+
+    def _forward_begin(self, module: Any, arguments: Any) -> None:
+        self._take_comms()
+        self._validating = not torch.is_grad_enabled()
+        if self._validating:
+            self._recorder.validation_begin()
+            return
+        self._in_backward = False
+        self._gathering.clear()
+        self._reducing.clear()
+        self._recorder.forward_begin(self._syncs())
+        early, self._early = self._early, []
+        record = self._recorder.current
+        for entry in early:
+            if record is not None and entry.launch >= record.start:
+                self._recorder.collective_launch(entry)
+
+    def _forward_end(self, module: Any, arguments: Any, output: Any) -> None:
+        if self._validating:
+            self._validating = False
+            self._recorder.validation_end()
+            return
+        self._recorder.forward_end()
+        for tensor in tensors_in(output):
+            if tensor.grad_fn is not None:
+                add_gradient_hook(tensor, self._backward_start_hook)
+
+    def _backward_begin(self, gradient: torch.Tensor) -> None:
+        self._recorder.backward_begin()
+        if not self._in_backward:
+            self._in_backward = True
+            on_graph_end(self._compute_end_callback)
+
+    def _compute_end(self) -> None:
+        """FSDP2's last callback comes next: it reduces what is left, and waits."""
+        on_graph_end(self._end_callback)
+        self._on_wait()
+
+    def _backward_end(self) -> None:
+        self._in_backward = False
+        reduced = self._syncs()
+        self._recorder.backward_compute_end()
+        self._recorder.backward_end(reduced)
+        if reduced and not self._reduced_before:
+            self._reduced_before = True
+            self._recorder.warm_up()
+
+    # -- collectives: the observer of `ddpwatch.probe.sharded_comm` ---------------------------------------------
+
+    def stamp(self) -> int | None:
+        """See `Observer.stamp`."""
+        if not self.active or self._validating or not self._recorder.phase:
+            return None
+        try:
+            return self._recorder.clock()
+        except Exception as error:
+            self.on_error(error)
+            return None
+
+    def launch(
+        self, op: CollectiveOp, label: int, nbytes: int, group: dist.ProcessGroup, ready: int | None = None
+    ) -> BucketRecord | None:
+        """See `Observer.launch`."""
+        if not self.active or self._validating or not self._recorder.phase:
+            return None
+        entered = time.monotonic_ns()
+        try:
+            entry = BucketRecord(self._module, label, nbytes, entered)
+            entry.op, entry.group, entry.ready = op, self._id_of(group), ready
+            issued = issued_by(group)
+            entry.seq = None if issued is None else issued + 1
+            if not self._recorder.collective_launch(entry):
+                self._early.append(entry)
+            self._recorder.charge(time.monotonic_ns() - entered)
+            entry.launch = self._recorder.clock()
+            return entry
+        except Exception as error:
+            self.on_error(error)
+            return None
+
+    def finished(self, entry: BucketRecord) -> None:
+        """See `Observer.finished`."""
+        try:
+            if self._blocking:
+                at = time.monotonic_ns()
+                entry.wait_begin, entry.wait_end = entry.launch, at
+                self._recorder.bucket_done(entry, at)
+                self._recorder.charge(time.monotonic_ns() - at)
+            else:
+                self._recorder.bucket_done(entry)
+                self._awaited(entry)
+        except Exception as error:
+            self.on_error(error)
+
+    def failed(self, entry: BucketRecord) -> None:
+        """See `Observer.failed`."""
+        record = self._recorder.current
+        if record is not None and entry in record.buckets:
+            record.buckets.remove(entry)
+            self._recorder.box.done(entry.index)
+
+    def follow(self, entry: BucketRecord, work: Any) -> None:
+        """See `Observer.follow`."""
+        try:
+            work.get_future().add_done_callback(Callback(self._done, entry))
+            if not self._blocking:
+                self._awaited(entry)
+        except Exception as error:
+            self.on_error(error)
+
+    def waited(self, entry: BucketRecord, begin: int | None) -> None:
+        """See `Observer.waited`."""
+        if self._blocking and begin is not None:
+            entry.wait_begin, entry.wait_end = begin, time.monotonic_ns()
+
+    def _done(self, entry: BucketRecord) -> None:
+        self._recorder.bucket_done(entry, time.monotonic_ns() if self._blocking else None)
+
+    # -- waits on a GPU ------------------------------------------------------------------------------------------
+
+    def _awaited(self, entry: BucketRecord) -> None:
+        if entry.op == "all_gather":
+            self._gathering[entry.index] = entry
+        else:
+            self._reducing.append(entry)
+
+    def _stamp_waits(self, label: int, group: FSDPParamGroup) -> None:
+        """Calls back before FSDP2 lets the compute stream of a parameter group wait."""
+        before = {
+            "wait_for_unshard": lambda: self._waits_for(self._gathering.pop(label, None)),
+            "post_backward": lambda: self._waits_for(*self._reducing[: self._too_many()]),
+            "finalize_backward": lambda: self._waits_for(*self._reducing),
+        }
+        for name, call in before.items():
+            setattr(group, name, _preceded(getattr(group, name), self._guarded(call)))
+
+    def _too_many(self) -> int:
+        """How many reduce-scatters FSDP2 waits for before the next: it keeps the memory of a few only."""
+        context = next((group.comm_ctx for group in self._live()), None)
+        return 0 if context is None else max(0, len(self._reducing) - context.reduce_scatter_max_input_buffers + 1)
+
+    def _waits_for(self, *entries: BucketRecord | None) -> None:
+        """The compute stream is about to wait for these collectives."""
+        if not any(entries):
+            return
+        at = self._recorder.clock()
+        for entry in entries:
+            if entry is not None:
+                entry.wait_begin = at
+        self._reducing = [entry for entry in self._reducing if entry not in entries]
+
+
+def _preceded(method: Callable[..., Any], before: Callable[[], None]) -> Callable[..., Any]:
+    @wraps(method)
+    def preceded(*arguments: Any, **options: Any) -> Any:
+        before()
+        return method(*arguments, **options)
+
+    return preceded
+
+
+def parameter_groups(model: Any) -> dict[FSDPParamGroup, str]:
+    """The parameter groups of a model, each with the name of its module, or of its modules."""
+    found: dict[FSDPParamGroup, list[str]] = {}
+    for name, module in model.named_modules():
+        state = _get_module_fsdp_state(module)
+        for group in () if state is None else state._fsdp_param_groups:
+            found.setdefault(group, []).append(name or module_name(model))
+    return {group: ", ".join(names)[:1024] for group, names in found.items()}
+
+
+def device_of(model: FSDPModule) -> torch.device:
+    """The device that a model computes on; with offloading, its parameters are elsewhere."""
+    return model._get_fsdp_state()._device
+
+
+def backend_of(model: FSDPModule) -> str:
+    """The backend of a model's collectives."""
+    for group in parameter_groups(model):
+        for attribute in _GROUPS:
+            if (found := getattr(group.mesh_info, attribute, None)) is not None:
+                return str(dist.get_backend(found))
+    return ""
+
+
+def fsdp_flags(model: FSDPModule) -> Flags:
+    """What decides a model's timeline."""
+    groups = list(parameter_groups(model))
+    kinds = {kind for group in groups for name, kind in _GROUPS.items() if hasattr(group.mesh_info, name)}
+    strategies = {("replication",): "replicate", ("replication", "sharding"): "hsdp"}
+    return {
+        "strategy": strategies.get(tuple(sorted(kinds)), "fsdp2"),
+        "parameter_groups": len(groups),
+        "reshard_after_forward": any(group.post_forward_mesh_info is not None for group in groups),
+    }

@@ -1,0 +1,73 @@
+"""What the probes on a module have in common: hooks that never let an error of ddpwatch's reach the job."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ddpwatch.probe.recorder import StepRecorder
+
+
+class ModuleHook:
+    """A forward hook that copies and pickles as one that does nothing, so that the watched model stays portable."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        """Called by torch."""
+        self._call(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A bound method of the standard library that takes anything and returns None: a copy of the model
+        # must load where ddpwatch is not installed.
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class GuardedProbe:
+    """A probe whose hooks are guarded.
+
+    Args:
+        recorder: Takes the stamps.
+        on_error: Takes an error of ddpwatch's; after the first, the probe stays silent.
+
+    Attributes:
+        active: Whether the hooks do anything.
+    """
+
+    def __init__(self, recorder: StepRecorder, on_error: Callable[[Exception], None]) -> None:
+        self.active = True
+        self._recorder = recorder
+        self._on_error = on_error
+
+    def on_error(self, error: Exception) -> None:
+        """Silences the probe after an error of ddpwatch's."""
+        self.active = False
+        self._on_error(error)
+
+    def _guarded(self, call: Callable[..., Any], starts_step: bool = False) -> Callable[..., Any]:
+        """Wraps a hook: ddpwatch's errors never reach the job, and its time is added to the step's own cost.
+
+        Args:
+            call: The hook. Not called in an unwatched step.
+            starts_step: Whether the hook may start a step; then it is always called.
+        """
+        clock = time.monotonic_ns  # of cost, whatever the stamps are
+
+        def guarded(*arguments: Any) -> None:
+            if not self.active or not (starts_step or self._recorder.phase):
+                return
+            entered = clock()
+            try:
+                call(*arguments)
+            except Exception as error:
+                self.on_error(error)
+            record = self._recorder.current
+            if record is not None:
+                record.own_ns += clock() - entered
+
+        return guarded

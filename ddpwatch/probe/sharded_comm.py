@@ -1,0 +1,158 @@
+"""FSDP2's collectives, seen where it issues them: a job may exchange the object that gathers or scatters.
+
+`TimedAllGather` and `TimedReduceScatter` stand in front of FSDP2's own object, one per parameter group, and look like
+it. The all-reduce of HSDP and of ``replicate`` cannot be exchanged: there `see_all_reduces` puts a view of
+``torch.distributed`` in front of the one that FSDP2's own module calls.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import wrapt
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+
+from ddpwatch.messages import CollectiveOp
+from ddpwatch.probe.record import BucketRecord
+
+
+class Observer(Protocol):
+    """Sees the collectives of one module. No method raises."""
+
+    def launch(
+        self, op: CollectiveOp, label: int, nbytes: int, group: dist.ProcessGroup, ready: int | None = None
+    ) -> BucketRecord | None:
+        """A collective is about to be issued; None where it is left alone.
+
+        Args:
+            op: Its operation.
+            label: Index of the parameter group.
+            nbytes: Size of all that it gathers, scatters or reduces.
+            group: The process group.
+            ready: When its last gradient was accumulated, where that is known.
+        """
+
+    def stamp(self) -> int | None:
+        """A stamp of now; None where nothing is recorded."""
+
+    def finished(self, entry: BucketRecord) -> None:
+        """The call has returned: on the host the result is there, on a GPU the collective is enqueued."""
+
+    def failed(self, entry: BucketRecord) -> None:
+        """The call has raised."""
+
+    def follow(self, entry: BucketRecord, work: Any) -> None:
+        """The call has returned at once, and ``work`` completes later."""
+
+    def waited(self, entry: BucketRecord, begin: int | None) -> None:
+        """A wait for it is over that started at ``begin``."""
+
+
+class _SeenWork(wrapt.ObjectProxy[Any]):
+    """An asynchronous collective, whose `wait` is stamped."""
+
+    def __init__(self, work: Any, observer: Observer, entry: BucketRecord) -> None:
+        super().__init__(work)
+        self._self_observer = observer
+        self._self_entry = entry
+
+    def wait(self, *arguments: Any, **options: Any) -> Any:
+        begin = self._self_observer.stamp()
+        try:
+            return self.__wrapped__.wait(*arguments, **options)
+        finally:
+            self._self_observer.waited(self._self_entry, begin)
+
+
+class TimedComm(wrapt.ObjectProxy[Any]):
+    """FSDP2's own communication object of one parameter group, seen by an observer."""
+
+    def __init__(self, comm: Any, observer: Observer, label: int) -> None:
+        super().__init__(comm)
+        self._self_observer = observer
+        self._self_label = label
+        self._self_ready: int | None = None
+
+    def _self_issue(self, entry: BucketRecord | None, issue: Callable[[], Any]) -> Any:
+        if entry is None:
+            return issue()
+        try:
+            work = issue()
+        except BaseException:
+            self._self_observer.failed(entry)
+            raise
+        if work is None:
+            self._self_observer.finished(entry)
+            return None
+        self._self_observer.follow(entry, work)
+        return _SeenWork(work, self._self_observer, entry)
+
+
+class TimedAllGather(TimedComm):
+    """See `TimedComm`."""
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> Any:
+        """All-gathers, with its stamps."""
+        entry = self._self_observer.launch("all_gather", self._self_label, output_tensor.nbytes, group)
+        return self._self_issue(entry, lambda: self.__wrapped__(output_tensor, input_tensor, group, async_op))
+
+
+class TimedReduceScatter(TimedComm):
+    """See `TimedComm`. FSDP2 asks it for memory when the gradients of its parameter group are complete."""
+
+    def allocate(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        """Passes on, and stamps the first call of a reduction."""
+        if self._self_ready is None:
+            _Reducing.comm, self._self_ready = weakref.ref(self), self._self_observer.stamp()
+        memory: torch.Tensor = self.__wrapped__.allocate(*arguments, **options)
+        return memory
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduce-scatters, with its stamps."""
+        ready, self._self_ready = self._self_ready, None
+        entry = self._self_observer.launch("reduce_scatter", self._self_label, input_tensor.nbytes, group, ready)
+        return self._self_issue(entry, lambda: self.__wrapped__(output_tensor, input_tensor, group, op, async_op))
+
+    def _self_all_reduce(self, tensor: torch.Tensor, group: Any, issue: Callable[[], Any]) -> Any:
+        ready, self._self_ready = self._self_ready, None
+        entry = self._self_observer.launch("all_reduce", self._self_label, tensor.nbytes, group, ready)
+        return self._self_issue(entry, issue)
+
+
+class _Reducing:
+    """The parameter group that is being reduced: FSDP2 reduces one at a time."""
+
+    comm: Callable[[], TimedReduceScatter | None] = lambda: None
+
+
+class _SeenDistributed(wrapt.ObjectProxy[Any]):
+    """``torch.distributed`` as FSDP2's collectives see it."""
+
+    def all_reduce(self, tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        comm = _Reducing.comm()
+
+        def issue() -> Any:
+            return self.__wrapped__.all_reduce(tensor, *arguments, **options)
+
+        group = options.get("group")
+        return issue() if comm is None or group is None else comm._self_all_reduce(tensor, group, issue)
+
+
+def see_all_reduces() -> None:
+    """Lets the observers see the all-reduces, from now on."""
+    names = vars(_fsdp_collectives)
+    if not isinstance(names["dist"], _SeenDistributed):
+        names["dist"] = _SeenDistributed(dist)
