@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainer.instrument import NullInstrument
-from trainer.strategies import DDP, FSDP2, Strategy
+from trainer.strategies import Strategy
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def watched(strategy: Strategy, record: Path | None = None) -> Iterator[None]:
 
     if strategy.channel.world.rank == 0:
         print(f"watched: {_where_to_look()}", file=sys.stderr, flush=True)
-    if isinstance(strategy, (DDP, FSDP2)):
+    if strategy.ATTACHABLE:
         with watch(strategy.module, record=record):
             yield
     else:

@@ -13,12 +13,11 @@ from trainer.distributed import World
 from trainer.strategies.base import Strategy
 from trainer.strategies.bucketed_hooks import BucketedHooks
 from trainer.strategies.ddp import DDP
-from trainer.strategies.fsdp import FSDP2
 from trainer.strategies.manual import Manual
 from trainer.strategies.param_hooks import ParamHooks
 from trainer.strategies.single import DataParallel, Single
 
-__all__ = ["DDP", "FSDP2", "ONE_PROCESS", "SHARDED", "STRATEGIES", "Strategy", "build_strategy"]
+__all__ = ["DDP", "ONE_PROCESS", "SHARDED", "STRATEGIES", "Strategy", "build_strategy"]
 
 Builder = Callable[[nn.Module, Channel, TrainConfig], Strategy]
 
@@ -34,6 +33,12 @@ def _ddp(model: nn.Module, channel: Channel, config: TrainConfig) -> Strategy:
     )
 
 
+def _fsdp2(model: nn.Module, channel: Channel, config: TrainConfig) -> Strategy:
+    from trainer.strategies.fsdp import FSDP2  # torch takes seconds to import it
+
+    return FSDP2(model, channel, hybrid=config.strategy == "hsdp")
+
+
 STRATEGIES: dict[str, Builder] = {
     "single": lambda model, channel, config: Single(model, channel),
     "dataparallel": lambda model, channel, config: DataParallel(model, channel),
@@ -42,8 +47,8 @@ STRATEGIES: dict[str, Builder] = {
     "param-hooks-sync": lambda model, channel, config: ParamHooks(model, channel, wait_in_hook=True),
     "bucketed-hooks": lambda model, channel, config: BucketedHooks(model, channel, bucket_cap_mb=config.bucket_cap_mb),
     "ddp": _ddp,
-    "fsdp2": lambda model, channel, config: FSDP2(model, channel),
-    "hsdp": lambda model, channel, config: FSDP2(model, channel, hybrid=True),
+    "fsdp2": _fsdp2,
+    "hsdp": _fsdp2,
 }
 ONE_PROCESS = ("single", "dataparallel")
 SHARDED = ("fsdp2", "hsdp")

@@ -23,7 +23,11 @@ class Strategy:
     a step returns, every parameter's ``.grad`` holds the gradient for the optimizer.
 
     A subclass defines what happens with each gradient (:meth:`gradient_ready`) and after the last (:meth:`finish`).
+
+    ``ATTACHABLE`` is whether ddpwatch attaches to the module itself, so that the strategy reports nothing.
     """
+
+    ATTACHABLE = False
 
     def __init__(self, model: nn.Module, channel: Channel) -> None:
         """Give every rank rank 0's parameters, and hook into every gradient."""

@@ -17,10 +17,9 @@ from trainer.strategies.base import Strategy
 
 
 class DDP(Strategy):
-    """Let DistributedDataParallel reduce buckets from within backward.
+    """Let DistributedDataParallel reduce buckets from within backward."""
 
-    ddpwatch attaches to the DDP module itself, so this strategy reports nothing.
-    """
+    ATTACHABLE = True
 
     def __init__(
         self,

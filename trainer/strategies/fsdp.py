@@ -18,10 +18,9 @@ REPLICAS = 2
 
 
 class FSDP2(Strategy):
-    """Gather parameters before they are needed, and reduce-scatter gradients, block by block.
+    """Gather parameters before they are needed, and reduce-scatter gradients, block by block."""
 
-    ddpwatch attaches to the model itself, so this strategy reports nothing.
-    """
+    ATTACHABLE = True
 
     def __init__(self, model: nn.Module, channel: Channel, *, hybrid: bool = False) -> None:
         """Shard ``model``, which already lives on its device, over all ranks; if ``hybrid``, each of two halves."""
