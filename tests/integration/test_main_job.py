@@ -24,6 +24,7 @@ from ddpwatch.state import RunState
 from ddpwatch.transport import RESTART_BITS
 from tests.support.jobs import (
     ROOT,
+    SMALL_GPT,
     Frames,
     Job,
     TorchrunJob,
@@ -37,6 +38,7 @@ from tests.support.jobs import (
 
 TRAIN = ROOT / "demo" / "train.py"
 ENDLESS = ("--steps", "100000")
+SLOW = ("--inject", "slow-forward:ms=100")  # the run lasts until devices were sampled
 QUICK = ("--model", "mlp", "--data", "digits", "--batch-size", "16")
 
 
@@ -49,7 +51,9 @@ def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_watched_recorded_and_attached_to(run_directory: Path, tmp_path: Path) -> None:
     """A late viewer sees everything from the first frame on, once and in order; the recording holds the same."""
     file = tmp_path / "out.mcap"
-    with TorchrunJob(TRAIN, "--watch", "--steps", "24", "--record", str(file), log=tmp_path / "log") as job:
+    with TorchrunJob(
+        TRAIN, *SMALL_GPT, *SLOW, "--watch", "--steps", "24", "--record", str(file), log=tmp_path / "log"
+    ) as job:
         info = the_run(job)
         with live(info) as first:
             read_until(first, lambda frames: any(m.step >= 8 for m in messages(frames, Step)), "step 8")
@@ -111,7 +115,7 @@ def test_same_bits_with_and_without_watching(tmp_path: Path) -> None:
 
     saved, logs = [tmp_path / "plain.pt", tmp_path / "watched.pt"], [tmp_path / "plain.log", tmp_path / "watched.log"]
     jobs = [
-        Job(TRAIN, "--steps", "6", "--save-params", str(file), *options, log=log)
+        Job(TRAIN, *SMALL_GPT, "--steps", "6", "--save-params", str(file), *options, log=log)
         for file, log, options in zip(saved, logs, ([], ["--watch"]), strict=True)
     ]
     with jobs[0], jobs[1]:
@@ -197,7 +201,7 @@ def after_restart(frames: Frames) -> list[Step]:
 def test_one_process_alone(tmp_path: Path) -> None:
     """One process has nobody to talk to, and a suspended collector does not keep it from ending."""
     file = tmp_path / "alone.mcap"
-    with Job(TRAIN, "--steps", "12", "--record", str(file), ranks=1, log=tmp_path / "log") as job:
+    with Job(TRAIN, *SMALL_GPT, "--steps", "12", "--record", str(file), ranks=1, log=tmp_path / "log") as job:
         info = the_run(job)
         with live(info) as source:
             read_until(source, lambda frames: len(messages(frames, Step)) >= 3, "three steps")
@@ -220,7 +224,7 @@ def test_one_process_alone(tmp_path: Path) -> None:
 def test_without_a_collector_every_rank_writes_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For sites where processes cannot talk; the reader merges the files."""
     monkeypatch.setenv("DDPWATCH_RECORD_DIR", str(tmp_path / "files"))
-    with Job(TRAIN, "--watch", "--steps", "6", log=tmp_path / "log") as job:
+    with Job(TRAIN, *SMALL_GPT, "--watch", "--steps", "6", log=tmp_path / "log") as job:
         assert job.wait() == 0, job.output()
     assert len(list((tmp_path / "files").glob("*/rank0000?.mcap"))) == 2
     assert rundir.live_runs() == []
