@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 from ddpwatch import rundir
 from ddpwatch.live_source import SILENCE_S, LiveSource, Source
-from ddpwatch.metrics.figures import Meter, Values
+from ddpwatch.metrics.figures import Meter, Sample, Values
 from ddpwatch.rundir import RunInfo
 from ddpwatch.state import RunState
 
 EVERY_S = 1.0  # between two readings; who scrapes more often gets the same one again
 LOOK_S = 0.5  # between two looks for a run
+NO_RUN: Values = {"live": (Sample((), 0.0),)}
 INSTALL = "pip install 'ddpwatch[metrics]'"
 
 
@@ -24,7 +25,7 @@ class Board:
     """The newest reading, replaced as a whole: other threads may read it at any time."""
 
     run_id: str = ""
-    values: Values = field(default_factory=dict)
+    values: Values = field(default_factory=lambda: NO_RUN)
 
 
 def export(info: RunInfo | None, endpoint: str | None, listen: str | None, otlp: str | None) -> None:
@@ -51,32 +52,43 @@ def export(info: RunInfo | None, endpoint: str | None, listen: str | None, otlp:
         if endpoint is not None or info is not None:
             follow(board, endpoint or info.publish)  # type: ignore[union-attr]
             return
-        while True:
-            follow(board, _wait_for_run().publish)
-            board.values = {}
+        follow_all(board)
+
+
+def follow_all(board: Board) -> None:
+    """Puts the figures of one run after the other on the board, for ever; in between, only that none is live."""
+    seen: set[str] = set()
+    while True:
+        board.run_id, board.values = "", NO_RUN
+        info = _next_run(seen)
+        seen.add(info.run_id)
+        _narrate(f"following {info.run_id}, {info.world_size} ranks")
+        follow(board, info.publish)
 
 
 def follow(board: Board, endpoint: str, open_source: Callable[[str], Source] = LiveSource) -> None:
     """Puts a run's figures on the board until it ends, or its collector is gone."""
     source, state, meter = open_source(endpoint), RunState(), Meter()
-    heard = read = time.monotonic()
+    heard, read = time.monotonic(), 0.0
     try:
         while state.end is None and (time.monotonic() - heard < SILENCE_S or rundir.is_live(endpoint)):
             for message, envelope in source.read(0.2):
                 state.apply(message, envelope.received_ns)
                 heard = time.monotonic()
-            if time.monotonic() - read >= EVERY_S or not board.values:
+            if state.frames and time.monotonic() - read >= EVERY_S:
                 board.run_id, board.values, read = state.run_id, meter.read(state), time.monotonic()
     finally:
         source.close()
     board.values = meter.read(state)
 
 
-def _wait_for_run() -> RunInfo:
-    while (info := rundir.newest_run()) is None:
+def _next_run(seen: set[str]) -> RunInfo:
+    """The newest run that was not followed yet: one that has ended stays listed for some seconds."""
+    while True:
+        for info in rundir.live_runs():
+            if info.run_id not in seen:
+                return info
         time.sleep(LOOK_S)
-    _narrate(f"following {info.run_id}, {info.world_size} ranks")
-    return info
 
 
 def _narrate(text: str) -> None:

@@ -19,11 +19,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from ddpwatch.cli import main
 from ddpwatch.errors import UsageError
-from ddpwatch.metrics.figures import METRICS, OTHERS, TOP, Meter
-from ddpwatch.metrics.follow import Board, follow
+from ddpwatch.metrics.figures import METRICS, OTHERS, TOP, Meter, Sample
+from ddpwatch.metrics.follow import Board, follow, follow_all
 from ddpwatch.metrics.otlp import metrics_url, pushing
 from ddpwatch.metrics.prometheus import listening, parse_listen
-from tests.support.dashboards import FakeSource
+from tests.support.dashboards import FakeJobs, FakeSource
 from tests.support.frames import RUN, beat, bye, hello, run, state_of, status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -239,6 +239,25 @@ def test_a_run_is_followed_to_its_end() -> None:
     assert source.closed
     assert value(board, "live") == 0
     assert value(board, "step") == pytest.approx(0.1)
+
+
+def test_each_run_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ended run stays listed for some seconds."""
+    jobs, followed = FakeJobs("first"), []
+
+    def next_one(board: Board, endpoint: str) -> None:
+        assert board.values == {"live": (Sample((), 0.0),)}
+        followed.append(endpoint)
+        if endpoint == "second":
+            raise KeyboardInterrupt
+        board.values = {}
+
+    monkeypatch.setattr("ddpwatch.metrics.follow.rundir.live_runs", lambda: jobs.runs)
+    monkeypatch.setattr("ddpwatch.metrics.follow.follow", next_one)
+    monkeypatch.setattr("ddpwatch.metrics.follow.time.sleep", lambda _: jobs.start("second"))
+    with pytest.raises(KeyboardInterrupt):
+        follow_all(Board())
+    assert followed == ["first", "second"]
 
 
 def test_the_dashboard_for_grafana() -> None:
