@@ -21,7 +21,7 @@ from tests.support.jobs import ROOT, Job, messages
 
 pytestmark = [pytest.mark.xdist_group("sharded"), pytest.mark.seconds(20)]  # two short jobs for all
 TRAIN = ROOT / "demo" / "train.py"
-MODEL = ("--strategy", "fsdp2", "--model", "gpt:width=32,layers=4", "--steps", "60")
+MODEL = ("--strategy", "fsdp2", "--model", "gpt:width=32,heads=2,layers=4", "--steps", "60")
 LATE = ("--inject", "slow-backward:rank=1,ms=40,layer=blocks.2")
 GROUP = 3  # of blocks.2: the root's comes first
 
