@@ -120,7 +120,7 @@ def test_a_large_job_keeps_fewer_steps_and_packs_the_old_ones():
 class TestBuckets:
     def test_one_step(self):
         rows = bucket_steps(view_of([step(0), step(1, late_ms=10)]))
-        last = rows[0, 1]
+        last = rows[0, 1, ""]
         assert (last.launch, last.wait, last.last_rank) == (44 * MS, 10 * MS, 1)  # 70 and 80, from 31 on
         assert (last.transfer, last.exposed) == (20 * MS, 10 * MS)
         assert last.busbw == pytest.approx((4 << 20) / 0.02)
