@@ -22,7 +22,20 @@ from typing import Any
 from msgspec.structs import replace
 
 from ddpwatch.blackbox import PHASES
-from ddpwatch.messages import Beat, Bye, Device, Group, Hello, Layout, Mark, Message, Stack, Status, encode
+from ddpwatch.messages import (
+    Beat,
+    BucketLayout,
+    Bye,
+    Device,
+    Group,
+    Hello,
+    Layout,
+    Mark,
+    Message,
+    Stack,
+    Status,
+    encode,
+)
 from ddpwatch.transport import Envelope, Frame
 
 _BACKEND = r"(?:(?:cpu|cuda|xpu|mps|hpu):)?(?:gloo|nccl|mpi|ucc|xccl|hccl)"
@@ -34,8 +47,10 @@ _EXCEPTIONS = frozenset(
     "QueueEmptyError",
 }  # fmt: skip
 _FLAGS = frozenset(
-    ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers", "bucket_cap_mb")
-)
+    ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers", "bucket_cap_mb",
+     "strategy", "parameter_groups", "reshard_after_forward")
+)  # fmt: skip
+_GROUPS = "data parallel|sharding|replication"
 _REFUSALS = frozenset(("oversize", "invalid", "unknown type", "not msgpack", "multipart", "not a rank's to send"))
 _SIGNALS = frozenset(number.name for number in signal.Signals)
 
@@ -88,6 +103,10 @@ def _kinds(kinds: list[str]) -> list[str]:
     return [known(kind) for kind in kinds]
 
 
+def _buckets(buckets: list[BucketLayout]) -> list[BucketLayout]:
+    return [replace(bucket, name=word("param", bucket.name)) for bucket in buckets]
+
+
 def _refused(counts: dict[str, int]) -> dict[str, int]:
     return {reason if reason in _REFUSALS else word("reason", reason): count for reason, count in counts.items()}
 
@@ -129,8 +148,8 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
         "script": _word("path"),
         "ddp": _flags,
     },
-    Group: {"name": _word("group"), "kind": _word("kind", "data parallel"), "backend": _word("backend", _BACKENDS)},
-    Layout: {"module_name": _word("model"), "params": _words("param"), "param_kind": _kinds},
+    Group: {"name": _word("group"), "kind": _word("kind", _GROUPS), "backend": _word("backend", _BACKENDS)},
+    Layout: {"module_name": _word("model"), "params": _words("param"), "param_kind": _kinds, "buckets": _buckets},
     Beat: {"phase": _PHASE, "activity": _word("activity", "data|save|compile|validation|graph")},
     Stack: {"text": _stack},
     Mark: {"name": _word("mark")},

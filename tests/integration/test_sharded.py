@@ -19,10 +19,10 @@ from ddpwatch.report.build import report_of
 from ddpwatch.report.text import render_report
 from tests.support.jobs import ROOT, Job, messages
 
-pytestmark = [pytest.mark.xdist_group("sharded"), pytest.mark.seconds(20)]  # two short jobs for all
+pytestmark = [pytest.mark.xdist_group("sharded"), pytest.mark.seconds(25)]  # two short jobs for all
 TRAIN = ROOT / "demo" / "train.py"
-MODEL = ("--strategy", "fsdp2", "--model", "gpt:width=32,layers=4", "--steps", "60")
-LATE = ("--inject", "slow-backward:rank=1,ms=40,layer=blocks.2")
+MODEL = ("--strategy", "fsdp2", "--model", "gpt:width=32,heads=2,layers=4", "--steps", "40")
+LATE = ("--inject", "slow-backward:rank=1,ms=120,layer=blocks.2")
 GROUP = 3  # of blocks.2: the root's comes first
 
 
@@ -57,7 +57,7 @@ def test_the_parameter_groups_are_those_of_the_model(recordings: dict[str, Path]
 def test_every_collective_has_its_stamps(recordings: dict[str, Path]) -> None:
     """A block is gathered for the forward and for the backward, and reduced; the root's parameters stay gathered."""
     steps = [step for step in messages(list(Recording(recordings["alike"])), Step) if step.status == "ok"]
-    assert len(steps) > 50
+    assert len(steps) > 60  # of both ranks
     for step in steps:
         assert (step.comm_op.count("all_gather"), step.comm_op.count("reduce_scatter")) == (9, 5)
         assert step.comm_seq == list(range(14))
@@ -85,8 +85,8 @@ def test_a_late_rank_is_named_with_its_parameter_group(reports: dict[str, dict[s
     assert incident["ranks"] == [1]
     assert (incident["phase"], incident["bucket"]) == ("backward", GROUP)
     assert f"parameter group {GROUP} (blocks.2) on" in incident["message"]
-    assert 30 < incident["evidence"]["late_ms"] < 80
-    assert incident["seconds"] > 50 * 0.03  # of the other rank
+    assert 90 < incident["evidence"]["late_ms"] < 400
+    assert incident["seconds"] > 30 * 0.09  # of the other rank
 
 
 def test_ranks_that_are_alike_are_not_named(reports: dict[str, dict[str, Any]]) -> None:

@@ -143,7 +143,7 @@ def test_lateness_waiting_and_transfer() -> None:
     assert [bucket.last_rank for bucket in buckets] == [1, 1]
     assert (across.late_ns(0), across.late_ns(1)) == (0, 30 * MS)
     assert (across.wait_ns(0), across.wait_ns(1)) == (30 * MS, 0)
-    assert bus_bandwidths(across)[0, 0, 0, 0] == pytest.approx(1000 / 0.005 * 2 * (2 - 1) / 2)
+    assert bus_bandwidths(across)[0, 0, 0, 0, ""] == pytest.approx(1000 / 0.005 * 2 * (2 - 1) / 2)
 
 
 def test_a_bucket_reduced_twice_in_a_step_is_compared_turn_by_turn() -> None:

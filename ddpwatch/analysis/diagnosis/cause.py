@@ -8,6 +8,7 @@ from statistics import median
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
+from ddpwatch.analysis.step import BACKWARD_GATHER, BucketKey
 
 COMPARED_PHASES = ("data", "between", "forward", "backward", "optimizer")
 MANY_RANKS = 16  # among so many, one more or less does not change a median
@@ -103,10 +104,23 @@ class Cause:
 def _first_late_bucket(across: StepAcrossRanks, rank: int, late_ns: int) -> int | None:
     """The first bucket, in launch order, that shows at least half of the lateness."""
     facts, buckets = across.facts_of(rank), across.skew.buckets
-    for key, launch in zip(facts.keys, facts.launch, strict=True):
+    for position, (key, launch) in enumerate(zip(facts.keys, facts.launch, strict=True)):
         if key in buckets and 2 * (launch - buckets[key].first) >= late_ns:
-            return key[1]
+            return _computed(facts.keys, position)
     return None
+
+
+def _computed(keys: Sequence[BucketKey], position: int) -> int:
+    """The bucket that is computed before a launch. FSDP2 gathers a parameter group while it computes another.
+
+    In the backward, that is the next one to be reduced; in the forward, the one that was gathered before.
+    """
+    use = keys[position][4]
+    if use == BACKWARD_GATHER:
+        return next((key[1] for key in keys[position:] if key[4] == "reduce_scatter"), keys[position][1])
+    if use == "all_gather" and position:
+        return keys[position - 1][1]
+    return keys[position][1]
 
 
 def _delays(across: StepAcrossRanks, rank: int, peers: Sequence[int]) -> dict[int, int]:
