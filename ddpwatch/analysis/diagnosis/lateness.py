@@ -209,8 +209,36 @@ def find_period(values: Sequence[tuple[int, int, bool]], typical_ns: float) -> i
     return found
 
 
+class _Exceeded:
+    """In which of the newest steps each rank (by position) exceeded a threshold: bit 0 is the newest step."""
+
+    __slots__ = ("_noted",)
+
+    def __init__(self) -> None:
+        self._noted: dict[int, tuple[int, int]] = {}  # bits, and when they were noted: shifted only when they are read
+
+    def note(self, index: int, now: int) -> None:
+        """The rank exceeded it in the newest step."""
+        self._noted[index] = self.mask(index, now) | 1, now
+
+    def mask(self, index: int, now: int) -> int:
+        """The bits of one rank."""
+        bits, noted = self._noted.get(index, (0, now))
+        return bits << min(now - noted, KEEP_STEPS) & _ALL
+
+    def masks(self, now: int) -> dict[int, int]:
+        """The bits of all ranks that have any."""
+        found = {index: self.mask(index, now) for index in self._noted}
+        self._noted = {index: (bits, now) for index, bits in found.items() if bits}
+        return {index: bits for index, bits in found.items() if bits}
+
+    def keep(self, index: int, now: int, steps: int) -> None:
+        """Forgets all but a rank's newest steps."""
+        self._noted[index] = self.mask(index, now) & ((1 << steps) - 1), now
+
+
 class GroupLateness:
-    """Follows one group's ranks.
+    """Follows one group's ranks, by one figure of each step.
 
     Attributes:
         ranks: Its members, in ascending order.
@@ -228,7 +256,7 @@ class GroupLateness:
         self.scale_ns = 0.0
         self.newest: Sequence[int] = ()
         self._rows: deque[tuple[int, array[int]]] = deque(maxlen=KEEP_STEPS)
-        self._masks: dict[Threshold, dict[int, int]] = {threshold: {} for threshold in THRESHOLDS}  # by position
+        self._exceeded = {threshold: _Exceeded() for threshold in THRESHOLDS}
         self._positions = {rank: index for index, rank in enumerate(ranks)}
         self._durations: deque[int] = deque(maxlen=SETTLE)
         self._typical: dict[Threshold, int] = {}
@@ -292,18 +320,15 @@ class GroupLateness:
         """Notes who exceeded which threshold; returns the ranks (by position) that may be named now."""
         found: set[int] = set()
         highest = max(late)
-        for threshold, masks in self._masks.items():
-            for index, mask in list(masks.items()):
-                if shifted := mask << 1 & _ALL:
-                    masks[index] = shifted
-                else:
-                    del masks[index]
+        for threshold, exceeded in self._exceeded.items():
             limit = threshold.at(self.scale_ns, self.step_ns)
             if highest > limit:
                 for index, value in enumerate(late):
                     if value > limit:
-                        masks[index] = masks.get(index, 0) | 1
+                        exceeded.note(index, self._seen)
                         found.add(index)
+        if not self.streaks:
+            return sorted(found)
         number, ended = self._rows[-1][0], []
         for rank, streak in self.streaks.items():
             streak.add(number, late[self._positions[rank]], self.low_ns)
@@ -316,15 +341,14 @@ class GroupLateness:
     def _forget(self, index: int, streak: Streak) -> None:
         """What was late in a streak that is over does not name the rank again."""
         self._over[index] = streak.until
-        since = (1 << streak.pending) - 1
-        for masks in self._masks.values():
-            masks[index] = masks.get(index, 0) & since
+        for exceeded in self._exceeded.values():
+            exceeded.keep(index, self._seen, streak.pending)
 
     def _judge(self, index: int) -> Streak | None:
         """Whether chance does not explain how often this rank was late: in the longest stretch for which that holds."""
         seen = len(self._rows)
-        for threshold, masks in self._masks.items():
-            mask = masks.get(index, 0)
+        for threshold, exceeded in self._exceeded.items():
+            mask = exceeded.mask(index, self._seen)
             if not mask & 1 or mask.bit_count() < FEWEST_LATE:
                 continue
             counts = alarm_counts(self._clean_rate(threshold, index), len(self.ranks))
@@ -344,16 +368,17 @@ class GroupLateness:
         return max(threshold.floor, rate)
 
     def _median_count(self, threshold: Threshold, index: int) -> int:
-        masks, ranks = self._masks[threshold], len(self.ranks)
+        ranks = len(self.ranks)
         if ranks > MANY_RANKS:
             if threshold not in self._typical:
-                self._typical[threshold] = _middle(masks.values(), ranks)
+                self._typical[threshold] = _middle(self._exceeded[threshold].masks(self._seen).values(), ranks)
             return self._typical[threshold]
+        masks = self._exceeded[threshold].masks(self._seen)
         return _middle((mask for other, mask in masks.items() if other != index), ranks - 1)
 
     def _find_rhythm(self) -> Streak | None:
         """Whether the rank that is late most often is so in a rhythm, by more than noise of any size explains."""
-        counts = {index: mask.bit_count() for index, mask in self._masks[LOW].items()}
+        counts = {index: mask.bit_count() for index, mask in self._exceeded[LOW].masks(self._seen).items()}
         free = [index for index in counts if self.ranks[index] not in self.streaks]
         index = max(free, key=counts.__getitem__, default=None)
         if index is None or counts[index] < RHYTHM_STRUCK:
