@@ -1,0 +1,133 @@
+"""Who may speak for which ranks: the other hosts as the root sees them. No socket, no process: `Root` feeds it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ddpwatch.collector.wire import UNSEEN_S, Batch, Open
+from ddpwatch.control import Admit
+from ddpwatch.messages import RANK_MESSAGES, Device, FrameError, Message, RankSample, decode
+
+NOT_YOURS = "rank of another node"
+
+
+@dataclass(slots=True)
+class Node:
+    """One admitted host.
+
+    Attributes:
+        key: Its agent's public key (Z85).
+        ranks: The ranks that it may speak for.
+        connection: Routing id of its newest connection; empty before the first.
+        restarts: How many of its agents have died.
+        seq: The newest batch of this agent.
+        lost: Frames that its agents had no room for.
+        seen_s: When something came last, in monotonic seconds.
+        wanted_ppm: The budget that viewers at the agent ask for.
+    """
+
+    name: str
+    key: str
+    ranks: frozenset[int]
+    connection: bytes = b""
+    restarts: int = 0
+    seq: int = 0
+    lost: int = 0
+    seen_s: float = 0.0
+    wanted_ppm: int = 0
+    hosts: set[str] = field(default_factory=set)
+
+
+class Nodes:
+    """All admitted hosts.
+
+    Attributes:
+        refused: Counts what was refused, by reason.
+    """
+
+    def __init__(self) -> None:
+        self.refused: Counter[str] = Counter()
+        self._nodes: dict[str, Node] = {}
+        self._lost_before = 0  # by agents that have died
+
+    def admit(self, order: Admit, now_s: float) -> None:
+        """Admits a host, or changes its ranks. Not its key: another key is another agent's."""
+        node = self._nodes.setdefault(order.node, Node(order.node, order.key, frozenset(), seen_s=now_s))
+        taken = {rank for other in self._nodes.values() if other is not node for rank in other.ranks}
+        node.ranks = frozenset(order.ranks) - taken
+
+    def of_key(self, key: str) -> Node | None:
+        """The host whose agent has this public key."""
+        return next((node for node in self._nodes.values() if node.key == key), None)
+
+    def get(self, name: str) -> Node | None:
+        """The host of this name."""
+        return self._nodes.get(name)
+
+    def connected(self) -> list[Node]:
+        """The hosts that have a connection, as far as is known."""
+        return [node for node in self._nodes.values() if node.connection]
+
+    def open(self, node: Node, connection: bytes, message: Open) -> bool:
+        """Takes a new connection in place of the one before. Not one of an agent that has died since."""
+        if message.restarts < node.restarts:
+            self.refused["replayed"] += 1
+            return False
+        if message.restarts > node.restarts:
+            node.restarts, node.seq = message.restarts, 0
+            self._lost_before, node.lost = self._lost_before + node.lost, 0
+        node.connection = connection
+        return True
+
+    def accept(self, node: Node, batch: Batch) -> Iterator[tuple[Message, bytes]]:
+        """The frames of a batch that is new."""
+        if batch.seq <= node.seq:
+            self.refused["repeated"] += 1
+            return
+        node.seq, node.lost = batch.seq, max(node.lost, batch.lost)
+        yield from self.checked(node, batch.frames)
+
+    def checked(self, node: Node, frames: list[bytes]) -> Iterator[tuple[Message, bytes]]:
+        """Those of the frames that this host may send; the others are counted."""
+        for frame in frames:
+            try:
+                message = decode(frame)
+                self._check(node, message)
+            except FrameError as error:
+                self.refused[error.reason] += 1
+            else:
+                yield message, frame
+
+    @property
+    def ranks(self) -> set[int]:
+        """All ranks of other hosts."""
+        return {rank for node in self._nodes.values() for rank in node.ranks}
+
+    @property
+    def lost(self) -> int:
+        """Frames that agents had no room for."""
+        return self._lost_before + sum(node.lost for node in self._nodes.values())
+
+    @property
+    def wanted_ppm(self) -> int:
+        """The largest budget that viewers at agents ask for."""
+        return max((node.wanted_ppm for node in self._nodes.values()), default=0)
+
+    def unseen(self, now_s: float) -> list[int]:
+        """The ranks of hosts from which nothing has come for a while."""
+        silent = [node for node in self._nodes.values() if now_s - node.seen_s > UNSEEN_S]
+        return sorted(rank for node in silent for rank in node.ranks)
+
+    def silent_s(self, now_s: float) -> float:
+        """The shortest time for which nothing has come from some host."""
+        return min((now_s - node.seen_s for node in self._nodes.values()), default=0.0)
+
+    def _check(self, node: Node, message: Message) -> None:
+        if isinstance(message, Device):
+            return
+        if not isinstance(message, (*RANK_MESSAGES, RankSample)):
+            raise FrameError("not a node's to send")
+        if message.rank not in node.ranks:
+            raise FrameError(NOT_YOURS)
