@@ -160,7 +160,7 @@ def collector_publish(context: Context, endpoint: str) -> Socket:
 def root_router(context: Context, keys: KeyPair, domain: bytes) -> Socket:
     """The root's socket for agents of other hosts, still to be bound. Takes only CURVE, and asks ZAP about each key."""
     socket = _socket(context, zmq.ROUTER, RCVHWM=NODE_QUEUE, SNDHWM=NODE_QUEUE, LINGER=0, MAXMSGSIZE=TRANSPORT_LIMIT)
-    options = {"IPV6": 1, "HANDSHAKE_IVL": 5000, "HEARTBEAT_IVL": 2000, "HEARTBEAT_TIMEOUT": 10_000, "BACKLOG": 1024}
+    options = {"HANDSHAKE_IVL": 5000, "HEARTBEAT_IVL": 2000, "HEARTBEAT_TIMEOUT": 10_000, "BACKLOG": 1024}
     for name, value in options.items():
         socket.setsockopt(getattr(zmq, name), value)
     socket.setsockopt(zmq.ZAP_DOMAIN, domain)
@@ -177,7 +177,7 @@ def agent_dealer(context: Context, endpoint: str, root_key: str, keys: KeyPair) 
         DdpwatchError: That is no address, or no key.
     """
     socket = _socket(context, zmq.DEALER, RCVHWM=NODE_QUEUE, SNDHWM=NODE_QUEUE, LINGER=0, MAXMSGSIZE=1 << 16)
-    options = {"IPV6": 1, "RECONNECT_IVL": 200, "RECONNECT_IVL_MAX": 2000, "CONNECT_TIMEOUT": 5000}
+    options = {"IPV6": "[" in endpoint, "RECONNECT_IVL": 200, "RECONNECT_IVL_MAX": 2000, "CONNECT_TIMEOUT": 5000}
     for name, value in options.items():
         socket.setsockopt(getattr(zmq, name), value)
     try:

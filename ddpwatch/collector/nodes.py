@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ddpwatch.collector.wire import UNSEEN_S, Batch, Open
 from ddpwatch.control import Admit
@@ -37,7 +37,6 @@ class Node:
     lost: int = 0
     seen_s: float = 0.0
     wanted_ppm: int = 0
-    hosts: set[str] = field(default_factory=set)
 
 
 class Nodes:
@@ -115,14 +114,10 @@ class Nodes:
         """The largest budget that viewers at agents ask for."""
         return max((node.wanted_ppm for node in self._nodes.values()), default=0)
 
-    def unseen(self, now_s: float) -> list[int]:
-        """The ranks of hosts from which nothing has come for a while."""
-        silent = [node for node in self._nodes.values() if now_s - node.seen_s > UNSEEN_S]
+    def unseen(self, now_s: float, for_s: float = UNSEEN_S) -> list[int]:
+        """The ranks of hosts from which nothing has come for that long."""
+        silent = [node for node in self._nodes.values() if now_s - node.seen_s > for_s]
         return sorted(rank for node in silent for rank in node.ranks)
-
-    def silent_s(self, now_s: float) -> float:
-        """The shortest time for which nothing has come from some host."""
-        return min((now_s - node.seen_s for node in self._nodes.values()), default=0.0)
 
     def _check(self, node: Node, message: Message) -> None:
         if isinstance(message, Device):

@@ -107,9 +107,11 @@ class Root:
 
     def _bound(self, before: str) -> str:
         if before:
+            self._agents.setsockopt(zmq.IPV6, "[" in before)
             self._agents.bind(before)
             return before
         address = listen_address(os.environ, interfaces_here())
+        self._agents.setsockopt(zmq.IPV6, ":" in address)
         for port in (numbers := ports(os.environ)):
             try:
                 self._agents.bind(endpoint(address, port))
