@@ -346,9 +346,7 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
     ``refused`` counts frames by reason, ``restarts`` how many collectors of this run have died before this one.
     ``lease_ppm`` is what sampling may cost while somebody looks, in ppm of a step; None while nobody does.
 
-    ``unseen`` are the ranks of other hosts of which nothing arrives for the time being: it is not known how they are.
-    ``lost`` counts frames that agents of other hosts had no room for. ``whole`` is what to type for the whole run, on a
-    host that shows only its own ranks.
+    ``whole`` is what to type for the whole run, on a host that shows only its own ranks.
     """
 
     at_ns: Ns
@@ -360,8 +358,6 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
     recording_error: Name = ""
     restarts: Count = 0
     lease_ppm: Count | None = None
-    unseen: Annotated[list[Rank], Meta(max_length=1 << 20)] = []
-    lost: Count = 0
     whole: Name = ""
 
 

@@ -8,9 +8,20 @@ from dataclasses import dataclass
 
 from ddpwatch.collector.wire import UNSEEN_S, Batch, Open
 from ddpwatch.control import Admit
-from ddpwatch.messages import RANK_MESSAGES, Device, FrameError, Message, RankSample, decode
+from ddpwatch.messages import (
+    RANK_MESSAGES,
+    ClockExchange,
+    Device,
+    FrameError,
+    Message,
+    NodeStep,
+    RankSample,
+    decode,
+)
+from ddpwatch.messages import Node as NodeState
 
 NOT_YOURS = "rank of another node"
+STATE_NS = 2_000_000_000  # at most, between two states of a host
 
 
 @dataclass(slots=True)
@@ -18,7 +29,9 @@ class Node:
     """One admitted host.
 
     Attributes:
+        name: Names it (`ddpwatch.rundir.node`).
         key: Its agent's public key (Z85).
+        host: What it calls itself.
         ranks: The ranks that it may speak for.
         connection: Routing id of its newest connection; empty before the first.
         restarts: How many of its agents have died.
@@ -31,12 +44,30 @@ class Node:
     name: str
     key: str
     ranks: frozenset[int]
+    host: str = ""
     connection: bytes = b""
     restarts: int = 0
     seq: int = 0
     lost: int = 0
     seen_s: float = 0.0
     wanted_ppm: int = 0
+
+    @property
+    def number(self) -> int:
+        """By which its messages name it."""
+        return node_number(self.name)
+
+    def state(self, now_s: float) -> NodeState:
+        """What viewers are to know of it."""
+        return NodeState(
+            node=self.number,
+            host=self.host,
+            ranks=sorted(self.ranks),
+            at_ns=int(now_s * 1e9),
+            seen_ns=int(self.seen_s * 1e9),
+            connected=now_s - self.seen_s <= UNSEEN_S,
+            dropped=self.lost,
+        )
 
 
 class Nodes:
@@ -49,7 +80,7 @@ class Nodes:
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()
         self._nodes: dict[str, Node] = {}
-        self._lost_before = 0  # by agents that have died
+        self._published: dict[str, NodeState] = {}
 
     def admit(self, order: Admit, now_s: float) -> None:
         """Admits a host, or changes its ranks. Not its key: another key is another agent's."""
@@ -76,8 +107,7 @@ class Nodes:
             return False
         if message.restarts > node.restarts:
             node.restarts, node.seq = message.restarts, 0
-            self._lost_before, node.lost = self._lost_before + node.lost, 0
-        node.connection = connection
+        node.connection, node.host = connection, message.host
         return True
 
     def accept(self, node: Node, batch: Batch) -> Iterator[tuple[Message, bytes]]:
@@ -85,7 +115,7 @@ class Nodes:
         if batch.seq <= node.seq:
             self.refused["repeated"] += 1
             return
-        node.seq, node.lost = batch.seq, max(node.lost, batch.lost)
+        node.seq, node.lost = batch.seq, batch.lost
         yield from self.checked(node, batch.frames)
 
     def checked(self, node: Node, frames: list[bytes]) -> Iterator[tuple[Message, bytes]]:
@@ -105,11 +135,6 @@ class Nodes:
         return {rank for node in self._nodes.values() for rank in node.ranks}
 
     @property
-    def lost(self) -> int:
-        """Frames that agents had no room for."""
-        return self._lost_before + sum(node.lost for node in self._nodes.values())
-
-    @property
     def wanted_ppm(self) -> int:
         """The largest budget that viewers at agents ask for."""
         return max((node.wanted_ppm for node in self._nodes.values()), default=0)
@@ -119,10 +144,33 @@ class Nodes:
         silent = [node for node in self._nodes.values() if now_s - node.seen_s > for_s]
         return sorted(rank for node in silent for rank in node.ranks)
 
+    def news(self, now_s: float) -> Iterator[NodeState]:
+        """The states of hosts that joined or changed, and of those that were not sent for a while."""
+        for node in self._nodes.values():
+            state, before = node.state(now_s), self._published.get(node.name)
+            if before is None or _is_news(before, state):
+                self._published[node.name] = state
+                yield state
+
     def _check(self, node: Node, message: Message) -> None:
         if isinstance(message, Device):
+            return
+        if isinstance(message, (NodeStep, ClockExchange)):
+            ranks = message.ranks if isinstance(message, NodeStep) else ()
+            if message.node != node.number or not node.ranks.issuperset(ranks):
+                raise FrameError(NOT_YOURS)
             return
         if not isinstance(message, (*RANK_MESSAGES, RankSample)):
             raise FrameError("not a node's to send")
         if message.rank not in node.ranks:
             raise FrameError(NOT_YOURS)
+
+
+def node_number(name: str) -> int:
+    """A node's number, by its name."""
+    return int(name, 16)
+
+
+def _is_news(before: NodeState, state: NodeState) -> bool:
+    changed = (before.host, before.ranks, before.connected) != (state.host, state.ranks, state.connected)
+    return changed or state.at_ns - before.at_ns >= STATE_NS

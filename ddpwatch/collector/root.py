@@ -119,7 +119,7 @@ class Root:
                 if error.errno != zmq.EADDRINUSE:
                     raise
             else:
-                return str(self._agents.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode())
+                return self._agents.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         raise DdpwatchError(f"all ports of {address} from {min(numbers)} to {max(numbers)} are in use")
 
     def _answer_zap(self) -> None:

@@ -6,6 +6,7 @@ Without a root, the agent goes on for its own viewers, and tries again and again
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import zmq
 
 from ddpwatch import clock, transport
+from ddpwatch.collector.nodes import node_number
 from ddpwatch.collector.wire import (
     Ack,
     Batch,
@@ -29,7 +31,7 @@ from ddpwatch.collector.wire import (
     unpack_down,
 )  # fmt: skip
 from ddpwatch.control import Connect
-from ddpwatch.messages import Bye, Group, Hello, Layout, Message
+from ddpwatch.messages import Bye, ClockExchange, Group, Hello, Layout, Message, encode
 
 QUEUE_BYTES = 16 << 20  # half a minute of a busy host, and more
 BATCH_BYTES = 1 << 20
@@ -204,6 +206,11 @@ class Uplink:
         return leases
 
     @property
+    def endpoint(self) -> str:
+        """The root's."""
+        return self._order.endpoint
+
+    @property
     def is_unreachable(self) -> bool:
         """Whether no root has ever answered, for long enough to say so."""
         return self.welcome is None and time.monotonic() - self._since_s > UNREACHABLE_S
@@ -224,7 +231,7 @@ class Uplink:
         self._is_welcome, self._heard_s = False, time.monotonic()
         opened = transport.agent_dealer(self._context, self._order.endpoint, self._order.key, self._order.keys)
         self._poller.register(opened, zmq.POLLIN)
-        opened.send(pack(Open(self._restarts, self._queue.first)), zmq.DONTWAIT)
+        opened.send(pack(Open(self._restarts, self._queue.first, socket.gethostname())), zmq.DONTWAIT)
         return opened
 
     def _reopen(self) -> None:
@@ -260,7 +267,7 @@ class Uplink:
             self._reopen()
 
     def _enter(self, welcome: Welcome) -> None:
-        """Goes on where the root is. One that knows nothing, though another has acknowledged it, needs introductions."""
+        """Goes on where the root is. One that knows nothing of what was acknowledged needs introductions."""
         if welcome.seq == 0 and self._queue.first > 1:
             self._send(Introduction(list(self._introduce())))
         self._queue.acknowledge(welcome.seq)
@@ -274,6 +281,21 @@ class Uplink:
         best = self._pings.answered(pong, returned_ns)
         if self._pings.goes_on:
             self._ping()
+        if best is not None:
+            self._queue.add(encode(self._exchange(*best)), essential=False)
+
+    def _exchange(self, pong: Pong, returned_ns: int) -> ClockExchange:
+        return ClockExchange(
+            node=node_number(self._order.node),
+            node_boot_id=self._clock[0],
+            node_time_ns=self._clock[1],
+            root_boot_id=pong.boot_id,
+            root_time_ns=pong.time_ns,
+            sent_ns=pong.sent_ns,
+            received_ns=pong.received_ns,
+            replied_ns=pong.replied_ns,
+            returned_ns=returned_ns,
+        )
 
     def _send(self, message: Up) -> None:
         try:

@@ -20,10 +20,11 @@ Frames = Annotated[list[bytes], Meta(max_length=65536)]
 
 
 class Open(msgspec.Struct, tag="open", frozen=True):
-    """First on each connection. ``restarts`` are those of the agent, ``first`` is the number of the next batch."""
+    """First on each connection. ``restarts`` are the agent's, ``first`` is the next batch, ``host`` the host's name."""
 
     restarts: Count
     first: Count
+    host: Name = ""
     version: Count = WIRE_VERSION
 
 
@@ -67,7 +68,7 @@ class Ack(msgspec.Struct, tag="ack", frozen=True):
 
 
 class Pong(msgspec.Struct, tag="pong", frozen=True):
-    """The ping's ``sent_ns``, and when the root received and answered it, on the clock of ``boot_id`` and ``time_ns``."""
+    """The ping's ``sent_ns``, and when the root received and answered it: on the clock of ``boot_id``, ``time_ns``."""
 
     sent_ns: Ns
     received_ns: Ns

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.probe.rendezvous import CollectorAddress, JobUnwatchedError, Rendezvous
+from ddpwatch.probe.guest import CollectorAddress, JobUnwatchedError
+from ddpwatch.probe.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 
@@ -28,7 +29,7 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
         def __init__(self, command: list[str], pass_fds: tuple[int, int], **_: Any) -> None:
             commands.append(command)
-            os.write(pass_fds[1], b".")
+            os.write(pass_fds[1], b'{"type":"ready"}\n')
 
         def poll(self) -> None:
             return None
@@ -124,7 +125,8 @@ def test_a_run_id_from_the_store_is_checked(spawned: list[list[str]]) -> None:
     store = dist.HashStore()
     first, other = rendezvous(0, 2, store), rendezvous(1, 2, store)
     assert other.find() is None
-    first._answer_all(CollectorAddress("../../x", "ipc:///x.in", ""))
+    assert first._desk is not None
+    first._desk.serve(CollectorAddress("../../x", "ipc:///x.in"), None)
     with pytest.raises(DdpwatchError, match="not a run id"):
         other.find()
 
@@ -167,7 +169,8 @@ def test_a_store_that_has_gone_ends_the_answers_only(spawned: list[list[str]], m
     def gone(*_: object) -> bool:
         raise RuntimeError("Connection reset by peer")
 
-    monkeypatch.setattr(first, "_store", SimpleNamespace(check=gone, add=gone))
+    assert first._desk is not None
+    monkeypatch.setattr(first._desk._questions, "_store", SimpleNamespace(check=gone, add=gone))
     first.tend()
     first.answer()
     assert first.find() is address
