@@ -16,6 +16,7 @@ import zmq
 from ddpwatch import transport
 from ddpwatch.collector.attention import HOSTS_LEAD_NS, Attention
 from ddpwatch.collector.hub import Hub
+from ddpwatch.collector.nodes import Node
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.uplink import Uplink
 from ddpwatch.control import Admit, Channel, Connect, Listen, Report, Unreachable
@@ -72,8 +73,8 @@ class Hosts:
         if self._control is not None:
             self._control.send(report)
 
-    def turn(self) -> Iterator[tuple[Message, bytes]]:
-        """Does what is due; the frames of other hosts that have come."""
+    def turn(self) -> Iterator[tuple[Node, bytes]]:
+        """Does what is due; the frames of other hosts that have come, still to be checked."""
         self._obey()
         if self._root is not None:
             yield from self._root.receive()

@@ -35,7 +35,6 @@ from ddpwatch.collector.wire import (
 )  # fmt: skip
 from ddpwatch.control import Listen, Listening
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Message
 
 RECEIVE_LIMIT = 500  # messages per turn
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -75,8 +74,8 @@ class Root:
             self.report = Listening("", f"rank 0's collector does not listen: {error}")
             _log.error("%s", self.report.error)
 
-    def receive(self) -> Iterator[tuple[Message, bytes]]:
-        """The frames that have come from admitted nodes and are theirs to send. Never waits."""
+    def receive(self) -> Iterator[tuple[Node, bytes]]:
+        """The frames that have come from admitted nodes, still to be checked. Never waits."""
         self._answer_zap()
         self.nodes.refused["bad handshake"] += len(list(self._failures.events()))
         for _ in range(RECEIVE_LIMIT):
@@ -143,7 +142,7 @@ class Root:
             self._ask()
         return self.nodes.of_key(key)
 
-    def _received(self, connection: bytes, parts: list[zmq.Frame]) -> Iterator[tuple[Message, bytes]]:
+    def _received(self, connection: bytes, parts: list[zmq.Frame]) -> Iterator[tuple[Node, bytes]]:
         received_ns = time.monotonic_ns()
         node = self.nodes.get(str(parts[0].get("User-Id"))) if len(parts) == 1 else None
         message = None if node is None else unpack_up(parts[0].bytes)
@@ -160,14 +159,13 @@ class Root:
                 self._send(connection, Pong(message.sent_ns, received_ns, time.monotonic_ns(), *self._clock))
             else:
                 self._ask()
-                yield from self._frames(node, message)
+                yield from ((node, frame) for frame in self._frames(node, message))
 
-    def _frames(self, node: Node, message: Batch | Introduction) -> Iterator[tuple[Message, bytes]]:
+    def _frames(self, node: Node, message: Batch | Introduction) -> list[bytes]:
         if isinstance(message, Introduction):
-            yield from self.nodes.checked(node, message.frames)
-            return
+            return message.frames
         self._acks.add(node.name)
-        yield from self.nodes.accept(node, message)
+        return self.nodes.accept(node, message)
 
     def _welcome(self, node: Node, connection: bytes, message: Open) -> None:
         if self.nodes.open(node, connection, message):

@@ -148,8 +148,10 @@ class Collector:
         remaining_s = self._next_tick - time.monotonic()
         ready = {source for source, _ in self._poller.poll(max(0, int(remaining_s * 1000) + 1))}
         self._receive_from_ranks()
-        for message, frame in self._hosts.turn():
-            self._spread(message, self._hub.keep(message, frame, time.time_ns()))
+        for node, frame in self._hosts.turn():
+            accepted = self._hub.accept_from_node(frame, node.number, node.ranks, time.time_ns())
+            if accepted is not None:
+                self._spread(*accepted)
         if self._signal is not None:
             with contextlib.suppress(BlockingIOError):
                 self._wake[0].recv(64)

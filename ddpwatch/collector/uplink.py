@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import zmq
 
 from ddpwatch import clock, transport
+from ddpwatch.collector.node_steps import NodeStepPacker
 from ddpwatch.collector.nodes import node_number
 from ddpwatch.collector.wire import (
     Ack,
@@ -31,7 +32,7 @@ from ddpwatch.collector.wire import (
     unpack_down,
 )  # fmt: skip
 from ddpwatch.control import Connect
-from ddpwatch.messages import Bye, ClockExchange, Group, Hello, Layout, Message, encode
+from ddpwatch.messages import Bye, ClockExchange, Group, Hello, Layout, Message, NodeStep, Step, encode
 
 QUEUE_BYTES = 16 << 20  # half a minute of a busy host, and more
 BATCH_BYTES = 1 << 20
@@ -182,6 +183,7 @@ class Uplink:
         self._restarts = restarts
         self._introduce = introduce
         self._queue = UpQueue()
+        self._packer = NodeStepPacker(node_number(order.node))
         self._pings = ClockPings()
         self._clock = clock.boot_id(), clock.time_namespace()
         self._is_welcome = False
@@ -189,13 +191,19 @@ class Uplink:
         self._socket = self._opened()
 
     def take(self, message: Message, frame: bytes) -> None:
-        """Will send a frame up."""
+        """Will send a frame up: a step together with those of the other ranks here."""
+        if isinstance(message, Step):
+            self._add(self._packer.take(message))
+            return
+        if isinstance(message, Bye) and message.rank is not None:
+            self._add([*self._packer.rest(), *self._packer.leave(message.rank)])
         self._queue.add(frame, isinstance(message, ESSENTIAL))
 
     def turn(self) -> list[Lease]:
         """Sends and receives what there is; the leases that have come. Never waits."""
         leases = [lease for lease in map(self._heard, self._received()) if lease is not None]
         now = time.monotonic()
+        self._add(self._packer.flush(time.monotonic_ns()))
         if now - self._heard_s > ANSWER_S + PING_S * self._is_welcome:
             self._reopen()
         if self._is_welcome:
@@ -226,6 +234,10 @@ class Uplink:
         self._socket.close()
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    def _add(self, steps: Iterable[NodeStep]) -> None:
+        for step in steps:
+            self._queue.add(encode(step), essential=False)
 
     def _opened(self) -> transport.Socket:
         self._is_welcome, self._heard_s = False, time.monotonic()

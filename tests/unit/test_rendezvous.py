@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,8 +43,19 @@ def recording(command: list[str]) -> Path:
     return Path(command[command.index("--record") + 1])
 
 
+_made: list[Rendezvous] = []
+
+
+@pytest.fixture(autouse=True)
+def _leave() -> Iterator[None]:
+    yield
+    while _made:
+        _made.pop().leave()
+
+
 def rendezvous(rank: int, world_size: int = 1, store: Any = None, record: Path | None = None) -> Rendezvous:
-    return Rendezvous(rank, world_size, 1, store, record)
+    _made.append(Rendezvous(rank, world_size, 1, store, record))
+    return _made[-1]
 
 
 def found(rendezvous: Rendezvous) -> CollectorAddress:
