@@ -19,7 +19,7 @@ from typing import Any, Final, get_args
 
 import zstandard
 
-from ddpwatch.messages import CollectiveOp, FrameError, NodeStep, PhaseName, Span, Step, StepStatus, encode
+from ddpwatch.messages import CollectiveOp, FrameError, NodeStep, PhaseName, Span, Step, StepStatus, decode, encode
 from ddpwatch.transport import Envelope, Frame
 
 MAX_INTS: Final = 1 << 21  # of one message: more than any single step has
@@ -82,18 +82,25 @@ def expand(message: NodeStep) -> list[Step]:
         raise FrameError("invalid", f"columns of a node's step: {error}") from None
 
 
-def expanded(frame: Frame) -> Iterator[Frame]:
-    """The frame itself; in place of a node's step, the steps of its ranks, in envelopes of the same number and time.
+def read(envelope: Envelope) -> list[Frame]:
+    """What is in a frame: its message; of a node's step, its ranks' steps, in envelopes of the same number and time.
 
     Raises:
-        FrameError: As `expand`.
+        FrameError: As `decode` and `expand`.
     """
-    message, envelope = frame
+    message = decode(envelope.frame)
     if not isinstance(message, NodeStep):
-        yield frame
-        return
-    for step in expand(message):
-        yield step, Envelope(envelope.seq, envelope.received_ns, encode(step))
+        return [(message, envelope)]
+    seq, received_ns = envelope.seq, envelope.received_ns
+    return [(step, Envelope(seq, received_ns, encode(step))) for step in expand(message)]
+
+
+def without_hooks(message: NodeStep) -> NodeStep:
+    """The same without any hook columns; the message itself if it cannot be read."""
+    try:
+        return pack(message.node, expand(message), ())
+    except FrameError:
+        return message
 
 
 # -- a step as columns of integers -----------------------------------------------------------------------------------

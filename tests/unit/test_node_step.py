@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.messages import FrameError, NodeStep, PhaseName, Span, Step, StepStatus, decode, encode
-from ddpwatch.node_step import expand, expanded, pack
+from ddpwatch.node_step import expand, pack, read, without_hooks
 from ddpwatch.transport import Envelope
 from tests.support.frames import MS, beat, shadow, step, unwatched
 
@@ -92,10 +92,17 @@ def test_hook_columns_come_back_of_chosen_ranks_only() -> None:
 def test_a_frame_is_expanded_at_the_edge() -> None:
     ranks = [step(rank) for rank in range(2)]
     message = packed(*ranks)
-    found = list(expanded((message, Envelope(5, 17, encode(message)))))
+    found = read(Envelope(5, 17, encode(message)))
     assert found == [(one, Envelope(5, 17, encode(one))) for one in ranks]
-    other = beat(), Envelope(6, 18, b"")
-    assert list(expanded(other)) == [other]
+    other = Envelope(6, 18, encode(beat()))
+    assert read(other) == [(beat(), other)]
+
+
+def test_hooks_are_left_out_later() -> None:
+    thin = without_hooks(packed(step(0), step(1, late_ms=3)))
+    assert thin == packed(step(0), step(1, late_ms=3), hooks=set())
+    broken = NodeStep(node=0, step=0, ranks=[0], columns=b"?")
+    assert without_hooks(broken) is broken
 
 
 @given(st.binary(max_size=200), st.integers(1, 3))

@@ -24,7 +24,7 @@ from ddpwatch.analysis.diagnosis.unsound import Unsound
 from ddpwatch.analysis.diagnosis.whole_run import WholeRun
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.step import BucketKey
-from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, RankSample, Stack, Status, Step
+from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Node, RankSample, Stack, Status, Step
 
 KEEP_SPLITS = 1024  # newest steps whose waits may still turn out to be one rank's doing
 KEEP_FACTS = 16  # newest watched steps that may still show why
@@ -82,7 +82,9 @@ class Diagnosis:
             self._liveness.stack(message)
         elif isinstance(message, Layout):
             self._unsound.layout(message)
-        if isinstance(message, (Status, Device)):
+        elif isinstance(message, Node):
+            self._liveness.node(message)
+        if isinstance(message, (Status, Device, Node)):
             self._liveness.tick(received_ns)
         elif isinstance(message, (Step, Mark)):
             self._liveness.seen(message.rank, received_ns)
