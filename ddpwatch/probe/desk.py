@@ -91,9 +91,12 @@ class Desk:
         self._joins = self._joins or Inbox(self._store, join_prefix(session), self._seal)
         joins = [(letter, join) for letter in self._joins.new() if (join := _decoded(letter, Join)) is not None]
         self._waiting += joins
+        if not self._waiting:
+            return
+        root = self._root(collector)  # first: who is nobody's root has nobody to admit
         for node in sorted({join.node for _, join in joins if self._take(join)}):
             collector.order(Admit(node, self._nodes[node].key, self._nodes[node].ranks))
-        if self._waiting and (root := self._root(collector)) is not None:
+        if root is not None:
             answer = msgspec.json.encode(root).decode()
             for letter, _ in self._waiting:
                 self._joins.reply(letter, answer)

@@ -149,6 +149,7 @@ def test_another_host_shows_its_ranks_and_the_way_to_the_whole(setting: Setting)
     run_id = setting.look(setting.alpha).run_id
     with live(setting.look(setting.beta)) as viewer:
         frames = goes_on(viewer, "the ranks of beta train", ranks=(2, 3))
+        frames += read_until(viewer, lambda frames: messages(frames, Status), "a status")
     assert ranks_seen(frames) == RANKS["beta"]
     assert status(frames).whole == f"ssh -t alpha ddpwatch attach {run_id}"
 

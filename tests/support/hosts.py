@@ -27,7 +27,15 @@ _LISTEN = "0A"  # a state in /proc/net/tcp
 
 def why_not() -> str:
     """Why hosts cannot be simulated here; empty where they can."""
-    probe = ["unshare", "--net", "--mount", "--uts", "sh", "-c", "mount -t tmpfs tmpfs /mnt && ip link add a type veth"]
+    probe = [
+        "unshare",
+        "--net",
+        "--mount",
+        "--uts",
+        "sh",
+        "-c",
+        "mount -t tmpfs tmpfs /mnt && ip link add name probe0 type veth",
+    ]
     try:
         done = subprocess.run(probe, capture_output=True, check=False)
     except FileNotFoundError as error:
