@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate
 from operator import add, sub
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import zstandard
 
@@ -35,7 +35,8 @@ _HOOKS: Final = ("hook_param", "hook_ns")
 _COLUMNS: Final = 4 + len(_PLAIN) + 8
 
 Ints = list[int]
-Columns = tuple[Ints, ...]
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 
 def pack(node: int, steps: Sequence[Step], hooks: Collection[int] | None = None) -> NodeStep:
@@ -49,10 +50,9 @@ def pack(node: int, steps: Sequence[Step], hooks: Collection[int] | None = None)
     Raises:
         FrameError: The steps are too large for one message.
     """
-    rows = [_columns(step, hooks is None or step.rank in hooks) for step in steps]
     codes: Ints = []
     values: Ints = []
-    for column in zip(*rows, strict=True):
+    for column in _columns(steps, hooks):
         before: Ints = []
         by_length: dict[int, Ints] = {}
         for row in column:
@@ -69,7 +69,7 @@ def pack(node: int, steps: Sequence[Step], hooks: Collection[int] | None = None)
 
 
 def expand(message: NodeStep) -> list[Step]:
-    """The steps, in the order in which they were packed.
+    """The steps, in the order in which they were packed. Equal columns of several ranks may be one list.
 
     Raises:
         FrameError: The message was not made by `pack`, or is damaged.
@@ -77,7 +77,7 @@ def expand(message: NodeStep) -> list[Step]:
     try:
         words = _words(message.columns)
         columns = list(_unpacked(words, len(message.ranks)))
-        return [_step(rank, row) for rank, row in zip(message.ranks, zip(*columns, strict=True), strict=True)]
+        return list(_steps(message.ranks, columns))
     except (ValueError, IndexError, OverflowError, zstandard.ZstdError) as error:
         raise FrameError("invalid", f"columns of a node's step: {error}") from None
 
@@ -103,55 +103,92 @@ def without_hooks(message: NodeStep) -> NodeStep:
         return message
 
 
-# -- a step as columns of integers -----------------------------------------------------------------------------------
+# -- steps as columns of integers ------------------------------------------------------------------------------------
 
 
-def _columns(step: Step, hooks: bool) -> Columns:
-    data = step.data
-    scalars = [
-        step.step, _STATUSES.index(step.status), step.synced, step.micro_steps, step.epoch, step.start_ns,
-        step.duration_ns, _from_optional(step.comm_first_seq), step.reduced, _from_optional(step.clock_error_ns),
-        step.own_ns, step.sender_ns, _from_optional(step.cpu_ns), step.dropped, data is not None,
-    ]  # fmt: skip
-    ready, done = _carried(step.comm_ready), _carried(step.comm_done)
-    return (
-        scalars,
-        [_PHASES.index(span.phase) for span in step.spans],
-        _differences([at for span in step.spans for at in (span.start, span.end)]),
-        _differences([at for pair in data or () for at in pair]),
-        *(_differences(getattr(step, name) if hooks or name not in _HOOKS else []) for name in _PLAIN),
-        [_OPS.index(op) for op in step.comm_op],
-        _known(step.comm_ready),
-        _differences(ready),
-        _differences(list(map(sub, step.comm_launch, ready))),
-        _known(step.comm_start),
-        [0 if at is None else at - launch for at, launch in zip(step.comm_start, step.comm_launch, strict=False)],
-        _known(step.comm_done),
-        _differences(done),
-    )
+def _columns(steps: Sequence[Step], hooks: Collection[int] | None) -> list[list[Ints]]:
+    """Per column, the integers of each rank."""
+    plain = [[getattr(step, name) for step in steps] for name in _PLAIN]
+    for position, name in enumerate(_PLAIN):
+        if name in _HOOKS and hooks is not None:
+            plain[position] = [getattr(step, name) if step.rank in hooks else [] for step in steps]
+    ready = [_carried(step.comm_ready) for step in steps]
+    return [
+        [_scalars(step) for step in steps],
+        [[_PHASES.index(span.phase) for span in step.spans] for step in steps],
+        [_differences([at for span in step.spans for at in (span.start, span.end)]) for step in steps],
+        [_differences([at for pair in step.data or () for at in pair]) for step in steps],
+        *(_each(_differences, column) for column in plain),
+        _each(_op_numbers, [step.comm_op for step in steps]),
+        [_known(step.comm_ready) for step in steps],
+        [_differences(at) for at in ready],
+        [_differences(list(map(sub, step.comm_launch, at))) for step, at in zip(steps, ready, strict=True)],
+        [_known(step.comm_start) for step in steps],
+        [_since_launch(step) for step in steps],
+        [_known(step.comm_done) for step in steps],
+        [_differences(_carried(step.comm_done)) for step in steps],
+    ]
 
 
-def _step(rank: int, columns: Columns) -> Step:
+def _steps(ranks: Sequence[int], columns: list[list[Ints]]) -> Iterator[Step]:
     scalars, phases, stamps, data, *rest = columns
-    plain: dict[str, Any] = dict(zip(_PLAIN, map(_in_range, map(_sums, rest)), strict=False))
+    plain = [_each(_column, column) for column in rest[: len(_PLAIN)]]
     ops, ready_known, ready, launch, start_known, start, done_known, done = rest[len(_PLAIN) :]
-    number, status, synced, micro_steps, epoch, start_ns, duration_ns, first, reduced, *others = scalars
-    clock_error, own_ns, sender_ns, cpu_ns, dropped, has_data = others
-    counts = (number, micro_steps, epoch, first, clock_error, own_ns, sender_ns, cpu_ns, dropped)
-    if min(*counts, duration_ns, status, *phases, *ops) < 0 or max(counts) > _COUNT_LIMIT or duration_ns >= _NS_LIMIT:
+    names, named = _each(_phase_names, phases), _each(_op_names, ops)
+    for position, rank in enumerate(ranks):
+        ready_at = _sums(ready[position])
+        launched = _in_range(list(map(add, _sums(launch[position]), ready_at)))
+        spans = zip(names[position], _pairs(stamps[position]), strict=True)
+        about = _about(scalars[position])
+        has_data = about.pop("has_data")
+        about |= {name: column[position] for name, column in zip(_PLAIN, plain, strict=True)}
+        yield Step(
+            rank=rank,
+            **about,
+            spans=[Span(phase, *pair) for phase, pair in spans],
+            data=list(_pairs(data[position])) if has_data else None,
+            comm_op=named[position],
+            comm_ready=_sparse(ready_known[position], ready_at),
+            comm_launch=launched,
+            comm_start=_sparse(start_known[position], list(map(add, start[position], launched))),
+            comm_done=_sparse(done_known[position], _sums(done[position])),
+        )  # fmt: skip
+
+
+def _scalars(step: Step) -> Ints:
+    return [
+        step.step, step.micro_steps, step.epoch, step.own_ns, step.sender_ns, step.dropped,
+        _from_optional(step.comm_first_seq), _from_optional(step.clock_error_ns), _from_optional(step.cpu_ns),
+        step.start_ns, step.duration_ns, _STATUSES.index(step.status), step.synced, step.reduced,
+        step.data is not None,
+    ]  # fmt: skip
+
+
+def _about(scalars: Ints) -> dict[str, Any]:
+    """The fields of `_scalars`."""
+    *counts, first, clock_error, cpu, start_ns, duration_ns, status, synced, reduced, has_data = scalars
+    number, micro_steps, epoch, own_ns, sender_ns, dropped = counts
+    if min(*counts, first, clock_error, cpu, duration_ns, status) < 0:
+        raise ValueError("a negative count")
+    if max(*counts, first, clock_error, cpu) > _COUNT_LIMIT:
         raise ValueError("a count out of range")
-    ready_at = _sums(ready)
-    launched = _in_range(list(map(add, _sums(launch), ready_at)))
-    return Step(
-        rank=rank, step=number, status=_STATUSES[status], synced=bool(synced), micro_steps=micro_steps, epoch=epoch,
-        start_ns=_in_range([start_ns])[0], duration_ns=duration_ns, comm_first_seq=_to_optional(first),
-        reduced=bool(reduced), clock_error_ns=_to_optional(clock_error), own_ns=own_ns, sender_ns=sender_ns,
-        cpu_ns=_to_optional(cpu_ns), dropped=dropped, comm_launch=launched, comm_op=[_OPS[op] for op in ops],
-        spans=[Span(_PHASES[phase], *pair) for phase, pair in zip(phases, _pairs(_sums(stamps)), strict=True)],
-        data=list(_pairs(_sums(data))) if has_data else None,
-        comm_ready=_sparse(ready_known, ready_at), comm_done=_sparse(done_known, _sums(done)),
-        comm_start=_sparse(start_known, list(map(add, start, launched))), **plain,
-    )  # fmt: skip
+    _in_range([start_ns, duration_ns])
+    return {
+        "step": number, "micro_steps": micro_steps, "epoch": epoch, "own_ns": own_ns, "sender_ns": sender_ns,
+        "dropped": dropped, "comm_first_seq": _to_optional(first), "clock_error_ns": _to_optional(clock_error),
+        "cpu_ns": _to_optional(cpu), "start_ns": start_ns, "duration_ns": duration_ns, "status": _STATUSES[status],
+        "synced": bool(synced), "reduced": bool(reduced), "has_data": bool(has_data),
+    }  # fmt: skip
+
+
+def _each(function: Callable[[list[_In]], list[_Out]], rows: Sequence[list[_In]]) -> list[list[_Out]]:
+    """The function of each rank's row. Mostly all rows are equal: then they share one list."""
+    found: list[list[_Out]] = []
+    before: list[_In] | None = None
+    for row in rows:
+        found.append(found[-1] if before is not None and (row is before or row == before) else function(row))
+        before = row
+    return found
 
 
 def _from_optional(value: int | None) -> int:
@@ -162,12 +199,34 @@ def _to_optional(value: int) -> int | None:
     return value - 1 if value else None
 
 
+def _op_numbers(ops: list[CollectiveOp]) -> Ints:
+    return [_OPS.index(op) for op in ops]
+
+
+def _op_names(numbers: Ints) -> list[CollectiveOp]:
+    return [_OPS[_index(number)] for number in numbers]
+
+
+def _phase_names(numbers: Ints) -> list[PhaseName]:
+    return [_PHASES[_index(number)] for number in numbers]
+
+
+def _index(number: int) -> int:
+    if number < 0:
+        raise ValueError("a negative index")
+    return number
+
+
 def _differences(values: Ints) -> Ints:
     return list(map(sub, values, [0, *values]))
 
 
 def _sums(differences: Ints) -> Ints:
     return list(accumulate(differences))
+
+
+def _column(differences: Ints) -> Ints:
+    return _in_range(_sums(differences))
 
 
 def _known(column: Sequence[int | None]) -> Ints:
@@ -180,13 +239,20 @@ def _carried(column: Sequence[int | None]) -> Ints:
     return [before if at is None else (before := at) for at in column]
 
 
+def _since_launch(step: Step) -> Ints:
+    starts = zip(step.comm_start, step.comm_launch, strict=False)
+    return [0 if at is None else at - launch for at, launch in starts]
+
+
 def _sparse(known: Ints, values: Ints) -> list[int | None]:
+    if not any(known):
+        return [None] * len(known)
     _in_range(values)
     return [at if has else None for has, at in zip(known, values, strict=True)]
 
 
-def _pairs(values: Ints) -> Iterator[tuple[int, int]]:
-    _in_range(values)
+def _pairs(differences: Ints) -> Iterator[tuple[int, int]]:
+    values = _column(differences)
     return zip(values[::2], values[1::2], strict=True)
 
 

@@ -7,13 +7,15 @@ itself. Every rank's steps keep their order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ddpwatch.messages import FrameError, NodeStep, Step
 from ddpwatch.node_step import pack
+from ddpwatch.sampling.levels import FULL
 
 HOLD_NS = 750_000_000  # a rank's sender wakes twice a second
 HOLD_STEPS = 256
+WHOLE_STEPS = 32  # the first full one of so many goes up with all hook fires
 
 
 class NodeStepPacker:
@@ -30,6 +32,7 @@ class NodeStepPacker:
         self._newest: dict[int, int] = {}  # per rank, its newest open step
         self._waits_for: set[int] = set()
         self._packed = -1  # the newest step that has gone up
+        self._whole = -1  # the newest block of steps of which one has gone up with all hook fires
 
     def take(self, step: Step) -> list[NodeStep]:
         """Takes a rank's next step. Returns what can go up now, oldest first."""
@@ -39,7 +42,7 @@ class NodeStepPacker:
             found = self.rest()
             self._packed = -1
         if step.step <= self._packed:  # too late to wait for others
-            return [*found, *_packed(self._node, [step])]
+            return [*found, *_packed(self._node, [step], None)]
         ranks = self._open.setdefault(step.step, {})
         ranks[step.rank] = step
         self._newest[step.rank] = step.step
@@ -83,24 +86,28 @@ class NodeStepPacker:
             ranks = self._open.pop(number)
             self._since.pop(number, None)
             self._packed = max(self._packed, number)
-            found += _packed(self._node, [ranks[rank] for rank in sorted(ranks)])
+            steps = [ranks[rank] for rank in sorted(ranks)]
+            found += _packed(self._node, steps, self._hook_ranks(steps))
         self._newest = {rank: number for rank, number in self._newest.items() if number in self._open}
         return found
 
+    def _hook_ranks(self, steps: Sequence[Step]) -> set[int] | None:
+        """The ranks whose hook fires go up; None for all.
 
-def _packed(node: int, steps: Sequence[Step]) -> Iterator[NodeStep]:
+        Of most steps, the one that launched its last bucket last: others wait for it. Of one full step in so many,
+        all: the same one on every node, as the choice depends on numbers alone.
+        """
+        block = steps[0].step // WHOLE_STEPS
+        if steps[0].status == FULL and block != self._whole:
+            self._whole = block
+            return None
+        return {max(steps, key=lambda step: step.start_ns + max(step.comm_launch, default=0)).rank}
+
+
+def _packed(node: int, steps: Sequence[Step], hooks: Collection[int] | None) -> Iterator[NodeStep]:
     """One message; one per rank if the ranks are too large for one."""
     try:
-        yield pack(node, steps, hook_ranks(steps))
+        yield pack(node, steps, hooks)
     except FrameError:
         for step in steps:
-            yield pack(node, [step])
-
-
-def hook_ranks(steps: Iterable[Step]) -> set[int]:
-    """The ranks whose hook fires go up: the lowest that has any, and the one that launched its last bucket last."""
-    hooked = [step for step in steps if step.hook_ns]
-    if not hooked:
-        return set()
-    last = max(hooked, key=lambda step: step.start_ns + max(step.comm_launch, default=0))
-    return {hooked[0].rank, last.rank}
+            yield pack(node, [step], hooks)

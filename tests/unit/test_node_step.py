@@ -8,7 +8,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch.messages import FrameError, NodeStep, PhaseName, Span, Step, StepStatus, decode, encode
@@ -55,6 +55,7 @@ def packed(*ranks: Step, hooks: set[int] | None = None) -> NodeStep:
 
 
 @given(st.integers(1, 5).flatmap(lambda count: st.tuples(*(steps(rank) for rank in range(count)))))
+@settings(deadline=None)
 def test_any_steps_come_back_as_they_were(ranks: tuple[Step, ...]) -> None:
     assert expand(packed(*ranks)) == list(ranks)
 
@@ -106,6 +107,7 @@ def test_hooks_are_left_out_later() -> None:
 
 
 @given(st.binary(max_size=200), st.integers(1, 3))
+@settings(deadline=None)
 def test_garbage_is_refused(columns: bytes, ranks: int) -> None:
     for content in (columns, zstandard.compress(columns)):
         with pytest.raises(FrameError):
@@ -113,6 +115,7 @@ def test_garbage_is_refused(columns: bytes, ranks: int) -> None:
 
 
 @given(st.randoms(use_true_random=False))
+@settings(deadline=None)
 def test_a_damaged_message_is_refused_or_gives_valid_steps(chance: random.Random) -> None:
     message = packed(step(0), step(1, late_ms=3))
     content = bytearray(zstandard.decompress(message.columns))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpwatch.collector import node_steps
-from ddpwatch.collector.node_steps import HOLD_NS, HOLD_STEPS, NodeStepPacker
+from ddpwatch.collector.node_steps import HOLD_NS, HOLD_STEPS, WHOLE_STEPS, NodeStepPacker
 from ddpwatch.messages import NodeStep, Step
 from ddpwatch.node_step import expand
 from tests.support.frames import step, unwatched
@@ -78,15 +77,21 @@ def test_ranks_that_are_too_large_for_one_message_go_up_one_by_one(monkeypatch: 
     assert sent(packer.take(step(1, 1, late_ms=3, wait_ms=7))) == [(1, [0]), (1, [1])]
 
 
-def test_hook_fires_go_up_of_the_lowest_and_the_last_rank() -> None:
+def test_hook_fires_go_up_of_the_rank_that_launched_last_and_of_all_now_and_then() -> None:
+    """Steps 1 and 32 are the first full ones of their blocks."""
     packer = packer_of(4)
-    ranks = [step(rank, 1, late_ms=9 if rank == 2 else 0) for rank in range(4)]
-    [message] = [message for rank in ranks for message in packer.take(rank)]
-    assert [one.rank for one in expand(message) if one.hook_ns] == [0, 2]
-    assert node_steps.hook_ranks([unwatched(0)]) == set()
+    found = [
+        message
+        for number in (1, 2, WHOLE_STEPS - 1, WHOLE_STEPS, WHOLE_STEPS + 1)
+        for rank in range(4)
+        for message in packer.take(step(rank, number, late_ms=9 if rank == 2 else 0))
+    ]
+    hooked = [[one.rank for one in expand(message) if one.hook_ns] for message in found]
+    assert hooked == [[0, 1, 2, 3], [2], [2], [0, 1, 2, 3], [2]]
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_no_step_is_lost_or_doubled_and_every_rank_keeps_its_order(data: st.DataObject) -> None:
     """Whatever ranks skip, however they interleave, when they stop, and when they count again."""
     packer, now = NodeStepPacker(0), 0
