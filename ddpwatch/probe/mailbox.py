@@ -73,6 +73,7 @@ class Inbox:
         self._store = store
         self._prefix = prefix
         self._seal = seal
+        self._level = logging.WARNING  # once is enough
         self._read = 0  # number of the last question that was looked at
 
     def new(self) -> Iterator[Letter]:
@@ -96,5 +97,6 @@ class Inbox:
         try:
             return msgspec.json.decode(self._seal.opened(name, self._store.get(name).decode()), type=Letter)
         except (DdpwatchError, ValueError) as error:
-            _log.debug("ddpwatch leaves %s unanswered: %s", name, error)
+            level, self._level = self._level, logging.DEBUG
+            _log.log(level, "ddpwatch leaves a rank unanswered: %s", error)
             return None
