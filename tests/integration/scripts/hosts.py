@@ -11,8 +11,12 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.support.hosts import LINKS, NAMESPACES
+
+if TYPE_CHECKING:
+    from ddpwatch.probe.session import ProbeSession
 
 STEPS, NAP_S = 30, 0.02
 
@@ -24,6 +28,14 @@ def enter(pid: str) -> None:
         with open(f"/proc/{pid}/ns/{kind}") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
                 raise OSError(ctypes.get_errno(), f"setns {kind}")
+
+
+def leave_key(file: Path, session: "ProbeSession | None") -> None:
+    """Writes the root's public key to the file once rank 0 has one."""
+    desk = None if session is None else session._rendezvous._desk
+    if desk is not None and desk._keys is not None and not file.exists():
+        (whole := file.with_suffix(".new")).write_text(desk._keys.public)
+        whole.rename(file)
 
 
 def main(folder: Path) -> None:
@@ -66,9 +78,7 @@ def main(folder: Path) -> None:
         batch += 1
         stop += rank == 0 and (folder / "stop").exists()
         dist.broadcast(stop, 0)
-        desk = session._session._rendezvous._desk if rank == 0 and session._session is not None else None
-        if desk is not None and desk._keys is not None:
-            (folder / "key").write_text(desk._keys.public)
+        leave_key(folder / "key", session._session)
     assert watch is not None
     watch.close()
     dist.destroy_process_group()
