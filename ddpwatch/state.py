@@ -297,6 +297,11 @@ class RunState:
         return verdict(summary, incidents, len(self.ranks), self.end, complete, self.finished_steps)
 
     @property
+    def unseen(self) -> frozenset[int]:
+        """The ranks of nodes that are not connected and have not ended."""
+        return frozenset(rank for rank in self._unseen if rank in self.ranks and self.ranks[rank].bye is None)
+
+    @property
     def finished_steps(self) -> int:
         """How many steps the rank that is furthest has taken."""
         return max((rank.last_step.step + 1 for rank in self.ranks.values() if rank.last_step is not None), default=0)
