@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.live_source import SILENCE_S, Source
-from ddpwatch.messages import Bye, Message, Step
+from ddpwatch.messages import Bye, Message, NodeStep, Step
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.rotation import RotatingWriter
 
@@ -95,7 +95,7 @@ class _Ending:
     def reached_by(self, message: Message) -> bool:
         if isinstance(message, Bye) and message.rank is None:
             self.reached = True
-        elif isinstance(message, Step) and self._steps is not None:
+        elif isinstance(message, (Step, NodeStep)) and self._steps is not None:
             self._first = message.step if self._first is None else self._first
             self.reached = message.step - self._first >= self._steps
         return self.reached

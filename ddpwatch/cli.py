@@ -207,7 +207,9 @@ def record(
     limits = limits_from_environment({**os.environ, **environment_of(max_size, every)})
     info, endpoint = _resolve(run)
     publish = _endpoint(info, endpoint)
-    frames = capture(LiveSource(publish, budget_ppm), output, duration, steps, limits, partial(rundir.is_live, publish))
+    frames = capture(
+        LiveSource(publish, budget_ppm, as_sent=True), output, duration, steps, limits, partial(rundir.is_live, publish)
+    )
     typer.echo(f"{output}: {frames} frames", err=True)
 
 

@@ -1,4 +1,7 @@
-"""The collector as the rank that starts it sees it: a process that is started again if it dies."""
+"""The collector as the rank that starts it sees it: a process that is started again if it dies.
+
+The rank keeps what it has said to the collector, and says it again to the next one: keys are nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,20 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from ddpwatch import rundir
+from ddpwatch.control import Admit, Channel, Listen, Listening, Order, Ready, Report, Unreachable
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.subprocesses import module_command
 
 RESTARTS = 3  # of one run; after that, it would only die again
 READY_TIMEOUT_S = 60.0
+LOCAL_ONLY = "the ranks of this host are shown on this host only"
 _log = logging.getLogger("ddpwatch")
 _left: list[subprocess.Popen[bytes]] = []  # collectors of earlier sessions
 
@@ -31,16 +37,19 @@ class CollectorProcess:
         run_id: Id of the run.
         world_size: How many ranks the job has.
         record: Where it writes a recording, or None.
+        node: The name of this host, if the collector is another host's agent.
 
     Attributes:
         endpoint: Where the collector receives frames.
+        listening: The root's answer to `Listen`; None while there is none.
 
     Raises:
+        FileExistsError: The run has a collector on this host.
         DdpwatchError: The run directory cannot be used.
         OSError: The process cannot be started.
     """
 
-    def __init__(self, run_id: str, world_size: int, record: Path | None) -> None:
+    def __init__(self, run_id: str, world_size: int, record: Path | None, node: str = "") -> None:
         self.endpoint, _ = rundir.endpoints(run_id)
         self._run_id = run_id
         self._log_file = rundir.log(run_id)
@@ -49,7 +58,11 @@ class CollectorProcess:
         self._arguments += [f"--script={Path(sys.argv[0]).name}"]
         if record is not None:
             self._arguments += ["--record", str(record)]
-        self._ready = -1
+        if node:
+            self._arguments += ["--node", node]
+        self.listening: Listening | None = None
+        self._standing: dict[tuple[type[Order], str], Order] = {}
+        self._control: Channel | None = None
         self._restarts = 0
         self._is_ready = self._is_over = False
         self._deadline_s = 0.0
@@ -66,7 +79,7 @@ class CollectorProcess:
         if self._is_over:
             return True
         code = self._process.poll()
-        self._is_ready = self._is_ready or self._has_reported()
+        self._read_reports()
         if code is None:
             if not self._is_ready and time.monotonic() > self._deadline_s:
                 self._process.kill()
@@ -76,6 +89,12 @@ class CollectorProcess:
             return True
         self._start_again(code)
         return False
+
+    def order(self, order: Order) -> None:
+        """Sends an order to this collector, and to those that follow it: the newest of its kind (and node)."""
+        self._standing[type(order), order.node if isinstance(order, Admit) else ""] = order
+        if self._control is not None:
+            self._control.send(order)
 
     def leave(self) -> None:
         """Leaves the collector to itself: it ends once all ranks have. A forked child must not keep the run alive."""
@@ -88,12 +107,12 @@ class CollectorProcess:
     def _start(self) -> None:
         _reap()
         try:
-            self._ready, writing = os.pipe()
+            mine, its = socket.socketpair()
         except OSError:
             self._abandon()
             raise
-        os.set_blocking(self._ready, False)
-        shared = ["--claim", str(self._claim), "--ready", str(writing), "--restarts", str(self._restarts)]
+        self._control = Channel(mine)
+        shared = ["--claim", str(self._claim), "--control", str(its.fileno()), "--restarts", str(self._restarts)]
         try:
             with open(self._log_file, "ab") as log:
                 self._process = subprocess.Popen(
@@ -102,13 +121,15 @@ class CollectorProcess:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    pass_fds=(self._claim, writing),
+                    pass_fds=(self._claim, its.fileno()),
                 )
         except OSError:
             self._abandon()
             raise
         finally:
-            os.close(writing)
+            its.close()
+        for order in self._standing.values():
+            self._control.send(order)
         self._is_ready = False
         self._deadline_s = time.monotonic() + READY_TIMEOUT_S
 
@@ -119,7 +140,7 @@ class CollectorProcess:
             raise DdpwatchError(f"the collector {what}", f"its log is {self._log_file}")
         if self._is_ready:
             _log.warning("ddpwatch starts its collector again (%d of %d): it %s", self._restarts + 1, RESTARTS, what)
-        self._close("_ready")
+        self._hang_up()
         self._restarts += 1
         self._start()
 
@@ -132,11 +153,22 @@ class CollectorProcess:
             return self._log_file.read_text(errors="replace").splitlines()[-1][:500]
         return f"exit code {code}"
 
-    def _has_reported(self) -> bool:
-        try:
-            return bool(os.read(self._ready, 1))
-        except OSError:  # not yet
-            return False
+    def _read_reports(self) -> None:
+        if self._control is not None and self._control.fileno() >= 0:
+            self._control.send()
+            for report in self._control.receive():
+                self._note(report)
+
+    def _note(self, report: Order | Report) -> None:
+        if isinstance(report, Ready):
+            self._is_ready = True
+        elif isinstance(report, Unreachable):
+            _log.warning("ddpwatch cannot reach rank 0's collector at %s: %s", report.endpoint, LOCAL_ONLY)
+        elif isinstance(report, Listening):
+            self.listening = report
+            before = self._standing.get((Listen, ""))
+            if report.endpoint and isinstance(before, Listen):  # the next one listens there as well
+                self._standing[Listen, ""] = Listen(before.keys, report.endpoint)
 
     def _abandon(self) -> None:
         """Removes what the run has left; its log stays."""
@@ -146,14 +178,14 @@ class CollectorProcess:
         self._release()
 
     def _release(self) -> None:
-        self._close("_ready")
-        self._close("_claim")
+        self._hang_up()
+        claim, self._claim = self._claim, -1
+        if claim >= 0:
+            os.close(claim)
 
-    def _close(self, name: str) -> None:
-        file = getattr(self, name)
-        if file >= 0:
-            setattr(self, name, -1)
-            os.close(file)
+    def _hang_up(self) -> None:
+        if self._control is not None:
+            self._control.close()
 
 
 def _reap() -> None:

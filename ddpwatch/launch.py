@@ -81,7 +81,7 @@ class Launch:
 
     def runs(self) -> list[RunInfo]:
         """This job's live runs: one, or one per restart."""
-        return [info for info in rundir.live_runs() if info.run_id.startswith(self.name)]
+        return [info for info in rundir.live_runs() if info.run_id.startswith(self.name) or info.launched == self.name]
 
     def recording_errors(self) -> list[str]:
         """What was wrong with this job's recordings, from the snapshots that its runs have left."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import zmq
 
-from ddpwatch import transport
+from ddpwatch import node_step, transport
 from ddpwatch.messages import FrameError, decode
 from ddpwatch.transport import RESTART_BITS, SNAPSHOT, Envelope, Frame
 
@@ -55,15 +55,17 @@ class LiveSource:
     Args:
         endpoint: The collector's publishing endpoint.
         budget_ppm: What sampling may cost while this viewer is attached, in ppm of a step; 0 if nobody looks at it.
+        as_sent: Leaves the steps of nodes packed: for a recording.
 
     Attributes:
         missed: Frames lost on the way that no snapshot could replace.
     """
 
-    def __init__(self, endpoint: str, budget_ppm: int = 0) -> None:
+    def __init__(self, endpoint: str, budget_ppm: int = 0, as_sent: bool = False) -> None:
         self.over = False
         self.unreadable = 0
         self.missed = 0
+        self._as_sent = as_sent
         self._token = secrets.token_hex(8).encode()
         self._context = transport.Context()
         self._socket = transport.viewer_subscribe(self._context, endpoint, self._token, budget_ppm)
@@ -182,6 +184,6 @@ class LiveSource:
 
     def _decode_into(self, frames: list[Frame], envelope: Envelope) -> None:
         try:
-            frames.append((decode(envelope.frame), envelope))
+            frames += [(decode(envelope.frame), envelope)] if self._as_sent else node_step.read(envelope)
         except FrameError:
             self.unreadable += 1

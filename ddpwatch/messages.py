@@ -357,6 +357,8 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
 
     ``refused`` counts frames by reason, ``restarts`` how many collectors of this run have died before this one.
     ``lease_ppm`` is what sampling may cost while somebody looks, in ppm of a step; None while nobody does.
+
+    ``whole`` is what to type for the whole run, on a host that shows only its own ranks.
     """
 
     at_ns: Ns
@@ -368,6 +370,7 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
     recording_error: Name = ""
     restarts: Count = 0
     lease_ppm: Count | None = None
+    whole: Name = ""
 
 
 class RankSample(msgspec.Struct, tag="rank_sample", tag_field="type", kw_only=True):
@@ -387,12 +390,77 @@ class RankSample(msgspec.Struct, tag="rank_sample", tag_field="type", kw_only=Tr
     swapped_bytes: Count | None = None
 
 
+class NodeStep(msgspec.Struct, tag="node_step", tag_field="type", kw_only=True):
+    """One step of a node's ranks, as its agent sends it up. `ddpwatch.node_step` packs and expands it.
+
+    ``step`` is the step's number on the first of the ``ranks``. ``columns`` holds their Steps, compressed; all is there
+    but the hook columns of ranks that the agent left out.
+    """
+
+    node: Count
+    step: Count
+    ranks: Annotated[list[Rank], Meta(min_length=1, max_length=4096)]
+    columns: Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]
+
+
+class ClockExchange(msgspec.Struct, tag="clock_exchange", tag_field="type", kw_only=True):
+    """A ping of a node's agent and the root's answer, which bound how the two clocks differ.
+
+    ``sent_ns`` and ``returned_ns`` are on the node's clock, ``received_ns`` and ``replied_ns`` on the root's. Boot and
+    time namespace name the clocks, as in :class:`Hello`.
+    """
+
+    node: Count
+    node_boot_id: Name
+    node_time_ns: Name = ""
+    root_boot_id: Name
+    root_time_ns: Name = ""
+    sent_ns: Ns
+    received_ns: Ns
+    replied_ns: Ns
+    returned_ns: Ns
+
+
+class Node(msgspec.Struct, tag="node", tag_field="type", kw_only=True):
+    """One node of the run, as the root sees it. Sent when it joins, on every change, and every 2 s.
+
+    ``node`` is the number by which its NodeSteps and ClockExchanges name it. ``at_ns`` and ``seen_ns``, when its agent
+    last sent something, are times of the root's clock. The ranks of a node that is not ``connected`` are unseen:
+    nothing is known of them, and they are not to blame. ``dropped`` counts frames that the agent has not sent, because
+    the root or the network was too slow.
+    """
+
+    node: Count
+    host: Name
+    ranks: Annotated[list[Rank], Meta(max_length=4096)] = []
+    at_ns: Ns
+    seen_ns: Ns
+    connected: bool = True
+    dropped: Count = 0
+
+
 # Recordings rely on the order: append only.
-Message = Hello | Layout | Step | Beat | Mark | Device | Bye | Status | Group | Stack | RankSample
+Message = (
+    Hello
+    | Layout
+    | Step
+    | Beat
+    | Mark
+    | Device
+    | Bye
+    | Status
+    | Group
+    | Stack
+    | RankSample
+    | NodeStep
+    | ClockExchange
+    | Node
+)
 MESSAGE_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     str(kind.__struct_config__.tag): kind for kind in get_args(Message)
 }
 RANK_MESSAGES: Final = (Hello, Group, Layout, Step, Beat, Mark, Bye, Stack)
+NODE_MESSAGES: Final = (NodeStep, ClockExchange, Node)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

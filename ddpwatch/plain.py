@@ -64,6 +64,7 @@ class RunLines:
     def __init__(self) -> None:
         self.state = RunState()
         self._news = IncidentNews()
+        self._has_pointed = False
 
     def lines(self) -> list[str]:
         """One for each incident that has started or ended since the last look, then the state of the run."""
@@ -71,7 +72,15 @@ class RunLines:
         incidents = state.diagnosis.incidents()
         news = self._news.take(incidents, state.now_ns)
         changes = [f"{INDENT}{clean(item.text)}" for item in news if item.incident.severity != "info"]
-        return [*changes, line(state, incidents)]
+        return [*self._pointer(), *changes, line(state, incidents)]
+
+    def _pointer(self) -> list[str]:
+        """Once, on a host that shows only its own ranks: what to type for the whole run."""
+        whole = "" if self.state.status is None else clean(self.state.status.whole)
+        if not whole or self._has_pointed:
+            return []
+        self._has_pointed = True
+        return [f"{INDENT}these are the ranks of this host; for all hosts: {whole}"]
 
     def closing(self, stretch: str = "") -> list[str]:
         """All incidents, worst first, and where the time went; nothing before the first step.

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import secrets
+import socket
 import stat
 import time
 from collections.abc import Iterator
@@ -43,6 +45,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
         started: Seconds since the Unix epoch.
         boot_id: The kernel's id of the boot; empty in files of older versions.
         start_ticks: When the collector's process started, in clock ticks since boot.
+        launched: The name that `ddpwatch run` on this host has given the job; empty without it.
     """
 
     run_id: str
@@ -57,6 +60,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
     boot_id: str = ""
     pid_ns: str = ""
     start_ticks: int = 0
+    launched: str = ""
 
 
 def directory() -> Path:
@@ -131,6 +135,16 @@ def file_system(path: Path) -> str:
     real = path.resolve()
     above = [(len(point), kind) for point, kind in mounts if real.is_relative_to(point)]
     return max(reversed(above), key=itemgetter(0))[1] if above else ""  # the last mount hides those before
+
+
+def node() -> str:
+    """A name for this host, or container: equal for processes that reach each other's sockets in the run directory.
+
+    Network and pid namespaces make no difference, and neither does the host's name.
+    """
+    status = directory().stat()
+    place = f"{clock.boot_id() or socket.gethostname()} {status.st_dev}:{status.st_ino}"
+    return hashlib.blake2b(place.encode(), digest_size=6).hexdigest()
 
 
 def new_run_id(script: str) -> str:

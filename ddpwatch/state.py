@@ -22,7 +22,22 @@ from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.matching import NumberedStep, StepMatcher
 from ddpwatch.analysis.step import missing_steps
 from ddpwatch.analysis.window import Summary
-from ddpwatch.messages import Beat, Bye, Device, Group, Hello, Layout, Mark, Message, RankSample, Status, Step
+from ddpwatch.messages import (
+    Beat,
+    Bye,
+    ClockExchange,
+    Device,
+    Group,
+    Hello,
+    Layout,
+    Mark,
+    Message,
+    Node,
+    NodeStep,
+    RankSample,
+    Status,
+    Step,
+)
 from ddpwatch.sampling.cost import CostMeter
 
 __all__ = ["KEEP_STEPS", "RankState", "RankStatus", "RunState", "StepAcrossRanks"]
@@ -32,8 +47,10 @@ KEEP_RANK_STEPS = 65_536  # steps times ranks: what bounds memory in large jobs
 KEEP_DECODED = 2_048  # steps times ranks; older frames are kept encoded
 FULL_STEPS = 3  # at least: a figure that only full steps have must not rest on a single one
 KEEP_FIGURES = 64  # steps; older figures are computed again on demand
-KEEP_DEVICES = 64
+KEEP_DEVICES = 2048  # 128 hosts of 8 GPUs, and as many again
 KEEP_DEVICE_SAMPLES = 600  # per device
+KEEP_SAMPLES = 32_768  # of all devices
+KEEP_DEVICE_SAMPLES_AT_LEAST = 16
 KEEP_MARKS = 1000
 KEEP_ENDS = 100
 SILENT_NS = 3_000_000_000
@@ -46,6 +63,7 @@ class RankStatus(str, Enum):
     RUNNING = "running"
     WAITING = "waiting"  # for other ranks, in a collective, for longer than a second
     SILENT = "silent"  # no sign of life for three seconds
+    UNSEEN = "unseen"  # nothing comes from its host's agent
     ENDED = "ended"
 
 
@@ -79,6 +97,7 @@ class RunState:
         now_ns: Receive time of the newest frame (ns since the Unix epoch); 0 before the first.
         version: Grows with every frame. A picture drawn at another version is stale.
         steps: The newest steps by number, oldest first.
+        nodes: The run's nodes, by number, as the root saw them last; empty if it has only one collector.
         devices: Newest samples per (host, kind, index), oldest first.
         groups: The process groups.
         diagnosis: What is wrong with the run, and where its time goes.
@@ -97,6 +116,7 @@ class RunState:
     steps: OrderedDict[int, StepAcrossRanks] = field(default_factory=OrderedDict)
     layouts: Layouts = field(init=False)
     devices: dict[tuple[str, str, int], deque[Device]] = field(default_factory=dict)
+    nodes: dict[int, Node] = field(default_factory=dict)
     marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=KEEP_MARKS))
     ends: deque[Bye] = field(default_factory=lambda: deque(maxlen=KEEP_ENDS))
     status: Status | None = None
@@ -104,6 +124,7 @@ class RunState:
     clocks: ClockDomains = field(default_factory=ClockDomains)
     cost: CostMeter = field(default_factory=CostMeter)
     _sampled_ns: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    _unseen: set[int] = field(default_factory=set)  # ranks
     _restarts_before: int = 0
     diagnosis: Diagnosis = field(init=False)
     _matcher: StepMatcher = field(init=False)
@@ -131,6 +152,12 @@ class RunState:
             if self.status is None:
                 self._restarts_before = message.restarts
             self.status = message
+        elif isinstance(message, ClockExchange):
+            self.clocks.exchange(message)
+        elif isinstance(message, Node):
+            self._apply_node(message)
+        elif isinstance(message, NodeStep):
+            pass  # expanded where frames are read (`ddpwatch.node_step.read`)
         elif isinstance(message, Mark):
             self.marks.append(message)
         elif isinstance(message, RankSample):  # from the collector: no sign of life
@@ -166,14 +193,27 @@ class RunState:
             self.ends.append(message)
             self._add_steps(self._matcher.leave(rank.rank))
 
+    def _apply_node(self, node: Node) -> None:
+        """Its ranks are unseen from now on, or have come back."""
+        before = self.nodes.get(node.node)
+        for rank in () if before is None else before.ranks:
+            self._unseen.discard(rank)
+        self.nodes[node.node] = node
+        if not node.connected:
+            self._unseen.update(node.ranks)
+
     def _apply_device(self, device: Device, received_ns: int) -> None:
         key = (device.host, device.kind, device.index)
         if key not in self.devices:
             if len(self.devices) >= KEEP_DEVICES:  # the one without a sample for the longest time
                 oldest = min(self.devices, key=self._sampled_ns.__getitem__)
                 del self.devices[oldest], self._sampled_ns[oldest]
-            self.devices[key] = deque(maxlen=KEEP_DEVICE_SAMPLES)
-        self.devices[key].append(device)
+            self.devices[key] = deque()
+        samples = self.devices[key]
+        samples.append(device)
+        keep = max(KEEP_SAMPLES // len(self.devices), KEEP_DEVICE_SAMPLES_AT_LEAST)
+        while len(samples) > min(KEEP_DEVICE_SAMPLES, keep):
+            samples.popleft()
         self._sampled_ns[key] = received_ns
 
     def _apply_hello(self, rank: RankState, hello: Hello) -> None:
@@ -242,6 +282,8 @@ class RunState:
         state = self.ranks[rank]
         if state.bye is not None:
             return RankStatus.ENDED
+        if rank in self._unseen:
+            return RankStatus.UNSEEN
         if self.now_ns - state.seen_ns > SILENT_NS:
             return RankStatus.SILENT
         beat = state.beat
@@ -253,6 +295,11 @@ class RunState:
         """What matters most now, given the figures of the newest steps and all incidents."""
         complete = len(self.ranks) >= self.world_size
         return verdict(summary, incidents, len(self.ranks), self.end, complete, self.finished_steps)
+
+    @property
+    def unseen(self) -> frozenset[int]:
+        """The ranks of nodes that are not connected and have not ended."""
+        return frozenset(rank for rank in self._unseen if rank in self.ranks and self.ranks[rank].bye is None)
 
     @property
     def finished_steps(self) -> int:

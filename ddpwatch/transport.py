@@ -1,6 +1,7 @@
 """Sockets and endpoints: who binds, who connects, and the limits on both.
 
-Ranks PUSH frames to the collector's PULL; viewers SUBscribe to its XPUB. A published frame has three parts: topic,
+Ranks PUSH frames to the collector's PULL; viewers SUBscribe to its XPUB. Agents of other hosts connect a DEALER to the
+ROUTER of rank 0's collector, the root, with CURVE: this alone crosses hosts. A published frame has three parts: topic,
 envelope header (sequence number and receive time), frame. Nothing here decodes a frame.
 
 How a viewer joins without a gap or a duplicate: it subscribes to ``LIVE``, and then to ``SNAPSHOT`` + a random token.
@@ -22,7 +23,8 @@ from typing import Any, Final
 
 import zmq
 
-from ddpwatch.errors import UsageError
+from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.keys import KeyPair
 from ddpwatch.messages import MAX_FRAME_BYTES, Message
 
 LIVE: Final = b"live"
@@ -32,6 +34,7 @@ RANK_QUEUE: Final = 1000
 COLLECTOR_QUEUE: Final = 1000  # frames per connection; when the collector does not keep up, more wait in the rank
 RANK_LINGER_MS: Final = 500  # for which an ending rank waits for a collector that is still starting, or dead
 VIEWER_QUEUE: Final = 100_000
+NODE_QUEUE: Final = 1000  # messages per connection between the root and an agent
 # The collector counts and refuses frames above MAX_FRAME_BYTES; above this limit ZeroMQ drops the connection before it
 # allocates anything.
 TRANSPORT_LIMIT: Final = 16 * MAX_FRAME_BYTES
@@ -122,6 +125,11 @@ class ConnectionMonitor:
         self._socket = socket
         self._events: Socket = socket.get_monitor_socket(events)
 
+    @property
+    def source(self) -> Socket:
+        """What to poll."""
+        return self._events
+
     def events(self) -> Iterator[int]:
         """The events since the last call. Never waits."""
         while True:
@@ -146,6 +154,39 @@ def collector_publish(context: Context, endpoint: str) -> Socket:
     """The collector's socket for viewers. A viewer that falls behind loses frames; the collector never waits."""
     socket = _socket(context, zmq.XPUB, SNDHWM=VIEWER_QUEUE, LINGER=500, MAXMSGSIZE=4096)
     socket.bind(check_endpoint(endpoint))
+    return socket
+
+
+def root_router(context: Context, keys: KeyPair, domain: bytes) -> Socket:
+    """The root's socket for agents of other hosts, still to be bound. Takes only CURVE, and asks ZAP about each key."""
+    socket = _socket(context, zmq.ROUTER, RCVHWM=NODE_QUEUE, SNDHWM=NODE_QUEUE, LINGER=0, MAXMSGSIZE=TRANSPORT_LIMIT)
+    options = {"HANDSHAKE_IVL": 5000, "HEARTBEAT_IVL": 2000, "HEARTBEAT_TIMEOUT": 10_000, "BACKLOG": 1024}
+    for name, value in options.items():
+        socket.setsockopt(getattr(zmq, name), value)
+    socket.setsockopt(zmq.ZAP_DOMAIN, domain)
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    socket.curve_server = True
+    socket.curve_secretkey = keys.secret.encode()
+    return socket
+
+
+def agent_dealer(context: Context, endpoint: str, root_key: str, keys: KeyPair) -> Socket:
+    """An agent's socket, which connects to the root and knows its public key.
+
+    Raises:
+        DdpwatchError: That is no address, or no key.
+    """
+    socket = _socket(context, zmq.DEALER, RCVHWM=NODE_QUEUE, SNDHWM=NODE_QUEUE, LINGER=0, MAXMSGSIZE=1 << 16)
+    options = {"IPV6": "[" in endpoint, "RECONNECT_IVL": 200, "RECONNECT_IVL_MAX": 2000, "CONNECT_TIMEOUT": 5000}
+    for name, value in options.items():
+        socket.setsockopt(getattr(zmq, name), value)
+    try:
+        socket.curve_serverkey = root_key.encode()
+        socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        socket.connect(endpoint)
+    except (zmq.ZMQError, ValueError) as error:
+        socket.close()
+        raise DdpwatchError(f"{endpoint[:100]!r} with key {root_key[:40]!r} is no root: {error}") from error
     return socket
 
 

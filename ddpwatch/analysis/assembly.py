@@ -9,7 +9,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import ClockDomains
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.matching import NumberedStep, StepMatcher
-from ddpwatch.messages import Bye, Group, Hello, Message, Step
+from ddpwatch.messages import Bye, ClockExchange, Group, Hello, Message, Step
 
 OPEN_STEPS = 1024  # steps that wait for their last ranks; older ones are closed with the ranks they have
 
@@ -37,6 +37,8 @@ class StepAssembler:
         """Takes one message; yields the steps that it completes, and the oldest one if too many wait."""
         if isinstance(message, Hello):
             self._meet(message)
+        elif isinstance(message, ClockExchange):
+            self._clocks.exchange(message)
         if isinstance(message, (Hello, Group)):
             self.groups.apply(message)
         elif isinstance(message, Step):

@@ -10,7 +10,8 @@ import msgspec
 from ddpwatch.analysis.diagnosis.accounts import PAUSE_PHASES
 from ddpwatch.analysis.diagnosis.findings import findings
 from ddpwatch.analysis.report_figures import ReportBuilder
-from ddpwatch.messages import Bye, Hello, Layout, Mark, Message, Step
+from ddpwatch.messages import Bye, FrameError, Hello, Layout, Mark, Message, NodeStep, Step
+from ddpwatch.node_step import expand
 from ddpwatch.sampling.levels import FULL
 
 ATTACHED_STEPS = 2000  # of all ranks together: reporting on them takes a fraction of a second
@@ -23,16 +24,18 @@ class AttachmentBuilder:
 
     def __init__(self) -> None:
         self._full: deque[Step] = deque(maxlen=KEEP_FULL)
-        self._steps: deque[Step] = deque()
+        self._steps: deque[Step | NodeStep] = deque()
+        self._kept = 0  # steps of ranks
         self._marks: dict[int, deque[Mark]] = {}
         self._others: dict[tuple[object, ...], Message] = {}
 
     def apply(self, message: Message) -> None:
         """Takes one message."""
-        if isinstance(message, Step):
+        if isinstance(message, (Step, NodeStep)):
             self._steps.append(message)
-            if len(self._steps) > ATTACHED_STEPS and (oldest := self._steps.popleft()).status == FULL:
-                self._full.append(oldest)
+            self._kept += _ranks_in(message)
+            while self._kept - _ranks_in(self._steps[0]) >= ATTACHED_STEPS:
+                self._drop(self._steps.popleft())
         elif isinstance(message, Mark) and message.kind in PAUSE_PHASES:
             self._marks.setdefault(message.rank, deque(maxlen=KEEP_MARKS)).append(message)
         elif isinstance(message, (Hello, Bye)):
@@ -40,24 +43,43 @@ class AttachmentBuilder:
         elif isinstance(message, Layout):
             self._others[Layout, message.module, message.epoch % 4] = message
 
+    def _drop(self, oldest: Step | NodeStep) -> None:
+        """Drops a step, unless it is full. Those of nodes are dropped unread, as reading takes long."""
+        self._kept -= _ranks_in(oldest)
+        if isinstance(oldest, Step) and oldest.status == FULL:
+            self._full.append(oldest)
+
     def documents(self) -> dict[str, bytes]:
         """The documents by name: ``run.json``, ``findings.json`` and ``incidents.json``."""
-        report = self._report()
-        first, last = min((s.step for s in self._steps), default=None), max((s.step for s in self._steps), default=None)
-        steps = [first, last]
-        about = {"steps": steps, "findings": findings(report), "overlap": report["overlap"]}
-        incidents = {"steps": steps, "lost": report["lost"], "incidents": report["incidents"]}
+        steps = [step for message in self._steps for step in _steps_of(message)]
+        report, numbers = self._report(steps), [step.step for step in steps]
+        span = [min(numbers, default=None), max(numbers, default=None)]
+        about = {"steps": span, "findings": findings(report), "overlap": report["overlap"]}
+        incidents = {"steps": span, "lost": report["lost"], "incidents": report["incidents"]}
         run = {**report["run"], "ends": {str(row["rank"]): row["end"] for row in report["ranks"]}}
         documents = {"run.json": run, "findings.json": about, "incidents.json": incidents}
         return {name: msgspec.json.encode(document) for name, document in documents.items()}
 
-    def _report(self) -> dict[str, Any]:
+    def _report(self, steps: list[Step]) -> dict[str, Any]:
         """Of what is kept. A mark comes before the step that it lies in, as it did when it was received."""
         builder, marks = ReportBuilder(), {rank: deque(kept) for rank, kept in self._marks.items()}
-        for message in (*self._others.values(), *self._full, *self._steps):
+        for message in (*self._others.values(), *self._full, *steps):
             if isinstance(message, Step):
                 waiting, end_ns = marks.get(message.rank), message.start_ns + message.duration_ns
                 while waiting and waiting[0].start_ns < end_ns:
                     builder.apply(waiting.popleft())
             builder.apply(message)
         return builder.report()
+
+
+def _ranks_in(message: Step | NodeStep) -> int:
+    return len(message.ranks) if isinstance(message, NodeStep) else 1
+
+
+def _steps_of(message: Step | NodeStep) -> list[Step]:
+    if isinstance(message, Step):
+        return [message]
+    try:
+        return expand(message)
+    except FrameError:
+        return []

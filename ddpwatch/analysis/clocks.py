@@ -3,6 +3,10 @@
 The evidence is causality: no collective is done on any rank before its last rank has launched it. So for two clocks,
 each collective that both took part in bounds their offset from both sides. The interval is about as wide as the
 shortest times from launch to done on either clock together; waiting for a rank that is late every time is part of that.
+
+Where a node's agent pings the root, each exchange bounds the offset, too: what was sent was received later, and the
+answer returned later still. That interval is as wide as the way there and back, and knows nothing of collectives. So a
+host that is late in every step can be told from a clock that is ahead.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import NamedTuple
 
 from ddpwatch.analysis.clock_offset import Bound, ClockOffset, at_least, at_most
 from ddpwatch.analysis.step import BucketKey, bucket_keys
-from ddpwatch.messages import Hello, Step
+from ddpwatch.messages import ClockExchange, Hello, Step
 from ddpwatch.sampling.levels import is_timed
 
 Clock = tuple[str, str]
@@ -73,6 +77,15 @@ class ClockDomains:
     def offset(self, clock: Clock, other: Clock) -> ClockOffset:
         """What to add to a clock's times to get the other's, to be asked or to be bounded further."""
         return self._offsets.setdefault((clock, other), ClockOffset())
+
+    def exchange(self, ping: ClockExchange) -> None:
+        """Takes a ping between a node and the root."""
+        node, root = (ping.node_boot_id, ping.node_time_ns), (ping.root_boot_id, ping.root_time_ns)
+        if node == root or ping.returned_ns - ping.sent_ns < ping.replied_ns - ping.received_ns:
+            return
+        there = at_most(ping.sent_ns, ping.received_ns - ping.sent_ns)
+        back = at_least(ping.returned_ns, ping.replied_ns - ping.returned_ns)
+        self.offset(node, root).add(there, back)
 
     def observe(self, steps: Mapping[int, Step]) -> None:
         """Takes the collectives of one step, given by rank."""

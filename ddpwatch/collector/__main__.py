@@ -1,4 +1,4 @@
-"""``python -m ddpwatch.collector``: rank 0 starts it."""
+"""``python -m ddpwatch.collector``: rank 0 starts it, and the first rank of each other host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NICENESS = 10  # training goes first where cores are short; the tenth of a core 
 
 
 def main() -> None:
-    """Parses rank 0's arguments and serves until the job has ended."""
+    """Parses the rank's arguments and serves until the job has ended."""
     parser = argparse.ArgumentParser(prog="ddpwatch.collector", description=__doc__)
     parser.add_argument("--run-id", required=True)
     parser.add_argument("--world-size", type=int, required=True)
@@ -23,7 +23,8 @@ def main() -> None:
     parser.add_argument("--script", default="")
     parser.add_argument("--record", default="")
     parser.add_argument("--claim", type=int, default=-1, help="the claim on the run, a file descriptor")
-    parser.add_argument("--ready", type=int, default=-1, help="a pipe that takes a byte once the collector is ready")
+    parser.add_argument("--control", type=int, default=-1, help="a socket to the rank that has started the collector")
+    parser.add_argument("--node", default="", help="of the agent of another host than rank 0's: its name")
     parser.add_argument("--restarts", type=int, default=0, help="how many collectors of this run have died")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     _step_back()

@@ -15,22 +15,27 @@ from ddpwatch.sampling.lease import LeasePage
 LEAD_STEPS = 2  # from the step that is open to the first of a new budget
 INTRODUCED_NS = 5_000_000_000  # then no longer is waited for ranks that have not said hello
 LEAD_NS = 50_000_000  # at least; a collector that is held up for longer than that between two lines is rare
+HOSTS_LEAD_NS = 500_000_000  # where other hosts have to hear of it
 _log = logging.getLogger("ddpwatch.collector")
 
 
 class Attention:
-    """One run's lease. Where there is no memory for its page, nothing is granted.
+    """One run's lease on this host. Where there is no memory for its page, nothing is granted.
 
     Args:
         run_id: The run.
         world_size: How many ranks the job has.
         ranks: All ranks known so far.
+
+    Attributes:
+        lead_ns: How far ahead a new budget starts at least.
     """
 
     def __init__(self, run_id: str, world_size: int, ranks: Mapping[int, RankEntry]) -> None:
         self._run_id = run_id
         self._world_size = world_size
         self._ranks = ranks
+        self.lead_ns = LEAD_NS
         self._introduced_by = time.monotonic_ns() + INTRODUCED_NS
         self._wanted_ppm = 0
         self._page: LeasePage | None = None
@@ -47,6 +52,18 @@ class Attention:
     def granted_ppm(self, now: int) -> int | None:
         """The budget that ranks sample by now (monotonic ns) or in a moment; None without a lease."""
         return None if self._page is None else self._page.granted_ppm(now) or None
+
+    def term(self, now: int) -> tuple[int, int] | None:
+        """The budget granted last and its first slot; None without a lease."""
+        return None if self._page is None else self._page.term(now)
+
+    def follow(self, ppm: int, first_slot: int, now: int) -> None:
+        """Grants what the root has granted. Only the root chooses: all ranks of a group switch at the same slot."""
+        if self._page is None:
+            return
+        if self._page.term(now) is None or first_slot > self._page.first_slot:
+            self._page.grant(ppm, first_slot, now)
+        self._page.renew(now)
 
     def renew(self, wanted_ppm: int, now: int) -> None:
         """Grants what viewers want (0: nothing more) until `LEASE_NS` from now. Call it about twice a second."""
@@ -66,7 +83,7 @@ class Attention:
         """Grants from a step on that no rank has reached, unless the budget before still waits for its own."""
         slot = self._open_slot()
         if slot is not None and slot >= page.first_slot:
-            page.grant(ppm, slot + LEAD_STEPS + self._steps_in(LEAD_NS), now)
+            page.grant(ppm, slot + LEAD_STEPS + self._steps_in(self.lead_ns), now)
 
     def _open_slot(self) -> int | None:
         """The slot that the rank in front is in, by the black boxes."""

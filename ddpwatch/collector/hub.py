@@ -2,13 +2,14 @@
 
 All that is kept counts against one limit, `KEEP_BYTES`. Ranks share it evenly: when it is reached, only ranks that use
 more than their share lose frames, the oldest first. So a hostile sender costs nobody but the rank that it claims to be.
+A node's steps stay packed. They count against a share of the node's own, as large as those of its ranks together.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import cast
@@ -17,6 +18,7 @@ from ddpwatch.messages import (
     RANK_MESSAGES,
     Beat,
     Bye,
+    ClockExchange,
     Device,
     EndReason,
     FrameError,
@@ -25,6 +27,8 @@ from ddpwatch.messages import (
     Layout,
     Mark,
     Message,
+    Node,
+    NodeStep,
     RankSample,
     Status,
     Step,
@@ -33,12 +37,13 @@ from ddpwatch.messages import (
 from ddpwatch.transport import RESTART_BITS, Envelope, Frame
 
 KEEP_STEPS = 512  # per rank
-KEEP_DEVICES = 64
+KEEP_DEVICES = 2048  # 128 hosts of 8 GPUs, and as many again
 KEEP_DEVICE_SAMPLES = 600  # per device: ten minutes at one sample a second
 KEEP_MARKS = 1000  # of all ranks
 KEEP_RANK_MARKS = 16  # per rank at least
 KEEP_RANK_SAMPLES = 600  # per rank: ten minutes, too
-KEEP_SAMPLES = 16_384  # of all ranks
+KEEP_SAMPLES = 16_384  # of all ranks, and as many of all devices
+KEEP_EXCHANGES = 64  # per node: one every 2 s, for the two minutes over which offsets are fitted
 KEEP_LAYOUTS = 4  # per rank
 KEEP_BYTES = 64 * 1024 * 1024
 OVERHEAD_BYTES = 200  # of an envelope and its frame, as Python objects
@@ -71,7 +76,7 @@ class KeptLayout:
 
 @dataclass(slots=True)
 class RankEntry:
-    """One rank as the collector sees it.
+    """One rank as the collector sees it. Of a node: its steps, its clock exchanges among the samples, and its `Node`.
 
     Attributes:
         newest: Its newest hello, heartbeat and goodbye, and each of its groups, by type and the group's id.
@@ -79,6 +84,7 @@ class RankEntry:
         ended: When and why it ended.
         seen_ns: Receive time of its newest frame (ns since the Unix epoch).
         nbytes: Size of all but the layouts' bodies.
+        shares: How many ranks' share of the memory it has.
     """
 
     newest: dict[tuple[type[Message], int], Envelope] = field(default_factory=dict)
@@ -89,6 +95,7 @@ class RankEntry:
     ended: tuple[int, EndReason] | None = None
     seen_ns: int = 0
     nbytes: int = 0
+    shares: int = 0
 
     @property
     def last_beat(self) -> Beat | None:
@@ -122,6 +129,8 @@ class Hub:
         self._devices: dict[tuple[str, str, int], deque[Envelope]] = {}  # the most recently sampled last
         self._bodies: dict[bytes, SharedBody] = {}  # of layouts
         self._own: dict[type[Message], Envelope] = {}  # the newest status, and the run's end
+        self._nodes: dict[int, RankEntry] = {}
+        self._shares = 0  # of all ranks and nodes
 
     def accept(self, parts: list[bytes], now_ns: int) -> Frame | None:
         """Validates and keeps what a rank sent; None if it was refused, which is counted."""
@@ -143,29 +152,45 @@ class Hub:
         self.bytes += len(parts[0])
         return message, self.keep(message, parts[0], now_ns)
 
+    def accept_from_node(self, frame: bytes, node: int, ranks: Container[int], now_ns: int) -> Frame | None:
+        """As `accept`, of what a node's agent sent. Refuses what is not about that node and its ranks."""
+        try:
+            message = decode(frame)
+        except FrameError as error:
+            self.refused[error.reason] += 1
+            return None
+        if reason := _not_from_node(message, node, ranks):
+            self.refused[reason] += 1
+            return None
+        self.frames += 1
+        self.bytes += len(frame)
+        return message, self.keep(message, frame, now_ns)
+
     def keep(self, message: Message, frame: bytes, now_ns: int) -> Envelope:
         """Numbers a frame and keeps it as long as the limits allow."""
         self._seq += 1
         envelope = Envelope(self._seq, now_ns, frame)
         if isinstance(message, Device):
             self._keep_device(message, envelope)
+        elif isinstance(message, (NodeStep, ClockExchange, Node)):
+            entry = self._keep_node(message, envelope)
+            self._make_room(entry)
         elif isinstance(message, Status) or message.rank is None:
             self._count_own(_size(envelope) - _size(self._own.get(type(message))))
             self._own[type(message)] = envelope
         else:
-            entry = self.ranks.setdefault(message.rank, RankEntry())
+            entry = self._rank(message.rank)
             if isinstance(message, RankSample):
-                self._keep_sample(entry, envelope)
+                self._keep_sample(entry, envelope, min(KEEP_RANK_SAMPLES, KEEP_SAMPLES // len(self.ranks)))
             else:
                 self._keep_rank(entry, message, envelope)
-            if self._kept_bytes > KEEP_BYTES:
-                self._make_room(entry)
+            self._make_room(entry)
         return envelope
 
     def snapshot(self) -> Iterator[Envelope]:
         """Everything kept, oldest first."""
         kept: list[Envelope | KeptLayout] = [envelope for samples in self._devices.values() for envelope in samples]
-        for entry in self.ranks.values():
+        for entry in (*self.ranks.values(), *self._nodes.values()):
             kept += [*entry.layouts, *entry.marks, *entry.samples, *entry.steps, *entry.newest.values()]
         kept += self._own.values()
         for each in sorted(kept, key=attrgetter("seq")):
@@ -196,6 +221,16 @@ class Hub:
 
     # -- keeping ---------------------------------------------------------------------------------------------
 
+    def _rank(self, rank: int) -> RankEntry:
+        if (entry := self.ranks.get(rank)) is None:
+            entry = self.ranks[rank] = RankEntry()
+            self._give_shares(entry, 1)
+        return entry
+
+    def _give_shares(self, entry: RankEntry, shares: int) -> None:
+        self._shares += shares - entry.shares
+        entry.shares = shares
+
     def _count_own(self, nbytes: int) -> None:
         self._own_bytes += nbytes
         self._kept_bytes += nbytes
@@ -209,38 +244,60 @@ class Hub:
         samples = self._devices.pop(key, None) or deque()
         samples.append(envelope)
         self._count_own(_size(envelope))
-        if len(samples) > KEEP_DEVICE_SAMPLES:
-            self._count_own(-_size(samples.popleft()))
         self._devices[key] = samples
+        while len(samples) > min(KEEP_DEVICE_SAMPLES, KEEP_SAMPLES // len(self._devices)):
+            self._count_own(-_size(samples.popleft()))
         if len(self._devices) > KEEP_DEVICES:
             dropped = self._devices.pop(next(iter(self._devices)))
             self._count_own(-sum(map(_size, dropped)))
 
-    def _keep_sample(self, entry: RankEntry, envelope: Envelope) -> None:
-        """It comes from the collector, so it is no sign of life."""
+    def _keep_sample(self, entry: RankEntry, envelope: Envelope, limit: int) -> None:
+        """It comes from a collector, so it is no sign of life."""
         entry.samples.append(envelope)
         self._count(entry, _size(envelope))
-        while len(entry.samples) > min(KEEP_RANK_SAMPLES, KEEP_SAMPLES // len(self.ranks)):
+        while len(entry.samples) > limit:
             self._count(entry, -_size(entry.samples.popleft()))
+
+    def _keep_step(self, entry: RankEntry, envelope: Envelope) -> None:
+        entry.steps.append(envelope)
+        self._count(entry, _size(envelope))
+        if len(entry.steps) > KEEP_STEPS:
+            self._count(entry, -_size(entry.steps.popleft()))
+
+    def _keep_node(self, message: NodeStep | ClockExchange | Node, envelope: Envelope) -> RankEntry:
+        entry = self._nodes.setdefault(message.node, RankEntry())
+        if not entry.shares:
+            self._give_shares(entry, 1)
+        if isinstance(message, NodeStep):
+            self._keep_step(entry, envelope)
+            for rank in message.ranks:
+                self._rank(rank).seen_ns = envelope.received_ns
+            if len(message.ranks) > entry.shares:
+                self._give_shares(entry, len(message.ranks))
+        elif isinstance(message, ClockExchange):
+            self._keep_sample(entry, envelope, KEEP_EXCHANGES)
+        else:
+            self._keep_newest(entry, (Node, 0), envelope)
+        return entry
+
+    def _keep_newest(self, entry: RankEntry, key: tuple[type[Message], int], envelope: Envelope) -> None:
+        self._count(entry, _size(envelope) - _size(entry.newest.get(key)))
+        entry.newest[key] = envelope
 
     def _keep_rank(self, entry: RankEntry, message: Message, envelope: Envelope) -> None:
         entry.seen_ns = envelope.received_ns
         if isinstance(message, Layout):
             self._keep_layout(entry, envelope)
             return
-        self._count(entry, _size(envelope))
         if isinstance(message, Step):
-            entry.steps.append(envelope)
-            if len(entry.steps) > KEEP_STEPS:
-                self._count(entry, -_size(entry.steps.popleft()))
+            self._keep_step(entry, envelope)
         elif isinstance(message, Mark):
             entry.marks.append(envelope)
+            self._count(entry, _size(envelope))
             while len(entry.marks) > max(KEEP_MARKS // len(self.ranks), KEEP_RANK_MARKS):
                 self._count(entry, -_size(entry.marks.popleft()))
         else:
-            key = (type(message), message.id if isinstance(message, Group) else 0)
-            self._count(entry, -_size(entry.newest.get(key)))
-            entry.newest[key] = envelope
+            self._keep_newest(entry, (type(message), message.id if isinstance(message, Group) else 0), envelope)
             if isinstance(message, Bye):
                 entry.ended = message.at_ns, message.reason
             elif isinstance(message, Hello):
@@ -272,12 +329,14 @@ class Hub:
 
     def _make_room(self, sender: RankEntry) -> None:
         """Drops frames of the sender if it uses more than its share, else of every rank that does."""
-        share = (KEEP_BYTES - self._own_bytes) // len(self.ranks)
-        while self._kept_bytes > KEEP_BYTES and self._used(sender) > share:
+        if self._kept_bytes <= KEEP_BYTES:
+            return
+        share = max(KEEP_BYTES - self._own_bytes, 0) // max(self._shares, 1)
+        while self._kept_bytes > KEEP_BYTES and self._used(sender) > share * sender.shares:
             self._drop(sender)
         if self._kept_bytes > KEEP_BYTES:  # rare: what this frees lasts for a while
-            for entry in self.ranks.values():
-                while self._used(entry) > share:
+            for entry in (*self.ranks.values(), *self._nodes.values()):
+                while self._used(entry) > share * entry.shares:
                     self._drop(entry)
 
     def _used(self, entry: RankEntry) -> int:
@@ -297,6 +356,18 @@ class Hub:
             self._drop_layout(entry)
         else:
             self._count(entry, -_size(entry.newest.pop(next(iter(entry.newest)))))
+
+
+def _not_from_node(message: Message, node: int, ranks: Container[int]) -> str:
+    """Why a node's agent may not send this; empty if it may."""
+    if isinstance(message, (NodeStep, ClockExchange)):
+        foreign = isinstance(message, NodeStep) and not all(rank in ranks for rank in message.ranks)
+        return "foreign node" if message.node != node else "foreign rank" if foreign else ""
+    if isinstance(message, Device):
+        return ""
+    if not isinstance(message, (*RANK_MESSAGES, RankSample)) or message.rank is None:
+        return "not a node's to send"
+    return "" if message.rank in ranks else "foreign rank"
 
 
 def _size(envelope: Envelope | None) -> int:

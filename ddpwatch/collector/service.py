@@ -20,10 +20,12 @@ import zmq
 from ddpwatch import blackbox, clock, rundir, transport
 from ddpwatch.collector.attention import Attention
 from ddpwatch.collector.devices import DeviceThread
+from ddpwatch.collector.hosts import Hosts
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.liveness import Connections, Departure, Liveness
 from ddpwatch.collector.recording_thread import CLOSE_S, RecordingState, RecordingThread
 from ddpwatch.collector.snapshots import RETRY_S, Snapshots
+from ddpwatch.control import Ready
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Hello, Message, Status, decode, encode, type_name
 from ddpwatch.recording.limits import limits_from_environment
@@ -52,7 +54,8 @@ class Options:
     Attributes:
         watch_pid: The process that started it.
         claim: The claim on the run (`rundir.claim`), inherited; without one, the collector makes it.
-        ready: A pipe that takes a byte once the collector is ready, or -1.
+        control: A socket to the rank that has started it (`ddpwatch.control`), or -1.
+        node: Of the agent of another host than rank 0's: its name.
         restarts: How many collectors of this run have died.
     """
 
@@ -62,7 +65,8 @@ class Options:
     script: str = ""
     record: str = ""
     claim: int = -1
-    ready: int = -1
+    control: int = -1
+    node: str = ""
     restarts: int = 0
 
 
@@ -88,6 +92,16 @@ class Collector:
         self._devices = DeviceThread(self._context, self._liveness.pids)
         for source in (self._ranks, self._viewers, self._devices.frames):
             self._poller.register(source, zmq.POLLIN)
+        self._hosts = Hosts(
+            self._context,
+            self._poller,
+            options.control,
+            options.run_id,
+            bool(options.node),
+            options.restarts,
+            self._hub,
+            self._attention,
+        )
         rundir.publish(self._claim, _info(options, ingest, publish))
         self._signal: signal.Signals | None = None
         self._signalled = 0.0
@@ -114,7 +128,7 @@ class Collector:
         self._devices.start()
         try:
             self._open_recording()
-            self._report_ready()
+            self._hosts.report(Ready())
             while not self._is_over():
                 self._turn()
             self._end_run()
@@ -123,12 +137,6 @@ class Collector:
         finally:
             self._devices.stop()
             self._close()
-
-    def _report_ready(self) -> None:
-        if self._options.ready >= 0:
-            with contextlib.suppress(OSError):  # nobody waits for it any longer
-                os.write(self._options.ready, b".")
-            os.close(self._options.ready)
 
     def _note_signal(self, number: int, _: object) -> None:
         if self._signal is None:
@@ -140,6 +148,10 @@ class Collector:
         remaining_s = self._next_tick - time.monotonic()
         ready = {source for source, _ in self._poller.poll(max(0, int(remaining_s * 1000) + 1))}
         self._receive_from_ranks()
+        for node, frame in self._hosts.turn():
+            accepted = self._hub.accept_from_node(frame, node.number, node.ranks, time.time_ns())
+            if accepted is not None:
+                self._spread(*accepted)
         if self._signal is not None:
             with contextlib.suppress(BlockingIOError):
                 self._wake[0].recv(64)
@@ -150,12 +162,12 @@ class Collector:
         now = time.monotonic()
         if ready & self._liveness.fds.keys() or now >= self._next_tick:
             self._handle_departures(ready)
-        wanted_ppm = self._snapshots.wanted_ppm
-        if now >= self._next_tick or self._attention.is_news(wanted_ppm):
-            self._attention.renew(wanted_ppm, time.monotonic_ns())
+        self._hosts.grant(self._snapshots.wanted_ppm, now >= self._next_tick)
         if now >= self._next_tick:
             self._next_tick = now + TICK_S
             self._publish_status()
+            for state in self._hosts.states(now):
+                self._publish(state)
             self._renew_claim(now)
 
     def _receive_from_ranks(self) -> None:
@@ -175,14 +187,19 @@ class Collector:
         self._distribute(message, self._hub.keep(message, frame or encode(message), time.time_ns()))
 
     def _distribute(self, message: Message, envelope: Envelope) -> None:
-        """Sends a frame to viewers and the recording, and notes the start or end of a rank."""
+        """Spreads a frame from this host, and follows the process of the rank that it introduces."""
+        self._spread(message, envelope)
+        self._hosts.send_up(message, envelope.frame)
+        if isinstance(message, Hello):
+            self._liveness.follow(message)
+
+    def _spread(self, message: Message, envelope: Envelope) -> None:
+        """Sends a frame to viewers and the recording, and notes the end of a rank."""
         if self._snapshots.has_viewers:
             self._viewers.send_multipart(envelope.parts(LIVE))
         if self._recording_thread is not None:
             self._recording_thread.take(message, envelope)
-        if isinstance(message, Hello):
-            self._liveness.follow(message)
-        elif isinstance(message, Bye) and message.rank is not None:
+        if isinstance(message, Bye) and message.rank is not None:
             self._last_end = time.monotonic()
             self._departed.pop(message.rank, None)
             self._liveness.forget(message.rank)
@@ -194,12 +211,13 @@ class Collector:
             at_ns=time.monotonic_ns(),
             frames=self._hub.frames,
             bytes=self._hub.bytes,
-            refused=dict(self._hub.refused),
+            refused=dict(self._hub.refused + self._hosts.refused),
             recording=self._options.record,
             recording_bytes=self._recording.nbytes,
             recording_error=self._recording.error,
             restarts=self._options.restarts,
             lease_ppm=self._attention.granted_ppm(time.monotonic_ns()),
+            whole=self._hosts.whole,
         )
         self._publish(status)
 
@@ -225,14 +243,16 @@ class Collector:
         A connection does not say whose it is, but there are no more ranks than connections. So of the silent ranks as
         many are gone as connections are missing, those with the longest silence.
         """
-        present = sum(entry.ended is None for entry in self._hub.ranks.values()) - len(self._departed)
-        missing = present - self._connections.count()
+        running = [rank for rank, entry in self._hub.ranks.items() if entry.ended is None]
+        here = [rank for rank in running if not self._hosts.is_elsewhere(rank)]
+        missing = len(here) - len(self._departed) - self._connections.count()
         if missing <= 0:
             return {}
         silent = self._hub.silent_ranks(time.time_ns(), int(SILENT_S * 1e9))
-        unseen = [rank for rank in silent if rank not in self._departed and not self._liveness.is_followed(rank)]
+        hidden = [rank for rank in silent if rank in here and rank not in self._departed]
+        hidden = [rank for rank in hidden if not self._liveness.is_followed(rank)]
         lost = Departure("lost", GONE, None, time.monotonic_ns())
-        return dict.fromkeys(unseen[:missing], lost)
+        return dict.fromkeys(hidden[:missing], lost)
 
     def _goodbye_for(self, rank: int, departure: Departure) -> Bye:
         """A goodbye with the position from the rank's black box; without one, with the step of its last heartbeat."""
@@ -262,7 +282,8 @@ class Collector:
             orphaned = not clock.pid_alive(self._options.watch_pid) and waited_s > MISSING_RANK_GRACE_S
             return orphaned or waited_s > NO_RANK_TIMEOUT_S
         complete = known >= self._options.world_size or now - self._last_end > MISSING_RANK_GRACE_S
-        return complete and self._hub.all_ended
+        gone = self._hosts.gone(now)
+        return complete and all(entry.ended or rank in gone for rank, entry in self._hub.ranks.items())
 
     def _end_run(self) -> None:
         self._receive_from_ranks()
@@ -270,6 +291,7 @@ class Collector:
             self._publish(self._goodbye_for(rank, departure))
         self._publish(self._goodbye_of_run())
         self._publish_status()
+        self._hosts.finish(signalled=self._signal is not None)
         if self._recording_thread is not None:
             self._recording_thread.finish(CLOSE_S if self._signal is None else SIGNALLED_CLOSE_S)
             self._recording, self._recording_thread = self._recording_thread.state, None
@@ -295,6 +317,7 @@ class Collector:
         os.close(self._claim)
         self._liveness.close()
         self._connections.close()
+        self._hosts.close()
         for source in (self._ranks, self._viewers, self._devices.frames):
             source.close()
         for end in self._wake:
@@ -345,6 +368,7 @@ def _info(options: Options, ingest: str, publish: str) -> rundir.RunInfo:
         boot_id=clock.boot_id(),
         pid_ns=clock.pid_namespace(),
         start_ticks=clock.start_ticks(os.getpid()),
+        launched=os.environ.get("DDPWATCH_RUN", ""),
     )
 
 

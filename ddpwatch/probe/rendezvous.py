@@ -1,8 +1,6 @@
 """How the ranks of a job find their collector: rank 0 starts it, and answers the other ranks through the job's store.
 
-The store may hold what the job has left there before a restart: elastic agents reuse it, and each agent counts restarts
-by itself. So a rank asks under a nonce of its own and accepts only the answer to that. A counter in the store numbers
-the questions, and rank 0 answers all of them, also those whose ranks have gone.
+Ranks on other hosts join a second time, for their host's agent (`ddpwatch.probe.guest`).
 """
 
 from __future__ import annotations
@@ -12,51 +10,30 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ddpwatch import clock, rundir
+from ddpwatch import rundir
 from ddpwatch.collector_process import CollectorProcess
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.keys import Seal, seal_of
+from ddpwatch.probe.desk import Asking, Desk
+from ddpwatch.probe.guest import CollectorAddress, Guest, JobUnwatchedError, is_first_here
 from ddpwatch.probe.identity import attempt
+from ddpwatch.probe.mailbox import Question
 from ddpwatch.recording.names import reserve
 
 FIND_TIMEOUT_S = 60.0
-ASK_AGAIN_S = 5.0  # a question may get lost: its rank counted it, and rank 0 looked before it was there
-LOOK_S = 5.0  # between two looks for questions, once all ranks have asked
-START_S = 10.0
 NO_COLLECTOR = "none"  # the endpoint where every rank writes a file
 _log = logging.getLogger("ddpwatch")
-
-
-class JobUnwatchedError(DdpwatchError):
-    """Rank 0 cannot watch the job, and has said so: no other rank needs to."""
-
-
-class CollectorAddress(msgspec.Struct):
-    """What rank 0 answers. With an empty endpoint, that it cannot watch."""
-
-    run_id: str
-    endpoint: str
-    boot_id: str
-
-
-class Question(msgspec.Struct):
-    """What another rank asks, and the nonce under which it looks for the answer."""
-
-    rank: int
-    nonce: str
 
 
 class Rendezvous:
     """One rank's way to the collector. Only the sender thread calls its methods.
 
     On rank 0, making it starts the collector, on the training thread: a DataLoader's fork must not come in between.
-    Asks the store with ``check``, ``add``, ``get`` and ``set``, which return at once: a waiting call would hold the
-    store's lock, and the training thread would wait with it.
 
     Args:
         rank: This rank.
@@ -76,74 +53,78 @@ class Rendezvous:
         self._world_size = world_size
         self._store = store
         self._prefix = f"ddpwatch/{session}"
-        self._start_s = time.monotonic()
-        self._deadline_s = self._start_s + FIND_TIMEOUT_S
+        self._deadline_s = time.monotonic() + FIND_TIMEOUT_S
         self._collector: CollectorProcess | None = None
+        self._desk: Desk | None = None
+        self._question: Question | None = None
+        self._guest: Guest | None = None
         self._address: CollectorAddress | None = None
         self._error: Exception | None = None
         self.run_id = new_run_id(session) if rank == 0 else ""
-        self._nonce = secrets.token_hex(16)
-        self._ask_again_s = 0.0
-        self._asked: set[int] = set()
-        self._answered = 0  # number of the last question that was looked at
-        self._next_look_s = 0.0
-        if rank == 0 and not os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a rank file
-            try:
+        if rank:
+            return
+        try:  # `find` reports an error: the other ranks want an answer, too
+            if store is not None and world_size > 1:
+                self._desk = Desk(store, self._prefix, Seal(), world_size)
+                self._desk = Desk(store, self._prefix, seal_of(), world_size)
+            if not os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a rank file
                 self._collector = self._start_collector(record)
-            except Exception as error:  # `find` reports it: the other ranks want an answer, too
-                self._error = error
+        except Exception as error:
+            self._error = error
 
     def find(self) -> CollectorAddress | None:
         """The collector's address, or None while it is not known, or the collector is not ready.
 
         Raises:
-            JobUnwatchedError: Rank 0 cannot watch.
+            JobUnwatchedError: Rank 0 cannot watch, or this rank's host cannot, and another rank says so.
             DdpwatchError: The collector does not start, or rank 0 does not answer in time, or with what is no run.
         """
         if self._rank == 0:
             return self._own_address()
         if self._address is None:
-            self._address = self._answer()
+            self._address = self._found()
         return self._address
 
     def tend(self) -> None:
-        """On rank 0: starts the collector again if it has died, and answers the other ranks.
+        """Starts this rank's collector again if it has died. On rank 0, answers the other ranks.
 
         Raises:
             DdpwatchError: The collector has died too often.
         """
+        if self._guest is not None:
+            self._guest.tend()
         if self._collector is not None and self._address is not None:
             self._collector.is_ready()
         self.answer()
 
     def answer(self) -> None:
         """On rank 0: answers the other ranks, as long as the store is there."""
-        if self._rank == 0 and self._address is not None:
+        if self._desk is not None and self._address is not None:
             try:
-                self._answer_all(self._address)
+                self._desk.serve(self._address, self._collector)
             except Exception as error:
                 _log.debug("ddpwatch answers no rank any longer: %s", error)
-                self._store = None
+                self._store = self._desk = None
 
     @property
     def is_awaited(self) -> bool:
         """On rank 0: whether other ranks are about to ask, as all do when the job starts."""
-        asking = self._rank == 0 and self._store is not None and len(self._asked) < self._world_size - 1
-        return asking and time.monotonic() < self._start_s + START_S
+        return self._desk is not None and self._desk.is_awaited
 
     def refuse(self) -> bool:
         """On rank 0, which cannot watch: answers just that. Whether other ranks may still ask."""
-        if self._rank:
+        if self._desk is None:
             return False
-        self._answer_all(CollectorAddress("", "", ""))
-        return self._store is not None and time.monotonic() < self._deadline_s
+        self._desk.serve(CollectorAddress("", ""), None)
+        return time.monotonic() < self._deadline_s
 
     def leave(self) -> None:
         """Releases the store and the collector. Safe to call in a forked child."""
-        self._store = None
-        if self._collector is not None:
-            self._collector.leave()
-            self._collector = None
+        self._store = self._desk = self._question = None
+        for started in (self._guest, self._collector):
+            if started is not None:
+                started.leave()
+        self._guest = self._collector = None
 
     # -- rank 0 ----------------------------------------------------------------------------------------------
 
@@ -151,10 +132,11 @@ class Rendezvous:
         if self._error is not None:
             raise self._error
         if self._address is None:
-            if self._collector is not None and not self._collector.is_ready():
-                return None
-            endpoint = NO_COLLECTOR if self._collector is None else self._collector.endpoint
-            self._address = CollectorAddress(self.run_id, endpoint, clock.boot_id())
+            if self._collector is None:
+                self._address = CollectorAddress(self.run_id, NO_COLLECTOR)
+            elif self._collector.is_ready():
+                session = secrets.token_hex(16)
+                self._address = CollectorAddress(self.run_id, self._collector.endpoint, rundir.node(), session)
             self.answer()
         return self._address
 
@@ -165,50 +147,47 @@ class Rendezvous:
             _log.warning("ddpwatch: %s", note)
         return collector
 
-    def _answer_all(self, address: CollectorAddress) -> None:
-        """Answers the new questions. Some time after all ranks have asked, it looks less often.
-
-        Questions that were left in the store count as well, so not at once.
-        """
-        if self._store is None or self._world_size == 1 or time.monotonic() < self._next_look_s:
-            return
-        answer = msgspec.json.encode(address).decode()
-        for question in self._new_questions():
-            self._store.set(f"{self._prefix}/answer/{question.nonce}", answer)
-            self._asked.add(question.rank)
-        if len(self._asked) >= self._world_size - 1 and time.monotonic() > self._start_s + START_S:
-            self._next_look_s = time.monotonic() + LOOK_S
-
-    def _new_questions(self) -> Iterator[Question]:
-        """The questions since the last call. A rank that died when it had just counted its question leaves a gap."""
-        last = self._answered + 2 if self._answered else self._store.add(f"{self._prefix}/questions", 0)
-        number = self._answered + 1
-        while number <= last:
-            key = f"{self._prefix}/question/{number}"
-            if self._store.check([key]):
-                yield msgspec.json.decode(self._store.get(key), type=Question)
-                self._answered, last = number, max(last, number + 2)
-            number += 1
-
     # -- the other ranks -------------------------------------------------------------------------------------
+
+    def _found(self) -> CollectorAddress | None:
+        if self._guest is not None:
+            return self._guest.find()
+        address = self._answer()
+        if address is None or address.node in ("", self._node()) or os.environ.get("DDPWATCH_RECORD_DIR"):
+            return address
+        self._guest = self._become_guest(address)
+        return None
 
     def _answer(self) -> CollectorAddress | None:
         """Rank 0's answer to this rank's own question; None while there is none."""
-        now, key = time.monotonic(), f"{self._prefix}/answer/{self._nonce}"
-        if now >= self._ask_again_s:
-            self._ask_again_s = now + ASK_AGAIN_S
-            number = self._store.add(f"{self._prefix}/questions", 1)
-            question = msgspec.json.encode(Question(self._rank, self._nonce)).decode()
-            self._store.set(f"{self._prefix}/question/{number}", question)
-        if not self._store.check([key]):
-            if now > self._deadline_s:
+        if self._question is None:
+            text = msgspec.json.encode(Asking(self._rank, self._node())).decode()
+            self._question = Question(self._store, self._prefix, seal_of(), text)
+        answer = self._question.answer()
+        if answer is None:
+            if time.monotonic() > self._deadline_s:
                 raise DdpwatchError(f"rank 0 has not called watch() within {FIND_TIMEOUT_S:.0f} s")
             return None
-        address = msgspec.json.decode(self._store.get(key), type=CollectorAddress)
+        address = msgspec.json.decode(answer, type=CollectorAddress)
         if not address.endpoint:
             raise JobUnwatchedError("rank 0 cannot watch the job")
-        self.run_id, self._store = rundir.check_run_id(address.run_id), None
+        self.run_id = rundir.check_run_id(address.run_id)
         return address
+
+    def _become_guest(self, root: CollectorAddress) -> Guest:
+        try:
+            return Guest(self._rank, self._world_size, self._store, seal_of(), root)
+        except DdpwatchError as error:
+            if is_first_here():
+                raise
+            raise JobUnwatchedError(error.message) from error
+
+    @staticmethod
+    def _node() -> str:
+        try:
+            return rundir.node()
+        except DdpwatchError:  # it is reported where it matters
+            return ""
 
 
 def new_run_id(session: int) -> str:

@@ -20,8 +20,7 @@ from typing import Protocol
 
 import zmq
 
-from ddpwatch import clock, rundir, transport
-from ddpwatch.errors import DdpwatchError
+from ddpwatch import rundir, transport
 from ddpwatch.messages import Beat, Bye, Group, Layout, Message, Step, encode
 from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.outbox import Outbox
@@ -153,15 +152,13 @@ class Sender(threading.Thread):
         address = self._rendezvous.find()
         if address is None:
             return None
-        if address.boot_id != clock.boot_id():
-            raise DdpwatchError(f"rank {self._rank} is on another host than rank 0", "only rank 0's host is watched")
         if self._outbox.hello is not None:
             self._outbox.hello.run_id = address.run_id
-        if rundir.is_published(address.run_id):  # otherwise its collector has ended, and would not remove the box
+        if rundir.is_published(address.files):  # otherwise its collector has ended, and would not remove the box
             with contextlib.suppress(OSError):  # full memory: then the heartbeat has to do
-                self._recorder.box.open(box := rundir.blackbox(address.run_id, self._rank))
+                self._recorder.box.open(box := rundir.blackbox(address.files, self._rank))
                 self._box = box
-        self._lease = rundir.lease(address.run_id)
+        self._lease = rundir.lease(address.files)
         self._recorder.lease.open(self._lease)
         socket = self._sink = transport.rank_push(self._context)
         self._monitor = transport.ConnectionMonitor(socket, zmq.EVENT_CONNECTED)

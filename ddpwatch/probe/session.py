@@ -26,12 +26,13 @@ from ddpwatch.messages import BucketLayout, Bye, EndReason, Layout, Mark
 from ddpwatch.probe.activity import ActivityMonitor
 from ddpwatch.probe.cuda import CudaClock, CudaEvent
 from ddpwatch.probe.gc_pauses import GcPauses
+from ddpwatch.probe.guest import JobUnwatchedError
 from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.identity import Flags, ddp_flags, hello_of
 from ddpwatch.probe.outbox import Outbox
 from ddpwatch.probe.recorder import StepRecorder
-from ddpwatch.probe.rendezvous import JobUnwatchedError, Rendezvous
+from ddpwatch.probe.rendezvous import Rendezvous
 from ddpwatch.probe.sender import Sender
 from ddpwatch.sampling.schedule import schedule_of
 

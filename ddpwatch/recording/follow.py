@@ -13,8 +13,9 @@ from pathlib import Path
 
 from mcap.opcode import Opcode
 
+from ddpwatch import node_step
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Bye, FrameError, decode
+from ddpwatch.messages import Bye, FrameError
 from ddpwatch.recording.container import (
     BROKEN,
     END_NAME,
@@ -205,12 +206,11 @@ class GrowingFile:
             if raw.sequence == 0 and not self._first:
                 continue
             try:
-                message = decode(raw.data)
+                self.waiting += node_step.read(Envelope(raw.sequence, raw.log_time, raw.data))
             except FrameError:
                 self.unreadable += 1
                 continue
             self.newest_ns = max(self.newest_ns, raw.log_time)
-            self.waiting.append((message, Envelope(raw.sequence, raw.log_time, raw.data)))
 
     def _next_part(self) -> bool:
         """Opens the next part; False after the last one."""

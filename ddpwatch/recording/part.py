@@ -11,8 +11,9 @@ from pathlib import Path
 
 from mcap.opcode import Opcode
 
+from ddpwatch import node_step
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import SCHEMA_VERSION, FrameError, decode
+from ddpwatch.messages import SCHEMA_VERSION, FrameError
 from ddpwatch.recording.container import (
     BROKEN,
     END_NAME,
@@ -102,9 +103,9 @@ class Part:
             for raw, wanted in source:
                 if raw.sequence == 0 and not first:
                     continue
-                frame = self._frame(raw)
-                if frame is not None and (everything or self._wants(frame, selection, wanted)):
-                    yield frame
+                for frame in self._frames(raw):
+                    if everything or self._wants(frame, selection, wanted):
+                        yield frame
 
     def attachments(self) -> dict[str, bytes]:
         """The documents in the file, by name, as far as it is readable."""
@@ -186,13 +187,12 @@ class Part:
         self.cut_tail = True
         return []
 
-    def _frame(self, raw: RawMessage) -> Frame | None:
+    def _frames(self, raw: RawMessage) -> list[Frame]:
         try:
-            message = decode(raw.data)
+            return node_step.read(Envelope(raw.sequence, raw.log_time, raw.data))
         except FrameError:
             self.skipped += 1
-            return None
-        return message, Envelope(raw.sequence, raw.log_time, raw.data)
+            return []
 
     @staticmethod
     def _wants(frame: Frame, selection: Selection, wanted: bool) -> bool:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Bye, Hello, Layout, Message, Step, encode
+from ddpwatch.messages import Bye, Hello, Layout, Message, NodeStep, Step, encode
+from ddpwatch.node_step import without_hooks
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.names import next_part, parts_of
 from ddpwatch.recording.part import Part
@@ -109,8 +110,9 @@ class RotatingWriter:
     def write_message(self, message: Message, envelope: Envelope) -> None:
         """Adds a frame. May raise OSError."""
         self._context.apply(message, envelope.received_ns)
-        if isinstance(message, Step) and message.step % self._limits.every:
-            envelope = Envelope(envelope.seq, envelope.received_ns, encode(summary_of(message)))
+        if isinstance(message, (Step, NodeStep)) and message.step % self._limits.every:
+            summary = summary_of(message) if isinstance(message, Step) else without_hooks(message)
+            envelope = Envelope(envelope.seq, envelope.received_ns, encode(summary))
         self._writer.write_message(message, envelope)
 
     def flush(self) -> int:

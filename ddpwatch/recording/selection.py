@@ -12,7 +12,7 @@ CONTEXT = (Hello, Layout, Bye, Mark)
 _ALWAYS = (Hello, Layout, Bye)
 _ALWAYS_KINDS = sum(kind_bit(kind) for kind in ("hello", "layout", "bye"))
 _MARK = kind_bit("mark")
-_STEP = kind_bit("step")
+_STEPS = kind_bit("step") | kind_bit("node_step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Selection:
             return False
         if self.first == 0 and self.stop is None:
             return True
-        if row.kinds & _STEP and row.first_step > row.last_step:
+        if row.kinds & _STEPS and row.first_step > row.last_step:
             return True  # it holds steps and does not say which
         return row.first_step < (NO_STEP if self.stop is None else self.stop) and row.last_step >= self.first
 

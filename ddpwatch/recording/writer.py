@@ -17,7 +17,7 @@ from typing import BinaryIO
 import msgspec
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import MESSAGE_TYPES, SCHEMA_VERSION, FrameError, Message, Step, decode, type_name
+from ddpwatch.messages import MESSAGE_TYPES, SCHEMA_VERSION, FrameError, Message, NodeStep, Step, decode, type_name
 from ddpwatch.recording.container import END_NAME
 from ddpwatch.recording.mcap_writer import McapWriter
 from ddpwatch.transport import Envelope
@@ -30,7 +30,7 @@ _SCHEMAS: dict[str, bytes] = {}
 
 def step_of(message: Message) -> int | None:
     """The step under which the index lists a message, if any."""
-    return message.step if isinstance(message, Step) else None
+    return message.step if isinstance(message, (Step, NodeStep)) else None
 
 
 class RecordingWriter:
@@ -75,7 +75,7 @@ class RecordingWriter:
 
     def write(self, envelope: Envelope, kind: str, step: int | None = None) -> None:
         """Adds a frame of that message type; ``step`` goes into the index. May raise OSError."""
-        if step is None and kind == "step":
+        if step is None and kind in ("step", "node_step"):
             with contextlib.suppress(FrameError):
                 step = step_of(decode(envelope.frame))
         sequence = envelope.seq and (envelope.seq & 0xFFFFFFFF or 1)  # 32 bits, and 0 means "repeated"

@@ -118,6 +118,10 @@ class LeasePage:
         """Lets what is granted hold for `LEASE_NS` from now on."""
         self._words[_DEADLINE] = now + LEASE_NS
 
+    def term(self, now: int) -> tuple[int, int] | None:
+        """The budget granted last and its first slot, 0 ppm included; None once the lease has run out."""
+        return (self._newest() & _BUDGET_MASK, self.first_slot) if now < self._words[_DEADLINE] else None
+
     def _newest(self) -> int:
         return max(self._words[_FIRST_TERM], self._words[_SECOND_TERM])
 

@@ -6,12 +6,13 @@ import re
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import pytest
 from textual import events
 from textual.command import CommandList
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Mark, Step
+from ddpwatch.messages import Hello, Mark, Node, Step
 from ddpwatch.tui.models.ranks import METRICS as RANK_METRICS
 from ddpwatch.tui.screens import HELP, SIGNS, AskScreen, HelpScreen
 from ddpwatch.tui.settings import Settings, load_settings
@@ -258,8 +259,60 @@ class TestRanks:
             assert "199" in body(app)
             assert "lateness by rank and step" in body(app)
 
+    async def test_many_hosts_are_rows_the_worst_first(self):
+        """24 hosts of 2 ranks; rank 41, on host20, is late, and host03 is not connected."""
+        app = app_on()
+        async with app.run_test(size=(100, 20)) as pilot:
+            await watching(pilot, [*on_hosts(run(20, world=48, late_rank=41), 2), unseen_node(3, [6, 7])])
+            await pilot.press("4")
+            assert re.match(r" host20 +40–41", first_row(app))
+            assert "worst of 2 ranks a row" in body(app)
+            assert re.search(r"host03 +6–7.* unseen", body(app))
+            await pilot.press("v")
+            assert re.match(r" host00–host01 +0–3", first_row(app))
+            await pilot.press("v", "f")
+            assert re.search(r"host20 +41◀", body(app))
+
+    async def test_ranks_of_few_hosts_have_rows_of_their_own(self):
+        app = app_on()
+        async with app.run_test(size=(100, 20)) as pilot:
+            await watching(pilot, on_hosts(run(20, world=4), 2))
+            await pilot.press("4")
+            assert re.match(r" host00 +0 ", first_row(app))
+            await pilot.resize_terminal(60, 20)
+            await pilot.pause()
+            assert re.match(r" +0 ", first_row(app))
+
+
+def first_row(app):
+    """The heatmap's first row, below the incidents."""
+    rows = body(app).splitlines()
+    return rows[next(y for y, row in enumerate(rows) if row.startswith(" incidents")) + 1]
+
+
+def on_hosts(messages, per_host):
+    """The same run, with so many ranks on each host."""
+
+    def moved(message):
+        host = f"host{message.rank // per_host:02d}" if isinstance(message, Hello) else ""
+        return msgspec.structs.replace(message, host=host) if host else message
+
+    return [moved(message) for message in messages]
+
+
+def unseen_node(number, ranks):
+    return Node(node=number, host=f"host{number:02d}", ranks=ranks, at_ns=0, seen_ns=0, connected=False)
+
 
 class TestDevices:
+    async def test_a_hosts_network_is_shown(self):
+        app = app_on()
+        async with app.run_test(size=(140, 30)) as pilot:
+            host = msgspec.structs.replace(device(1), net_tx_bytes_s=12e6, net_rx_bytes_s=3e3)
+            await watching(pilot, [*run(20), host])
+            await pilot.press("5")
+            assert "net ↑ 11.4 MiB/s ↓ 2.9 KiB/s" in body(app)
+
     async def test_with_more_than_fit_the_least_busy_come_first(self):
         app = app_on()
         async with app.run_test(size=(80, 28)) as pilot:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from ddpwatch.analysis.clocks import ClockDomains, clock_of
 from ddpwatch.analysis.launch_skew import NO_SKEW
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.window import summarise
-from ddpwatch.messages import Group, Hello, Message, Step
+from ddpwatch.messages import ClockExchange, Group, Hello, Message, Step
 from ddpwatch.report.tables import tables
 from ddpwatch.tui.paint.buckets import paint_bucket, paint_buckets
 from ddpwatch.tui.paint.canvas import plain
@@ -333,3 +334,109 @@ def test_one_clock_shows_no_error() -> None:
     report = builder.report()
     assert {row["clock_error_ms"] for row in report["ranks"]} == {None}
     assert all("clock" not in " ".join(table.header) for table in tables(report))
+
+
+# -- pings -----------------------------------------------------------------------------------------------------------
+
+SECOND_NS = 1000 * MS
+US = 1000
+
+
+def ping(at_ns: int, ahead: Callable[[int], int], there_ns: int, back_ns: int, host: str = "b") -> ClockExchange:
+    """An exchange at a time of the root's clock, on host a; a host's clock shows ``ahead`` more."""
+    received = at_ns + there_ns
+    replied = received + 5 * US
+    returned = replied + back_ns
+    return ClockExchange(
+        node=1, node_boot_id=f"boot {host}", root_boot_id="boot a", sent_ns=at_ns + ahead(at_ns),
+        received_ns=received, replied_ns=replied, returned_ns=returned + ahead(returned),
+    )  # fmt: skip
+
+
+def pinged(hosts: Sequence[str], steps: Sequence[Sequence[float]], half_ns: int) -> list[Message]:
+    """A job whose agents have pinged the root for 20 s before its first step."""
+    messages = list(job(hosts, steps))
+    pings = [
+        ping(START_NS - second * SECOND_NS, lambda _, host=host: AHEAD[host], half_ns, half_ns, host)  # type: ignore[misc]
+        for second in range(20, 0, -2)
+        for host in dict.fromkeys(hosts)
+        if host != "a"
+    ]
+    return [*messages[: len(hosts)], *pings, *messages[len(hosts) :]]
+
+
+LATE_EVERY_TIME = [[40.0, 40.0, 45.0, 40.0]] * 12  # rank 2, on host b, by 5 ms
+
+
+def test_a_host_that_is_late_in_every_step_is_told_from_its_clock_by_pings() -> None:
+    """Without pings, 5 ms late and a clock that is 5 ms ahead look alike."""
+    without = list(steps_across_ranks(job(("a", "a", "b", "c"), LATE_EVERY_TIME)))[-1]
+    assert [bucket.last_rank for bucket in without.skew.buckets.values()] == [None, None]
+    assert {2} < set(next(iter(without.skew.buckets.values())).last_ranks)
+    across = list(steps_across_ranks(pinged(("a", "a", "b", "c"), LATE_EVERY_TIME, 200 * US)))[-1]
+    assert [bucket.last_ranks for bucket in across.skew.buckets.values()] == [(2,), (2,)]
+    assert across.skew.error <= 600 * US
+    assert abs(across.skew.late[2] - 5 * MS) <= across.skew.error
+
+
+def test_live_views_use_pings_too() -> None:
+    live = state_of(pinged(("a", "a", "b", "c"), LATE_EVERY_TIME, 200 * US)).steps
+    recorded = list(steps_across_ranks(pinged(("a", "a", "b", "c"), LATE_EVERY_TIME, 200 * US)))
+    assert [across.skew for across in live.values()] == [across.skew for across in recorded]
+
+
+def truth_is_inside(domains: ClockDomains, ahead: Callable[[int], int], at_ns: int) -> bool:
+    low, high = domains.offset(("boot b", ""), ("boot a", "")).between(at_ns + ahead(at_ns), at_ns + ahead(at_ns))
+    return low <= -ahead(at_ns) <= high
+
+
+@pytest.mark.parametrize("ppm", [-50.0, 50.0])
+def test_pings_hold_the_truth_for_an_hour(ppm: float) -> None:
+    """The ways there and back differ, and take from 40 µs to some ms. Of eight pings, the shortest counts."""
+    domains, dice = ClockDomains(), random.Random(7)
+    ahead = lambda at: 10**12 + round(at * ppm * 1e-6)  # noqa: E731
+    for at in range(0, 3600 * SECOND_NS, 2 * SECOND_NS):
+        ways = [[40 * US + int(dice.expovariate(1 / mean)) for mean in (MS / 3, MS)] for _ in range(8)]
+        domains.exchange(ping(at, ahead, *min(ways, key=sum)))
+        assert truth_is_inside(domains, ahead, at)
+        assert truth_is_inside(domains, ahead, at + 2 * SECOND_NS)
+    offset = domains.offset(("boot b", ""), ("boot a", ""))
+    low, high = offset.newest
+    assert high - low < 250 * US
+    assert offset.epoch == 0
+
+
+@given(
+    st.floats(-50, 50),
+    st.lists(
+        st.tuples(st.integers(1, 30_000), st.integers(0, 20 * MS), st.integers(0, 20 * MS)), min_size=1, max_size=20
+    ),
+)
+@settings(max_examples=50, deadline=None)
+def test_pings_hold_the_truth_whatever_the_ways_take(ppm: float, pings: list[tuple[int, int, int]]) -> None:
+    domains, at = ClockDomains(), 0
+    ahead = lambda at: -(10**15) + round(at * ppm * 1e-6)  # noqa: E731
+    for pause_ms, there, back in pings:
+        at += pause_ms * MS
+        domains.exchange(ping(at, ahead, there, back))
+        assert truth_is_inside(domains, ahead, at)
+        assert truth_is_inside(domains, ahead, at + 30 * SECOND_NS)
+
+
+def test_a_clock_that_jumps_is_found_by_pings() -> None:
+    domains = ClockDomains()
+    for second in range(100):
+        jump = 3 * SECOND_NS if second >= 60 else 0
+        ahead = lambda _, jump=jump: 10**12 + jump  # noqa: E731
+        domains.exchange(ping(second * SECOND_NS, ahead, 50 * US, 90 * US))
+        assert truth_is_inside(domains, ahead, second * SECOND_NS)
+    assert domains.offset(("boot b", ""), ("boot a", "")).epoch == 1
+
+
+def test_impossible_pings_and_those_of_the_roots_own_host_count_for_nothing() -> None:
+    domains = ClockDomains()
+    backwards = msgspec.structs.replace(ping(0, lambda _: 0, 10, 10), replied_ns=SECOND_NS)
+    domains.exchange(backwards)
+    domains.exchange(ping(0, lambda _: 0, 10, 10, "a"))
+    assert not domains.offset(("boot b", ""), ("boot a", "")).bounded
+    assert not domains.offset(("boot a", ""), ("boot a", "")).bounded

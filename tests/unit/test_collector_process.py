@@ -16,7 +16,8 @@ from ddpwatch.collector_process import RESTARTS, CollectorProcess
 from ddpwatch.errors import DdpwatchError
 from tests.support.fork_server import ROOT
 
-READY = "import os, signal, sys; os.write(int(sys.argv[sys.argv.index('--ready') + 1]), b'.'); "
+REPORT = 'b\'{"type":"ready"}\\n\''
+READY = f"import os, signal, sys; os.write(int(sys.argv[sys.argv.index('--control') + 1]), {REPORT}); "
 
 
 def program(monkeypatch: pytest.MonkeyPatch, text: str) -> None:

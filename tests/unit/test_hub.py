@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
 import pytest
 
-from ddpwatch.collector.hub import KEEP_BYTES, KEEP_DEVICE_SAMPLES, KEEP_DEVICES, KEEP_SAMPLES, Hub
+from ddpwatch.collector.hub import KEEP_BYTES, KEEP_DEVICES, KEEP_EXCHANGES, KEEP_SAMPLES, KEEP_STEPS, Hub
 from ddpwatch.messages import (
     BucketLayout,
     Bye,
+    ClockExchange,
     Device,
     EndReason,
     Hello,
     Layout,
     Mark,
     Message,
+    Node,
+    NodeStep,
     RankSample,
     Stack,
     Step,
     decode,
     encode,
 )  # fmt: skip
+from ddpwatch.node_step import expand, pack
+from tests.support import frames
 
 SECOND_NS = 10**9
 TEN_MINUTES_S = 600
@@ -52,17 +58,27 @@ def test_ten_minutes_of_every_device_are_kept() -> None:
     assert kept(hub) == [device(kind, index, second) for second in newest for kind, index in keys]
 
 
-def test_a_thousand_devices_stay_bounded() -> None:
+def test_more_devices_than_hosts_have_stay_bounded() -> None:
     """Those without a sample for the longest time go first."""
     hub = Hub()
-    for second in range(3):
-        keep(hub, device("cpu", 0, second))
-        for index in range(1000):
-            keep(hub, device("cuda", index, second))
-            keep(hub, device("cpu", 0, second))
+    many = KEEP_DEVICES + 500
+    keep(hub, device("cpu", 0, 0))
+    for index in range(many):
+        keep(hub, device("cuda", index, 0))
+        keep(hub, device("cpu", 0, index))
     found = {(m.kind, m.index) for m in kept(hub) if isinstance(m, Device)}
-    assert found == {("cpu", 0), *(("cuda", index) for index in range(1001 - KEEP_DEVICES, 1000))}
-    assert len(kept(hub)) <= KEEP_DEVICES * KEEP_DEVICE_SAMPLES
+    assert found == {("cpu", 0), *(("cuda", index) for index in range(many + 1 - KEEP_DEVICES, many))}
+
+
+def test_the_devices_of_many_hosts_share_the_room() -> None:
+    hub = Hub()
+    hosts, seconds = 128 * 9, 40
+    for second in range(seconds):
+        for index in range(hosts):
+            keep(hub, device("cuda", index, second))
+    found = Counter(m.index for m in kept(hub) if isinstance(m, Device))
+    assert len(found) == hosts
+    assert set(found.values()) == {KEEP_SAMPLES // hosts}
 
 
 def rank_sample(rank: int, second: int) -> RankSample:
@@ -170,12 +186,12 @@ def test_padded_frames_of_any_kind_are_counted(kind: Callable[[int], Message]) -
 
 def test_device_samples_count_with_all_else() -> None:
     hub = Hub()
-    for second in range(KEEP_DEVICE_SAMPLES):
-        for index in range(KEEP_DEVICES):
+    for second in range(KEEP_SAMPLES // 64):
+        for index in range(64):
             keep(hub, Device(host="n" * 1000, kind="cuda", index=index, at_ns=second))
     for number in range(200):
         send(hub, step(0, number, hooks=4000))
-    assert len([m for m in kept(hub) if isinstance(m, Device)]) == KEEP_DEVICE_SAMPLES * KEEP_DEVICES
+    assert len([m for m in kept(hub) if isinstance(m, Device)]) == KEEP_SAMPLES
     assert steps_of(hub, 0)[-1] == 199
     assert size(hub) <= KEEP_BYTES
 
@@ -247,3 +263,81 @@ def test_memory_is_shared_evenly_by_a_large_job() -> None:
     counts = {len(steps_of_rank) for steps_of_rank in (entry.steps for entry in hub.ranks.values())}
     assert max(counts) - min(counts) <= 1
     assert 0.9 * KEEP_BYTES < size(hub) <= KEEP_BYTES
+
+
+def node_step(node: int, number: int, ranks: range) -> NodeStep:
+    return pack(node, [frames.unwatched(rank, number) for rank in ranks])
+
+
+def exchange(node: int, second: int) -> ClockExchange:
+    at = second * SECOND_NS
+    about = {"sent_ns": at, "received_ns": at, "replied_ns": at, "returned_ns": at}
+    return ClockExchange(node=node, node_boot_id="a", root_boot_id="b", **about)
+
+
+def about_node(node: int, ranks: range, second: int = 0) -> Node:
+    return Node(node=node, host=f"host{node}", ranks=list(ranks), at_ns=second * SECOND_NS, seen_ns=second * SECOND_NS)
+
+
+def test_the_newest_steps_of_a_node_are_kept_packed() -> None:
+    hub = Hub()
+    sent = [node_step(1, number, range(4, 8)) for number in range(KEEP_STEPS + 3)]
+    for number, message in enumerate(sent):
+        keep(hub, message, number)
+    assert kept(hub) == sent[3:]
+    assert all(hub.ranks[rank].seen_ns == KEEP_STEPS + 2 for rank in range(4, 8))
+
+
+def test_two_minutes_of_pings_and_the_newest_of_each_node_are_kept() -> None:
+    hub = Hub()
+    for second in range(KEEP_EXCHANGES + 5):
+        for node in (0, 1):
+            keep(hub, exchange(node, second))
+            keep(hub, about_node(node, range(4), second))
+    found = kept(hub)
+    assert [m.at_ns // SECOND_NS for m in found if isinstance(m, Node)] == [KEEP_EXCHANGES + 4] * 2
+    assert Counter(m.node for m in found if isinstance(m, ClockExchange)) == {0: KEEP_EXCHANGES, 1: KEEP_EXCHANGES}
+
+
+def test_a_node_that_sends_too_much_loses_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpwatch.collector.hub.KEEP_BYTES", 200_000)
+    hub = Hub()
+    modest = [node_step(0, number, range(4)) for number in range(5)]
+    for message in modest:
+        keep(hub, message)
+    for number in range(600):
+        keep(
+            hub,
+            pack(1, [frames.step(rank, number, hook_param=[1] * 50, hook_ns=[number] * 50) for rank in range(4, 8)]),
+        )
+        assert sum(len(envelope.frame) for envelope in hub.snapshot()) < 200_000
+    found = [m for m in kept(hub) if isinstance(m, NodeStep)]
+    assert [m for m in found if m.node == 0] == modest
+    assert [m.step for m in found if m.node == 1][-1] == 599
+
+
+def test_a_node_speaks_for_itself_and_its_ranks_only() -> None:
+    hub = Hub(world_size=8)
+    mine = range(4, 8)
+
+    def accepted(message: Message) -> bool:
+        return hub.accept_from_node(encode(message), 1, mine, 0) is not None
+
+    fine = [node_step(1, 0, mine), exchange(1, 0), device("cpu", 0, 0), hello(4), rank_sample(5, 0)]
+    assert all(map(accepted, [*fine, Bye(rank=4, by="collector", reason="killed", at_ns=0)]))
+    assert not hub.refused
+    run_ends = Bye(rank=None, by="collector", reason="finished", at_ns=0)
+    foreign = [node_step(1, 0, range(3, 8)), hello(3), node_step(0, 0, mine), exchange(0, 0)]
+    for message in [*foreign, frames.status(), run_ends, about_node(1, mine)]:
+        assert not accepted(message)
+    assert hub.accept_from_node(b"\xc1", 1, mine, 0) is None
+    assert hub.refused == {"foreign rank": 2, "foreign node": 2, "not a node's to send": 3, "not msgpack": 1}
+
+
+def test_a_late_viewer_gets_nodes_steps_as_they_came() -> None:
+    hub = Hub()
+    ranks = [frames.step(rank, 3, late_ms=rank) for rank in range(2)]
+    keep(hub, pack(0, ranks))
+    [message] = kept(hub)
+    assert isinstance(message, NodeStep)
+    assert expand(message) == ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,8 @@ import torch.distributed as dist
 
 from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.probe.rendezvous import CollectorAddress, JobUnwatchedError, Rendezvous
+from ddpwatch.probe.guest import CollectorAddress, JobUnwatchedError
+from ddpwatch.probe.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 
@@ -28,7 +30,7 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
         def __init__(self, command: list[str], pass_fds: tuple[int, int], **_: Any) -> None:
             commands.append(command)
-            os.write(pass_fds[1], b".")
+            os.write(pass_fds[1], b'{"type":"ready"}\n')
 
         def poll(self) -> None:
             return None
@@ -41,8 +43,19 @@ def recording(command: list[str]) -> Path:
     return Path(command[command.index("--record") + 1])
 
 
+_made: list[Rendezvous] = []
+
+
+@pytest.fixture(autouse=True)
+def _leave() -> Iterator[None]:
+    yield
+    while _made:
+        _made.pop().leave()
+
+
 def rendezvous(rank: int, world_size: int = 1, store: Any = None, record: Path | None = None) -> Rendezvous:
-    return Rendezvous(rank, world_size, 1, store, record)
+    _made.append(Rendezvous(rank, world_size, 1, store, record))
+    return _made[-1]
 
 
 def found(rendezvous: Rendezvous) -> CollectorAddress:
@@ -124,7 +137,8 @@ def test_a_run_id_from_the_store_is_checked(spawned: list[list[str]]) -> None:
     store = dist.HashStore()
     first, other = rendezvous(0, 2, store), rendezvous(1, 2, store)
     assert other.find() is None
-    first._answer_all(CollectorAddress("../../x", "ipc:///x.in", ""))
+    assert first._desk is not None
+    first._desk.serve(CollectorAddress("../../x", "ipc:///x.in"), None)
     with pytest.raises(DdpwatchError, match="not a run id"):
         other.find()
 
@@ -167,7 +181,8 @@ def test_a_store_that_has_gone_ends_the_answers_only(spawned: list[list[str]], m
     def gone(*_: object) -> bool:
         raise RuntimeError("Connection reset by peer")
 
-    monkeypatch.setattr(first, "_store", SimpleNamespace(check=gone, add=gone))
+    assert first._desk is not None
+    monkeypatch.setattr(first._desk._questions, "_store", SimpleNamespace(check=gone, add=gone))
     first.tend()
     first.answer()
     assert first.find() is address

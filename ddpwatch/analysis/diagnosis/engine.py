@@ -25,7 +25,7 @@ from ddpwatch.analysis.diagnosis.whole_run import WholeRun
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.intervals import total_within
 from ddpwatch.analysis.step import BucketKey
-from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, RankSample, Stack, Status, Step
+from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Node, RankSample, Stack, Status, Step
 
 KEEP_SPLITS = 1024  # newest steps whose waits may still turn out to be one rank's doing
 KEEP_FACTS = 16  # newest watched steps that may still show why
@@ -86,6 +86,9 @@ class Diagnosis:
             self._liveness.stack(message)
         elif isinstance(message, Layout):
             self._unsound.layout(message)
+        elif isinstance(message, Node):
+            self._liveness.node(message)
+            self._liveness.tick(received_ns)
         elif isinstance(message, Status):
             self._liveness.tick(received_ns)
 

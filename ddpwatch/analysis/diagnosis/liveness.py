@@ -16,13 +16,14 @@ from ddpwatch.analysis.diagnosis.call_stack import call_stack
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.wording import death_message, hang_message, mismatch_message, past_hang_message
 from ddpwatch.analysis.groups import Groups
-from ddpwatch.messages import Beat, Bye, Stack, Step
+from ddpwatch.messages import Beat, Bye, Node, Stack, Step
 from ddpwatch.stillness import STILL_NS
 
 KEEP_ENDED = 256
 SHOWN_STACKS = 8  # ranks, in an incident
 CHECK_NS = 250_000_000  # between two looks at all ranks
 GAP_NS = 2_000_000_000  # without any frame: the collector, or the machine, was stopped
+AGENT_SILENT_NS = 1_500_000_000  # then nobody knows how a node's ranks are: its agent sends twice a second
 SETTLE_NS = 60_000_000_000  # after a hang's end, for the steps in which ranks waited
 PHASES = {
     "input": "between", "between": "other", "sync": "exposed_comm", "save": "checkpoint", "compile": "compilation",
@@ -76,6 +77,7 @@ class Liveness:
         self._count = 0
         self._now_ns = self._due_ns = 0
         self._over = False
+        self._unseen: dict[int, set[int]] = {}  # ranks, by node
 
     # -- what ranks send -------------------------------------------------------------------------------------
 
@@ -124,6 +126,11 @@ class Liveness:
         self._due_ns = 0
         self._check(received_ns)
 
+    def node(self, node: Node) -> None:
+        """The root says whether a node's agent is there."""
+        silent = not node.connected or node.at_ns - node.seen_ns > AGENT_SILENT_NS
+        self._unseen[node.node] = set(node.ranks) if silent else set()
+
     def tick(self, now_ns: int) -> None:
         """A frame came from the collector itself, as it does twice a second: time passes while ranks are silent."""
         self._check(now_ns)
@@ -168,6 +175,8 @@ class Liveness:
 
     def _blame(self, lives: list[RankLife]) -> Blame | None:
         alive = [life for life in lives if life.bye is None]
+        if any(life.rank in unseen for unseen in self._unseen.values() if unseen for life in alive):
+            return None
         if not all(life.stands_still(self._now_ns) for life in alive):
             return None
         gone = {life.rank: life.bye.reason for life in lives if life.bye is not None}

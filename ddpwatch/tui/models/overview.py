@@ -98,6 +98,9 @@ class Overview:
     Attributes:
         diagnosed: The run's incidents and lost time; in a replay those of the whole recording.
         groups: The numbers of each rank's process groups, by their ranks; empty if all ranks are in the same.
+        hosts: The host of each rank; empty if all ranks are on one.
+        unseen: The ranks of which nothing is known, because their host's agent is not connected.
+        clock_error_ns: How far lateness may be off because hosts have clocks of their own; None on one clock.
     """
 
     link: LinkState = LinkState()
@@ -121,6 +124,9 @@ class Overview:
     filter: str = ""
     following: bool = False
     groups: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    unseen: frozenset[int] = frozenset()
+    clock_error_ns: int | None = None
 
     @property
     def slowest(self) -> Incident | None:
@@ -201,6 +207,9 @@ class OverviewBuilder:
             history=self._history.points(list(state.steps.values()), len(state.ranks)),
             filter=filter_text,
             groups=_groups(state),
+            hosts=_hosts(state),
+            unseen=state.unseen,
+            clock_error_ns=newest.skew.error if newest and state.clocks.several and newest.comparable else None,
         )
 
     def due(self, state: RunState) -> bool:
@@ -251,6 +260,12 @@ def _groups(state: RunState) -> dict[int, tuple[int, ...]]:
     return found if len(set(found.values())) > 1 else {}
 
 
+def _hosts(state: RunState) -> dict[int, str]:
+    """The host of each rank; empty if there is only one."""
+    found = {rank.rank: rank.hello.host for rank in state.ranks.values() if rank.hello is not None}
+    return found if len(set(found.values())) > 1 else {}
+
+
 def filtered(state: RunState, ranks: Iterable[int], filter_text: str) -> list[int]:
     """Those of the ranks that the filter selects, in order."""
     test = parse_filter(filter_text)
@@ -293,6 +308,8 @@ def rank_status(state: RunState, rank: RankState) -> tuple[str, str]:
     status = state.status_of(rank.rank)
     if rank.bye is not None:
         return end_text(rank.bye)
+    if status is RankStatus.UNSEEN:
+        return "unseen: its host is not connected", "warn"
     if status is RankStatus.SILENT:
         return f"silent {(state.now_ns - rank.seen_ns) / 1e9:.0f} s", "bad"
     if status is RankStatus.WAITING and rank.beat is not None:

@@ -9,7 +9,7 @@ from ddpwatch.state import RankState, RankStatus
 
 Predicate = Callable[[RankState, RankStatus], bool]
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?$")
-HELP = "ranks (0-7,12), a state (running, waiting, silent, ended) or part of a host name; empty shows all"
+HELP = "ranks (0-7,12), a state (running, waiting, silent, unseen, ended) or part of a host name; empty shows all"
 
 
 def parse_filter(text: str) -> Predicate | None:

@@ -54,6 +54,9 @@ class HeatMap:
         costs: Rank-time (ns) that others waited for each row's ranks; empty if nobody was waited for.
         total_ns: The rank-time of the run.
         process_groups: The process groups of each row's first rank; empty if there is only one.
+        hosts: Each row's host, or hosts; empty if there is only one.
+        unseen: How many of each row's ranks are unseen; empty if all are seen.
+        clock_error_ns: How far lateness may be off; None if it is not over several clocks.
     """
 
     metric: Metric
@@ -66,6 +69,9 @@ class HeatMap:
     costs: Sequence[int] = ()
     total_ns: int = 0
     process_groups: Sequence[str] = ()
+    hosts: Sequence[str] = ()
+    unseen: Sequence[int] = ()
+    clock_error_ns: int | None = None
 
     def level(self, column: int, row: int) -> int | None:
         """0 to SHADES - 1, None if unknown."""
@@ -102,7 +108,7 @@ class HeatMaps:
 
 
 def with_diagnosis(heat: HeatMap, overview: Overview) -> HeatMap:
-    """The heatmap with the incidents in its steps, what its rows cost, and their process groups."""
+    """The heatmap with the incidents in its steps, what its rows cost, their process groups and their hosts."""
     found = overview.diagnosed
     cost = found.waited_for
     groups = [_groups_named(overview.groups.get(row[0], ())) for row in heat.groups] if overview.groups else []
@@ -112,7 +118,29 @@ def with_diagnosis(heat: HeatMap, overview: Overview) -> HeatMap:
         costs=[sum(cost.get(rank, 0) for rank in row) for row in heat.groups] if cost else (),
         total_ns=found.lost.rank_ns,
         process_groups=groups,
+        hosts=[_hosts_named(row, overview.hosts) for row in heat.groups] if overview.hosts else (),
+        unseen=[len(overview.unseen.intersection(row)) for row in heat.groups] if overview.unseen else (),
+        clock_error_ns=overview.clock_error_ns if heat.metric.name == "late" else None,
     )
+
+
+def _hosts_named(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
+    first, last = _short(hosts.get(ranks[0], "")), _short(hosts.get(ranks[-1], ""))
+    return first if first == last else f"{first}–{last}"
+
+
+def _short(host: str) -> str:
+    """A host's name without its domain; an address as it is."""
+    name = host.partition(".")[0]
+    return host if name.isdecimal() else name
+
+
+def by_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> list[Sequence[int]]:
+    """One row per host, in the order of their lowest ranks."""
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        found.setdefault(hosts.get(rank, ""), []).append(rank)
+    return list(found.values())
 
 
 def _groups_named(ids: Sequence[int]) -> str:

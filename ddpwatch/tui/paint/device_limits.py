@@ -42,7 +42,15 @@ def _host(device: Device) -> list[Field]:
         _share("memory pressure", device.memory_pressure, PRESSURE_SHARE),
         _share("disk wait", device.iowait),
     ]
-    return [field for field in [*shares[:2], _swap(device), *_net(device), *shares[2:]] if field is not None]
+    found = [*shares[:2], _swap(device), *_net(device), _traffic(device), *shares[2:]]
+    return [field for field in found if field is not None]
+
+
+def _traffic(device: Device) -> Field | None:
+    if device.net_tx_bytes_s is None or device.net_rx_bytes_s is None:
+        return None
+    text = f"net ↑ {size(int(device.net_tx_bytes_s))}/s ↓ {size(int(device.net_rx_bytes_s))}/s"
+    return Field(text, text, 1, "dim")
 
 
 def _share(name: str, percentage: float | None, bad: float = 1.1) -> Field | None:

@@ -21,13 +21,20 @@ GLYPHS = " ·░▒▓█"
 _RIGHT = 11  # the newest step's figure
 _COST = 20
 _GROUPS = 9
+_HOST = 18
+_SCALE = 30
 _ROOMY = 70
 
 
 def columns_for(width: int, overview: Overview) -> int:
     """How many steps fit, one column each."""
     cost, groups = bool(overview.diagnosed.waited_for), bool(overview.groups)
-    return max(width - GUTTER - _right(width, cost, groups), 1)
+    return max(width - _left(width, bool(overview.hosts)) - _right(width, cost, groups), 1)
+
+
+def _left(width: int, hosts: bool) -> int:
+    """The columns of names at the left."""
+    return GUTTER + (_HOST if hosts and width >= _ROOMY else 0)
 
 
 def _right(width: int, cost: bool, groups: bool) -> int:
@@ -36,7 +43,7 @@ def _right(width: int, cost: bool, groups: bool) -> int:
 
 
 def _columns(heat: HeatMap, width: int) -> int:
-    return max(width - GUTTER - _right(width, bool(heat.costs), bool(heat.process_groups)), 1)
+    return max(width - _left(width, bool(heat.hosts)) - _right(width, bool(heat.costs), bool(heat.process_groups)), 1)
 
 
 def figure(heat: HeatMap, value: float) -> str:
@@ -60,7 +67,7 @@ def paint_heat(
     _paint_title(canvas, heat)
     cell = cell_size(heat, width, height)
     room = max((height - TOP_ROWS - 1) // cell[1], 0)
-    end = GUTTER + _columns(heat, width)
+    end = _left(width, bool(heat.hosts)) + _columns(heat, width)
     paint_strip(canvas, heat.struck, end - cell[0] * len(heat.steps), 1, cell[0])
     canvas.put(1, 1, "incidents", "dim")
     for y, row in enumerate(range(first, min(first + room, len(heat.groups)))):
@@ -81,14 +88,17 @@ def _paint_title(canvas: Canvas, heat: HeatMap) -> None:
         if grouped == 1
         else f"{heat.metric.title}, worst of {grouped} ranks a row"
     )
+    if heat.clock_error_ns is not None:
+        what += f", clocks ±{ms(heat.clock_error_ns)} ms"
     x = canvas.put(1, 0, shorten(what, canvas.width - 2), "heading-strong") + 2
     low, high = (heat.high, heat.low) if heat.metric.inverted else (heat.low, heat.high)
-    if x + 30 < canvas.width:
+    end = _left(canvas.width, bool(heat.hosts)) + _columns(heat, canvas.width)
+    named = bool(len(heat.costs) or heat.process_groups) and canvas.width >= _ROOMY
+    if x + _SCALE < (end + _RIGHT if named else canvas.width):
         x = canvas.put(x, 0, f"{figure(heat, low)} ", "heading")
         for level in range(SHADES):
             x = canvas.put(x, 0, GLYPHS[level] * 2, f"heat-{level}")
         x = canvas.put(x, 0, f" {figure(heat, high)}", "heading") + 3
-    end = GUTTER + _columns(heat, canvas.width)
     if len(heat.costs) and canvas.width >= _ROOMY:
         canvas.put(end + _RIGHT, 0, "cost rank-s  of run", "heading")
     if heat.process_groups and canvas.width >= _ROOMY:
@@ -102,15 +112,23 @@ def _paint_row(
     group = heat.groups[row]
     name = f"{group[0]}" if len(group) == 1 else f"{group[0]}–{group[-1]}"
     style = "selected" if selected in group else "bad" if slowest in group else "strong"
-    canvas.put(1, y, f"{name:>{GUTTER - 3}}{'◀' if slowest in group else ' '}", style)
-    end = GUTTER + _columns(heat, canvas.width)
+    left = _left(canvas.width, bool(heat.hosts))
+    narrow = left == GUTTER and len(group) > 1
+    if heat.hosts and (left > GUTTER or narrow):
+        canvas.put(1, y, shorten(clean(heat.hosts[row], 80), GUTTER - 3 if narrow else _HOST - 1), style)
+    if not heat.hosts or not narrow:
+        canvas.put(1 + left - GUTTER, y, f"{name:>{GUTTER - 3}}{'◀' if slowest in group else ' '}", style)
+    end = left + _columns(heat, canvas.width)
     start = end - cell[0] * len(heat.steps)
     for column in range(len(heat.steps)):
         level = heat.level(column, row)
         glyph, level_style = ("–", "faint") if level is None else (GLYPHS[level], f"heat-{level}")
         for line in range(y, y + cell[1]):
             canvas.fill(start + column * cell[0], start + (column + 1) * cell[0], line, glyph, level_style)
-    if heat.columns:
+    if heat.unseen and heat.unseen[row]:
+        count = "" if heat.unseen[row] == len(group) else f"{heat.unseen[row]} "
+        canvas.put(end + 1, y, shorten(f"{count}unseen", _RIGHT - 1), "warn")
+    elif heat.columns:
         canvas.put(end + 1, y, figure(heat, heat.columns[-1][row]), "text")
     if canvas.width >= _ROOMY:
         _paint_cost(canvas, heat, row, end + _RIGHT, y)

@@ -9,13 +9,14 @@ from textual.binding import Binding, BindingType
 
 from ddpwatch.tui.models.devices import DeviceLine
 from ddpwatch.tui.models.log import mark_duration
-from ddpwatch.tui.models.ranks import METRICS, HeatMap, HeatMaps, costliest_first, groups_of, with_diagnosis
+from ddpwatch.tui.models.ranks import METRICS, HeatMap, HeatMaps, by_host, costliest_first, groups_of, with_diagnosis
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.ranks import TOP_ROWS, cell_size, columns_for, paint_heat, paint_rank
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
 
 DETAIL_STEPS = 200
+ROWS = ("hosts", "fit", "ranks")  # what is in a row; hosts only if there are several and more ranks than rows
 
 
 class RanksView(RunView):
@@ -27,7 +28,11 @@ class RanksView(RunView):
   m         lateness, step time, exposed, overlap, data, between
   data      waiting for the DataLoader (–: the loop uses none)
   between   the rest of the time from optimizer to forward
-  v         one rank a row, or groups (a cell shows the worst of them)
+  v         one host a row, as many rows as fit, or one rank a row; a
+            cell shows the worst of its ranks
+  ±         how far lateness may be off: hosts have clocks of their own
+  unseen    nothing comes from the host's agent: nothing is known of its
+            ranks, and nobody blames them
   s         by number, or by cost, highest first
   cost      rank-seconds that all others waited for the rank, and their
             share of the run's rank-time
@@ -37,7 +42,7 @@ class RanksView(RunView):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("m", "metric(1)", "Next metric"),
         Binding("M", "metric(-1)", "Previous metric"),
-        Binding("v", "group", "Groups or single ranks"),
+        Binding("v", "group", "Hosts, groups or single ranks"),
         Binding("s", "sort", "By number or by cost"),
         Binding("enter", "detail", "One rank in detail"),
         Binding("escape", "back", "All ranks"),
@@ -46,7 +51,7 @@ class RanksView(RunView):
     def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
         self.metric = 0
-        self.grouped = True
+        self.rows = ROWS[0]
         self.by_cost = False
         self.forget()
 
@@ -64,10 +69,14 @@ class RanksView(RunView):
         ranks = self.session.ranks_of(steps[-1])
         overview = self.session.overview
         rows = max(height - TOP_ROWS - 1, 1)
-        groups: Sequence[Sequence[int]] = groups_of(ranks, rows if self.grouped else len(ranks))
-        if self.by_cost:
+        hosts = overview.hosts if self.rows == "hosts" and len(ranks) > rows else {}
+        groups: Sequence[Sequence[int]] = by_host(ranks, hosts) if hosts else groups_of(ranks, self._most(rows, ranks))
+        if self.by_cost or hosts:
             groups = costliest_first(groups, overview.diagnosed.waited_for)
         return with_diagnosis(self.maps.build(steps, METRICS[self.metric], groups), overview)
+
+    def _most(self, rows: int, ranks: Sequence[int]) -> int:
+        return len(ranks) if self.rows == "ranks" else rows
 
     def body(self, width: int, height: int) -> list[Row]:
         """See `RunView.body`."""
@@ -113,8 +122,9 @@ class RanksView(RunView):
         self.repaint()
 
     def action_group(self) -> None:
-        """Shows the ranks in groups, or one a row."""
-        self.grouped = not self.grouped
+        """Shows hosts, ranks in groups, or one rank a row."""
+        rows = ROWS if self.session.overview.hosts else ROWS[1:]
+        self.rows = rows[(rows.index(self.rows) + 1) % len(rows)] if self.rows in rows else rows[1]
         self.first = 0
         self.repaint()
 

@@ -1,0 +1,183 @@
+"""What a collector has to do with other hosts: it is the root, or another host's agent, or on one host neither.
+
+Which one, it learns from the rank that started it (`ddpwatch.control`).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import zmq
+
+from ddpwatch import transport
+from ddpwatch.collector.attention import HOSTS_LEAD_NS, Attention
+from ddpwatch.collector.hub import Hub
+from ddpwatch.collector.nodes import Node
+from ddpwatch.collector.root import Root
+from ddpwatch.collector.uplink import Uplink
+from ddpwatch.control import Admit, Channel, Connect, Listen, Report, Unreachable
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.messages import RANK_MESSAGES, Bye, Device, Group, Hello, Layout, Message, RankSample, decode
+
+UNSEEN_END_S = 60.0  # without anything from a host, its ranks do not keep the run from ending
+UP_S = 2.0  # for an agent's last frames
+SIGNALLED_UP_S = 0.2
+SENT_UP = (*RANK_MESSAGES, Device, RankSample)
+_log = logging.getLogger("ddpwatch.collector")
+
+
+class Hosts:
+    """The collector's ways to other hosts, and to the rank that started it. Never waits, but in `finish`.
+
+    Args:
+        context, poller: Of the collector.
+        control: The socket to the rank, or -1.
+        run_id: The run.
+        agent: Whether this is the agent of another host than rank 0's.
+        restarts: How many collectors of this run have died on this host.
+        hub: What is known of the ranks.
+        attention: This host's lease.
+    """
+
+    def __init__(
+        self,
+        context: transport.Context,
+        poller: zmq.Poller,
+        control: int,
+        run_id: str,
+        agent: bool,
+        restarts: int,
+        hub: Hub,
+        attention: Attention,
+    ) -> None:
+        self._context = context
+        self._poller = poller
+        self._run_id = run_id
+        self._is_agent = agent
+        self._restarts = restarts
+        self._hub = hub
+        self._attention = attention
+        self._root: Root | None = None
+        self._uplink: Uplink | None = None
+        self._has_complained = False
+        self._control = None if control < 0 else Channel(socket.socket(fileno=control))
+        if self._control is not None:
+            poller.register(self._control, zmq.POLLIN)
+
+    def report(self, report: Report) -> None:
+        """Reports to the rank."""
+        if self._control is not None:
+            self._control.send(report)
+
+    def turn(self) -> Iterator[tuple[Node, bytes]]:
+        """Does what is due; the frames of other hosts that have come, still to be checked."""
+        self._obey()
+        if self._root is not None:
+            yield from self._root.receive()
+        if self._uplink is not None:
+            for lease in self._uplink.turn():
+                self._attention.follow(lease.ppm, lease.first_slot, time.monotonic_ns())
+            if self._uplink.is_unreachable and not self._has_complained:
+                self._has_complained = True
+                self.report(Unreachable(self._uplink.endpoint))
+
+    def grant(self, wanted_ppm: int, is_due: bool) -> None:
+        """Renews the lease if that is due, or if viewers want another. An agent only passes on what they want."""
+        if self._is_agent:
+            if self._uplink is not None:
+                self._uplink.wanted_ppm = wanted_ppm
+            return
+        if self._root is not None:
+            wanted_ppm = max(wanted_ppm, self._root.nodes.wanted_ppm)
+        if is_due or self._attention.is_news(wanted_ppm):
+            self._attention.renew(wanted_ppm, time.monotonic_ns())
+            if self._root is not None:
+                self._root.lease(self._attention.term(time.monotonic_ns()))
+
+    def send_up(self, message: Message, frame: bytes) -> None:
+        """On an agent: sends a frame up, unless it is about this collector."""
+        is_own = isinstance(message, Bye) and message.rank is None
+        if self._uplink is not None and isinstance(message, SENT_UP) and not is_own:
+            self._uplink.take(message, frame)
+
+    def states(self, now_s: float) -> Iterator[Message]:
+        """On the root: news of the other hosts."""
+        if self._root is not None:
+            yield from self._root.nodes.news(now_s)
+
+    def is_elsewhere(self, rank: int) -> bool:
+        """Whether the rank is on another host, as far as the root knows."""
+        return self._root is not None and rank in self._root.nodes.ranks
+
+    def gone(self, now_s: float) -> set[int]:
+        """The ranks of hosts that have been out of sight for so long that nobody waits for them."""
+        return set() if self._root is None else set(self._root.nodes.unseen(now_s, UNSEEN_END_S))
+
+    @property
+    def refused(self) -> Counter[str]:
+        """What the root has refused, by reason."""
+        return Counter() if self._root is None else self._root.nodes.refused
+
+    @property
+    def whole(self) -> str:
+        """On an agent: what to type for the whole run."""
+        welcome = None if self._uplink is None else self._uplink.welcome
+        return "" if welcome is None else f"ssh -t {welcome.host} ddpwatch attach {welcome.run_id}"
+
+    def finish(self, signalled: bool) -> None:
+        """On an agent: lets the root have the rest, if it is there."""
+        deadline = time.monotonic() + (SIGNALLED_UP_S if signalled else UP_S)
+        while self._uplink is not None and not self._uplink.is_done and time.monotonic() < deadline:
+            self._uplink.turn()
+            self._poller.poll(20)
+
+    def close(self) -> None:
+        """Closes all sockets."""
+        for end in (self._root, self._uplink, self._control):
+            if end is not None:
+                end.close()
+
+    # -- orders of the rank ----------------------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        if self._control is None:
+            return
+        self._control.send()
+        for order in self._control.receive():
+            if isinstance(order, Listen) and self._root is None:
+                self._listen(order)
+            elif isinstance(order, Admit) and self._root is not None:
+                self._root.nodes.admit(order, time.monotonic())
+            elif isinstance(order, Connect) and self._uplink is None:
+                self._connect(order)
+        if self._control.fileno() < 0:  # the rank has gone
+            self._poller.unregister(self._control)
+            self._control = None
+
+    def _listen(self, order: Listen) -> None:
+        self._root = Root(self._context, order, self._run_id, self._obey)
+        self._attention.lead_ns = HOSTS_LEAD_NS
+        for source in self._root.sources:
+            self._poller.register(source, zmq.POLLIN)
+        self.report(self._root.report)
+
+    def _connect(self, order: Connect) -> None:
+        try:
+            self._uplink = Uplink(self._context, self._poller, order, self._restarts, self._introductions)
+        except DdpwatchError as error:
+            _log.error("no connection to the root: %s", error)
+            self.report(Unreachable(order.endpoint))
+            return
+        for envelope in self._hub.snapshot():  # what came before the order
+            self.send_up(decode(envelope.frame), envelope.frame)
+
+    def _introductions(self) -> Iterator[bytes]:
+        """What a root has to know of the ranks before it understands their steps, and that it would wait for."""
+        for envelope in self._hub.snapshot():
+            message = decode(envelope.frame)
+            if isinstance(message, (Hello, Group, Layout)) or (isinstance(message, Bye) and message.rank is not None):
+                yield envelope.frame

@@ -1,0 +1,141 @@
+"""Who may speak for which ranks: the other hosts as the root sees them. No socket, no process: `Root` feeds it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ddpwatch.collector.wire import UNSEEN_S, Batch, Open
+from ddpwatch.control import Admit
+from ddpwatch.messages import Node as NodeState
+
+STATE_NS = 2_000_000_000  # at most, between two states of a host
+
+
+@dataclass(slots=True)
+class Node:
+    """One admitted host.
+
+    Attributes:
+        name: Names it (`ddpwatch.rundir.node`).
+        key: Its agent's public key (Z85).
+        host: What it calls itself.
+        ranks: The ranks that it may speak for.
+        connection: Routing id of its newest connection; empty before the first.
+        restarts: How many of its agents have died.
+        seq: The newest batch of this agent.
+        lost: Frames that its agents had no room for.
+        seen_s: When something came last, in monotonic seconds.
+        wanted_ppm: The budget that viewers at the agent ask for.
+    """
+
+    name: str
+    key: str
+    ranks: frozenset[int]
+    host: str = ""
+    connection: bytes = b""
+    restarts: int = 0
+    seq: int = 0
+    lost: int = 0
+    seen_s: float = 0.0
+    wanted_ppm: int = 0
+
+    @property
+    def number(self) -> int:
+        """By which its messages name it."""
+        return node_number(self.name)
+
+    def state(self, now_s: float) -> NodeState:
+        """What viewers are to know of it."""
+        return NodeState(
+            node=self.number,
+            host=self.host,
+            ranks=sorted(self.ranks),
+            at_ns=int(now_s * 1e9),
+            seen_ns=int(self.seen_s * 1e9),
+            connected=now_s - self.seen_s <= UNSEEN_S,
+            dropped=self.lost,
+        )
+
+
+class Nodes:
+    """All admitted hosts.
+
+    Attributes:
+        refused: Counts what was refused, by reason.
+    """
+
+    def __init__(self) -> None:
+        self.refused: Counter[str] = Counter()
+        self._nodes: dict[str, Node] = {}
+        self._published: dict[str, NodeState] = {}
+
+    def admit(self, order: Admit, now_s: float) -> None:
+        """Admits a host, or changes its ranks. Not its key: another key is another agent's."""
+        node = self._nodes.setdefault(order.node, Node(order.node, order.key, frozenset(), seen_s=now_s))
+        taken = {rank for other in self._nodes.values() if other is not node for rank in other.ranks}
+        node.ranks = frozenset(order.ranks) - taken
+
+    def of_key(self, key: str) -> Node | None:
+        """The host whose agent has this public key."""
+        return next((node for node in self._nodes.values() if node.key == key), None)
+
+    def get(self, name: str) -> Node | None:
+        """The host of this name."""
+        return self._nodes.get(name)
+
+    def connected(self) -> list[Node]:
+        """The hosts that have a connection, as far as is known."""
+        return [node for node in self._nodes.values() if node.connection]
+
+    def open(self, node: Node, connection: bytes, message: Open) -> bool:
+        """Takes a new connection in place of the one before. Not one of an agent that has died since."""
+        if message.restarts < node.restarts:
+            self.refused["replayed"] += 1
+            return False
+        if message.restarts > node.restarts:
+            node.restarts, node.seq = message.restarts, 0
+        node.connection, node.host = connection, message.host
+        return True
+
+    def accept(self, node: Node, batch: Batch) -> list[bytes]:
+        """The frames of a batch, unless it has come before."""
+        if batch.seq <= node.seq:
+            self.refused["repeated"] += 1
+            return []
+        node.seq, node.lost = batch.seq, batch.lost
+        return batch.frames
+
+    @property
+    def ranks(self) -> set[int]:
+        """All ranks of other hosts."""
+        return {rank for node in self._nodes.values() for rank in node.ranks}
+
+    @property
+    def wanted_ppm(self) -> int:
+        """The largest budget that viewers at agents ask for."""
+        return max((node.wanted_ppm for node in self._nodes.values()), default=0)
+
+    def unseen(self, now_s: float, for_s: float = UNSEEN_S) -> list[int]:
+        """The ranks of hosts from which nothing has come for that long."""
+        silent = [node for node in self._nodes.values() if now_s - node.seen_s > for_s]
+        return sorted(rank for node in silent for rank in node.ranks)
+
+    def news(self, now_s: float) -> Iterator[NodeState]:
+        """The states of hosts that joined or changed, and of those that were not sent for a while."""
+        for node in self._nodes.values():
+            state, before = node.state(now_s), self._published.get(node.name)
+            if before is None or _is_news(before, state):
+                self._published[node.name] = state
+                yield state
+
+
+def node_number(name: str) -> int:
+    """A node's number, by its name."""
+    return int(name, 16)
+
+
+def _is_news(before: NodeState, state: NodeState) -> bool:
+    changed = (before.host, before.ranks, before.connected) != (state.host, state.ranks, state.connected)
+    return changed or state.at_ns - before.at_ns >= STATE_NS

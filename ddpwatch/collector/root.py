@@ -1,0 +1,180 @@
+"""The root: rank 0's collector, where the agents of all other hosts send what they get.
+
+It is the only thing that listens on the network, and only if the job has other hosts. ZeroMQ asks it about each key
+(ZAP, ZeroMQ's RFC 27), and labels each message with the node that the key belongs to.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import zmq
+import zmq.utils.z85
+
+from ddpwatch import clock, transport
+from ddpwatch.collector.addresses import endpoint, interfaces_here, listen_address, ports
+from ddpwatch.collector.nodes import Node, Nodes
+from ddpwatch.collector.wire import (
+    ZAP_DOMAIN,
+    Ack,
+    Batch,
+    Down,
+    Introduction,
+    Lease,
+    Open,
+    Ping,
+    Pong,
+    Reopen,
+    Welcome,
+    pack,
+    unpack_up,
+)  # fmt: skip
+from ddpwatch.control import Listen, Listening
+from ddpwatch.errors import DdpwatchError
+
+RECEIVE_LIMIT = 500  # messages per turn
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_log = logging.getLogger("ddpwatch.collector")
+
+
+class Root:
+    """Receives the frames of other hosts, and sends them leases.
+
+    Args:
+        context: Of the collector.
+        order: The root's keys, and its endpoint if it had one before.
+        run_id: The run.
+        ask: Reads rank 0's newest orders: an agent may be faster than they are.
+
+    Attributes:
+        nodes: The other hosts.
+        report: Where it listens, or why it does not.
+        sources: What to poll.
+    """
+
+    def __init__(self, context: transport.Context, order: Listen, run_id: str, ask: Callable[[], None]) -> None:
+        self.nodes = Nodes()
+        self._run_id = run_id
+        self._ask = ask
+        self._clock = clock.boot_id(), clock.time_namespace()
+        self._acks: set[str] = set()
+        self._asked = context.socket(zmq.REP)
+        self._asked.bind("inproc://zeromq.zap.01")
+        self._agents = transport.root_router(context, order.keys, ZAP_DOMAIN)
+        self._failures = transport.ConnectionMonitor(self._agents, _FAILED)
+        self.sources = (self._asked, self._agents, self._failures.source)
+        try:
+            self.report = Listening(self._bound(order.endpoint))
+            _log.info("listening at %s", self.report.endpoint)
+        except (DdpwatchError, zmq.ZMQError, OSError) as error:
+            self.report = Listening("", f"rank 0's collector does not listen: {error}")
+            _log.error("%s", self.report.error)
+
+    def receive(self) -> Iterator[tuple[Node, bytes]]:
+        """The frames that have come from admitted nodes, still to be checked. Never waits."""
+        self._answer_zap()
+        self.nodes.refused["bad handshake"] += len(list(self._failures.events()))
+        for _ in range(RECEIVE_LIMIT):
+            try:
+                connection, *parts = self._agents.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                break
+            yield from self._received(bytes(connection.buffer), parts)
+        for name in self._acks:
+            node = self.nodes.get(name)
+            if node is not None:
+                self._send(node.connection, Ack(node.seq))
+        self._acks.clear()
+
+    def lease(self, term: tuple[int, int] | None) -> None:
+        """Sends the lease's term to all nodes."""
+        if term is not None:
+            for node in self.nodes.connected():
+                self._send(node.connection, Lease(*term))
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._failures.close()
+        self._agents.close()
+        self._asked.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _bound(self, before: str) -> str:
+        if before:
+            self._agents.setsockopt(zmq.IPV6, "[" in before)
+            self._agents.bind(before)
+            return before
+        address = listen_address(os.environ, interfaces_here())
+        self._agents.setsockopt(zmq.IPV6, ":" in address)
+        for port in (numbers := ports(os.environ)):
+            try:
+                self._agents.bind(endpoint(address, port))
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EADDRINUSE:
+                    raise
+            else:
+                return self._agents.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        raise DdpwatchError(f"all ports of {address} from {min(numbers)} to {max(numbers)} are in use")
+
+    def _answer_zap(self) -> None:
+        """Admits nodes by their public keys, and names them."""
+        while True:
+            try:
+                parts = self._asked.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            node = self._of_credentials(parts)
+            if node is None:
+                self.nodes.refused["unknown key"] += 1
+            code, text, name = (b"400", b"unknown key", "") if node is None else (b"200", b"OK", node.name)
+            self._asked.send_multipart([b"1.0", parts[1], code, text, name.encode(), b""])
+
+    def _of_credentials(self, parts: list[bytes]) -> Node | None:
+        if len(parts) != 7 or parts[2] != ZAP_DOMAIN or parts[5] != b"CURVE" or len(parts[6]) != 32:
+            return None
+        key = zmq.utils.z85.encode(parts[6]).decode()
+        if self.nodes.of_key(key) is None:
+            self._ask()
+        return self.nodes.of_key(key)
+
+    def _received(self, connection: bytes, parts: list[zmq.Frame]) -> Iterator[tuple[Node, bytes]]:
+        received_ns = time.monotonic_ns()
+        node = self.nodes.get(str(parts[0].get("User-Id"))) if len(parts) == 1 else None
+        message = None if node is None else unpack_up(parts[0].bytes)
+        if node is None or message is None:
+            self.nodes.refused["not an agent's to send"] += 1
+        elif isinstance(message, Open):
+            self._welcome(node, connection, message)
+        elif connection != node.connection:
+            self._send(connection, Reopen())
+        else:
+            node.seen_s = time.monotonic()
+            if isinstance(message, Ping):
+                node.wanted_ppm = message.wanted_ppm
+                self._send(connection, Pong(message.sent_ns, received_ns, time.monotonic_ns(), *self._clock))
+            else:
+                self._ask()
+                yield from ((node, frame) for frame in self._frames(node, message))
+
+    def _frames(self, node: Node, message: Batch | Introduction) -> list[bytes]:
+        if isinstance(message, Introduction):
+            return message.frames
+        self._acks.add(node.name)
+        return self.nodes.accept(node, message)
+
+    def _welcome(self, node: Node, connection: bytes, message: Open) -> None:
+        if self.nodes.open(node, connection, message):
+            node.seen_s = time.monotonic()
+            self._send(connection, Welcome(node.seq, socket.gethostname(), self._run_id))
+
+    def _send(self, connection: bytes, message: Down) -> None:
+        """An agent that has gone, or does not read, misses it."""
+        try:
+            self._agents.send_multipart([connection, pack(message)], zmq.DONTWAIT)
+        except zmq.ZMQError as error:
+            _log.debug("not sent: %s", error)

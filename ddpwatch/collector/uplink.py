@@ -1,0 +1,316 @@
+"""An agent's connection to the root: what goes up, in order and bounded, and what comes down.
+
+Without a root, the agent goes on for its own viewers, and tries again and again.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import zmq
+
+from ddpwatch import clock, transport
+from ddpwatch.collector.node_steps import NodeStepPacker
+from ddpwatch.collector.nodes import node_number
+from ddpwatch.collector.wire import (
+    Ack,
+    Batch,
+    Down,
+    Introduction,
+    Lease,
+    Open,
+    Ping,
+    Pong,
+    Up,
+    Welcome,
+    pack,
+    unpack_down,
+)  # fmt: skip
+from ddpwatch.control import Connect
+from ddpwatch.messages import Bye, ClockExchange, Group, Hello, Layout, Message, NodeStep, Step, encode
+
+QUEUE_BYTES = 16 << 20  # half a minute of a busy host, and more
+BATCH_BYTES = 1 << 20
+WINDOW = 64  # batches on their way: a root that is slow gets no more
+ANSWER_S = 3.0  # without an answer, another connection is opened
+UNREACHABLE_S = 10.0
+PINGS = 8
+PING_S = 2.0  # from one round of pings to the next
+ESSENTIAL = (Hello, Group, Layout, Bye)  # never dropped: few, and nothing makes sense without them
+_log = logging.getLogger("ddpwatch.collector")
+
+
+@dataclass(slots=True)
+class _Parcel:
+    """One batch, with the frames that may not be dropped marked."""
+
+    seq: int
+    frames: list[tuple[bytes, bool]]
+    nbytes: int
+
+
+class UpQueue:
+    """What the root has not acknowledged. No socket.
+
+    Args:
+        limit: Of the frames' size together, in bytes. Beyond it the oldest are dropped, and counted.
+    """
+
+    def __init__(self, limit: int = QUEUE_BYTES) -> None:
+        self.lost = 0
+        self._limit = limit
+        self._parcels: deque[_Parcel] = deque()
+        self._nbytes = 0
+        self._seq = 0
+        self._sent = 0  # up to which number, on this connection
+        self._open = True  # the newest parcel takes more
+
+    def add(self, frame: bytes, essential: bool) -> None:
+        """Appends a frame."""
+        last = self._parcels[-1] if self._parcels else None
+        if last is None or last.seq <= self._sent or last.nbytes + len(frame) > BATCH_BYTES:
+            self._seq += 1
+            last = _Parcel(self._seq, [], 0)
+            self._parcels.append(last)
+        last.frames.append((frame, essential))
+        last.nbytes += len(frame)
+        self._nbytes += len(frame)
+        if self._nbytes > self._limit:
+            self._make_room()
+
+    def acknowledge(self, seq: int) -> None:
+        """Forgets what has arrived."""
+        while self._parcels and self._parcels[0].seq <= seq:
+            self._nbytes -= self._parcels.popleft().nbytes
+
+    def rewind(self) -> None:
+        """Sends everything again that was not acknowledged."""
+        self._sent = 0
+
+    def unsent(self) -> Iterator[Batch]:
+        """The next batches, as far as the window allows."""
+        for parcel in [parcel for parcel in self._window() if parcel.seq > self._sent]:
+            self._sent = parcel.seq
+            yield Batch(parcel.seq, [frame for frame, _ in parcel.frames], self.lost)
+
+    @property
+    def first(self) -> int:
+        """Number of the oldest batch that was not acknowledged, or of the next."""
+        return self._parcels[0].seq if self._parcels else self._seq + 1
+
+    def __len__(self) -> int:
+        return len(self._parcels)
+
+    def _window(self) -> list[_Parcel]:
+        return [self._parcels[index] for index in range(min(WINDOW, len(self._parcels)))]
+
+    def _make_room(self) -> None:
+        """Drops the oldest frames that may be dropped, down to nine tenths of the limit."""
+        kept: deque[_Parcel] = deque()
+        while self._parcels and self._nbytes > 0.9 * self._limit:
+            parcel = self._parcels.popleft()
+            essential = [entry for entry in parcel.frames if entry[1]]
+            nbytes = sum(len(frame) for frame, _ in essential)
+            self.lost += len(parcel.frames) - len(essential)
+            self._nbytes += nbytes - parcel.nbytes
+            if essential:
+                kept.append(_Parcel(parcel.seq, essential, nbytes))
+        self._parcels = kept + self._parcels
+
+
+class ClockPings:
+    """Rounds of pings: the one that came back fastest bounds the clocks best."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._next_round_s = 0.0
+        self._best: tuple[int, Pong, int] | None = None
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether a round starts now. One in which a ping got lost is given up."""
+        if now_s < self._next_round_s:
+            return False
+        self._left, self._best, self._next_round_s = PINGS, None, now_s + PING_S
+        return True
+
+    def answered(self, pong: Pong, returned_ns: int) -> tuple[Pong, int] | None:
+        """The round's best answer, with its return, after the last one; None before."""
+        took_ns = (returned_ns - pong.sent_ns) - (pong.replied_ns - pong.received_ns)
+        if self._best is None or took_ns < self._best[0]:
+            self._best = took_ns, pong, returned_ns
+        self._left -= 1
+        return self._best[1:] if self._left == 0 else None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the round has more pings."""
+        return self._left > 0
+
+
+class Uplink:
+    """The agent's end of the connection.
+
+    Args:
+        context: Of the collector.
+        poller: Polls the connection, together with the sockets of its owner.
+        order: Where the root is, and the keys.
+        restarts: How many agents of this host have died.
+        introduce: The hellos, groups and layouts that the agent keeps.
+
+    Attributes:
+        wanted_ppm: The budget that viewers here ask for.
+        welcome: The root's newest welcome; None before the first.
+    """
+
+    def __init__(
+        self,
+        context: transport.Context,
+        poller: zmq.Poller,
+        order: Connect,
+        restarts: int,
+        introduce: Callable[[], Iterable[bytes]],
+    ) -> None:
+        self.wanted_ppm = 0
+        self.welcome: Welcome | None = None
+        self._context = context
+        self._poller = poller
+        self._order = order
+        self._restarts = restarts
+        self._introduce = introduce
+        self._queue = UpQueue()
+        self._packer = NodeStepPacker(node_number(order.node))
+        self._pings = ClockPings()
+        self._clock = clock.boot_id(), clock.time_namespace()
+        self._is_welcome = False
+        self._since_s = time.monotonic()
+        self._socket = self._opened()
+
+    def take(self, message: Message, frame: bytes) -> None:
+        """Will send a frame up: a step together with those of the other ranks here."""
+        if isinstance(message, Step):
+            self._add(self._packer.take(message))
+            return
+        if isinstance(message, Bye) and message.rank is not None:
+            self._add([*self._packer.rest(), *self._packer.leave(message.rank)])
+        self._queue.add(frame, isinstance(message, ESSENTIAL))
+
+    def turn(self) -> list[Lease]:
+        """Sends and receives what there is; the leases that have come. Never waits."""
+        leases = [lease for lease in map(self._heard, self._received()) if lease is not None]
+        now = time.monotonic()
+        self._add(self._packer.flush(time.monotonic_ns()))
+        if now - self._heard_s > ANSWER_S + PING_S * self._is_welcome:
+            self._reopen()
+        if self._is_welcome:
+            if self._pings.is_due(now):
+                self._ping()
+            for batch in self._queue.unsent():
+                self._send(batch)
+        return leases
+
+    @property
+    def endpoint(self) -> str:
+        """The root's."""
+        return self._order.endpoint
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether no root has ever answered, for long enough to say so."""
+        return self.welcome is None and time.monotonic() - self._since_s > UNREACHABLE_S
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all has arrived, or nobody is there to receive it."""
+        return not self._queue or not self._is_welcome
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._poller.unregister(self._socket)
+        self._socket.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _add(self, steps: Iterable[NodeStep]) -> None:
+        for step in steps:
+            self._queue.add(encode(step), essential=False)
+
+    def _opened(self) -> transport.Socket:
+        self._is_welcome, self._heard_s = False, time.monotonic()
+        opened = transport.agent_dealer(self._context, self._order.endpoint, self._order.key, self._order.keys)
+        self._poller.register(opened, zmq.POLLIN)
+        opened.send(pack(Open(self._restarts, self._queue.first, socket.gethostname())), zmq.DONTWAIT)
+        return opened
+
+    def _reopen(self) -> None:
+        self.close()
+        self._socket = self._opened()
+
+    def _received(self) -> Iterator[bytes]:
+        source = self._socket
+        while source is self._socket:  # it is replaced when the root does not know it
+            try:
+                yield source.recv(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+
+    def _heard(self, data: bytes) -> Lease | None:
+        message = unpack_down(data)
+        if message is None:
+            return None
+        self._heard_s = time.monotonic()
+        if isinstance(message, Lease):
+            return message
+        self._obey(message)
+        return None
+
+    def _obey(self, message: Down) -> None:
+        if isinstance(message, Welcome):
+            self._enter(message)
+        elif isinstance(message, Ack):
+            self._queue.acknowledge(message.seq)
+        elif isinstance(message, Pong):
+            self._measure(message, time.monotonic_ns())
+        else:
+            self._reopen()
+
+    def _enter(self, welcome: Welcome) -> None:
+        """Goes on where the root is. One that knows nothing of what was acknowledged needs introductions."""
+        if welcome.seq == 0 and self._queue.first > 1:
+            self._send(Introduction(list(self._introduce())))
+        self._queue.acknowledge(welcome.seq)
+        self._queue.rewind()
+        self.welcome, self._is_welcome = welcome, True
+
+    def _ping(self) -> None:
+        self._send(Ping(time.monotonic_ns(), self.wanted_ppm))
+
+    def _measure(self, pong: Pong, returned_ns: int) -> None:
+        best = self._pings.answered(pong, returned_ns)
+        if self._pings.goes_on:
+            self._ping()
+        if best is not None:
+            self._queue.add(encode(self._exchange(*best)), essential=False)
+
+    def _exchange(self, pong: Pong, returned_ns: int) -> ClockExchange:
+        return ClockExchange(
+            node=node_number(self._order.node),
+            node_boot_id=self._clock[0],
+            node_time_ns=self._clock[1],
+            root_boot_id=pong.boot_id,
+            root_time_ns=pong.time_ns,
+            sent_ns=pong.sent_ns,
+            received_ns=pong.received_ns,
+            replied_ns=pong.replied_ns,
+            returned_ns=returned_ns,
+        )
+
+    def _send(self, message: Up) -> None:
+        try:
+            self._socket.send(pack(message), zmq.DONTWAIT)
+        except zmq.ZMQError as error:  # full: the connection is opened again after a while, and all of it sent again
+            _log.debug("not sent: %s", error)

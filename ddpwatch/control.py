@@ -1,0 +1,112 @@
+"""What a rank and the collector that it started say to each other: JSON lines over a pair of sockets.
+
+The rank holds keys and addresses, so that a collector that is started again gets the same ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import msgspec
+
+from ddpwatch.keys import KeyPair
+
+LINE_LIMIT = 1 << 20  # a node's ranks are the longest
+
+
+class Listen(msgspec.Struct, tag="listen", frozen=True):
+    """To the collector of rank 0: be the root, with these keys; at the endpoint that it had before, if it had one."""
+
+    keys: KeyPair
+    endpoint: str = ""
+
+
+class Admit(msgspec.Struct, tag="admit", frozen=True):
+    """To the root: whose public key this is, and the ranks that this node may speak for. The newest one counts."""
+
+    node: str
+    key: str
+    ranks: list[int]
+
+
+class Connect(msgspec.Struct, tag="connect", frozen=True):
+    """To the agent of another host: where the root is, its public key, and the agent's own keys and node."""
+
+    endpoint: str
+    key: str
+    keys: KeyPair
+    node: str
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """From the collector: it takes frames."""
+
+
+class Listening(msgspec.Struct, tag="listening", frozen=True):
+    """From the root: where it listens; with an empty endpoint, why it does not."""
+
+    endpoint: str
+    error: str = ""
+
+
+class Unreachable(msgspec.Struct, tag="unreachable", frozen=True):
+    """From an agent, once: the root does not answer."""
+
+    endpoint: str
+
+
+Order = Listen | Admit | Connect
+Report = Ready | Listening | Unreachable
+_decoder: msgspec.json.Decoder[Order | Report] = msgspec.json.Decoder(Order | Report)
+
+
+class Channel:
+    """One end of the pair. Never waits: what the other end does not take yet is sent with the next call."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._socket = end
+        self._unsent = b""
+        self._received = b""
+
+    def fileno(self) -> int:
+        """For a poller; -1 once it is closed."""
+        return self._socket.fileno()
+
+    def send(self, message: Order | Report | None = None) -> None:
+        """Sends a message, after those that still wait; None: only those."""
+        if message is not None:
+            self._unsent += msgspec.json.encode(message) + b"\n"
+        with contextlib.suppress(OSError):  # full, or nobody is there any longer
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent, socket.MSG_NOSIGNAL) :]
+
+    def receive(self) -> list[Order | Report]:
+        """What has come. Closes this end once the other one is closed."""
+        with contextlib.suppress(BlockingIOError):
+            while data := self._read():
+                self._received += data
+            self.close()
+        *lines, self._received = self._received.split(b"\n")
+        if len(self._received) > LINE_LIMIT:
+            self.close()
+        return [message for line in lines if (message := _message(line)) is not None]
+
+    def close(self) -> None:
+        """Safe to call more than once."""
+        self._socket.close()
+
+    def _read(self) -> bytes:
+        try:
+            return self._socket.recv(1 << 16)
+        except BlockingIOError:
+            raise
+        except OSError:  # closed on either side
+            return b""
+
+
+def _message(line: bytes) -> Order | Report | None:
+    with contextlib.suppress(msgspec.DecodeError):
+        return _decoder.decode(line)
+    return None

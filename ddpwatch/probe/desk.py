@@ -1,0 +1,133 @@
+"""Rank 0's answers to the other ranks: where the collector is, and for ranks on other hosts, where the root listens."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ddpwatch.collector_process import CollectorProcess
+from ddpwatch.control import Admit, Listen
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.keys import KeyPair, Seal, new_key_pair
+from ddpwatch.probe.guest import CollectorAddress, Join, RootAddress, join_prefix
+from ddpwatch.probe.mailbox import Inbox, Letter
+
+LOOK_S = 5.0  # between two looks for questions, once all ranks have asked
+START_S = 10.0
+_log = logging.getLogger("ddpwatch")
+
+
+class Asking(msgspec.Struct):
+    """What a rank asks with first: who it is, and on which host."""
+
+    rank: int
+    node: str = ""
+
+
+@dataclass(slots=True)
+class _Node:
+    """Another host: its agent's public key, and its ranks."""
+
+    key: str = ""
+    ranks: list[int] = field(default_factory=list)
+
+
+class Desk:
+    """Answers both kinds of questions: of all ranks, and of those on other hosts.
+
+    The first join makes the collector the root: a job on one host has no listener.
+
+    Args:
+        store: The job's c10d store.
+        prefix: Of the first questions' names in the store.
+        seal: Signs what is put there.
+        world_size: How many ranks the job has.
+    """
+
+    def __init__(self, store: Any, prefix: str, seal: Seal, world_size: int) -> None:
+        self._store = store
+        self._seal = seal
+        self._world_size = world_size
+        self._questions = Inbox(store, prefix, seal)
+        self._joins: Inbox | None = None
+        self._waiting: list[tuple[Letter, Join]] = []
+        self._asked: dict[int, str] = {}
+        self._nodes: dict[str, _Node] = {}
+        self._node_of: dict[int, str] = {}
+        self._keys: KeyPair | None = None
+        self._start_s = time.monotonic()
+        self._next_look_s = 0.0
+
+    def serve(self, address: CollectorAddress, collector: CollectorProcess | None) -> None:
+        """Answers what is new. Some time after all ranks have asked, it looks less often.
+
+        Questions that were left in the store count as well, so not at once.
+        """
+        now = time.monotonic()
+        if now < self._next_look_s:
+            return
+        answer = msgspec.json.encode(address).decode()
+        for letter in self._questions.new():
+            if (asking := _decoded(letter, Asking)) is not None:
+                self._questions.reply(letter, answer)
+                self._asked[asking.rank] = asking.node
+        if collector is not None and any(node != address.node for node in self._asked.values()):
+            self._admit_hosts(address.session, collector)
+        if now > self._start_s + START_S and len(self._asked) >= self._world_size - 1 and not self._waiting:
+            self._next_look_s = now + LOOK_S
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether ranks are about to ask, or to join."""
+        asking = len(self._asked) < self._world_size - 1 or self._waiting
+        joining = any(rank not in self._node_of for rank in self._asked) and self._joins is not None
+        return bool(asking or joining) and time.monotonic() < self._start_s + START_S
+
+    def _admit_hosts(self, session: str, collector: CollectorProcess) -> None:
+        self._joins = self._joins or Inbox(self._store, join_prefix(session), self._seal)
+        joins = [(letter, join) for letter in self._joins.new() if (join := _decoded(letter, Join)) is not None]
+        self._waiting += joins
+        if not self._waiting:
+            return
+        root = self._root(collector)  # first: who is nobody's root has nobody to admit
+        for node in sorted({join.node for _, join in joins if self._take(join)}):
+            collector.order(Admit(node, self._nodes[node].key, self._nodes[node].ranks))
+        if root is not None:
+            answer = msgspec.json.encode(root).decode()
+            for letter, _ in self._waiting:
+                self._joins.reply(letter, answer)
+            self._waiting.clear()
+
+    def _take(self, join: Join) -> bool:
+        """Binds a rank to its node, and a node to its key; the first of each counts. Whether the node has a key."""
+        node = self._nodes.setdefault(join.node, _Node())
+        node.key = node.key or join.key
+        if not 0 <= join.rank < self._world_size or join.rank in self._node_of:
+            _log.debug("ddpwatch does not admit rank %d of %s", join.rank, join.node)
+        else:
+            self._node_of[join.rank] = join.node
+            node.ranks.append(join.rank)
+        return bool(node.key)
+
+    def _root(self, collector: CollectorProcess) -> RootAddress | None:
+        """Where the root listens; None while it does not say so."""
+        if self._keys is None:
+            try:
+                self._keys = new_key_pair()
+            except DdpwatchError as error:
+                return RootAddress("", error=error.message)
+            collector.order(Listen(self._keys))
+        collector.is_ready()
+        said = collector.listening
+        return None if said is None else RootAddress(said.endpoint, self._keys.public, said.error)
+
+
+def _decoded(letter: Letter, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(letter.text, type=kind)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,102 @@
+"""Questions and answers through the job's store, which may hold what was there before a restart.
+
+A rank asks under a nonce of its own and accepts only the answer to that. A counter in the store numbers the questions,
+and rank 0 answers all of them, also those whose ranks have gone.
+
+Only ``check``, ``add``, ``get`` and ``set`` are called, which return at once: a waiting call would hold the store's
+lock, and the training thread would wait with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.keys import Seal
+
+ASK_AGAIN_S = 5.0  # a question may get lost: its rank counted it, and rank 0 looked before it was there
+_log = logging.getLogger("ddpwatch")
+
+
+class Letter(msgspec.Struct):
+    """A question, and the nonce under which its rank looks for the answer."""
+
+    nonce: str
+    text: str
+
+
+class Question:
+    """A rank's question.
+
+    Args:
+        store: The job's c10d store.
+        prefix: Of the names in the store.
+        seal: Signs what is put there.
+        text: What is asked.
+    """
+
+    def __init__(self, store: Any, prefix: str, seal: Seal, text: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._seal = seal
+        self._letter = Letter(secrets.token_hex(16), text)
+        self._ask_again_s = 0.0
+
+    def answer(self) -> str | None:
+        """Rank 0's answer; None while there is none. Asks again now and then.
+
+        Raises:
+            DdpwatchError: The answer is not signed as it should be.
+        """
+        now, name = time.monotonic(), f"{self._prefix}/answer/{self._letter.nonce}"
+        if now >= self._ask_again_s:
+            self._ask_again_s = now + ASK_AGAIN_S
+            self._ask(f"{self._prefix}/question/{self._store.add(f'{self._prefix}/questions', 1)}")
+        if not self._store.check([name]):
+            return None
+        return self._seal.opened(name, self._store.get(name).decode())
+
+    def _ask(self, name: str) -> None:
+        self._store.set(name, self._seal.sealed(name, msgspec.json.encode(self._letter).decode()))
+
+
+class Inbox:
+    """Rank 0's end."""
+
+    def __init__(self, store: Any, prefix: str, seal: Seal) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._seal = seal
+        self._level = logging.WARNING  # once is enough
+        self._read = 0  # number of the last question that was looked at
+
+    def new(self) -> Iterator[Letter]:
+        """The questions since the last call. A rank that died when it had just counted its question leaves a gap."""
+        last = self._read + 2 if self._read else self._store.add(f"{self._prefix}/questions", 0)
+        number = self._read + 1
+        while number <= last:
+            name = f"{self._prefix}/question/{number}"
+            if self._store.check([name]):
+                self._read, last = number, max(last, number + 2)
+                if (letter := self._letter(name)) is not None:
+                    yield letter
+            number += 1
+
+    def reply(self, letter: Letter, text: str) -> None:
+        """Answers a question."""
+        name = f"{self._prefix}/answer/{letter.nonce}"
+        self._store.set(name, self._seal.sealed(name, text))
+
+    def _letter(self, name: str) -> Letter | None:
+        try:
+            return msgspec.json.decode(self._seal.opened(name, self._store.get(name).decode()), type=Letter)
+        except (DdpwatchError, ValueError) as error:
+            level, self._level = self._level, logging.DEBUG
+            _log.log(level, "ddpwatch leaves a rank unanswered: %s", error)
+            return None

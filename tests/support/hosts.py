@@ -1,0 +1,113 @@
+"""Several hosts on one machine: each has namespaces for its network, mounts and host name, and two links to the others.
+
+On ``eth0`` the job talks, on ``mon0`` ddpwatch, so that a test can cut the one and leave the other.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+INSIDE = """
+mount -t tmpfs -o mode=700 tmpfs "$1"
+mount -t tmpfs tmpfs /dev/shm
+hostname "$2"
+ip link set lo up
+echo up
+exec cat
+"""
+NAMESPACES = ("net", "mnt", "uts")
+LINKS = {"eth0": "10.77.0", "mon0": "10.77.1"}
+_LISTEN = "0A"  # a state in /proc/net/tcp
+
+
+def why_not() -> str:
+    """Why hosts cannot be simulated here; empty where they can."""
+    probe = [
+        "unshare",
+        "--net",
+        "--mount",
+        "--uts",
+        "sh",
+        "-c",
+        "mount -t tmpfs tmpfs /mnt && ip link add name probe0 type veth",
+    ]
+    try:
+        done = subprocess.run(probe, capture_output=True, check=False)
+    except FileNotFoundError as error:
+        return f"needs {error.filename}"
+    return "needs the right to create namespaces and network links" if done.returncode else ""
+
+
+class Host:
+    """One host, with a run directory of its own.
+
+    Attributes:
+        process: What keeps its namespaces.
+        name: Its host name.
+        directory: Its run directory, as seen from outside.
+    """
+
+    def __init__(self, name: str, run_directory: Path) -> None:
+        command = ["unshare", "--net", "--mount", "--uts", "sh", "-ec", INSIDE, "host", str(run_directory), name]
+        self.name = name
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"up\n"
+        self.directory = Path(f"/proc/{self.process.pid}/root{run_directory}")
+
+    def run(self, *command: str, **environment: str) -> str:
+        """The output of a command that runs in there."""
+        entered = ["nsenter", f"--target={self.process.pid}", "--net", "--mount", "--uts", *command]
+        variables = {**os.environ, **environment}
+        return subprocess.run(entered, env=variables, check=True, capture_output=True, text=True).stdout
+
+    def processes(self, word: str) -> list[psutil.Process]:
+        """The processes in there that have the word in their command lines."""
+        return [
+            process
+            for process in psutil.process_iter(["cmdline", "status"])
+            if process.info["status"] != psutil.STATUS_ZOMBIE
+            and any(word in part for part in process.info["cmdline"] or [])
+            and _network(process.pid) == _network(self.process.pid)
+        ]
+
+    def close(self) -> None:
+        """Ends it; its links go with it."""
+        self.process.communicate()
+
+
+def linked(names: Sequence[str], run_directory: Path) -> list[Host]:
+    """Two hosts with links between them: the addresses of ``eth0`` end with 1 and 2, and so do those of ``mon0``."""
+    first, second = hosts = [Host(name, run_directory) for name in names]
+    pids = [str(host.process.pid) for host in hosts]
+    for link, prefix in LINKS.items():
+        ends = ["name", link, "netns", pids[0], "type", "veth", "peer", "name", link, "netns", pids[1]]
+        subprocess.run(["ip", "link", "add", *ends], check=True)
+        for number, host in enumerate((first, second), 1):
+            host.run("ip", "address", "add", f"{prefix}.{number}/24", "dev", link)
+            host.run("ip", "link", "set", link, "up")
+    return hosts
+
+
+def listeners(process: psutil.Process) -> list[str]:
+    """The addresses at which a process listens, as the kernel writes them in hexadecimal digits."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+        target = str(descriptor.readlink())
+        if target.startswith("socket:["):
+            sockets.add(target[len("socket:[") : -1])
+    tables = [Path(f"/proc/{process.pid}/net/{kind}").read_text() for kind in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table.splitlines()]
+    return [line[1] for line in lines if line[3] == _LISTEN and line[9] in sockets]
+
+
+def _network(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
+    except OSError:
+        return ""

@@ -1,0 +1,229 @@
+"""A run of three hosts, recorded by its root: what reads it cannot tell packed steps from those that ranks sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ddpwatch.analysis.attachments import AttachmentBuilder
+from ddpwatch.analysis.diagnosis.liveness import AGENT_SILENT_NS
+from ddpwatch.capture import capture
+from ddpwatch.collector.node_steps import NodeStepPacker
+from ddpwatch.live_source import Source
+from ddpwatch.messages import ClockExchange, Message, Node, NodeStep, Step, encode
+from ddpwatch.node_step import pack
+from ddpwatch.recording.follow import follow_frames
+from ddpwatch.recording.limits import Limits
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.rotation import RotatingWriter
+from ddpwatch.recording.selection import Selection
+from ddpwatch.recording.writer import RecordingWriter
+from ddpwatch.report.build import report_of
+from ddpwatch.state import RankStatus, RunState
+from ddpwatch.stillness import STILL_NS
+from ddpwatch.transport import Envelope, Frame
+from tests.support.frames import EPOCH_NS, MS, START_NS, STEP_MS, beat, bye, hello, layout, status, synchronous
+
+HOSTS, PER_HOST = 3, 2
+WORLD = HOSTS * PER_HOST
+AHEAD = {0: 0, 1: 5_000 * 10**9, 2: -300 * 10**9}  # ns, of each host's clock
+STEPS = 40
+LATE = 3  # the rank, by 20 ms
+Run = list[tuple[Message, int]]
+
+
+def introduction() -> Iterator[Message]:
+    for rank in range(WORLD):
+        host = rank // PER_HOST
+        yield hello(rank, WORLD, local_rank=rank % PER_HOST, host=f"host{host}", boot_id=f"boot {host}")
+        yield layout(rank)
+
+
+def ranks_steps(steps: int = STEPS) -> Iterator[list[Step]]:
+    late = [20 if rank == LATE else 0 for rank in range(WORLD)]
+    for number, ranks in enumerate(synchronous([late] * steps, statuses={0: "warmup"})):
+        yield [
+            msgspec.structs.replace(
+                one, start_ns=one.start_ns + AHEAD[one.rank // PER_HOST], comm_first_seq=2 * number, comm_seq=[0, 1]
+            )
+            for one in ranks
+        ]
+
+
+def exchange(host: int, at_ns: int) -> ClockExchange:
+    """A ping that took 100 µs there and 100 µs back."""
+    sent, there = at_ns + AHEAD[host], 100_000
+    return ClockExchange(
+        node=host, node_boot_id=f"boot {host}", root_boot_id="boot 0", sent_ns=sent, received_ns=at_ns + there,
+        replied_ns=at_ns + there, returned_ns=sent + 2 * there,
+    )  # fmt: skip
+
+
+def run(packed: bool, steps: int = STEPS) -> Run:
+    """The run's messages and when the root received them; hosts 1 and 2 send packed steps, if any do."""
+    found: Run = [(message, EPOCH_NS) for message in introduction()]
+    packers = {host: NodeStepPacker(host) for host in range(1, HOSTS)}
+    for number, ranks in enumerate(ranks_steps(steps)):
+        received = EPOCH_NS + (number + 1) * STEP_MS * MS
+        found += [(exchange(host, START_NS + number * STEP_MS * MS), received) for host in (1, 2)]
+        for one in ranks:
+            host = one.rank // PER_HOST
+            sent = packers[host].take(one) if packed and host else [one]
+            found += [(message, received) for message in sent]
+    return found + [(bye(rank), EPOCH_NS + steps * STEP_MS * MS) for rank in (*range(WORLD), None)]
+
+
+def write(path: Path, messages: Run) -> Path:
+    writer = RecordingWriter(path, {"run_id": "r"})
+    for number, (message, received_ns) in enumerate(messages):
+        writer.write_message(message, Envelope(number + 1, received_ns, encode(message)))
+        if number % 20 == 19:
+            writer.flush()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, Recording]:
+    """The same run as ranks sent it, and with hosts 1 and 2 packed."""
+    folder = tmp_path_factory.mktemp("hosts")
+    return Recording(write(folder / "raw.mcap", run(False))), Recording(write(folder / "packed.mcap", run(True)))
+
+
+def steps_of(frames: Iterator[Frame]) -> list[tuple[int, int]]:
+    return sorted((message.step, message.rank) for message, _ in frames if isinstance(message, Step))
+
+
+def test_a_report_says_the_same(recorded: tuple[Recording, Recording]) -> None:
+    """All but the size of the files."""
+    raw, packed = (report_of(recording.path) for recording in recorded)
+    for report in (raw, packed):
+        report["recording"].pop("bytes", None)
+    assert packed == raw
+    [late] = [incident for incident in packed["incidents"] if incident["kind"] == "straggler"]
+    assert late["ranks"] == [LATE]
+    assert packed["run"]["hosts"] == ["host0", "host1", "host2"]
+    assert all(row["clock_error_ms"] < 1 for row in packed["ranks"] if row["rank"] >= PER_HOST)
+
+
+def test_steps_and_ranks_are_found_in_packed_steps(recorded: tuple[Recording, Recording]) -> None:
+    for recording in recorded:
+        assert recording.steps == (0, STEPS - 1)
+        assert steps_of(recording.select(Selection(17, 19, frozenset({1, 4})))) == [(17, 1), (17, 4), (18, 1), (18, 4)]
+    raw, packed = recorded
+    assert packed.find_step(30) == raw.find_step(30)
+
+
+def test_replay_and_follow_read_packed_steps(recorded: tuple[Recording, Recording]) -> None:
+    raw, packed = recorded
+    assert steps_of(follow_frames(packed.path)) == steps_of(iter(raw))
+
+
+def test_hook_fires_of_few_steps_are_kept_in_packed_steps(tmp_path: Path) -> None:
+    writer = RotatingWriter(tmp_path / "a.mcap", {"run_id": "r"}, Limits(every=10))
+    for number, (message, received_ns) in enumerate(run(True)):
+        writer.write_message(message, Envelope(number + 1, received_ns, encode(message)))
+    writer.close()
+    steps = [message for message, _ in Recording(tmp_path / "a.mcap") if isinstance(message, Step)]
+    assert len(steps) == STEPS * WORLD
+    assert {step.step for step in steps if step.hook_ns} == {0, 10, 20, 30}
+
+
+def test_attachments_are_those_of_the_ranks_steps() -> None:
+    documents = []
+    for packed in (False, True):
+        builder = AttachmentBuilder()
+        for message, _ in run(packed):
+            builder.apply(message)
+        documents.append(builder.documents())
+    assert documents[0] == documents[1]
+    assert b'"steps":[0,39]' in documents[1]["findings.json"]
+
+
+class AsSent:
+    """A source of frames, as `ddpwatch record` opens it."""
+
+    over, unreadable, missed = False, 0, 0
+
+    def __init__(self, messages: Run) -> None:
+        self._messages = messages
+
+    def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
+        frames = [(m, Envelope(n + 1, at, encode(m))) for n, (m, at) in enumerate(self._messages)]
+        self._messages = []
+        return frames
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_viewer_records_packed_steps_as_they_came(tmp_path: Path) -> None:
+    source: Source = AsSent(run(True))
+    assert capture(source, tmp_path / "a.mcap", None, 5) < len(run(True))
+    assert max(steps_of(iter(Recording(tmp_path / "a.mcap"))))[0] == 5
+
+
+def test_a_broken_packed_step_is_skipped_and_counted(tmp_path: Path) -> None:
+    broken = NodeStep(node=1, step=3, ranks=[2], columns=b"?")
+    recording = Recording(write(tmp_path / "a.mcap", [(broken, 1), *run(True, 2)]))
+    assert len(steps_of(iter(recording))) == 2 * WORLD
+    assert recording.skipped == 1
+
+
+# -- nodes that are not seen -----------------------------------------------------------------------------------------
+
+
+def node(host: int, at_ns: int, connected: bool = True, silent_ns: int = 0) -> Node:
+    ranks = list(range(host * PER_HOST, (host + 1) * PER_HOST))
+    return Node(node=host, host=f"host{host}", ranks=ranks, at_ns=at_ns, seen_ns=at_ns - silent_ns, connected=connected)
+
+
+def states_of(state: RunState) -> list[str]:
+    return [state.status_of(rank).value for rank in range(WORLD)]
+
+
+def test_ranks_of_a_node_without_connection_are_unseen_until_it_is_back() -> None:
+    state = RunState()
+    for message, received_ns in run(False)[: -WORLD - 1]:
+        state.apply(message, received_ns)
+    state.apply(node(1, 0), state.now_ns)
+    assert states_of(state) == ["running"] * WORLD
+    state.apply(node(1, 1, connected=False), state.now_ns + 7 * 10**9)
+    assert states_of(state) == ["silent", "silent", "unseen", "unseen", "silent", "silent"]
+    state.apply(node(1, 2), state.now_ns)
+    state.apply(beat(2), state.now_ns)
+    assert states_of(state)[2:4] == ["running", "silent"]
+    assert state.status_of(2) is RankStatus.RUNNING
+
+
+def still(state: RunState, seconds: int, nodes: dict[int, Node], beating: Iterable[int]) -> None:
+    """For so long, these ranks say that they wait (all of them once), and the root what it knows of nodes."""
+    for half in range(2 * seconds):
+        received_ns = state.now_ns + 500 * MS
+        for rank in beating if half else range(WORLD):
+            at_ns = START_NS + received_ns - EPOCH_NS
+            state.apply(beat(rank, STEPS, "sync", at_ns=at_ns, since_ns=START_NS + STEPS * STEP_MS * MS), received_ns)
+        for message in nodes.values():
+            state.apply(message, received_ns)
+        state.apply(status(), received_ns)
+
+
+@pytest.mark.parametrize(("silent_ns", "blamed"), [(0, True), (AGENT_SILENT_NS + 1, False)])
+def test_nobody_is_blamed_for_a_hang_while_a_node_is_unseen(silent_ns: int, blamed: bool) -> None:
+    """The same silence of ranks 2 and 3 is a hang if their agent says so, and nothing known if it is silent, too."""
+    state = RunState()
+    for message, received_ns in run(False)[: -WORLD - 1]:
+        state.apply(message, received_ns)
+    still(state, 3 * STILL_NS // 10**9, {1: node(1, 10**12, silent_ns=silent_ns)}, (0, 1, 4, 5))
+    assert [incident.kind for incident in state.diagnosis.incidents()].count("hang") == blamed
+
+
+def test_packed_steps_are_a_fraction_of_those_that_ranks_sent() -> None:
+    messages, raw = run(True), run(False)
+    nbytes = sum(len(encode(message)) for message, _ in messages if isinstance(message, NodeStep))
+    remote = [message for message, _ in raw if isinstance(message, Step) and message.rank >= PER_HOST]
+    assert 3 * nbytes < sum(len(encode(message)) for message in remote)
+    assert all(isinstance(pack(0, [one]), NodeStep) for one in remote[:1])

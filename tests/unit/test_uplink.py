@@ -1,0 +1,333 @@
+"""What an agent keeps for the root, and how agents and the root speak, over loopback."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import zmq
+
+from ddpwatch import transport
+from ddpwatch.collector import uplink as uplink_module
+from ddpwatch.collector.nodes import Node
+from ddpwatch.collector.root import Root
+from ddpwatch.collector.uplink import BATCH_BYTES, WINDOW, ClockPings, Uplink, UpQueue
+from ddpwatch.collector.wire import Batch, Introduction, Lease, Open, Ping, Pong, Welcome, pack, unpack_down
+from ddpwatch.control import Admit, Connect, Listen
+from ddpwatch.keys import KeyPair, new_key_pair
+from ddpwatch.messages import Beat, ClockExchange, Message, decode, encode
+
+NODE = "0a1b2c3d4e5f"
+OTHER = "ffffffffffff"
+
+
+# -- the queue -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_acknowledged_is_sent_again() -> None:
+    queue = UpQueue()
+    queue.add(b"a", essential=False)
+    queue.add(b"b", essential=False)
+    assert [(batch.seq, batch.frames) for batch in queue.unsent()] == [(1, [b"a", b"b"])]
+    queue.add(b"c", essential=False)
+    assert [(batch.seq, batch.frames) for batch in queue.unsent()] == [(2, [b"c"])]
+    assert list(queue.unsent()) == []
+    queue.acknowledge(1)
+    queue.rewind()
+    assert [batch.seq for batch in queue.unsent()] == [2]
+    queue.acknowledge(2)
+    assert (len(queue), queue.first) == (0, 3)
+
+
+def test_a_batch_and_the_window_are_bounded() -> None:
+    queue = UpQueue(limit=WINDOW * 4 * BATCH_BYTES)
+    for _ in range(WINDOW + 2):
+        queue.add(bytes(BATCH_BYTES // 2 + 1), essential=False)
+    assert [len(batch.frames) for batch in queue.unsent()] == [1] * WINDOW
+    queue.acknowledge(2)
+    assert [batch.seq for batch in queue.unsent()] == [WINDOW + 1, WINDOW + 2]
+
+
+def test_without_room_the_oldest_are_dropped_and_counted_but_nothing_essential() -> None:
+    queue = UpQueue(limit=1000)
+    queue.add(b"hello", essential=True)
+    for number in range(30):
+        queue.add(b"%099d" % number, essential=False)
+    frames = [frame for batch in queue.unsent() for frame in batch.frames]
+    assert frames[0] == b"hello"
+    assert frames[1:] == [b"%099d" % number for number in range(queue.lost, 30)]
+    assert 20 <= queue.lost <= 22
+    assert list(UpQueue().unsent()) == []
+
+
+def test_a_dropped_frame_shows_in_the_next_batch() -> None:
+    queue = UpQueue(limit=10)
+    for _ in range(3):
+        queue.add(bytes(6), essential=False)
+        last = [batch.lost for batch in queue.unsent()]
+    assert last == [2]
+
+
+def test_of_a_round_of_pings_the_fastest_counts() -> None:
+    pings = ClockPings()
+    assert pings.is_due(1.0)
+    assert not pings.is_due(1.5)
+    took = [900, 300, 500, 400, 800, 700, 600, 1000]
+    answers = [pings.answered(Pong(0, 50, 150, "", ""), 100 + ns) for ns in took]
+    assert answers == [*[None] * 7, (Pong(0, 50, 150, "", ""), 400)]
+    assert not pings.goes_on
+
+
+# -- agent and root --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Pair:
+    """A root and what connects to it."""
+
+    context: transport.Context = field(default_factory=transport.Context)
+    keys: KeyPair = field(default_factory=new_key_pair)
+    agent_keys: KeyPair = field(default_factory=new_key_pair)
+    admitted: list[Admit] = field(default_factory=list)
+    received: list[tuple[str, bytes]] = field(default_factory=list)
+    uplinks: list[Uplink] = field(default_factory=list)
+    dealers: list[transport.Socket] = field(default_factory=list)
+    root: Root | None = None
+
+    def start(self, endpoint: str = "") -> Root:
+        """A root that admits the agent; at the same endpoint as one before."""
+        self.root = Root(self.context, Listen(self.keys, endpoint), "run", lambda: None)
+        for order in self.admitted or [Admit(NODE, self.agent_keys.public, [2, 3])]:
+            self.root.nodes.admit(order, time.monotonic())
+        assert self.root.report.endpoint, self.root.report.error
+        return self.root
+
+    def stop(self) -> str:
+        """Ends the root; its endpoint."""
+        assert self.root is not None
+        self.root.close()
+        root, self.root = self.root, None
+        return root.report.endpoint
+
+    def agent(self, introduce: Callable[[], list[bytes]] = list) -> Uplink:
+        """The agent's end."""
+        assert self.root is not None
+        order = Connect(self.root.report.endpoint, self.keys.public, self.agent_keys, NODE)
+        self.uplinks.append(Uplink(self.context, zmq.Poller(), order, 0, introduce))
+        return self.uplinks[-1]
+
+    def dealer(self, keys: KeyPair | None = None) -> transport.Socket:
+        """A connection with whatever keys."""
+        assert self.root is not None
+        self.dealers.append(
+            transport.agent_dealer(self.context, self.root.report.endpoint, self.keys.public, keys or self.agent_keys)
+        )
+        return self.dealers[-1]
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Lets both ends go on until the condition holds."""
+        deadline = time.monotonic() + 30.0
+        while not condition():
+            assert time.monotonic() < deadline
+            self.turn()
+            time.sleep(0.002)  # between two looks
+
+    def turn(self) -> list[Lease]:
+        """Lets both ends go on once."""
+        if self.root is not None:
+            self.received += [(node.name, frame) for node, frame in self.root.receive()]
+        return [lease for each in self.uplinks for lease in each.turn()]
+
+    def beats(self) -> list[tuple[int, int]]:
+        """Rank and step of the heartbeats that have come."""
+        found = [decode(frame) for _, frame in self.received]
+        return [(message.rank, message.step) for message in found if isinstance(message, Beat)]
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    monkeypatch.setenv("DDPWATCH_IFNAME", "lo")
+    made = Pair()
+    yield made
+    for each in made.uplinks:
+        each.close()
+    for dealer in made.dealers:
+        dealer.close(linger=0)
+    if made.root is not None:
+        made.root.close()
+    made.context.term()
+
+
+def beat(step: int, rank: int = 2) -> Beat:
+    return Beat(rank=rank, at_ns=1, step=step, phase="forward", since_ns=1)
+
+
+def send(agent: Uplink, message: Message) -> None:
+    agent.take(message, encode(message))
+
+
+def node_of(pair: Pair) -> Node:
+    assert pair.root is not None
+    node = pair.root.nodes.get(NODE)
+    assert node is not None
+    return node
+
+
+def test_frames_go_up_in_order_and_leases_come_down(pair: Pair) -> None:
+    root, agent = pair.start(), pair.agent()
+    agent.wanted_ppm = 7
+    for step in range(5):
+        send(agent, beat(step))
+    pair.until(lambda: len(pair.beats()) == 5 and agent.is_done)
+    assert pair.beats() == [(2, step) for step in range(5)]
+    assert root.nodes.wanted_ppm == 7
+    assert agent.welcome is not None
+    assert agent.welcome.run_id == "run"
+    root.lease((20_000, 41))
+    leases: list[Lease] = []
+    pair.until(lambda: leases.extend(pair.turn()) or leases)  # type: ignore[func-returns-value]
+    assert leases == [Lease(20_000, 41)]
+
+
+def test_the_clocks_are_measured(pair: Pair) -> None:
+    pair.start()
+    pair.agent()
+    pair.until(lambda: [frame for _, frame in pair.received if isinstance(decode(frame), ClockExchange)])
+    (exchange,) = [decode(frame) for _, frame in pair.received]
+    assert isinstance(exchange, ClockExchange)
+    assert exchange.node == int(NODE, 16)
+    assert exchange.sent_ns <= exchange.received_ns <= exchange.replied_ns <= exchange.returned_ns
+
+
+def test_a_root_that_was_started_again_gets_introductions_and_nothing_twice(pair: Pair) -> None:
+    pair.start()
+    agent = pair.agent(lambda: [b"introduction"])
+    send(agent, beat(0))
+    pair.until(lambda: agent.is_done and pair.beats())
+    endpoint = pair.stop()
+    send(agent, beat(1))
+    agent.turn()
+    pair.start(endpoint)
+    pair.until(lambda: (NODE, b"introduction") in pair.received)
+    pair.received.remove((NODE, b"introduction"))
+    pair.until(lambda: len(pair.beats()) == 2 and agent.is_done)
+    assert pair.beats() == [(2, 0), (2, 1)]
+
+
+def test_an_agent_that_loses_its_connection_sends_what_is_missing_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, agent = pair.start(), pair.agent()
+    send(agent, beat(0))
+    pair.until(lambda: agent.is_done and pair.beats())
+    send(agent, beat(1))
+    agent.turn()  # on its way, and never acknowledged on this connection
+    monkeypatch.setattr(uplink_module, "ANSWER_S", -10.0)
+    agent.turn()
+    monkeypatch.undo()
+    assert not agent._is_welcome
+    pair.until(lambda: len(pair.beats()) == 2 and agent.is_done)
+    assert pair.beats() == [(2, 0), (2, 1)]
+    assert root.nodes.refused["unknown key"] == 0
+
+
+def test_an_agent_without_a_root_says_so_once_it_is_certain(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.start()
+    agent = pair.agent()
+    pair.stop()
+    assert not agent.is_unreachable
+    monkeypatch.setattr(uplink_module, "UNREACHABLE_S", 0.0)
+    assert agent.is_unreachable
+    assert agent.is_done  # nobody waits for what cannot be sent
+
+
+def test_another_key_is_refused_and_counted(pair: Pair) -> None:
+    root = pair.start()
+    pair.dealer(new_key_pair()).send(pack(Open(0, 1)))
+    pair.until(lambda: root.nodes.refused["unknown key"])
+    assert node_of(pair).connection == b""
+    assert pair.received == []
+
+
+def test_who_has_the_key_of_one_node_does_not_speak_as_another(pair: Pair) -> None:
+    """The node is that of the key, whatever the messages say."""
+    other = new_key_pair()
+    pair.admitted = [Admit(NODE, pair.agent_keys.public, [2, 3]), Admit(OTHER, other.public, [4, 2])]
+    root = pair.start()
+    dealer = pair.dealer(other)
+    dealer.send(pack(Open(0, 1, "pretender")))
+    dealer.send(pack(Batch(1, [b"frame"])))
+    pair.until(lambda: pair.received)
+    assert pair.received == [(OTHER, b"frame")]
+    found = root.nodes.get(OTHER)
+    assert found is not None
+    assert found.ranks == {4}  # rank 2 is another node's
+
+
+def test_replays_and_junk_are_refused_and_counted(pair: Pair) -> None:
+    root = pair.start()
+    dealer = pair.dealer()
+    for message in (Open(1, 1), Batch(1, [b"1"]), Batch(3, [b"3"]), Batch(2, [b"late"]), Batch(3, [b"again"])):
+        dealer.send(pack(message))
+    dealer.send(pack(Open(0, 1)))  # of an agent that has died since
+    dealer.send(b"junk")
+    dealer.send_multipart([b"junk", b"junk"])
+    pair.until(lambda: root.nodes.refused["not an agent's to send"] == 2)
+    assert pair.received == [(NODE, b"1"), (NODE, b"3")]
+    assert root.nodes.refused["repeated"] == 2
+    assert root.nodes.refused["replayed"] == 1
+
+
+def test_an_agent_that_was_started_again_counts_from_one(pair: Pair) -> None:
+    pair.start()
+    first = pair.dealer()
+    for message in (Open(0, 1), Batch(1, [b"1"], lost=3)):
+        first.send(pack(message))
+    pair.until(lambda: pair.received)
+    second = pair.dealer()
+    for message in (Open(1, 1), Batch(1, [b"2"])):
+        second.send(pack(message))
+    pair.until(lambda: len(pair.received) == 2)
+    first.send(pack(Batch(2, [b"of the dead"])))
+    first.send(pack(Ping(1)))
+    pair.until(lambda: first.poll(0) and isinstance(unpack_down(first.recv()), Welcome) is False)
+    assert pair.received == [(NODE, b"1"), (NODE, b"2")]
+
+
+def test_a_silent_node_is_unseen_until_it_sends_again(pair: Pair) -> None:
+    root = pair.start()
+    pair.dealer().send(pack(Open(0, 1, "beta")))
+    pair.until(lambda: node_of(pair).connection)
+    now = node_of(pair).seen_s
+    (state,) = root.nodes.news(now)
+    assert (state.host, state.ranks, state.connected) == ("beta", [2, 3], True)
+    assert list(root.nodes.news(now + 1)) == []
+    assert root.nodes.unseen(now + 5) == []
+    (state,) = root.nodes.news(now + 7)
+    assert (state.connected, root.nodes.unseen(now + 7)) == (False, [2, 3])
+    node_of(pair).seen_s = now + 8
+    (state,) = root.nodes.news(now + 8)
+    assert state.connected
+
+
+def test_a_port_that_is_taken_is_left_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = pair.start().report.endpoint.rpartition(":")[2]
+    monkeypatch.setenv("DDPWATCH_PORTS", taken)
+    with transport.Context() as context:
+        second = Root(context, Listen(new_key_pair()), "run", lambda: None)
+        second.close()
+    assert second.report.endpoint == ""
+    assert f"all ports of 127.0.0.1 from {taken} to {taken} are in use" in second.report.error
+
+
+def test_an_introduction_is_no_batch(pair: Pair) -> None:
+    pair.start()
+    dealer = pair.dealer()
+    dealer.send(pack(Introduction([b"before it is welcome"])))
+    dealer.send(pack(Open(0, 5)))
+    dealer.send(pack(Introduction([b"hello"])))
+    pair.until(lambda: pair.received)
+    assert pair.received == [(NODE, b"hello")]
+    assert node_of(pair).seq == 0
