@@ -1,14 +1,15 @@
 """Whether ddpwatch's stamps agree with torch.profiler's: both watch the same steps of the same job.
 
-    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 benchmarks/profiler_truth.py [--steps 40] [--strategy fsdp2]
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 benchmarks/profiler_truth.py [--strategy fsdp2]
 
 Takes about half a minute. Budget: stamps within 0.1 ms, overlap within a percentage point, and of a job with FSDP2 the
 exposed time within a percentage point of the step.
 
 For every step, the start and the end of each span are compared, and so is the overlap, which HolisticTraceAnalysis's
 formula gives from the profiler's events alone. A difference is ddpwatch's value minus the profiler's. FSDP2 gathers
-asynchronously here; in the profiler's events, it waits for a gather from the start of its copy-out to the gather's end,
-and for a reduce-scatter from its launch to its end.
+asynchronously here; in the profiler's events, it waits for a gather from the start of its copy-out to the gather's end.
+A reduce-scatter blocks: it lasts, and is waited for, until the training thread's next event (Gloo's own event is of an
+all-reduce inside it, before the copy that follows).
 
 The columns:
     compared            how many stamps
@@ -48,6 +49,7 @@ from ddpwatch.report.format import table
 STEPS, WARM_UP_STEPS = 40, 20
 LAYERS, WIDTH, BATCH = 24, 512, 128
 Events = dict[str, list[tuple[int, int]]]
+TRAINING = "the training thread"  # all of its events
 Differences = defaultdict[str, list[float]]
 
 
@@ -116,10 +118,13 @@ def train(model: nn.Module, records: list[StepRecord], rounds: Rounds, steps: in
     profiler = under_both(model, torch.randn(BATCH, WIDTH), [ProfilerActivity.CPU], records, rounds, steps)
     zero = profiler.profiler.kineto_results.trace_start_ns() - time.time_ns() + time.monotonic_ns()
     found: Events = defaultdict(list)
+    training = next(event.thread for event in profiler.events() if event.name.startswith("Optimizer.step"))
     for event in profiler.events():
         name = "backward" if event.name.startswith("autograd::engine::evaluate_function") else event.name
         span = event.time_range
         found[name].append((zero + round(span.start * 1000), zero + round(span.end * 1000)))
+        if event.thread == training:
+            found[TRAINING].append(found[name][-1])
     return {name: sorted(spans) for name, spans in found.items()}
 
 
@@ -174,7 +179,8 @@ def compare_sharded(step: Step, events: Events, differences: Differences) -> Non
     gathers = within(events["c10d::_allgather_base_"], start, end)
     gathered = within(events["gloo:all_gather"], start, end)
     reductions = within(events["c10d::_reduce_scatter_base_"], start, end)
-    reduced = within(events["gloo:all_reduce"], start, end)
+    inner = within(events["gloo:all_reduce"], start, end)
+    reduced = [next((at, at) for at, _ in within(events[TRAINING], stop, end)) for _, stop in inner]
     assert len(gathers) == len(gathered) == step.comm_op.count("all_gather"), "not the same all-gathers"
     assert len(reductions) == len(reduced) == step.comm_op.count("reduce_scatter"), "not the same reduce-scatters"
     launches = sorted(at for at, _ in gathers + reductions)
