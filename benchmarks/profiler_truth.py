@@ -1,11 +1,15 @@
 """Whether ddpwatch's stamps agree with torch.profiler's: both watch the same steps of the same job.
 
-    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 benchmarks/profiler_truth.py [--steps 40]
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 benchmarks/profiler_truth.py [--strategy fsdp2]
 
-Takes about half a minute. Budget: stamps within 0.1 ms, overlap within a percentage point.
+Takes about half a minute. Budget: stamps within 0.1 ms, overlap within a percentage point, and of a job with FSDP2 the
+exposed time within a percentage point of the step.
 
 For every step, the start and the end of each span are compared, and so is the overlap, which HolisticTraceAnalysis's
-formula gives from the profiler's events alone. A difference is ddpwatch's value minus the profiler's.
+formula gives from the profiler's events alone. A difference is ddpwatch's value minus the profiler's. FSDP2 gathers
+asynchronously here; in the profiler's events, it waits for a gather from the start of its copy-out to the gather's end.
+A reduce-scatter blocks: it lasts, and is waited for, until the training thread's next event (Gloo's own event is of an
+all-reduce inside it, before the copy that follows).
 
 The columns:
     compared            how many stamps
@@ -22,12 +26,14 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 
 os.environ["DDPWATCH_STEPS"] = "full"
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
@@ -43,11 +49,12 @@ from ddpwatch.report.format import table
 STEPS, WARM_UP_STEPS = 40, 20
 LAYERS, WIDTH, BATCH = 24, 512, 128
 Events = dict[str, list[tuple[int, int]]]
+TRAINING = "the training thread"  # all of its events
 Differences = defaultdict[str, list[float]]
 
 
 def under_both(
-    ddp: DistributedDataParallel,
+    ddp: nn.Module,
     data: torch.Tensor,
     activities: list[ProfilerActivity],
     records: list[StepRecord],
@@ -87,18 +94,37 @@ def under_both(
     return profiler
 
 
-def train(records: list[StepRecord], rounds: Rounds, steps: int) -> Events:
-    """The profiler's events of the reference job by name, in ns of the monotonic clock."""
-    torch.manual_seed(0)
+def with_ddp() -> nn.Module:
+    """The reference job's model."""
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-    ddp = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=4)
-    profiler = under_both(ddp, torch.randn(BATCH, WIDTH), [ProfilerActivity.CPU], records, rounds, steps)
+    return DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=4)
+
+
+def with_fsdp2() -> nn.Module:
+    """The same layers, two to a parameter group."""
+    pairs = [[layer for _ in range(2) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())] for _ in range(LAYERS // 2)]
+    blocks = [nn.Sequential(*pair) for pair in pairs]
+    for block in blocks:
+        fully_shard(block)
+    for block, following in pairwise(blocks):
+        block.set_modules_to_forward_prefetch([following])
+    model = fully_shard(nn.Sequential(*blocks))
+    model._set_unshard_async_op(True)
+    return model
+
+
+def train(model: nn.Module, records: list[StepRecord], rounds: Rounds, steps: int) -> Events:
+    """The profiler's events of the reference job by name, in ns of the monotonic clock."""
+    profiler = under_both(model, torch.randn(BATCH, WIDTH), [ProfilerActivity.CPU], records, rounds, steps)
     zero = profiler.profiler.kineto_results.trace_start_ns() - time.time_ns() + time.monotonic_ns()
     found: Events = defaultdict(list)
+    training = next(event.thread for event in profiler.events() if event.name.startswith("Optimizer.step"))
     for event in profiler.events():
         name = "backward" if event.name.startswith("autograd::engine::evaluate_function") else event.name
         span = event.time_range
         found[name].append((zero + round(span.start * 1000), zero + round(span.end * 1000)))
+        if event.thread == training:
+            found[TRAINING].append(found[name][-1])
     return {name: sorted(spans) for name, spans in found.items()}
 
 
@@ -147,19 +173,59 @@ def compare(step: Step, events: Events, differences: Differences) -> None:
     differences["overlap (points)"].append(100 * (overlap - total(intersect(comm, compute)) / total(comm)))
 
 
+def compare_sharded(step: Step, events: Events, differences: Differences) -> None:
+    """The same for a step with FSDP2: the times of its collectives, their overlap and what is exposed of them."""
+    start, end = step.start_ns, step.start_ns + step.duration_ns
+    gathers = within(events["c10d::_allgather_base_"], start, end)
+    gathered = within(events["gloo:all_gather"], start, end)
+    reductions = within(events["c10d::_reduce_scatter_base_"], start, end)
+    inner = within(events["gloo:all_reduce"], start, end)
+    reduced = [next((at, at) for at, _ in within(events[TRAINING], stop, end)) for _, stop in inner]
+    assert len(gathers) == len(gathered) == step.comm_op.count("all_gather"), "not the same all-gathers"
+    assert len(reductions) == len(reduced) == step.comm_op.count("reduce_scatter"), "not the same reduce-scatters"
+    launches = sorted(at for at, _ in gathers + reductions)
+    for watched, profiled in zip(step.comm_launch, launches, strict=True):
+        differences["launch"].append((start + watched - profiled) / 1e6)
+    done = sorted(start + at for at in step.comm_done if at is not None)
+    for watched, profiled in zip(done, sorted(stop for _, stop in gathered + reduced), strict=True):
+        differences["done"].append((watched - profiled) / 1e6)
+    flights = [(at, stop) for (at, _), (_, stop) in zip(gathers + reductions, gathered + reduced, strict=True)]
+    waits_from = [*copies_out(events, start, end), *(at for at, _ in reductions)]
+    waits = union((at, stop) for at, (_, stop) in zip(waits_from, flights, strict=True))
+    comm, figure = union(flights), figures(step)
+    exposed = total(intersect(comm, waits))
+    assert figure.exposed_ns is not None
+    assert figure.overlap is not None
+    differences["exposed (ms)"].append((figure.exposed_ns - exposed) / 1e6)
+    differences["exposed (points of the step)"].append(100 * (figure.exposed_ns - exposed) / step.duration_ns)
+    differences["overlap (points)"].append(100 * (figure.overlap - 1 + exposed / total(comm)))
+
+
+def copies_out(events: Events, start: int, end: int) -> list[int]:
+    """When the copy-out of each all-gather starts, in the order in which these were launched."""
+    pairs = []
+    for name in [name for name in events if name.startswith("FSDP::all_gather (")]:
+        copied = within(events[name.replace("all_gather", "all_gather_copy_out")], start, end)
+        pairs += zip(within(events[name], start, end), copied, strict=True)
+    return [copied for _, (copied, _) in sorted(pairs)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=STEPS, help="to compare (default: %(default)s)")
+    parser.add_argument("--strategy", choices=("ddp", "fsdp2"), default="ddp", help="default: %(default)s")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     records: list[StepRecord] = []
     differences: Differences = defaultdict(list)
     with Rounds.of_job() as rounds:
-        events = train(records, rounds, args.steps)
+        torch.manual_seed(0)
+        model, check = (with_ddp, compare) if args.strategy == "ddp" else (with_fsdp2, compare_sharded)
+        events = train(model(), records, rounds, args.steps)
         steps = [sent(record) for record in records][1:-1]  # the profiler saw these from start to end
         for step in steps:
-            compare(step, events, differences)
+            check(step, events, differences)
         if dist.get_rank() == 0:
             show(steps, differences, args.steps - 1)
     dist.destroy_process_group()
