@@ -10,6 +10,7 @@ without the fault.
 
 The columns:
     detected       an incident of that kind, at that time
+    oracle         how many a test would find that knows the rank, the phase, the steps, the size and the noise
     rank, cause    of those: the right rank; the right phase
     layer          of faults in the backward: the incident's parameter is one of the layer
     period         within one step
@@ -238,7 +239,7 @@ def as_json(found: Found, rows: Sequence[Row]) -> dict[str, Any]:
             "kind": one.kind, "size": one.size, "noise": one.noise, "detected": one.score.detected,
             "rank": one.score.rank, "cause": one.score.cause, "layer": one.score.layer, "period": one.score.period,
             "word": one.score.kind, "pieces": one.score.pieces, "named_after": one.score.named_after,
-            "cost_error": one.score.cost, "strength": one.score.strength,
+            "oracle": one.score.oracle, "cost_error": one.score.cost, "strength": one.score.strength,
         }
         for one in found.judged
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.launch_skew import BucketSkew, the_only
 from ddpwatch.analysis.step import BucketKey, backward_start
-from ddpwatch.messages import ALL_REDUCE, CollectiveOp, Step
+from ddpwatch.messages import ALL_REDUCE, CollectiveOp
 
 Bucket = tuple[int, int]  # module, index
 NO_KEY: BucketKey = (-1, -1, -1, -1)
@@ -211,7 +211,9 @@ def _uneven_columns(across: StepAcrossRanks) -> BucketColumns:
             rows.setdefault(bucket, []).append(row)
         sizes |= zip(buckets, step.comm_bytes, strict=True)
     worst = _worst(across.skew.buckets)
-    medians = zip(*([_p50(column) for column in zip(*of_bucket, strict=True)] for of_bucket in rows.values()))
+    medians = zip(
+        *([_p50(column) for column in zip(*of_bucket, strict=True)] for of_bucket in rows.values()), strict=True
+    )
     keys = [worst.get(bucket, NO_KEY) for bucket in rows]
     return _columns(across, tuple(rows), [sizes[bucket] for bucket in rows], list(medians) or [()] * 4, keys)
 
