@@ -3,6 +3,9 @@
     python benchmarks/diagnosis.py                          made-up jobs of 2 to 1,024 ranks
     python benchmarks/diagnosis.py --quick                  a sample of these, in two minutes
     python benchmarks/diagnosis.py --real                   jobs on this machine, with 2 to 4 Gloo ranks
+    python benchmarks/diagnosis.py --case traceml           every rank's step equally long, as all wait for one
+
+With ``--resume FILE``, what is measured is kept there, case by case: the same command goes on where it was stopped.
 
 A made-up job (`fleet.py`) has a known schedule, and noise of a random kind: as measured on real jobs (quiet, busy),
 Gaussian, 0 to 20 ms, with outliers, or slowly changing. A fault costs what its job waits longer than the same job
@@ -10,6 +13,7 @@ without the fault.
 
 The columns:
     detected       an incident of that kind, at that time
+    oracle         how many a test would find that knows the rank, the phase, the steps, the size and the noise
     rank, cause    of those: the right rank; the right phase
     layer          of faults in the backward: the incident's parameter is one of the layer
     period         within one step
@@ -25,10 +29,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -49,17 +56,18 @@ from benchmarks.diagnosis_goals import (
     goals_table,
     hang_row,
 )
-from benchmarks.diagnosis_real import SCRIPTS, Hang, RealRun, clean_run, hang_run, real_run
+from benchmarks.diagnosis_real import SCRIPTS, Hang, RealRun, StoppedError, clean_run, hang_run, real_run
 from benchmarks.diagnosis_score import Result, Score, play
+from benchmarks.diagnosis_traceml import show as show_traceml
 from benchmarks.fleet_noise import NOISES, NoiseKind
 from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.report.format import table
 
 WORLDS = (2, 4, 8, 16, 64, 1024)
 HANGS = 5
-REAL_WORLDS = (2, 3, 4)
-SEEDS, QUICK_SEEDS, REAL_SEEDS = 16, 1, 2
-CLEAN_STEPS, QUICK_CLEAN_STEPS, REAL_CLEAN_STEPS = 100_000, 10_000, 10_000
+REAL_WORLDS, USUAL_REAL_WORLDS = (2, 3, 4), (2,)
+SEEDS, QUICK_SEEDS = 16, 1
+CLEAN_STEPS, QUICK_CLEAN_STEPS, REAL_CLEAN_STEPS = 100_000, 10_000, 2_000
 CLEAN_WORLDS = (2, 4, 8, 16, 2, 4, 8, 64)  # one run each, over and over
 CORE_SHARE, STEPS_PER_S, MOST_RANKS = 0.15, 5, 1024
 
@@ -107,6 +115,38 @@ class Found:
         self.others.update((case.kind, one.kind) for one in result.others)
         self.misses += [_miss(result, score) for score in result.scores if _wrong(score)]
 
+    def merge(self, other: Found) -> None:
+        """Adds what was measured elsewhere."""
+        self.judged += other.judged
+        self.misses += other.misses
+        self.others += other.others
+        self.clean_steps += other.clean_steps
+        self.alarms += other.alarms
+        self.hangs += other.hangs
+        self.speeds += other.speeds
+
+
+class Kept:
+    """What was measured so far, case by case, in a file (pickles, one after the other); without one, in memory only."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._known: dict[str, Found] = {}
+        if file is not None and file.exists():
+            with file.open("rb") as stream, suppress(EOFError):
+                while True:
+                    name, found = pickle.load(stream)
+                    self._known[name] = found
+
+    def found(self, name: str, measure: Callable[[], Found]) -> Found:
+        """What is known of a case, measured now if it is not."""
+        if name not in self._known:
+            self._known[name] = measure()
+            if self._file is not None:
+                with self._file.open("ab") as stream:
+                    pickle.dump((name, self._known[name]), stream)
+        return self._known[name]
+
 
 def _wrong(score: Score) -> bool:
     return not (score.detected and score.rank) or False in (score.cause, score.layer, score.period)
@@ -151,15 +191,21 @@ def clean_cases(steps: int, noises: Sequence[NoiseKind]) -> Iterator[Case]:
 
 def simulated(args: argparse.Namespace) -> Found:
     """Plays all cases; Ctrl-C keeps those played so far."""
-    found = Found()
+    found, kept = Found(), Kept(args.resume)
     faulty = list(cases(tuple(args.kinds), tuple(args.ranks), args.seeds, tuple(args.noises)))
     with Rounds() as rounds:
         for case in rounds.over(faulty, "faults"):
-            found.add(play(job_of(case)))
+            found.merge(kept.found(str(case), partial(_played, case)))
         done = len(found.speeds)
         for case in rounds.over(list(clean_cases(args.clean_steps, args.noises)), "clean runs"):
-            found.add(play(job_of(case)))
+            found.merge(kept.found(str(case), partial(_played, case)))
     print(f"{rounds_done(done, len(faulty), 'case')}; {found.clean_steps} clean steps")
+    return found
+
+
+def _played(case: Case) -> Found:
+    found = Found()
+    found.add(play(job_of(case)))
     return found
 
 
@@ -167,22 +213,31 @@ def simulated(args: argparse.Namespace) -> Found:
 
 
 def real(args: argparse.Namespace) -> Found:
-    """Runs all jobs; Ctrl-C keeps those that are over."""
-    found = Found()
+    """Runs all jobs; Ctrl-C ends the one that runs, and keeps those that are over."""
+    found, kept = Found(), Kept(args.resume)
     worlds = [world for world in args.ranks if world in REAL_WORLDS]
     jobs = [(script, world, seed) for seed in range(args.seeds) for world in worlds for script in SCRIPTS]
     share = args.clean_steps // (2 * len(worlds)) if worlds else 0
-    with Rounds() as rounds:
+    with Rounds() as rounds, suppress(StoppedError):
+        stop = partial(getattr, rounds, "stop_requested")
         for script, world, seed in rounds.over(jobs, "jobs with faults"):
-            found.add_real(real_run(script, world, seed), f"{script}, {world} ranks, seed {seed}")
+            name = f"{script}, {world} ranks, seed {seed}"
+            found.merge(kept.found(name, lambda: _real(real_run(script, world, seed, stop), name)))  # noqa: B023 (called at once)
         for world, disturbed in rounds.over(list(product(worlds, (False, True)) if share else []), "clean jobs"):
-            beside = "with other work beside it" if disturbed else "alone"
-            found.add_real(clean_run(world, share, disturbed), f"clean, {world} ranks, {beside}")
+            name = f"{share} clean steps, {world} ranks, {'with other work beside it' if disturbed else 'alone'}"
+            found.merge(kept.found(name, lambda: _real(clean_run(world, share, disturbed, stop), name)))  # noqa: B023
         per_job = max(1, args.hangs // max(1, len(worlds)))
         for at, world in enumerate(rounds.over(worlds if args.hangs else [], "jobs with hangs")):
-            found.hangs += hang_run(world, per_job, at)
-        found.misses += [f"hang: {hang}" for hang in found.hangs if hang.named_s is None]
+            name = f"{per_job} hangs, {world} ranks"
+            found.merge(kept.found(name, lambda: Found(hangs=hang_run(world, per_job, at, stop))))  # noqa: B023
+    found.misses += [f"hang: {hang}" for hang in found.hangs if hang.named_s is None]
     print(f"{len(found.judged)} faults; {found.clean_steps} clean steps")
+    return found
+
+
+def _real(run: RealRun, what: str) -> Found:
+    found = Found()
+    found.add_real(run, what)
     return found
 
 
@@ -238,7 +293,7 @@ def as_json(found: Found, rows: Sequence[Row]) -> dict[str, Any]:
             "kind": one.kind, "size": one.size, "noise": one.noise, "detected": one.score.detected,
             "rank": one.score.rank, "cause": one.score.cause, "layer": one.score.layer, "period": one.score.period,
             "word": one.score.kind, "pieces": one.score.pieces, "named_after": one.score.named_after,
-            "cost_error": one.score.cost, "strength": one.score.strength,
+            "oracle": one.score.oracle, "cost_error": one.score.cost, "strength": one.score.strength,
         }
         for one in found.judged
     ]  # fmt: skip
@@ -274,8 +329,9 @@ def parsed(argv: Iterable[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--real", action="store_true", help="jobs on this machine instead of made-up ones")
     parser.add_argument("--quick", action="store_true", help="fewer seeds and fewer clean steps")
-    parser.add_argument("--seeds", type=int, help=f"rounds of cases (default: {SEEDS}; real: {REAL_SEEDS} jobs each)")
-    parser.add_argument("--ranks", type=_numbers, default=list(WORLDS), metavar="N,N,…", help="default: %(default)s")
+    parser.add_argument("--seeds", type=int, help=f"rounds of cases (default: {SEEDS}; real: 1)")
+    worlds = f"default: {WORLDS}; real: {USUAL_REAL_WORLDS}"
+    parser.add_argument("--ranks", type=_numbers, metavar="N,N,…", help=worlds)
     parser.add_argument("--kinds", type=_names, default=list(KINDS), metavar="KIND,…", help=", ".join(KINDS))
     parser.add_argument("--noises", type=_noises, default=list(NOISES), metavar="NOISE,…", help=", ".join(NOISES))
     parser.add_argument(
@@ -283,10 +339,13 @@ def parsed(argv: Iterable[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--hangs", type=int, default=HANGS, metavar="N", help="real ones (default: %(default)s)")
     parser.add_argument("--misses", type=int, default=20, help="how many misses to print (default: %(default)s)")
+    parser.add_argument("--case", choices=["traceml"], help="play this one only")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep what is measured, and go on from there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     args = parser.parse_args(None if argv is None else list(argv))
-    usual = (REAL_SEEDS, REAL_CLEAN_STEPS) if args.real else (SEEDS, CLEAN_STEPS)
+    usual = (QUICK_SEEDS, REAL_CLEAN_STEPS) if args.real else (SEEDS, CLEAN_STEPS)
     seeds, steps = (QUICK_SEEDS, QUICK_CLEAN_STEPS // (10 if args.real else 1)) if args.quick else usual
+    args.ranks = args.ranks or list(USUAL_REAL_WORLDS if args.real else WORLDS)
     args.seeds = seeds if args.seeds is None else args.seeds
     args.clean_steps = steps if args.clean_steps is None else args.clean_steps
     return args
@@ -294,6 +353,9 @@ def parsed(argv: Iterable[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     args = parsed()
+    if args.case is not None:
+        show_traceml()
+        return 0
     found = real(args) if args.real else simulated(args)
     rows = show(found, REAL if args.real else SIMULATED, args.misses)
     if args.json is not None:

@@ -15,6 +15,7 @@ COUNTED_SIZE = 0.05  # of a step: what is smaller is shown, and does not count
 NAMED_SIZE = 0.10
 HANG_S = 10
 STRENGTHS = (4, 6, 8, 12, 20)
+FINDABLE = 0.99  # chance of the oracle
 COST_SHARE = 0.9  # of the faults whose stated cost must be within the goal
 
 
@@ -71,8 +72,8 @@ def _share(hits: Iterable[bool | None]) -> str:
 # -- tables --------------------------------------------------------------------------------------------------
 
 COLUMNS = [
-    "faults", "detected %", "rank %", "cause %", "layer %", "period %", "word %", "pieces", "named after", "p99",
-    "cost p50", "|cost| p90",
+    "faults", "detected %", "oracle %", "rank %", "cause %", "layer %", "period %", "word %", "pieces", "named after",
+    "p99", "cost p50", "|cost| p90",
 ]  # fmt: skip
 
 
@@ -118,7 +119,7 @@ def _cells(scores: Sequence[Score]) -> list[str]:
     costs = [score.cost for score in found if score.cost is not None]
     pieces = [score.pieces for score in found if score.pieces]
     return [
-        str(len(scores)), _share(score.detected for score in scores),
+        str(len(scores)), _share(score.detected for score in scores), _oracle(scores),
         _share(score.rank for score in found), _share(score.cause for score in found),
         _share(score.layer for score in found), _share(score.period for score in found),
         _share(score.kind for score in found if score.rank), f"{sum(pieces) / len(pieces):.1f}" if pieces else "–",
@@ -126,6 +127,13 @@ def _cells(scores: Sequence[Score]) -> list[str]:
         f"{100 * percentile(costs, 50):+.1f} %" if costs else "–",
         f"{100 * percentile([abs(cost) for cost in costs], 90):.1f} %" if costs else "–",
     ]  # fmt: skip
+
+
+def _oracle(scores: Sequence[Score]) -> str:
+    """What share of faults the oracle would find; those that it is not asked about count as found."""
+    if all(score.oracle is None for score in scores):
+        return "–"
+    return f"{100 * sum(1.0 if score.oracle is None else score.oracle for score in scores) / len(scores):.1f}"
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,8 @@ def goal_rows(judged: Iterable[Judged], goals: Goals) -> list[Row]:
     periods = [bool(one.score.period) for one in counted if one.score.truth.period is not None]
     return [
         _share_row("detection, faults ≥ 5 % of a step", [one.score.detected for one in counted], goals.detected),
+        _oracle_row([one.score for one in counted]),
+        _share_row("detection of what the oracle finds in 99 %", _findable(counted), goals.detected),
         _share_row("rank and cause right, of those", right, goals.cause),
         _share_row("layer right (backward faults)", layers, goals.layer),
         _named_row([one.score for one in counted if one.kind == "constant" and one.size >= NAMED_SIZE], goals),
@@ -174,6 +184,15 @@ def _share_row(name: str, hits: Sequence[bool], goal: float) -> Row:
     share = sum(hits) / len(hits)
     interval = f"{100 * low:.1f} … {100 * high:.1f} %"
     return Row(name, f"≥ {100 * goal:g} %", f"{100 * share:.2f} %", len(hits), interval, share >= goal)
+
+
+def _oracle_row(scores: Sequence[Score]) -> Row:
+    return Row("the same, of an oracle", "–", f"{_oracle(scores)} %", len(scores), "–", None)
+
+
+def _findable(judged: Iterable[Judged]) -> list[bool]:
+    scores = [one.score for one in judged]
+    return [score.detected for score in scores if score.oracle is None or score.oracle >= FINDABLE]
 
 
 def _named_row(scores: Sequence[Score], goals: Goals) -> Row:

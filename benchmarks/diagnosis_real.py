@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,43 +92,71 @@ def _about(kind: str, places: list[str], dice: random.Random) -> dict[str, Any]:
 # -- the job -------------------------------------------------------------------------------------------------
 
 
-def run_job(script: str, world: int, planned: Sequence[Stretch], steps: int, folder: Path, pinned: bool) -> None:
-    """Runs a job to its end."""
+Stop = Callable[[], bool]
+
+
+class StoppedError(Exception):
+    """The benchmark is to end: the job that ran was ended, and does not count."""
+
+
+def run_job(
+    script: str, world: int, planned: Sequence[Stretch], steps: int, folder: Path, pinned: bool, stop: Stop
+) -> None:
+    """Runs a job to its end, in a session of its own: Ctrl-C asks for the benchmark's end, and is no fault of the job.
+
+    Raises:
+        StoppedError: The end was asked for.
+    """
     plan = {"script": script, "steps": steps, "pinned": pinned, "stretches": [asdict(one) for one in planned]}
     (folder / "plan.json").write_text(json.dumps(plan))
     job = Path(__file__).with_name("diagnosis_job.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", str(job)]
     with (folder / "output.txt").open("wb") as output:
-        done = subprocess.run(
+        job_process = subprocess.Popen(
             [*command, str(folder / "plan.json"), str(folder)], env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=output, stderr=output, timeout=JOB_LIMIT_S, check=False,
+            stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
-    if done.returncode:
+        code = _waited_for(job_process, stop)
+    if code:
         sys.exit(f"the job failed\n{(folder / 'output.txt').read_text()[-2000:]}")
     file = folder / "run.mcap"
     while not Recording(file).parts[0].index.complete:
         time.sleep(0.2)
 
 
-def real_run(script: str, world: int, seed: int, pinned: bool = True) -> RealRun:
+def _waited_for(job: subprocess.Popen[bytes], stop: Stop) -> int:
+    """The job's exit code."""
+    end = time.monotonic() + JOB_LIMIT_S
+    while (code := job.poll()) is None:
+        if stop() or time.monotonic() > end:
+            job.terminate()
+            job.wait()
+            if stop():
+                raise StoppedError
+            sys.exit(f"the job took longer than {JOB_LIMIT_S} s")
+        time.sleep(0.2)
+    return code
+
+
+def real_run(script: str, world: int, seed: int, stop: Stop, pinned: bool = True) -> RealRun:
     """A job with faults."""
     planned = list(stretches(script, world, seed))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         steps = planned[-1].until + CALM_STEPS
-        run_job(script, world, planned, steps, folder, pinned)
+        run_job(script, world, planned, steps, folder, pinned, stop)
         run = diagnose(folder, planned, world)
     run.clean_steps = steps - sum(one.until - one.since for one in planned)
     return run
 
 
-def clean_run(world: int, steps: int, disturbed: bool) -> RealRun:
+def clean_run(world: int, steps: int, disturbed: bool, stop: Stop) -> RealRun:
     """A job in which nothing goes wrong, with other work on the machine or without."""
     busy = "import time\nwhile True:\n    end = time.monotonic() + 1\n    while time.monotonic() < end: pass\n"
     other = subprocess.Popen([sys.executable, "-c", f"{busy}    time.sleep(2)\n"]) if disturbed else None
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-            run_job("plain", world, [], steps, Path(name), pinned=False)
+            run_job("plain", world, [], steps, Path(name), pinned=False, stop=stop)
             run = diagnose(Path(name), [], world)
     finally:
         if other is not None:
@@ -245,7 +273,7 @@ class Hang:
     said: dict[tuple[int, ...], float]
 
 
-def hang_run(world: int, count: int, seed: int) -> list[Hang]:
+def hang_run(world: int, count: int, seed: int, stop: Stop) -> list[Hang]:
     """A job whose ranks hang one after the other, and go on."""
     dice = random.Random(seed)
     planned = [
@@ -254,7 +282,7 @@ def hang_run(world: int, count: int, seed: int) -> list[Hang]:
     ]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        run_job("plain", world, planned, planned[-1].until + HANG_EVERY, folder, pinned=False)
+        run_job("plain", world, planned, planned[-1].until + HANG_EVERY, folder, pinned=False, stop=stop)
         strikes = {
             at: (step, at_ns)
             for rank in range(world)

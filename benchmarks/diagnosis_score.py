@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.diagnosis_cases import Job, Truth
+from benchmarks.diagnosis_oracle import power
 from benchmarks.fleet import Ints, Played
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
@@ -30,6 +31,7 @@ class Score:
         named_after: In how many steps from the first one that it struck, itself included, and how many of these were
             watched.
         cost: What it says it costs (``stated_ns``, of incidents with one kind), against the truth.
+        oracle: The chance that a test finds it that knows all but whether it is there (`diagnosis_oracle.py`).
         strength: How far the fault stands out: its rank's extra lateness in watched steps, in standard errors of the
             rank's lateness without it. Below some 5 to 8, no test finds it that is seldom wrong.
         pieces: How many incidents it made of it.
@@ -44,6 +46,7 @@ class Score:
     kind: bool = False
     named_after: tuple[int, int] | None = None
     cost: float | None = None
+    oracle: float | None = None
     strength: float | None = None
     stated_ns: int = 0
     pieces: int = 0
@@ -77,9 +80,11 @@ def play(job: Job) -> Result:
     struck = _struck(job.truths)
     watched: list[bool] = []
     lateness: list[tuple[Ints, Ints]] = []
+    figures: list[tuple[Ints, Ints]] = []
     for played in fleet.play():
         undisturbed = next(calm) if calm is not None else played
         lateness.append((_lateness(played), _lateness(undisturbed)))
+        figures.append((_figures(played), _figures(undisturbed)))
         for truth in struck.get(played.number, ()):
             truth.cost_ns += _spent(truth, played) - _spent(truth, undisturbed)
         across = fleet.across(played)
@@ -97,6 +102,7 @@ def play(job: Job) -> Result:
     result.incidents = diagnosis.incidents()
     for score in result.scores:
         score.strength = _strength(score.truth, np.array(lateness), np.array(watched))
+        score.oracle = _oracle(score.truth, np.array(figures), np.array(watched))
     judge(result.scores, result.incidents, job.shape.world)
     result.others = unexplained(job.truths, result.incidents, job.shape.world)
     return result
@@ -106,6 +112,29 @@ def _lateness(played: Played) -> Ints:
     """By how much each rank launches its last bucket after the median rank."""
     last = played.launch[:, -1]
     return np.asarray(last - np.median(last))
+
+
+_PHASES = ("data", "forward", "backward")
+
+
+def _figures(played: Played) -> Ints:
+    """By how much each rank exceeds the median one: its lateness, and what it spends on each of `_PHASES`."""
+    spent = [played.data_end - played.start, *(phase[1] - phase[0] for phase in (played.forward, played.backward))]
+    return np.stack([_lateness(played), *(values - np.median(values) for values in spent)])
+
+
+def _oracle(truth: Truth, figures: Ints, watched: npt.NDArray[np.bool_]) -> float | None:
+    """See `Score`: by the figure that shows the fault best. None where a mark says it, or if it is no single rank's."""
+    if len(truth.ranks) != 1 or not truth.phases or truth.phases[0] not in _PHASES:
+        return None
+    rank, struck = truth.ranks[0], np.zeros(len(watched), np.bool_)
+    struck[truth.strikes] = True
+    found = []
+    for at in (0, 1 + _PHASES.index(truth.phases[0])):
+        disturbed, calm = (figures[watched, which, at].astype(np.float64) for which in (0, 1))
+        shift = np.where(struck[watched], disturbed[:, rank] - calm[:, rank], 0.0)
+        found.append(power(shift, calm, rank))
+    return max(found)
 
 
 def _strength(truth: Truth, lateness: Ints, watched: npt.NDArray[np.bool_]) -> float | None:

@@ -219,10 +219,9 @@ def _uneven_columns(across: StepAcrossRanks) -> BucketColumns:
         sizes |= zip(buckets, step.comm_bytes, strict=True)
     worst = _worst(across.skew.buckets)
     medians = [[_p50(column) for column in zip(*of_bucket, strict=True)] for of_bucket in rows.values()]
+    by_figure = list(zip(*medians, strict=True)) or [()] * 4
     keys = [worst.get(bucket, NO_KEY) for bucket in rows]
-    return _columns(
-        across, tuple(rows), [sizes[bucket] for bucket in rows], list(zip(*medians, strict=True)) or [()] * 4, keys
-    )
+    return _columns(across, tuple(rows), [sizes[bucket] for bucket in rows], by_figure, keys)
 
 
 @lru_cache(maxsize=256)

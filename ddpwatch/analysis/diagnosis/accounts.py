@@ -68,6 +68,7 @@ class StepSplit:
         total: Of all ranks.
         accounts: All of it but the waits.
         waits: By the rank that was waited for.
+        leads: By the rank that launched its group's last bucket last, how much later than the one before it.
         pauses: By rank, how long it paused since its step before, by phase.
         longest_ns: Duration on the slowest rank.
         start_ns, end_ns: Its earliest start and its latest end on any rank.
@@ -82,6 +83,7 @@ class StepSplit:
     like: int | None = None
     accounts: dict[AccountKey, int] = field(default_factory=dict)
     waits: dict[int, int] = field(default_factory=dict)
+    leads: dict[int, int] = field(default_factory=dict)
     pauses: dict[int, dict[str, int]] = field(default_factory=dict)
 
 
@@ -303,6 +305,7 @@ def _scale(like: StepSplit, found: StepSplit) -> int:
     waits = {rank: ns * part // size for rank, ns in like.waits.items()} if size else {}
     found.accounts.update(scaled)
     found.waits.update(waits)
+    found.leads = like.leads
     rounding = part - sum(scaled.values()) - sum(waits.values())
     _add(found.accounts, max(scaled, key=scaled.__getitem__, default=UNWATCHED), rounding)
     return found.total - part

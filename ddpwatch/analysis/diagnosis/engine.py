@@ -28,9 +28,12 @@ from ddpwatch.analysis.step import BucketKey
 from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Node, RankSample, Stack, Status, Step
 
 KEEP_SPLITS = 1024  # newest steps whose waits may still turn out to be one rank's doing
+WATCHED_PHASES = ("data", "between", "forward", "backward")
+LATENESS = ""  # instead of a phase: how much later a rank launches the last bucket
 KEEP_FACTS = 16  # newest watched steps that may still show why
 LOOK_AGAIN_NS = 1_000_000_000  # for what devices did
 KEEP_ENDED = 256  # incidents that are over: the costliest
+_Watch = tuple[int, str]  # a group, and by what its ranks are compared: a phase, or `LATENESS`
 _SEVERITIES = ("error", "warning", "info")
 
 
@@ -46,8 +49,8 @@ class Diagnosis:
         self._names = names
         self._now_ns = 0
         self._ledger = Ledger()
-        self._groups: dict[int, GroupLateness] = {}
-        self._late: dict[tuple[int, int], LateRank] = {}  # open, by group and rank
+        self._groups: dict[_Watch, GroupLateness] = {}
+        self._late: dict[tuple[_Watch, int], LateRank] = {}  # open, by what showed them, and rank
         self._ended: list[Incident] = []
         self._pauses = Pauses()
         self._whole = WholeRun()
@@ -97,7 +100,7 @@ class Diagnosis:
         split = self._ledger.add(across)
         self._splits.append(split)
         facts = StepFacts(across, split)
-        started: list[tuple[int, LateRank]] = []
+        started: list[tuple[_Watch, LateRank]] = []
         if across.counted:
             self._recent.append(facts)
             started = list(self._watch(facts))
@@ -105,18 +108,18 @@ class Diagnosis:
         for late in known:
             late.add_split(split)
             late.add_facts(facts)
-        for group, late in started:
+        for watch, late in started:
             late.catch_up(self._splits, self._recent)
             if any(late.streak.rank == rank for _, rank in self._late):
-                continue  # in another group: what it costs counts once
-            self._late[group, late.streak.rank] = late
+                continue  # in another group, or by another figure: what it costs counts once
+            self._late[watch, late.streak.rank] = late
             self._pauses.absorb(late.streak.rank, late.streak.since)
         self._pauses.add(facts, self._late.values())
         self._whole.add(facts)
         self._unsound.step(across)
         self._end()
 
-    def _watch(self, facts: StepFacts) -> Iterable[tuple[int, LateRank]]:
+    def _watch(self, facts: StepFacts) -> Iterable[tuple[_Watch, LateRank]]:
         """Compares the ranks of each group; yields who turns out to be late."""
         across = facts.across
         last = {key[3]: key for key in across.skew.buckets}  # of each group, the last bucket
@@ -124,14 +127,39 @@ class Diagnosis:
             ranks = _ranks_with(across, key)
             if len(ranks) < 2:
                 continue
-            watched = self._groups.get(group)
-            if watched is None or watched.ranks != ranks:
-                watched = self._groups[group] = GroupLateness(ranks)
             launches = [_launch(across, rank, key) for rank in ranks]
             if facts.split.pauses:  # these have a known reason
                 launches = [at - facts.paused_ns(rank) for at, rank in zip(launches, ranks, strict=True)]
-            for streak in watched.add(across.step, launches, across.longest_ns, across.skew.error):
-                yield group, LateRank(streak, ranks)
+            before, last_at = sorted(launches)[-2:]
+            facts.split.leads[ranks[launches.index(last_at)]] = last_at - before
+            late = self._lateness((group, LATENESS), ranks)
+            found = late.add(across.step, launches, across.longest_ns, across.skew.error)
+            if not facts.split.pauses:
+                yield from self._watch_phases(facts, group, late)
+            for streak in found:
+                yield (group, LATENESS), LateRank(streak, ranks)
+
+    def _watch_phases(self, facts: StepFacts, group: int, late: GroupLateness) -> Iterable[tuple[_Watch, LateRank]]:
+        """Compares how long the ranks of a group spend on a phase. It matters if it makes a rank late."""
+        spent = [facts.across.figures[rank].phases_ns for rank in late.ranks]
+        for phase in WATCHED_PHASES:
+            if not all(phase in phases for phases in spent):
+                continue
+            watch = group, phase
+            found = self._lateness(watch, late.ranks).add(
+                facts.across.step, [phases[phase] for phases in spent], facts.across.longest_ns
+            )
+            for streak in found:
+                if 2 * late.mean_in(streak) >= streak.typical_ns:
+                    yield watch, LateRank(streak, late.ranks)
+                else:
+                    self._groups[watch].dismiss(streak)
+
+    def _lateness(self, watch: _Watch, ranks: tuple[int, ...]) -> GroupLateness:
+        found = self._groups.get(watch)
+        if found is None or found.ranks != ranks:
+            found = self._groups[watch] = GroupLateness(ranks)
+        return found
 
     def _end(self) -> None:
         for key, late in list(self._late.items()):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.cause import Cause, StepFacts
@@ -32,9 +33,9 @@ class LateRank:
         self.cause = Cause(streak.rank, self.peers)
         self.span_ns = 0
         self.start_ns = self.end_ns = 0
-        self._all_ns = self._older_ns = 0  # waits in all steps of the span, and in late ones that are no longer kept
-        self._struck: deque[tuple[int, int]] = deque()  # waits in the newest late steps
-        self._pending: list[tuple[int, int, int, bool]] = []  # step, its rank-time, its waits, late: since the last one
+        self._older_ns = 0.0  # waits for it in steps that are no longer kept
+        self._kept: deque[_Waits] = deque()  # in the newest
+        self._pending: list[tuple[int, _Waits]] = []  # with the step's rank-time: since its newest late one
 
     def catch_up(self, splits: Iterable[StepSplit], recent: Iterable[StepFacts]) -> None:
         """Takes the steps since its first late one."""
@@ -52,35 +53,52 @@ class LateRank:
 
     def add_split(self, split: StepSplit) -> None:
         """Takes the waits of any step."""
-        waited = split.waits.get(self.streak.rank, 0)
-        late = self.streak.late_in(split.step if split.like is None else split.like)
+        waited, others = split.waits.get(self.streak.rank, 0), max(1, len(self.peers) - 1)
+        late = self.streak.late_in(split.step if split.like is None else split.like) is not None
+        lead = split.leads.get(self.streak.rank, waited // others)
         self.start_ns = self.start_ns or split.start_ns
-        self._pending.append((split.step, split.total, waited, late is not None))
+        self._pending.append((split.total, _Waits(split.step, waited, lead * others, late)))
         if split.step <= self.streak.until:
             self.end_ns = split.end_ns
             self._flush()
 
     def _flush(self) -> None:
-        for step, total, waited, late in self._pending:
+        for total, waits in self._pending:
             self.span_ns += total
-            self._all_ns += waited
-            if late:
-                self._struck.append((step, waited))
+            self._kept.append(waits)
         self._pending.clear()
-        while len(self._struck) > KEEP_VALUES:
-            self._older_ns += self._struck.popleft()[1]
+        while len(self._kept) > KEEP_VALUES:
+            self._older_ns += self._due_to_it([self._kept.popleft()])
 
     @property
     def cost_ns(self) -> int:
-        """What all others waited for it: in all steps if it is constant, else in the late ones, as far as they fit."""
-        if self.streak.constant:
-            return self._all_ns
-        period, struck = self.streak.period, self._struck
-        if period is None:
-            return self._older_ns + sum(ns for _, ns in struck)
-        residues = Counter(step % period for step, _ in struck)
-        residue = residues.most_common(1)[0][0] if residues else 0
-        return self._older_ns + sum(ns for step, ns in struck if step % period == residue)
+        """What all others waited because of it: less than they waited for it, which chance does, too."""
+        return int(self._older_ns + self._due_to_it(self._kept))
+
+    def _due_to_it(self, steps: Collection[_Waits]) -> float:
+        """Without it, the next rank would have been the last one, or it would: earlier by as much as it is late."""
+        streak, others = self.streak, max(1, len(self.peers) - 1)
+        if streak.constant:
+            late_at = self._late_at()
+            return sum(min(waits.ns, waits.most_ns, max(0.0, others * late_at(waits.step))) for waits in steps)
+        limit, period = others * streak.late_ns, streak.period
+        struck = [waits for waits in steps if waits.late]
+        if period is not None:
+            residues = Counter(waits.step % period for waits in self._kept if waits.late)
+            residue = residues.most_common(1)[0][0] if residues else 0
+            fitting = (waits for waits in steps if waits.step % period == residue)
+            return sum(min(waits.ns, waits.most_ns, limit) for waits in fitting)
+        return (1 - streak.by_chance) * sum(min(waits.ns, waits.most_ns, limit) for waits in struck)
+
+    def _late_at(self) -> Callable[[int], float]:
+        """How late it was in a step: on a straight line if it has become later and later."""
+        late_ns = self.streak.late_ns
+        points = self._points()
+        if not self._grows():
+            return lambda step: late_ns
+        slope, _, end = _line(points)
+        last = points[-1][0]
+        return lambda step: end - slope * (last - step)
 
     @property
     def gain(self) -> float | None:
@@ -99,12 +117,24 @@ class LateRank:
 
     def _grows(self) -> bool:
         """Whether it has become later and later, in a straight line."""
-        points = [(step, value) for step, value, _ in self.streak.values if step <= self.streak.until]
+        points = self._points()
         if len(points) < TREND_STEPS:
             return False
         slope, fit, end = _line(points)
         grown = slope * (points[-1][0] - points[0][0])
         return grown >= TREND_GROWTH * end > 0 and fit >= TREND_FIT
+
+    def _points(self) -> list[tuple[int, int]]:
+        return [(step, value) for step, value, _ in self.streak.values if step <= self.streak.until]
+
+
+class _Waits(NamedTuple):
+    """What others waited for it in a step, and at most because of it: until the next rank launched (ns)."""
+
+    step: int
+    ns: int
+    most_ns: int
+    late: bool
 
 
 def _line(points: Sequence[tuple[int, int]]) -> tuple[float, float, float]:

@@ -6,8 +6,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from operator import mul
+from itertools import islice, pairwise
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.noise import (
@@ -40,10 +39,11 @@ ENOUGH_STRUCK = 4  # for a period
 # them (at most), as shares of what is typical of a late step.
 PERIOD_ON, PERIOD_OFF = 0.6, 0.35
 MEMORY_AFTER = 16  # newest steps that do not count for how long noise lasts: a fault may have started in them
-MEMORY_STEPS = 128
-MEMORY_EVERY = 48  # steps
+MEMORY_STEPS = 144
+KEEP_STRUCK = 32
+MEMORY_EVERY = 16  # steps
 MOST_MEMORY = 20.0
-ASSUMED_MEMORY = 2.5  # before it is known
+ASSUMED_MEMORY = 6.0  # before it is known
 MEMORY_NOTICED = 0.25  # correlation of successive steps: less may be chance
 MANY_RANKS = 16  # among so many, one more or less does not change a median
 RHYTHM_EVERY, RHYTHM_STEPS = 16, 128  # watched steps: how often a rhythm is looked for, and in how many
@@ -133,6 +133,13 @@ class Streak:
     def period(self) -> int | None:
         """Every how many steps it strikes; None if that is not regular."""
         return self._described()[3]
+
+    @property
+    def by_chance(self) -> float:
+        """The share of its late steps that noise explains: it was early by that much as often."""
+        limit = min((value for _, value, late in self.values if late), default=0)
+        late = sum(late for _, _, late in self.values)
+        return min(1.0, sum(value <= -limit for _, value, _ in self.values) / late) if late and limit > 0 else 0.0
 
     def _described(self) -> tuple[int, bool, float, int | None]:
         """What follows from its values, computed again when there are a few more."""
@@ -262,6 +269,7 @@ class GroupLateness:
         self._typical: dict[Threshold, int] = {}
         self._seen = 0
         self._memory = ASSUMED_MEMORY  # how many steps noise lasts
+        self._struck: deque[tuple[int, int]] = deque(maxlen=KEEP_STRUCK)  # first and last steps of newest streaks
         self._over: dict[int, int] = {}  # by position, the end of the rank's streak before
 
     def add(self, step: int, launches: Sequence[int], step_ns: int, error_ns: int = 0) -> list[Streak]:
@@ -302,19 +310,22 @@ class GroupLateness:
 
     def _estimate_memory(self) -> float:
         """How many successive steps noise makes alike: 1 if each step is independent of the one before."""
-        rows = [row for _, row in islice(reversed(self._rows), MEMORY_AFTER, MEMORY_AFTER + MEMORY_STEPS)]
-        limit = max(1.0, 4 * self.scale_ns)
-        found = []
-        if len(rows) < 2 * MEMORY_AFTER:
+        rows = [(self._is_calm(step), row) for step, row in islice(reversed(self._rows), MEMORY_AFTER, MEMORY_STEPS)]
+        count = sum(calm for calm, _ in rows)
+        if count < MEMORY_AFTER:
             return self._memory
-        for index in range(1 if len(self.ranks) == 2 else min(len(self.ranks), 16)):
-            column = [row[index] for row in rows]
-            middle = median(column)
-            noise = [min(max(value - middle, -limit), limit) for value in column]
-            power = sum(value * value for value in noise)
-            found.append(sum(map(mul, noise, noise[1:])) / power if power else 0.0)
-        kept = max(0.0, min(0.95, median(found)))
-        return min(MOST_MEMORY, (1 + kept) / (1 - kept)) if kept > MEMORY_NOTICED else 1.0
+        ranks = range(1 if len(self.ranks) == 2 else min(len(self.ranks), 16))
+        kept = median(_kept([row[index] if calm else None for calm, row in rows], 4 * self.scale_ns) for index in ranks)
+        if kept <= MEMORY_NOTICED:
+            return 1.0
+        kept += (1 + 3 * kept) / count + ((1 - kept**2) / count) ** 0.5  # Kendall's bias, and an error
+        return min(MOST_MEMORY, (1 + kept) / (1 - kept)) if kept < 1 else MOST_MEMORY
+
+    def _is_calm(self, step: int) -> bool:
+        """Whether no streak shows what is late in this step: that is no noise."""
+        return not any(since <= step <= until for since, until in self._struck) and not any(
+            streak.since <= step for streak in self.streaks.values()
+        )
 
     def _note(self, late: Sequence[int]) -> list[int]:
         """Notes who exceeded which threshold; returns the ranks (by position) that may be named now."""
@@ -338,9 +349,21 @@ class GroupLateness:
             self._forget(self._positions[rank], self.streaks.pop(rank))
         return sorted(index for index in found if self.ranks[index] not in self.streaks)
 
+    def mean_in(self, streak: Streak) -> float:
+        """The rank's mean deviation in the late steps of a streak, which another figure of it may show."""
+        late = {step for step, _, struck in streak.values if struck}
+        index = self._positions[streak.rank]
+        found = [row[index] for step, row in self._rows if step in late]
+        return sum(found) / len(found) if found else 0.0
+
+    def dismiss(self, streak: Streak) -> None:
+        """Forgets a streak that makes nobody late."""
+        self._forget(self._positions[streak.rank], self.streaks.pop(streak.rank))
+
     def _forget(self, index: int, streak: Streak) -> None:
         """What was late in a streak that is over does not name the rank again."""
         self._over[index] = streak.until
+        self._struck.append((streak.since, streak.until))
         for exceeded in self._exceeded.values():
             exceeded.keep(index, self._seen, streak.pending)
 
@@ -422,6 +445,15 @@ class GroupLateness:
             elif best - score >= _end_score(share):
                 break
         return first
+
+
+def _kept(column: Sequence[int | None], limit: float) -> float:
+    """The correlation of successive values; None is left out."""
+    middle, limit = median(value for value in column if value is not None), max(1.0, limit)
+    noise = [None if value is None else min(max(value - middle, -limit), limit) for value in column]
+    power = sum(value * value for value in noise if value is not None)
+    both = (one * other for one, other in pairwise(noise) if one is not None and other is not None)
+    return sum(both) / power if power else 0.0
 
 
 def _middle(masks: Iterable[int], count: int) -> int:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 WINDOWS = (5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # newest steps, counted again and again
 KEEP_STEPS = WINDOWS[-1]
-FALSE_ALARMS = 1e-6  # per step and group, at most: all ranks, windows and thresholds together
+FALSE_ALARMS = 1e-6  # per step and group, at most: all figures, ranks, windows and thresholds together
+FIGURES = 5  # by which ranks are compared: their lateness, and four phases
 _GRID = 16  # probabilities per factor of ten
 _NORMAL_THIRD = 0.4307  # half of the stretch that holds a third of a normal distribution, in standard deviations
 _NEVER = 1 << 30
@@ -84,7 +85,7 @@ def alarm_counts(probability: float, ranks: int) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def _alarm_counts(grid: int, doublings: int) -> tuple[int, ...]:
     probability = min(0.99, 10 ** (grid / _GRID))
-    allowed = FALSE_ALARMS / (len(WINDOWS) * len(THRESHOLDS) * 2**doublings)
+    allowed = FALSE_ALARMS / (FIGURES * len(WINDOWS) * len(THRESHOLDS) * 2**doublings)
     return tuple(_alarm_count(window, probability, allowed) for window in WINDOWS)
 
 
