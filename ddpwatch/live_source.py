@@ -11,7 +11,8 @@ from typing import Protocol
 import zmq
 
 from ddpwatch import node_step, transport
-from ddpwatch.messages import FrameError, decode
+from ddpwatch.errors import UsageError
+from ddpwatch.messages import Bye, FrameError, Status, decode
 from ddpwatch.transport import RESTART_BITS, SNAPSHOT, Envelope, Frame
 
 ANSWER_S = 5.0  # without a frame of a snapshot; then the viewer asks again
@@ -19,6 +20,7 @@ RESYNC_S = 0.5  # least time between two requests for a snapshot; doubles while 
 RESYNC_MAX_S = 30.0
 HELD_FRAMES = 20_000  # live frames, while the snapshot is under way
 HELD_BYTES = 64 * 1024 * 1024
+SNAPSHOT_S = 10.0  # a collector sends its snapshot within this, or is gone
 SILENCE_S = 5.0  # the collector sends twice a second; after this long without a frame it counts as gone
 
 
@@ -42,6 +44,21 @@ class Source(Protocol):
     def close(self) -> None:
         """Closes sockets and files."""
         ...
+
+
+def snapshot(source: Source, patience_s: float = SNAPSHOT_S) -> Iterator[Frame]:
+    """What a running job's collector retains: the frames up to the first live status, which comes twice a second.
+
+    Raises:
+        UsageError: It does not answer.
+    """
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        for message, envelope in source.read(0.2):
+            yield message, envelope
+            if isinstance(message, Status) or (isinstance(message, Bye) and message.rank is None):
+                return
+    raise UsageError("the run does not answer", "`ddpwatch ls` shows whether it is still live")
 
 
 class LiveSource:

@@ -416,6 +416,11 @@ def watch_recorder(model: torch.nn.Module, *, record: str | os.PathLike[str] | N
         return RecorderWatch(None, name)
 
 
+def current_run() -> tuple[str, int]:
+    """Id of the run that this process is watched in (empty if it is not), and how many steps it has taken."""
+    return (_session.run_id, _session.recorder.steps) if _session is not None and _session.active else ("", 0)
+
+
 def mark(name: str) -> None:
     """Adds a named moment to this rank's timeline, e.g. ``ddpwatch.mark("checkpoint")``. Free when unwatched."""
     if _session is not None and _session.active:

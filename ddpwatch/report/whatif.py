@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -14,13 +13,11 @@ from ddpwatch.analysis.whatif.recorded import Recorded, RecordedBuilder
 from ddpwatch.analysis.whatif.scenarios import Change, parse_hook
 from ddpwatch.analysis.whatif.wire import Wire, parse_wire
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Bye, Message, Status
+from ddpwatch.messages import Message
 from ddpwatch.recording.reader import Recording
 
 if TYPE_CHECKING:
     from ddpwatch.live_source import Source
-
-SNAPSHOT_S = 10.0  # a collector sends its snapshot within this, or is gone
 
 
 @dataclass
@@ -99,21 +96,12 @@ def recorded_live(source: Source) -> Recorded:
     Raises:
         UsageError: It does not answer, or that carries no prediction.
     """
+    from ddpwatch.live_source import snapshot
+
     try:
-        return _recorded(_snapshot(source))
+        return _recorded(message for message, _ in snapshot(source))
     finally:
         source.close()
-
-
-def _snapshot(source: Source) -> Iterable[Message]:
-    """The frames up to the first live status, which comes twice a second."""
-    deadline = time.monotonic() + SNAPSHOT_S
-    while time.monotonic() < deadline:
-        for message, _ in source.read(0.2):
-            yield message
-            if isinstance(message, Status) or (isinstance(message, Bye) and message.rank is None):
-                return
-    raise UsageError("the run does not answer", "`ddpwatch ls` shows whether it is still live")
 
 
 def _recorded(messages: Iterable[Message]) -> Recorded:

@@ -1,0 +1,101 @@
+"""What a run has been, for the logger of the process that trains: asked of its own collector."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddpwatch import rundir
+from ddpwatch.analysis.report_figures import ReportBuilder
+from ddpwatch.live_source import LiveSource, snapshot
+from ddpwatch.report.format import number, percent
+from ddpwatch.report.lost import lost_sentence
+
+PREFIX = "ddpwatch"
+STARTING_S = 5.0
+LAG_S = 3.0
+LOOK_S = 0.05
+_log = logging.getLogger("ddpwatch")
+
+
+@dataclass(frozen=True)
+class Closing:
+    """The end of a run: one paragraph, and its figures as ``ddpwatch/steps/step_ms`` and so on."""
+
+    text: str
+    metrics: Mapping[str, float]
+
+
+def closing() -> Closing | None:
+    """Of the run that this process is watched in; None if it is not, or if the collector does not answer.
+
+    It covers the steps that the collector retains: the newest 512. Call it on one rank, after the training.
+    """
+    from ddpwatch.probe.session import current_run
+
+    run_id, steps = current_run()
+    if not run_id:
+        return None
+    try:
+        return closing_of(_report(_endpoint(run_id), steps))
+    except Exception as error:  # an error of ddpwatch's must not reach the job
+        _log.warning("ddpwatch has no summary: %s", error)
+        return None
+
+
+def _endpoint(run_id: str) -> str:
+    """Where the run publishes. The collector of a short run may still be starting."""
+    deadline = time.monotonic() + STARTING_S
+    while time.monotonic() < deadline and all(info.run_id != run_id for info in rundir.live_runs()):
+        time.sleep(LOOK_S)
+    return rundir.find(run_id).publish
+
+
+def _report(endpoint: str, steps: int) -> dict[str, Any]:
+    """What the collector retains. It lags behind: the last steps of all ranks are awaited, as long as that is short."""
+    source, builder = LiveSource(endpoint), ReportBuilder()
+    deadline = time.monotonic() + LAG_S
+    try:
+        for message, envelope in snapshot(source):
+            builder.apply(message, envelope.received_ns)
+        while time.monotonic() < deadline and not _complete(builder, steps):
+            for message, envelope in source.read(LOOK_S):
+                builder.apply(message, envelope.received_ns)
+    finally:
+        source.close()
+    return builder.report()
+
+
+def _complete(builder: ReportBuilder, steps: int) -> bool:
+    """Whether every rank's last step has come."""
+    newest = [-1 if rank.last_step is None else rank.last_step.step for rank in builder.ranks.values()]
+    return bool(newest) and min(newest) >= steps - 1
+
+
+def closing_of(report: dict[str, Any]) -> Closing | None:
+    """The closing of a report; None of one without steps."""
+    steps = report["steps"]
+    return None if steps["step_ms"] is None else Closing(_paragraph(report), dict(_numbers(PREFIX, report)))
+
+
+def _paragraph(report: dict[str, Any]) -> str:
+    run, steps, overlap = report["run"], report["steps"], report["overlap"]
+    parts = [
+        f"{run['world_size']} ranks, {steps['count']} steps: {number(steps['step_ms'])} ms a step, overlap "
+        f"{percent(overlap['ratio'])}, exposed communication {number(overlap['exposed_ms'])} ms",
+        lost_sentence(report).rstrip("."),
+        *[incident["message"].rstrip(".") for incident in report["incidents"][:1]],
+    ]
+    return f"ddpwatch: {'. '.join(part for part in parts if part)}."
+
+
+def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
+    """All numbers that are in no list, by their path."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _numbers(f"{name}/{key}", item)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield name, float(value)

@@ -1,0 +1,59 @@
+"""A callback for Lightning."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import lightning as L  # noqa: N812
+from lightning.pytorch.utilities import rank_zero_info
+
+import ddpwatch
+from ddpwatch.errors import UsageError
+from ddpwatch.integrations.closing import closing
+
+
+class LightningCallback(L.Callback):
+    """Watches the DDP module, marks steps, epochs and checkpoints, and logs the run's figures at the end.
+
+    Args:
+        every: Mark every so many steps; 0 for none.
+        record: File to record the run to.
+    """
+
+    def __init__(self, every: int = 100, record: str | os.PathLike[str] | None = None) -> None:
+        self.every = every
+        self._record = record
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Watches what DDP has wrapped; another strategy's model stays unwatched."""
+        model = trainer.strategy.model
+        try:
+            if model is not None:
+                ddpwatch.watch(model, record=self._record)
+        except UsageError:
+            rank_zero_info("ddpwatch: no DDP module, so nothing is watched")
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Marks the epoch."""
+        ddpwatch.mark(f"epoch {trainer.current_epoch}")
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Marks the step."""
+        if self.every and trainer.global_step % self.every == 0:
+            ddpwatch.mark(f"step {trainer.global_step}")
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Marks the checkpoint."""
+        ddpwatch.mark("checkpoint")
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Logs the figures, on one rank."""
+        found = closing() if trainer.is_global_zero else None
+        if found is None:
+            return
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(found.metrics), step=trainer.global_step)
+        rank_zero_info(found.text)
