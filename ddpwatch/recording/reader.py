@@ -30,8 +30,8 @@ class Recording:
 
     Args:
         path: A file, a directory with one file per rank or node, or several of these, which are merged by receive
-            time. A rank that is in several comes from the one with the fewest ranks. The older parts of a rotated recording are found beside the newest. Of several runs in a directory, the newest
-            is read.
+            time. A rank that is in several comes from the one with the fewest ranks. The older parts of a rotated
+            recording are found beside the newest. Of several runs in a directory, the newest is read.
 
     Raises:
         UsageError: A file cannot be opened, is not an MCAP file, or was written by a newer major version.
