@@ -26,12 +26,14 @@ from ddpwatch.messages import (
     Beat,
     BucketLayout,
     Bye,
+    ClockExchange,
     Device,
     Group,
     Hello,
     Layout,
     Mark,
     Message,
+    Node,
     Stack,
     Status,
     encode,
@@ -51,7 +53,9 @@ _FLAGS = frozenset(
      "strategy", "parameter_groups", "reshard_after_forward")
 )  # fmt: skip
 _GROUPS = "data parallel|sharding|replication"
-_REFUSALS = frozenset(("oversize", "invalid", "unknown type", "not msgpack", "multipart", "not a rank's to send"))
+_REFUSALS = frozenset(
+    ("oversize", "invalid", "unknown type", "not msgpack", "multipart", "not a rank's to send", "foreign rank")
+)
 _SIGNALS = frozenset(number.name for number in signal.Signals)
 
 
@@ -159,6 +163,13 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
         "name": _PRODUCT,
         "net_faulty": _word("interface", r"(?:eth|ib|bond)\d{1,3}|lo"),
     },
+    ClockExchange: {
+        "node_boot_id": _word("boot"),
+        "node_time_ns": _word("clock"),
+        "root_boot_id": _word("boot"),
+        "root_time_ns": _word("clock"),
+    },
+    Node: {"host": _word("host")},
     Bye: {"detail": _detail, "phase": _PHASE},
     Status: {
         "refused": _refused,
