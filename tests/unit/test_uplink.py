@@ -157,7 +157,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
         dealer.close(linger=0)
     if made.root is not None:
         made.root.close()
-    made.context.term()
+    made.context.destroy(linger=0)
 
 
 def beat(step: int, rank: int = 2) -> Beat:
