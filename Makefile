@@ -65,6 +65,7 @@ bench: install
 	$(BIN)/python benchmarks/diagnosis.py --quick
 	$(BIN)/python benchmarks/dashboard.py
 	$(BIN)/python benchmarks/collector.py --hostile
+	$(BIN)/python benchmarks/node_steps.py
 	$(JOB) benchmarks/overhead.py
 	$(JOB) benchmarks/profiler_truth.py
 	$(JOB) benchmarks/strategies.py

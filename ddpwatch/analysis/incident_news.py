@@ -10,7 +10,7 @@ from ddpwatch.analysis.diagnosis.incident import LOST, Account, Incident, LostTi
 
 ABSENT_NS = 3_000_000_000  # what is absent for less has not ended: its figure wavers around a threshold
 NS_PER_S = 1e9
-_LATE = ("straggler", "intermittent", "drift", "slow_input")  # one late rank, called by what it does most
+_LATE = ("straggler", "intermittent", "drift", "slow_input", "slow_host")  # one late rank, called by what it does most
 _PAUSES = {"gc": "garbage collection", "checkpoint": "checkpoints"}
 Key = tuple[str, tuple[int, ...], str, int | None]
 

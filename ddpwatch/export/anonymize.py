@@ -22,7 +22,21 @@ from typing import Any
 from msgspec.structs import replace
 
 from ddpwatch.blackbox import PHASES
-from ddpwatch.messages import Beat, Bye, Device, Group, Hello, Layout, Mark, Message, Stack, Status, encode
+from ddpwatch.messages import (
+    Beat,
+    Bye,
+    ClockExchange,
+    Device,
+    Group,
+    Hello,
+    Layout,
+    Mark,
+    Message,
+    Node,
+    Stack,
+    Status,
+    encode,
+)
 from ddpwatch.transport import Envelope, Frame
 
 _BACKEND = r"(?:(?:cpu|cuda|xpu|mps|hpu):)?(?:gloo|nccl|mpi|ucc|xccl|hccl)"
@@ -36,7 +50,9 @@ _EXCEPTIONS = frozenset(
 _FLAGS = frozenset(
     ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers", "bucket_cap_mb")
 )
-_REFUSALS = frozenset(("oversize", "invalid", "unknown type", "not msgpack", "multipart", "not a rank's to send"))
+_REFUSALS = frozenset(
+    ("oversize", "invalid", "unknown type", "not msgpack", "multipart", "not a rank's to send", "foreign rank")
+)
 _SIGNALS = frozenset(number.name for number in signal.Signals)
 
 
@@ -140,6 +156,13 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
         "name": _PRODUCT,
         "net_faulty": _word("interface", r"(?:eth|ib|bond)\d{1,3}|lo"),
     },
+    ClockExchange: {
+        "node_boot_id": _word("boot"),
+        "node_time_ns": _word("clock"),
+        "root_boot_id": _word("boot"),
+        "root_time_ns": _word("clock"),
+    },
+    Node: {"host": _word("host")},
     Bye: {"detail": _detail, "phase": _PHASE},
     Status: {
         "refused": _refused,

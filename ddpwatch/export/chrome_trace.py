@@ -310,14 +310,16 @@ class _Tracer:
         for rank, step in sorted(across.ranks.items()):
             start = step.start_ns + self._offset(rank)
             self._times.add(across.step, start, start + step.duration_ns)
-            yield from self._step(step, start, across.figures[rank])
+            shift = across.shifts.get(rank) if across.comparable else None
+            yield from self._step(step, start, across.figures[rank], None if shift is None else shift.error)
             yield from self._hooks(rank, step, start)
             found = flights(step, across.facts_of(rank), across.skew)
             yield from self._comm(step, start, found, flows)
         for spans in flows.values():
             yield from self._arrows(spans)
 
-    def _step(self, step: Step, start: int, figure: StepFigures) -> Iterator[Event]:
+    def _step(self, step: Step, start: int, figure: StepFigures, error_ns: int | None) -> Iterator[Event]:
+        """A step's span and its phases; ``error_ns``: how far its clock's offset may be off, None on one clock."""
         rank = step.rank
         facts = {
             "status": step.status,
@@ -325,6 +327,8 @@ class _Tracer:
             "exposed_ms": None if figure.exposed_ns is None else figure.exposed_ns / 1e6,
             "phases_ms": {name: ns / 1e6 for name, ns in figure.phases_ns.items()},
         }
+        if error_ns is not None:
+            facts["clock_error_ms"] = error_ns / 1e6
         yield from self._span(rank, STEP_LANE, f"step {step.step}", "step", start, start + step.duration_ns, facts)
         for phase, first, last in sorted(named_stretches(step), key=lambda stretch: (stretch[1], -stretch[2])):
             name = _PHASES.get(phase, phase)

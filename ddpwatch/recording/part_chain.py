@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +68,12 @@ class PartChain:
         for number, part in enumerate(self.parts):
             yield from part.frames(selection, first=number == 0)
 
+    def ranks(self) -> frozenset[int]:
+        """The ranks in it."""
+        if self.rank is not None:
+            return frozenset({self.rank})
+        return frozenset(message.rank for message, _ in self.frames(CONTEXT_ONLY) if isinstance(message, Hello))
+
     def lead_in(self, at_ns: int, steps: int, span_ns: int) -> int:
         """See `Recording.lead_in`. Takes a quarter more steps than asked for, since some ranks may be behind."""
         newest = 0
@@ -81,6 +87,19 @@ class PartChain:
     @property
     def _is_continued(self) -> bool:
         return "continued" in self.newest.end
+
+
+def foreign_ranks(chains: Sequence[PartChain]) -> list[frozenset[int]]:
+    """Per recording the ranks that another one has, too, and has fewer of: a node's own recording beside the root's."""
+    if len(chains) == 1 or all(chain.rank is not None for chain in chains):
+        return [frozenset()] * len(chains)
+    ranks = [chain.ranks() for chain in chains]
+    taken: set[int] = set()
+    foreign = [frozenset[int]()] * len(chains)
+    for position in sorted(range(len(chains)), key=lambda position: len(ranks[position])):
+        foreign[position] = ranks[position] & taken
+        taken |= ranks[position]
+    return foreign
 
 
 def identity_of(part: Part) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Hello, Message, Step
 from ddpwatch.recording.part import Part
-from ddpwatch.recording.part_chain import chains_of, parts_of_newest_run, with_siblings
+from ddpwatch.recording.part_chain import chains_of, foreign_ranks, parts_of_newest_run, with_siblings
 from ddpwatch.recording.seek import Position
 from ddpwatch.recording.selection import CONTEXT_ONLY, Selection
 from ddpwatch.transport import Envelope, Frame
@@ -29,9 +29,9 @@ class Recording:
     """A recording, for any number of passes. The counters are those of the last pass.
 
     Args:
-        path: A file, a directory with one file per rank, or several of these, which are merged by receive time. The
-            older parts of a rotated recording are found beside the newest. Of several runs in a directory, the newest
-            is read.
+        path: A file, a directory with one file per rank or node, or several of these, which are merged by receive
+            time. A rank that is in several comes from the one with the fewest ranks. The older parts of a rotated
+            recording are found beside the newest. Of several runs in a directory, the newest is read.
 
     Raises:
         UsageError: A file cannot be opened, is not an MCAP file, or was written by a newer major version.
@@ -117,7 +117,10 @@ class Recording:
         self.frames = self.skipped = 0
         self._first_ns = self._last_ns = 0
         self.cut_tail = False
-        chains = [chain.frames(selection) for chain in self.chains]
+        chains = [
+            chain.frames(selection) if not foreign else _without(foreign, chain.frames(selection))
+            for chain, foreign in zip(self.chains, foreign_ranks(self.chains), strict=True)
+        ]
         merged = chains[0] if len(chains) == 1 else heapq.merge(*chains, key=_received)
         for message, envelope in merged:
             yield self._counted(message, envelope)
@@ -210,6 +213,10 @@ class Recording:
     def _note_ends(self) -> None:
         self.skipped = sum(part.skipped for part in self.parts)
         self.cut_tail = any(part.cut_tail for part in self.parts)
+
+
+def _without(ranks: frozenset[int], frames: Iterable[Frame]) -> Iterator[Frame]:
+    return (frame for frame in frames if getattr(frame[0], "rank", None) not in ranks)
 
 
 def _received(frame: Frame) -> int:

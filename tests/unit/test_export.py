@@ -338,6 +338,7 @@ def filled(kind: inspect.Type, text: str) -> Any:
         return kind.values[0]
     plain: dict[type, object] = {
         inspect.StrType: text, inspect.IntType: 1, inspect.FloatType: 1.0, inspect.BoolType: True,
+        inspect.BytesType: b"",
     }  # fmt: skip
     return plain[type(kind)]
 

@@ -227,3 +227,40 @@ def test_packed_steps_are_a_fraction_of_those_that_ranks_sent() -> None:
     remote = [message for message, _ in raw if isinstance(message, Step) and message.rank >= PER_HOST]
     assert 3 * nbytes < sum(len(encode(message)) for message in remote)
     assert all(isinstance(pack(0, [one]), NodeStep) for one in remote[:1])
+
+
+# -- one recording per node ------------------------------------------------------------------------------------------
+
+
+def per_node(folder: Path) -> Path:
+    """Each node's own recording of its ranks, with the end that its own collector saw."""
+    for host in range(HOSTS):
+        mine = [
+            (message, received_ns)
+            for message, received_ns in run(False)
+            if getattr(message, "rank", None) in (*range(host * PER_HOST, (host + 1) * PER_HOST), None)
+            and not isinstance(message, ClockExchange)
+        ]
+        write(folder / f"host{host}.mcap", mine)
+    return folder
+
+
+def test_a_directory_of_nodes_recordings_is_one_run(tmp_path: Path, recorded: tuple[Recording, Recording]) -> None:
+    """The same figures as from the root's recording, with the clocks that collectives alone bound."""
+    together, whole = report_of(per_node(tmp_path)), report_of(recorded[0].path)
+    assert together["run"] == whole["run"]
+    assert together["steps"] == whole["steps"]
+    assert [row["rank"] for row in together["ranks"]] == list(range(WORLD))
+    assert together["phases_ms"] == whole["phases_ms"]
+    errors = [row["clock_error_ms"] for row in together["ranks"]]
+    assert all(error is not None for error in errors)
+    assert max(errors) > max(row["clock_error_ms"] for row in whole["ranks"])
+
+
+def test_the_roots_recording_beside_those_of_nodes_counts_once(
+    tmp_path: Path, recorded: tuple[Recording, Recording]
+) -> None:
+    write(per_node(tmp_path) / "root.mcap", run(True))
+    together, whole = report_of(tmp_path), report_of(recorded[0].path)
+    assert together["steps"] == whole["steps"]
+    assert together["lost"]["rank_seconds"] == pytest.approx(whole["lost"]["rank_seconds"])

@@ -20,6 +20,7 @@ from ddpwatch.analysis.diagnosis.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.liveness import Liveness
 from ddpwatch.analysis.diagnosis.pauses import Pauses, joined
 from ddpwatch.analysis.diagnosis.sentences import LayerNames, late_rank_sentence
+from ddpwatch.analysis.diagnosis.slow_host import by_host
 from ddpwatch.analysis.diagnosis.unsound import Unsound
 from ddpwatch.analysis.diagnosis.whole_run import WholeRun
 from ddpwatch.analysis.groups import Groups
@@ -53,6 +54,7 @@ class Diagnosis:
         self._unsound = Unsound()
         self._liveness = Liveness(groups or Groups())
         self._devices = DeviceCauses()
+        self._hosts: dict[int, str] = {}
         self._causes: dict[tuple[int, int], tuple[int, Cause | None]] = {}
         self._splits: deque[StepSplit] = deque(maxlen=KEEP_SPLITS)
         self._recent: deque[StepFacts] = deque(maxlen=KEEP_FACTS)
@@ -74,6 +76,7 @@ class Diagnosis:
         elif isinstance(message, RankSample):
             self._devices.rank_sample(message)
         elif isinstance(message, Hello):
+            self._hosts[message.rank] = message.host
             self._devices.hello(message)
             self._liveness.hello(message.rank, received_ns)
         elif isinstance(message, Bye):
@@ -187,6 +190,11 @@ class Diagnosis:
     def incidents(self) -> list[Incident]:
         """What went wrong so far: errors first, then what costs most."""
         total = self._ledger.rank_ns
+        found = [replace(incident, share=_share(incident, total)) for incident in by_host(self._found(), self._hosts)]
+        return sorted(found, key=lambda incident: (_SEVERITIES.index(incident.severity), -incident.cost_ns))
+
+    def _found(self) -> list[Incident]:
+        """What went wrong so far, rank by rank."""
         found = [
             *(self._incident(late) for late in self._late.values()),
             *self._ended,
@@ -194,8 +202,7 @@ class Diagnosis:
             *self._unsound.incidents(),
             *joined(self._pauses.incidents(), self._liveness.incidents(self._now_ns)),
         ]
-        found = [replace(incident, share=_share(incident, total)) for incident in found]
-        return sorted(found, key=lambda incident: (_SEVERITIES.index(incident.severity), -incident.cost_ns))
+        return sorted(found, key=lambda incident: -incident.cost_ns)
 
     def slowest(self) -> Incident | None:
         """The late rank that costs most of a step at the moment."""
@@ -203,7 +210,7 @@ class Diagnosis:
 
     def lost(self) -> LostTime:
         """Where the rank-time went so far."""
-        ledger, incidents = self._ledger, self.incidents()
+        ledger, incidents = self._ledger, self._found()
         rest, waits = Counter(ledger.accounts), ledger.waits.total()
         waiting: Counter[tuple[int, str]] = Counter()
         for incident in incidents:

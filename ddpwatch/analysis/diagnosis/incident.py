@@ -14,6 +14,7 @@ Kind = Literal[
     "slow_input",  # the loop waits for data in nearly every step
     "exposed_comm",  # transfers that no compute hides
     "slow_link",  # transfers have become slower
+    "slow_host",  # most ranks of one host are late
     "hang",  # a rank does not go on
     "death",  # a rank ended before it finished
     "not_reduced",  # the comm hook communicates nothing
@@ -30,7 +31,7 @@ class Incident:
     """Something that costs time, or ends a run.
 
     Attributes:
-        ranks: Whose doing it is; empty if it is no single rank's.
+        ranks: Whose doing it is, all of a host's if it is the host's; empty if it is no single rank's.
         phase: Where the time goes: one of the `ddpwatch.analysis.step.PHASES`, or ``gc``, ``checkpoint``,
             ``validation``, ``compilation``; empty if unknown.
         param: Id of the first parameter whose gradient is late; None outside the backward, or if not seen.

@@ -13,7 +13,7 @@ from ddpwatch.analysis.window import Summary
 from ddpwatch.messages import Bye
 
 Severity = Literal["none", "ok", "warn", "bad"]
-_BAD = ("straggler", "intermittent", "drift")
+_BAD = ("straggler", "intermittent", "drift", "slow_host")
 WORTH_SAYING = 0.005  # of a step: what an incident that is over cost at least, to be mentioned
 
 

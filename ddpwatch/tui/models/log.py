@@ -13,7 +13,7 @@ from ddpwatch.sampling.levels import is_odd, status_name
 from ddpwatch.tui.text import ms
 
 KEEP_LINES = 2000
-_BLAMES = ("straggler", "intermittent", "drift")
+_BLAMES = ("straggler", "intermittent", "drift", "slow_host")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,90 @@
+"""Joins the late ranks of one host: where most of a host's ranks are late, it is the host."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.wording import in_ms, phase_named
+from ddpwatch.analysis.step import NS_PER_MS
+
+_LATE = ("straggler", "drift", "slow_input")
+
+
+def by_host(incidents: Iterable[Incident], hosts: Mapping[int, str]) -> list[Incident]:
+    """The incidents, with those of a host's late ranks joined into one.
+
+    They are joined if at least two ranks, and half of the host's, are late in overlapping stretches of steps, and if
+    the run has other hosts.
+
+    Args:
+        incidents: In any order.
+        hosts: The host of each rank.
+    """
+    ranks: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, host in sorted(hosts.items()):
+        ranks[host].append(rank)
+    if len(ranks) < 2:
+        return list(incidents)
+    found: list[Incident] = []
+    late: defaultdict[str, list[Incident]] = defaultdict(list)
+    for incident in incidents:
+        if incident.kind in _LATE and len(incident.ranks) == 1 and incident.ranks[0] in hosts:
+            late[hosts[incident.ranks[0]]].append(incident)
+        else:
+            found.append(incident)
+    for host, own in late.items():
+        for together in _together(own):
+            several = len({incident.ranks for incident in together}) >= max(2, len(ranks[host]) / 2)
+            found += [_joined(host, ranks[host], together)] if several else together
+    return found
+
+
+def _together(incidents: Sequence[Incident]) -> Iterator[list[Incident]]:
+    """Those whose steps overlap."""
+    found: list[Incident] = []
+    until = -1
+    for incident in sorted(incidents, key=lambda incident: incident.since_step or 0):
+        if found and (incident.since_step or 0) > until:
+            yield found
+            found, until = [], -1
+        found.append(incident)
+        until = max(until, incident.until_step or 0)
+    if found:
+        yield found
+
+
+def _joined(host: str, ranks: Sequence[int], late: Sequence[Incident]) -> Incident:
+    worst = max(late, key=lambda incident: incident.cost_ns)
+    phase = Counter(incident.phase for incident in late).most_common(1)[0][0]
+    late_ms = max(incident.evidence["late_ms"] for incident in late)
+    since = min((incident.since_step for incident in late if incident.since_step is not None), default=None)
+    until = max((incident.until_step for incident in late if incident.until_step is not None), default=None)
+    named = sorted({rank for incident in late for rank in incident.ranks})
+    who = "all of its ranks are" if len(named) == len(ranks) else f"{len(named)} of its {len(ranks)} ranks are"
+    text = f"host {host} is slow: {who} late, by up to {in_ms(late_ms * NS_PER_MS)} in each step"
+    if phase:
+        text += f": {phase_named(phase).replace('its ', 'their ', 1)} takes longer"
+    return Incident(
+        kind="slow_host",
+        severity="warning",
+        message=text,
+        ranks=tuple(ranks),
+        phase=phase,
+        bucket=worst.bucket,
+        device=worst.device,
+        since_step=since,
+        until_step=until,
+        steps=max(incident.steps for incident in late),
+        cost_ns=sum(incident.cost_ns for incident in late),
+        gain=_gain(late),
+        open=any(incident.open for incident in late),
+        evidence={"host": host, "late_ranks": named, "late_ms": late_ms, "step_ms": worst.evidence["step_ms"]},
+    )
+
+
+def _gain(late: Sequence[Incident]) -> float | None:
+    """A step waits for one rank only, so what the ranks cost adds up."""
+    gains = [incident.gain for incident in late if incident.gain is not None]
+    return min(sum(gains), 1.0) if gains else None
