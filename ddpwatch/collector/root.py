@@ -63,6 +63,7 @@ class Root:
         self._clock = clock.boot_id(), clock.time_namespace()
         self._acks: set[str] = set()
         self._asked = context.socket(zmq.REP)
+        self._asked.linger = 0  # a reply that nobody takes any more must not hold up the end
         self._asked.bind("inproc://zeromq.zap.01")
         self._agents = transport.root_router(context, order.keys, ZAP_DOMAIN)
         self._failures = transport.ConnectionMonitor(self._agents, _FAILED)

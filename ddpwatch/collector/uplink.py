@@ -281,7 +281,8 @@ class Uplink:
     def _enter(self, welcome: Welcome) -> None:
         """Goes on where the root is. One that knows nothing of what was acknowledged needs introductions."""
         if welcome.seq == 0 and self._queue.first > 1:
-            self._send(Introduction(list(self._introduce())))
+            for frames in _in_portions(self._introduce()):
+                self._send(Introduction(frames))
         self._queue.acknowledge(welcome.seq)
         self._queue.rewind()
         self.welcome, self._is_welcome = welcome, True
@@ -314,3 +315,15 @@ class Uplink:
             self._socket.send(pack(message), zmq.DONTWAIT)
         except zmq.ZMQError as error:  # full: the connection is opened again after a while, and all of it sent again
             _log.debug("not sent: %s", error)
+
+
+def _in_portions(frames: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The frames in messages of about `BATCH_BYTES`."""
+    portion: list[bytes] = []
+    for frame in frames:
+        if portion and sum(map(len, portion)) + len(frame) > BATCH_BYTES:
+            yield portion
+            portion = []
+        portion.append(frame)
+    if portion:
+        yield portion

@@ -48,6 +48,7 @@ class RunLog:
         self._news = IncidentNews()
         self._recording_error = ""
         self._restarts = 0
+        self._whole = ""
         self._layouts: set[tuple[int, int]] = set()
         self._unusual: set[tuple[int, str]] = set()
         self._unseen: set[int] = set()  # nodes
@@ -79,6 +80,7 @@ class RunLog:
         elif isinstance(message, Status):
             self._recording(message.recording_error, at_ns)
             self._restarted(message.restarts, at_ns)
+            self._pointer(message.whole, at_ns)
 
     def log_incidents(self, incidents: Sequence[Incident], at_ns: int) -> None:
         """Adds a line for each incident that has started, and for each that has ended."""
@@ -116,6 +118,12 @@ class RunLog:
         else:
             text, severity = f"host {node.host} is not connected: {ranks_named(node.ranks)} unseen", "warn"
         self.add(LogLine(at_ns, "rank", text, severity))
+
+    def _pointer(self, whole: str, at_ns: int) -> None:
+        """Adds a line with what to type for the whole run, on a host that shows only its own ranks."""
+        if whole != self._whole:
+            self._whole = whole
+            self.add(LogLine(at_ns, "run", f"these are the ranks of this host; for all hosts: {whole}"))
 
     def _layout(self, layout: Layout, at_ns: int) -> None:
         key = (layout.module, layout.epoch)

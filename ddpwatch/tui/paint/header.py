@@ -109,6 +109,8 @@ def _identity(model: Overview) -> list[Field]:
         fields.append(_filtered(model))
     if model.following:
         fields.append(Field("follows the slowest rank", "follows slowest", 1, "warn"))
+    if model.status is not None and model.status.whole:
+        fields.append(Field(f"this host only: {clean(model.status.whole, 80)}", "this host only", 1, "warn"))
     if hello is None:
         return fields
     ranks = f"{world} rank{'s' if world != 1 else ''}"
