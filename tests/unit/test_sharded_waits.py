@@ -41,7 +41,7 @@ def test_columns_of_waits_are_empty_without_any() -> None:
 
 
 def test_on_a_gpu_the_compute_stream_is_stamped_before_it_waits() -> None:
-    """FSDP2 waits for a gather before it uses it, for the oldest reduce-scatter before the next, for the rest at last."""
+    """FSDP2 waits for a gather before it uses it, for a reduce-scatter before the next one, or at the end."""
     now = iter(range(0, 1000, 10))
     recorder = StepRecorder(lambda record: None, clock=lambda: next(now))
     probe: Any = object.__new__(FsdpProbe)
