@@ -55,6 +55,9 @@ def probe_step(row: Row, rank: int = 0) -> Step:
         comm_ready=sent["ready"],
         comm_launch=sent["launch"],
         comm_done=sent["done"],
+        comm_op=sent["op"],
+        comm_wait_begin=sent["wait_begin"],
+        comm_wait_end=sent["wait_end"],
     )
 
 
@@ -62,6 +65,7 @@ def near(measured: float | None, expected: float) -> bool:
     return measured is not None and abs(measured - expected) <= max(TOLERANCE, 0.05 * expected)
 
 
+SHARDED = ("sharded, blocking", "sharded, prefetched")
 SCHEDULES = ("hidden", "exposed", "half", "out of order", "many", "two modules", "gap")
 
 
@@ -112,8 +116,8 @@ def test_every_bucket_is_stamped_where_it_was_launched_and_done(results: Rows) -
 
 def test_a_bucket_is_ready_when_its_last_gradient_has_come(results: Rows) -> None:
     """Here each bucket is launched as soon as it is ready: the reducer's own ready times must agree with that."""
-    for rows in results.values():
-        for row in rows:
+    for case, rows in results.items():
+        for row in () if case in SHARDED else rows:
             assert row["step"]["ready"]
             assert all(0 <= b - a < TOLERANCE for a, b in zip(row["step"]["ready"], row["step"]["launch"], strict=True))
 
@@ -134,6 +138,36 @@ def test_a_late_rank_is_late_by_what_it_slept(results: Rows) -> None:
     assert near(across.wait_ns(0), slept)
     assert all(bucket.last_rank == 1 for bucket in buckets)
     assert all(bucket.transfer is not None and bucket.transfer < slept / 2 for bucket in buckets)
+
+
+def test_collectives_and_waits_of_fsdp2(results: Rows) -> None:
+    for case in SHARDED:
+        for row in results[case]:
+            step, comm, waits = probe_step(row), union(map(tuple, row["comm"])), union(map(tuple, row["waits"]))
+            assert near(figures(step).comm_ns, total(comm)), case
+            assert near(figures(step).exposed_ns, total(intersect(comm, waits))), case
+            seen = sorted(zip(row["step"]["wait_begin"], row["step"]["wait_end"], strict=True))
+            for (begin, end), (own_begin, own_end) in zip(seen, row["waits"], strict=True):
+                assert abs(step.start_ns + begin - own_begin) < TOLERANCE, case
+                assert abs(step.start_ns + end - own_end) < TOLERANCE, case
+            for launched, (own, _) in zip(sorted(step.comm_launch), row["comm"], strict=True):
+                assert abs(step.start_ns + launched - own) < TOLERANCE, case
+
+
+def test_schedules_of_fsdp2_in_closed_form(results: Rows) -> None:
+    """Two layers. Blocking: four gathers of 30 ms and two scatters of 20 are exposed.
+
+    Prefetched: the first gather of the forward, the first of the backward and the scatters are exposed; the other two
+    gathers take less than a layer's 50 ms.
+    """
+    for row in results["sharded, blocking"]:
+        assert (row["step"]["op"].count("all_gather"), row["step"]["op"].count("reduce_scatter")) == (4, 2)
+        assert figures(probe_step(row)).overlap == 0
+        assert near(figures(probe_step(row)).exposed_ns, (4 * 30 + 2 * 20) * MS)
+    for row in results["sharded, prefetched"]:
+        assert near(figures(probe_step(row)).comm_ns, (4 * 30 + 2 * 20) * MS)
+        assert near(figures(probe_step(row)).exposed_ns, (2 * 30 + 2 * 20) * MS)
+        assert figures(probe_step(row)).overlap == pytest.approx(60 / 160, abs=0.05)
 
 
 def test_the_envelope_of_a_step_is_what_ddps_own_logger_says(results: Rows) -> None:
@@ -185,6 +219,9 @@ def test_gradients_arrive_when_a_hook_of_the_scripts_own_says(results: Rows) -> 
         ("backward end", test_forward_and_backward_are_where_the_script_saw_them),
         ("backward end", test_communication_and_overlap),
         ("a late rank's launch", test_a_late_rank_is_late_by_what_it_slept),
+        ("a wait's begin", test_collectives_and_waits_of_fsdp2),
+        ("a wait's end", test_collectives_and_waits_of_fsdp2),
+        ("launch", test_collectives_and_waits_of_fsdp2),
         ("a gradient", test_gradients_arrive_when_a_hook_of_the_scripts_own_says),
     ],
 )
@@ -202,10 +239,13 @@ def shift(row: Row, rank: int, stamp: str, ns: int) -> None:
     """Makes one kind of stamp of a row wrong."""
     step = row["step"]
     if stamp in ("launch", "done", "ready"):
-        step[stamp] = [at + ns for at in step[stamp]]
+        step[stamp] = [None if at is None else at + ns for at in step[stamp]]
     elif stamp == "a late rank's launch":
         if rank == 1:
             step["launch"] = [at + ns for at in step["launch"]]
+    elif stamp.startswith("a wait's"):
+        edge = "wait_" + stamp.rpartition(" ")[2]
+        step[edge] = [at + ns for at in step[edge]]
     elif stamp == "a gradient":
         if "probed" in row:
             row["probed"][min(row["probed"])] += ns

@@ -147,9 +147,9 @@ class Module:
     in_eval = False
 
     def __init__(self, group: int = 0, count: int | None = None) -> None:
-        self._issued = None if count is None else (group, count)
+        self._issued = [] if count is None else [(group, count)]
 
-    def issued_in(self) -> tuple[int, int] | None:
+    def issued_in(self) -> list[tuple[int, int]]:
         return self._issued
 
 

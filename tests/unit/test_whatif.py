@@ -210,7 +210,7 @@ def test_without_hook_fires() -> None:
     ("messages", "line"),
     [
         (lambda: edited(JOB, status="shadow", comm_done=[None] * len(JOB.buckets)), "0 full steps of all ranks"),
-        (lambda: edited(JOB, comm_op=["all_gather"] * len(JOB.buckets)), "shards its parameters (FSDP)"),
+        (lambda: edited(JOB, comm_op=["all_gather"] * len(JOB.buckets)), "uses FSDP2"),
         (lambda: [m for m in JOB.messages() if not isinstance(m, Layout)], "the bucket layout is missing"),
         (lambda: [m for m in JOB.messages() if not isinstance(m, Step)], "no step is readable"),
         (lambda: JOB.but(ranks=1).messages(), "one rank alone"),

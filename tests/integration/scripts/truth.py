@@ -10,12 +10,14 @@ import sys
 import threading
 import time
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives as fsdp_collectives
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -38,6 +40,7 @@ class Stamps:
     def __init__(self) -> None:
         self.compute: list[tuple[int, int]] = []  # forward, then backward
         self.comm: dict[tuple[str, int], list[int]] = {}  # module and bucket -> [launch, done]
+        self.waits: list[tuple[int, int]] = []  # for collectives of FSDP2
         self.hooks: dict[str, int] = {}  # parameter -> its gradient was accumulated
         self.end = 0  # the backward has returned
 
@@ -70,6 +73,14 @@ class Layer(nn.Module):
         return SlowBackward.apply(self.linear(x), self.seconds)
 
 
+class Both(Layer):
+    """The same, and its forward takes ``seconds`` as well."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return super().forward(x)
+
+
 class Pause(nn.Module):
     """Backward time behind the last gradient: nothing is left to communicate then."""
 
@@ -99,6 +110,80 @@ def take_time(ddp: DDP, delays: list[float], module: str = "") -> None:
     hook = partial(delayed, delays)
     hook.__qualname__ = hook.__name__ = "delayed"
     ddp.register_comm_hook(module, hook)
+
+
+class LateWork(dist.Work):
+    """A collective that moves nothing and is over after a set time."""
+
+    def __init__(self, seconds: float, key: tuple[str, int]) -> None:
+        super().__init__()
+        self.future, self.key = Future(), key
+        threading.Timer(seconds, self.finish, (stamps,)).start()
+
+    def finish(self, step: Stamps) -> None:
+        step.comm[self.key][1] = time.monotonic_ns()
+        self.future.set_result(None)
+
+    def get_future(self) -> Future[None]:
+        return self.future
+
+    def wait(self, timeout: object = None) -> bool:
+        begin = time.monotonic_ns()
+        self.future.wait()
+        stamps.waits.append((begin, time.monotonic_ns()))
+        return True
+
+
+@contextlib.contextmanager
+def collectives_that_take(gather_s: float, scatter_s: float) -> None:
+    """FSDP2's own collectives move nothing for a while."""
+    gather, scatter = fsdp_collectives.DefaultAllGather, fsdp_collectives.DefaultReduceScatter
+    before = gather.__call__, scatter.__call__
+
+    def of_time(seconds: float, op: str) -> object:
+        def call(self: object, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *rest: object) -> object:
+            begin, key = time.monotonic_ns(), (op, len(stamps.comm))
+            stamps.comm[key] = [begin, 0]
+            output_tensor.copy_(input_tensor.repeat(2) if op == "gather" else input_tensor[: output_tensor.numel()])
+            work = LateWork(seconds, key)
+            if rest and rest[-1] is True:
+                return work
+            work.future.wait()
+            stamps.comm[key][1] = time.monotonic_ns()
+            stamps.waits.append(tuple(stamps.comm[key]))
+            return None
+
+        return call
+
+    gather.__call__, scatter.__call__ = of_time(gather_s, "gather"), of_time(scatter_s, "scatter")
+    try:
+        yield
+    finally:
+        gather.__call__, scatter.__call__ = before
+
+
+def sharded(layers: list[float], gather_s: float, scatter_s: float, prefetch: bool) -> dict:
+    """FSDP2 with a parameter group per layer. With ``prefetch``, a layer is gathered while the one before computes."""
+    blocks = [Both(seconds) for seconds in layers]
+    for block in blocks:
+        fully_shard(block)
+    for block, following in pairwise(blocks):
+        block.set_modules_to_forward_prefetch([following] if prefetch else [])
+    model, records = fully_shard(nn.Sequential(*blocks)), []
+    model._set_unshard_async_op(prefetch)
+    with ddpwatch.watch(model), collectives_that_take(gather_s, scatter_s):
+        tap(records)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        blocking = scatter_s * len(layers) + (gather_s if prefetch else gather_s * (2 * len(layers)))
+        overhead_s = 5 * PER_LAYER_S * len(layers)  # of its collectives
+        seen, chosen = until_undisturbed(model, optimizer, 2 * sum(layers) + blocking + overhead_s, [])
+        session._session.recorder.finish()
+    return {
+        "compute": seen[chosen].compute,
+        "comm": sorted(seen[chosen].comm.values()),
+        "waits": sorted(seen[chosen].waits),
+        "step": message(records[chosen]),
+    }
 
 
 def case(layers: list[float], delays: list[float] | None, pause: float = 0.0, one_bucket: bool = False) -> dict:
@@ -264,6 +349,9 @@ def message(record: StepRecord) -> dict:
         "ready": sent.comm_ready,
         "launch": sent.comm_launch,
         "done": sent.comm_done,
+        "op": sent.comm_op,
+        "wait_begin": sent.comm_wait_begin,
+        "wait_end": sent.comm_wait_end,
     }
 
 
@@ -283,6 +371,8 @@ def main() -> None:
         "gap": lambda: case([10 * MS, 100 * MS], [5 * MS, 30 * MS]),
         "late rank": lambda: case([10 * MS + late, 10 * MS, 10 * MS], None),
     }
+    cases["sharded, blocking"] = lambda: sharded([20 * MS] * 2, 30 * MS, 20 * MS, prefetch=False)
+    cases["sharded, prefetched"] = lambda: sharded([50 * MS] * 2, 30 * MS, 20 * MS, prefetch=True)
     cases["hooks, by DDP's statistics"] = lambda: hook_fires([15 * MS] * 4, statistics=True)
     cases["hooks, by Python hooks"] = lambda: hook_fires([15 * MS] * 4, statistics=False)
     with ddpwatch.watch(anchor):

@@ -1,0 +1,69 @@
+"""FSDP2's waits: cut out of the phases on the sender thread, and on a GPU stamped with events (simulated here)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from ddpwatch.probe.fsdp import FsdpProbe
+from ddpwatch.probe.record import BucketRecord, StepRecord, without
+from ddpwatch.probe.recorder import StepRecorder
+
+
+def collective(launch: int, done: int | None, wait: int | None, end: int | None = None) -> BucketRecord:
+    entry = BucketRecord(0, 0, 8, launch)
+    entry.op, entry.done, entry.wait_begin, entry.wait_end = "all_gather", done, wait, end
+    return entry
+
+
+def test_waits_are_cut_out_of_the_phases() -> None:
+    spans = without([(10, 20), (35, 45)], [("forward", 5, 30), ("backward", 30, 50), ("sync", 50, 50)])
+    assert spans == [
+        ("forward", 5, 10), ("sync", 10, 20), ("forward", 20, 30), ("backward", 30, 35), ("sync", 35, 45),
+        ("backward", 45, 50),
+    ]  # fmt: skip
+
+
+def test_a_gpu_waits_until_the_collective_is_done() -> None:
+    assert collective(0, done=30, wait=20).wait == (20, 30)
+    assert collective(0, done=30, wait=40).wait == (40, 40)  # it was hidden
+    assert collective(0, done=None, wait=40).wait is None
+
+
+def test_columns_of_waits_are_empty_without_any() -> None:
+    record = StepRecord(0, 100)
+    record.buckets = [collective(110, 130, None)]
+    assert record.message(0, 0).comm_wait_begin == []
+    record.buckets = [collective(110, 130, 120), collective(112, 140, None)]
+    sent = record.message(0, 0)
+    assert (sent.comm_wait_begin, sent.comm_wait_end) == ([20, None], [30, None])
+    assert [(span.phase, span.start, span.end) for span in sent.spans] == [("sync", 20, 30)]
+
+
+def test_on_a_gpu_the_compute_stream_is_stamped_before_it_waits() -> None:
+    """FSDP2 waits for a gather before it uses it, for a reduce-scatter before the next one, or at the end."""
+    now = iter(range(0, 1000, 10))
+    recorder = StepRecorder(lambda record: None, clock=lambda: next(now))
+    probe: Any = object.__new__(FsdpProbe)
+    probe.active, probe._recorder, probe._on_error = True, recorder, None
+    probe._blocking, probe._validating, probe._gathering, probe._reducing = False, False, {}, []
+    calls: list[str] = []
+    names = ("wait_for_unshard", "post_backward", "finalize_backward")
+    group: Any = SimpleNamespace(comm_ctx=SimpleNamespace(reduce_scatter_max_input_buffers=1))
+    for name in names:
+        setattr(group, name, lambda name=name: calls.append(name))
+    probe._groups = [lambda: group]
+    probe._stamp_waits(0, group)
+    recorder.forward_begin()
+    gather, first, second = (collective(0, None, None) for _ in range(3))
+    first.op = second.op = "reduce_scatter"
+    probe.finished(gather)
+    group.wait_for_unshard()
+    probe.finished(first)
+    group.post_backward()
+    probe.finished(second)
+    group.finalize_backward()
+    assert calls == list(names)
+    stamps = [gather.done, gather.wait_begin, first.done, first.wait_begin, second.done, second.wait_begin]
+    assert None not in stamps
+    assert stamps == sorted(stamps)  # type: ignore[type-var]
