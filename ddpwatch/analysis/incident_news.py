@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ddpwatch.analysis.diagnosis.account_names import account_in_phase
 from ddpwatch.analysis.diagnosis.incident import LOST, Account, Incident, LostTime
 
 ABSENT_NS = 3_000_000_000  # what is absent for less has not ended: its figure wavers around a threshold
 NS_PER_S = 1e9
 _LATE = ("straggler", "intermittent", "drift", "slow_input", "slow_host")  # one late rank, called by what it does most
-_PAUSES = {"gc": "garbage collection", "checkpoint": "checkpoints"}
 Key = tuple[str, tuple[int, ...], str, int | None]
 
 
@@ -119,24 +119,7 @@ def steps_text(incident: Incident) -> str:
 
 def account_text(account: Account) -> str:
     """What the time of an account went into."""
-    match account.name:
-        case "waiting":
-            return f"waiting for rank {account.rank}" + (f" ({account.phase})" if account.phase else "")
-        case "jitter":
-            return "waiting for whichever rank was last"
-        case "transfer":
-            return "exposed transfer"
-        case "exposed":
-            return "exposed communication"
-        case "pause":
-            return _PAUSES.get(account.phase, account.phase)
-        case "startup":
-            return "warm-up steps"
-        case "compute":
-            return account.phase or "compute"
-        case "other":
-            return {"between": "between optimizer and forward"}.get(account.phase, account.phase or "the rest")
-    return account.name
+    return account_in_phase(account.name, account.rank, account.phase)
 
 
 def lost_accounts(lost: LostTime) -> list[Account]:

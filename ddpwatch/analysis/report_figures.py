@@ -26,6 +26,7 @@ from ddpwatch.analysis.step import NS_PER_MS, missing_steps
 from ddpwatch.messages import Bye, Hello, Message, Status, Step, StepStatus
 from ddpwatch.sampling.cost import CostMeter
 
+_FIGURES = ("ready", "launch", "done", "transfer", "exposed", "busbw")  # of a bucket
 # A step counts as the first of these that any rank reports.
 _NOTABLE: tuple[StepStatus, ...] = ("warmup", "aborted", "unresolved", "unwatched", "shadow")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ddpwatch.analysis.diagnosis.account_names import account_in_phase
 from ddpwatch.analysis.diagnosis.incident import LOST
 from ddpwatch.report.format import duration, number, percent
 from ddpwatch.report.tables import Table
@@ -19,15 +20,6 @@ PARTS = {  # of the bar, by account
     "exposed": "communication", "input": "input", "pause": "pauses", "startup": "other", "other": "other",
 }  # fmt: skip
 CELLS = {"compute": "█", "waiting": "▓", "communication": "▒", "input": "░", "pauses": "▚", "other": "·"}
-_NAMES = {
-    "jitter": "waiting for whichever rank was last", "transfer": "exposed transfer",
-    "exposed": "exposed communication", "input": "input", "startup": "warm-up",
-}  # fmt: skip
-_PAUSES = {"gc": "garbage collection", "checkpoint": "checkpoints"}
-_OTHER = {
-    "between": "between optimizer and forward", "unwatched": "longer in unwatched steps", "unseen": "not seen",
-    "aborted": "aborted steps",
-}  # fmt: skip
 
 
 def lost_sentence(report: dict[str, Any]) -> str:
@@ -40,40 +32,26 @@ def lost_sentence(report: dict[str, Any]) -> str:
     found = [row for row in lost["accounts"] if row["account"] in LOST and row["share"] >= LEAST_SHARE]
     if not found:
         return f"nothing of {run} lost"
-    parts = [f"{percent(row['share'], 1)} {_name(row)}{_where(row, report)}" for row in found[:MOST_NAMED]]
+    parts = [f"{percent(row['share'], 1)} {_named(row, report)}" for row in found[:MOST_NAMED]]
     if rest := sum(row["share"] for row in found[MOST_NAMED:]):
         parts.append(f"{percent(rest, 1)} more")
     return f"{percent(lost['lost_share'], 1)} of {run} lost: {', '.join(parts)}"
 
 
-def _where(row: Account, report: dict[str, Any]) -> str:
-    """The phase in which a rank was slow, and from which layer on."""
-    if row["rank"] is None or not row["phase"]:
-        return ""
+def _named(row: Account, report: dict[str, Any]) -> str:
+    """An account with the layer from which on the rank was slow."""
     blamed = (
         incident["param"]
         for incident in report["incidents"]
         if incident["ranks"] == [row["rank"]] and incident["phase"] == row["phase"] and incident["param"]
     )
-    layer = next(blamed, None)
-    return f" ({row['phase']})" if layer is None else f" ({row['phase']}, from {layer} on)"
+    layer = next(blamed, None) if row["rank"] is not None and row["phase"] else None
+    return account_name(row) if layer is None else account_name(row).removesuffix(")") + f", from {layer} on)"
 
 
 def account_name(row: Account) -> str:
     """An account in a table: what the time went into, and in which phase."""
-    return f"{_name(row)} ({row['phase']})" if row["rank"] is not None and row["phase"] else _name(row)
-
-
-def _name(row: Account) -> str:
-    account: str = row["account"]
-    phase: str = row["phase"] or ""
-    if account == "waiting":
-        return f"waiting for rank {row['rank']}"
-    if account == "pause":
-        return _PAUSES.get(phase, phase)
-    if account == "other":
-        return _OTHER.get(phase, "the rest")
-    return phase if account == "compute" else _NAMES.get(account, account)
+    return account_in_phase(row["account"], row["rank"], row["phase"] or "")
 
 
 def account_table(report: dict[str, Any]) -> Table:

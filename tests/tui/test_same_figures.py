@@ -9,6 +9,8 @@ from statistics import fmean, median
 
 import pytest
 
+from benchmarks.fleet import Disturbance, Fleet, Shape, zeros
+from benchmarks.fleet_noise import Noise
 from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.analysis.diagnosis.rows import incident_row, lost_row
 from ddpwatch.analysis.step import PHASES
@@ -29,7 +31,7 @@ from ddpwatch.state import RunState
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import ReplaySpec
 from tests.support.dashboards import Clock, ended_recording, screen_text, until
-from tests.support.frames import MS, START_NS, device, hello, layout, unwatched
+from tests.support.frames import MS, START_NS, device, hello, layout, state_of, unwatched
 from tests.tui.test_replay import eventful
 
 WORLD, STEPS = 3, 46
@@ -432,6 +434,52 @@ async def test_incidents_and_lost_time(tmp_path, capsys):
         await pilot.press("4")
         cost = re.search(rf"^ +1 .* ms +{NUMBER} +{NUMBER} % *$", screen_text(app), re.MULTILINE)
         agree("ranks", [("rank 1 seconds", cost[1]), ("rank 1", cost[2])], truth, 2)
+
+
+def three_faults(steps=260):
+    """One rank's backward is slow for a while, later another one stalls once, and then a third waits for its data."""
+    shape = Shape(world=4, steps=steps, noise=Noise("gauss", 0.01), seed=5)
+    wrong, late = Disturbance(shape), zeros(shape)
+    late[40:90, 1] = 40 * MS
+    wrong.backward.append((20, late))
+    wrong.forward[120, 3] = 1500 * MS
+    wrong.data[160:230, 2] = 30 * MS
+    fleet = Fleet(shape, wrong)
+    yield from (hello(rank, shape.world) for rank in range(shape.world))
+    for played in fleet.play():
+        yield from fleet.frames(played)
+
+
+def test_three_faults_at_different_times(tmp_path):
+    """Live, replay, report, HTML and the library list the same incidents at the same costs; accounts add up exactly."""
+    messages = list(three_faults())
+    file = ended_recording(tmp_path / "run.mcap", messages)
+    report = report_of(file)
+    rows = incidents_of(report)
+    assert sorted((row["kind"], row["ranks"]) for row in rows) == [
+        ("pause", [3]), ("slow_input", [2]), ("straggler", [1]),
+    ]  # fmt: skip
+    assert {row["ranks"][0]: row["since_step"] for row in rows} == {1: 40, 3: 120, 2: 160}
+
+    opened = open_recording(file)
+    assert incidents_of({"incidents": opened.incidents()}) == rows
+    assert opened.lost() == report["lost"]
+    live = state_of(messages)
+    assert incidents_of({"incidents": [incident_row(row, live.layouts) for row in live.diagnosis.incidents()]}) == rows
+    page = " ".join(render_report(report).split())
+    for row in rows:
+        assert row["message"] in page
+        assert f"{row['seconds']:.1f} rank-s, {listed(row)[1]} of the run" in page
+    write_html(file, tmp_path / "report.html", Selection())
+    data = json.loads(re.search(r"const DATA = (\{.*\});\n", (tmp_path / "report.html").read_text())[1])
+    assert incidents_of(data["report"]) == rows
+
+    lost, ends = live.diagnosis.lost(), defaultdict(list)
+    for message in messages:
+        if isinstance(message, Step):
+            ends[message.rank] += [message.start_ns, message.start_ns + message.duration_ns]
+    assert sum(account.ns for account in lost.accounts) == lost.rank_ns
+    assert lost.rank_ns == sum(max(times) - min(times) for times in ends.values())
 
 
 async def test_comparison(recording, truth):

@@ -2,15 +2,20 @@
 
 import random
 from collections import Counter
+from statistics import median
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from benchmarks.diagnosis_cases import Case, job_of
+from benchmarks.diagnosis_score import play
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.lateness import rhythm
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS, alarm_counts, deviations, scale
+from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.messages import Group, Layout, Mark, Span
 from tests.support.frames import MS, START_NS, bye, hello, layout, run, shadow, state_of, step, synchronous, unwatched
 
@@ -313,6 +318,43 @@ def test_a_rhythm():
     period, late = rhythm([(step, value + 2500 * (step % 5 == 3)) for step, value in noise], 4000)
     assert (period, late) == (5, pytest.approx(2500, rel=0.2))
     assert rhythm([(step, 0.1) for step in range(128)], 4000) is None  # its variance is less than 0, by rounding
+
+
+def played(kind, size, world, noise, seed=0):
+    return play(job_of(Case(kind, size, world, seed, noise)))
+
+
+def test_a_phase_shows_what_lateness_hides():
+    """A wait for data of a tenth of a step, where forward and backward vary by more: its own variation is small."""
+    (score,) = played("slow_input", 0.10, 2, "uniform").scores
+    assert score.rank
+    assert score.named_after[1] <= 10
+
+
+def test_a_longer_phase_that_makes_nobody_late_is_no_incident():
+    """As that of a rank whose forward waits for others, while they launch as late as it does."""
+    steps = []
+    for ranks in synchronous([(0, 0)] * 40):
+        one, other = ranks
+        data, spans = 30 * MS, [Span(one.phase, one.start, one.end) for one in other.spans]
+        steps += [one, replace(other, data=[(0, data)], spans=spans)]
+    assert late_ones(state_of([*(hello(rank, 2) for rank in range(2)), layout(), *steps]).diagnosis.incidents()) == []
+
+
+def test_what_a_rank_costs_leaves_out_what_chance_waits_for():
+    """Somebody is always last: a late rank is waited for longer than it is late."""
+    (score,) = played("constant", 0.20, 8, "gauss", seed=3).scores
+    assert abs(score.cost) < 0.05
+
+
+@given(st.integers(1, 9), st.lists(st.integers(-5, 5), min_size=1, max_size=40))
+def test_a_rolling_median_is_that_of_the_newest(size, values):
+    rolling = RollingMedian(size)
+    for count, value in enumerate(values, 1):
+        rolling.add(value)
+        assert rolling.median == median(values[max(0, count - size) : count])
+    rolling.clear()
+    assert len(rolling) == 0
 
 
 def test_deviations_are_from_the_median_rank():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ from ddpwatch.report.text import render_report
 from tests.support import chrome_trace
 from tests.support.runs import MS, record, run_of
 
+ROOT = Path(__file__).parents[2]
 LATE_MS = 15
 STEPS = 60
 
@@ -185,6 +189,26 @@ def test_fail_on_is_an_exit_code(recording: Path, report: dict[str, Any]) -> Non
     code, output = run(recording, "--json", "--fail-on", "straggler")
     assert code == 1
     assert json.JSONDecoder().raw_decode(output)[0]["incidents"] == json.loads(json.dumps(report["incidents"]))
+
+
+def test_the_example_in_the_documentation(recording: Path, tmp_path: Path) -> None:
+    """The last line of it, in a shell, on a recording with a late rank and on one without."""
+    section = (ROOT / "docs" / "recordings.md").read_text().partition("`--fail-on` makes incidents")[2]
+    line = section.split("```")[1].strip().splitlines()[-1]
+    assert line.startswith("ddpwatch report run.mcap --fail-on straggler")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for file, says in ((recording, True), (record(tmp_path / "calm.mcap", run_of(2, 30)), False)):
+        (tmp_path / "run.mcap").unlink(missing_ok=True)
+        (tmp_path / "run.mcap").symlink_to(file)
+        done = subprocess.run(
+            ["sh", "-c", line],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ("something cost time, see above" in done.stdout) is says
 
 
 def test_what_is_only_worth_knowing_fails_where_it_is_named() -> None:

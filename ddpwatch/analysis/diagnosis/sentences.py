@@ -40,8 +40,8 @@ def late_rank_sentence(incident: Incident, names: LayerNames | None) -> str:
         text += f": {phase_named(incident.phase)} takes {in_ms(evidence['excess_ms'] * NS_PER_MS)} longer"
     if names is not None and incident.param is not None and (layer := names.layer(incident.param, rank)):
         text += f", from {layer} on"
-    elif incident.bucket is not None:
-        text += f", {unit(names, rank)} {incident.bucket}{bucket_layer(incident.bucket, names, rank)} on"
+    elif incident.bucket is not None and incident.phase in ("", "backward"):
+        text += f", from {unit(names, rank)} {incident.bucket}{bucket_layer(incident.bucket, names, rank)} on"
     return text
 
 
