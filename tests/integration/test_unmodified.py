@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 pytestmark = pytest.mark.seconds(40)
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "frameworks.md"
 Report = dict[str, Any]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes=2"]
 DEFAULTS = ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
@@ -36,14 +37,18 @@ class Script:
     steps: int
     parameters: int
     preload: tuple[str, ...] = ()
+    framework: str = "PyTorch, `torchrun`"
     forks: bool = True  # Lightning starts its second rank by itself, and prints another text where it does not
 
 
 ALL = [
     Script("plain.py", [*TORCHRUN, "--nproc-per-node=2"], steps=20, parameters=8),
-    Script("with_accelerate.py", [*ACCELERATE, *DEFAULTS], steps=16, parameters=10, preload=("accelerate",)),
-    Script("with_lightning.py", [sys.executable], steps=32, parameters=8, forks=False),
-]
+    Script(
+        "with_accelerate.py", [*ACCELERATE, *DEFAULTS], steps=16, parameters=10, preload=("accelerate",),
+        framework="Accelerate, `accelerate launch`",
+    ),
+    Script("with_lightning.py", [sys.executable], 32, 8, framework="Lightning, `python`", forks=False),
+]  # fmt: skip
 
 
 @dataclass
@@ -125,6 +130,14 @@ def test_every_step_of_every_rank_is_there(runs: Runs) -> None:
         assert row["late_ms_p50"] is not None
     assert not report["recording"]["cut_tail"]
     assert not [finding for finding in report["findings"] if finding["severity"] == "error"]
+
+
+def test_its_line_in_the_docs(runs: Runs) -> None:
+    run, steps, buckets = runs.report["run"], runs.report["steps"], runs.report["buckets"]
+    errors = [incident["kind"] for incident in runs.report["incidents"] if incident["severity"] == "error"]
+    found = (steps["count"], steps["warmup"], len(buckets), run["world_size"], run["backend"])
+    cells = [runs.script.framework, run["model"], *map(str, found), ", ".join(errors) or "none"]
+    assert f"| {' | '.join(cells)} |" in DOCS.read_text().splitlines()
 
 
 def test_the_time_of_a_step_is_split_without_remainder(runs: Runs) -> None:
