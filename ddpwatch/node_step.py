@@ -32,7 +32,8 @@ _STATUSES: Final = get_args(StepStatus)
 _OPS: Final = get_args(CollectiveOp)
 _PLAIN: Final = ("hook_param", "hook_ns", "comm_group", "comm_seq", "comm_module", "comm_label", "comm_bytes")
 _HOOKS: Final = ("hook_param", "hook_ns")
-_COLUMNS: Final = 4 + len(_PLAIN) + 8
+_WAITS: Final = ("comm_wait_begin", "comm_wait_end")
+_COLUMNS: Final = 4 + len(_PLAIN) + 8 + 2 * len(_WAITS)
 
 Ints = list[int]
 _In = TypeVar("_In")
@@ -127,13 +128,16 @@ def _columns(steps: Sequence[Step], hooks: Collection[int] | None) -> list[list[
         [_since_launch(step) for step in steps],
         [_known(step.comm_done) for step in steps],
         [_differences(_carried(step.comm_done)) for step in steps],
+        *([_known(getattr(step, name)) for step in steps] for name in _WAITS),
+        *([_differences(_carried(getattr(step, name))) for step in steps] for name in _WAITS),
     ]
 
 
 def _steps(ranks: Sequence[int], columns: list[list[Ints]]) -> Iterator[Step]:
     scalars, phases, stamps, data, *rest = columns
     plain = [_each(_column, column) for column in rest[: len(_PLAIN)]]
-    ops, ready_known, ready, launch, start_known, start, done_known, done = rest[len(_PLAIN) :]
+    ops, ready_known, ready, launch, start_known, start, done_known, done, *waits = rest[len(_PLAIN) :]
+    wait_known, wait = waits[: len(_WAITS)], waits[len(_WAITS) :]
     names, named = _each(_phase_names, phases), _each(_op_names, ops)
     for position, rank in enumerate(ranks):
         ready_at = _sums(ready[position])
@@ -142,6 +146,8 @@ def _steps(ranks: Sequence[int], columns: list[list[Ints]]) -> Iterator[Step]:
         about = _about(scalars[position])
         has_data = about.pop("has_data")
         about |= {name: column[position] for name, column in zip(_PLAIN, plain, strict=True)}
+        for name, known, at in zip(_WAITS, wait_known, wait, strict=True):
+            about[name] = _sparse(known[position], _sums(at[position]))
         yield Step(
             rank=rank,
             **about,

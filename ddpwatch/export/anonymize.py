@@ -175,5 +175,6 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
         "refused": _refused,
         "recording": _word("path"),
         "recording_error": lambda error: "hidden" if error else "",
+        "whole": _word("command"),
     },
 }

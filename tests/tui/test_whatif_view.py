@@ -157,7 +157,7 @@ class TestView:
         app = app_on()
         sharded = [replaced(m) if isinstance(m, Step) else m for m in messages]
         async with app.run_test(size=(160, 24)) as pilot:
-            assert "this job shards its parameters (FSDP)" in await asked(pilot, sharded)
+            assert "this job uses FSDP2" in await asked(pilot, sharded)
 
     @pytest.mark.parametrize("size", [(1, 1), (5, 3), (30, 10), (80, 19), (200, 46)])
     def test_any_size(self, size, messages):

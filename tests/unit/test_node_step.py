@@ -41,7 +41,9 @@ def steps(draw: st.DrawFn, rank: int) -> Step:
         comm_group=optional(NS), comm_seq=optional(NS), comm_module=column(NS), comm_label=column(NS),
         comm_op=optional(st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"])), comm_bytes=column(NS),
         comm_ready=column(st.none() | NS), comm_launch=column(NS), comm_start=optional(st.none() | NS),
-        comm_done=column(st.none() | NS), data=draw(st.none() | st.lists(st.tuples(NS, NS), max_size=3)),
+        comm_done=column(st.none() | NS), comm_wait_begin=(waits := optional(st.none() | NS)),
+        comm_wait_end=column(st.none() | NS) if waits else [],
+        data=draw(st.none() | st.lists(st.tuples(NS, NS), max_size=3)),
         reduced=draw(st.booleans()), clock_error_ns=draw(st.none() | COUNT), own_ns=draw(COUNT),
         sender_ns=draw(COUNT), cpu_ns=draw(st.none() | COUNT), dropped=draw(COUNT),
     )  # fmt: skip
@@ -71,6 +73,7 @@ def test_every_field_of_a_step_is_packed() -> None:
     one = step(
         1, 9, status="aborted", synced=False, micro_steps=2, epoch=7, start_ns=5, duration_ns=6, comm_first_seq=3,
         comm_group=[4, 5], comm_seq=[0, 1], comm_op=["all_gather", "all_reduce"], comm_start=[None, 8], reduced=False,
+        comm_wait_begin=[None, 3], comm_wait_end=[None, 5],
         clock_error_ns=0, own_ns=1, sender_ns=2, cpu_ns=0, dropped=4,
     )  # fmt: skip
     changed = [
