@@ -187,7 +187,8 @@ def _share_row(name: str, hits: Sequence[bool], goal: float) -> Row:
 
 
 def _oracle_row(scores: Sequence[Score]) -> Row:
-    return Row("the same, of an oracle", "–", f"{_oracle(scores)} %", len(scores), "–", None)
+    share = _oracle(scores)
+    return Row("the same, of an oracle", "–", "–" if share == "–" else f"{share} %", len(scores), "–", None)
 
 
 def _findable(judged: Iterable[Judged]) -> list[bool]:
