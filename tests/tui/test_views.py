@@ -92,6 +92,7 @@ class TestEveryView:
         async with app.run_test(size=(120, 36)) as pilot:
             await watching(pilot, run(20, late_rank=1))
             await pilot.press(key, "space")
+            await until(pilot, lambda: not app.view.pending)
             frozen = body(app)
             app.jobs.sources["run-1"].put([step(rank, n) for n in range(20, 60) for rank in (0, 1)])
             app.jobs.sources["run-1"].put([killed(1, 59)])
@@ -107,11 +108,12 @@ class TestEveryView:
         async with live.run_test(size=(120, 36)) as pilot:
             await watching(pilot, messages)
             await pilot.press(key)
+            await until(pilot, lambda: not live.view.pending)
             live_body = body(live)
         async with replayed.run_test(size=(120, 36)) as pilot:
             await pilot.press("full_stop", key)
             await until(pilot, lambda: replayed.session.over)
-            await until(pilot, lambda: replayed.session.whole.ready)
+            await until(pilot, lambda: replayed.session.whole.ready and not replayed.view.pending)
             assert whose(body(replayed)) == whose(live_body)
 
     @pytest.mark.parametrize("key", VIEWS)
