@@ -49,8 +49,9 @@ FULL_STEPS = 3  # at least: a figure that only full steps have must not rest on 
 KEEP_FIGURES = 64  # steps; older figures are computed again on demand
 KEEP_DEVICES = 2048  # 128 hosts of 8 GPUs, and as many again
 KEEP_DEVICE_SAMPLES = 600  # per device
-KEEP_SAMPLES = 32_768  # of all devices
+KEEP_SAMPLES = 65_536  # of all devices
 KEEP_DEVICE_SAMPLES_AT_LEAST = 16
+DEVICE_GONE_NS = 600_000_000_000  # without a sample, before a new device needs its room
 KEEP_MARKS = 1000
 KEEP_ENDS = 100
 SILENT_NS = 3_000_000_000
@@ -205,6 +206,8 @@ class RunState:
     def _apply_device(self, device: Device, received_ns: int) -> None:
         key = (device.host, device.kind, device.index)
         if key not in self.devices:
+            for gone in [other for other, at in self._sampled_ns.items() if received_ns - at > DEVICE_GONE_NS]:
+                del self.devices[gone], self._sampled_ns[gone]
             if len(self.devices) >= KEEP_DEVICES:  # the one without a sample for the longest time
                 oldest = min(self.devices, key=self._sampled_ns.__getitem__)
                 del self.devices[oldest], self._sampled_ns[oldest]

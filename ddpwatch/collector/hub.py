@@ -39,6 +39,7 @@ from ddpwatch.transport import RESTART_BITS, Envelope, Frame
 KEEP_STEPS = 512  # per rank
 KEEP_DEVICES = 2048  # 128 hosts of 8 GPUs, and as many again
 KEEP_DEVICE_SAMPLES = 600  # per device: ten minutes at one sample a second
+DEVICE_GONE_NS = 600_000_000_000  # without a sample, before a new device needs its room
 KEEP_MARKS = 1000  # of all ranks
 KEEP_RANK_MARKS = 16  # per rank at least
 KEEP_RANK_SAMPLES = 600  # per rank: ten minutes, too
@@ -242,14 +243,25 @@ class Hub:
     def _keep_device(self, device: Device, envelope: Envelope) -> None:
         key = (device.host, device.kind, device.index)
         samples = self._devices.pop(key, None) or deque()
+        if not samples:
+            self._drop_devices_before(envelope.received_ns - DEVICE_GONE_NS)
         samples.append(envelope)
         self._count_own(_size(envelope))
         self._devices[key] = samples
         while len(samples) > min(KEEP_DEVICE_SAMPLES, KEEP_SAMPLES // len(self._devices)):
             self._count_own(-_size(samples.popleft()))
         if len(self._devices) > KEEP_DEVICES:
-            dropped = self._devices.pop(next(iter(self._devices)))
-            self._count_own(-sum(map(_size, dropped)))
+            self._drop_device()
+
+    def _drop_devices_before(self, at_ns: int) -> None:
+        """Drops the devices without a sample since then."""
+        while self._devices and next(iter(self._devices.values()))[-1].received_ns < at_ns:
+            self._drop_device()
+
+    def _drop_device(self) -> None:
+        """Drops the device without a sample for the longest time."""
+        dropped = self._devices.pop(next(iter(self._devices)))
+        self._count_own(-sum(map(_size, dropped)))
 
     def _keep_sample(self, entry: RankEntry, envelope: Envelope, limit: int) -> None:
         """It comes from a collector, so it is no sign of life."""

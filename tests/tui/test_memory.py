@@ -6,7 +6,7 @@ import weakref
 import msgspec
 import pytest
 
-from ddpwatch.state import KEEP_DEVICES, KEEP_STEPS, RunState
+from ddpwatch.state import KEEP_STEPS, RunState
 from ddpwatch.tui.views.painted import RowStrip
 from tests.support.dashboards import FakeJobs, live_app, until
 from tests.support.frames import EPOCH_NS, bye, device, hello, layout, run, state_of, step
@@ -71,7 +71,7 @@ def test_hours_of_frames_are_bounded():
         state.apply(message, now_ns)
     assert len(state.layouts) <= 64
     assert max(epoch for *_, epoch in state.layouts) == HOURS * 3600 - 10
-    assert len(state.devices) <= KEEP_DEVICES
+    assert len(state.devices) <= 8 + 600 // 10 + 1  # those of the last ten minutes
     assert [len(state.devices["node1", "cuda", index]) for index in range(8)] == [600] * 8
     assert max(len(state.clocks._lowest), len(state.clocks._offsets)) <= 4
     assert (len(state.steps), len(state.marks), len(state.ends)) == (KEEP_STEPS, 0, 100)

@@ -21,7 +21,7 @@ from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import FrameList, ReplayFeed, ReplaySpec
 from ddpwatch.tui.feed.events import Arrived, Attached, Failed, Frames, Missed, Over, Rewound
 from ddpwatch.tui.feed.playback import PlaybackClock
-from ddpwatch.tui.models.devices import HISTORY_S, device_lines
+from ddpwatch.tui.models.devices import HISTORY_S, DeviceLines
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.whole import WholeRun
 from tests.support.dashboards import Clock, ended_recording, replay_app, screen_text, until
@@ -171,7 +171,7 @@ def shown(state):
         "steps": [(view.step, dict(view.figures), view.skew) for view in state.steps.values()],
         "newest": newest and newest.step,
         "layouts": {key: state.layouts[key] for key in state.layouts},
-        "devices": device_lines(state),
+        "devices": DeviceLines().build(state),
         "summary": asdict(summarise(state.recent())),
     }
 

@@ -10,7 +10,15 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from ddpwatch.collector.hub import KEEP_BYTES, KEEP_DEVICES, KEEP_EXCHANGES, KEEP_SAMPLES, KEEP_STEPS, Hub
+from ddpwatch.collector.hub import (
+    DEVICE_GONE_NS,
+    KEEP_BYTES,
+    KEEP_DEVICES,
+    KEEP_EXCHANGES,
+    KEEP_SAMPLES,
+    KEEP_STEPS,
+    Hub,
+)
 from ddpwatch.messages import (
     BucketLayout,
     Bye,
@@ -79,6 +87,14 @@ def test_the_devices_of_many_hosts_share_the_room() -> None:
     found = Counter(m.index for m in kept(hub) if isinstance(m, Device))
     assert len(found) == hosts
     assert set(found.values()) == {KEEP_SAMPLES // hosts}
+
+
+def test_a_device_that_is_gone_gives_its_room_to_new_ones() -> None:
+    hub = Hub()
+    for index in range(100):
+        keep(hub, device("cuda", index, 0), index)
+    keep(hub, device("cpu", 0, 0), 50 + DEVICE_GONE_NS)
+    assert {m.index for m in kept(hub) if isinstance(m, Device) and m.kind == "cuda"} == set(range(50, 100))
 
 
 def rank_sample(rank: int, second: int) -> RankSample:

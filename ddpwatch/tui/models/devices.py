@@ -52,15 +52,41 @@ class StepShares:
     rest: float
 
 
-def device_lines(state: RunState) -> tuple[DeviceLine, ...]:
-    """A line per device, GPUs before hosts."""
+class DeviceLines:
+    """Makes a line per device. Keeps it until the device's next sample, as many hosts have many devices."""
+
+    def __init__(self) -> None:
+        self._made: dict[DeviceKey, DeviceLine] = {}
+
+    def build(self, state: RunState) -> tuple[DeviceLine, ...]:
+        """The lines, GPUs before hosts."""
+        ranks = _ranks_by_device(state)
+        made = {key: self._line(key, samples, ranks) for key, samples in state.devices.items() if samples}
+        self._made = made
+        lines = made.values()
+        return tuple(sorted(lines, key=lambda line: (line.device.kind != "cuda", line.device.host, line.device.index)))
+
+    def _line(self, key: DeviceKey, samples: Sequence[Device], ranks: Mapping[tuple[str, str], set[int]]) -> DeviceLine:
+        known, newest = self._made.get(key), samples[-1]
+        own = _ranks_on(newest, ranks)
+        if known is not None and known.device is newest and known.ranks == own:
+            return known
+        return _device_line(samples, own)
+
+
+def _ranks_by_device(state: RunState) -> dict[tuple[str, str], set[int]]:
     ranks: dict[tuple[str, str], set[int]] = {}  # by host and GPU, and by host alone
     for rank in state.ranks.values():
         if rank.hello is not None:
             ranks.setdefault((rank.hello.host, rank.hello.device_uuid), set()).add(rank.rank)
             ranks.setdefault((rank.hello.host, ""), set()).add(rank.rank)
-    lines = [_device_line(samples, ranks) for samples in state.devices.values() if samples]
-    return tuple(sorted(lines, key=lambda line: (line.device.kind != "cuda", line.device.host, line.device.index)))
+    return ranks
+
+
+def _ranks_on(device: Device, ranks: Mapping[tuple[str, str], set[int]]) -> set[int]:
+    if device.kind == "cuda" and not device.uuid:
+        return set()
+    return ranks.get((device.host, device.uuid if device.kind == "cuda" else ""), set())
 
 
 def worst_first(devices: Sequence[DeviceLine]) -> tuple[DeviceLine, ...]:
@@ -86,12 +112,9 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _device_line(samples: Sequence[Device], ranks: Mapping[tuple[str, str], set[int]]) -> DeviceLine:
-    newest = samples[-1]
-    known = newest.kind != "cuda" or bool(newest.uuid)
-    own = ranks.get((newest.host, newest.uuid if newest.kind == "cuda" else ""), set()) if known else set()
+def _device_line(samples: Sequence[Device], own: set[int]) -> DeviceLine:
     return DeviceLine(
-        newest,
+        samples[-1],
         _by_age(samples, lambda sample: sample.utilization),
         _by_age(samples, lambda sample: _percent(sample.memory_used, sample.memory_total)),
         _by_age(samples, lambda sample: _percent(sample.power_w, sample.power_limit_w)),

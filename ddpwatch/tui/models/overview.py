@@ -19,7 +19,7 @@ from ddpwatch.analysis.window import RankSummary, Summariser, Summary
 from ddpwatch.messages import Bye, Hello, Status
 from ddpwatch.sampling.cost import Cost
 from ddpwatch.state import RankState, RankStatus, RunState, StepAcrossRanks
-from ddpwatch.tui.models.devices import DeviceLine, device_lines
+from ddpwatch.tui.models.devices import DeviceLine, DeviceLines
 from ddpwatch.tui.models.history import HistoryPoint, StepHistory
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.lanes import StepLanes, step_lanes
@@ -173,6 +173,7 @@ class OverviewBuilder:
         self._cost: Cost | None = None
         self._summariser = Summariser()
         self._history = StepHistory()
+        self._devices = DeviceLines()
         self._at_ns = 0
         self._diagnosed = Diagnosed()
         self._diagnosed_at: tuple[int, int, Bye | None] = (-1, 0, None)  # the state's version and time, the last end
@@ -203,7 +204,7 @@ class OverviewBuilder:
             ranks=RankLines(
                 state, filtered(state, state.ranks, filter_text), summary, slowest.ranks[0] if slowest else None
             ),
-            devices=device_lines(state),
+            devices=self._devices.build(state),
             history=self._history.points(list(state.steps.values()), len(state.ranks)),
             filter=filter_text,
             groups=_groups(state),
