@@ -100,6 +100,9 @@ class Pair:
     def start(self, endpoint: str = "") -> Root:
         """A root that admits the agent; at the same endpoint as one before."""
         self.root = Root(self.context, Listen(self.keys, endpoint), "run", lambda: None)
+        while "in use" in self.root.report.error:  # ZeroMQ closes the one before in the background
+            self.root.close()
+            self.root = Root(self.context, Listen(self.keys, endpoint), "run", lambda: None)
         for order in self.admitted or [Admit(NODE, self.agent_keys.public, [2, 3])]:
             self.root.nodes.admit(order, time.monotonic())
         assert self.root.report.endpoint, self.root.report.error
