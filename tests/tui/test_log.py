@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.incident_news import ABSENT_NS
+from ddpwatch.messages import Node
 from ddpwatch.tui.models.log import RunLog
 from tests.support.frames import step
 
@@ -94,3 +95,10 @@ def test_an_unusual_step_is_logged_once_and_others_are_not() -> None:
         for rank in (0, 1):
             log.take(step(rank, number, status=status), number)
     assert texts(log) == ["step 0 is warm-up (rank 0)", "step 4 is aborted (rank 0)"]
+
+
+def test_a_host_that_goes_and_comes_back_has_a_line_for_each() -> None:
+    log = RunLog()
+    for at, connected in enumerate([True, True, False, False, True]):
+        log.take(Node(node=1, host="b", ranks=[2, 3], at_ns=at, seen_ns=at, connected=connected), at)
+    assert texts(log) == ["host b is not connected: ranks 2, 3 unseen", "host b is connected again"]

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.wording import ranks_named
 from ddpwatch.analysis.incident_news import IncidentNews, News
-from ddpwatch.messages import Bye, Hello, Layout, Mark, Message, Status, Step
+from ddpwatch.messages import Bye, Hello, Layout, Mark, Message, Node, Status, Step
 from ddpwatch.sampling.levels import is_odd, status_name
 from ddpwatch.tui.text import ms
 
@@ -50,6 +51,7 @@ class RunLog:
         self._whole = ""
         self._layouts: set[tuple[int, int]] = set()
         self._unusual: set[tuple[int, str]] = set()
+        self._unseen: set[int] = set()  # nodes
 
     def add(self, line: LogLine) -> None:
         """Appends a line."""
@@ -73,6 +75,8 @@ class RunLog:
             self._layout(message, at_ns)
         elif isinstance(message, Bye):
             self.add(_bye(message, at_ns))
+        elif isinstance(message, Node):
+            self._node(message, at_ns)
         elif isinstance(message, Status):
             self._recording(message.recording_error, at_ns)
             self._restarted(message.restarts, at_ns)
@@ -109,6 +113,17 @@ class RunLog:
         if whole != self._whole:
             self._whole = whole
             self.add(LogLine(at_ns, "run", f"these are the ranks of this host; for all hosts: {whole}"))
+
+    def _node(self, node: Node, at_ns: int) -> None:
+        """Adds a line for a host whose agent is gone, and one when it is back."""
+        if node.connected == (node.node not in self._unseen):
+            return
+        self._unseen ^= {node.node}
+        if node.connected:
+            text, severity = f"host {node.host} is connected again", "good"
+        else:
+            text, severity = f"host {node.host} is not connected: {ranks_named(node.ranks)} unseen", "warn"
+        self.add(LogLine(at_ns, "rank", text, severity))
 
     def _layout(self, layout: Layout, at_ns: int) -> None:
         key = (layout.module, layout.epoch)
