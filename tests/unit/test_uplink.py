@@ -97,12 +97,12 @@ class Pair:
     uplinks: list[Uplink] = field(default_factory=list)
     dealers: list[transport.Socket] = field(default_factory=list)
     root: Root | None = None
-    root_context: transport.Context = field(default_factory=transport.Context)
+    root_context: transport.Context | None = None
 
     def start(self, endpoint: str = "") -> Root:
         """A root that admits the agent; at the same endpoint as one before."""
-        self.root_context = transport.Context()
-        self.root = Root(self.root_context, Listen(self.keys, endpoint), "run", lambda: None)
+        self.root_context = context = transport.Context()
+        self.root = Root(context, Listen(self.keys, endpoint), "run", lambda: None)
         for order in self.admitted or [Admit(NODE, self.agent_keys.public, [2, 3])]:
             self.root.nodes.admit(order, time.monotonic())
         assert self.root.report.endpoint, self.root.report.error
@@ -111,6 +111,7 @@ class Pair:
     def stop(self) -> str:
         """Ends the root; its endpoint."""
         assert self.root is not None
+        assert self.root_context is not None
         self.root.close()
         self.root_context.term()  # only then is the port free
         root, self.root = self.root, None
