@@ -177,7 +177,8 @@ def agent_dealer(context: Context, endpoint: str, root_key: str, keys: KeyPair) 
         DdpwatchError: That is no address, or no key.
     """
     socket = _socket(context, zmq.DEALER, RCVHWM=NODE_QUEUE, SNDHWM=NODE_QUEUE, LINGER=0, MAXMSGSIZE=1 << 16)
-    options = {"IPV6": "[" in endpoint, "RECONNECT_IVL": 200, "RECONNECT_IVL_MAX": 2000, "CONNECT_TIMEOUT": 5000}
+    options = {"IPV6": "[" in endpoint, "RECONNECT_IVL": 200, "RECONNECT_IVL_MAX": 1000}
+    options |= {"CONNECT_TIMEOUT": 2000, "HANDSHAKE_IVL": 2000}
     for name, value in options.items():
         socket.setsockopt(getattr(zmq, name), value)
     try:

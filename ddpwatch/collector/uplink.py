@@ -37,7 +37,7 @@ from ddpwatch.messages import Bye, ClockExchange, Group, Hello, Layout, Message,
 QUEUE_BYTES = 16 << 20  # half a minute of a busy host, and more
 BATCH_BYTES = 1 << 20
 WINDOW = 64  # batches on their way: a root that is slow gets no more
-ANSWER_S = 3.0  # without an answer, another connection is opened
+ANSWER_S = 2.0  # without an answer, another connection is opened
 UNREACHABLE_S = 10.0
 PINGS = 8
 PING_S = 2.0  # from one round of pings to the next

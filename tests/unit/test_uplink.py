@@ -93,13 +93,16 @@ class Pair:
     agent_keys: KeyPair = field(default_factory=new_key_pair)
     admitted: list[Admit] = field(default_factory=list)
     received: list[tuple[str, bytes]] = field(default_factory=list)
+    leases: list[Lease] = field(default_factory=list)
     uplinks: list[Uplink] = field(default_factory=list)
     dealers: list[transport.Socket] = field(default_factory=list)
     root: Root | None = None
+    root_context: transport.Context | None = None
 
     def start(self, endpoint: str = "") -> Root:
         """A root that admits the agent; at the same endpoint as one before."""
-        self.root = Root(self.context, Listen(self.keys, endpoint), "run", lambda: None)
+        self.root_context = context = transport.Context()
+        self.root = Root(context, Listen(self.keys, endpoint), "run", lambda: None)
         for order in self.admitted or [Admit(NODE, self.agent_keys.public, [2, 3])]:
             self.root.nodes.admit(order, time.monotonic())
         assert self.root.report.endpoint, self.root.report.error
@@ -108,7 +111,9 @@ class Pair:
     def stop(self) -> str:
         """Ends the root; its endpoint."""
         assert self.root is not None
+        assert self.root_context is not None
         self.root.close()
+        self.root_context.destroy(linger=0)  # only then is the port free
         root, self.root = self.root, None
         return root.report.endpoint
 
@@ -135,11 +140,12 @@ class Pair:
             self.turn()
             time.sleep(0.002)  # between two looks
 
-    def turn(self) -> list[Lease]:
+    def turn(self) -> None:
         """Lets both ends go on once."""
         if self.root is not None:
             self.received += [(node.name, frame) for node, frame in self.root.receive()]
-        return [lease for each in self.uplinks for lease in each.turn()]
+        for each in self.uplinks:
+            self.leases += each.turn()
 
     def beats(self) -> list[tuple[int, int]]:
         """Rank and step of the heartbeats that have come."""
@@ -157,7 +163,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     for dealer in made.dealers:
         dealer.close(linger=0)
     if made.root is not None:
-        made.root.close()
+        made.stop()
     made.context.destroy(linger=0)
 
 
@@ -187,9 +193,8 @@ def test_frames_go_up_in_order_and_leases_come_down(pair: Pair) -> None:
     assert agent.welcome is not None
     assert agent.welcome.run_id == "run"
     root.lease((20_000, 41))
-    leases: list[Lease] = []
-    pair.until(lambda: leases.extend(pair.turn()) or leases)  # type: ignore[func-returns-value]
-    assert leases == [Lease(20_000, 41)]
+    pair.until(lambda: pair.leases)
+    assert pair.leases == [Lease(20_000, 41)]
 
 
 def test_the_clocks_are_measured(pair: Pair) -> None:
