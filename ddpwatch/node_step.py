@@ -228,7 +228,7 @@ def _differences(values: Ints) -> Ints:
 
 
 def _sums(differences: Ints) -> Ints:
-    return list(accumulate(differences))
+    return _wrapped(list(accumulate(differences)))
 
 
 def _column(differences: Ints) -> Ints:
