@@ -225,7 +225,15 @@ class Sender(threading.Thread):
             self._send(self._step(self._outbox.records.popleft()))
         if self._goodbye is not None:
             self._send(self._goodbye)
+        self._answer_the_last()
+
+    def _answer_the_last(self) -> None:
+        """On rank 0, whose job was very short: ranks may be about to ask."""
+        until_s = time.monotonic() + STOP_S / 2
         self._rendezvous.answer()
+        while self._rendezvous.is_awaited and time.monotonic() < until_s:
+            time.sleep(FIRST_LOOK_S)
+            self._rendezvous.answer()
 
     def _send_messages(self) -> None:
         while self._outbox.messages:

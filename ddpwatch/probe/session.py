@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -84,6 +85,9 @@ class ProbeSession:
         forked = weakref.WeakMethod(self._leave_to_parent)  # a fork handler stays for good: it must not own the session
         os.register_at_fork(after_in_child=lambda: call() if (call := forked()) is not None else None)
         atexit.register(self.close)
+        # A rank that multiprocessing has forked ends without running what is registered with atexit.
+        self._at_child_exit = Finalize(None, self._close_child, exitpriority=0)
+        self._ended_by: BaseException | None = None
 
     # -- what is watched -------------------------------------------------------------------------------------
 
@@ -229,10 +233,17 @@ class ProbeSession:
         if not self.sender.is_alive():  # otherwise it does that itself, when it ends
             self._rendezvous.leave()
         atexit.unregister(self.close)
+        self._at_child_exit.cancel()
+
+    def _close_child(self) -> None:
+        """Closes at the end of a process that multiprocessing started: the exception that ends it is in flight."""
+        error = sys.exc_info()[1]
+        self._ended_by = None if isinstance(error, SystemExit) and not error.code else error
+        self.close()
 
     def _goodbye(self) -> Bye:
         """Finished, or the exception that ends this process (the interpreter notes it before it exits)."""
-        error = getattr(sys, "last_value", None)
+        error = self._ended_by or getattr(sys, "last_value", None)
         reason: EndReason = "finished" if error is None else "exception"
         detail = "" if error is None else f"{type(error).__name__}: {error}".splitlines()[0][:500]
         recorder = self.recorder

@@ -268,8 +268,9 @@ def become(rank: int, job: Request, port: int) -> None:
     keep_groups()
     sys.argv = [job.script, *job.arguments]
     sys.path[0] = str(Path(job.script).parent)
-    if "DDPWATCH_RUN" in os.environ:  # below `ddpwatch run`: its bootstrap, as a Python that starts would run it
-        sys.path[1:1] = os.environ["PYTHONPATH"].split(os.pathsep)
+    added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if any(Path(entry, "sitecustomize.py").is_file() for entry in added):  # `ddpwatch run` has put it there
+        sys.path[1:1] = added
         sys.modules.pop("sitecustomize", None)
         importlib.import_module("sitecustomize")
 
