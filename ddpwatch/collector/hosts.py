@@ -77,7 +77,7 @@ class Hosts:
             self._control.send(report)
 
     def turn(self) -> Iterator[tuple[Node, bytes]]:
-        """Does what is due; the frames of other hosts that have come, still to be checked."""
+        """Does what is due; yields the frames that have come from other hosts, still to be checked."""
         self._obey()
         if self._root is not None:
             yield from self._root.receive()

@@ -156,7 +156,7 @@ class Hub:
         return message, self.keep(message, parts[0], now_ns)
 
     def accept_from_node(self, frame: bytes, node: int, ranks: Collection[int], now_ns: int) -> Frame | None:
-        """As `accept`, of what a node's agent sent. Refuses what is not about that node and its ranks."""
+        """As `accept`, for a frame from a node's agent. Refuses what is about other nodes, ranks or clocks."""
         try:
             message = decode(frame)
         except FrameError as error:

@@ -29,7 +29,7 @@ class Board:
 
 
 def export(info: RunInfo | None, endpoint: str | None, listen: str | None, otlp: str | None) -> None:
-    """Exports a run's figures until it ends; without a run, those of the newest one, and of the next, for ever.
+    """Exports a run's figures until it ends; without a run, those of the newest one, and of the next, forever.
 
     Args:
         info: The run.
@@ -56,7 +56,7 @@ def export(info: RunInfo | None, endpoint: str | None, listen: str | None, otlp:
 
 
 def follow_all(board: Board) -> None:
-    """Puts the figures of one run after the other on the board, for ever; in between, only that none is live."""
+    """Puts the figures of one run after the other on the board, forever; in between, only that none is live."""
     seen: set[str] = set()
     while True:
         board.run_id, board.values = "", NO_RUN

@@ -63,7 +63,7 @@ class Desk:
         self._next_look_s = 0.0
 
     def serve(self, address: CollectorAddress, collector: CollectorProcess | None) -> None:
-        """Answers what is new. Some time after all ranks have asked, it looks less often.
+        """Answers new questions. Some time after all ranks have asked, it looks less often.
 
         Questions that were left in the store count as well, so not at once.
         """
