@@ -1,6 +1,6 @@
 """The collector as the rank that starts it sees it: a process that is started again if it dies.
 
-The rank keeps what it has said to the collector, and says it again to the next one: keys are nowhere else.
+The rank keeps its orders, and gives them to the next collector: keys are nowhere else.
 """
 
 from __future__ import annotations

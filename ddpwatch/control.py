@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from typing import Annotated
 
 import msgspec
 
 from ddpwatch.keys import KeyPair
 
 LINE_LIMIT = 1 << 20  # a node's ranks are the longest
+NodeName = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,12}$")]  # `ddpwatch.rundir.node`
 
 
 class Listen(msgspec.Struct, tag="listen", frozen=True):
@@ -25,7 +27,7 @@ class Listen(msgspec.Struct, tag="listen", frozen=True):
 class Admit(msgspec.Struct, tag="admit", frozen=True):
     """To the root: whose public key this is, and the ranks that this node may speak for. The newest one counts."""
 
-    node: str
+    node: NodeName
     key: str
     ranks: list[int]
 
@@ -36,7 +38,7 @@ class Connect(msgspec.Struct, tag="connect", frozen=True):
     endpoint: str
     key: str
     keys: KeyPair
-    node: str
+    node: NodeName
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):

@@ -18,7 +18,7 @@ _MAC_DIGITS = 64
 
 
 class KeyPair(msgspec.Struct, frozen=True):
-    """A CURVE key pair, as Z85 text. The secret goes by memory and pipes: no argument, environment or disk has it."""
+    """A CURVE key pair, as Z85 text. Only memory and sockets hold the secret: no argument, environment or file does."""
 
     public: str
     secret: str
@@ -28,7 +28,7 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 def new_key_pair() -> KeyPair:
-    """A key pair of this session.
+    """Makes a key pair.
 
     Raises:
         DdpwatchError: ZeroMQ was built without CURVE.
@@ -64,7 +64,7 @@ class Seal:
             return entry
         mac, text = entry[:_MAC_DIGITS], entry[_MAC_DIGITS:]
         if not hmac.compare_digest(mac.encode(), self._mac(name, text).encode()):
-            hint = f"start every rank with {SECRET_FILE} set to the same secret; or somebody else writes there"
+            hint = f"give every rank the same {SECRET_FILE}; if they have it, somebody else writes to the store"
             raise DdpwatchError("an entry of the job's store is not signed with this job's secret", hint)
         return text
 
@@ -84,7 +84,7 @@ def seal_of(environment: Mapping[str, str] = os.environ) -> Seal:
     try:
         secret = Path(path).read_bytes().strip()
     except OSError as error:
-        raise UsageError(f"{SECRET_FILE}={path}: {error.strerror}", "it must be there on every host") from error
+        raise UsageError(f"{SECRET_FILE}={path}: {error.strerror}", "the file must be on every host") from error
     if not secret:
         raise UsageError(f"{SECRET_FILE}={path} is empty", "put 32 random bytes there, the same on every host")
     return Seal(secret)

@@ -402,6 +402,10 @@ class NodeStep(msgspec.Struct, tag="node_step", tag_field="type", kw_only=True):
     ranks: Annotated[list[Rank], Meta(min_length=1, max_length=4096)]
     columns: Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]
 
+    def __post_init__(self) -> None:
+        if len(set(self.ranks)) < len(self.ranks):
+            raise ValueError("a rank occurs twice")
+
 
 class ClockExchange(msgspec.Struct, tag="clock_exchange", tag_field="type", kw_only=True):
     """A ping of a node's agent and the root's answer, which bound how the two clocks differ.

@@ -5,7 +5,7 @@ value before it, and to the same place on the rank before. A column that is equa
 What is left are numbers of the size of the noise. They are stored byte by byte in planes (all lowest bytes first),
 which zstd makes small.
 
-All that a Step says comes back as it was, but hook columns of ranks for which they were left out: these are empty.
+Everything in a Step comes back as it was, except hook columns that were left out: these are empty.
 """
 
 from __future__ import annotations

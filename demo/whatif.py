@@ -1,4 +1,4 @@
-"""Closes the circle: trains, asks what if, changes the bucket cap to the best one, trains again, and compares.
+"""Trains, asks what if, changes the bucket cap to the best one, trains again, and compares.
 
     python demo/whatif.py [--mbit 600] [--keep DIR]
 
@@ -66,7 +66,7 @@ def close_the_circle(folder: Path, in_namespaces: bool, steps: int) -> int:
     print(render_whatif(found, everything=True), flush=True)
     best = best_cap(found)
     if best is None:
-        print("no cap gains enough to be worth a try")
+        print("no cap gains enough to be worth trying")
         return 0
     print(f"\ntraining again: {best['code']}", flush=True)
     after = train(folder / "after.mcap", best["cap_mib"], in_namespaces, steps)
@@ -75,7 +75,7 @@ def close_the_circle(folder: Path, in_namespaces: bool, steps: int) -> int:
 
 
 def best_cap(found: dict[str, Any]) -> dict[str, Any] | None:
-    """The scenario that gains most, if that is worth a try."""
+    """The scenario that gains most, if it is worth trying."""
     worth = [scenario for scenario in found["scenarios"] if scenario["gain"] > LEAST_GAIN]
     return max(worth, key=lambda scenario: scenario["gain"], default=None)
 

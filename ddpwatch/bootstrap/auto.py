@@ -40,10 +40,10 @@ def install_sharded(states: ModuleType) -> None:
 
     @functools.wraps(original)
     def _lazy_init(self: Any) -> None:
-        is_first = self._is_root is None
+        is_first = getattr(self, "_is_root", True) is None
         original(self)
-        if is_first:
-            _watch(self._modules[0])
+        for module in getattr(self, "_modules", ())[:1] if is_first else ():
+            _watch(module)
 
     states.FSDPState._lazy_init = _lazy_init
 

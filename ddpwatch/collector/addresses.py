@@ -26,7 +26,7 @@ def listen_address(environment: Mapping[str, str], interfaces: Interfaces) -> st
             prefixes = name == "NCCL_SOCKET_IFNAME"
             if (address := _of_interface(spec, interfaces, prefixes)) is not None:
                 return address
-            hint = f"DDPWATCH_IFNAME names another one; there are {', '.join(sorted(interfaces))}"
+            hint = f"set DDPWATCH_IFNAME to one of {', '.join(sorted(interfaces))}"
             raise UsageError(f"{name}={spec}: no such interface with an address", hint)
     return _on_route(environment.get("MASTER_ADDR", "localhost"))
 
@@ -35,7 +35,7 @@ def ports(environment: Mapping[str, str]) -> Iterable[int]:
     """The ports to try, by DDPWATCH_PORTS; 0 lets the kernel choose.
 
     Raises:
-        UsageError: It is no range of ports.
+        UsageError: It is not a range of ports.
     """
     text = environment.get("DDPWATCH_PORTS", "")
     if not text:
@@ -43,7 +43,7 @@ def ports(environment: Mapping[str, str]) -> Iterable[int]:
     match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text.strip())
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 0 < first <= last < 1 << 16:
-        raise UsageError(f"DDPWATCH_PORTS={text} is no range of ports", "write it as 29600-29699")
+        raise UsageError(f"DDPWATCH_PORTS={text} is not a range of ports", "write it as 29600-29699")
     return range(first, last + 1)
 
 
@@ -64,7 +64,7 @@ def interfaces_here() -> Interfaces:
 
 
 def _of_interface(spec: str, interfaces: Interfaces, prefixes: bool) -> str | None:
-    """Gloo's are names, NCCL's are prefixes, with ``=`` for names and ``^`` for all but those."""
+    """Gloo lists names. NCCL lists prefixes; ``=`` in front makes them names, and ``^`` excludes them."""
     excluded = prefixes and spec.startswith("^")
     exact = not prefixes or spec.lstrip("^").startswith("=")
     wanted = tuple(word.strip() for word in spec.lstrip("^=").split(",") if word.strip())

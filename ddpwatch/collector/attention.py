@@ -15,7 +15,7 @@ from ddpwatch.sampling.lease import LeasePage
 LEAD_STEPS = 2  # from the step that is open to the first of a new budget
 INTRODUCED_NS = 5_000_000_000  # then no longer is waited for ranks that have not said hello
 LEAD_NS = 50_000_000  # at least; a collector that is held up for longer than that between two lines is rare
-HOSTS_LEAD_NS = 500_000_000  # where other hosts have to hear of it
+HOSTS_LEAD_NS = 500_000_000  # if other hosts have to get it first
 _log = logging.getLogger("ddpwatch.collector")
 
 

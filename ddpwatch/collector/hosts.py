@@ -1,11 +1,12 @@
-"""What a collector has to do with other hosts: it is the root, or another host's agent, or on one host neither.
+"""A collector's part in a job on several hosts: it is the root, or another host's agent. On one host, it is neither.
 
-Which one, it learns from the rank that started it (`ddpwatch.control`).
+The rank that started the collector says which (`ddpwatch.control`).
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.nodes import Node
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.uplink import Uplink
+from ddpwatch.collector.wire import Welcome
 from ddpwatch.control import Admit, Channel, Connect, Listen, Report, Unreachable
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import RANK_MESSAGES, Bye, Device, Group, Hello, Layout, Message, RankSample, decode
@@ -27,11 +29,12 @@ UNSEEN_END_S = 60.0  # without anything from a host, its ranks do not keep the r
 UP_S = 2.0  # for an agent's last frames
 SIGNALLED_UP_S = 0.2
 SENT_UP = (*RANK_MESSAGES, Device, RankSample)
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _log = logging.getLogger("ddpwatch.collector")
 
 
 class Hosts:
-    """The collector's ways to other hosts, and to the rank that started it. Never waits, but in `finish`.
+    """The collector's ways to other hosts, and to the rank that started it. Only `finish` waits.
 
     Args:
         context, poller: Of the collector.
@@ -74,7 +77,7 @@ class Hosts:
             self._control.send(report)
 
     def turn(self) -> Iterator[tuple[Node, bytes]]:
-        """Does what is due; the frames of other hosts that have come, still to be checked."""
+        """Does what is due; yields the frames that have come from other hosts, still to be checked."""
         self._obey()
         if self._root is not None:
             yield from self._root.receive()
@@ -126,7 +129,7 @@ class Hosts:
     def whole(self) -> str:
         """On an agent: what to type for the whole run."""
         welcome = None if self._uplink is None else self._uplink.welcome
-        return "" if welcome is None else f"ssh -t {welcome.host} ddpwatch attach {welcome.run_id}"
+        return "" if welcome is None else whole_run(welcome)
 
     def finish(self, signalled: bool) -> None:
         """On an agent: lets the root have the rest, if it is there."""
@@ -176,8 +179,14 @@ class Hosts:
             self.send_up(decode(envelope.frame), envelope.frame)
 
     def _introductions(self) -> Iterator[bytes]:
-        """What a root has to know of the ranks before it understands their steps, and that it would wait for."""
+        """What a root has to know of the ranks to understand their steps, and which of them have ended."""
         for envelope in self._hub.snapshot():
             message = decode(envelope.frame)
             if isinstance(message, (Hello, Group, Layout)) or (isinstance(message, Bye) and message.rank is not None):
                 yield envelope.frame
+
+
+def whole_run(welcome: Welcome) -> str:
+    """What to type for the whole run; empty if a name of the root's would be another command."""
+    names = (welcome.host, welcome.run_id)
+    return "ssh -t {} ddpwatch attach {}".format(*names) if all(map(_PLAIN_NAME.fullmatch, names)) else ""

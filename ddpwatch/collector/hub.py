@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import cast
@@ -111,6 +111,7 @@ class Hub:
     Args:
         world_size: How many ranks the job has; frames of others are refused. None: any.
         restarts: How many collectors of this run have died.
+        clock: Boot id and time namespace of this collector, which other nodes' clocks are measured against.
 
     Attributes:
         ranks: Every rank that has sent a frame.
@@ -118,12 +119,13 @@ class Hub:
         frames, bytes: Accepted from ranks so far.
     """
 
-    def __init__(self, world_size: int | None = None, restarts: int = 0) -> None:
+    def __init__(self, world_size: int | None = None, restarts: int = 0, clock: tuple[str, str] = ("root", "")) -> None:
         self.ranks: dict[int, RankEntry] = {}
         self.refused: Counter[str] = Counter()
         self.frames = 0
         self.bytes = 0
         self._world_size = world_size
+        self._clock = clock
         self._seq = restarts << RESTART_BITS
         self._kept_bytes = 0
         self._own_bytes = 0  # of that, the collector's own messages
@@ -153,14 +155,17 @@ class Hub:
         self.bytes += len(parts[0])
         return message, self.keep(message, parts[0], now_ns)
 
-    def accept_from_node(self, frame: bytes, node: int, ranks: Container[int], now_ns: int) -> Frame | None:
-        """As `accept`, of what a node's agent sent. Refuses what is not about that node and its ranks."""
+    def accept_from_node(self, frame: bytes, node: int, ranks: Collection[int], now_ns: int) -> Frame | None:
+        """As `accept`, for a frame from a node's agent. Refuses what is about other nodes, ranks or clocks."""
         try:
             message = decode(frame)
         except FrameError as error:
             self.refused[error.reason] += 1
             return None
-        if reason := _not_from_node(message, node, ranks):
+        reason = _not_from_node(message, node, ranks)
+        if not reason and isinstance(message, ClockExchange) and not self._is_of_own_clock(message, ranks):
+            reason = "foreign clock"
+        if reason:
             self.refused[reason] += 1
             return None
         self.frames += 1
@@ -219,6 +224,13 @@ class Hub:
             return "lost"
         failures = [end for end in ends if end[1] != "finished"]
         return min(failures)[1] if failures else "finished"
+
+    def _is_of_own_clock(self, exchange: ClockExchange, ranks: Collection[int]) -> bool:
+        """Whether it bounds a clock that a rank of the node has named in its hello, against the root's."""
+        hellos = [self.ranks[rank].newest.get((Hello, 0)) for rank in ranks if rank in self.ranks]
+        named = [cast("Hello", decode(hello.frame)) for hello in hellos if hello is not None]
+        own = (exchange.node_boot_id, exchange.node_time_ns) in {(hello.boot_id, hello.time_ns) for hello in named}
+        return own and (exchange.root_boot_id, exchange.root_time_ns) == self._clock
 
     # -- keeping ---------------------------------------------------------------------------------------------
 
@@ -370,7 +382,7 @@ class Hub:
             self._count(entry, -_size(entry.newest.pop(next(iter(entry.newest)))))
 
 
-def _not_from_node(message: Message, node: int, ranks: Container[int]) -> str:
+def _not_from_node(message: Message, node: int, ranks: Collection[int]) -> str:
     """Why a node's agent may not send this; empty if it may."""
     if isinstance(message, (NodeStep, ClockExchange)):
         foreign = isinstance(message, NodeStep) and not all(rank in ranks for rank in message.ranks)

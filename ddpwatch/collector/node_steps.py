@@ -70,7 +70,7 @@ class NodeStepPacker:
         return self._up_to(max(waited)) + self._complete()
 
     def rest(self) -> list[NodeStep]:
-        """All that is held, oldest first."""
+        """All steps that are held, packed, oldest first."""
         return self._up_to(max(self._open, default=-1))
 
     # -- inside ----------------------------------------------------------------------------------------------

@@ -43,11 +43,11 @@ class Node:
 
     @property
     def number(self) -> int:
-        """By which its messages name it."""
+        """The number by which its messages name it."""
         return node_number(self.name)
 
     def state(self, now_s: float) -> NodeState:
-        """What viewers are to know of it."""
+        """Its state, for viewers."""
         return NodeState(
             node=self.number,
             host=self.host,

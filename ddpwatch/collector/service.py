@@ -75,7 +75,7 @@ class Collector:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._hub = Hub(options.world_size, options.restarts)
+        self._hub = Hub(options.world_size, options.restarts, (clock.boot_id(), clock.time_namespace()))
         self._context = transport.Context()
         ingest, publish = rundir.endpoints(options.run_id)
         # The claim comes first: binding takes a socket's path from others.

@@ -1,6 +1,6 @@
 """An agent's connection to the root: what goes up, in order and bounded, and what comes down.
 
-Without a root, the agent goes on for its own viewers, and tries again and again.
+Without a root, the agent goes on for its own viewers, and keeps trying.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class UpQueue:
         self._nbytes = 0
         self._seq = 0
         self._sent = 0  # up to which number, on this connection
-        self._open = True  # the newest parcel takes more
 
     def add(self, frame: bytes, essential: bool) -> None:
         """Appends a frame."""
@@ -187,6 +186,7 @@ class Uplink:
         self._pings = ClockPings()
         self._clock = clock.boot_id(), clock.time_namespace()
         self._is_welcome = False
+        self._has_hello = False  # before, the root would not know whose clock is measured
         self._since_s = time.monotonic()
         self._socket = self._opened()
 
@@ -197,6 +197,7 @@ class Uplink:
             return
         if isinstance(message, Bye) and message.rank is not None:
             self._add([*self._packer.rest(), *self._packer.leave(message.rank)])
+        self._has_hello = self._has_hello or isinstance(message, Hello)
         self._queue.add(frame, isinstance(message, ESSENTIAL))
 
     def turn(self) -> list[Lease]:
@@ -294,7 +295,7 @@ class Uplink:
         best = self._pings.answered(pong, returned_ns)
         if self._pings.goes_on:
             self._ping()
-        if best is not None:
+        if best is not None and self._has_hello:
             self._queue.add(encode(self._exchange(*best)), essential=False)
 
     def _exchange(self, pong: Pong, returned_ns: int) -> ClockExchange:

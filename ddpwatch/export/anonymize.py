@@ -54,8 +54,10 @@ _FLAGS = frozenset(
 )  # fmt: skip
 _GROUPS = "data parallel|sharding|replication"
 _REFUSALS = frozenset(
-    ("oversize", "invalid", "unknown type", "not msgpack", "multipart", "not a rank's to send", "foreign rank")
-)
+    ("oversize", "invalid", "unknown type", "not msgpack", "multipart", "not a rank's to send", "foreign rank",
+     "not a node's to send", "foreign node", "foreign clock", "not an agent's to send", "unknown key", "bad handshake",
+     "replayed", "repeated")
+)  # fmt: skip
 _SIGNALS = frozenset(number.name for number in signal.Signals)
 
 

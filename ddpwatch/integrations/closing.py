@@ -1,4 +1,4 @@
-"""What a run has been, for the logger of the process that trains: asked of its own collector."""
+"""A summary of a run, for the loggers of the process that trained: its collector has the figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Closing:
 
 
 def closing() -> Closing | None:
-    """Of the run that this process is watched in; None if it is not, or if the collector does not answer.
+    """The summary of this process's run; None if the process is not watched, or the collector does not answer.
 
     It covers the steps that the collector retains: the newest 512. Call it on one rank, after the training.
     """
@@ -55,7 +55,7 @@ def _endpoint(run_id: str) -> str:
 
 
 def _report(endpoint: str, steps: int) -> dict[str, Any]:
-    """What the collector retains. It lags behind: the last steps of all ranks are awaited, as long as that is short."""
+    """A report on what the collector retains. Waits up to `LAG_S` for the last steps of all ranks."""
     source, builder = LiveSource(endpoint), ReportBuilder()
     deadline = time.monotonic() + LAG_S
     try:
@@ -76,7 +76,7 @@ def _complete(builder: ReportBuilder, steps: int) -> bool:
 
 
 def closing_of(report: dict[str, Any]) -> Closing | None:
-    """The closing of a report; None of one without steps."""
+    """The summary of a report; None if it has no steps."""
     steps = report["steps"]
     return None if steps["step_ms"] is None else Closing(_paragraph(report), dict(_numbers(PREFIX, report)))
 

@@ -14,7 +14,7 @@ from ddpwatch.integrations.closing import closing
 
 
 class LightningCallback(L.Callback):
-    """Watches the DDP module, marks steps, epochs and checkpoints, and logs the run's figures at the end.
+    """Watches the module of DDP or FSDP2, marks steps, epochs and checkpoints, and logs the run's figures at the end.
 
     Args:
         every: Mark every so many steps; 0 for none.
@@ -26,13 +26,13 @@ class LightningCallback(L.Callback):
         self._record = record
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Watches what DDP has wrapped; another strategy's model stays unwatched."""
+        """Watches a model of DDP or FSDP2; any other stays unwatched."""
         model = trainer.strategy.model
         try:
             if model is not None:
                 ddpwatch.watch(model, record=self._record)
         except UsageError:
-            rank_zero_info("ddpwatch: no DDP module, so nothing is watched")
+            rank_zero_info("ddpwatch: the strategy's model is neither DDP's nor FSDP2's, so it is not watched")
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Marks the epoch."""

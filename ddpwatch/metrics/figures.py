@@ -52,12 +52,12 @@ METRICS = (
     Metric("run_details", "", "Always 1; the labels say which run it is", ("run_id", "module", "backend", "torch")),
     Metric("live", "", "Whether the run is live: 1 or 0"),
     Metric("world_size", "", "Ranks of the job"),
-    Metric("ranks", "", "Ranks, by what they do", ("status",)),
-    Metric("steps", "", "Steps that the rank which is furthest has taken", counter=True),
+    Metric("ranks", "", "Ranks, by status", ("status",)),
+    Metric("steps", "", "Steps taken by the rank that is furthest ahead", counter=True),
     Metric("step", "seconds", "Mean step, over the newest full steps"),
     Metric("phase", "seconds", "What a mean step spends in each phase", ("phase",)),
     Metric("communication", "seconds", "Communication of a mean step"),
-    Metric("exposed_communication", "seconds", "Of that, what no compute hides"),
+    Metric("exposed_communication", "seconds", "Communication of a mean step that no compute hides"),
     Metric("overlap", "ratio", "Share of communication that compute hides"),
     Metric("rank_time", "seconds", "Where the rank-time of the run went so far (rank-seconds)", ("account",)),
     Metric("lost_time", "ratio", "Share of the rank-time that was lost"),
@@ -74,7 +74,7 @@ METRICS = (
     Metric("frames", "", "Frames that the collector received", counter=True),
     Metric("refused_frames", "", "Frames that the collector refused", counter=True),
     Metric("missing_steps", "", "Steps of single ranks that never came", counter=True),
-    Metric("open_incidents", "", "Incidents that last", ("kind",)),
+    Metric("open_incidents", "", "Incidents that are open", ("kind",)),
 )
 
 

@@ -1,4 +1,4 @@
-"""Follows live runs, and reads their figures off for those who export them."""
+"""Follows live runs, and keeps the figures that are exported up to date."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpwatch.metrics.figures import Meter, Sample, Values
 from ddpwatch.rundir import RunInfo
 from ddpwatch.state import RunState
 
-EVERY_S = 1.0  # between two readings; who scrapes more often gets the same one again
+EVERY_S = 1.0  # between two readings; a scrape in between gets the older one
 LOOK_S = 0.5  # between two looks for a run
 NO_RUN: Values = {"live": (Sample((), 0.0),)}
 INSTALL = "pip install 'ddpwatch[metrics]'"
@@ -22,14 +22,14 @@ INSTALL = "pip install 'ddpwatch[metrics]'"
 
 @dataclass
 class Board:
-    """The newest reading, replaced as a whole: other threads may read it at any time."""
+    """The newest reading. Other threads may read it at any time: its values are replaced as a whole."""
 
     run_id: str = ""
     values: Values = field(default_factory=lambda: NO_RUN)
 
 
 def export(info: RunInfo | None, endpoint: str | None, listen: str | None, otlp: str | None) -> None:
-    """Exports a run's figures until it ends; without a run, those of the newest one, and of the next, for ever.
+    """Exports a run's figures until it ends; without a run, those of the newest one, and of the next, forever.
 
     Args:
         info: The run.
@@ -38,7 +38,7 @@ def export(info: RunInfo | None, endpoint: str | None, listen: str | None, otlp:
         otlp: URL of an OpenTelemetry collector.
 
     Raises:
-        UsageError: A library is missing, or an address is no good.
+        UsageError: A library is missing, or an address is not valid.
     """
     from ddpwatch.metrics.otlp import pushing
     from ddpwatch.metrics.prometheus import listening
@@ -56,7 +56,7 @@ def export(info: RunInfo | None, endpoint: str | None, listen: str | None, otlp:
 
 
 def follow_all(board: Board) -> None:
-    """Puts the figures of one run after the other on the board, for ever; in between, only that none is live."""
+    """Puts the figures of one run after the other on the board, forever; in between, only that none is live."""
     seen: set[str] = set()
     while True:
         board.run_id, board.values = "", NO_RUN
@@ -79,7 +79,7 @@ def follow(board: Board, endpoint: str, open_source: Callable[[str], Source] = L
                 board.run_id, board.values, read = state.run_id, meter.read(state), time.monotonic()
     finally:
         source.close()
-    board.values = meter.read(state)
+    board.run_id, board.values = state.run_id, meter.read(state)
 
 
 def _next_run(seen: set[str]) -> RunInfo:

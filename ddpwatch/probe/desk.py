@@ -63,7 +63,7 @@ class Desk:
         self._next_look_s = 0.0
 
     def serve(self, address: CollectorAddress, collector: CollectorProcess | None) -> None:
-        """Answers what is new. Some time after all ranks have asked, it looks less often.
+        """Answers new questions. Some time after all ranks have asked, it looks less often.
 
         Questions that were left in the store count as well, so not at once.
         """
@@ -76,7 +76,7 @@ class Desk:
                 self._questions.reply(letter, answer)
                 self._asked[asking.rank] = asking.node
         if collector is not None and any(node != address.node for node in self._asked.values()):
-            self._admit_hosts(address.session, collector)
+            self._admit_hosts(address, collector)
         if now > self._start_s + START_S and len(self._asked) >= self._world_size - 1 and not self._waiting:
             self._next_look_s = now + LOOK_S
 
@@ -87,14 +87,14 @@ class Desk:
         joining = any(rank not in self._node_of for rank in self._asked) and self._joins is not None
         return bool(asking or joining) and time.monotonic() < self._start_s + START_S
 
-    def _admit_hosts(self, session: str, collector: CollectorProcess) -> None:
-        self._joins = self._joins or Inbox(self._store, join_prefix(session), self._seal)
+    def _admit_hosts(self, address: CollectorAddress, collector: CollectorProcess) -> None:
+        self._joins = self._joins or Inbox(self._store, join_prefix(address.session), self._seal)
         joins = [(letter, join) for letter in self._joins.new() if (join := _decoded(letter, Join)) is not None]
         self._waiting += joins
         if not self._waiting:
             return
-        root = self._root(collector)  # first: who is nobody's root has nobody to admit
-        for node in sorted({join.node for _, join in joins if self._take(join)}):
+        root = self._root(collector)  # first: only a root admits
+        for node in sorted({join.node for _, join in joins if self._take(join, address.node)}):
             collector.order(Admit(node, self._nodes[node].key, self._nodes[node].ranks))
         if root is not None:
             answer = msgspec.json.encode(root).decode()
@@ -102,14 +102,18 @@ class Desk:
                 self._joins.reply(letter, answer)
             self._waiting.clear()
 
-    def _take(self, join: Join) -> bool:
-        """Binds a rank to its node, and a node to its key; the first of each counts. Whether the node has a key."""
+    def _take(self, join: Join, here: str) -> bool:
+        """Binds a rank to its node, and a node to its key; the first of each counts. Whether that node has a key.
+
+        Ranks on this host are nobody else's.
+        """
+        may_join = 0 < join.rank < self._world_size and self._asked.get(join.rank) != here
+        if not may_join or self._node_of.setdefault(join.rank, join.node) != join.node:
+            _log.debug("ddpwatch does not admit rank %d of %s", join.rank, join.node)
+            return False
         node = self._nodes.setdefault(join.node, _Node())
         node.key = node.key or join.key
-        if not 0 <= join.rank < self._world_size or join.rank in self._node_of:
-            _log.debug("ddpwatch does not admit rank %d of %s", join.rank, join.node)
-        else:
-            self._node_of[join.rank] = join.node
+        if join.rank not in node.ranks:
             node.ranks.append(join.rank)
         return bool(node.key)
 

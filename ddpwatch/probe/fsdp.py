@@ -85,7 +85,7 @@ class FsdpProbe(GuardedProbe):
         self._host = device.type == "cpu"
         self.timed = self._host or recorder.gpu is not None
         self._enter_groups(named)
-        # Gloo carries out on the host also what lies on a GPU, and there the call returns with the result.
+        # Gloo works on the host even with tensors on a GPU: the call returns with the result.
         self._blocking = self._host or self._backend(device) == "gloo"
         self._announce(model, named, param_base)
         self._early: list[BucketRecord] = []  # issued between two steps: by `unshard`, for the next forward
@@ -309,10 +309,13 @@ class FsdpProbe(GuardedProbe):
 
     def failed(self, entry: BucketRecord) -> None:
         """See `Observer.failed`."""
-        record = self._recorder.current
-        if record is not None and entry in record.buckets:
-            record.buckets.remove(entry)
-            self._recorder.box.done(entry.index)
+        try:
+            record = self._recorder.current
+            if record is not None and entry in record.buckets:
+                record.buckets.remove(entry)
+                self._recorder.box.done(entry.index)
+        except Exception as error:
+            self.on_error(error)
 
     def follow(self, entry: BucketRecord, work: Any) -> None:
         """See `Observer.follow`."""

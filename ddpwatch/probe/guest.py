@@ -10,13 +10,13 @@ import contextlib
 import logging
 import os
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from ddpwatch import rundir
 from ddpwatch.collector_process import LOCAL_ONLY, CollectorProcess
-from ddpwatch.control import Connect
+from ddpwatch.control import Connect, NodeName
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.keys import Seal, new_key_pair
 from ddpwatch.probe.mailbox import Question
@@ -26,7 +26,7 @@ _log = logging.getLogger("ddpwatch")
 
 
 class JobUnwatchedError(DdpwatchError):
-    """The job is not watched, or not on this host, and another rank has said so."""
+    """The job is not watched, or not on this host, and another rank warns about it."""
 
 
 class CollectorAddress(msgspec.Struct):
@@ -54,8 +54,8 @@ class Join(msgspec.Struct):
     """A rank's request to be admitted, with the agent's public key if this rank has started the agent."""
 
     rank: int
-    node: str
-    key: str = ""
+    node: NodeName
+    key: Annotated[str, msgspec.Meta(max_length=40)] = ""
 
 
 class RootAddress(msgspec.Struct):

@@ -21,6 +21,7 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.keys import Seal
 
 ASK_AGAIN_S = 5.0  # a question may get lost: its rank counted it, and rank 0 looked before it was there
+MOST_LOOKS = 4096  # at a time: anybody who reaches the store may have set the counter
 _log = logging.getLogger("ddpwatch")
 
 
@@ -80,7 +81,8 @@ class Inbox:
         """The questions since the last call. A rank that died when it had just counted its question leaves a gap."""
         last = self._read + 2 if self._read else self._store.add(f"{self._prefix}/questions", 0)
         number = self._read + 1
-        while number <= last:
+        most = number + MOST_LOOKS
+        while number <= last and number < most:
             name = f"{self._prefix}/question/{number}"
             if self._store.check([name]):
                 self._read, last = number, max(last, number + 2)

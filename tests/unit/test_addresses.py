@@ -60,7 +60,7 @@ def test_ports() -> None:
     assert list(ports({"DDPWATCH_PORTS": "29600"})) == [29600]
     assert list(ports({})) == [0]
     for text in ("0", "70000", "2-1", "x", "1-", "-1"):
-        with pytest.raises(UsageError, match="no range of ports"):
+        with pytest.raises(UsageError, match="not a range of ports"):
             ports({"DDPWATCH_PORTS": text})
 
 

@@ -380,7 +380,7 @@ def test_what_is_known_passes() -> None:
     known: list[Message] = [
         hello, bye, replace(bye, detail="OutOfMemoryError"), Beat(rank=0, at_ns=1, step=1, phase="between", since_ns=1),
         Device(host="", kind="cpu", at_ns=1, name="16 CPUs"), step_of(0, 1),
-        Status(at_ns=1, frames=1, bytes=1, refused={"not a rank's to send": 1}),
+        Status(at_ns=1, frames=1, bytes=1, refused={"not a rank's to send": 1, "foreign clock": 2, "unknown key": 3}),
     ]  # fmt: skip
     assert [anonymous(message) for message in known] == known
     assert anonymous(replace(bye, detail="torch.OutOfMemoryError: /home/me")) == replace(bye, detail="OutOfMemoryError")

@@ -178,13 +178,14 @@ def test_a_rank_stays_with_the_node_that_named_it_first(job: Job) -> None:
     root = FakeCollector.started[0]
     session = job.ranks[0]._address
     assert session is not None
-    thief = guest.Join(2, "ffffffffffff", "k" * 40)
-    guest.Question(job.store, guest.join_prefix(session.session), guest.Seal(), json.dumps(
-        {"rank": thief.rank, "node": thief.node, "key": thief.key}
-    )).answer()  # fmt: skip
+    prefix = guest.join_prefix(session.session)
+    local, unnamed, beyond = (0, "ffffffffffff"), (2, "no name"), (4, "ffffffffffff")
+    for rank, node in ((2, "ffffffffffff"), local, (1, "ffffffffffff"), unnamed, beyond):
+        text = json.dumps({"rank": rank, "node": node, "key": "k" * 40})
+        guest.Question(job.store, prefix, guest.Seal(), text).answer()
     job.turn()
     root.poll()
-    assert {order.node: sorted(order.ranks) for order in root.of(Admit)} == {job.node(2): [2, 3], thief.node: []}
+    assert {order.node: sorted(order.ranks) for order in root.of(Admit)} == {job.node(2): [2, 3]}
 
 
 def test_a_root_that_cannot_listen_leaves_local_views_with_one_warning(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ddpwatch.collector.hub import (
     DEVICE_GONE_NS,
@@ -288,7 +289,7 @@ def node_step(node: int, number: int, ranks: range) -> NodeStep:
 def exchange(node: int, second: int) -> ClockExchange:
     at = second * SECOND_NS
     about = {"sent_ns": at, "received_ns": at, "replied_ns": at, "returned_ns": at}
-    return ClockExchange(node=node, node_boot_id="a", root_boot_id="b", **about)
+    return ClockExchange(node=node, node_boot_id="boot", root_boot_id="root", **about)
 
 
 def about_node(node: int, ranks: range, second: int = 0) -> Node:
@@ -339,7 +340,7 @@ def test_a_node_speaks_for_itself_and_its_ranks_only() -> None:
     def accepted(message: Message) -> bool:
         return hub.accept_from_node(encode(message), 1, mine, 0) is not None
 
-    fine = [node_step(1, 0, mine), exchange(1, 0), device("cpu", 0, 0), hello(4), rank_sample(5, 0)]
+    fine = [node_step(1, 0, mine), device("cpu", 0, 0), frames.hello(4), exchange(1, 0), rank_sample(5, 0)]
     assert all(map(accepted, [*fine, Bye(rank=4, by="collector", reason="killed", at_ns=0)]))
     assert not hub.refused
     run_ends = Bye(rank=None, by="collector", reason="finished", at_ns=0)
@@ -348,6 +349,29 @@ def test_a_node_speaks_for_itself_and_its_ranks_only() -> None:
         assert not accepted(message)
     assert hub.accept_from_node(b"\xc1", 1, mine, 0) is None
     assert hub.refused == {"foreign rank": 2, "foreign node": 2, "not a node's to send": 3, "not msgpack": 1}
+
+
+def test_a_node_bounds_no_clock_but_its_own_against_the_roots() -> None:
+    hub = Hub()
+
+    def accepted(message: Message, node: int) -> bool:
+        return hub.accept_from_node(encode(message), node, range(4 * node, 4 * node + 4), 0) is not None
+
+    assert accepted(frames.hello(4), 1)
+    assert accepted(exchange(1, 0), 1)
+    assert accepted(frames.hello(8, boot_id="other"), 2)
+    assert not accepted(exchange(2, 0), 2)  # names the clock of node 1
+    assert not accepted(replace(exchange(1, 0), root_boot_id="other"), 1)
+    assert not accepted(replace(exchange(1, 0), node_time_ns="time:[1]"), 1)
+    assert hub.refused == {"foreign clock": 3}
+
+
+def test_a_nodes_step_with_a_rank_twice_is_refused() -> None:
+    hub = Hub()
+    raw = msgspec.msgpack.decode(encode(node_step(1, 0, range(4, 6))))
+    twice = msgspec.msgpack.encode({**raw, "ranks": [4] * 4096})  # it would get the memory of as many ranks
+    assert hub.accept_from_node(twice, 1, range(4, 8), 0) is None
+    assert hub.refused == {"invalid": 1}
 
 
 def test_a_late_viewer_gets_nodes_steps_as_they_came() -> None:

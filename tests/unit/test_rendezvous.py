@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.probe import mailbox
 from ddpwatch.probe.guest import CollectorAddress, JobUnwatchedError
 from ddpwatch.probe.rendezvous import Rendezvous
 
@@ -131,6 +132,26 @@ def test_a_rank_that_died_when_it_had_counted_its_question_does_not_stop_the_oth
     assert ask_and_answer(first, rendezvous(1, 3, store)) == [found(first)]
     store.add("ddpwatch/1/questions", 1)
     assert ask_and_answer(first, rendezvous(2, 3, store)) == [found(first)]
+
+
+def test_a_counter_that_somebody_else_has_set_costs_a_bounded_number_of_looks(
+    spawned: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = dist.HashStore()
+    first = rendezvous(0, 2, store)
+    store.add("ddpwatch/1/questions", 1 << 40)
+    assert first._desk is not None
+    looks: list[str] = []
+
+    def check(names: list[str]) -> bool:
+        looks.extend(names)
+        return False
+
+    seen = SimpleNamespace(add=store.add, get=store.get, set=store.set, check=check)
+    monkeypatch.setattr(first._desk._questions, "_store", seen)
+    monkeypatch.setattr(mailbox, "MOST_LOOKS", 10)
+    found(first)
+    assert len(looks) == 10
 
 
 def test_a_run_id_from_the_store_is_checked(spawned: list[list[str]]) -> None:

@@ -11,6 +11,7 @@ import zmq
 
 from ddpwatch import transport
 from ddpwatch.collector import uplink as uplink_module
+from ddpwatch.collector.hosts import whole_run
 from ddpwatch.collector.nodes import Node
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.uplink import BATCH_BYTES, WINDOW, ClockPings, Uplink, UpQueue
@@ -18,6 +19,7 @@ from ddpwatch.collector.wire import Batch, Introduction, Lease, Open, Ping, Pong
 from ddpwatch.control import Admit, Connect, Listen
 from ddpwatch.keys import KeyPair, new_key_pair
 from ddpwatch.messages import Beat, ClockExchange, Message, decode, encode
+from tests.support.frames import hello
 
 NODE = "0a1b2c3d4e5f"
 OTHER = "ffffffffffff"
@@ -197,11 +199,29 @@ def test_frames_go_up_in_order_and_leases_come_down(pair: Pair) -> None:
     assert pair.leases == [Lease(20_000, 41)]
 
 
-def test_the_clocks_are_measured(pair: Pair) -> None:
+def test_what_is_to_be_typed_for_the_whole_run_holds_no_other_command() -> None:
+    assert (
+        whole_run(Welcome(0, "node-1.cluster", "train-1200-ab"))
+        == "ssh -t node-1.cluster ddpwatch attach train-1200-ab"
+    )
+    assert whole_run(Welcome(0, "-oProxyCommand=x", "run")) == ""
+    assert whole_run(Welcome(0, "node1; x", "run")) == ""
+    assert whole_run(Welcome(0, "node1", "run $(x)")) == ""
+
+
+def test_the_clocks_are_measured_once_a_rank_has_introduced_itself(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.start()
-    pair.agent()
-    pair.until(lambda: [frame for _, frame in pair.received if isinstance(decode(frame), ClockExchange)])
-    (exchange,) = [decode(frame) for _, frame in pair.received]
+    agent = pair.agent()
+    pair.until(lambda: agent.welcome is not None)
+    pongs: list[Pong] = []
+    monkeypatch.setattr(agent._pings, "answered", lambda pong, at: pongs.append(pong) or (pong, at))
+    pair.until(lambda: pongs)
+    pair.turn()
+    assert pair.received == []  # no rank has introduced itself: the root does not know whose clock that is
+    send(agent, hello(2))
+    pair.until(lambda: len(pair.received) > 1)
+    first, exchange = [decode(frame) for _, frame in pair.received[:2]]
+    assert first == hello(2)
     assert isinstance(exchange, ClockExchange)
     assert exchange.node == int(NODE, 16)
     assert exchange.sent_ns <= exchange.received_ns <= exchange.replied_ns <= exchange.returned_ns

@@ -28,6 +28,6 @@ def account_name(account: str, rank: int | None, phase: str) -> str:
 
 
 def account_in_phase(account: str, rank: int | None, phase: str) -> str:
-    """The same with that phase."""
+    """The same, followed by that phase."""
     name = account_name(account, rank, phase)
     return f"{name} ({phase})" if rank is not None and phase else name

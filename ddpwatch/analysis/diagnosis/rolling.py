@@ -1,4 +1,4 @@
-"""The median of the newest values, kept in order: one look-up per new value, and no sorting."""
+"""The median of the newest values. They are kept in order: a new value needs no sorting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RollingMedian:
         return len(self._newest)
 
     def add(self, value: float) -> None:
-        """Takes the next value; forgets the oldest if there are too many."""
+        """Takes the next value; forgets the oldest beyond the size."""
         newest, ordered = self._newest, self._ordered
         if len(newest) == self._size:
             del ordered[bisect_left(ordered, newest.popleft())]
@@ -38,6 +38,6 @@ class RollingMedian:
 
     @property
     def median(self) -> float:
-        """As `statistics.median`; there has to be a value."""
+        """As by `statistics.median`. Needs at least one value."""
         half, odd = divmod(len(self._ordered), 2)
         return self._ordered[half] if odd else (self._ordered[half - 1] + self._ordered[half]) / 2

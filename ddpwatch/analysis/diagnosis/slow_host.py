@@ -1,4 +1,4 @@
-"""Joins the late ranks of one host: where most of a host's ranks are late, it is the host."""
+"""Joins the late ranks of one host: if half of a host's ranks are late, the host is named instead."""
 
 from __future__ import annotations
 

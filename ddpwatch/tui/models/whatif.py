@@ -19,7 +19,7 @@ from ddpwatch.errors import UsageError
 from ddpwatch.messages import Hello, Layout, Message
 from ddpwatch.state import RunState
 
-MOST_RANKS = 256  # beyond, an answer would take this thread many seconds
+MOST_RANKS = 256  # with more, an answer would take many seconds
 MOST_RANK_STEPS = 1024  # in one request, but at least `LEAST_STEPS` steps
 LEAST_STEPS = FEWEST_STEPS + 3
 REST_S = 0.002  # after each change, as the screen shares the interpreter

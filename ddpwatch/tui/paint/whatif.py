@@ -47,7 +47,7 @@ def _paint_verdict(canvas: Canvas, model: WhatIfModel, y: int) -> int:
 
 
 def _verdict(model: WhatIfModel) -> tuple[str, str, str]:
-    """What can be gained, or what the steps do not carry."""
+    """What can be gained, or why that is not known."""
     answer = model.answer
     if model.failure:
         return "·", "dim", model.failure
