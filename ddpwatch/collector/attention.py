@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
-from operator import attrgetter
+from itertools import islice
 
 from ddpwatch import blackbox, rundir
 from ddpwatch.collector.hub import RankEntry
@@ -15,6 +16,7 @@ from ddpwatch.sampling.lease import LeasePage
 LEAD_STEPS = 2  # from the step that is open to the first of a new budget
 INTRODUCED_NS = 5_000_000_000  # then no longer is waited for ranks that have not said hello
 LEAD_NS = 50_000_000  # at least; a collector that is held up for longer than that between two lines is rare
+RECENT_STEPS = 16  # by which the length of a step is judged
 HOSTS_LEAD_NS = 500_000_000  # if other hosts have to get it first
 _log = logging.getLogger("ddpwatch.collector")
 
@@ -92,9 +94,12 @@ class Attention:
         return max((box.slot for box in boxes if box is not None), default=None)
 
     def _steps_in(self, ns: int) -> int:
-        """How many steps a rank finishes in that time, by the newest step that came."""
+        """How many steps a rank finishes in that time at most, by the shortest of the newest that came."""
         newest = max(
-            (entry.steps[-1] for entry in self._ranks.values() if entry.steps), key=attrgetter("seq"), default=None
+            (entry.steps for entry in self._ranks.values() if entry.steps),
+            key=lambda steps: steps[-1].seq,
+            default=deque(),
         )
-        step = None if newest is None else decode(newest.frame)
-        return ns // step.duration_ns if isinstance(step, Step) and step.duration_ns else 0
+        messages = (decode(envelope.frame) for envelope in islice(reversed(newest), RECENT_STEPS))
+        durations = [step.duration_ns for step in messages if isinstance(step, Step) and step.duration_ns]
+        return ns // min(durations, default=ns + 1)
