@@ -116,12 +116,14 @@ class ViewerSession:
             link = Link.WAITING
         elif self.over or self.state.end is not None:
             link = Link.ENDED
-        elif silent:
+        elif self.trouble or silent:
             link = Link.GONE
         elif not self.state.frames:
             link = Link.ATTACHING
         ago = None if self._ended_s is None else int(max(wall_s - self._ended_s, 0) // 60)
-        return LinkState(link, self.name, self._directory, job=self._job, paused=self.paused, ended_min=ago)
+        return LinkState(
+            link, self.name, self._directory, job=self._job, paused=self.paused, ended_min=ago, trouble=self.trouble
+        )
 
     def replay_link(self, speed: float, held: bool, position_s: float, length_s: float, loop: bool) -> LinkState:
         """The state of a replay."""
