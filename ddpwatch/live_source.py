@@ -105,11 +105,12 @@ class LiveSource:
         self.trouble = ""
         self._as_sent = as_sent
         self._token = secrets.token_hex(8).encode()
-        self._context = transport.Context()
+        self._context: transport.Context | None = None
         self._socket: Socket | SshLink
         if endpoint.startswith(address.SCHEME):
             self._socket = SshLink(address.parse(endpoint))
         else:
+            self._context = transport.Context()
             self._socket = transport.viewer_socket(self._context, endpoint)
         for topic in transport.viewer_topics(self._token, budget_ppm):
             self._socket.subscribe(topic)
@@ -147,7 +148,8 @@ class LiveSource:
     def close(self) -> None:
         """See `Source.close`."""
         self._socket.close()
-        self._context.term()
+        if self._context is not None:
+            self._context.term()
 
     def _in_order(self, parts: list[bytes]) -> Iterator[Envelope]:
         """Passes on the snapshot, then the live frames held back meanwhile; drops duplicates."""

@@ -72,7 +72,7 @@ class Relay:
         return bool(data) and len(self._requests) < 1 << 16
 
     def _pass_on(self) -> None:
-        packed = []
+        packed: list[bytes] = []
         while len(packed) < BATCH and self._socket.poll(0):
             parts = self._socket.recv_multipart()
             if transport.parse_envelope(parts) is not None:

@@ -38,6 +38,7 @@ class ViewerSession:
         paused: The views are frozen.
         overview: What to draw, as of the last `refresh`.
         rank: The rank that the user has selected, if any.
+        trouble: Why no frames come, if the feed knows.
         follow_slowest: Views keep the slowest rank in sight.
     """
 
@@ -53,6 +54,7 @@ class ViewerSession:
 
     def _forget_run(self, name: str) -> None:
         self.name = name
+        self.trouble = ""
         self.paused = False
         self.rank: int | None = None
         self.overview = Overview(link=LinkState(name=name, replay=self.replay))

@@ -25,12 +25,9 @@ class Publisher:
         """Publishes another message than a heartbeat."""
         self._socket.send_multipart(Envelope(number, 1, encode(message)).parts(LIVE))
 
-    def requests(self) -> list[bytes]:
-        """What viewers have subscribed to (\\x01) and unsubscribed from (\\x00) since the last look."""
-        found = []
-        while self._socket.poll(50):
-            found.append(self._socket.recv())
-        return found
+    def request(self) -> bytes:
+        """The next topic that viewers have subscribed to (first byte: 1) or all left (0); empty without one."""
+        return self._socket.recv() if self._socket.poll(50) else b""
 
     def answer_if_asked(self, number: int) -> bool:
         """Answers with this one number, if a viewer has asked by now."""

@@ -75,6 +75,13 @@ def read(source: LiveSource, count: int) -> list[int]:
     return read_until(source, lambda found: len(found) >= count)
 
 
+def wait_for(publisher: Publisher, request: bytes) -> None:
+    """Waits until the collector has received a request."""
+    deadline = time.monotonic() + 60.0
+    while publisher.request() != request:
+        assert time.monotonic() < deadline, request
+
+
 def process_of(source: LiveSource) -> link.subprocess.Popen[bytes]:
     assert isinstance(source._socket, link.SshLink)
     assert source._socket._process is not None
@@ -99,8 +106,7 @@ def test_ssh_dies_in_the_middle(publisher: Publisher, source: LiveSource) -> Non
     assert source.trouble == "me@node: ssh was killed by SIGKILL; trying again"
     publisher.live(4, 5)  # to nobody
     read_until(source, lambda _: not source.trouble)
-    while not any(b"live" in request for request in publisher.requests()):
-        pass
+    wait_for(publisher, b"\x01live")
     publisher.live(6)
     publisher.answer([3, 4, 5, 6], 6, source)
     publisher.live(7)
@@ -111,12 +117,12 @@ def test_ssh_dies_in_the_middle(publisher: Publisher, source: LiveSource) -> Non
 def test_ssh_dies_in_the_middle_of_a_frame(ssh: FakeSsh, publisher: Publisher) -> None:
     """The part of a frame is dropped, and the frame comes with the snapshot."""
     first_line = len(wire.opening(RUN, 2).line())
-    ssh.relays(after=f"| head -c {first_line + 200}; kill -9 $$")
+    ssh.relays(after=f"| {{ head -c {first_line + 200}; kill -9 $$; }}")
     source = LiveSource(URL)
+    ssh.relays()  # next time
     publisher.answer([1, 2, 3, 4], 4)
     before = read_until(source, lambda _: source.trouble)
     assert "SIGKILL" in source.trouble
-    ssh.relays()
     assert before == list(range(1, len(before) + 1))
     assert 0 < len(before) < 4
     read_until(source, lambda _: not source.trouble)
@@ -130,12 +136,9 @@ def test_ssh_dies_in_the_middle_of_a_frame(ssh: FakeSsh, publisher: Publisher) -
 def test_a_budget_reaches_the_collector_and_ends_with_the_viewer(ssh: FakeSsh, publisher: Publisher) -> None:
     source = LiveSource(URL, budget_ppm=5000)
     process = process_of(source)
-    seen: list[bytes] = []
-    while b"\x01want.5000" not in seen:
-        seen += publisher.requests()
+    wait_for(publisher, b"\x01want.5000")
     source.close()
-    while b"\x00want.5000" not in seen:
-        seen += publisher.requests()
+    wait_for(publisher, b"\x00want.5000")
     assert process.returncode is not None
 
 
@@ -160,8 +163,8 @@ def test_the_run_has_ended_when_ssh_is_back(
 ) -> None:
     publisher.answer([1], 1)
     assert read(source, 1) == [1]
-    os.close(claim.pop())
     process_of(source).kill()
+    os.close(claim.pop())
     read_until(source, lambda _: source.over)
     assert source.trouble == f"me@node: no live run called '{RUN}' (`ddpwatch ls` lists the live runs)"
 
