@@ -117,7 +117,7 @@ def test_ssh_dies_in_the_middle(publisher: Publisher, source: LiveSource) -> Non
 def test_ssh_dies_in_the_middle_of_a_frame(ssh: FakeSsh, publisher: Publisher) -> None:
     """The part of a frame is dropped, and the frame comes with the snapshot."""
     first_line = len(wire.opening(RUN, 2).line())
-    ssh.relays(after=f"| {{ head -c {first_line + 200}; kill -9 $$; }}")
+    ssh.relays(after=f"| {{ dd bs=1 count={first_line + 200} 2>/dev/null; kill -9 $$; }}")
     source = LiveSource(URL)
     ssh.relays()  # next time
     publisher.answer([1, 2, 3, 4], 4)
