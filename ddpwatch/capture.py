@@ -77,7 +77,7 @@ def _capture(
             if now - flushed >= FLUSH_S:
                 writer.flush()
                 flushed = now
-            if now - last_frame > SILENCE_S and not is_live():
+            if source.over or (now - last_frame > SILENCE_S and not is_live()):
                 break
     except KeyboardInterrupt:
         pass

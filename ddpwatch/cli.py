@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddpwatch.recording.seek import Position
     from ddpwatch.rundir import RunInfo
 
-USES_RUN_DIRECTORY = {None, "attach", "ls", "metrics", "record", "run", "whatif"}
+USES_RUN_DIRECTORY = {None, "_stdio", "attach", "ls", "metrics", "record", "run", "whatif"}
 app = typer.Typer(
     name="ddpwatch",
     add_completion=False,
@@ -54,7 +54,10 @@ MaxSize = Annotated[
 ]
 Every = Annotated[int, typer.Option(metavar="N", min=1, help="Keep the hook fires of every Nth step only.")]
 Run = Annotated[
-    str | None, typer.Argument(metavar="RUN", help="Run id, its start, or an ipc:// endpoint (default: newest run).")
+    str | None,
+    typer.Argument(
+        metavar="RUN", help="Run id, its start, ssh://[USER@]NODE[/RUN], or an ipc:// endpoint (default: newest run)."
+    ),
 ]
 
 
@@ -121,6 +124,23 @@ def attach(
     """Attach to a live run."""
     info, endpoint = _resolve(run)
     _show(info, endpoint, plain, theme, ascii_only, baseline, budget)
+
+
+@app.command("_stdio", hidden=True)
+def stdio(run: Run = None) -> None:
+    """Pass on a live run's frames: the other end of `ddpwatch attach ssh://…`."""
+    from ddpwatch import rundir
+    from ddpwatch.live_source import SILENCE_S
+    from ddpwatch.over_ssh.relay import Relay
+
+    info = rundir.newest_run() if run is None else rundir.find(run)
+    if info is None:
+        raise UsageError(f"no live run in {rundir.directory()}", "DDPWATCH_DIR chooses another directory")
+    relay = Relay(info)
+    try:
+        relay.run(SILENCE_S)
+    finally:
+        relay.close()
 
 
 @app.command()
@@ -197,9 +217,8 @@ def record(
     ] = None,
 ) -> None:
     """Record a running job until it ends or you press Ctrl-C."""
-    from ddpwatch import rundir
     from ddpwatch.capture import capture
-    from ddpwatch.live_source import LiveSource
+    from ddpwatch.live_source import LiveSource, may_go_on
     from ddpwatch.recording.limits import environment_of, limits_from_environment
     from ddpwatch.sampling.lease import parse_budget
 
@@ -207,9 +226,10 @@ def record(
     limits = limits_from_environment({**os.environ, **environment_of(max_size, every)})
     info, endpoint = _resolve(run)
     publish = _endpoint(info, endpoint)
-    frames = capture(
-        LiveSource(publish, budget_ppm, as_sent=True), output, duration, steps, limits, partial(rundir.is_live, publish)
-    )
+    source = LiveSource(publish, budget_ppm, as_sent=True)
+    frames = capture(source, output, duration, steps, limits, partial(may_go_on, source, publish))
+    if source.trouble:
+        typer.echo(f"ddpwatch: {source.trouble}", err=True)
     typer.echo(f"{output}: {frames} frames", err=True)
 
 
@@ -471,12 +491,24 @@ def _show(
         return
     from ddpwatch import rundir
     from ddpwatch.live_source import LiveSource
+    from ddpwatch.over_ssh.address import SCHEME
     from ddpwatch.tui.app import run_dashboard
     from ddpwatch.tui.feed import AttachSpec
 
-    open_source = partial(LiveSource, budget_ppm=budget_ppm)
-    live = AttachSpec(run=info, endpoint=endpoint, list_ended=rundir.last_views, open_source=open_source)
-    run_dashboard(live, theme, ascii_only, baseline)
+    sources = {}
+    if endpoint is not None and endpoint.startswith(SCHEME):  # ssh may ask for a password before the dashboard opens
+        sources[endpoint] = LiveSource(endpoint, budget_ppm)
+    live = AttachSpec(
+        run=info,
+        endpoint=endpoint,
+        list_ended=rundir.last_views,
+        open_source=lambda name: sources.pop(name, None) or LiveSource(name, budget_ppm),
+    )
+    try:
+        run_dashboard(live, theme, ascii_only, baseline)
+    finally:
+        for source in sources.values():
+            source.close()
 
 
 def _no_baseline(baseline: Path | None) -> None:
@@ -491,11 +523,12 @@ def _is_plain(plain: bool) -> bool:
 def _resolve(name: str | None) -> tuple[RunInfo | None, str | None]:
     """The run or the endpoint that a RUN argument names; both None for the newest run."""
     from ddpwatch import rundir, transport
+    from ddpwatch.over_ssh.address import SCHEME
 
     if name is None:
         return None, None
     if "://" in name:
-        return None, transport.check_endpoint(name)
+        return None, name if name.startswith(SCHEME) else transport.check_endpoint(name)
     return rundir.find(name), None
 
 

@@ -1,4 +1,7 @@
-"""Where a viewer's frames come from: a running job, or a recording that grows (`ddpwatch.recording.follow`)."""
+"""Where a viewer's frames come from: a running job, here or through ssh, or a recording that grows.
+
+The last is `ddpwatch.recording.follow`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ from typing import Protocol
 
 import zmq
 
-from ddpwatch import node_step, transport
+from ddpwatch import node_step, rundir, transport
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Bye, FrameError, Status, decode
-from ddpwatch.transport import RESTART_BITS, SNAPSHOT, Envelope, Frame
+from ddpwatch.over_ssh import address
+from ddpwatch.over_ssh.link import SshLink
+from ddpwatch.transport import RESTART_BITS, SNAPSHOT, Envelope, Frame, Socket
 
 ANSWER_S = 5.0  # without a frame of a snapshot; then the viewer asks again
 RESYNC_S = 0.5  # least time between two requests for a snapshot; doubles while frames are lost again and again
@@ -31,11 +36,13 @@ class Source(Protocol):
         over: No more frames will come.
         unreadable: Frames that could not be decoded, skipped.
         missed: Frames lost on the way.
+        trouble: Why no frames come at present, or none will any more, if the source knows: one line.
     """
 
     over: bool
     unreadable: int
     missed: int
+    trouble: str
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
         """Returns the next frames, at most ``limit``; waits up to ``timeout_s`` for the first."""
@@ -44,6 +51,14 @@ class Source(Protocol):
     def close(self) -> None:
         """Closes sockets and files."""
         ...
+
+
+def may_go_on(source: Source, endpoint: str) -> bool:
+    """Whether frames may come after a silence: the run is live, also while its collector is started again.
+
+    Of a run on another host, the source's other end decides.
+    """
+    return not source.over and (endpoint.startswith(address.SCHEME) or rundir.is_live(endpoint))
 
 
 def snapshot(source: Source, patience_s: float = SNAPSHOT_S) -> Iterator[Frame]:
@@ -58,7 +73,9 @@ def snapshot(source: Source, patience_s: float = SNAPSHOT_S) -> Iterator[Frame]:
             yield message, envelope
             if isinstance(message, Status) or (isinstance(message, Bye) and message.rank is None):
                 return
-    raise UsageError("the run does not answer", "`ddpwatch ls` shows whether it is still live")
+        if source.over:
+            break
+    raise UsageError(source.trouble or "the run does not answer", "`ddpwatch ls` shows whether it is still live")
 
 
 class LiveSource:
@@ -70,22 +87,33 @@ class LiveSource:
     the snapshot, or make a gap like any other.
 
     Args:
-        endpoint: The collector's publishing endpoint.
+        endpoint: The collector's publishing endpoint, or ``ssh://user@node/run``.
         budget_ppm: What sampling may cost while this viewer is attached, in ppm of a step; 0 if nobody looks at it.
         as_sent: Leaves the steps of nodes packed: for a recording.
 
     Attributes:
         missed: Frames lost on the way that no snapshot could replace.
+
+    Raises:
+        DdpwatchError: There is no such run on the other host, or no way to it.
     """
 
     def __init__(self, endpoint: str, budget_ppm: int = 0, as_sent: bool = False) -> None:
         self.over = False
         self.unreadable = 0
         self.missed = 0
+        self.trouble = ""
         self._as_sent = as_sent
         self._token = secrets.token_hex(8).encode()
-        self._context = transport.Context()
-        self._socket = transport.viewer_subscribe(self._context, endpoint, self._token, budget_ppm)
+        self._context: transport.Context | None = None
+        self._socket: Socket | SshLink
+        if endpoint.startswith(address.SCHEME):
+            self._socket = SshLink(address.parse(endpoint))
+        else:
+            self._context = transport.Context()
+            self._socket = transport.viewer_socket(self._context, endpoint)
+        for topic in transport.viewer_topics(self._token, budget_ppm):
+            self._socket.subscribe(topic)
         self._synced = False
         self._held_back: deque[Envelope] = deque()
         self._held_bytes = 0
@@ -113,12 +141,15 @@ class LiveSource:
                 self._decode_into(frames, envelope)
         if not self._synced and time.monotonic() >= self._ask_at_s:
             self._ask()
+        if isinstance(self._socket, SshLink):
+            self.over, self.trouble = self._socket.over, self._socket.trouble
         return frames
 
     def close(self) -> None:
         """See `Source.close`."""
         self._socket.close()
-        self._context.term()
+        if self._context is not None:
+            self._context.term()
 
     def _in_order(self, parts: list[bytes]) -> Iterator[Envelope]:
         """Passes on the snapshot, then the live frames held back meanwhile; drops duplicates."""

@@ -14,7 +14,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.incident_news import IncidentNews, cost_text, lost_text, message_text, steps_text
 from ddpwatch.analysis.step import NS_PER_MS
 from ddpwatch.analysis.window import summarise
-from ddpwatch.live_source import SILENCE_S, LiveSource
+from ddpwatch.live_source import SILENCE_S, LiveSource, Source, may_go_on
 from ddpwatch.report.format import UNKNOWN, clean, number, percent, table
 from ddpwatch.rundir import RunInfo
 from ddpwatch.state import KEEP_STEPS, RunState
@@ -143,27 +143,30 @@ def follow(info: RunInfo | None, endpoint: str | None, budget_ppm: int = 0) -> N
         info = info or _wait_for_run()
         _narrate(f"attached to {info.run_id}, {info.world_size} ranks")
         endpoint = info.publish
-    print(HEADER, flush=True)
     for text in lines(endpoint, budget_ppm):
         print(text, flush=True)
 
 
 def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
-    """Yields lines about a live run every few seconds, and its incidents at the end.
+    """Yields the header, lines about a live run every few seconds, and its incidents at the end.
 
     Args:
-        endpoint: Where its frames come from.
+        endpoint: Where its frames come from; see `LiveSource`.
         budget_ppm: See `LiveSource`.
     """
     source, run = LiveSource(endpoint, budget_ppm), RunLines()
-    state = run.state
+    yield HEADER
+    state, trouble = run.state, ""
     received = time.monotonic()
     due = received + EVERY_S
     try:
-        while state.end is None and (time.monotonic() - received < SILENCE_S or rundir.is_live(endpoint)):
+        while state.end is None and (time.monotonic() - received < SILENCE_S or may_go_on(source, endpoint)):
             for message, envelope in source.read(0.2):
                 state.apply(message, envelope.received_ns)
                 received = time.monotonic()
+            trouble = _narrate_change(trouble, source)
+            if source.over:
+                break
             if time.monotonic() >= due and state.frames:
                 yield from run.lines()
                 due = time.monotonic() + EVERY_S
@@ -173,8 +176,15 @@ def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
         source.close()
     yield from run.lines()
     yield from run.closing()
-    if state.end is None:
+    if state.end is None and not source.over:
         _narrate(f"no frame from the collector for {SILENCE_S:.0f} s: it is gone")
+
+
+def _narrate_change(before: str, source: Source) -> str:
+    """Says what is wrong with the source, or that nothing is any more, if that is new."""
+    if source.trouble != before:
+        _narrate(source.trouble or "connected again")
+    return source.trouble
 
 
 def narrate_runs(
@@ -198,7 +208,6 @@ def narrate_runs(
             if info.run_id not in seen:
                 seen.add(info.run_id)
                 _narrate(f"watching {info.run_id}, {info.world_size} ranks")
-                _narrate(HEADER)
                 for text in lines(info.publish, budget_ppm):
                     _narrate(text)
         if last_look:

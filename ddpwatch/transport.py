@@ -91,7 +91,7 @@ def check_endpoint(endpoint: str) -> str:
             return endpoint
         raise UsageError(
             f"{endpoint}: only loopback addresses are allowed",
-            "frames are not authenticated; log in to the job's machine with ssh instead",
+            "frames are not authenticated; `ddpwatch attach ssh://node/run` goes through ssh",
         )
     raise UsageError(f"{endpoint}: not an endpoint", "endpoints look like ipc:///path or tcp://127.0.0.1:port")
 
@@ -191,12 +191,13 @@ def agent_dealer(context: Context, endpoint: str, root_key: str, keys: KeyPair) 
     return socket
 
 
-def viewer_subscribe(context: Context, endpoint: str, token: bytes, budget_ppm: int = 0) -> Socket:
-    """A viewer's socket, subscribed to the live stream and to a snapshot under ``token``; asks for a budget above 0."""
+def viewer_socket(context: Context, endpoint: str) -> Socket:
+    """A viewer's socket, without subscriptions."""
     socket = _socket(context, zmq.SUB, RCVHWM=VIEWER_QUEUE, LINGER=0, MAXMSGSIZE=TRANSPORT_LIMIT, RECONNECT_IVL=100)
     socket.connect(check_endpoint(endpoint))
-    socket.subscribe(LIVE)
-    socket.subscribe(SNAPSHOT + token)
-    if budget_ppm:
-        socket.subscribe(WANT + str(budget_ppm).encode())
     return socket
+
+
+def viewer_topics(token: bytes, budget_ppm: int = 0) -> list[bytes]:
+    """What a viewer subscribes to, in this order: the live stream, a snapshot under ``token``, a budget above 0."""
+    return [LIVE, SNAPSHOT + token, *([WANT + str(budget_ppm).encode()] if budget_ppm else [])]

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from ddpwatch import rundir
-from ddpwatch.live_source import SILENCE_S, LiveSource, Source
+from ddpwatch.live_source import SILENCE_S, LiveSource, Source, may_go_on
 from ddpwatch.metrics.figures import Meter, Sample, Values
 from ddpwatch.rundir import RunInfo
 from ddpwatch.state import RunState
@@ -71,10 +71,13 @@ def follow(board: Board, endpoint: str, open_source: Callable[[str], Source] = L
     source, state, meter = open_source(endpoint), RunState(), Meter()
     heard, read = time.monotonic(), 0.0
     try:
-        while state.end is None and (time.monotonic() - heard < SILENCE_S or rundir.is_live(endpoint)):
+        while state.end is None and (time.monotonic() - heard < SILENCE_S or may_go_on(source, endpoint)):
             for message, envelope in source.read(0.2):
                 state.apply(message, envelope.received_ns)
                 heard = time.monotonic()
+            if source.over:
+                _narrate(source.trouble)
+                break
             if state.frames and time.monotonic() - read >= EVERY_S:
                 board.run_id, board.values, read = state.run_id, meter.read(state), time.monotonic()
     finally:

@@ -62,6 +62,7 @@ class FollowSource:
         self.over = False
         self.unreadable = 0
         self.missed = 0
+        self.trouble = ""
         self._sleep = sleep
         self._seq = 0
         self._queue: deque[Frame] = deque()

@@ -169,6 +169,8 @@ class DashboardApp(App[int]):
                 self.session.over = True
                 if note:
                     self.notify(note)
+            case posted.Trouble(text):
+                self.session.trouble = text
             case posted.Rewound():
                 self.session.rewind()
             case posted.Arrived(step):

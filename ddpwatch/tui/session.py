@@ -38,6 +38,7 @@ class ViewerSession:
         paused: The views are frozen.
         overview: What to draw, as of the last `refresh`.
         rank: The rank that the user has selected, if any.
+        trouble: Why no frames come, if the feed knows.
         follow_slowest: Views keep the slowest rank in sight.
     """
 
@@ -53,6 +54,7 @@ class ViewerSession:
 
     def _forget_run(self, name: str) -> None:
         self.name = name
+        self.trouble = ""
         self.paused = False
         self.rank: int | None = None
         self.overview = Overview(link=LinkState(name=name, replay=self.replay))
@@ -116,12 +118,14 @@ class ViewerSession:
             link = Link.WAITING
         elif self.over or self.state.end is not None:
             link = Link.ENDED
-        elif silent:
+        elif self.trouble or silent:
             link = Link.GONE
         elif not self.state.frames:
             link = Link.ATTACHING
         ago = None if self._ended_s is None else int(max(wall_s - self._ended_s, 0) // 60)
-        return LinkState(link, self.name, self._directory, job=self._job, paused=self.paused, ended_min=ago)
+        return LinkState(
+            link, self.name, self._directory, job=self._job, paused=self.paused, ended_min=ago, trouble=self.trouble
+        )
 
     def replay_link(self, speed: float, held: bool, position_s: float, length_s: float, loop: bool) -> LinkState:
         """The state of a replay."""

@@ -20,8 +20,10 @@ from ddpwatch.blackbox import BlackBox
 from ddpwatch.clock import boot_id, pid_namespace, start_ticks
 from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import MAX_FRAME_BYTES, Bye, Device, Hello, Mark, Message, RankSample, Status, Step, encode
+from ddpwatch.over_ssh import link
 from ddpwatch.recording.reader import Recording
 from ddpwatch.sampling.lease import Lease
+from tests.support.fake_ssh import FakeSsh
 from tests.support.jobs import PATIENCE_S, live, messages, read_until
 
 
@@ -242,3 +244,24 @@ def test_a_recording_that_cannot_be_written_is_reported(run_directory: Path, tmp
         assert "No such file or directory" in messages(frames, Status)[-1].recording_error
     finally:
         stage.close()
+
+
+def test_through_ssh_that_dies_in_the_middle(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step comes once."""
+    monkeypatch.setenv("DDPWATCH_SSH", str(FakeSsh(tmp_path).path))
+    monkeypatch.setattr(link, "PAUSES_S", (0.01,))
+    stage.send(stage.hello(), *map(step, range(100)))
+    with live(stage.info) as here:  # the run is published
+        read_until(here, lambda seen: any(m.step == 99 for m in messages(seen, Step)), "the steps")
+    source = LiveSource(f"ssh://node/{stage.run_id}")
+    try:
+        frames = read_until(source, lambda seen: any(m.step == 50 for m in messages(seen, Step)), "half of them")
+        assert isinstance(source._socket, link.SshLink)
+        assert source._socket._process is not None
+        source._socket._process.kill()
+        stage.send(*map(step, range(100, 200)))
+        frames += read_until(source, lambda seen: any(m.step == 199 for m in messages(seen, Step)), "the rest")
+    finally:
+        source.close()
+    assert [m.step for m in messages(frames, Step)] == list(range(200))
+    assert source.missed == 0

@@ -27,6 +27,7 @@ class FakeSource:
     def __init__(self) -> None:
         self.over = False
         self.unreadable = 0
+        self.trouble = ""
         self.closed = False
         self._passed_ns = 0
         self._batches: queue.SimpleQueue[list[Frame]] = queue.SimpleQueue()

@@ -5,7 +5,7 @@ import pytest
 
 from ddpwatch.errors import UsageError
 from ddpwatch.tui.feed import AttachSpec, LiveFeed, open_feed
-from ddpwatch.tui.feed.events import Attached, Failed, Frames, Output, Over, Waiting
+from ddpwatch.tui.feed.events import Attached, Failed, Frames, Output, Over, Trouble, Waiting
 from ddpwatch.tui.feed.thread import MAX_BATCHES_WAITING
 from tests.support.dashboards import FakeJobs
 from tests.support.frames import bye, hello, step
@@ -67,6 +67,20 @@ class TestLive:
         jobs = FakeJobs("ipc:///x")
         _, events = feed_of(jobs.feed(endpoint="ipc:///x"))
         assert events.get(timeout=5) == Attached("ipc:///x")
+
+    def test_what_is_wrong_with_the_connection(self, feed_of):
+        jobs = FakeJobs("ssh://node")
+        source = jobs.sources["ssh://node"]
+        _, events = feed_of(jobs.feed(endpoint="ssh://node"))
+        assert events.get(timeout=5) == Attached("ssh://node")
+        source.trouble = "broken; trying again"
+        assert events.get(timeout=5) == Trouble("broken; trying again")
+        source.trouble = ""
+        assert events.get(timeout=5) == Trouble("")
+        source.put([step(0)])
+        assert isinstance(events.get(timeout=5), Frames)
+        source.trouble, source.over = "gone", True
+        assert events.get(timeout=5) == Trouble("gone")
 
     def test_what_breaks_is_posted(self, feed_of):
         def broken(endpoint):

@@ -112,6 +112,7 @@ class TestHeader:
             (LinkState(Link.ENDED, replay=True), "REPLAY ENDED"),
             (LinkState(Link.WAITING), "WAITING"),
             (LinkState(Link.GONE), "COLLECTOR GONE"),
+            (LinkState(Link.GONE, trouble="node: ssh ended"), "NOT CONNECTED"),
         ],
     )
     def test_badge(self, link, badge):

@@ -25,6 +25,7 @@ class Played:
         self.over = False
         self.unreadable = 0
         self.missed = 0
+        self.trouble = ""
         self.closed = False
         self._frames = [(m, Envelope(n + 1, at, encode(m))) for n, (m, at) in enumerate(frames)]
         self._before = before

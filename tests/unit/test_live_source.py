@@ -11,59 +11,8 @@ import pytest
 from ddpwatch import transport
 from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import Beat, encode
-from ddpwatch.transport import LIVE, SNAPSHOT, Envelope
-
-
-class Publisher:
-    """Publishes numbered heartbeats, loses some of them, and keeps others for a snapshot."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._context = transport.Context()
-        self._socket = transport.collector_publish(self._context, endpoint)
-
-    def live(self, *numbers: int) -> None:
-        for number in numbers:
-            self._socket.send_multipart(self._envelope(number).parts(LIVE))
-
-    def answer_if_asked(self, number: int) -> bool:
-        """Answers with this one number, if a viewer has asked by now."""
-        while self._socket.poll(0):
-            if self._answer(self._socket.recv(), [number], number):
-                return True
-        return False
-
-    def answer(self, kept: list[int], newest: int | None, viewer: LiveSource | None = None) -> None:
-        """Waits until a viewer asks for a snapshot, and sends these numbers; without the end if ``newest`` is None.
-
-        Args:
-            viewer: It reads meanwhile, so that it finds a gap, and asks once its pause is over.
-        """
-        deadline = time.monotonic() + 60.0
-        while not (self._socket.poll(10) and self._answer(self._socket.recv(), kept, newest)):
-            assert time.monotonic() < deadline, "no viewer asks"
-            if viewer is not None:
-                assert viewer.read(0.01) == []
-
-    def send_snapshot(self, token: bytes, kept: list[int]) -> None:
-        """Sends a snapshot that ends with the newest of these numbers, asked or not."""
-        self._answer(b"\x01" + SNAPSHOT + token, kept, kept[-1])
-
-    def _answer(self, request: bytes, kept: list[int], newest: int | None) -> bool:
-        if request[:1] != b"\x01" or not request[1:].startswith(SNAPSHOT):
-            return False
-        for number in kept:
-            self._socket.send_multipart(self._envelope(number).parts(request[1:]))
-        if newest is not None:
-            self._socket.send_multipart(Envelope(newest, 1, b"").parts(request[1:]))
-        return True
-
-    def close(self) -> None:
-        self._socket.close()
-        self._context.term()
-
-    @staticmethod
-    def _envelope(number: int) -> Envelope:
-        return Envelope(number, 1, encode(Beat(rank=0, at_ns=1, step=number, phase="input", since_ns=0)))
+from ddpwatch.transport import LIVE, Envelope
+from tests.support.publisher import Publisher
 
 
 @pytest.fixture

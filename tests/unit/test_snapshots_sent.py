@@ -55,7 +55,9 @@ def test_a_viewer_that_reads_nothing_delays_no_other(collector: Collector) -> No
         collector._hub.keep(beat(rank), encode(beat(rank)), 1)
     endpoint = collector._viewers.getsockopt_string(transport.zmq.LAST_ENDPOINT)
     context = transport.Context()
-    suspended = transport.viewer_subscribe(context, endpoint, b"suspended")
+    suspended = transport.viewer_socket(context, endpoint)
+    for topic in transport.viewer_topics(b"suspended"):
+        suspended.subscribe(topic)
     while not collector._viewers.poll(100):
         pass
     collector._snapshots.serve()

@@ -47,6 +47,13 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why no frames come at present, or none will any more; empty when they come again."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Over:
     """No more frames will come. ``note`` is for the user."""
 
@@ -79,4 +86,4 @@ class Failed:
     error: Exception
 
 
-FeedEvent = Waiting | Attached | Frames | Output | Over | Rewound | Arrived | Missed | Failed
+FeedEvent = Waiting | Attached | Frames | Output | Trouble | Over | Rewound | Arrived | Missed | Failed

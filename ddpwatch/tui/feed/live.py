@@ -15,7 +15,7 @@ from ddpwatch.messages import Bye
 from ddpwatch.output_copy import OutputBuffer
 from ddpwatch.recording.reader import Recording
 from ddpwatch.rundir import RunInfo
-from ddpwatch.tui.feed.events import BATCH, Attached, FeedEvent, Output, Over, Waiting
+from ddpwatch.tui.feed.events import BATCH, Attached, FeedEvent, Output, Over, Trouble, Waiting
 from ddpwatch.tui.feed.output_tail import OutputTail
 from ddpwatch.tui.feed.thread import POLL_S, ThreadFeed
 
@@ -119,14 +119,17 @@ class LiveFeed(ThreadFeed):
         self._wait_for_another()
 
     def _read_until_end(self, source: Source, run: RunInfo | None) -> bool:
-        """Posts frames until the run's goodbye (True), or until another is chosen or its collector is gone (False)."""
-        look_at = time.monotonic() + LIST_RUNS_S
+        """Posts frames until the run's goodbye (True), or until another is chosen or this one is gone (False)."""
+        look_at, trouble = time.monotonic() + LIST_RUNS_S, ""
         while not self._stopped.is_set() and self._chosen is None:
             frames = source.read(POLL_S, BATCH)
             self._post_frames(frames)
             self._post_output()
+            if source.trouble != trouble:
+                trouble = source.trouble
+                self._post(Trouble(trouble))
             if any(isinstance(message, Bye) and message.rank is None for message, _ in frames) or source.over:
-                return True
+                return not trouble
             if not frames and run is not None and time.monotonic() > look_at:
                 look_at = time.monotonic() + LIST_RUNS_S
                 if self._has_successor(run):

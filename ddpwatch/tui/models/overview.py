@@ -51,6 +51,7 @@ class LinkState:
         speed: A replay's speed in recorded seconds per second.
         position_s, length_s: A replay's, in whole seconds.
         ended_min: How many minutes ago the run ended, if it had ended before the dashboard attached.
+        trouble: Why no frames come, if the feed knows.
     """
 
     link: Link = Link.WAITING
@@ -64,6 +65,7 @@ class LinkState:
     length_s: int = 0
     loop: bool = False
     ended_min: int | None = None
+    trouble: str = ""
 
     @property
     def stale(self) -> bool:

@@ -63,7 +63,7 @@ def badge_of(model: Overview) -> tuple[str, str]:
         Link.WAITING: ("WAITING", "badge-wait"),
         Link.ATTACHING: ("ATTACHING", "badge-wait"),
         Link.LIVE: ("LIVE", "badge-live"),
-        Link.GONE: ("COLLECTOR GONE", "badge-bad"),
+        Link.GONE: ("NOT CONNECTED" if link.trouble else "COLLECTOR GONE", "badge-bad"),
     }[link.link]
 
 
@@ -103,6 +103,8 @@ def _crowded(model: Overview, width: int) -> str:
 def _identity(model: Overview) -> list[Field]:
     hello, world = model.hello, model.world_size
     fields = [_name(clean(model.run_id, 40))]
+    if model.link.trouble:
+        fields.append(Field(clean(model.link.trouble, 160), clean(model.link.trouble, 40), 1, "warn"))
     if model.link.replay:
         fields.append(_position(model.link))
     if model.filter:
