@@ -157,7 +157,8 @@ async def test_trouble_is_named_in_words_and_clears(run_directory, tmp_path):
             trouble.write_text("slow-backward")
             await until(pilot, lambda: called_late(app, 1), *PATIENCE)
             said = re.match(
-                r"rank 1 is late by (\d+) ms in (?:each step|\d+ of \d+ watched steps): its backward takes \d+ ms longer, "
+                r"rank 1 is late by \d+ ms in (?:each step|\d+ of \d+ watched steps): its backward takes \d+ ms "
+                r"longer, "
                 r"from (?:4\.weight|4\.bias|bucket \d+ \(4\.bias\)) on.*; without it, a step would be \d+ % shorter$",
                 words(app),
             )
