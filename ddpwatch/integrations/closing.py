@@ -10,7 +10,8 @@ from typing import Any
 
 from ddpwatch import rundir
 from ddpwatch.analysis.report_figures import ReportBuilder
-from ddpwatch.live_source import LiveSource, snapshot
+from ddpwatch.errors import UsageError
+from ddpwatch.live_source import SNAPSHOT_S, LiveSource
 from ddpwatch.report.format import number, percent
 from ddpwatch.report.lost import lost_sentence
 
@@ -55,24 +56,32 @@ def _endpoint(run_id: str) -> str:
 
 
 def _report(endpoint: str, steps: int) -> dict[str, Any]:
-    """A report on what the collector retains. Waits up to `LAG_S` for the last steps of all ranks."""
+    """A report on what the collector retains. Waits up to `LAG_S` for the last steps of all ranks.
+
+    Raises:
+        UsageError: The collector does not answer.
+    """
     source, builder = LiveSource(endpoint), ReportBuilder()
-    deadline = time.monotonic() + LAG_S
+    until_s, has_answered = time.monotonic() + SNAPSHOT_S, False
     try:
-        for message, envelope in snapshot(source):
-            builder.apply(message, envelope.received_ns)
-        while time.monotonic() < deadline and not _complete(builder, steps):
+        while time.monotonic() < until_s and not _complete(builder, steps):
             for message, envelope in source.read(LOOK_S):
                 builder.apply(message, envelope.received_ns)
+            if builder.ranks and not has_answered:
+                until_s, has_answered = time.monotonic() + LAG_S, True
     finally:
         source.close()
+    if not builder.ranks:
+        raise UsageError("the run does not answer", "`ddpwatch ls` shows whether it is still live")
     return builder.report()
 
 
 def _complete(builder: ReportBuilder, steps: int) -> bool:
-    """Whether every rank's last step has come."""
-    newest = [-1 if rank.last_step is None else rank.last_step.step for rank in builder.ranks.values()]
-    return bool(newest) and min(newest) >= steps - 1
+    """Whether the last step of every rank has come."""
+    ranks = builder.ranks.values()
+    world_size = max((rank.hello.world_size for rank in ranks if rank.hello is not None), default=None)
+    newest = [-1 if rank.last_step is None else rank.last_step.step for rank in ranks]
+    return len(newest) == world_size and min(newest) >= steps - 1
 
 
 def closing_of(report: dict[str, Any]) -> Closing | None:
