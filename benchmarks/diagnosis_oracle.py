@@ -17,7 +17,7 @@ from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS
 Floats = npt.NDArray[np.float64]
 
 LASTING = 0.25  # correlation of successive steps, from where on the oracle takes it into account
-BINS = 8  # sizes of shifts that are told apart
+BINS = 8  # classes of shift size
 MOST_SAMPLES = 4000
 ELSEWHERE = 1e-3  # share of the noise that may lie anywhere, as nobody knows a density's tails
 

@@ -31,7 +31,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_sta
 from torch.utils.hooks import RemovableHandle
 
 from ddpwatch.messages import DEFAULT_GROUP, BucketLayout, CollectiveOp, Group, Layout
-from ddpwatch.probe.autograd import add_gradient_hook, on_graph_end, tensors_in
+from ddpwatch.probe.autograd import on_graph_end
 from ddpwatch.probe.collectives import issued_by
 from ddpwatch.probe.completion import Callback
 from ddpwatch.probe.groups import describe
@@ -91,11 +91,7 @@ class FsdpProbe(GuardedProbe):
         self._early: list[BucketRecord] = []  # issued between two steps: by `unshard`, for the next forward
         self._gathering: dict[int, BucketRecord] = {}  # on a GPU, what nothing has waited for yet
         self._reducing: list[BucketRecord] = []
-        self._validating = self._in_backward = self._reduced_before = self._stepped_aside = False
-        self._backward_start_hook = self._guarded(self._backward_begin)
-        self._backward_start_hook.__torch_unserializable__ = True  # type: ignore[attr-defined]
-        self._compute_end_callback = self._guarded(self._compute_end)
-        self._end_callback = self._guarded(self._backward_end)
+        self._validating = self._reduced_before = self._stepped_aside = False
         see_all_reduces()
         self._take_comms()
         if not self._blocking:
@@ -236,9 +232,7 @@ class FsdpProbe(GuardedProbe):
             self._recorder.validation_end()
             return
         self._recorder.forward_end()
-        for tensor in tensors_in(output):
-            if tensor.grad_fn is not None:
-                add_gradient_hook(tensor, self._backward_start_hook)
+        self._expect_backward(output)
 
     def _backward_begin(self, gradient: torch.Tensor) -> None:
         self._recorder.backward_begin()

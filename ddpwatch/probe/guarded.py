@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from ddpwatch.probe.autograd import add_gradient_hook, tensors_in
 from ddpwatch.probe.recorder import StepRecorder
 
 
@@ -28,8 +32,8 @@ class ModuleHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-class GuardedProbe:
-    """A probe whose hooks are guarded.
+class GuardedProbe(ABC):
+    """A probe whose hooks are guarded. What follows the forward is stamped from hooks on the graph.
 
     Args:
         recorder: Takes the stamps.
@@ -43,6 +47,30 @@ class GuardedProbe:
         self.active = True
         self._recorder = recorder
         self._on_error = on_error
+        self._in_backward = False
+        self._backward_start_hook = self._guarded(self._backward_begin)
+        # so that saving an output does not warn of a hook
+        self._backward_start_hook.__torch_unserializable__ = True  # type: ignore[attr-defined]
+        self._compute_end_callback = self._guarded(self._compute_end)
+        self._end_callback = self._guarded(self._backward_end)
+
+    @abstractmethod
+    def _backward_begin(self, gradient: torch.Tensor) -> None:
+        """The first gradient of an output is there."""
+
+    @abstractmethod
+    def _compute_end(self) -> None:
+        """The graph is done, but for what other callbacks do at its end."""
+
+    @abstractmethod
+    def _backward_end(self) -> None:
+        """These are done, too."""
+
+    def _expect_backward(self, output: Any) -> None:
+        """Hooks the outputs of a forward. A leaf among them is a parameter, which would gather a hook each time."""
+        for tensor in tensors_in(output):
+            if tensor.grad_fn is not None:
+                add_gradient_hook(tensor, self._backward_start_hook)
 
     def on_error(self, error: Exception) -> None:
         """Silences the probe after an error of ddpwatch's."""

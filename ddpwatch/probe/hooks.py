@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from ddpwatch.messages import Group, Layout
-from ddpwatch.probe.autograd import add_gradient_hook, on_graph_end, tensors_in
+from ddpwatch.probe.autograd import on_graph_end
 from ddpwatch.probe.bucket_layout import LayoutTracker, parameter_columns, reduced_parameters
 from ddpwatch.probe.collectives import GroupHooks, issued_by
 from ddpwatch.probe.comm_hooks import comm_hook_of, time_later_hook
@@ -92,15 +92,9 @@ class DdpProbe(GuardedProbe):
         self._group: Callable[[], object | None] = lambda: None
         self._enter_group(ddp.process_group)
         self._issued: int | None = None  # collectives of the group before this backward
-        self._in_backward = False
         self._will_sync = True
         self._synced_backwards = 0
         self._launched: list[BucketRecord] = []
-        self._backward_start_hook = self._guarded(self._backward_begin)
-        # so that saving an output does not warn of a hook
-        self._backward_start_hook.__torch_unserializable__ = True  # type: ignore[attr-defined]
-        self._compute_end_callback = self._guarded(self._compute_end)
-        self._end_callback = self._guarded(self._backward_end)
         self._observed = True  # whether this backward's collectives are seen
         hook = comm_hook_of(ddp)
         self.foreign_hook = "" if hook in THROUGH_REDUCER else hook
@@ -202,10 +196,7 @@ class DdpProbe(GuardedProbe):
         # DDP's reducer counts its ready times from prepare_for_backward, the last thing its forward does.
         self._forward_end_ns = self._recorder.since
         self._will_sync = module.require_backward_grad_sync
-        for tensor in tensors_in(output):
-            # A leaf among the outputs is a parameter, which would gather a hook with every forward.
-            if tensor.grad_fn is not None:
-                add_gradient_hook(tensor, self._backward_start_hook)
+        self._expect_backward(output)
 
     # -- backward --------------------------------------------------------------------------------------------
 
