@@ -35,6 +35,13 @@ LOOK_BACK = 24  # steps before and after the one that is named
 # be in them.
 LATE_NS, LATE_SHARE, SHARE, STUCK_NS, PAUSE_NS = 0.5e6, 0.015, 0.02, 1.5e9, 125e6
 
+LATE_BY = r"late by \d+ ms in (?:each step|\d+ of \d+ watched steps)"
+SLOW_BACKWARD = re.compile(
+    rf"rank 1 is {LATE_BY}: its backward takes \d+ ms longer, "
+    r"from (?:4\.weight|4\.bias|bucket \d+ \(4\.bias\)) on.*; without it, a step would be \d+ % shorter"
+)
+SLOW_INPUT = re.compile(rf"rank 0 is {LATE_BY}: its wait for data takes \d+ ms longer")
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -110,11 +117,15 @@ def verdict(app):
     return app.session.overview.verdict
 
 
+def said(app):
+    """The verdict in one line."""
+    return " ".join(verdict(app).text.split())
+
+
 def words(app):
-    """What the overview says, in one line; it is on the screen."""
-    said = " ".join(verdict(app).text.split())
-    assert said in " ".join(screen_text(app).split())
-    return said
+    """The verdict in one line; it is on the screen."""
+    assert said(app) in " ".join(screen_text(app).split())
+    return said(app)
 
 
 def late(slowest: Incident | None, rank: int) -> bool:
@@ -155,14 +166,8 @@ async def test_trouble_is_named_in_words_and_clears(run_directory, tmp_path):
         with Job(SCRIPT, str(trouble), "--record", str(file), log=tmp_path / "job.log") as job:
             await until(pilot, lambda: newest(app) >= HEALTHY, *PATIENCE)
             trouble.write_text("slow-backward")
-            await until(pilot, lambda: called_late(app, 1), *PATIENCE)
-            said = re.match(
-                r"rank 1 is late by \d+ ms in (?:each step|\d+ of \d+ watched steps): its backward takes \d+ ms "
-                r"longer, "
-                r"from (?:4\.weight|4\.bias|bucket \d+ \(4\.bias\)) on.*; without it, a step would be \d+ % shorter$",
-                words(app),
-            )
-            assert said is not None, words(app)
+            await until(pilot, lambda: called_late(app, 1) and SLOW_BACKWARD.fullmatch(said(app)), *PATIENCE)
+            assert SLOW_BACKWARD.fullmatch(words(app))
             walls = [
                 row.summary.phases_ns["backward"] + row.summary.phases_ns["exposed_comm"]
                 for row in app.session.overview.ranks
@@ -173,8 +178,8 @@ async def test_trouble_is_named_in_words_and_clears(run_directory, tmp_path):
             await until(pilot, lambda: not called_late(app, 1), *PATIENCE)
 
             trouble.write_text("slow-input")
-            await until(pilot, lambda: called_late(app, 0), *PATIENCE)
-            assert re.search(r"rank 0 is late by .*: its wait for data takes \d+ ms longer", words(app)), words(app)
+            await until(pilot, lambda: called_late(app, 0) and SLOW_INPUT.match(said(app)), *PATIENCE)
+            assert SLOW_INPUT.match(words(app))
             trouble.write_text("stop")
             assert job.wait() == 0, job.output()
         await until(pilot, lambda: "ENDED: finished" in screen_text(app), *PATIENCE)
@@ -208,7 +213,7 @@ async def test_the_bucket_that_nothing_hides_is_named(run_directory, tmp_path):
     async with app.run_test(size=(200, 50)) as pilot:
         with Job(SCRIPT, str(trouble), "--wide", log=tmp_path / "job.log") as job:
             await until(pilot, lambda: verdict(app).kind == "exposed_comm", *PATIENCE)
-            said = r"exposed communication: .* take \d+ % of a step, most of it the last bucket \d+ \(0\.\w+\).*$"
-            assert re.match(said, words(app)), words(app)
+            exposed = r"exposed communication: .* take \d+ % of a step, most of it the last bucket \d+ \(0\.\w+\).*$"
+            assert re.match(exposed, words(app)), words(app)
             trouble.write_text("stop")
             assert job.wait() == 0, job.output()
