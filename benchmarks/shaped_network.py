@@ -31,6 +31,11 @@ def _name(rank: int) -> str:
     return f"ddpw{os.getpid()}-{rank}"
 
 
+def _outside(rank: int) -> str:
+    """The end of a rank's link that is on the bridge."""
+    return f"v{os.getpid()}-{rank}"
+
+
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
@@ -47,11 +52,13 @@ def shaped_network(ranks: int, mbit: float) -> Iterator[None]:
             _run("ip", "netns", "add", _name(rank))
             stack.callback(_run, "ip", "netns", "del", _name(rank))
             _connect(rank, bridge, mbit)
+            # A namespace takes its links down some time after it is gone, and the next network has the same names.
+            stack.callback(_run, "ip", "link", "del", _outside(rank))
         yield
 
 
 def _connect(rank: int, bridge: str, mbit: float) -> None:
-    name, outside = _name(rank), f"v{os.getpid()}-{rank}"
+    name, outside = _name(rank), _outside(rank)
     _run("ip", "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
     _run("ip", "link", "set", outside, "master", bridge, "up")
     inside = ("ip", "-n", name)

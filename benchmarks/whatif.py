@@ -42,6 +42,7 @@ LINKS_MBIT = (200.0, 1000.0, 4000.0)
 CAPS_MIB = (1.0, 2.0, 5.0, 10.0, 25.0, 60.0)
 MODELS = ("gpt:width=384,layers=4", "mlp:width=1536,layers=6")
 RANKS = (2, 3)
+CAPS_OF_MORE_MIB = (1.0, 5.0, 25.0)  # with more than two ranks, which take longer
 HOOKS = ("fp16", "powersgd")
 HOOK_CAP_MIB = 5.0
 STRAGGLER_MS = 40
@@ -137,7 +138,8 @@ def settings(args: argparse.Namespace) -> Iterator[Setting]:
         for ranks in chosen.get("ranks", RANKS):
             for mbit in chosen.get("links", LINKS_MBIT):
                 for model in chosen.get("models", MODELS):
-                    plain = [Setting(model, ranks, mbit, cap, round=number) for cap in chosen.get("caps", CAPS_MIB)]
+                    caps = chosen.get("caps", CAPS_MIB if ranks == 2 else CAPS_OF_MORE_MIB)
+                    plain = [Setting(model, ranks, mbit, cap, round=number) for cap in caps]
                     yield from plain
                     at = replace(plain[0], cap_mib=HOOK_CAP_MIB)
                     yield from (replace(at, hook=hook) for hook in HOOKS)
