@@ -8,13 +8,14 @@ import pytest
 
 from ddpwatch.analysis.whatif.cost import (
     Curve,
+    Sample,
     calibrated,
     curve_of,
     in_service,
     ring_bytes,
+    shares_of,
     slowdown_of,
     workers_of,
-    works_of,
 )
 from ddpwatch.analysis.whatif.wire import Wire, WireSize, parse_wire, write_wire
 from ddpwatch.errors import UsageError
@@ -23,7 +24,7 @@ MIB = 1 << 20
 
 
 def straight(latency: float, per_mib: float, *sizes_mib: float) -> Curve:
-    return curve_of([(size * MIB, latency + per_mib * size) for size in sizes_mib for _ in range(3)])
+    return curve_of([Sample(size * MIB, latency + per_mib * size) for size in sizes_mib for _ in range(3)])
 
 
 def test_a_line_is_found_and_goes_on_beyond_both_ends() -> None:
@@ -36,9 +37,24 @@ def test_a_line_is_found_and_goes_on_beyond_both_ends() -> None:
 
 def test_the_rate_may_grow_with_the_size() -> None:
     """From 1 to 4 MiB another MiB costs 100, from 4 to 16 only 50; beyond, it goes on like that."""
-    curve = curve_of([(1 * MIB, 200.0), (4 * MIB, 500.0), (16 * MIB, 1100.0)])
+    curve = curve_of([Sample(n * MIB, work) for n, work in ((1, 200.0), (4, 500.0), (16, 1100.0)) for _ in range(3)])
     assert curve.work(10 * MIB) == pytest.approx(800)
     assert curve.work(20 * MIB) == pytest.approx(1300)
+
+
+def test_sizes_that_are_close_say_little_about_the_slope() -> None:
+    """The larger one came first in each step, and was a little faster."""
+    curve = curve_of([Sample(n * MIB, 1e6 * ms) for n, ms in ((0.4, 40), (2.0, 200), (2.6, 220)) for _ in range(9)])
+    assert curve.work(60 * MIB) == pytest.approx(6000e6, rel=0.25)
+    assert Curve(curve.knots, lean=1.0).work(60 * MIB) > 1.03 * curve.work(60 * MIB)
+    assert curve.latency < 5e6
+
+
+def test_the_rate_of_all_counts_where_unlike_sizes_have_shared_the_wire() -> None:
+    """The small one waits for the large one's bytes in the same queue, so that it seems to take twice as long."""
+    curve = curve_of([Sample(10 * MIB, 980e6), Sample(1 * MIB, 200e6, doubt=150e6)] * 20)
+    assert curve.knots[0].work == pytest.approx(107e6, rel=0.15)
+    assert curve.knots[0].error > 20e6
 
 
 def test_doubt_grows_with_the_distance_to_what_was_seen() -> None:
@@ -55,10 +71,10 @@ def test_sizes_that_hardly_differ_are_one() -> None:
 
 
 def test_noise_does_not_make_larger_collectives_cheaper() -> None:
-    curve = curve_of([(1 * MIB, 300.0), (2 * MIB, 280.0), (8 * MIB, 900.0)])
+    curve = curve_of([Sample(1 * MIB, 300.0), Sample(2 * MIB, 280.0), Sample(8 * MIB, 900.0)])
     works = [curve.work(size * MIB) for size in (0.5, 1, 2, 4, 8, 16)]
     assert works == sorted(works)
-    assert curve_of([(size * MIB, 10.0 - size) for size in (1, 2, 4, 8)]).bends  # sizes differ all the same
+    assert curve_of([Sample(size * MIB, 10.0 - size) for size in (1, 2, 4, 8)]).bends  # sizes differ all the same
 
 
 def test_a_worker_takes_collectives_in_order() -> None:
@@ -69,8 +85,13 @@ def test_a_worker_takes_collectives_in_order() -> None:
 
 def test_the_work_of_collectives_that_shared_the_wire() -> None:
     """Both move from 10 to 30, at half speed each: the first has done 10 + 10, the second 10 + 5."""
-    assert works_of([0, 10], [30, 35], 0.5) == [20, 15]
-    assert works_of([0, 10], [30, 35], 1.0) == [30, 25]
+    assert shares_of([0, 10], [30, 35], [7, 7], 0.5) == [(20, 0), (15, 0)]
+    assert shares_of([0, 10], [30, 35], [7, 7], 1.0) == [(30, 0), (25, 0)]
+
+
+def test_how_unlike_sizes_have_shared_is_not_known() -> None:
+    """Alike, or by their sizes: then the first has had three quarters, 15 of the 20."""
+    assert shares_of([0, 10], [30, 35], [9, 3], 0.5) == [(20, 5), (15, 5)]
 
 
 def test_a_slowdown_is_found_between_slow_rows_and_slow_columns() -> None:

@@ -15,12 +15,24 @@ from typing import NamedTuple
 
 from ddpwatch.analysis.whatif.wire import Wire
 
-ALIKE = 1.1  # sizes within this factor are one
+ALIKE = 1.25  # sizes within this factor are one
 APART = 1.5  # the largest size over the smallest, from which latency and rate can be told apart
+KNOT_DOUBT = 0.03  # of a knot, besides its standard error, when a slope is taken from it
+# What is likely before anything is seen, as standard deviations: of the latency (ns), of the slope above the largest
+# size (as a share of the average), and of one size's time (as a share of what the rate of all gives).
+LATENCY_PRIOR_NS, SLOPE_PRIOR, RATE_PRIOR = 2e6, 0.05, 0.3
 GLOO_THREADS = 2
 FEWEST_PAIRS = 20
 MOST_LOSS = 0.67  # three times as long
 LEAST_SPREAD = 0.05  # sum of squares, of shares from 0 to 1
+
+
+class Sample(NamedTuple):
+    """A collective: its bytes, what it would have taken alone, and how far that may be off (`shares_of`). ns."""
+
+    nbytes: float
+    work: float
+    doubt: float = 0.0
 
 
 class Knot(NamedTuple):
@@ -54,8 +66,8 @@ class Curve:
         """α: where the line through the two smallest sizes meets zero bytes; never negative."""
         if not self.bends:
             return 0.0
-        first, second = self.knots[0], self.knots[1]
-        slope = (second.work - first.work) / (second.nbytes - first.nbytes)
+        first = self.knots[0]
+        slope, _ = _slope(first, self.knots[1], Expected(first.work / first.nbytes, LATENCY_PRIOR_NS / first.nbytes))
         return min(first.work, max(0.0, first.work - slope * first.nbytes))
 
     def work(self, nbytes: float) -> float:
@@ -86,25 +98,54 @@ class Curve:
         """Above the largest size: on along the last piece, at most at its average rate."""
         before, last = self.knots[-2], self.knots[-1]
         average = last.work / last.nbytes
-        slope = min(average, max(0.25 * average, (last.work - before.work) / (last.nbytes - before.nbytes)))
+        prior = math.hypot(SLOPE_PRIOR * average, LATENCY_PRIOR_NS / last.nbytes)
+        slope, doubt = _slope(before, last, Expected(average, prior))
+        slope = min(average, max(0.25 * average, slope))
         further = nbytes - last.nbytes
-        return last.work + slope * further, math.hypot(last.error, max(average - slope, 0.1 * average) * further)
+        return last.work + slope * further, math.hypot(last.error, max(average - slope, doubt) * further)
 
 
-def curve_of(samples: Sequence[tuple[float, float]]) -> Curve:
-    """Fits the curve to pairs of size and work; at least one."""
-    groups: list[list[tuple[float, float]]] = []
-    for nbytes, work in sorted(samples):
-        if not groups or nbytes > ALIKE * groups[-1][0][0]:
+class Expected(NamedTuple):
+    """What is likely before anything is seen, and its standard deviation."""
+
+    value: float
+    prior: float
+
+    def drawn(self, seen: float, error: float) -> tuple[float, float]:
+        """What was seen with an error, drawn towards this; and the standard error of that."""
+        trust = self.prior**2 / (self.prior**2 + error**2)
+        return self.value + trust * (seen - self.value), error * trust**0.5
+
+
+def _slope(first: Knot, second: Knot, expected: Expected) -> tuple[float, float]:
+    """The slope between two knots and its standard error: the closer they are, the less they say about it."""
+    apart = second.nbytes - first.nbytes
+    doubts = (knot.error + KNOT_DOUBT * knot.work for knot in (first, second))
+    return expected.drawn((second.work - first.work) / apart, math.hypot(*doubts) / apart)
+
+
+def curve_of(samples: Sequence[Sample]) -> Curve:
+    """Fits the curve to at least one collective.
+
+    Where the wire was shared by collectives of unlike sizes, what each took is known less well than what they took
+    together. So the work of each size is drawn towards the rate of all.
+    """
+    groups: list[list[Sample]] = []
+    for sample in sorted(samples):
+        if not groups or sample.nbytes > ALIKE * groups[-1][0].nbytes:
             groups.append([])
-        groups[-1].append((nbytes, work))
-    return Curve(tuple(_growing([_knot(group) for group in groups])))
+        groups[-1].append(sample)
+    rate = sum(sample.work for sample in samples) / sum(sample.nbytes for sample in samples)
+    return Curve(tuple(_growing([_knot(group, rate) for group in groups])))
 
 
-def _knot(group: Sequence[tuple[float, float]]) -> Knot:
-    works = [work for _, work in group]
+def _knot(group: Sequence[Sample], rate: float) -> Knot:
+    works = [sample.work for sample in group]
     error = stdev(works) / math.sqrt(len(works)) if len(works) > 1 else 0.2 * works[0]
-    return Knot(fmean(nbytes for nbytes, _ in group), fmean(works), error)
+    nbytes = fmean(sample.nbytes for sample in group)
+    expected = Expected(rate * nbytes, math.hypot(RATE_PRIOR * rate * nbytes, LATENCY_PRIOR_NS))
+    work, doubt = expected.drawn(fmean(works), fmean(sample.doubt for sample in group))
+    return Knot(nbytes, work, math.hypot(error, doubt))
 
 
 def _growing(knots: list[Knot]) -> list[Knot]:
@@ -157,20 +198,28 @@ def in_service(launches: Sequence[float], dones: Sequence[float], workers: int) 
     return starts
 
 
-def works_of(starts: Sequence[float], dones: Sequence[float], sharing: float) -> list[float]:
-    """What each collective would have taken alone; beside another, it moves at ``sharing`` of its speed."""
+def shares_of(
+    starts: Sequence[float], dones: Sequence[float], sizes: Sequence[float], sharing: float
+) -> list[tuple[float, float]]:
+    """What each collective would have taken alone, and how far that may be off.
+
+    Beside another, a collective moves at ``sharing`` of its speed. That is how equal ones share. Of unlike ones the
+    smaller may get as much as the larger, or less by as much as it is smaller (where both wait in one queue).
+    """
     works = [done - start for start, done in zip(starts, dones, strict=True)]
-    if sharing == 1:
-        return works
-    for i in range(len(works)):
+    doubts = [0.0] * len(works)
+    for i in range(len(works) if sharing < 1 else 0):
         for j in range(i + 1, len(works)):
             shared = min(dones[i], dones[j]) - max(starts[i], starts[j])
             if starts[j] >= dones[i] and shared <= 0:
                 break
             if shared > 0:
-                works[i] -= (1 - sharing) * shared
-                works[j] -= (1 - sharing) * shared
-    return works
+                lost = (1 - sharing) * shared
+                unlike = abs(sizes[i] - sizes[j]) / (sizes[i] + sizes[j]) * lost
+                for one in (i, j):
+                    works[one] -= lost
+                    doubts[one] += unlike
+    return list(zip(works, doubts, strict=True))
 
 
 Panel = list[list[tuple[float, float]]]  # rows of equally many pairs of x and y

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from math import exp, log, sqrt
 from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
 
@@ -13,12 +14,13 @@ from ddpwatch.analysis.intervals import Intervals, union
 from ddpwatch.analysis.whatif.cost import (
     Curve,
     Panel,
+    Sample,
     calibrated,
     curve_of,
     in_service,
+    shares_of,
     slowdown_of,
     workers_of,
-    works_of,
 )
 from ddpwatch.analysis.whatif.recorded import RankStep, Recorded
 from ddpwatch.analysis.whatif.wire import Wire
@@ -29,8 +31,10 @@ PRIOR_SLOWDOWN = 0.25  # standard deviation of what is likely before anything is
 BUCKETS_TO_COMPARE = 5  # with fewer, a slow wire looks like the slowdown of the buckets at the end
 UNSEEN_COMM_SLOWDOWN = 0.1
 SWEEP_DOUBT = 0.5  # of a sweep's slowdown: its compute and its traffic are not the job's
-SHARINGS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-LIKELY_SHARING = 0.55
+SHARINGS = tuple(0.5 + 0.02 * n for n in range(26))
+LIKELY_SHARING, SHARING_PRIOR = 0.5, 0.05  # before anything is seen: all of a full wire, and its standard error
+LEAST_SHARING_ERROR = 0.02
+LEAST_UNEVEN = 1e-3  # of a step's time on the wire: no wire is more even than that
 LIKELY_COPY = {False: 0.3, True: 0.002}  # ns per byte, on a host and on a GPU, where no copy was seen
 LEAST_COPY = 0.001  # ns per byte; below, DDP copied nothing
 PASSES_PER_CAST = 2.0  # a cast there and back costs about as much as so many copies
@@ -184,41 +188,37 @@ def fit(recorded: Recorded, wire: Wire | None = None) -> Physics:
     )
 
 
-def _samples(
-    sizes: Sequence[int], seen: Sequence[Wired], sharing: float, comm_slowdown: float
-) -> list[tuple[float, float]]:
-    return [
-        (float(nbytes), work)
-        for step in seen
-        for nbytes, work in zip(sizes, alone(step, sharing, comm_slowdown), strict=True)
-    ]
+def _samples(sizes: Sequence[int], seen: Sequence[Wired], sharing: float, comm_slowdown: float) -> list[Sample]:
+    return [sample for step in seen for sample in alone(step, sizes, sharing, comm_slowdown)]
 
 
-def alone(step: Wired, sharing: float, comm_slowdown: float) -> list[float]:
+def alone(step: Wired, sizes: Sequence[int], sharing: float, comm_slowdown: float) -> list[Sample]:
     """What each bucket would have taken alone, and with no compute beside it; never less than 1 µs."""
-    works = works_of(step.starts, step.dones, sharing)
-    if comm_slowdown:
-        lost = comm_slowdown / (1 + comm_slowdown)
-        for i, (start, done) in enumerate(zip(step.starts, step.dones, strict=True)):
-            beside = max(0.0, min(done, step.computed) - start)
-            works[i] *= 1 - lost * beside / max(1.0, done - start)
-    return [max(1000.0, work) for work in works]
+    shares = shares_of(step.starts, step.dones, sizes, sharing)
+    lost = comm_slowdown / (1 + comm_slowdown)
+    found = []
+    for nbytes, start, done, (work, doubt) in zip(sizes, step.starts, step.dones, shares, strict=True):
+        beside = max(0.0, min(done, step.computed) - start) / max(1.0, done - start)
+        found.append(Sample(float(nbytes), max(1000.0, work * (1 - lost * beside)), doubt))
+    return found
 
 
 def _sharing(recorded: Recorded, seen: Sequence[Wired], workers: int, wire: Wire | None) -> Guess:
-    """Which sharing makes the work of equal sizes most alike, where enough of it was shared."""
+    """Under which sharing a step's buckets take the most even time together, from where it usually is."""
     if workers == 1:
         return Guess(1.0, 0.0)
     if wire is not None and wire.sharing is not None:
         return Guess(wire.sharing, 0.03)
-    spread: dict[float, float] = {}
+    logs = []
     for sharing in SHARINGS:
-        samples = _samples(recorded.sizes, seen, sharing, 0.0)
-        curve = curve_of(samples)
-        spread[sharing] = fmean((work / curve.work(nbytes) - 1) ** 2 for nbytes, work in samples)
-    best = min(SHARINGS, key=spread.__getitem__)
-    shared = spread[SHARINGS[0]] != spread[SHARINGS[-1]] and max(spread.values()) > 1.1 * spread[best]
-    return Guess(best, 0.05) if shared else Guess(LIKELY_SHARING, 0.08)
+        totals = [sum(work for work, _ in shares_of(s.starts, s.dones, recorded.sizes, sharing)) for s in seen]
+        uneven = stdev(totals) / fmean(totals) if len(totals) > 1 else 0.0
+        likely = -0.5 * ((sharing - LIKELY_SHARING) / SHARING_PRIOR) ** 2
+        logs.append(likely - len(totals) * log(max(LEAST_UNEVEN, uneven)))
+    best = SHARINGS[logs.index(max(logs))]
+    weights = [exp(each - max(logs)) for each in logs]
+    spread = sum(weight * (sharing - best) ** 2 for weight, sharing in zip(weights, SHARINGS, strict=True))
+    return Guess(best, max(LEAST_SHARING_ERROR, sqrt(spread / sum(weights))))
 
 
 def _comm_slowdown(recorded: Recorded, seen: Sequence[Wired], sharing: float, wire: Wire | None) -> Guess:
@@ -228,7 +228,7 @@ def _comm_slowdown(recorded: Recorded, seen: Sequence[Wired], sharing: float, wi
         return _combined(None, expected, UNSEEN_COMM_SLOWDOWN)
     panel: Panel = []
     for step in seen:
-        works = works_of(step.starts, step.dones, sharing)
+        works = [work for work, _ in shares_of(step.starts, step.dones, recorded.sizes, sharing)]
         hidden = [
             min(1.0, max(0.0, (step.computed - start) / max(1.0, done - start)))
             for start, done in zip(step.starts, step.dones, strict=True)
@@ -317,7 +317,7 @@ def take_apart(recorded: Recorded, physics: Physics, steps: Sequence[int]) -> li
     for number in steps:
         step = recorded.steps[number]
         on_wire = wired(step, physics.workers)
-        works = alone(on_wire, physics.sharing.value, physics.comm_slowdown.value)
+        works = alone(on_wire, recorded.sizes, physics.sharing.value, physics.comm_slowdown.value)
         moving = _stretches(on_wire) if loss else []
         ranks, busy = [], []
         for rank in step:
@@ -326,7 +326,7 @@ def take_apart(recorded: Recorded, physics: Physics, steps: Sequence[int]) -> li
             )
             ranks.append(_work(rank, recorded, physics, lost, wait_end(on_wire.dones, after, physics.copy), after[0]))
             busy.append(lost)
-        found.append(StepWork(ranks, busy, [work / most for work, most in zip(works, expected, strict=True)]))
+        found.append(StepWork(ranks, busy, [one.work / most for one, most in zip(works, expected, strict=True)]))
     return found
 
 
