@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -35,6 +36,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "integration" not in item.path.parts:
             item.add_marker(pytest.mark.flaky(reruns=0))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected lives to the end: the garbage collector need not look at it."""
+    gc.freeze()
 
 
 @pytest.fixture

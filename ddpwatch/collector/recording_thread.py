@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.messages import Hello, Layout, Message
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.resilient import RETRY_S, ResilientWriter
 from ddpwatch.transport import Envelope, Frame
+
+if TYPE_CHECKING:
+    from ddpwatch.analysis.attachments import AttachmentBuilder
 
 FLUSH_S = 0.25
 BACKLOG_BYTES = 64 * 1024 * 1024
@@ -54,7 +57,6 @@ class RecordingThread(threading.Thread):
         self._queue: deque[Frame] = deque()
         self._queued_bytes = 0
         self._written_bytes = 0
-        self._attachments = AttachmentBuilder()
         self._stopping = threading.Event()
         self._failure = ""
         self._refused = 0
@@ -107,15 +109,18 @@ class RecordingThread(threading.Thread):
                 self._writer.abandon()
 
     def _serve(self, writer: ResilientWriter) -> None:
-        while not self._stopping.wait(FLUSH_S):
-            self._write_backlog(writer)
-        self._write_backlog(writer)
-        writer.close(self._attachments.documents(), self._refused)
+        from ddpwatch.analysis.attachments import AttachmentBuilder  # all of the analysis, which only a recording needs
 
-    def _write_backlog(self, writer: ResilientWriter) -> None:
+        attachments = AttachmentBuilder()
+        while not self._stopping.wait(FLUSH_S):
+            self._write_backlog(writer, attachments)
+        self._write_backlog(writer, attachments)
+        writer.close(attachments.documents(), self._refused)
+
+    def _write_backlog(self, writer: ResilientWriter, attachments: AttachmentBuilder) -> None:
         while self._queue:
             message, envelope = self._queue.popleft()
             self._written_bytes += len(envelope.frame)
-            self._attachments.apply(message)
+            attachments.apply(message)
             writer.write_message(message, envelope)
         writer.flush()

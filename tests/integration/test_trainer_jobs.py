@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.support.jobs import ROOT, Job, TorchrunJob, wait_for
+from tests.support.jobs import ROOT, Job, wait_for
 
 TRAIN = ROOT / "demo" / "train.py"
 SMALL = ("--model", "mlp", "--data", "digits", "--batch-size", "16", "--bucket-cap-mb", "0.2", "--log-every", "1")
@@ -42,14 +40,14 @@ def test_killed_rank_is_restarted_from_the_checkpoint(tmp_path: Path) -> None:
     assert steps == ["1/6", "2/6", "3/6", "3/6", "4/6", "5/6", "6/6"]
 
 
-@pytest.mark.seconds(15)
 def test_hang_lasts_until_the_job_is_told_to_end(tmp_path: Path) -> None:
-    with TorchrunJob(TRAIN, *SMALL, "--inject", "hang:rank=1,step=3", *ENDLESS, log=tmp_path / "log") as job:
+    with Job(TRAIN, *SMALL, "--inject", "hang:rank=1,step=3", *ENDLESS, log=tmp_path / "log") as job:
         reached(job, 2)
         ranks = job.ranks()
         wait_for(lambda: "step 2/" in job.output() and all(r.status() == "sleeping" for r in ranks), "both are stuck")
         assert "step 3/" not in job.output()
-        job.process.send_signal(signal.SIGTERM)
+        for rank in ranks:  # as torchrun does when it is told to
+            rank.send_signal(signal.SIGTERM)
         assert job.wait() != 0
         assert not any(rank.is_running() for rank in ranks)
 
@@ -77,14 +75,11 @@ def test_one_rank_is_told_to_stop_and_all_stop_after_the_same_step(tmp_path: Pat
 
 
 def test_a_mistake_is_one_line_and_no_process_group(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(TRAIN), "--comm-hook", "powersgd"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert (
-        done.stderr == "train.py: error: powersgd compresses what ranks send each other, and there is only one rank\n"
-    )
+    with Job(TRAIN, "--comm-hook", "powersgd", ranks=1, log=tmp_path / "log", streams=tmp_path) as job:
+        assert job.wait() == 2
+    assert (tmp_path / "0" / "stdout.log").read_text() == ""
+    said = "train.py: error: powersgd compresses what ranks send each other, and there is only one rank\n"
+    assert (tmp_path / "0" / "stderr.log").read_text() == said
 
 
 def test_digits_are_learnt(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class Request:
     """A job to start.
 
     Attributes:
-        preload: Modules that the launcher imports, so that no rank has to.
+        preload: Modules that are imported once for all jobs that name the same ones.
         streams: A directory for ``RANK/stdout.log`` and ``RANK/stderr.log``, in place of one output for all ranks.
     """
 
@@ -169,30 +169,59 @@ class Launcher:
 
 
 def serve(listener: socket.socket) -> Request | None:
-    """Forks a launcher for each request. Returns in every rank, with its job; in the server when the tests are over."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the launchers here: each reports for itself
+    """Passes each request on to a process that has imported what the job needs, and forks that process if it is new.
+
+    Returns in every rank, with its job; in the server when the tests are over.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the launchers: each reports for itself
+    importers: dict[tuple[str, ...], socket.socket] = {}
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
         connection, _ = listener.accept()
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            listener.close()
-            return launch(connection)
-        connection.close()
+        raw, outputs, *_ = socket.recv_fds(connection, 1 << 20, 1)
+        modules = tuple(json.loads(raw)["preload"]) if raw else None  # nothing: the asking process is gone
+        if modules is not None and modules not in importers:
+            importers[modules], requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if os.fork() == 0:
+                for inherited in (listener, *importers.values()):
+                    inherited.close()
+                close(connection.detach(), *outputs)
+                return import_and_launch(modules, requests)
+            requests.close()
+        if modules is not None:
+            socket.send_fds(importers[modules], [raw], [connection.fileno(), *outputs])
+        close(connection.detach(), *outputs)
     return None
 
 
-def launch(connection: socket.socket) -> Request:
+def close(*descriptors: int) -> None:
+    """Closes them all."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def import_and_launch(modules: Sequence[str], requests: socket.socket) -> Request:
+    """Imports the modules, then forks a launcher for each request. Returns in the ranks only."""
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()
+    while raw := (received := socket.recv_fds(requests, 1 << 20, 2))[0]:
+        connection, output = received[1]
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            requests.close()
+            return launch(Request(**json.loads(raw)), socket.socket(fileno=connection), output)
+        close(connection, output)
+    os._exit(0)  # the server has ended
+
+
+def launch(job: Request, connection: socket.socket, output: int) -> Request:
     """Forks the ranks and waits for them. Returns in the ranks only."""
     os.setsid()
-    raw, (output,), *_ = socket.recv_fds(connection, 1 << 20, 1)
-    job = Request(**json.loads(raw))
     for descriptor, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
         os.dup2(source, descriptor)
     os.close(output)
     os.environ.clear()
     os.environ.update(job.environment)
-    for module in job.preload:
-        importlib.import_module(module)
     port_out, port_in = os.pipe()
     pids: list[int] = []
     for rank in range(job.ranks):
