@@ -1,10 +1,11 @@
 """Whether `ddpwatch whatif` is right: jobs on links of known rates, each setting predicted from each other one.
 
-    python benchmarks/whatif.py [--keep DIR] [--quick]
+    python benchmarks/whatif.py [--keep DIR] [--quick] [--rounds 2] [--only gpt-2-1000]
 
 Needs root (network namespaces with ``tc tbf``); without it, it says so and ends. Each job records every step in full.
 Every pair of settings that differ in one thing is a prediction: from the recording of the one, the measured step of the
-other. ``--keep DIR`` leaves the recordings; ``--again DIR`` predicts once more from those, which needs no root.
+other. ``--keep DIR`` leaves the recordings, and uses those that are there; ``--again DIR`` predicts once more from them
+alone, which needs no root. With two rounds, ``the same setting again`` is how much two runs of one job differ.
 
 The columns:
     pairs       predictions
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="ddpwatch-whatif-") as scratch:
         folder = args.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        wanted = list(settings(args))
+        wanted = [setting for setting in settings(args) if args.only in setting.name]
         with Rounds() as rounds:
             done = sum(1 for _ in record(wanted, folder, args.steps, rounds))
         print(rounds_done(done, len(wanted)))
@@ -125,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the recordings in DIR, and use those in it")
     parser.add_argument("--again", type=Path, metavar="DIR", help="predict from the recordings in DIR only")
+    parser.add_argument("--only", default="", metavar="TEXT", help="jobs whose names contain it: gpt-2-1000")
     parser.add_argument("--quick", action="store_true", help="one link, one model, two ranks, three caps")
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="per job")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="of each job")

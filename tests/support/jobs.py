@@ -212,6 +212,7 @@ def read_until(source: LiveSource, enough: Callable[[Frames], object], what: str
         if time.monotonic() > deadline:
             raise AssertionError(f"never seen: {what}; saw {len(frames)} frames")
         frames += source.read(0.1)
+        time.sleep(0.02)  # between two looks at all frames, which come one by one
     return frames
 
 

@@ -22,7 +22,7 @@ from ddpwatch.analysis.whatif.model import Physics
 from ddpwatch.analysis.whatif.recorded import Recorded
 from ddpwatch.errors import UsageError
 
-POWER_SGD_PASSES = 6.0  # over the gradients: add the error, two products, rebuild, subtract, copy
+POWER_SGD_PASSES = 10.0  # over the gradients: add the error, two thin products, rebuild, subtract, copy; measured
 LEAST_COMPRESSION = 2  # PowerSGD leaves a matrix alone that it would not make this much smaller
 FLOAT32_BYTES = 4
 MOST_CAP_MIB = 1 << 20
