@@ -176,7 +176,7 @@ class Launcher:
 def serve(listener: socket.socket) -> Request | None:
     """Passes each request to the process that has imported what it preloads; forks that for the first of its kind.
 
-    Returns in every rank, with its job; elsewhere when the tests are over.
+    Returns in every rank, with its job; in the server when the tests are over.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits here: each launcher reports for itself
     importers: dict[tuple[str, ...], socket.socket] = {}
@@ -201,8 +201,8 @@ def serve(listener: socket.socket) -> Request | None:
     return None
 
 
-def fork_launchers(requests: socket.socket, modules: Sequence[str]) -> Request | None:
-    """Imports the modules, then forks a launcher for each request. Returns as `serve` does."""
+def fork_launchers(requests: socket.socket, modules: Sequence[str]) -> Request:
+    """Imports the modules, then forks a launcher for each request. Returns in every rank, with its job."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for module in modules:
         importlib.import_module(module)
@@ -210,8 +210,8 @@ def fork_launchers(requests: socket.socket, modules: Sequence[str]) -> Request |
     gc.freeze()  # a rank's collector has nothing to look for in there
     while True:
         raw, descriptors, *_ = socket.recv_fds(requests, 1 << 20, 3)
-        if not raw:
-            return None
+        if not raw:  # the server has gone
+            os._exit(0)
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             requests.close()
