@@ -10,14 +10,17 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.messages import Hello, Layout, Message
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.resilient import RETRY_S, ResilientWriter
 from ddpwatch.transport import Envelope, Frame
+
+if TYPE_CHECKING:
+    from ddpwatch.analysis.attachments import AttachmentBuilder
 
 FLUSH_S = 0.25
 BACKLOG_BYTES = 64 * 1024 * 1024
@@ -54,7 +57,6 @@ class RecordingThread(threading.Thread):
         self._queue: deque[Frame] = deque()
         self._queued_bytes = 0
         self._written_bytes = 0
-        self._attachments = AttachmentBuilder()
         self._stopping = threading.Event()
         self._failure = ""
         self._refused = 0
@@ -111,6 +113,13 @@ class RecordingThread(threading.Thread):
             self._write_backlog(writer)
         self._write_backlog(writer)
         writer.close(self._attachments.documents(), self._refused)
+
+    @cached_property
+    def _attachments(self) -> AttachmentBuilder:
+        """Imported with the first frame: ranks, and the end of a short job, wait for a collector that starts."""
+        from ddpwatch.analysis.attachments import AttachmentBuilder
+
+        return AttachmentBuilder()
 
     def _write_backlog(self, writer: ResilientWriter) -> None:
         while self._queue:
