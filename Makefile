@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOB := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test check format snapshots safety-table screenshots bench gpu soak clean
+.PHONY: help install demo test check format snapshots safety-table framework-table screenshots bench gpu soak clean
 
 help:
 	@echo "make install      .venv with ddpwatch, torchrun and the development tools"
@@ -15,6 +15,7 @@ help:
 	@echo "make format       rewrite the code as the formatter wants it"
 	@echo "make snapshots    accept the dashboard's new look into the tests"
 	@echo "make safety-table write the table in docs/safety.md from what its tests see"
+	@echo "make framework-table write the table in docs/frameworks.md from what its tests see"
 	@echo "make screenshots  make the screenshots of the README and the guide, from a real and a made-up run"
 	@echo "make bench        run the benchmarks (40 minutes; Ctrl-C ends one with the rounds it has)"
 	@echo "make gpu          run the benchmarks that need a GPU; without one, on a simulated one as far as that goes"
@@ -51,6 +52,9 @@ snapshots: install
 
 safety-table: install
 	$(BIN)/python -m pytest tests/integration/test_safety.py --write-table
+
+framework-table: install
+	$(BIN)/python -m pytest tests/integration/test_unmodified.py --write-table
 
 screenshots: install
 	rm -f $(VENV)/screens.mcap

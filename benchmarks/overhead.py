@@ -1,7 +1,7 @@
 """What watching costs: the same job with and without ddpwatch in one run, block by block.
 
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py [--rounds 128] [--steps 16]
-        [--attached] [--step-ms 100]
+        [--attached] [--step-ms 100] [--strategy fsdp2]
 
 Takes about 15 minutes on two cores. ``DDPWATCH_STEPS=all`` in the environment watches every step, ``few`` fewer than
 usual. Budget: at most 0.3 % of a step while nobody looks.
@@ -10,11 +10,11 @@ usual. Budget: at most 0.3 % of a step while nobody looks.
 holds the lease during the whole run, but only this variant's blocks sample by it.
 
 The reference step has 300 parameters in about 25 buckets and takes 100 ms; ``--step-ms`` takes a smaller one, of which
-torch.profiler's share is another. Each rank is bound to one core, as launchers
-bind them, which halves the noise. All variants train the same DDP module, because the addresses of two modules alone
-make up to 1 % of difference: what a variant adds is attached before a block of steps and detached after it. The order
-of the blocks changes with every round, and each block is compared with the plain blocks of its round, so that a noisy
-machine disturbs all variants equally.
+torch.profiler's share is another. ``--strategy fsdp2`` shards the same layers into 25 parameter groups. Each rank is
+bound to one core, as launchers bind them, which halves the noise. All variants train the same module, because the
+addresses of two modules alone make up to 1 % of difference: what a variant adds is attached before a block of steps and
+detached after it. The order of the blocks changes with every round, and each block is compared with the plain blocks of
+its round, so that a noisy machine disturbs all variants equally.
 
 The columns:
     step ms (p50)     a step, by the clock
@@ -47,6 +47,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.profiler import ProfilerActivity, profile
@@ -57,7 +58,10 @@ from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch import rundir
 from ddpwatch.messages import Step
 from ddpwatch.probe import session
+from ddpwatch.probe.fsdp import _COMMS, FsdpProbe
+from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.recorder import StepRecord
+from ddpwatch.probe.sharded_comm import TimedComm
 from ddpwatch.report.format import table
 from ddpwatch.sampling.cost import CostMeter
 from ddpwatch.sampling.lease import Lease
@@ -66,7 +70,8 @@ from ddpwatch.sampling.levels import FULL, LEVELS
 WIDTH = 128
 SIZES = {1.5: (2, 128), 10: (15, 512), 100: (150, 512)}  # layers and batch, by the milliseconds that a step takes
 WARM_UP_STEPS = 64  # in which ddpwatch finds its sampling schedule
-DDP_WARM_UP_STEPS = 12  # which rebuild the buckets and fill the caches
+GROUPS = 25  # of parameters, with FSDP2
+PLAIN_WARM_UP_STEPS = 12  # which rebuild the buckets and fill the caches
 
 PLAIN = ("plain", "plain again")
 WATCHED, ATTACHED, PROFILED = "ddpwatch", "ddpwatch, attached", "torch.profiler, always on"
@@ -79,7 +84,7 @@ while True:
     source.read(0.5)
 """
 
-Variant = Callable[[DistributedDataParallel], AbstractContextManager[None]]
+Variant = Callable[[nn.Module], AbstractContextManager[None]]
 Note = tuple[int, str, int, int, int, int | None]  # step, status, start, end, own ns, CPU ns
 
 
@@ -109,31 +114,46 @@ class Comparison(NamedTuple):
         return hodges_lehmann([ratio - 1 for ratio in ratios(values, reference)])
 
 
+def with_ddp(layers: list[nn.Module]) -> nn.Module:
+    """The layers in about 25 buckets."""
+    return DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.4)
+
+
+def with_fsdp2(layers: list[nn.Module]) -> nn.Module:
+    """The layers in `GROUPS` parameter groups."""
+    size = math.ceil(len(layers) / GROUPS)
+    blocks = [nn.Sequential(*layers[at : at + size]) for at in range(0, len(layers), size)]
+    return fully_shard(nn.Sequential(*[fully_shard(block) for block in blocks]))
+
+
+STRATEGIES = {"ddp": with_ddp, "fsdp2": with_fsdp2}
+
+
 class Job:
     """The reference job on this rank."""
 
-    def __init__(self, step_ms: float) -> None:
+    def __init__(self, step_ms: float, strategy: str) -> None:
         torch.manual_seed(0)
         count, batch = SIZES[step_ms]
         layers = [layer for _ in range(count) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-        self.ddp = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.4)
-        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=1e-3)
+        self.model = STRATEGIES[strategy](layers)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.data = torch.randn(batch, WIDTH)
 
     def block(self, variant: Variant, steps: int) -> Sample:
         """Trains some steps, which all ranks start together; the mean step."""
-        with variant(self.ddp):
+        with variant(self.model):
             dist.barrier()
             start, cpu = time.perf_counter(), time.process_time()
             for _ in range(steps):
-                self.ddp(self.data).square().mean().backward()
+                self.model(self.data).square().mean().backward()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             return Sample((time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps)
 
 
 @contextmanager
-def plain(ddp: DistributedDataParallel) -> Iterator[None]:
+def plain(model: nn.Module) -> Iterator[None]:
     """Adds nothing."""
     yield
 
@@ -146,16 +166,17 @@ class Watched:
         notes: What `CostMeter` needs of each step, by the name of the variant in whose block the step was closed.
     """
 
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        ddpwatch.watch(ddp)
+    def __init__(self, model: nn.Module) -> None:
+        ddpwatch.watch(model)
         self._recorder = session._session.recorder
         self.lease = self._recorder.lease
         self.notes: dict[str, list[Note]] = {WATCHED: [], ATTACHED: []}
-        (self._probe,) = session._session._probes
-        module_hooks = ddp._forward_pre_hooks, ddp._forward_hooks
+        (probe,) = session._session._probes
+        self._switch = FsdpSwitch(probe).turn if isinstance(probe, FsdpProbe) else partial(turn_ddp, probe, model)
+        module_hooks = model._forward_pre_hooks, model._forward_hooks
         registries = *module_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
         self._hooks = [(registry, dict(registry)) for registry in registries]
-        self._detach(ddp)
+        self._detach()
 
     def variant(self, name: str) -> Variant:
         """Attaches it for one block; the variant that nobody looks at does so without the lease."""
@@ -179,36 +200,56 @@ class Watched:
         self._recorder._emit = noted
 
     @contextmanager
-    def _block(self, lease: Lease, notes: list[Note], ddp: DistributedDataParallel) -> Iterator[None]:
+    def _block(self, lease: Lease, notes: list[Note], model: nn.Module) -> Iterator[None]:
         self._recorder.lease, self._notes = lease, notes
         for registry, hooks in self._hooks:
             registry.update(hooks)
+        self._switch(True)
         yield
-        self._detach(ddp)
+        self._detach()
         self._recorder.lease = self.lease
 
-    def _detach(self, ddp: DistributedDataParallel) -> None:
+    def _detach(self) -> None:
         for registry, hooks in self._hooks:
             for key in hooks:
                 del registry[key]
-        self._probe.reducer_group.switch(ddp, False)
+        self._switch(False)
+
+
+def turn_ddp(probe: DdpProbe, ddp: nn.Module, on: bool) -> None:
+    """Gives the reducer the module's own group back; the hooks exchange it by themselves."""
+    if not on:
+        probe.reducer_group.switch(ddp, False)
+
+
+class FsdpSwitch:
+    """Exchanges FSDP2's communication objects, which ddpwatch stands in front of."""
+
+    def __init__(self, probe: FsdpProbe) -> None:
+        comms = [(group, name, getattr(group, name)) for group in probe._live() for name in _COMMS]
+        self._timed = [(group, name, comm) for group, name, comm in comms if isinstance(comm, TimedComm)]
+
+    def turn(self, on: bool) -> None:
+        """Puts ddpwatch's there, or FSDP2's own."""
+        for group, name, comm in self._timed:
+            setattr(group, name, comm if on else comm.__wrapped__)
 
 
 @contextmanager
-def python_hooks(ddp: DistributedDataParallel) -> Iterator[None]:
+def python_hooks(model: nn.Module) -> Iterator[None]:
     """Adds a Python hook per parameter that only reads the clock."""
 
     def stamp(param: torch.Tensor) -> None:
         time.monotonic_ns()
 
-    handles = [param.register_post_accumulate_grad_hook(stamp) for param in ddp.parameters()]
+    handles = [param.register_post_accumulate_grad_hook(stamp) for param in model.parameters()]
     yield
     for handle in handles:
         handle.remove()
 
 
 @contextmanager
-def profiled(ddp: DistributedDataParallel) -> Iterator[None]:
+def profiled(model: nn.Module) -> Iterator[None]:
     """Runs the block under torch.profiler."""
     with profile(activities=[ProfilerActivity.CPU]):
         yield
@@ -243,19 +284,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=16, help="steps in a block (default: %(default)s)")
     parser.add_argument("--attached", action="store_true", help="measure with a viewer attached, too")
     parser.add_argument("--step-ms", type=float, choices=SIZES, default=100, help="default: %(default)s")
+    parser.add_argument("--strategy", choices=STRATEGIES, default="ddp", help="default: %(default)s")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     with Rounds.of_job() as rounds:
-        measure(rounds, args.rounds, args.steps, args.step_ms, args.attached)
+        measure(Job(args.step_ms, args.strategy), rounds, args.rounds, args.steps, args.attached)
     dist.destroy_process_group()
 
 
-def measure(rounds: Rounds, count: int, steps: int, step_ms: float, attached: bool) -> None:
+def measure(job: Job, rounds: Rounds, count: int, steps: int, attached: bool) -> None:
     """Trains all variants, then prints the tables on rank 0."""
-    job = Job(step_ms)
-    job.block(plain, DDP_WARM_UP_STEPS)
-    watched = Watched(job.ddp)
+    job.block(plain, PLAIN_WARM_UP_STEPS)
+    watched = Watched(job.model)
     with viewer(attached):
         bind()
         job.block(watched.variant(ATTACHED), WARM_UP_STEPS)  # with the job's lease, until that has its page

@@ -8,8 +8,8 @@ exposed time within a percentage point of the step.
 For every step, the start and the end of each span are compared, and so is the overlap, which HolisticTraceAnalysis's
 formula gives from the profiler's events alone. A difference is ddpwatch's value minus the profiler's. FSDP2 gathers
 asynchronously here; in the profiler's events, it waits for a gather from the start of its copy-out to the gather's end.
-A reduce-scatter blocks: it lasts, and is waited for, until the training thread's next event (Gloo's own event is of an
-all-reduce inside it, before the copy that follows).
+A reduce-scatter blocks: it lasts, and is waited for, until the training thread has copied this rank's part out of the
+result (Gloo's own event is of the all-reduce before that, and ``wait`` copies).
 
 The columns:
     compared            how many stamps
@@ -49,7 +49,7 @@ from ddpwatch.report.format import table
 STEPS, WARM_UP_STEPS = 40, 20
 LAYERS, WIDTH, BATCH = 24, 512, 128
 Events = dict[str, list[tuple[int, int]]]
-TRAINING = "the training thread"  # all of its events
+COPIES = "copies by the training thread"
 Differences = defaultdict[str, list[float]]
 
 
@@ -123,8 +123,8 @@ def train(model: nn.Module, records: list[StepRecord], rounds: Rounds, steps: in
         name = "backward" if event.name.startswith("autograd::engine::evaluate_function") else event.name
         span = event.time_range
         found[name].append((zero + round(span.start * 1000), zero + round(span.end * 1000)))
-        if event.thread == training:
-            found[TRAINING].append(found[name][-1])
+        if event.thread == training and name == "aten::copy_":
+            found[COPIES].append(found[name][-1])
     return {name: sorted(spans) for name, spans in found.items()}
 
 
@@ -180,7 +180,7 @@ def compare_sharded(step: Step, events: Events, differences: Differences) -> Non
     gathered = within(events["gloo:all_gather"], start, end)
     reductions = within(events["c10d::_reduce_scatter_base_"], start, end)
     inner = within(events["gloo:all_reduce"], start, end)
-    reduced = [next((at, at) for at, _ in within(events[TRAINING], stop, end)) for _, stop in inner]
+    reduced = [within(events[COPIES], stop, end)[0] for _, stop in inner]
     assert len(gathers) == len(gathered) == step.comm_op.count("all_gather"), "not the same all-gathers"
     assert len(reductions) == len(reduced) == step.comm_op.count("reduce_scatter"), "not the same reduce-scatters"
     launches = sorted(at for at, _ in gathers + reductions)

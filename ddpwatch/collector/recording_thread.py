@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,18 +109,22 @@ class RecordingThread(threading.Thread):
                 self._writer.abandon()
 
     def _serve(self, writer: ResilientWriter) -> None:
-        from ddpwatch.analysis.attachments import AttachmentBuilder  # all of the analysis, which only a recording needs
-
-        attachments = AttachmentBuilder()
         while not self._stopping.wait(FLUSH_S):
-            self._write_backlog(writer, attachments)
-        self._write_backlog(writer, attachments)
-        writer.close(attachments.documents(), self._refused)
+            self._write_backlog(writer)
+        self._write_backlog(writer)
+        writer.close(self._attachments.documents(), self._refused)
 
-    def _write_backlog(self, writer: ResilientWriter, attachments: AttachmentBuilder) -> None:
+    @cached_property
+    def _attachments(self) -> AttachmentBuilder:
+        """Imported with the first frame: ranks, and the end of a short job, wait for a collector that starts."""
+        from ddpwatch.analysis.attachments import AttachmentBuilder
+
+        return AttachmentBuilder()
+
+    def _write_backlog(self, writer: ResilientWriter) -> None:
         while self._queue:
             message, envelope = self._queue.popleft()
             self._written_bytes += len(envelope.frame)
-            attachments.apply(message)
+            self._attachments.apply(message)
             writer.write_message(message, envelope)
         writer.flush()

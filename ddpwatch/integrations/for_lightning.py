@@ -6,11 +6,13 @@ import os
 from typing import Any
 
 import lightning as L  # noqa: N812
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 import ddpwatch
 from ddpwatch.errors import UsageError
 from ddpwatch.integrations.closing import closing
+from ddpwatch.probe.session import is_sharded
 
 
 class LightningCallback(L.Callback):
@@ -26,11 +28,11 @@ class LightningCallback(L.Callback):
         self._record = record
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Watches a model of DDP or FSDP2; any other stays unwatched."""
+        """Watches a model of DDP, or what FSDP2 has sharded of it; any other stays unwatched."""
         model = trainer.strategy.model
         try:
-            if model is not None:
-                ddpwatch.watch(model, record=self._record)
+            for module in [] if model is None else _sharded(model) or [model]:
+                ddpwatch.watch(module, record=self._record)
         except UsageError:
             rank_zero_info("ddpwatch: the strategy's model is neither DDP's nor FSDP2's, so it is not watched")
 
@@ -57,3 +59,10 @@ class LightningCallback(L.Callback):
         for logger in trainer.loggers:
             logger.log_metrics(dict(found.metrics), step=trainer.global_step)
         rank_zero_info(found.text)
+
+
+def _sharded(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The outermost modules of FSDP2: as a rule, ``configure_model`` shards parts of the Lightning module only."""
+    if is_sharded(model):
+        return [model]
+    return [found for child in model.children() for found in _sharded(child)]

@@ -88,7 +88,7 @@ class FsdpProbe(GuardedProbe):
         # Gloo works on the host even with tensors on a GPU: the call returns with the result.
         self._blocking = self._host or self._backend(device) == "gloo"
         self._announce(model, named, param_base)
-        self._early: list[BucketRecord] = []  # issued between two steps: by `unshard`, for the next forward
+        self._early: list[BucketRecord] = []  # issued for the next forward: by `unshard`, outside forward and backward
         self._gathering: dict[int, BucketRecord] = {}  # on a GPU, what nothing has waited for yet
         self._reducing: list[BucketRecord] = []
         self._validating = self._reduced_before = self._stepped_aside = False
@@ -212,15 +212,15 @@ class FsdpProbe(GuardedProbe):
 
     def _forward_begin(self, module: Any, arguments: Any) -> None:
         self._take_comms()
+        early, self._early = self._early, []
         self._validating = not torch.is_grad_enabled()
-        if self._validating:
+        if self._validating:  # what was issued early was issued for this
             self._recorder.validation_begin()
             return
         self._in_backward = False
-        self._gathering.clear()
+        self._gathering = {entry.index: entry for entry in early}
         self._reducing.clear()
         self._recorder.forward_begin(self._syncs())
-        early, self._early = self._early, []
         record = self._recorder.current
         for entry in early:
             if record is not None and entry.launch >= record.start:
@@ -278,7 +278,7 @@ class FsdpProbe(GuardedProbe):
             entry.op, entry.group, entry.ready = op, self._id_of(group), ready
             issued = issued_by(group)
             entry.seq = None if issued is None else issued + 1
-            if not self._recorder.collective_launch(entry):
+            if self._recorder.phase == "between" or not self._recorder.collective_launch(entry):
                 self._early.append(entry)
             self._recorder.charge(time.monotonic_ns() - entered)
             entry.launch = self._recorder.clock()

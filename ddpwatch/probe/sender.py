@@ -36,6 +36,7 @@ FIRST_LOOK_S = 0.05  # pause before the second look for the collector
 SETTLE_NS = 500_000_000
 STOP_S = 0.6  # a little longer than a socket holds on to the last frames
 STARTING_S = 3.0  # from the start; a job that ends earlier waits that long for a collector that is not there yet
+ANSWER_S = STOP_S / 2  # at a job's end, for what ranks ask rank 0
 KEEP_LAYOUTS = 4  # per module, for a collector that was started again
 
 
@@ -101,6 +102,8 @@ class Sender(threading.Thread):
     def stop(self, goodbye: Bye | None) -> None:
         """Sends what is left and a goodbye, and waits a little for that."""
         self._goodbye = goodbye
+        if self._sink is None:  # rank 0 may be about to answer: it has waited for the collector, too
+            self._starting_until_s = max(self._starting_until_s, time.monotonic() + ANSWER_S)
         self._stopping.set()
         self._outbox.wakes.put(None)
         starting_s = 0.0 if self._sink is not None else max(0.0, self._starting_until_s - time.monotonic())
@@ -229,7 +232,7 @@ class Sender(threading.Thread):
 
     def _answer_the_last(self) -> None:
         """On rank 0, whose job was very short: ranks may be about to ask."""
-        until_s = time.monotonic() + STOP_S / 2
+        until_s = time.monotonic() + ANSWER_S
         self._rendezvous.answer()
         while self._rendezvous.is_awaited and time.monotonic() < until_s:
             time.sleep(FIRST_LOOK_S)

@@ -10,8 +10,8 @@ from tests.support.fork_server import close_the_server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`make safety-table`."""
-    parser.addoption("--write-table", action="store_true", help="write docs/safety.md from what the tests have seen")
+    """`make safety-table` and `make framework-table`."""
+    parser.addoption("--write-table", action="store_true", help="write the docs' tables from what the tests have seen")
 
 
 @pytest.fixture(scope="session", autouse=True)

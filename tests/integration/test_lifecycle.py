@@ -18,6 +18,7 @@ from ddpwatch.recording.part import Part
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.writer import RecordingWriter
 from tests.integration.test_collector import Stage, step
+from tests.support.fork_server import ADDRESS, server_address
 from tests.support.jobs import (
     DDPWATCH,
     PATIENCE_S,
@@ -26,6 +27,7 @@ from tests.support.jobs import (
     Job,
     ddpwatch,
     finished,
+    forked_command,
     live,
     messages,
     read_until,
@@ -166,15 +168,15 @@ def test_a_signal_to_the_whole_job_keeps_the_goodbyes_of_its_ranks(stage: Stage,
     ]
 
 
-@pytest.mark.seconds(25)
 @pytest.mark.usefixtures("run_directory")
 def test_a_job_whose_ranks_record_by_themselves_is_reported_with_its_files(tmp_path: Path) -> None:
     """Also on the nodes of other ranks than 0, whose `ddpwatch run` gave the run another name."""
     folder = tmp_path / "files"
     (folder / "of-another-job").mkdir(parents=True)
     RecordingWriter(folder / "of-another-job" / "rank00000.mcap").close()
-    script = [sys.executable, str(SCRIPTS / "unmodified" / "spawned.py"), str(tmp_path / "store"), "--fork"]
-    done = ddpwatch("run", "--headless", "--", *script, DDPWATCH_RECORD_DIR=str(folder))
+    script = forked_command(0, None, SCRIPTS / "unmodified" / "spawned.py", str(tmp_path / "store"), "--fork")
+    environment = {"DDPWATCH_RECORD_DIR": str(folder), ADDRESS: server_address()}
+    done = ddpwatch("run", "--headless", "--", *script, **environment)
     assert done.returncode == 0, done.stderr
     assert "nothing was watched" not in done.stderr
     (run,) = [path for path in folder.iterdir() if path.name != "of-another-job"]

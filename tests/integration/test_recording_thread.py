@@ -34,6 +34,13 @@ def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+def test_a_collector_starts_without_what_it_needs_later() -> None:
+    """The diagnosis takes half of its imports, and a short job on a busy machine may end before it is there."""
+    code = "import sys, ddpwatch.collector.__main__ as _; print([name for name in sys.modules if 'diagnosis' in name])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[RecordingThread]:
     started = RecordingThread(str(tmp_path / "disk" / "a.mcap"), {"run_id": "r"}, Limits(), retry_s=0.05)

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from ddpwatch.report.build import report_of
-from tests.support.jobs import DDPWATCH, SCRIPTS, ddpwatch, family, finished, kill, running, wait_for
+from tests.support.fork_server import ADDRESS, server_address
+from tests.support.jobs import DDPWATCH, SCRIPTS, ddpwatch, family, finished, forked_command, kill, running, wait_for
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 SPAWNED = str(SCRIPTS / "unmodified" / "spawned.py")
@@ -72,12 +73,12 @@ def test_the_exit_code_is_the_jobs() -> None:
     assert killed.returncode == 128 + 9
 
 
-@pytest.mark.seconds(15)
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
     """One rank is enough here: a module that would be watched."""
     file = tmp_path / "run.mcap"
-    command = [sys.executable, SPAWNED, str(tmp_path / "store"), "--alone"]
-    done = ddpwatch("run", "--headless", "--record", str(file), "--", *command, DDPWATCH="0")
+    command = ("run", "--headless", "--record", str(file), "--")
+    job = forked_command(0, None, SPAWNED, str(tmp_path / "store"), "--alone")
+    done = ddpwatch(*command, *job, DDPWATCH="0", **{ADDRESS: server_address()})
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(UNWATCHED)
     assert not file.exists()

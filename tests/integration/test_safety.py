@@ -16,13 +16,12 @@ import pytest
 from ddpwatch.messages import Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
-from tests.support.fork_server import ADDRESS, server_address
+from tests.support.fork_server import ADDRESS, TORCHRUN_IMPORTS, server_address
 from tests.support.jobs import (
     DDPWATCH,
     PATIENCE_S,
     ROOT,
     SCRIPTS,
-    TORCHRUN,
     Job,
     ddpwatch,
     forked_command,
@@ -289,8 +288,10 @@ def test_an_elastic_restart(tmp_path: Path) -> None:
         assert job.wait() == 0, job.output()
         unwatched = job.output().splitlines()  # what the second attempt computes
     headless = ["run", "--headless", "--record", str(tmp_path / "run.mcap"), "--"]
-    command = [*DDPWATCH, *headless, *TORCHRUN, "--nproc-per-node=2", "--max-restarts=1", str(script), str(name)]
-    with running(*command, OMP_NUM_THREADS="1") as watched:
+    options = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--no-python")
+    rank = forked_command(0, None, script, str(name))
+    torchrun = forked_command(0, None, "torch.distributed.run", *options, *rank, preload=TORCHRUN_IMPORTS)
+    with running(*DDPWATCH, *headless, *torchrun, OMP_NUM_THREADS="1", **{ADDRESS: server_address()}) as watched:
         for attempt, steps in ((0, 4), (1, 7)):  # each ends when its steps are with the collector
             with live(the_run(suffix=f".{attempt}" if attempt else "")) as source:
                 read_until(source, lambda frames, n=2 * steps: len(messages(frames, Step)) == n, f"{steps} steps")

@@ -1,63 +1,81 @@
-"""Scripts written as the docs of PyTorch, Accelerate and Lightning teach, not changed by a byte, under `ddpwatch run`.
+"""Scripts written as the docs of PyTorch, Accelerate, Lightning and Transformers teach, under `ddpwatch run`.
 
-Each runs twice, unwatched and watched: what it computes and says must be the same, and the report must be complete.
+Not a byte of them is changed. Each runs twice, unwatched and watched: what it computes and says must be the same, and
+the report must be complete. Proves docs/frameworks.md.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ddpwatch.recording import open_recording
-from tests.support.jobs import SCRIPTS, TORCHRUN, Job, ddpwatch, finished, together
+from ddpwatch.report.build import report_of
+from tests.support.fork_server import ADDRESS, FRAMEWORKS, TORCHRUN_IMPORTS, server_address
+from tests.support.jobs import ROOT, SCRIPTS, Job, ddpwatch, forked_command, together
 
 if TYPE_CHECKING:
     import torch
 
-pytestmark = pytest.mark.seconds(40)
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "frameworks.md"
+pytestmark = pytest.mark.seconds(30)
+DOCS = ROOT / "docs" / "frameworks.md"
 Report = dict[str, Any]
-ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes=2"]
-DEFAULTS = ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+ACCELERATE = (
+    "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
+    "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0", "--no_python",
+)  # fmt: skip
 
 
 @dataclass
 class Script:
-    """One script: how its docs start it, and what must be found in its report."""
+    """One script: how its docs start it, and what must be found in its report.
+
+    What starts the ranks is forked from a process that has imported it. So are ranks that are not started by
+    ``python SCRIPT``: that our bootstrap is found from there, the others show.
+
+    Attributes:
+        launcher: The module that starts its ranks, with arguments; empty where the script starts them.
+    """
 
     name: str
-    command: list[str]
+    framework: str
     steps: int
     parameters: int
-    preload: tuple[str, ...] = ()
-    framework: str = "PyTorch, `torchrun`"
-    forks: bool = True  # Lightning starts its second rank by itself, and prints another text where it does not
+    launcher: tuple[str, ...] = ()
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        return TORCHRUN_IMPORTS if self.name == "plain.py" else FRAMEWORKS
+
+    def command(self, saved: Path) -> list[str]:
+        fork = partial(forked_command, preload=self.preload)
+        program = (str(SCRIPTS / "unmodified" / self.name), str(saved))
+        if "--no_python" in self.launcher:
+            program = fork(0, None, *program)
+        return fork(2 if self.name == "with_trainer.py" else 0, None, *self.launcher, *program)
 
 
 ALL = [
-    Script("plain.py", [*TORCHRUN, "--nproc-per-node=2"], steps=20, parameters=8),
-    Script(
-        "with_accelerate.py", [*ACCELERATE, *DEFAULTS], steps=16, parameters=10, preload=("accelerate",),
-        framework="Accelerate, `accelerate launch`",
-    ),
-    Script("with_lightning.py", [sys.executable], 32, 8, framework="Lightning, `python`", forks=False),
-]  # fmt: skip
+    Script("plain.py", "PyTorch, `torchrun`", steps=20, parameters=8, launcher=TORCHRUN),
+    Script("with_accelerate.py", "Accelerate, `accelerate launch`", steps=16, parameters=10, launcher=ACCELERATE),
+    Script("with_lightning.py", "Lightning, `python`", steps=32, parameters=8),
+    Script("with_trainer.py", "Transformers, `Trainer`", steps=16, parameters=29),
+]
 
 
 @dataclass
 class Runs:
-    """The same script unwatched and watched."""
+    """The same script unwatched and watched: what it wrote to stdout and stderr, and what it saved."""
 
     script: Script
-    plain: CompletedProcess[str]
-    watched: CompletedProcess[str]
+    plain: list[str]
+    watched: list[str]
     parameters: list[dict[str, torch.Tensor]]
     report: Report
     recording: str
@@ -69,25 +87,25 @@ class Runs:
 )
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     script, path = request.param, tmp_path_factory.mktemp("unmodified")
-    command = [*script.command, str(SCRIPTS / "unmodified" / script.name)]
     saved, file = [path / "plain.pt", path / "watched.pt"], str(path / "run.mcap")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDPWATCH_DIR", str(path))
-        unwatched = partial(twin, script, path) if script.forks else partial(finished, *command)
-        run = ("run", "--headless", "--record", file, "--", *command, str(saved[1]))
-        plain, watched = together(lambda: unwatched(str(saved[0])), lambda: ddpwatch(*run))
-        assert (plain.returncode, watched.returncode) == (0, 0), plain.stderr + watched.stderr
-        report = ddpwatch("report", "--json", file)
-    return Runs(script, plain, watched, [parameters(name) for name in saved], json.loads(report.stdout), file)
+        patch.setenv(ADDRESS, server_address())
+        run = ("run", "--headless", "--record", file, "--", *script.command(saved[1]))
+        plain, watched = together(lambda: unwatched(script, path, saved[0]), lambda: ddpwatch(*run))
+        assert watched.returncode == 0, watched.stderr
+    output = [watched.stdout, watched.stderr]
+    return Runs(script, plain, output, [parameters(one) for one in saved], report_of(file), file)
 
 
-def twin(script: Script, path: Path, saved: str) -> CompletedProcess[str]:
-    """The same ranks unwatched, forked from a process that has imported their framework."""
+def unwatched(script: Script, path: Path, saved: Path) -> list[str]:
+    """The output of the same ranks, all of them forked."""
     file, streams = SCRIPTS / "unmodified" / script.name, path / "streams"
-    with Job(file, saved, log=path / "log", preload=script.preload, streams=streams) as job:
+    with Job(file, str(saved), log=path / "log", preload=script.preload, streams=streams) as job:
         code = job.wait()
-    said = ["".join(log.read_text() for log in sorted(streams.glob(f"*/{name}.log"))) for name in ("stdout", "stderr")]
-    return CompletedProcess(script.name, code, *said)
+    said = ["".join(log.read_text() for log in streams.glob(f"*/{name}.log")) for name in ("stdout", "stderr")]
+    assert code == 0, said
+    return said
 
 
 def parameters(file: Path) -> dict[str, torch.Tensor]:
@@ -113,9 +131,9 @@ def test_it_computes_the_same_bits(runs: Runs) -> None:
 
 
 def test_it_says_the_same(runs: Runs) -> None:
-    assert runs.plain.stdout
-    assert lines(runs.watched.stdout) == lines(runs.plain.stdout)
-    assert lines(runs.watched.stderr) == lines(runs.plain.stderr)
+    assert runs.plain[0]
+    for plain, watched in zip(runs.plain, runs.watched, strict=True):
+        assert lines(watched) == lines(plain)
 
 
 def test_every_step_of_every_rank_is_there(runs: Runs) -> None:
@@ -132,12 +150,23 @@ def test_every_step_of_every_rank_is_there(runs: Runs) -> None:
     assert not [finding for finding in report["findings"] if finding["severity"] == "error"]
 
 
-def test_its_line_in_the_docs(runs: Runs) -> None:
+def test_its_line_in_the_docs(runs: Runs, request: pytest.FixtureRequest) -> None:
     run, steps, buckets = runs.report["run"], runs.report["steps"], runs.report["buckets"]
     errors = [incident["kind"] for incident in runs.report["incidents"] if incident["severity"] == "error"]
     found = (steps["count"], steps["warmup"], len(buckets), run["world_size"], run["backend"])
-    cells = [runs.script.framework, run["model"], *map(str, found), ", ".join(errors) or "none"]
-    assert f"| {' | '.join(cells)} |" in DOCS.read_text().splitlines()
+    row = f"| {' | '.join([runs.script.framework, run['model'], *map(str, found), ', '.join(errors) or 'none'])} |"
+    text = DOCS.read_text()
+    written = with_row(text, row)
+    if request.config.getoption("--write-table", default=False):
+        DOCS.write_text(written)
+    assert written == text or DOCS.read_text() == written, "the table no longer fits: make framework-table"
+
+
+def with_row(text: str, row: str) -> str:
+    """The text with a row of its table exchanged, or added at the end."""
+    first = re.escape(row.split(" | ")[0])
+    written, count = re.subn(rf"^{first} \|.*$", lambda _: row, text, flags=re.MULTILINE)
+    return written if count else text.replace("\n<!-- end frameworks -->", f"\n{row}\n<!-- end frameworks -->")
 
 
 def test_the_time_of_a_step_is_split_without_remainder(runs: Runs) -> None:

@@ -4,8 +4,8 @@ torchrun imports torch, and so does each of its ranks: 10 s of processor time be
 Where a test is not about torchrun itself, its job starts here: the launcher below sets what torchrun sets in the
 ranks' environment, waits for them, and ends all of them when one fails.
 
-A request comes on a connection of its own, with the descriptor of the job's output. On the same connection the launcher
-sends the pids of its ranks and at last its exit code.
+A request comes on a connection of its own, with the descriptors of the job's stdout and stderr. On the same connection
+the launcher sends the pids of its ranks and at last its exit code.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "FORK_SERVER"  # names the server's socket to the workers of pytest-xdist
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.optim")
+TORCHRUN_IMPORTS = ("torch.distributed.launcher.api",)
+FRAMEWORKS = ("lightning", "accelerate.commands.launch", "transformers.trainer")  # what tests of frameworks preload
 
 
 @dataclass
@@ -41,7 +43,9 @@ class Request:
     """A job to start.
 
     Attributes:
-        preload: Modules that are imported once for all jobs that name the same ones.
+        script: Its path; or a module, as for ``python -m``.
+        ranks: How many; 0 for one process that is no rank, as ``python SCRIPT`` would start it.
+        preload: Modules that no rank has to import. Jobs that preload the same ones share the import.
         streams: A directory for ``RANK/stdout.log`` and ``RANK/stderr.log``, in place of one output for all ranks.
     """
 
@@ -120,12 +124,13 @@ def server_address() -> str:
     return os.environ.get(ADDRESS) or the_server().address
 
 
-def requested(job: Request, log: Path) -> socket.socket:
-    """Asks the server for a job; the launcher reports on the connection."""
+def requested(job: Request, log: Path | None) -> socket.socket:
+    """Asks the server for a job that writes to a file, or where this process does; reports come on the connection."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(server_address())
-    with log.open("wb") as output:
-        socket.send_fds(connection, [json.dumps(asdict(job)).encode()], [output.fileno()])
+    with contextlib.nullcontext() if log is None else log.open("wb") as output:
+        descriptors = [1, 2] if output is None else [output.fileno()] * 2
+        socket.send_fds(connection, [json.dumps(asdict(job)).encode()], descriptors)
     return connection
 
 
@@ -141,12 +146,12 @@ class Launcher:
         returncode: None while it runs; negative where a signal ended it.
     """
 
-    def __init__(self, job: Request, log: Path) -> None:
+    def __init__(self, job: Request, log: Path | None = None) -> None:
         self.returncode: int | None = None
         STARTED.update(forked=1, forked_ranks=job.ranks)
         self._connection = requested(job, log)
         report = self._connection.recv(1 << 16)
-        assert report, f"the job did not start: {log.read_text()}"
+        assert report, f"the job did not start: {log and log.read_text()}"
         self.pid, *self.ranks = json.loads(report)
 
     def poll(self) -> int | None:
@@ -169,62 +174,65 @@ class Launcher:
 
 
 def serve(listener: socket.socket) -> Request | None:
-    """Passes each request on to a process that has imported what the job needs, and forks that process if it is new.
+    """Passes each request to the process that has imported what it preloads; forks that for the first of its kind.
 
     Returns in every rank, with its job; in the server when the tests are over.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the launchers: each reports for itself
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits here: each launcher reports for itself
     importers: dict[tuple[str, ...], socket.socket] = {}
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
         connection, _ = listener.accept()
-        raw, outputs, *_ = socket.recv_fds(connection, 1 << 20, 1)
-        modules = tuple(json.loads(raw)["preload"]) if raw else None  # nothing: the asking process is gone
-        if modules is not None and modules not in importers:
-            importers[modules], requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        raw, outputs, *_ = socket.recv_fds(connection, 1 << 20, 2)
+        modules = tuple(json.loads(raw)["preload"])
+        if modules not in importers:
+            ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if os.fork() == 0:
-                for inherited in (listener, *importers.values()):
+                for inherited in (listener, connection, ours, *importers.values()):
                     inherited.close()
-                close(connection.detach(), *outputs)
-                return import_and_launch(modules, requests)
-            requests.close()
-        if modules is not None:
-            socket.send_fds(importers[modules], [raw], [connection.fileno(), *outputs])
-        close(connection.detach(), *outputs)
+                for output in outputs:
+                    os.close(output)
+                return fork_launchers(its, modules)
+            its.close()
+            importers[modules] = ours
+        socket.send_fds(importers[modules], [raw], [connection.fileno(), *outputs])
+        connection.close()
+        for output in outputs:
+            os.close(output)
     return None
 
 
-def close(*descriptors: int) -> None:
-    """Closes them all."""
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
-def import_and_launch(modules: Sequence[str], requests: socket.socket) -> Request:
-    """Imports the modules, then forks a launcher for each request. Returns in the ranks only."""
+def fork_launchers(requests: socket.socket, modules: Sequence[str]) -> Request:
+    """Imports the modules, then forks a launcher for each request. Returns in every rank, with its job."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for module in modules:
         importlib.import_module(module)
-    gc.freeze()
-    while raw := (received := socket.recv_fds(requests, 1 << 20, 2))[0]:
-        connection, output = received[1]
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.freeze()  # a rank's collector has nothing to look for in there
+    while True:
+        raw, descriptors, *_ = socket.recv_fds(requests, 1 << 20, 3)
+        if not raw:  # the server has gone
+            os._exit(0)
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             requests.close()
-            return launch(Request(**json.loads(raw)), socket.socket(fileno=connection), output)
-        close(connection, output)
-    os._exit(0)  # the server has ended
+            connection, *outputs = descriptors
+            return launch(Request(**json.loads(raw)), socket.socket(fileno=connection), outputs)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
-def launch(job: Request, connection: socket.socket, output: int) -> Request:
+def launch(job: Request, connection: socket.socket, outputs: Sequence[int]) -> Request:
     """Forks the ranks and waits for them. Returns in the ranks only."""
     os.setsid()
-    for descriptor, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
+    for descriptor, source in enumerate((os.open(os.devnull, os.O_RDONLY), *outputs)):
         os.dup2(source, descriptor)
-    os.close(output)
+    for output in outputs:
+        os.close(output)
     os.environ.clear()
     os.environ.update(job.environment)
     port_out, port_in = os.pipe()
     pids: list[int] = []
-    for rank in range(job.ranks):
+    for rank in range(max(job.ranks, 1)):
         pid = os.fork()
         if pid == 0:
             connection.close()
@@ -233,7 +241,7 @@ def launch(job: Request, connection: socket.socket, output: int) -> Request:
             return job
         pids.append(pid)
     store = agent_store()  # only now: it starts a thread, and a fork would not copy that
-    os.write(port_in, b"%5d" % store.port * job.ranks)
+    os.write(port_in, b"%5d" % store.port * len(pids))
     connection.send(json.dumps([os.getpid(), *pids]).encode())
     connection.send(b"%d" % wait(pids))
     os._exit(0)
@@ -280,13 +288,15 @@ def keep_groups() -> None:
 
 def become(rank: int, job: Request, port: int) -> None:
     """Makes this process the rank that torchrun would start."""
-    os.environ.update({
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(job.ranks), "LOCAL_WORLD_SIZE": str(job.ranks),
-        "MASTER_ADDR": "localhost", "MASTER_PORT": os.read(port, 5).decode().strip(),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    })  # fmt: skip
-    os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")
+    address = os.read(port, 5).decode().strip()
     os.close(port)
+    if job.ranks:
+        os.environ.update({
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(job.ranks),
+            "LOCAL_WORLD_SIZE": str(job.ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": address,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        })  # fmt: skip
+        os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(Path(job.script).stem[:15])  # what top shows
     if job.streams is not None:
@@ -309,10 +319,12 @@ def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
     for module in PRELOADED:
         importlib.import_module(module)
-    gc.freeze()  # a rank's collector has nothing to look for in there
     job = serve(listener)
     if job is not None:
-        runpy.run_path(job.script, run_name="__main__")
+        if job.script.endswith(".py"):
+            runpy.run_path(job.script, run_name="__main__")
+        else:
+            runpy.run_module(job.script, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

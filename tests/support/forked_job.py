@@ -1,6 +1,7 @@
 """``python -m tests.support.forked_job RANKS STREAMS MODULES SCRIPT …``: like torchrun, with forked ranks.
 
-For jobs below `ddpwatch run`. ``MODULES``, separated by commas, are imported before the ranks are forked.
+For jobs below `ddpwatch run`. ``MODULES``, separated by commas, are imported before the ranks are forked. These write
+to this process's output if ``STREAMS`` is ``-``. ``0 - MODULES SCRIPT …`` is like ``python SCRIPT …``.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ def main() -> None:
     """Starts the job, waits for it, and exits with its exit code."""
     ranks, streams, modules, script, *arguments = sys.argv[1:]
     preload = [name for name in modules.split(",") if name]
-    job = Request(script, arguments, int(ranks), dict(os.environ), preload, streams)
-    code = Launcher(job, Path(streams).with_suffix(".log")).wait()
+    folder = None if streams == "-" else streams
+    job = Request(script, arguments, int(ranks), dict(os.environ), preload, folder)
+    code = Launcher(job, folder and Path(folder).with_suffix(".log")).wait()
     sys.exit(code if code >= 0 else 128 - code)
 
 

@@ -160,9 +160,11 @@ def running(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]
             kill(family(process.pid))
 
 
-def forked_command(ranks: int, streams: Path, script: Path, *arguments: str, preload: Sequence[str] = ()) -> list[str]:
-    """The command that launches a forked job; needs the fork server's address in its environment."""
-    launcher = [sys.executable, "-m", "tests.support.forked_job", str(ranks), str(streams), ",".join(preload)]
+def forked_command(
+    ranks: int, streams: Path | None, script: Path | str, *arguments: str, preload: Sequence[str] = ()
+) -> list[str]:
+    """The command that launches a forked job (see `Request`); needs the fork server's address in its environment."""
+    launcher = [sys.executable, "-m", "tests.support.forked_job", str(ranks), str(streams or "-"), ",".join(preload)]
     return [*launcher, str(script), *arguments]
 
 

@@ -88,6 +88,27 @@ def test_a_collector_that_does_not_listen_delays_the_exit_by_far_less_than_a_sec
     assert errors == []
 
 
+def test_a_rank_that_ends_before_rank_0_has_answered_waits_a_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine, the collector of a short job may be there just before the job ends."""
+    monkeypatch.setattr(sender_module, "STARTING_S", 0.0)
+    endpoint, asked_late = f"ipc://{tmp_path}/collector", []
+
+    def find() -> CollectorAddress | None:
+        asked_late.extend([1] if sender._stopping.is_set() else [])
+        return here(endpoint) if asked_late[2:] else None
+
+    sender, outbox, _ = sender_of(1, find, pytest.fail)
+    outbox.post(hello_of(1, 2))
+    with zmq.Context() as context, bound(context, endpoint) as socket:
+        sender.start()
+        sender.stop(BYE)
+        assert sender.patience_s < 1.0
+        assert isinstance(received(socket), Hello)
+    sender.join(5.0)
+
+
 def test_a_file_of_its_own_is_named_by_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 names the run, on any host; without a name there is no file."""
     monkeypatch.setenv("DDPWATCH_RECORD_DIR", str(tmp_path / "files"))

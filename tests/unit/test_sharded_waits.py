@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch
+
 from ddpwatch.probe.fsdp import FsdpProbe
 from ddpwatch.probe.record import BucketRecord, StepRecord, without
 from ddpwatch.probe.recorder import StepRecorder
@@ -40,13 +43,67 @@ def test_columns_of_waits_are_empty_without_any() -> None:
     assert [(span.phase, span.start, span.end) for span in sent.spans] == [("sync", 20, 30)]
 
 
+def a_probe() -> Any:
+    """On a GPU, without a model."""
+    now = iter(range(0, 1000, 10))
+    probe: Any = object.__new__(FsdpProbe)
+    probe.active, probe._recorder, probe._on_error = True, StepRecorder(lambda record: None, lambda: next(now)), None
+    probe._blocking, probe._validating, probe._groups, probe._module = False, False, [], 0
+    probe._early, probe._gathering, probe._reducing = [], {}, []
+    return probe
+
+
+def issue_early(probe: Any) -> BucketRecord:
+    """A gather by ``unshard``, outside forward and backward."""
+    probe._id_of = lambda group: 0
+    gather: BucketRecord = probe.launch("all_gather", 0, 8, SimpleNamespace())
+    probe.finished(gather)
+    return gather
+
+
+def one_step(probe: Any, by_hand: bool) -> None:
+    """With a backward that reduces, and an optimizer of torch's or none."""
+    recorder = probe._recorder
+    recorder.forward_begin()
+    recorder.forward_end()
+    recorder.backward_begin()
+    recorder.backward_compute_end()
+    recorder.backward_end(reduced=True)
+    if not by_hand:
+        recorder.optimizer_begin()
+        recorder.optimizer_end()
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_gather_between_two_steps_belongs_to_the_next_forward(by_hand: bool) -> None:
+    """Also where the job updates its parameters without an optimizer of torch's. The forward waits for it."""
+    probe = a_probe()
+    one_step(probe, by_hand)
+    gather = issue_early(probe)
+    probe._forward_begin(None, ())
+    assert probe._recorder.current.step == 1
+    assert probe._recorder.current.buckets == [gather]
+    probe._waits_for(probe._gathering.pop(0, None))
+    assert gather.wait_begin is not None
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_gather_for_a_validation_belongs_to_no_step(by_hand: bool) -> None:
+    probe = a_probe()
+    one_step(probe, by_hand)
+    issue_early(probe)
+    with torch.no_grad():
+        probe._forward_begin(None, ())
+    probe._forward_end(None, (), None)
+    probe._forward_begin(None, ())
+    assert probe._recorder.current.step == 1
+    assert probe._recorder.current.buckets == []
+
+
 def test_on_a_gpu_the_compute_stream_is_stamped_before_it_waits() -> None:
     """FSDP2 waits for a gather before it uses it, for a reduce-scatter before the next one, or at the end."""
-    now = iter(range(0, 1000, 10))
-    recorder = StepRecorder(lambda record: None, clock=lambda: next(now))
-    probe: Any = object.__new__(FsdpProbe)
-    probe.active, probe._recorder, probe._on_error = True, recorder, None
-    probe._blocking, probe._validating, probe._gathering, probe._reducing = False, False, {}, []
+    probe = a_probe()
+    recorder = probe._recorder
     calls: list[str] = []
     names = ("wait_for_unshard", "post_backward", "finalize_backward")
     group: Any = SimpleNamespace(comm_ctx=SimpleNamespace(reduce_scatter_max_input_buffers=1))

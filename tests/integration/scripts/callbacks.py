@@ -1,4 +1,7 @@
-"""Two Lightning ranks with our callback and a logger; rank 0 writes what the logger got. Then Accelerate, by itself."""
+"""Two ranks with our callbacks: Lightning with FSDP2, Transformers' Trainer, Lightning with DDP, then Accelerate.
+
+Rank 0 writes what the loggers got. Each framework's marks follow one with its name.
+"""
 
 import json
 import os
@@ -10,11 +13,18 @@ import lightning as L  # noqa: N812
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
+from accelerate.utils import FullyShardedDataParallelPlugin
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-from ddpwatch.integrations import AccelerateTracker, LightningCallback
+import ddpwatch
+from ddpwatch.integrations import AccelerateTracker, LightningCallback, TransformersCallback
+
+Logged = dict[str, float]
 
 
 class Module(L.LightningModule):
@@ -29,14 +39,24 @@ class Module(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-2)
 
 
+class Sharded(Module):
+    """Shards itself, as the docs of `ModelParallelStrategy` teach."""
+
+    def configure_model(self) -> None:
+        mesh = self.device_mesh["data_parallel"]
+        for layer in (self.body[0], self.body[2]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.body, mesh=mesh)
+
+
 class Logger(DummyLogger):
     """Keeps what is logged."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.logged: dict[str, float] = {}
+        self.logged: Logged = {}
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+    def log_metrics(self, metrics: Logged, step: int | None = None) -> None:
         self.logged |= metrics
 
 
@@ -49,29 +69,64 @@ class Tracker(GeneralTracker):
 
     def __init__(self) -> None:
         super().__init__()
-        self.logged: dict[str, float] = {}
+        self.logged: Logged = {}
 
-    def log(self, values: dict[str, float], step: int | None = None, **kwargs: object) -> None:
+    def log(self, values: Logged, step: int | None = None, **kwargs: object) -> None:
         self.logged |= values
 
 
-def with_lightning(folder: Path, loader: DataLoader) -> dict[str, float]:
+class Reporting(TrainerCallback):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        self.logged: Logged = {}
+
+    def on_log(self, args: object, state: object, control: object, logs: Logged, **kwargs: object) -> None:
+        self.logged |= logs
+
+
+def with_lightning(folder: Path, data: DataLoader, module: Module, **options: object) -> Logged:
     logger = Logger()
     trainer = L.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=logger, default_root_dir=folder,
-        callbacks=[LightningCallback(every=5, record=folder / "run.mcap")],
-        enable_progress_bar=False, enable_model_summary=False,
+        accelerator="cpu", devices=2, logger=logger, default_root_dir=folder, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[LightningCallback(every=5, record=folder / "run.mcap")], **options,
     )  # fmt: skip
-    trainer.fit(Module(), loader)
+    trainer.fit(module, data)
+    os.environ["WORLD_SIZE"] = "2"  # Lightning removes it at the end
     return logger.logged
 
 
-def with_accelerate(folder: Path, loader: DataLoader) -> dict[str, float]:
+def sharded(folder: Path, data: DataLoader) -> Logged:
+    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    return with_lightning(folder, data, Sharded(), strategy=strategy, max_steps=4, enable_checkpointing=False)
+
+
+def lightning(folder: Path, data: DataLoader) -> Logged:
+    return with_lightning(folder, data, Module(), strategy="ddp", max_epochs=2)
+
+
+def transformers(folder: Path, data: DataLoader) -> Logged:
+    shape = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 8, "vocab_size": 16}
+    model, kept = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0)), Reporting()
+    batch = {"input_ids": torch.zeros(8, dtype=torch.long), "labels": torch.zeros(8, dtype=torch.long)}
+    arguments = TrainingArguments(
+        str(folder / "trainer"), per_device_train_batch_size=2, num_train_epochs=2, save_strategy="epoch", report_to=[],
+        use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Trainer(model, arguments, train_dataset=[batch] * 16, callbacks=[kept])
+    trainer.add_callback(TransformersCallback(trainer, every=4))
+    trainer.train()
+    return kept.logged
+
+
+def accelerate(folder: Path, data: DataLoader) -> Logged:
     ours, other = AccelerateTracker(every=2), Tracker()
-    accelerator = Accelerator(cpu=True, log_with=[ours, other])
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    accelerator = Accelerator(cpu=True, log_with=[ours, other], fsdp_plugin=plugin)
+    print(f"with its plugin for FSDP2, Accelerate trains {accelerator.distributed_type}\n", end="")
     accelerator.init_trackers("project")
     ours.attach(accelerator)
-    for step, _ in enumerate(loader):
+    for step, _ in enumerate(data):
         accelerator.log({"epoch": step // 4, "loss": 0.0}, step=step)
     accelerator.save_state(str(folder / "state"))
     accelerator.end_training()
@@ -80,11 +135,12 @@ def with_accelerate(folder: Path, loader: DataLoader) -> dict[str, float]:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    folder = Path(sys.argv[1])
+    folder, found = Path(sys.argv[1]), {}
     features = torch.randn(512, 64)
-    loader = DataLoader(TensorDataset(features, features[:, :10].argmax(dim=1)), batch_size=16)
-    found = {"lightning": with_lightning(folder, loader)}
-    found["accelerate"] = with_accelerate(folder, loader)
+    data = DataLoader(TensorDataset(features, features[:, :10].argmax(dim=1)), batch_size=16)
+    for run in (sharded, transformers, lightning, accelerate):
+        ddpwatch.mark(run.__name__)
+        found[run.__name__] = run(folder, data)
     if os.environ["RANK"] == "0":  # Accelerate has ended the process group
         (folder / "logged.json").write_text(json.dumps(found))
 

@@ -312,6 +312,34 @@ def closed() -> None:
         train(ours, steps=2)
 
 
+@case("FSDP2: as torchtitan trains")
+def titan() -> None:
+    """blocks are checkpointed, the last one stays gathered; two backwards a step, clipping, a learning rate schedule"""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    whole = nn.Sequential(*[checkpoint_wrapper(block()) for _ in range(BLOCKS)], nn.Linear(32, 5))
+    for number, one in enumerate(list(whole)[:BLOCKS]):
+        fully_shard(one, mp_policy=policy, reshard_after_forward=number < BLOCKS - 1)
+    ours, batch = fully_shard(whole, mp_policy=policy), batches()
+    watch(ours)
+    optimizer = torch.optim.AdamW(ours.parameters(), lr=0.01, foreach=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3))
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = sum(micro_step(ours, batch()) for _ in range(2))
+        norm = nn.utils.clip_grad_norm_(ours.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        schedule.step()
+        dist.all_reduce(loss)
+        print(f"loss {loss.item()}, norm {local(norm).item()}")
+        tell(ours)
+
+
+def micro_step(ours: FSDPModule, inputs: torch.Tensor) -> torch.Tensor:
+    loss = ours(inputs).float().square().mean() / 2
+    loss.backward()
+    return loss.detach()
+
+
 @case("HSDP")
 def hsdp() -> None:
     """a 2 x 2 mesh"""

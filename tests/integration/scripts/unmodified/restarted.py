@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def wait(name: str) -> None:
-    while not Path(name).exists():
+    deadline = time.monotonic() + 300
+    while not Path(name).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
 
 

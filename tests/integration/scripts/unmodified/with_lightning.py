@@ -36,7 +36,7 @@ def loader(samples: int, *, shuffle: bool) -> DataLoader:
 
 
 def main() -> None:
-    L.seed_everything(0)
+    torch.manual_seed(0)
     trainer = L.Trainer(
         accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, val_check_interval=8,
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
