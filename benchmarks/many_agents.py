@@ -10,6 +10,7 @@ sends twice a second, as ranks do: the steps that have ended since, packed befor
 and it pings. All traffic is encrypted with CURVE, and each agent has a key of its own. The agents are one process, the
 viewer, which takes node steps as they are, is another: a machine with two cores has none to spare. The columns:
     root core       the root's CPU time as a share of a core
+    root waits      for how much of the time its main thread waited for a core: where that is much, so are the ages
     root MB         its memory, at most
     agents core     the CPU time of the process that plays the agents; near 100 %, the ages are its own
     lost            node steps that have not reached the viewer, frames that the root refused or agents dropped
@@ -30,6 +31,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -60,7 +62,8 @@ STEP_NS = 10**9 // STEPS_PER_S
 SEND_S = 0.5
 SETTLE_S = 2.0  # between the agents' first steps and the measurement
 PATIENCE_S = 120.0
-ARRIVE_S = 3.0  # for the last steps, after the measurement
+READ_S = 0.01  # between two looks of the viewer
+ARRIVE_S = 3.0  # for the last steps, once the root has them
 
 
 def name_of(node: int) -> str:
@@ -203,8 +206,8 @@ class Viewer:
         self._first, self._steps = first, steps
 
     def read(self, start_ns: int = 0) -> None:
-        """Takes what has come."""
-        for message, envelope in self._source.read(0.05):
+        """Takes what has come, and waits for more."""
+        for message, envelope in self._source.read(0.0):
             now_ns = time.monotonic_ns()
             if isinstance(message, NodeStep) and self._first <= message.step < self._first + self._steps:
                 self.seen.ages_ms.append((now_ns - start_ns - (message.step + 1) * STEP_NS) / 1e6)
@@ -213,14 +216,16 @@ class Viewer:
                 before = self.seen.bytes[0] if now_ns > start_ns + (self._first + 1) * STEP_NS else message.bytes
                 self.seen.bytes = before, message.bytes
                 self.seen.refused = sum(message.refused.values())
+                self.peak_mb = max(self.peak_mb, self._process.memory_info().rss / 1e6)
             elif isinstance(message, Node):
                 self.seen.dropped[message.node] = message.dropped
-        self.peak_mb = max(self.peak_mb, self._process.memory_info().rss / 1e6)
+        time.sleep(READ_S)
 
-    def cpu_s(self) -> float:
-        """The root's CPU time so far."""
+    def cpu_s(self) -> tuple[float, float]:
+        """The root's CPU time so far, and for how long its main thread has waited for a core."""
         spent = self._process.cpu_times()
-        return spent.user + spent.system
+        waited_ns = Path(f"/proc/{self._process.pid}/schedstat").read_text().split()[1]
+        return spent.user + spent.system, int(waited_ns) / 1e9
 
 
 def measured(nodes: int, seconds: int) -> list[str]:
@@ -241,30 +246,36 @@ def measured(nodes: int, seconds: int) -> list[str]:
             start_ns = results.get()
             while time.monotonic_ns() < start_ns + first * STEP_NS:
                 viewer.read(start_ns)
-            before_s, since = viewer.cpu_s(), time.monotonic()
+            before, since = viewer.cpu_s(), time.monotonic()
             while time.monotonic_ns() < start_ns + (first + steps) * STEP_NS:
                 viewer.read(start_ns)
-            share = (viewer.cpu_s() - before_s) / (time.monotonic() - since)
+            shares = [(b - a) / (time.monotonic() - since) for a, b in zip(before, viewer.cpu_s(), strict=True)]
+            until(lambda: not results.empty(), lambda: viewer.read(start_ns))  # the root has all
             deadline = time.monotonic() + ARRIVE_S
             while time.monotonic() < deadline:
                 viewer.read(start_ns)
-        until(lambda: not results.empty(), lambda: None)
         viewer.seen.missing = nodes * steps - len(viewer.seen.ages_ms)
-        return cells(viewer.seen, share, viewer.peak_mb, results.get(), seconds)
+        return cells(viewer.seen, shares, viewer.peak_mb, results.get(), seconds)
     finally:
         collector.leave()
         process.terminate()
         process.wait()
 
 
-def cells(seen: Seen, share: float, peak_mb: float, agents: float, seconds: int) -> list[str]:
+def cells(seen: Seen, shares: list[float], peak_mb: float, agents: float, seconds: int) -> list[str]:
     """What was measured, as text."""
     p95 = statistics.quantiles(seen.ages_ms, n=20)[-1]
     before, after = seen.bytes
     return [
-        f"{share:.1%}", f"{peak_mb:.0f}", f"{agents:.0%}", f"{seen.lost}", f"{statistics.median(seen.ages_ms):.0f} ms",
-        f"{p95:.0f} ms", f"{seen.step_bytes / seconds / 1e6:.2f}", f"{(after - before) / seconds / 1e6:.2f}",
-    ]  # fmt: skip
+        *(f"{share:.1%}" for share in shares),
+        f"{peak_mb:.0f}",
+        f"{agents:.0%}",
+        f"{seen.lost}",
+        f"{statistics.median(seen.ages_ms):.0f} ms",
+        f"{p95:.0f} ms",
+        f"{seen.step_bytes / seconds / 1e6:.2f}",
+        f"{(after - before) / seconds / 1e6:.2f}",
+    ]
 
 
 def main() -> None:
@@ -276,7 +287,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dw-", ignore_cleanup_errors=True) as folder:
         os.environ.update(DDPWATCH_DIR=folder, DDPWATCH_IFNAME="lo")
         row = measured(options.agents, options.seconds)
-    headings = ["root core", "root MB", "agents core", "lost", "age p50", "age p95", "steps MB/s", "all MB/s"]
+    headings = [
+        "root core",
+        "root waits",
+        "root MB",
+        "agents core",
+        "lost",
+        "age p50",
+        "age p95",
+        "steps MB/s",
+        "all MB/s",
+    ]
     print("\n".join(table(headings, [row])))
     print(f"{options.agents} agents with {PER_NODE} ranks each, {STEPS_PER_S} steps/s, {options.seconds} s")
 
