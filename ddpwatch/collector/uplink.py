@@ -66,7 +66,7 @@ class UpQueue:
     """What the root has not acknowledged. No socket.
 
     Beyond the limit, the oldest frames are dropped, and counted. Of the essential ones, the newest of each key stay, up
-    to half the limit: without these, nothing else makes sense.
+    to half the limit, small ones first: without these, nothing else makes sense.
 
     Args:
         limit: Of the frames' size together, in bytes.
@@ -137,16 +137,15 @@ class UpQueue:
         self._parcels = kept + self._parcels
 
     def _essential(self) -> dict[Hashable, _Entry]:
-        """The newest frame of each key, as far as half the limit reaches."""
+        """The newest frame of each key, as far as half the limit reaches: small ones first, as a hello is."""
         newest: dict[Hashable, _Entry] = {}
         for parcel in reversed(self._parcels):
             for entry in reversed(parcel.entries):
                 if entry.key is not None:
                     newest.setdefault(entry.key, entry)
-        until = accumulate(len(entry.frame) for entry in newest.values())
-        return {
-            key: entry for (key, entry), nbytes in zip(newest.items(), until, strict=True) if 2 * nbytes <= self._limit
-        }
+        smallest = sorted(newest.values(), key=lambda entry: len(entry.frame))
+        until = accumulate(len(entry.frame) for entry in smallest)
+        return {entry.key: entry for entry, nbytes in zip(smallest, until, strict=True) if 2 * nbytes <= self._limit}
 
 
 class ClockPings:
