@@ -70,6 +70,7 @@ bench: install
 	$(BIN)/python benchmarks/dashboard.py
 	$(BIN)/python benchmarks/collector.py --hostile
 	$(BIN)/python benchmarks/node_steps.py
+	$(BIN)/python benchmarks/many_agents.py
 	$(JOB) benchmarks/overhead.py
 	$(JOB) benchmarks/profiler_truth.py
 	$(JOB) benchmarks/strategies.py

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from ddpwatch.subprocesses import module_command
 
 RESTARTS = 3  # of one run; after that, it would only die again
 READY_TIMEOUT_S = 60.0
+START_WAIT_S = 0.5  # for the process to start; on a slow disk, its caller goes on without it
 LOCAL_ONLY = "the ranks of this host are shown on this host only"
 _log = logging.getLogger("ddpwatch")
 _left: list[subprocess.Popen[bytes]] = []  # collectors of earlier sessions
@@ -63,8 +65,10 @@ class CollectorProcess:
         self.listening: Listening | None = None
         self._standing: dict[tuple[type[Order], str], Order] = {}
         self._control: Channel | None = None
+        self._process: subprocess.Popen[bytes] | None = None  # None while it starts
+        self._start_error: Exception | None = None
         self._restarts = 0
-        self._is_ready = self._is_over = False
+        self._is_ready = self._is_over = self._is_left = False
         self._deadline_s = 0.0
         self._start()
 
@@ -75,9 +79,13 @@ class CollectorProcess:
 
         Raises:
             DdpwatchError: It has died too often.
+            OSError: The process cannot be started.
         """
         if self._is_over:
             return True
+        self._check_start()
+        if self._process is None:
+            return False
         code = self._process.poll()
         self._read_reports()
         if code is None:
@@ -98,8 +106,8 @@ class CollectorProcess:
 
     def leave(self) -> None:
         """Leaves the collector to itself: it ends once all ranks have. A forked child must not keep the run alive."""
-        self._process.returncode = 0  # it outlives this process on purpose: no warning about that
-        _left.append(self._process)
+        self._is_left = True
+        _leave(self._process)
         self._release()
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -108,11 +116,23 @@ class CollectorProcess:
         _reap()
         try:
             mine, its = socket.socketpair()
+            claim = os.dup(self._claim)  # the thread's own: this one may be closed meanwhile
         except OSError:
             self._abandon()
             raise
         self._control = Channel(mine)
-        shared = ["--claim", str(self._claim), "--control", str(its.fileno()), "--restarts", str(self._restarts)]
+        for order in self._standing.values():
+            self._control.send(order)
+        self._process, self._is_ready = None, False
+        self._deadline_s = time.monotonic() + READY_TIMEOUT_S
+        starter = threading.Thread(target=self._spawn, args=(its, claim), name="ddpwatch-start", daemon=True)
+        starter.start()
+        starter.join(START_WAIT_S)
+        self._check_start()
+
+    def _spawn(self, control: socket.socket, claim: int) -> None:
+        """Starts the process, on a thread of its own: a slow disk holds it up, and so does a fork at that moment."""
+        shared = ["--claim", str(claim), "--control", str(control.fileno()), "--restarts", str(self._restarts)]
         try:
             with open(self._log_file, "ab") as log:
                 self._process = subprocess.Popen(
@@ -121,17 +141,21 @@ class CollectorProcess:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    pass_fds=(self._claim, its.fileno()),
+                    pass_fds=(claim, control.fileno()),
                 )
-        except OSError:
-            self._abandon()
-            raise
+        except Exception as error:
+            self._start_error = error
         finally:
-            its.close()
-        for order in self._standing.values():
-            self._control.send(order)
-        self._is_ready = False
-        self._deadline_s = time.monotonic() + READY_TIMEOUT_S
+            control.close()
+            os.close(claim)
+        if self._is_left:
+            _leave(self._process)
+
+    def _check_start(self) -> None:
+        if (error := self._start_error) is not None:
+            self._start_error = None
+            self._abandon()
+            raise error
 
     def _start_again(self, code: int) -> None:
         what = f"{'died' if self._is_ready else 'did not start'}: {self._cause(code)}"
@@ -186,6 +210,13 @@ class CollectorProcess:
     def _hang_up(self) -> None:
         if self._control is not None:
             self._control.close()
+
+
+def _leave(process: subprocess.Popen[bytes] | None) -> None:
+    """Leaves a process to itself: it outlives this one on purpose, so no warning about that."""
+    if process is not None:
+        process.returncode = 0
+        _left.append(process)
 
 
 def _reap() -> None:

@@ -19,11 +19,23 @@ from typing import Any, Final, TypeVar, get_args
 
 import zstandard
 
-from ddpwatch.messages import CollectiveOp, FrameError, NodeStep, PhaseName, Span, Step, StepStatus, decode, encode
+from ddpwatch.messages import (
+    MAX_FRAME_BYTES,
+    CollectiveOp,
+    FrameError,
+    NodeStep,
+    PhaseName,
+    Span,
+    Step,
+    StepStatus,
+    decode,
+    encode,
+)  # fmt: skip
 from ddpwatch.transport import Envelope, Frame
 
 MAX_INTS: Final = 1 << 21  # of one message: more than any single step has
 MAX_LENGTH: Final = 65_536  # of a column, as in a Step
+_HEAD_BYTES: Final = 32 << 10  # of a message, at most, beside its columns: 4,096 ranks
 _COUNT_LIMIT: Final = 1 << 53  # an absent count is 0, others are one more
 _NS_LIMIT: Final = 1 << 62
 _WORD, _HALF, _MASK = 8, 1 << 63, (1 << 64) - 1
@@ -66,7 +78,10 @@ def pack(node: int, steps: Sequence[Step], hooks: Collection[int] | None = None)
             before = by_length[len(row)] = row
     if len(codes) + len(values) > MAX_INTS:
         raise FrameError("oversize", f"{len(values)} numbers in one step of a node")
-    return NodeStep(node=node, step=steps[0].step, ranks=[step.rank for step in steps], columns=_bytes(codes + values))
+    packed = _bytes(codes + values)
+    if len(packed) > MAX_FRAME_BYTES - _HEAD_BYTES:
+        raise FrameError("oversize", f"{len(packed)} bytes in one step of a node")
+    return NodeStep(node=node, step=steps[0].step, ranks=[step.rank for step in steps], columns=packed)
 
 
 def expand(message: NodeStep) -> list[Step]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 
 import psutil
 
@@ -13,6 +16,28 @@ from ddpwatch.errors import UsageError
 
 ANYWHERE = "192.0.2.1"  # for documentation (RFC 5737): only its route is looked up, nothing is sent
 Interfaces = Mapping[str, Sequence[str]]  # the addresses of each interface
+
+
+class AddressSearch:
+    """Looks for the address to listen at on a thread of its own: a name server may take its time."""
+
+    def __init__(self) -> None:
+        self._found: Future[str] = Future()
+        threading.Thread(target=self._search, name="ddpwatch-address", daemon=True).start()
+
+    def address(self) -> str | None:
+        """The address; None while it is not known. Never waits.
+
+        Raises:
+            UsageError: As `listen_address`.
+        """
+        return self._found.result() if self._found.done() else None
+
+    def _search(self) -> None:
+        try:
+            self._found.set_result(listen_address(os.environ, interfaces_here()))
+        except Exception as error:
+            self._found.set_exception(error)
 
 
 def listen_address(environment: Mapping[str, str], interfaces: Interfaces) -> str:

@@ -80,6 +80,8 @@ class Hosts:
         """Does what is due; yields the frames that have come from other hosts, still to be checked."""
         self._obey()
         if self._root is not None:
+            if (listening := self._root.listen()) is not None:
+                self.report(listening)
             yield from self._root.receive()
         if self._uplink is not None:
             for lease in self._uplink.turn():
@@ -138,6 +140,11 @@ class Hosts:
             self._uplink.turn()
             self._poller.poll(20)
 
+    def drain(self) -> None:
+        """On the root: takes no frames any more, but what would block its sockets."""
+        if self._root is not None:
+            self._root.drain()
+
     def close(self) -> None:
         """Closes all sockets."""
         for end in (self._root, self._uplink, self._control):
@@ -166,7 +173,6 @@ class Hosts:
         self._attention.lead_ns = HOSTS_LEAD_NS
         for source in self._root.sources:
             self._poller.register(source, zmq.POLLIN)
-        self.report(self._root.report)
 
     def _connect(self, order: Connect) -> None:
         try:
@@ -189,4 +195,4 @@ class Hosts:
 def whole_run(welcome: Welcome) -> str:
     """What to type for the whole run; empty if a name of the root's would be another command."""
     names = (welcome.host, welcome.run_id)
-    return "ssh -t {} ddpwatch attach {}".format(*names) if all(map(_PLAIN_NAME.fullmatch, names)) else ""
+    return "ddpwatch attach ssh://{}/{}".format(*names) if all(map(_PLAIN_NAME.fullmatch, names)) else ""

@@ -16,6 +16,7 @@ from ddpwatch.sampling.levels import FULL
 HOLD_NS = 750_000_000  # a rank's sender wakes twice a second
 HOLD_STEPS = 256
 WHOLE_STEPS = 32  # the first full one of so many goes up with all hook fires
+Packed = NodeStep | Step  # of a single rank, a step that is too large when packed: it fitted into a frame as it was
 
 
 class NodeStepPacker:
@@ -34,10 +35,10 @@ class NodeStepPacker:
         self._packed = -1  # the newest step that has gone up
         self._whole = -1  # the newest block of steps of which one has gone up with all hook fires
 
-    def take(self, step: Step) -> list[NodeStep]:
+    def take(self, step: Step) -> list[Packed]:
         """Takes a rank's next step. Returns what can go up now, oldest first."""
         self._waits_for.add(step.rank)
-        found: list[NodeStep] = []
+        found: list[Packed] = []
         if step.step <= self._newest.get(step.rank, -1):  # it counts from the start again
             found = self.rest()
             self._packed = -1
@@ -52,12 +53,12 @@ class NodeStepPacker:
             found += self._up_to(min(self._open))
         return found
 
-    def leave(self, rank: int) -> list[NodeStep]:
+    def leave(self, rank: int) -> list[Packed]:
         """Takes a rank's end: nothing waits for it any longer."""
         self._waits_for.discard(rank)
         return self._complete()
 
-    def flush(self, now_ns: int) -> list[NodeStep]:
+    def flush(self, now_ns: int) -> list[Packed]:
         """What has waited for long enough, oldest first. To be called several times a second.
 
         Args:
@@ -69,19 +70,19 @@ class NodeStepPacker:
         self._waits_for &= self._open[max(waited)].keys()
         return self._up_to(max(waited)) + self._complete()
 
-    def rest(self) -> list[NodeStep]:
+    def rest(self) -> list[Packed]:
         """All steps that are held, packed, oldest first."""
         return self._up_to(max(self._open, default=-1))
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _complete(self) -> list[NodeStep]:
+    def _complete(self) -> list[Packed]:
         complete = (number for number, ranks in self._open.items() if ranks.keys() >= self._waits_for)
         return self._up_to(max(complete, default=-1))
 
-    def _up_to(self, newest: int) -> list[NodeStep]:
+    def _up_to(self, newest: int) -> list[Packed]:
         """Packs the open steps up to this one. A rank that has sent it will send none before it."""
-        found: list[NodeStep] = []
+        found: list[Packed] = []
         for number in sorted(number for number in self._open if number <= newest):
             ranks = self._open.pop(number)
             self._since.pop(number, None)
@@ -104,10 +105,13 @@ class NodeStepPacker:
         return {max(steps, key=lambda step: step.start_ns + max(step.comm_launch, default=0)).rank}
 
 
-def _packed(node: int, steps: Sequence[Step], hooks: Collection[int] | None) -> Iterator[NodeStep]:
-    """One message; one per rank if the ranks are too large for one."""
+def _packed(node: int, steps: Sequence[Step], hooks: Collection[int] | None) -> Iterator[Packed]:
+    """One message; halves of it, if the ranks are too large for one."""
     try:
         yield pack(node, steps, hooks)
     except FrameError:
-        for step in steps:
-            yield pack(node, [step], hooks)
+        if len(steps) == 1:
+            yield steps[0]
+            return
+        for half in (steps[: len(steps) // 2], steps[len(steps) // 2 :]):
+            yield from _packed(node, half, hooks)

@@ -16,7 +16,7 @@ import zmq
 import zmq.utils.z85
 
 from ddpwatch import clock, transport
-from ddpwatch.collector.addresses import endpoint, interfaces_here, listen_address, ports
+from ddpwatch.collector.addresses import AddressSearch, endpoint, ports
 from ddpwatch.collector.nodes import Node, Nodes
 from ddpwatch.collector.wire import (
     ZAP_DOMAIN,
@@ -37,6 +37,7 @@ from ddpwatch.control import Listen, Listening
 from ddpwatch.errors import DdpwatchError
 
 RECEIVE_LIMIT = 500  # messages per turn
+BIND_AGAIN_S = 0.5
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _log = logging.getLogger("ddpwatch.collector")
 
@@ -52,7 +53,6 @@ class Root:
 
     Attributes:
         nodes: The other hosts.
-        report: Where it listens, or why it does not.
         sources: What to poll.
     """
 
@@ -68,17 +68,31 @@ class Root:
         self._agents = transport.root_router(context, order.keys, ZAP_DOMAIN)
         self._failures = transport.ConnectionMonitor(self._agents, _FAILED)
         self.sources = (self._asked, self._agents, self._failures.source)
+        self._before = order.endpoint
+        self._search: AddressSearch | None = None
+        self._bind_s = 0.0  # when to try the next time
+        self._is_settled = False
+
+    def listen(self) -> Listening | None:
+        """Starts to listen, as soon as that is possible: then where, or once why it never will. Never waits."""
+        if self._is_settled:
+            return None
         try:
-            self.report = Listening(self._bound(order.endpoint))
-            _log.info("listening at %s", self.report.endpoint)
+            bound = self._bound_again() if self._before else self._bound()
         except (DdpwatchError, zmq.ZMQError, OSError) as error:
-            self.report = Listening("", f"rank 0's collector does not listen: {error}")
-            _log.error("%s", self.report.error)
+            self._is_settled = True
+            _log.error("rank 0's collector does not listen: %s", error)
+            return Listening("", f"rank 0's collector does not listen: {error}")
+        if bound is None:
+            return None
+        self._is_settled = True
+        _log.info("listening at %s", bound)
+        return Listening(bound)
 
     def receive(self) -> Iterator[tuple[Node, bytes]]:
         """The frames that have come from admitted nodes, still to be checked. Never waits."""
         self._answer_zap()
-        self.nodes.refused["bad handshake"] += len(list(self._failures.events()))
+        self.drain()
         for _ in range(RECEIVE_LIMIT):
             try:
                 connection, *parts = self._agents.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -97,6 +111,10 @@ class Root:
             for node in self.nodes.connected():
                 self._send(node.connection, Lease(*term))
 
+    def drain(self) -> None:
+        """Counts the handshakes that have failed: an event that nobody receives blocks ZeroMQ."""
+        self.nodes.refused["bad handshake"] += len(list(self._failures.events()))
+
     def close(self) -> None:
         """Stops listening."""
         self._failures.close()
@@ -105,12 +123,10 @@ class Root:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _bound(self, before: str) -> str:
-        if before:
-            self._agents.setsockopt(zmq.IPV6, "[" in before)
-            self._agents.bind(before)
-            return before
-        address = listen_address(os.environ, interfaces_here())
+    def _bound(self) -> str | None:
+        self._search = self._search or AddressSearch()
+        if (address := self._search.address()) is None:
+            return None
         self._agents.setsockopt(zmq.IPV6, ":" in address)
         for port in (numbers := ports(os.environ)):
             try:
@@ -121,6 +137,21 @@ class Root:
             else:
                 return self._agents.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         raise DdpwatchError(f"all ports of {address} from {min(numbers)} to {max(numbers)} are in use")
+
+    def _bound_again(self) -> str | None:
+        """Where the root before it has listened: agents look nowhere else, so a port that is taken is tried again."""
+        now = time.monotonic()
+        if now < self._bind_s:
+            return None
+        try:
+            self._agents.setsockopt(zmq.IPV6, "[" in self._before)
+            self._agents.bind(self._before)
+        except zmq.ZMQError as error:
+            if not self._bind_s:
+                _log.warning("cannot listen at %s yet: %s", self._before, error)
+            self._bind_s = now + BIND_AGAIN_S
+            return None
+        return self._before
 
     def _answer_zap(self) -> None:
         """Admits nodes by their public keys, and names them."""

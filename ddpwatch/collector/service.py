@@ -312,6 +312,7 @@ class Collector:
         while self._signal is None and (remaining_s := deadline - time.monotonic()) > 0:
             self._viewers.poll(int(min(remaining_s, RETRY_S) * 1000) + 1)
             self._snapshots.serve()
+            self._hosts.drain()
 
     def _close(self) -> None:
         os.close(self._claim)

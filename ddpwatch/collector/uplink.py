@@ -9,13 +9,15 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 import zmq
 
 from ddpwatch import clock, transport
-from ddpwatch.collector.node_steps import NodeStepPacker
+from ddpwatch.collector.node_steps import NodeStepPacker, Packed
 from ddpwatch.collector.nodes import node_number
 from ddpwatch.collector.wire import (
     Ack,
@@ -32,7 +34,7 @@ from ddpwatch.collector.wire import (
     unpack_down,
 )  # fmt: skip
 from ddpwatch.control import Connect
-from ddpwatch.messages import Bye, ClockExchange, Group, Hello, Layout, Message, NodeStep, Step, encode
+from ddpwatch.messages import Bye, ClockExchange, Group, Hello, Layout, Message, Step, encode
 
 QUEUE_BYTES = 16 << 20  # half a minute of a busy host, and more
 BATCH_BYTES = 1 << 20
@@ -41,24 +43,36 @@ ANSWER_S = 2.0  # without an answer, another connection is opened
 UNREACHABLE_S = 10.0
 PINGS = 8
 PING_S = 2.0  # from one round of pings to the next
-ESSENTIAL = (Hello, Group, Layout, Bye)  # never dropped: few, and nothing makes sense without them
 _log = logging.getLogger("ddpwatch.collector")
+
+
+class _Entry(NamedTuple):
+    """A frame. A ``key`` makes it essential, as long as no newer one has the same."""
+
+    frame: bytes
+    key: Hashable
 
 
 @dataclass(slots=True)
 class _Parcel:
-    """One batch, with the frames that may not be dropped marked."""
+    """One batch."""
 
     seq: int
-    frames: list[tuple[bytes, bool]]
+    entries: list[_Entry]
     nbytes: int
 
 
 class UpQueue:
     """What the root has not acknowledged. No socket.
 
+    Beyond the limit, the oldest frames are dropped, and counted. Of the essential ones, the newest of each key stay, up
+    to half the limit, small ones first: without these, nothing else makes sense.
+
     Args:
-        limit: Of the frames' size together, in bytes. Beyond it the oldest are dropped, and counted.
+        limit: Of the frames' size together, in bytes.
+
+    Attributes:
+        lost: Frames dropped.
     """
 
     def __init__(self, limit: int = QUEUE_BYTES) -> None:
@@ -69,14 +83,14 @@ class UpQueue:
         self._seq = 0
         self._sent = 0  # up to which number, on this connection
 
-    def add(self, frame: bytes, essential: bool) -> None:
-        """Appends a frame."""
+    def add(self, frame: bytes, key: Hashable = None) -> None:
+        """Appends a frame, which is essential if it has a key."""
         last = self._parcels[-1] if self._parcels else None
         if last is None or last.seq <= self._sent or last.nbytes + len(frame) > BATCH_BYTES:
             self._seq += 1
             last = _Parcel(self._seq, [], 0)
             self._parcels.append(last)
-        last.frames.append((frame, essential))
+        last.entries.append(_Entry(frame, key))
         last.nbytes += len(frame)
         self._nbytes += len(frame)
         if self._nbytes > self._limit:
@@ -95,7 +109,7 @@ class UpQueue:
         """The next batches, as far as the window allows."""
         for parcel in [parcel for parcel in self._window() if parcel.seq > self._sent]:
             self._sent = parcel.seq
-            yield Batch(parcel.seq, [frame for frame, _ in parcel.frames], self.lost)
+            yield Batch(parcel.seq, [entry.frame for entry in parcel.entries], self.lost)
 
     @property
     def first(self) -> int:
@@ -109,17 +123,29 @@ class UpQueue:
         return [self._parcels[index] for index in range(min(WINDOW, len(self._parcels)))]
 
     def _make_room(self) -> None:
-        """Drops the oldest frames that may be dropped, down to nine tenths of the limit."""
+        """Drops the oldest frames, but for essential ones, down to nine tenths of the limit."""
+        essential = self._essential()
         kept: deque[_Parcel] = deque()
         while self._parcels and self._nbytes > 0.9 * self._limit:
             parcel = self._parcels.popleft()
-            essential = [entry for entry in parcel.frames if entry[1]]
-            nbytes = sum(len(frame) for frame, _ in essential)
-            self.lost += len(parcel.frames) - len(essential)
+            entries = [entry for entry in parcel.entries if essential.get(entry.key) is entry]
+            nbytes = sum(len(entry.frame) for entry in entries)
+            self.lost += len(parcel.entries) - len(entries)
             self._nbytes += nbytes - parcel.nbytes
-            if essential:
-                kept.append(_Parcel(parcel.seq, essential, nbytes))
+            if entries:
+                kept.append(_Parcel(parcel.seq, entries, nbytes))
         self._parcels = kept + self._parcels
+
+    def _essential(self) -> dict[Hashable, _Entry]:
+        """The newest frame of each key, as far as half the limit reaches: small ones first, as a hello is."""
+        newest: dict[Hashable, _Entry] = {}
+        for parcel in reversed(self._parcels):
+            for entry in reversed(parcel.entries):
+                if entry.key is not None:
+                    newest.setdefault(entry.key, entry)
+        smallest = sorted(newest.values(), key=lambda entry: len(entry.frame))
+        until = accumulate(len(entry.frame) for entry in smallest)
+        return {entry.key: entry for entry, nbytes in zip(smallest, until, strict=True) if 2 * nbytes <= self._limit}
 
 
 class ClockPings:
@@ -198,7 +224,7 @@ class Uplink:
         if isinstance(message, Bye) and message.rank is not None:
             self._add([*self._packer.rest(), *self._packer.leave(message.rank)])
         self._has_hello = self._has_hello or isinstance(message, Hello)
-        self._queue.add(frame, isinstance(message, ESSENTIAL))
+        self._queue.add(frame, _key(message))
 
     def turn(self) -> list[Lease]:
         """Sends and receives what there is; the leases that have come. Never waits."""
@@ -236,9 +262,9 @@ class Uplink:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _add(self, steps: Iterable[NodeStep]) -> None:
+    def _add(self, steps: Iterable[Packed]) -> None:
         for step in steps:
-            self._queue.add(encode(step), essential=False)
+            self._queue.add(encode(step))
 
     def _opened(self) -> transport.Socket:
         self._is_welcome, self._heard_s = False, time.monotonic()
@@ -296,7 +322,7 @@ class Uplink:
         if self._pings.goes_on:
             self._ping()
         if best is not None and self._has_hello:
-            self._queue.add(encode(self._exchange(*best)), essential=False)
+            self._queue.add(encode(self._exchange(*best)))
 
     def _exchange(self, pong: Pong, returned_ns: int) -> ClockExchange:
         return ClockExchange(
@@ -316,6 +342,15 @@ class Uplink:
             self._socket.send(pack(message), zmq.DONTWAIT)
         except zmq.ZMQError as error:  # full: the connection is opened again after a while, and all of it sent again
             _log.debug("not sent: %s", error)
+
+
+def _key(message: Message) -> Hashable:
+    """Of what steps cannot be understood without: two messages with the same key replace each other. Else None."""
+    if isinstance(message, Layout):
+        return Layout, message.rank, message.module
+    if isinstance(message, Group):
+        return Group, message.rank, message.id
+    return (type(message), message.rank) if isinstance(message, (Hello, Bye)) else None
 
 
 def _in_portions(frames: Iterable[bytes]) -> Iterator[list[bytes]]:

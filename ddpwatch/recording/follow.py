@@ -28,7 +28,7 @@ from ddpwatch.recording.container import (
     record_at,
 )
 from ddpwatch.recording.part import Part
-from ddpwatch.recording.part_chain import identity_of, run_of
+from ddpwatch.recording.part_chain import foreign_ranks, identity_of, run_of
 from ddpwatch.recording.reader import Recording
 from ddpwatch.transport import Envelope, Frame
 
@@ -42,7 +42,8 @@ class FollowSource:
     """Frames of growing files: of one recording, or of a directory with one per rank. A `ddpwatch.live_source.Source`.
 
     Frames of several files come in the order of their receive times. They wait for the file that is behind, but no
-    longer than `HOLD_S`, since its rank may be dead. Files of ranks that start later are found.
+    longer than `HOLD_S`, since its rank may be dead. Files of ranks that start later are found. A rank that is in
+    several files comes from one: as in `Recording`, or else from the first with a frame of it.
 
     Args:
         path: The file or directory.
@@ -71,6 +72,8 @@ class FollowSource:
         self._known = {chain.identity for chain in recording.chains}  # recordings and files to skip
         self._searched = time.monotonic()
         self._files = [GrowingFile([part.path for part in chain.parts], sleep) for chain in recording.chains]
+        self._foreign = dict(zip(self._files, foreign_ranks(recording.chains), strict=True))
+        self._file_of: dict[int, GrowingFile] = {}  # of a rank
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
         """See `Source.read`."""
@@ -96,13 +99,21 @@ class FollowSource:
         silent_since = time.monotonic() - HOLD_S
         alive = [file for file in self._files if file.waiting or (not file.over and file.grew_at > silent_since)]
         until_ns = min((file.newest_ns for file in alive), default=None)
-        ready = [frame for file in self._files for frame in file.take(until_ns)]
+        taken = [(file, frame) for file in self._files for frame in file.take(until_ns)]
+        ready = [frame for file, frame in taken if self._is_its(file, frame)]
         for message, envelope in sorted(ready, key=lambda frame: frame[1].received_ns):
             self._seq += 1
             self._queue.append((message, Envelope(self._seq, envelope.received_ns, envelope.frame)))
         self.unreadable = sum(file.unreadable for file in self._files)
         self.over = not self._queue and all(file.over and not file.waiting for file in self._files)
-        return any(advanced) or bool(ready)
+        return any(advanced) or bool(taken)
+
+    def _is_its(self, file: GrowingFile, frame: Frame) -> bool:
+        """Whether a frame counts: its rank comes from this file."""
+        rank = getattr(frame[0], "rank", None)
+        if rank is None:
+            return True
+        return rank not in self._foreign.get(file, ()) and self._file_of.setdefault(rank, file) is file
 
     def _search(self) -> None:
         """Finds new files of the run."""

@@ -16,7 +16,7 @@ from ddpwatch import rundir
 from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import Bye, ClockExchange, Hello, Node, Status, Step
 from tests.support.fork_server import ROOT
-from tests.support.hosts import Host, linked, listeners, why_not
+from tests.support.hosts import Host, linked, listeners, skip, why_not
 from tests.support.jobs import SCRIPTS, Frames, Job, live, messages, read_until, the_run, wait_for
 
 pytestmark = [pytest.mark.xdist_group("hosts"), pytest.mark.seconds(45)]  # one job for all, in this order
@@ -73,7 +73,7 @@ class Setting:
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
     if why := why_not():
-        pytest.skip(why)
+        skip(why)
     folder = tmp_path_factory.mktemp("hosts")
     run_directory = Path(f"/tmp/dw-{os.getpid()}")
     run_directory.mkdir(mode=0o700)
@@ -151,7 +151,7 @@ def test_another_host_shows_its_ranks_and_the_way_to_the_whole(setting: Setting)
         frames = goes_on(viewer, "the ranks of beta train", ranks=(2, 3))
         frames += read_until(viewer, lambda frames: messages(frames, Status), "a status")
     assert ranks_seen(frames) == RANKS["beta"]
-    assert status(frames).whole == f"ssh -t alpha ddpwatch attach {run_id}"
+    assert status(frames).whole == f"ddpwatch attach ssh://alpha/{run_id}"
 
 
 def test_one_process_listens_at_one_address(setting: Setting) -> None:

@@ -11,6 +11,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import steps_across_ranks
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
+from tests.support.hosts import skip
 from tests.support.jobs import SCRIPTS, Job
 
 AHEAD_S = 500
@@ -21,7 +22,7 @@ AHEAD_NS = AHEAD_S * 10**9
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entered = ["unshare", "--time", "--fork", "--monotonic", "1", "true"]
     if subprocess.run(entered, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to create a time namespace")
+        skip("needs the right to create a time namespace")
     folder = tmp_path_factory.mktemp("clocks")
     arguments = (str(folder / "run.mcap"), str(AHEAD_S))
     with Job(SCRIPTS / "two_clocks.py", *arguments, log=folder / "log", DDPWATCH_STEPS="full") as job:

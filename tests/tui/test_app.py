@@ -132,6 +132,18 @@ class TestLive:
             await pilot.pause()
             assert view.first_rank == 0
 
+    async def test_of_many_ranks_the_late_one_is_shown_until_the_user_scrolls(self):
+        jobs = FakeJobs("run-1")
+        app = live_app(jobs)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, jobs, list(run(20, world=48, late_rank=41)))
+            assert "rank 41 is" in screen_text(app)
+            assert ", rank 41 and " in screen_text(app)
+            await pilot.press("j")
+            assert ", ranks 0–" in screen_text(app)
+            await pilot.press("j", "k", "k")
+            assert ", rank 41 and " in screen_text(app)
+
     async def test_help_opens_and_closes(self):
         app = live_app(FakeJobs())
         async with app.run_test(size=(80, 24)) as pilot:

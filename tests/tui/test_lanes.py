@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpwatch.tui.models.lanes import step_lanes
+from ddpwatch.tui.models.lanes import picked, step_lanes
 from ddpwatch.tui.paint import palette
 from ddpwatch.tui.paint.ascii import ascii_text
 from ddpwatch.tui.paint.axis import Axis, nice_step
@@ -280,6 +280,29 @@ def test_half_cells_need_colour_and_half_blocks(theme, ascii_only, shown):
 )  # fmt: skip
 def test_lanes_are_compressed_as_ranks_grow(ranks, height, rows):
     assert lane_rows(lanes_of(*run(2, world=ranks)), height - 2) == rows
+
+
+@pytest.mark.parametrize(
+    ("named", "peers", "room", "shown"),
+    [
+        ([41], (), 6, [41, 0, 11, 23, 34, 47]),
+        ([41], (40, 41, 42, 43), 6, [41, 0, 40, 42, 43, 47]),
+        ([40, 41, 42, 43], (), 4, [40, 41, 0, 47]),
+        ([41], (), 1, [41]),
+        ([99], (), 6, []),
+        ([], (), 6, []),
+    ],
+)
+def test_of_many_ranks_those_are_picked_that_the_verdict_names_and_some_to_compare_them_with(named, peers, room, shown):
+    assert picked(range(48), named, peers, room) == shown
+
+
+def test_the_rank_that_the_verdict_names_is_shown_first_if_not_all_fit():
+    model = lanes_of(*run(2, world=48))
+    rows = plain(paint_lanes(model, 60, 8, named=[41], peers=range(48)))
+    assert rows[0].startswith(" step 1, rank 41 and 5 of 47 others ")
+    assert [row.split()[0] for row in rows[1:7]] == ["41", "0", "11", "23", "34", "47"]
+    assert "others" not in plain(paint_lanes(model, 60, 60, named=[41]))[0]
 
 
 def test_scrolling_shows_other_ranks_and_stops_at_the_last():

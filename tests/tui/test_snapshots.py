@@ -59,6 +59,7 @@ SCENES = {
     "late-120x36": (MEDIUM, LATE, ()),
     "gpus-200x50": (LARGE, FOUR, ()),
     "many-ranks-80x24": (SMALL, MANY, ("j", "j", "left")),
+    "many-ranks-one-late-80x24": (SMALL, [*run(20, world=48, late_rank=41)], ()),
     "killed-120x36": (MEDIUM, DEATH, ()),
     "timeline-200x50": (LARGE, EIGHT, ("2", "m", "shift+right", "l", "j", "plus")),
     "timeline-seconds-120x36": (MEDIUM, FOUR, ("2", "r")),

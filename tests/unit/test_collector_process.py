@@ -5,15 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from ddpwatch import collector_process, rundir
 from ddpwatch.collector_process import RESTARTS, CollectorProcess
+from ddpwatch.control import Listen
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.keys import new_key_pair
 from tests.support.fork_server import ROOT
 
 REPORT = 'b\'{"type":"ready"}\\n\''
@@ -107,3 +112,44 @@ def test_the_run_is_live_as_long_as_starter_or_collector_is_there(
     process.wait()
     assert rundir.live_runs() == []
     assert [path.name for path in run_directory.iterdir()] == ["run.log"]
+
+
+def test_one_that_takes_long_to_start_holds_nobody_up(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk, or a fork at the same moment: the thread that sends a rank's frames goes on."""
+    started_by, may_start, start = [], threading.Event(), subprocess.Popen
+
+    def slow(*arguments: Any, **about: Any) -> subprocess.Popen[bytes]:
+        started_by.append(threading.current_thread())
+        if started_by[-1] is not threading.main_thread():
+            assert may_start.wait(60.0)
+        return start(*arguments, **about)
+
+    program(monkeypatch, READY)
+    monkeypatch.setattr(collector_process, "START_WAIT_S", 0.0)
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    collector, other = CollectorProcess("run", 1, None), CollectorProcess("other", 1, None)
+    assert threading.main_thread() not in started_by
+    assert not collector.is_ready()
+    collector.order(Listen(new_key_pair()))
+    other.leave()  # before it has started
+    may_start.set()
+    ask_until(collector, answer=True)
+    collector.leave()
+
+
+def test_one_that_cannot_be_started_after_a_while_is_an_error(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_start = threading.Event()
+
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        assert may_start.wait(60.0)
+        raise OSError("no memory")
+
+    monkeypatch.setattr(collector_process, "START_WAIT_S", 0.0)
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    collector = CollectorProcess("run", 1, None)
+    may_start.set()
+    with pytest.raises(OSError, match="no memory"):
+        ask_until(collector, answer=True)
+    assert rundir.live_runs() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -70,11 +71,26 @@ def test_memory_is_bounded() -> None:
     assert sent(found) == [(number, [0]) for number in range(1, 2 * HOLD_STEPS)]
 
 
-def test_ranks_that_are_too_large_for_one_message_go_up_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpwatch.node_step.MAX_INTS", 110)
+@pytest.mark.parametrize(("limit", "at_most"), [("MAX_INTS", 220), ("MAX_FRAME_BYTES", (32 << 10) + 400)])
+def test_ranks_that_are_too_large_for_one_message_go_up_in_several(
+    limit: str, at_most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many numbers, or too many bytes when they are packed."""
+    monkeypatch.setattr(f"ddpwatch.node_step.{limit}", at_most, raising=False)
+    packer, random = packer_of(4), Random(1)
+    for rank in range(4):
+        noise = sorted(random.randrange(10**8) for _ in range(20))
+        found = packer.take(step(rank, 1, late_ms=rank, hook_param=list(range(20)), hook_ns=noise))
+    assert len(found) > 1
+    assert [rank for message in found for rank in message.ranks] == list(range(4))
+    assert all(len(message.columns) <= 400 or limit == "MAX_INTS" for message in found)
+
+
+def test_a_step_that_is_too_large_packed_goes_up_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpwatch.node_step.MAX_INTS", 10)
     packer = packer_of(2)
-    packer.take(step(0, 1))
-    assert sent(packer.take(step(1, 1, late_ms=3, wait_ms=7))) == [(1, [0]), (1, [1])]
+    steps = [step(0, 1), step(1, 1)]
+    assert [found for one in steps for found in packer.take(one)] == steps
 
 
 def test_hook_fires_go_up_of_the_rank_that_launched_last_and_of_all_now_and_then() -> None:

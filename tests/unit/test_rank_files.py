@@ -295,3 +295,35 @@ def test_a_rank_that_is_behind_is_waited_for_but_not_for_ever(tmp_path: Path, mo
     source.close()
     for file in files:
         file.close()
+
+
+def test_a_rank_that_is_in_several_files_is_followed_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank's own file beside a recording of all, and a second recording that starts later."""
+    monkeypatch.setattr(follow, "SEARCH_S", 0.0)
+
+    def start(name: str) -> RecordingWriter:
+        writer = RecordingWriter(tmp_path / name, {"run_id": "train-1"})
+        write(writer, hello(0), hello(1))
+        return writer
+
+    def write(writer: RecordingWriter, *messages: Message) -> None:
+        for message in messages:
+            writer.write_message(message, Envelope(1, time.time_ns(), encode(message)))
+        writer.flush()
+
+    own, root = started(tmp_path, 0), start("run.mcap")
+    source = FollowSource(tmp_path, sleep=lambda _: None)
+    seen = read(source)
+    later = start("later.mcap")
+    for number in range(3):
+        add(own, 0, number)
+        for writer in (root, later):
+            write(writer, step_of(0, number), step_of(1, number))
+        seen += read(source)
+    for file in (own, root, later):
+        file.close()
+    seen += read(source)
+    assert sorted(m.rank for m in seen if isinstance(m, Hello)) == [0, 1]
+    assert sorted((m.step, m.rank) for m in seen if isinstance(m, Step)) == [(n, r) for n in range(3) for r in (0, 1)]
+    assert source.over
+    source.close()

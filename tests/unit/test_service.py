@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from ddpwatch import rundir, transport
 from ddpwatch.clock import boot_id
 from ddpwatch.collector import service
+from ddpwatch.collector.root import Root
 from ddpwatch.collector.service import GONE, Collector, Options
+from ddpwatch.control import Listen
+from ddpwatch.keys import new_key_pair
 from ddpwatch.messages import Hello, encode
 
 
@@ -91,3 +95,18 @@ def test_one_that_fails_leaves_the_run_to_its_successor(
     successor._close()
     assert rundir.live_runs() == []
     assert list(run_directory.iterdir()) == []
+
+
+def test_while_late_viewers_have_their_chance_failed_handshakes_are_still_received(collector: Collector) -> None:
+    """An event that nobody receives blocks ZeroMQ, and with it the viewers."""
+    root = Root(collector._context, Listen(new_key_pair()), "r", lambda: None)
+    collector._hosts._root = root
+    monitor = root.sources[2]
+    turn_until(collector, root.listen)
+    context = transport.Context()
+    knocking = context.socket(zmq.DEALER)  # without a key
+    knocking.connect(root._agents.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
+    assert monitor.poll(30_000)
+    collector._serve_snapshots(time.monotonic() + 0.05)
+    assert root.nodes.refused["bad handshake"] > 0
+    context.destroy(linger=0)

@@ -8,11 +8,12 @@ import pytest
 
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.slow_host import by_host
-from ddpwatch.messages import Message
+from ddpwatch.analysis.diagnosis.slow_host import Host, by_host
+from ddpwatch.messages import ClockExchange, Message
 from tests.support.frames import enveloped, hello, layout, synchronous
 
-HOSTS = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 5: "b"}
+NAMES = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 5: "b"}
+HOSTS = {rank: Host(name, f"boot {name}") for rank, name in NAMES.items()}
 
 
 def late(rank: int, since: int = 0, until: int = 9, cost: int = 10, **changes: object) -> Incident:
@@ -41,23 +42,33 @@ def test_most_ranks_of_a_host_are_the_host() -> None:
         ([late(3)], HOSTS),  # one of three
         ([late(2), late(3)], HOSTS),  # of different hosts
         ([late(3, 0, 9), late(4, 10, 19)], HOSTS),  # one after the other
-        ([late(3), late(4)], dict.fromkeys(HOSTS, "a")),  # there is no other host
+        ([late(3), late(4)], dict.fromkeys(HOSTS, HOSTS[0])),  # there is no other host
         ([late(3), late(4, kind="intermittent")], HOSTS),
         ([late(3), late(4)], {}),
     ],
 )
-def test_other_late_ranks_stay_what_they_are(incidents: list[Incident], hosts: dict[int, str]) -> None:
+def test_other_late_ranks_stay_what_they_are(incidents: list[Incident], hosts: dict[int, Host]) -> None:
     assert sorted(by_host(incidents, hosts), key=lambda one: one.ranks) == incidents
 
 
-def job(late_ranks: tuple[int, ...]) -> Iterator[Message]:
-    """40 steps of two hosts on one clock; the late ranks take turns to be last, by 30 ms and 31."""
-    for rank, host in HOSTS.items():
-        yield hello(rank, len(HOSTS), host=host)
+def ping(node: Host, root: Host, at_ns: int) -> ClockExchange:
+    """The two clocks agree, as far as 100 µs there and 100 µs back can show."""
+    replied = at_ns + 100_000
+    return ClockExchange(
+        node=1, node_boot_id=node.boot_id, root_boot_id=root.boot_id, sent_ns=at_ns, received_ns=replied,
+        replied_ns=replied, returned_ns=replied + 100_000,
+    )  # fmt: skip
+
+
+def job(late_ranks: tuple[int, ...], hosts: dict[int, Host] = HOSTS) -> Iterator[Message]:
+    """40 steps of two hosts; the late ranks take turns to be last, by 30 ms and 31."""
+    for rank, (name, boot_id) in hosts.items():
+        yield hello(rank, len(hosts), host=name, boot_id=boot_id)
         yield layout(rank)
-    lateness = [[30 + (number + rank) % 2 if rank in late_ranks else 0 for rank in HOSTS] for number in range(40)]
+    lateness = [[30 + (number + rank) % 2 if rank in late_ranks else 0 for rank in hosts] for number in range(40)]
     for ranks in synchronous(lateness, statuses={0: "warmup"}):
         yield from ranks
+        yield ping(hosts[5], hosts[0], ranks[0].start_ns)
 
 
 def test_a_slow_host_is_named_and_its_cost_is_its_ranks() -> None:
@@ -69,3 +80,12 @@ def test_a_slow_host_is_named_and_its_cost_is_its_ranks() -> None:
     waited = [account for account in run.lost()["accounts"] if account["account"] == "waiting"]
     assert {account["rank"] for account in waited} <= {4, 5}
     assert sum(account["seconds"] for account in waited) == pytest.approx(slow["seconds"], rel=0.01)
+
+
+def test_two_hosts_of_one_name_are_two() -> None:
+    run = DiagnosedRun()
+    for _ in run.steps(enveloped(job((4, 5), {rank: Host("node", boot_id) for rank, (_, boot_id) in HOSTS.items()}))):
+        pass
+    [slow] = [row for row in run.incidents() if row["kind"] in ("slow_host", "straggler")]
+    assert (slow["kind"], slow["ranks"]) == ("slow_host", [3, 4, 5])
+    assert slow["message"].startswith("host node (ranks 3, 4, 5) is slow: 2 of its 3 ranks are late")

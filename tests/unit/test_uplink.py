@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import pytest
 import zmq
 
 from ddpwatch import transport
+from ddpwatch.collector import root as root_module
 from ddpwatch.collector import uplink as uplink_module
 from ddpwatch.collector.hosts import whole_run
 from ddpwatch.collector.nodes import Node
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.uplink import BATCH_BYTES, WINDOW, ClockPings, Uplink, UpQueue
 from ddpwatch.collector.wire import Batch, Introduction, Lease, Open, Ping, Pong, Welcome, pack, unpack_down
-from ddpwatch.control import Admit, Connect, Listen
+from ddpwatch.control import Admit, Connect, Listen, Listening
 from ddpwatch.keys import KeyPair, new_key_pair
 from ddpwatch.messages import Beat, ClockExchange, Message, decode, encode
 from tests.support.frames import hello
@@ -31,10 +35,10 @@ INTRODUCTIONS = [bytes(BATCH_BYTES), b"introduction"]  # too much for one messag
 
 def test_what_is_not_acknowledged_is_sent_again() -> None:
     queue = UpQueue()
-    queue.add(b"a", essential=False)
-    queue.add(b"b", essential=False)
+    queue.add(b"a")
+    queue.add(b"b")
     assert [(batch.seq, batch.frames) for batch in queue.unsent()] == [(1, [b"a", b"b"])]
-    queue.add(b"c", essential=False)
+    queue.add(b"c")
     assert [(batch.seq, batch.frames) for batch in queue.unsent()] == [(2, [b"c"])]
     assert list(queue.unsent()) == []
     queue.acknowledge(1)
@@ -47,7 +51,7 @@ def test_what_is_not_acknowledged_is_sent_again() -> None:
 def test_a_batch_and_the_window_are_bounded() -> None:
     queue = UpQueue(limit=WINDOW * 4 * BATCH_BYTES)
     for _ in range(WINDOW + 2):
-        queue.add(bytes(BATCH_BYTES // 2 + 1), essential=False)
+        queue.add(bytes(BATCH_BYTES // 2 + 1))
     assert [len(batch.frames) for batch in queue.unsent()] == [1] * WINDOW
     queue.acknowledge(2)
     assert [batch.seq for batch in queue.unsent()] == [WINDOW + 1, WINDOW + 2]
@@ -55,9 +59,9 @@ def test_a_batch_and_the_window_are_bounded() -> None:
 
 def test_without_room_the_oldest_are_dropped_and_counted_but_nothing_essential() -> None:
     queue = UpQueue(limit=1000)
-    queue.add(b"hello", essential=True)
+    queue.add(b"hello", key="rank 0")
     for number in range(30):
-        queue.add(b"%099d" % number, essential=False)
+        queue.add(b"%099d" % number)
     frames = [frame for batch in queue.unsent() for frame in batch.frames]
     assert frames[0] == b"hello"
     assert frames[1:] == [b"%099d" % number for number in range(queue.lost, 30)]
@@ -65,10 +69,33 @@ def test_without_room_the_oldest_are_dropped_and_counted_but_nothing_essential()
     assert list(UpQueue().unsent()) == []
 
 
+def test_essential_frames_are_bounded_and_the_newest_of_each_key_stay() -> None:
+    queue = UpQueue(limit=1000)
+    for number in range(60):
+        queue.add(b"layout %091d" % number, key=("layout", number % 2))
+    frames = [frame for batch in queue.unsent() for frame in batch.frames]
+    assert sum(map(len, frames)) <= 1000
+    assert frames[-2:] == [b"layout %091d" % 58, b"layout %091d" % 59]
+    assert queue.lost == 60 - len(frames)
+
+
+def test_essential_frames_that_differ_get_half_the_room_small_ones_and_then_the_newest_first() -> None:
+    queue = UpQueue(limit=1000)
+    queue.add(b"hello", key="hello")
+    for number in range(60):
+        queue.add(b"layout %091d" % number, key=number)
+        queue.add(b"%09d" % number)
+    frames = [frame for batch in queue.unsent() for frame in batch.frames]
+    assert sum(map(len, frames)) <= 1000
+    assert frames[0] == b"hello"
+    assert frames[-2:] == [b"layout %091d" % 59, b"%09d" % 59]
+    assert queue.lost == 121 - len(frames)
+
+
 def test_a_dropped_frame_shows_in_the_next_batch() -> None:
     queue = UpQueue(limit=10)
     for _ in range(3):
-        queue.add(bytes(6), essential=False)
+        queue.add(bytes(6))
         last = [batch.lost for batch in queue.unsent()]
     assert last == [2]
 
@@ -100,14 +127,27 @@ class Pair:
     dealers: list[transport.Socket] = field(default_factory=list)
     root: Root | None = None
     root_context: transport.Context | None = None
+    listening: Listening | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """Where the root listens, or did."""
+        return "" if self.listening is None else self.listening.endpoint
 
     def start(self, endpoint: str = "") -> Root:
-        """A root that admits the agent; at the same endpoint as one before."""
+        """A root that listens and admits the agent; at the same endpoint as one before."""
+        root = self.begin(endpoint)
+        self.until(lambda: self.listening)
+        assert self.endpoint, self.listening
+        return root
+
+    def begin(self, endpoint: str = "") -> Root:
+        """A root that does not listen yet."""
+        self.listening = None
         self.root_context = context = transport.Context()
         self.root = Root(context, Listen(self.keys, endpoint), "run", lambda: None)
         for order in self.admitted or [Admit(NODE, self.agent_keys.public, [2, 3])]:
             self.root.nodes.admit(order, time.monotonic())
-        assert self.root.report.endpoint, self.root.report.error
         return self.root
 
     def stop(self) -> str:
@@ -116,22 +156,19 @@ class Pair:
         assert self.root_context is not None
         self.root.close()
         self.root_context.destroy(linger=0)  # only then is the port free
-        root, self.root = self.root, None
-        return root.report.endpoint
+        self.root = None
+        return self.endpoint
 
     def agent(self, introduce: Callable[[], list[bytes]] = list) -> Uplink:
         """The agent's end."""
-        assert self.root is not None
-        order = Connect(self.root.report.endpoint, self.keys.public, self.agent_keys, NODE)
+        order = Connect(self.endpoint, self.keys.public, self.agent_keys, NODE)
         self.uplinks.append(Uplink(self.context, zmq.Poller(), order, 0, introduce))
         return self.uplinks[-1]
 
     def dealer(self, keys: KeyPair | None = None) -> transport.Socket:
         """A connection with whatever keys."""
-        assert self.root is not None
-        self.dealers.append(
-            transport.agent_dealer(self.context, self.root.report.endpoint, self.keys.public, keys or self.agent_keys)
-        )
+        made = transport.agent_dealer(self.context, self.endpoint, self.keys.public, keys or self.agent_keys)
+        self.dealers.append(made)
         return self.dealers[-1]
 
     def until(self, condition: Callable[[], object]) -> None:
@@ -145,6 +182,7 @@ class Pair:
     def turn(self) -> None:
         """Lets both ends go on once."""
         if self.root is not None:
+            self.listening = self.root.listen() or self.listening
             self.received += [(node.name, frame) for node, frame in self.root.receive()]
         for each in self.uplinks:
             self.leases += each.turn()
@@ -201,8 +239,7 @@ def test_frames_go_up_in_order_and_leases_come_down(pair: Pair) -> None:
 
 def test_what_is_to_be_typed_for_the_whole_run_holds_no_other_command() -> None:
     assert (
-        whole_run(Welcome(0, "node-1.cluster", "train-1200-ab"))
-        == "ssh -t node-1.cluster ddpwatch attach train-1200-ab"
+        whole_run(Welcome(0, "node-1.cluster", "train-1200-ab")) == "ddpwatch attach ssh://node-1.cluster/train-1200-ab"
     )
     assert whole_run(Welcome(0, "-oProxyCommand=x", "run")) == ""
     assert whole_run(Welcome(0, "node1; x", "run")) == ""
@@ -338,13 +375,53 @@ def test_a_silent_node_is_unseen_until_it_sends_again(pair: Pair) -> None:
 
 
 def test_a_port_that_is_taken_is_left_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = pair.start().report.endpoint.rpartition(":")[2]
+    pair.start()
+    taken = pair.endpoint.rpartition(":")[2]
     monkeypatch.setenv("DDPWATCH_PORTS", taken)
-    with transport.Context() as context:
-        second = Root(context, Listen(new_key_pair()), "run", lambda: None)
-        second.close()
-    assert second.report.endpoint == ""
-    assert f"all ports of 127.0.0.1 from {taken} to {taken} are in use" in second.report.error
+    second = Pair()
+    second.begin()
+    second.until(lambda: second.listening)
+    second.stop()
+    second.context.destroy()
+    assert second.listening is not None
+    assert second.endpoint == ""
+    assert f"all ports of 127.0.0.1 from {taken} to {taken} are in use" in second.listening.error
+
+
+def test_a_root_that_was_started_again_waits_for_its_port(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents look nowhere else."""
+    monkeypatch.setattr(root_module, "BIND_AGAIN_S", 0.0)
+    pair.start()
+    agent = pair.agent()
+    pair.until(lambda: agent.welcome is not None)
+    endpoint = pair.stop()
+    with socket.create_server(("127.0.0.1", int(endpoint.rpartition(":")[2]))):
+        root = pair.begin(endpoint)
+        assert root.listen() is root.listen() is None
+    agent.welcome = None
+    pair.until(lambda: agent.welcome is not None)
+    assert pair.endpoint == endpoint
+
+
+def test_a_slow_name_server_does_not_hold_up_the_root(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_by, answers = [], threading.Event()
+
+    def ask(*_: object, **__: object) -> NoReturn:
+        asked_by.append(threading.current_thread())
+        if asked_by[-1] is not threading.main_thread():
+            assert answers.wait(30.0)
+        raise OSError
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    monkeypatch.delenv("DDPWATCH_IFNAME")
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    root = pair.begin()
+    assert threading.main_thread() not in asked_by
+    assert root.listen() is root.listen() is None
+    answers.set()
+    pair.until(lambda: pair.listening)
+    assert pair.endpoint.startswith("tcp://127.0.0.1:")
+    assert threading.main_thread() not in asked_by
 
 
 def test_an_introduction_is_no_batch(pair: Pair) -> None:

@@ -20,7 +20,7 @@ from ddpwatch.analysis.diagnosis.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.liveness import Liveness
 from ddpwatch.analysis.diagnosis.pauses import Pauses, joined
 from ddpwatch.analysis.diagnosis.sentences import LayerNames, late_rank_sentence
-from ddpwatch.analysis.diagnosis.slow_host import by_host
+from ddpwatch.analysis.diagnosis.slow_host import Host, by_host
 from ddpwatch.analysis.diagnosis.unsound import Unsound
 from ddpwatch.analysis.diagnosis.whole_run import WholeRun
 from ddpwatch.analysis.groups import Groups
@@ -58,7 +58,7 @@ class Diagnosis:
         self._unsound = Unsound()
         self._liveness = Liveness(groups or Groups())
         self._devices = DeviceCauses()
-        self._hosts: dict[int, str] = {}
+        self._hosts: dict[int, Host] = {}
         self._causes: dict[tuple[int, int], tuple[int, Cause | None]] = {}
         self._splits: deque[StepSplit] = deque(maxlen=KEEP_SPLITS)
         self._recent: deque[StepFacts] = deque(maxlen=KEEP_FACTS)
@@ -83,7 +83,7 @@ class Diagnosis:
         elif isinstance(message, RankSample):
             self._devices.rank_sample(message)
         elif isinstance(message, Hello):
-            self._hosts[message.rank] = message.host
+            self._hosts[message.rank] = Host(message.host, message.boot_id)
             self._devices.hello(message)
             self._liveness.hello(message.rank, received_ns)
         elif isinstance(message, Bye):

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.wording import in_ms, phase_named
+from ddpwatch.analysis.diagnosis.wording import in_ms, phase_named, ranks_named
 from ddpwatch.analysis.step import NS_PER_MS
 
 _LATE = ("straggler", "drift", "slow_input")
 
 
-def by_host(incidents: Iterable[Incident], hosts: Mapping[int, str]) -> list[Incident]:
+class Host(NamedTuple):
+    """A host. Its name alone does not identify it: containers and clones often share one."""
+
+    name: str
+    boot_id: str = ""
+
+
+def by_host(incidents: Iterable[Incident], hosts: Mapping[int, Host]) -> list[Incident]:
     """The incidents, with those of a host's late ranks joined into one.
 
     They are joined if at least two ranks, and half of the host's, are late in overlapping stretches of steps, and if
@@ -22,13 +30,14 @@ def by_host(incidents: Iterable[Incident], hosts: Mapping[int, str]) -> list[Inc
         incidents: In any order.
         hosts: The host of each rank.
     """
-    ranks: defaultdict[str, list[int]] = defaultdict(list)
+    ranks: defaultdict[Host, list[int]] = defaultdict(list)
     for rank, host in sorted(hosts.items()):
         ranks[host].append(rank)
     if len(ranks) < 2:
         return list(incidents)
     found: list[Incident] = []
-    late: defaultdict[str, list[Incident]] = defaultdict(list)
+    names = Counter(host.name for host in ranks)
+    late: defaultdict[Host, list[Incident]] = defaultdict(list)
     for incident in incidents:
         if incident.kind in _LATE and len(incident.ranks) == 1 and incident.ranks[0] in hosts:
             late[hosts[incident.ranks[0]]].append(incident)
@@ -37,7 +46,8 @@ def by_host(incidents: Iterable[Incident], hosts: Mapping[int, str]) -> list[Inc
     for host, own in late.items():
         for together in _together(own):
             several = len({incident.ranks for incident in together}) >= max(2, len(ranks[host]) / 2)
-            found += [_joined(host, ranks[host], together)] if several else together
+            called = host.name if names[host.name] == 1 else f"{host.name} ({ranks_named(ranks[host])})"
+            found += [_joined(host.name, called, ranks[host], together)] if several else together
     return found
 
 
@@ -55,7 +65,7 @@ def _together(incidents: Sequence[Incident]) -> Iterator[list[Incident]]:
         yield found
 
 
-def _joined(host: str, ranks: Sequence[int], late: Sequence[Incident]) -> Incident:
+def _joined(host: str, called: str, ranks: Sequence[int], late: Sequence[Incident]) -> Incident:
     worst = max(late, key=lambda incident: incident.cost_ns)
     phase = Counter(incident.phase for incident in late).most_common(1)[0][0]
     late_ms = max(incident.evidence["late_ms"] for incident in late)
@@ -63,7 +73,7 @@ def _joined(host: str, ranks: Sequence[int], late: Sequence[Incident]) -> Incide
     until = max((incident.until_step for incident in late if incident.until_step is not None), default=None)
     named = sorted({rank for incident in late for rank in incident.ranks})
     who = "all of its ranks are" if len(named) == len(ranks) else f"{len(named)} of its {len(ranks)} ranks are"
-    text = f"host {host} is slow: {who} late, by up to {in_ms(late_ms * NS_PER_MS)} in each step"
+    text = f"host {called} is slow: {who} late, by up to {in_ms(late_ms * NS_PER_MS)} in each step"
     if phase:
         text += f": {phase_named(phase).replace('its ', 'their ', 1)} takes longer"
     return Incident(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ddpwatch.analysis.diagnosis.incident import Incident
@@ -25,6 +25,8 @@ class Verdict:
         kind: A stable word: that of an incident, or ``hidden``, ``no_comm``, ``unmeasured``, ``starting``,
             ``collecting`` or ``ended``.
         rank, bucket: Which ones are to blame, if any.
+        ranks: All that it names.
+        peers: Whom these were compared with, if that is known.
     """
 
     kind: str
@@ -32,6 +34,8 @@ class Verdict:
     text: str
     rank: int | None = None
     bucket: int | None = None
+    ranks: tuple[int, ...] = ()
+    peers: tuple[int, ...] = ()
 
 
 def verdict(
@@ -73,7 +77,8 @@ def of_incident(incident: Incident) -> Verdict:
         text += f"; without it, a step would be {_percent(incident.gain)} shorter"
     severity: Severity = "bad" if incident.severity == "error" or incident.kind in _BAD else "warn"
     rank = incident.ranks[0] if len(incident.ranks) == 1 else None
-    return Verdict(incident.kind, severity, text, rank, incident.bucket)
+    peers = tuple(incident.evidence.get("group", ()))
+    return Verdict(incident.kind, severity, text, rank, incident.bucket, incident.ranks, peers)
 
 
 def _percent(share: float) -> str:
@@ -112,4 +117,4 @@ def _prefixed(found: Verdict, steps: int, end: Bye | None) -> Verdict:
     ended = how_ended(end.reason, end.detail, end.signal)
     how = "finished" if end.reason == "finished" else f"the run {ended}"
     text = f"{how} after {steps} steps" + (f"; {found.text}" if found.severity != "none" else "")
-    return Verdict("ended", "ok" if end.reason == "finished" else "bad", text, found.rank, found.bucket)
+    return replace(found, kind="ended", severity="ok" if end.reason == "finished" else "bad", text=text)

@@ -132,6 +132,33 @@ class Lanes(Sequence[Lane]):
         return self._made[rank]
 
 
+def picked(ranks: Sequence[int], named: Sequence[int], peers: Sequence[int], room: int) -> list[int]:
+    """Of more ranks than there is room for, those worth a look; empty if none is named.
+
+    The named ones come first, then, evenly spaced, those that they are compared with, and others if there is room.
+
+    Args:
+        ranks: All ranks, in order.
+        named: Those that the verdict names.
+        peers: Those that it compares them with.
+        room: How many fit.
+    """
+    known = set(ranks)
+    first = [rank for rank in named if rank in known][: max(room // 2, 1)]
+    if not first:
+        return []
+    compared = known.intersection(peers).difference(named)
+    spread = _spread(sorted(compared), room - len(first))
+    spread += _spread(sorted(known.difference(named, compared)), room - len(first) - len(spread))
+    return first + sorted(spread)
+
+
+def _spread(ranks: Sequence[int], count: int) -> list[int]:
+    """That many of the ranks, evenly spaced."""
+    count = min(count, len(ranks))
+    return [ranks[index * (len(ranks) - 1) // max(count - 1, 1)] for index in range(count)]
+
+
 def marks_by_rank(marks: Iterable[Mark]) -> MarksByRank:
     """Groups marks by their rank."""
     by_rank: dict[int, list[Mark]] = {}

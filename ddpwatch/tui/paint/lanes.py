@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddpwatch.analysis.diagnosis.wording import ranks_named
 from ddpwatch.sampling.levels import is_watched
-from ddpwatch.tui.models.lanes import Lane, StepLanes
+from ddpwatch.tui.models.lanes import Lane, StepLanes, picked
 from ddpwatch.tui.paint.axis import Axis, paint_axis
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.comm import centred, paint_comm, paint_halves
@@ -66,13 +68,16 @@ def capacity(lanes: StepLanes, height: int) -> int:
     return max((height - 2 + rows.gap) // rows.height, 1)
 
 
-def paint_lanes(lanes: StepLanes, width: int, height: int, first: int = 0) -> list[Row]:
-    """Title with legend, lanes from the ``first`` rank on, axis."""
+def paint_lanes(
+    lanes: StepLanes, width: int, height: int, first: int = 0, named: Sequence[int] = (), peers: Sequence[int] = ()
+) -> list[Row]:
+    """Title with legend, lanes from the ``first`` rank on, axis. If not all fit: of the ``named`` (see `picked`)."""
     canvas = Canvas(width, height)
     rows = lane_rows(lanes, height - 2)
     room = capacity(lanes, height)
     first = min(max(first, 0), max(len(lanes.lanes) - room, 0))
-    shown = lanes.lanes[first : first + room]
+    chosen = picked(lanes.lanes.ranks, named, peers, room) if room < len(lanes.lanes) else []
+    shown = [lanes.lanes.of(rank) for rank in chosen] or lanes.lanes[first : first + room]
     gutter = _gutter(lanes, rows, width)
     axis = Axis(gutter, max(width - gutter - 1, 1), lanes.length_ns)
     y = 1
@@ -82,7 +87,9 @@ def paint_lanes(lanes: StepLanes, width: int, height: int, first: int = 0) -> li
         paint_lane(canvas, lane, axis, rows, y)
         y += rows.height
     paint_axis(canvas, axis, min(y - rows.gap, height - 1) if shown else height - 1)
-    x = canvas.put(0, 0, f" {_title(lanes, first, len(shown))}  ", "strong")
+    x = canvas.put(
+        0, 0, f" {_title(lanes, [lane.rank for lane in shown], len(set(chosen).intersection(named)))}  ", "strong"
+    )
     canvas.put_runs(x, 0, legend(canvas, shown, axis, width - x))
     return canvas.rows()
 
@@ -94,13 +101,17 @@ def _gutter(lanes: StepLanes, rows: LaneRows, width: int) -> int:
     return max(LEAST_GUTTER, digits + 2) if width >= 20 else 0
 
 
-def _title(lanes: StepLanes, first: int, shown: int) -> str:
+def _title(lanes: StepLanes, shown: Sequence[int], named: int) -> str:
+    """The first so many of the ranks shown are those that the verdict names."""
     text = f"step {lanes.step}"
     if lanes.status:
         text += f" ({lanes.status})"
     text += lanes.clocks
-    if shown < len(lanes.lanes):
-        text += f", ranks {lanes.lanes.ranks[first]}–{lanes.lanes.ranks[first + shown - 1]} of {len(lanes.lanes)}"
+    count = len(lanes.lanes)
+    if named:
+        text += f", {ranks_named(shown[:named])} and {len(shown) - named} of {count - named} others"
+    elif len(shown) < count:
+        text += f", ranks {shown[0]}–{shown[-1]} of {count}"
     if lanes.missing:
         text += f", {len(lanes.missing)} missing"
     return text

@@ -27,9 +27,9 @@ def overview_layout(model: Overview, width: int, height: int) -> ScreenLayout:
 
 
 def paint_overview(
-    model: Overview, width: int, height: int, first: int = 0, tabs: Sequence[Tab] = (), keys: Keys = ()
+    model: Overview, width: int, height: int, first: int | None = None, tabs: Sequence[Tab] = (), keys: Keys = ()
 ) -> list[Row]:
-    """The complete screen; lanes and table start with the ``first`` rank."""
+    """The complete screen; lanes and table start with the ``first`` rank. None: lanes are of those worth a look."""
     boxes = overview_layout(model, width, height)
     parts: list[Part] = [
         (boxes.header, paint_header(model, boxes.header.width, boxes.header.height)),
@@ -42,12 +42,14 @@ def paint_overview(
     return assemble(parts, width, height)
 
 
-def _body(model: Overview, boxes: ScreenLayout, first: int) -> Iterable[Part]:
+def _body(model: Overview, boxes: ScreenLayout, start: int | None) -> Iterable[Part]:
+    first, found = start or 0, model.verdict
+    named = found.ranks if start is None else ()
     box = boxes.verdict
     yield box, paint_verdict(model, box.width, box.height)
     if model.lanes is not None:
         box = boxes.lanes
-        yield box, paint_lanes(model.lanes, box.width, box.height, first)
+        yield box, paint_lanes(model.lanes, box.width, box.height, first, named, found.peers)
         box = boxes.history
         incidents = model.diagnosed.incidents
         yield box, paint_history(model.history, box.width, box.height, model.lanes.step, incidents)

@@ -27,7 +27,7 @@ class OverviewView(RunView):
 
     def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
-        self.first_rank = 0
+        self.first_rank: int | None = None  # until the user scrolls, the lanes are of the ranks worth a look
 
     def paint(self, width: int, height: int) -> list[Row]:
         """See `PaintedView.paint`."""
@@ -37,12 +37,15 @@ class OverviewView(RunView):
 
     def forget(self) -> None:
         """See `RunView.forget`."""
-        self.first_rank = 0
+        self.first_rank = None
 
     def scroll_ranks(self, by: int) -> None:
         """Scrolls the ranks, if not all of them fit."""
         self.session.follow_slowest = False
-        first = min(max(self.first_rank + by, 0), self._last_first())
+        least = -1 if self.session.overview.verdict.ranks else 0  # above the first rank are those worth a look
+        before = least if self.first_rank is None else self.first_rank
+        at = min(max(before + by, least), self._last_first())
+        first = None if at < 0 else at
         if first != self.first_rank:
             self.first_rank = first
             self.repaint()
