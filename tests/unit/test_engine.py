@@ -83,6 +83,18 @@ class TestBlame:
         assert "jitter" in accounts
         assert "waiting" not in accounts
 
+    @pytest.mark.parametrize(("ms", "kinds"), [(220, []), (700, ["pause"])])
+    def test_one_disturbed_step_among_the_first_is_no_straggler(self, ms, kinds):
+        """Noise seemed smaller than it is: the three steps before exceeded a threshold that they no longer exceed."""
+        late = [(5, 0), (0, 0), (0, 0), (0, 28), (0, 35), (0, 50), (0, ms)]
+        assert [one.kind for one in late_ones(incidents(late))] == kinds
+
+    def test_a_straggler_is_named_from_three_steps_at_least(self):
+        late = [(0, 0)] * 8 + [(0, 20), (0, 20), (0, 100), (0, 100)]
+        assert late_ones(incidents(late)) == []
+        (found,) = late_ones(incidents([*late, (0, 100)]))
+        assert (found.kind, found.steps) == ("straggler", 3)
+
     def test_a_late_rank_in_noise(self):
         late = [[*row[:5], row[5] + 30, *row[6:]] for row in noisy(100, 8, 20, 7)]
         (found,) = late_ones(incidents(late))

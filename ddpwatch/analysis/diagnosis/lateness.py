@@ -27,6 +27,7 @@ SETTLE = 64  # newest steps: what the duration of a step is estimated from
 SCALE_EVERY = 8  # steps
 FEWEST = 5  # steps, before anything is judged
 FEWEST_LATE = 4  # late steps, to name a rank
+FEWEST_IN_STREAK = 3  # of them, that are about as late as is typical: a single one is no streak
 END_SCORE, END_SCORE_RARE = 4.0, 6.0  # what a streak may lose before it is over; where less than half is late
 SETTLED_STREAK = 16  # watched steps, from where on its share of late steps is what is expected of it
 KEEP_VALUES = 512  # newest watched steps that a streak remembers
@@ -368,19 +369,36 @@ class GroupLateness:
             exceeded.keep(index, self._seen, streak.pending)
 
     def _judge(self, index: int) -> Streak | None:
-        """Whether chance does not explain how often this rank was late: in the longest stretch for which that holds."""
-        seen = len(self._rows)
+        """Whether chance does not explain how often this rank was late: in the longest stretch for which that holds.
+
+        Noise is known better with every step. What exceeded a threshold when noise seemed smaller counts only if it
+        exceeds half of what the threshold is now.
+        """
         for threshold, exceeded in self._exceeded.items():
             mask = exceeded.mask(index, self._seen)
             if not mask & 1 or mask.bit_count() < FEWEST_LATE:
                 continue
             counts = alarm_counts(self._clean_rate(threshold, index), len(self.ranks))
             memory = self._memory if threshold in LASTING else 1.0
-            for window, count in zip(reversed(WINDOWS), reversed(counts), strict=True):
-                steps = int(window * memory)
-                if steps <= seen and (mask & ((1 << steps) - 1)).bit_count() >= count * memory:
-                    return self._start(index, steps, threshold)
+            if self._alarming(mask, counts, memory) is None:
+                continue
+            steps = self._alarming(mask & self._late_by(index, threshold), counts, memory)
+            if steps is not None:
+                return self._start(index, steps, threshold)
         return None
+
+    def _alarming(self, mask: int, counts: Sequence[int], memory: float) -> int | None:
+        """The longest stretch of newest steps of which so many were late that chance does not explain it."""
+        for window, count in zip(reversed(WINDOWS), reversed(counts), strict=True):
+            steps = int(window * memory)
+            if steps <= len(self._rows) and (mask & ((1 << steps) - 1)).bit_count() >= count * memory:
+                return steps
+        return None
+
+    def _late_by(self, index: int, threshold: Threshold) -> int:
+        """In which steps the rank exceeds half of a threshold, as it is now: bit 0 is the newest step."""
+        limit = threshold.at(self.scale_ns, self.step_ns) / 2
+        return sum(1 << age for age, (_, row) in enumerate(reversed(self._rows)) if row[index] > limit)
 
     def _clean_rate(self, threshold: Threshold, index: int) -> float:
         """How often a rank like the others exceeds a threshold: as often as the median of them has."""
@@ -413,20 +431,23 @@ class GroupLateness:
             return None
         return self._open(index, found[1], 1 / found[0])
 
-    def _start(self, index: int, window: int, threshold: Threshold) -> Streak:
+    def _start(self, index: int, window: int, threshold: Threshold) -> Streak | None:
         """Opens a streak, with the late steps that led to it."""
         limit = threshold.at(self.scale_ns, self.step_ns)
         values = [row[index] for _, row in islice(reversed(self._rows), window)]
         typical = median(value for value in values if value > limit)
         return self._open(index, typical, sum(value > max(self.low_ns, typical / 2) for value in values) / window)
 
-    def _open(self, index: int, typical: float, share: float) -> Streak:
+    def _open(self, index: int, typical: float, share: float) -> Streak | None:
+        """A new streak, from its first late step on; None if that is too few of them."""
         limit = max(self.low_ns, typical / 2)
         rows = list(islice(self._rows, self._first(index, limit, share), None))
         expected = sum(row[index] > limit for _, row in rows) / len(rows)
         streak = Streak(self.ranks[index], self.step_ns, rows[0][0], rows[0][0], typical, max(expected, share))
         for step, row in rows:
             streak.add(step, row[index], self.low_ns)
+        if streak.count < FEWEST_IN_STREAK:
+            return None
         streak.open = True
         self.streaks[streak.rank] = streak
         return streak
