@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from statistics import median
+from statistics import linear_regression, median
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +13,10 @@ from benchmarks.diagnosis_cases import Case, job_of
 from benchmarks.diagnosis_score import play
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
-from ddpwatch.analysis.diagnosis.lateness import rhythm
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS, alarm_counts, deviations, scale
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
+from ddpwatch.analysis.diagnosis.streak import rhythm
+from ddpwatch.analysis.diagnosis.trend import Trend
 from ddpwatch.messages import Group, Layout, Mark, Span
 from tests.support.frames import MS, START_NS, bye, hello, layout, run, shadow, state_of, step, synchronous, unwatched
 
@@ -367,6 +368,19 @@ def test_a_rolling_median_is_that_of_the_newest(size, values):
         assert rolling.median == median(values[max(0, count - size) : count])
     rolling.clear()
     assert len(rolling) == 0
+
+
+@given(st.lists(st.integers(-(10**9), 10**9), min_size=3, max_size=40), st.integers(1, 10**6))
+def test_a_trend_is_the_line_of_the_least_squares(values, first):
+    """Points that were dropped leave nothing behind."""
+    trend, points = Trend(), list(enumerate(values, first))
+    for point in [*points, *points[:1]]:
+        trend.add(*point)
+    trend.drop(*points[0])
+    slope, middle = linear_regression(*zip(*points, strict=True))
+    line = trend.line(points[-1][0])
+    assert line.slope == pytest.approx(slope, rel=1e-6, abs=1e-3)
+    assert line.at(points[0][0]) == pytest.approx(middle + slope * first, rel=1e-6, abs=10)
 
 
 def test_deviations_are_from_the_median_rank():
