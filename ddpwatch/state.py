@@ -147,7 +147,9 @@ class RunState:
         self.version += 1
         self.frames += 1
         self.diagnosis.apply(message, received_ns)
-        if isinstance(message, Device):
+        if isinstance(message, Step):  # nearly all are
+            self._apply_rank(self._rank(message.rank), message, received_ns)
+        elif isinstance(message, Device):
             self._apply_device(message, received_ns)
         elif isinstance(message, Status):
             if self.status is None:
@@ -242,7 +244,7 @@ class RunState:
                 if len(across) >= max(self.world_size, 1):
                     self.diagnosis.add_step(across)
         if self.frames % KEEP_DECODED == 0:
-            self._tidy()
+            self._tidy(everything=True)
 
     def _diagnose_rest(self) -> None:
         """The steps that some ranks never sent."""
@@ -265,18 +267,23 @@ class RunState:
         """How many steps are kept."""
         return max(min(KEEP_STEPS, KEEP_RANK_STEPS // max(len(self.ranks), 1)), 2)
 
-    def _tidy(self) -> None:
-        """Drops the oldest steps except the last few full ones, and packs those that are no longer new."""
+    def _tidy(self, everything: bool = False) -> None:
+        """Drops the oldest steps except the last few full ones, and packs those that are no longer new.
+
+        Usually one step has become old since the last time. ``everything`` also finds older ones that changed.
+        """
         if (spare := len(self.steps) - self._room()) > 0:
             full = islice((across for across in reversed(self.steps.values()) if across.full), FULL_STEPS)
             kept = {across.step for across in full}
             for step in [step for step in islice(self.steps, spare) if step not in kept]:
                 del self.steps[step]
-        steps = list(self.steps.values())
-        for across in steps[: -max(KEEP_DECODED // max(len(self.ranks), 1), 2)]:
-            across.pack()
-        for across in steps[:-KEEP_FIGURES]:
-            across.forget_facts()
+        unpacked = max(KEEP_DECODED // max(len(self.ranks), 1), 2)
+        for across in islice(reversed(self.steps.values()), unpacked, None):
+            if not across.pack() and not everything:
+                break
+        for across in islice(reversed(self.steps.values()), KEEP_FIGURES, None):
+            if not across.forget_facts() and not everything:
+                break
 
     # -- reading ---------------------------------------------------------------------------------------------
 

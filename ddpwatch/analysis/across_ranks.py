@@ -33,10 +33,15 @@ _LATEST_NS = 1 << 62  # every stamp is below
 
 
 class _Frames(Mapping[int, Step]):
-    """The ranks' frames, decoded on access where they are packed."""
+    """The ranks' frames, decoded on access where they are packed.
+
+    Attributes:
+        packed: Whether some may be.
+    """
 
     def __init__(self, frames: dict[int, Step | bytes]) -> None:
         self._frames = frames
+        self.packed = False
 
     def __getitem__(self, rank: int) -> Step:
         frame = self._frames[rank]
@@ -51,10 +56,7 @@ class _Frames(Mapping[int, Step]):
 
     def values(self) -> ValuesView[Step]:
         """See `Mapping.values`; without a look-up per rank as long as nothing is packed."""
-        frames = self._frames.values()
-        if any(isinstance(frame, bytes) for frame in frames):
-            return super().values()
-        return cast("ValuesView[Step]", frames)
+        return super().values() if self.packed else cast("ValuesView[Step]", self._frames.values())
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -117,7 +119,7 @@ class StepAcrossRanks:
         self._rows: dict[str, array[float]] = {}
         self._packed = self._forgotten = False
         self._most_exposed: float | None = None
-        self.ranks: Mapping[int, Step] = _Frames(self._frames)
+        self.ranks = _Frames(self._frames)
         self._figures = _Figures(self.ranks)
 
     def __len__(self) -> int:
@@ -232,14 +234,15 @@ class StepAcrossRanks:
             self._most_exposed = max((value for value in self.row("exposed") if value == value), default=math.nan)
         return None if math.isnan(self._most_exposed) else self._most_exposed
 
-    def pack(self) -> None:
-        """Keeps the frames encoded from now on."""
+    def pack(self) -> bool:
+        """Keeps the frames encoded from now on; returns whether they were not."""
         if self._packed:
-            return
-        self._packed = True
+            return False
+        self._packed = self.ranks.packed = True
         for rank, frame in self._frames.items():
             if not isinstance(frame, bytes):
                 self._frames[rank] = encode(frame)
+        return True
 
     def detached(self) -> StepAcrossRanks:
         """A copy for another thread: it has the same frames, and nothing is worked out."""
@@ -247,22 +250,25 @@ class StepAcrossRanks:
         copy.shifts, copy.counted, copy.timed, copy.reduced = self.shifts, self.counted, self.timed, self.reduced
         copy.start_ns, copy.end_ns, copy.longest_ns = self.start_ns, self.end_ns, self.longest_ns
         copy._frames.update(self._frames)
+        copy.ranks.packed = self.ranks.packed
         return copy
 
     def unpack(self) -> None:
         """Keeps the frames decoded."""
         self._frames.update(self.ranks)
+        self.ranks.packed = False
 
-    def forget_facts(self) -> None:
-        """Keeps only what `row` returns; everything else is computed again on demand."""
+    def forget_facts(self) -> bool:
+        """Keeps only what `row` returns, and the rest is computed again on demand; returns whether it did not yet."""
         if self._forgotten:
-            return
+            return False
         self._forgotten = True
         for metric in METRICS:
             self.row(metric)
         self._facts.clear()
         self._figures.known.clear()
         self._skew = None
+        return True
 
 
 _READERS: dict[str, Callable[[StepAcrossRanks, int], float | None]] = {

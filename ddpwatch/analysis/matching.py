@@ -98,38 +98,42 @@ class StepMatcher:
         self._held: dict[int, deque[Step]] = {}
         self._gone: set[int] = set()
 
-    def add(self, step: Step) -> Iterator[NumberedStep]:
-        """Takes one rank's next step; yields those that have a number now."""
+    def add(self, step: Step) -> list[NumberedStep]:
+        """Takes one rank's next step; returns those that have a number now."""
         rank, group = step.rank, self._group_of(step)
         if group is None:
-            yield step.step, step
-            return
+            return [(step.step, step)]
         self._groups[rank] = group
         self._gone.discard(rank)
-        held = self._held.setdefault(rank, deque())
+        held = self._held.get(rank)
+        if held is None:
+            held = self._held[rank] = deque()
         held.append(step)
         if self._takes_the_lead(rank, group):
             self._leads.setdefault(group, _Lead(rank)).hand_over(rank)
-        yield from self._released(rank, at_least=len(held) - HOLD_STEPS)
+        found = self._released(rank, at_least=len(held) - HOLD_STEPS)
         if (lead := self._leads.get(group)) is not None and lead.rank == rank:
-            for follower in self._held:
-                yield from self._released(follower)
+            for follower, others in self._held.items():
+                if others:
+                    found += self._released(follower)
+        return found
 
-    def leave(self, rank: int) -> Iterator[NumberedStep]:
+    def leave(self, rank: int) -> list[NumberedStep]:
         """Takes the end of a rank. If it was a lead, the next rank leads, and nobody waits for its steps any longer."""
         self._gone.add(rank)
+        found: list[NumberedStep] = []
         for group, lead in self._leads.items():
             if lead.rank == rank:
                 peers = sorted(peer for peer in self._held if self._groups[peer] == group)
                 lead.hand_over(next((peer for peer in peers if peer not in self._gone), rank))
                 for peer in peers:
-                    yield from self._released(peer)
+                    found += self._released(peer)
+        return found
 
-    def rest(self, group: int | None = None) -> Iterator[NumberedStep]:
-        """Yields the steps that are held back, of one group or of all."""
-        for rank in self._held:
-            if group in (None, self._groups[rank]):
-                yield from self._released(rank, at_least=HOLD_STEPS + 1)
+    def rest(self, group: int | None = None) -> list[NumberedStep]:
+        """The steps that are held back, of one group or of all."""
+        ranks = [rank for rank in self._held if group in (None, self._groups[rank])]
+        return [step for rank in ranks for step in self._released(rank, at_least=HOLD_STEPS + 1)]
 
     def _takes_the_lead(self, rank: int, group: int) -> bool:
         """Whether a rank that sends is to be the lead: the lowest of the group, as far as one can tell by now."""
@@ -145,12 +149,15 @@ class StepMatcher:
             return self._groups.get(step.rank)
         return step.comm_group[0] if step.comm_group else DEFAULT_GROUP
 
-    def _released(self, rank: int, at_least: int = 0) -> Iterator[NumberedStep]:
+    def _released(self, rank: int, at_least: int = 0) -> list[NumberedStep]:
         """The rank's steps, oldest first, up to the first one that has to wait for the lead."""
-        held = self._held.get(rank)
+        held, found = self._held[rank], []
         while held and (at_least > 0 or not self._has_to_wait(held[0])):
             at_least -= 1
-            yield from self._numbered(held.popleft())
+            step = held.popleft()
+            if (number := self._number_of(step)) is not None:
+                found.append((number, step))
+        return found
 
     def _has_to_wait(self, step: Step) -> bool:
         lead = self._leads.get(self._groups[step.rank])
@@ -162,20 +169,21 @@ class StepMatcher:
             return not lead.has_passed(step.comm_first_seq)
         return _is_alone(step) and self._counted_on(step) > lead.newest
 
-    def _numbered(self, step: Step) -> Iterator[NumberedStep]:
+    def _number_of(self, step: Step) -> int | None:
+        """The step's number; None for one that the others did not take."""
         group, seq = self._group_of(step), step.comm_first_seq
         lead = None if group is None else self._leads.get(group)
         if lead is not None and seq is not None and not lead.starts_again(step.rank, seq):
             self._offsets[step.rank] = lead.number_of(seq, self._counted_on(step)) - step.step
         elif lead is not None and lead.rank != step.rank and _is_alone(step) and lead.synced(self._counted_on(step)):
-            return
+            return None
         number = self._counted_on(step)
         for other, first in _firsts(step):
             if (counting := self._leads.get(other)) is not None and counting.rank == step.rank:
                 counting.note(number, first)
         if seq is None and lead is not None and lead.rank == step.rank:
             lead.note(number, None)
-        yield number, step
+        return number
 
     def _counted_on(self, step: Step) -> int:
         return max(0, step.step + self._offsets.get(step.rank, 0))

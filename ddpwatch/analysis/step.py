@@ -121,6 +121,8 @@ def _keys(
 
 def _uses(step: Step) -> tuple[str, ...]:
     """What each collective is for; empty if all are all-reduces. An all-gather of the backward starts in there."""
+    if not step.comm_op:
+        return ()
     starts = [(span.start, span.phase == "backward") for span in step.spans if span.phase != "sync"]
     return tuple(
         BACKWARD_GATHER
@@ -197,7 +199,13 @@ def split(duration_ns: int, claims: dict[str, Intervals]) -> dict[str, int]:
             sizes[name] = total(subtract(claim, taken))
             taken = union(taken + claim)
     sizes["other"] = duration_ns - claimed
-    return {name: sizes[name] for name in (*(name for name in sizes if name not in PHASES), *PHASES) if name in sizes}
+    return {name: sizes[name] for name in _in_order(tuple(sizes))}
+
+
+@lru_cache(maxsize=256)
+def _in_order(names: tuple[str, ...]) -> tuple[str, ...]:
+    """What is no phase, then the phases in their order."""
+    return (*(name for name in names if name not in PHASES), *(phase for phase in PHASES if phase in names))
 
 
 def _gaps(step: Step) -> Intervals:

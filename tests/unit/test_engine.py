@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from statistics import median
+from statistics import linear_regression, median
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +13,10 @@ from benchmarks.diagnosis_cases import Case, job_of
 from benchmarks.diagnosis_score import play
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
-from ddpwatch.analysis.diagnosis.lateness import rhythm
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS, alarm_counts, deviations, scale
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
+from ddpwatch.analysis.diagnosis.streak import rhythm
+from ddpwatch.analysis.diagnosis.trend import Trend
 from ddpwatch.messages import Group, Layout, Mark, Span
 from tests.support.frames import MS, START_NS, bye, hello, layout, run, shadow, state_of, step, synchronous, unwatched
 
@@ -82,6 +83,18 @@ class TestBlame:
         accounts = {account.name for account in state.diagnosis.lost().accounts}
         assert "jitter" in accounts
         assert "waiting" not in accounts
+
+    @pytest.mark.parametrize(("ms", "kinds"), [(220, []), (700, ["pause"])])
+    def test_one_disturbed_step_among_the_first_is_no_straggler(self, ms, kinds):
+        """Noise seemed smaller than it is: the three steps before exceeded a threshold that they no longer exceed."""
+        late = [(5, 0), (0, 0), (0, 0), (0, 28), (0, 35), (0, 50), (0, ms)]
+        assert [one.kind for one in late_ones(incidents(late))] == kinds
+
+    def test_a_straggler_is_named_from_three_steps_at_least(self):
+        late = [(0, 0)] * 8 + [(0, 20), (0, 20), (0, 100), (0, 100)]
+        assert late_ones(incidents(late)) == []
+        (found,) = late_ones(incidents([*late, (0, 100)]))
+        assert (found.kind, found.steps) == ("straggler", 3)
 
     def test_a_late_rank_in_noise(self):
         late = [[*row[:5], row[5] + 30, *row[6:]] for row in noisy(100, 8, 20, 7)]
@@ -355,6 +368,19 @@ def test_a_rolling_median_is_that_of_the_newest(size, values):
         assert rolling.median == median(values[max(0, count - size) : count])
     rolling.clear()
     assert len(rolling) == 0
+
+
+@given(st.lists(st.integers(-(10**9), 10**9), min_size=3, max_size=40), st.integers(1, 10**6))
+def test_a_trend_is_the_line_of_the_least_squares(values, first):
+    """Points that were dropped leave nothing behind."""
+    trend, points = Trend(), list(enumerate(values, first))
+    for point in [*points, *points[:1]]:
+        trend.add(*point)
+    trend.drop(*points[0])
+    slope, middle = linear_regression(*zip(*points, strict=True))
+    line = trend.line(points[-1][0])
+    assert line.slope == pytest.approx(slope, rel=1e-6, abs=1e-3)
+    assert line.at(points[0][0]) == pytest.approx(middle + slope * first, rel=1e-6, abs=10)
 
 
 def test_deviations_are_from_the_median_rank():

@@ -7,8 +7,10 @@ the same incidents with the same costs. ``docs/diagnosis.md`` says what is teste
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
+from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts import UNWATCHED, Ledger, StepSplit
@@ -62,6 +64,7 @@ class Diagnosis:
         self._causes: dict[tuple[int, int], tuple[int, Cause | None]] = {}
         self._splits: deque[StepSplit] = deque(maxlen=KEEP_SPLITS)
         self._recent: deque[StepFacts] = deque(maxlen=KEEP_FACTS)
+        self._looked: _Look | None = None  # at what is known so far
 
     def apply(self, message: Message, received_ns: int) -> None:
         """Takes a message. Steps are compared once `add_step` has them of all ranks.
@@ -69,6 +72,7 @@ class Diagnosis:
         A mark counts in the step that it lies in, or before which it lies, if it comes before that step.
         """
         self._now_ns = max(self._now_ns, received_ns)
+        self._looked = None
         if isinstance(message, Step):
             self._liveness.step(message.rank, message)
             self._liveness.seen(message.rank, received_ns)
@@ -100,6 +104,7 @@ class Diagnosis:
 
     def add_step(self, across: StepAcrossRanks) -> None:
         """Takes the next step, as complete as it will be."""
+        self._looked = None
         split = self._ledger.add(across)
         self._splits.append(split)
         facts = StepFacts(across, split)
@@ -130,7 +135,7 @@ class Diagnosis:
             ranks = _ranks_with(across, key)
             if len(ranks) < 2:
                 continue
-            launches = [_launch(across, rank, key) for rank in ranks]
+            launches = _launches(across, ranks, key)
             if facts.split.pauses:  # these have a known reason
                 launches = [at - facts.paused_ns(rank) for at, rank in zip(launches, ranks, strict=True)]
             before, last_at = sorted(launches)[-2:]
@@ -144,15 +149,15 @@ class Diagnosis:
 
     def _watch_phases(self, facts: StepFacts, group: int, late: GroupLateness) -> Iterable[tuple[_Watch, LateRank]]:
         """Compares how long the ranks of a group spend on a phase. It matters if it makes a rank late."""
-        spent = [facts.across.figures[rank].phases_ns for rank in late.ranks]
+        across, facts_of = facts.across, facts.across.all_facts()
+        spent = [facts_of[rank].figures.phases_ns for rank in late.ranks]
         for phase in WATCHED_PHASES:
-            if not all(phase in phases for phases in spent):
-                continue
+            try:
+                values = [phases[phase] for phases in spent]
+            except KeyError:
+                continue  # on some rank, it was not seen
             watch = group, phase
-            found = self._lateness(watch, late.ranks).add(
-                facts.across.step, [phases[phase] for phases in spent], facts.across.longest_ns
-            )
-            for streak in found:
+            for streak in self._lateness(watch, late.ranks).add(across.step, values, across.longest_ns):
                 if 2 * late.mean_in(streak) >= streak.typical_ns:
                     yield watch, LateRank(streak, late.ranks)
                 else:
@@ -160,7 +165,7 @@ class Diagnosis:
 
     def _lateness(self, watch: _Watch, ranks: tuple[int, ...]) -> GroupLateness:
         found = self._groups.get(watch)
-        if found is None or found.ranks != ranks:
+        if found is None or (found.ranks is not ranks and found.ranks != ranks):
             found = self._groups[watch] = GroupLateness(ranks)
         return found
 
@@ -221,27 +226,31 @@ class Diagnosis:
     def incidents(self) -> list[Incident]:
         """What went wrong so far: errors first, then what costs most."""
         total = self._ledger.rank_ns
-        found = [replace(incident, share=_share(incident, total)) for incident in by_host(self._found(), self._hosts)]
+        found = by_host(self._look().found, self._hosts)
+        found = [replace(incident, share=_share(incident, total)) for incident in found]
         return sorted(found, key=lambda incident: (_SEVERITIES.index(incident.severity), -incident.cost_ns))
 
-    def _found(self) -> list[Incident]:
-        """What went wrong so far, rank by rank."""
-        found = [
-            *(self._incident(late) for late in self._late.values()),
-            *self._ended,
-            *self._whole.incidents(self._names),
-            *self._unsound.incidents(),
-            *joined(self._pauses.incidents(), self._liveness.incidents(self._now_ns)),
-        ]
-        return sorted(found, key=lambda incident: -incident.cost_ns)
+    def _look(self) -> _Look:
+        """What went wrong so far, rank by rank; put together once, until something new comes."""
+        if self._looked is None:
+            late = [self._incident(late) for late in self._late.values()]
+            found = [
+                *late,
+                *self._ended,
+                *self._whole.incidents(self._names),
+                *self._unsound.incidents(),
+                *joined(self._pauses.incidents(), self._liveness.incidents(self._now_ns)),
+            ]
+            self._looked = _Look(late, sorted(found, key=lambda incident: -incident.cost_ns))
+        return self._looked
 
     def slowest(self) -> Incident | None:
         """The late rank that costs most of a step at the moment."""
-        return max((self._incident(late) for late in self._late.values()), key=_gain, default=None)
+        return max(self._look().late, key=_gain, default=None)
 
     def lost(self) -> LostTime:
         """Where the rank-time went so far."""
-        ledger, incidents = self._ledger, self._found()
+        ledger, incidents = self._ledger, self._look().found
         rest, waits = Counter(ledger.accounts), ledger.waits.total()
         waiting: Counter[tuple[int, str]] = Counter()
         for incident in incidents:
@@ -266,14 +275,22 @@ class Diagnosis:
         )
 
 
+class _Look(NamedTuple):
+    """What went wrong so far, costliest first, and the late ranks' share of it."""
+
+    late: list[Incident]
+    found: list[Incident]
+
+
 def _ranks_with(across: StepAcrossRanks, key: BucketKey) -> tuple[int, ...]:
     """The ranks that launched a bucket, in ascending order."""
-    peers = next(iter(across.skew.peers.values()))
-    keys = across.facts_of(peers[0]).keys
-    whole = len(peers) == across.skew.buckets[key].ranks
-    if whole and key in keys and all(across.facts_of(rank).keys is keys for rank in peers):
+    facts, skew = across.all_facts(), across.skew
+    peers = next(iter(skew.peers.values()))
+    keys = facts[peers[0]].keys
+    whole = len(peers) == skew.buckets[key].ranks and (keys[-1] == key or key in keys)
+    if whole and all(facts[rank].keys is keys for rank in peers):
         return peers
-    return tuple(rank for rank in sorted(across.skew.peers) if key in across.facts_of(rank).keys)
+    return tuple(rank for rank in sorted(skew.peers) if key in facts[rank].keys)
 
 
 def _share(incident: Incident, total: int) -> float | None:
@@ -286,9 +303,20 @@ def _gain(incident: Incident) -> float:
     return incident.gain or 0.0
 
 
-def _launch(across: StepAcrossRanks, rank: int, key: BucketKey) -> int:
-    """When a rank launched a bucket. With FSDP2, had it never waited before: each wait makes up for lateness."""
-    facts, step = across.facts_of(rank), across.ranks[rank]
-    at = facts.launch[-1] if facts.keys[-1] == key else facts.launch[facts.keys.index(key)]
-    waits = facts.figures.exposed if step.comm_wait_begin else []
-    return at - total_within(waits, 0, at - across.start_of(rank))
+def _launches(across: StepAcrossRanks, ranks: Sequence[int], key: BucketKey) -> list[int]:
+    """When ranks launched a bucket. With FSDP2, had they never waited before: each wait makes up for lateness."""
+    facts_of = across.all_facts()
+    facts = [facts_of[rank] for rank in ranks]
+    launches = [one.launch[-1] if one.keys[-1] == key else one.launch[one.keys.index(key)] for one in facts]
+    if not any(map(_waits_of, across.ranks.values())):
+        return launches
+    return [at - _waited(across, rank, at) for rank, at in zip(ranks, launches, strict=True)]
+
+
+_waits_of = attrgetter("comm_wait_begin")
+
+
+def _waited(across: StepAcrossRanks, rank: int, until_ns: int) -> int:
+    """How long a rank had waited in a step until then."""
+    waits = across.figures[rank].exposed if across.ranks[rank].comm_wait_begin else []
+    return total_within(waits, 0, until_ns - across.start_of(rank))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.cause import Cause, StepFacts
 from ddpwatch.analysis.diagnosis.incident import Kind
-from ddpwatch.analysis.diagnosis.lateness import KEEP_VALUES, Streak
+from ddpwatch.analysis.diagnosis.streak import KEEP_VALUES, Streak
+from ddpwatch.analysis.diagnosis.trend import Line
 
 TREND_STEPS = 48  # watched, before a trend is judged
 TREND_GROWTH = 0.5  # how much of the lateness at the end has to have come over time
@@ -30,9 +31,11 @@ class LateRank:
     def __init__(self, streak: Streak, peers: Sequence[int]) -> None:
         self.streak = streak
         self.peers = tuple(peers)
+        self._others = max(1, len(self.peers) - 1)
         self.cause = Cause(streak.rank, self.peers)
         self.span_ns = 0
         self.start_ns = self.end_ns = 0
+        self._cost_ns: int | None = None  # once somebody asked, until the next step
         self._older_ns = 0.0  # waits for it in steps that are no longer kept
         self._kept: deque[_Waits] = deque()  # in the newest
         self._pending: list[tuple[int, _Waits]] = []  # with the step's rank-time: since its newest late one
@@ -53,11 +56,12 @@ class LateRank:
 
     def add_split(self, split: StepSplit) -> None:
         """Takes the waits of any step."""
-        waited, others = split.waits.get(self.streak.rank, 0), max(1, len(self.peers) - 1)
+        waited, others = split.waits.get(self.streak.rank, 0), self._others
         late = self.streak.late_in(split.step if split.like is None else split.like) is not None
         lead = split.leads.get(self.streak.rank, waited // others)
         self.start_ns = self.start_ns or split.start_ns
-        self._pending.append((split.total, _Waits(split.step, waited, lead * others, late)))
+        self._pending.append((split.total, _Waits(split.step, min(waited, lead * others), late)))
+        self._cost_ns = None
         if split.step <= self.streak.until:
             self.end_ns = split.end_ns
             self._flush()
@@ -68,37 +72,29 @@ class LateRank:
             self._kept.append(waits)
         self._pending.clear()
         while len(self._kept) > KEEP_VALUES:
-            self._older_ns += self._due_to_it([self._kept.popleft()])
+            waits = self._kept.popleft()
+            if waits.ns:
+                self._older_ns += self._due_to_it([waits])
 
     @property
     def cost_ns(self) -> int:
         """What all others waited because of it: less than they waited for it, which chance does, too."""
-        return int(self._older_ns + self._due_to_it(self._kept))
+        if self._cost_ns is None:
+            self._cost_ns = int(self._older_ns + self._due_to_it(self._kept))
+        return self._cost_ns
 
-    def _due_to_it(self, steps: Collection[_Waits]) -> float:
+    def _due_to_it(self, steps: Iterable[_Waits]) -> float:
         """Without it, the next rank would have been the last one, or it would: earlier by as much as it is late."""
-        streak, others = self.streak, max(1, len(self.peers) - 1)
+        streak, limit, period = self.streak, self._others * self.streak.late_ns, self.streak.period
         if streak.constant:
-            late_at = self._late_at()
-            return sum(min(waits.ns, waits.most_ns, max(0.0, others * late_at(waits.step))) for waits in steps)
-        limit, period = others * streak.late_ns, streak.period
-        struck = [waits for waits in steps if waits.late]
+            if (line := self._growing()) is not None:
+                return sum(min(waits.ns, max(0.0, self._others * line.at(waits.step))) for waits in steps)
+            return sum(min(waits.ns, max(0.0, limit)) for waits in steps)
         if period is not None:
             residues = Counter(waits.step % period for waits in self._kept if waits.late)
             residue = residues.most_common(1)[0][0] if residues else 0
-            fitting = (waits for waits in steps if waits.step % period == residue)
-            return sum(min(waits.ns, waits.most_ns, limit) for waits in fitting)
-        return (1 - streak.by_chance) * sum(min(waits.ns, waits.most_ns, limit) for waits in struck)
-
-    def _late_at(self) -> Callable[[int], float]:
-        """How late it was in a step: on a straight line if it has become later and later."""
-        late_ns = self.streak.late_ns
-        points = self._points()
-        if not self._grows():
-            return lambda step: late_ns
-        slope, _, end = _line(points)
-        last = points[-1][0]
-        return lambda step: end - slope * (last - step)
+            return sum(min(waits.ns, limit) for waits in steps if waits.step % period == residue)
+        return (1 - streak.by_chance) * sum(min(waits.ns, limit) for waits in steps if waits.late)
 
     @property
     def gain(self) -> float | None:
@@ -111,38 +107,23 @@ class LateRank:
         """What kind of incident it is, if that phase is why."""
         if not self.streak.constant:
             return "intermittent"
-        if self._grows():
+        if self._growing() is not None:
             return "drift"
         return "slow_input" if phase == "data" else "straggler"
 
-    def _grows(self) -> bool:
-        """Whether it has become later and later, in a straight line."""
-        points = self._points()
-        if len(points) < TREND_STEPS:
-            return False
-        slope, fit, end = _line(points)
-        grown = slope * (points[-1][0] - points[0][0])
-        return grown >= TREND_GROWTH * end > 0 and fit >= TREND_FIT
-
-    def _points(self) -> list[tuple[int, int]]:
-        return [(step, value) for step, value, _ in self.streak.values if step <= self.streak.until]
+    def _growing(self) -> Line | None:
+        """The line along which it has become later and later; None if it has not."""
+        trend, values = self.streak.trend, self.streak.values
+        if trend.count < TREND_STEPS:
+            return None
+        line = trend.line(self.streak.until)
+        grown = line.slope * (self.streak.until - values[0][0])
+        return line if grown >= TREND_GROWTH * line.end > 0 and line.fit >= TREND_FIT else None
 
 
 class _Waits(NamedTuple):
-    """What others waited for it in a step, and at most because of it: until the next rank launched (ns)."""
+    """What others waited in a step because of it, at most: until the next rank launched (ns)."""
 
     step: int
     ns: int
-    most_ns: int
     late: bool
-
-
-def _line(points: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
-    """The straight line through points: its slope, the share of variance it explains, and its value at the last."""
-    count = len(points)
-    mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
-    xx = sum((x - mean_x) ** 2 for x, _ in points)
-    xy = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    yy = sum((y - mean_y) ** 2 for _, y in points)
-    slope = xy / xx if xx else 0.0
-    return slope, slope * xy / yy if yy else 0.0, mean_y + slope * (points[-1][0] - mean_x)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import comb, log10
+from math import exp, lgamma, log, log1p, log10
+from operator import sub
 from typing import NamedTuple
 
 WINDOWS = (5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # newest steps, counted again and again
@@ -19,6 +20,7 @@ FIGURES = 5  # by which ranks are compared: their lateness, and four phases
 _GRID = 16  # probabilities per factor of ten
 _NORMAL_THIRD = 0.4307  # half of the stretch that holds a third of a normal distribution, in standard deviations
 _NEVER = 1 << 30
+_LOG_FACTORIALS = [lgamma(count + 1) for count in range(KEEP_STEPS + 1)]
 
 
 class Threshold(NamedTuple):
@@ -72,7 +74,7 @@ def scale(values: Sequence[int]) -> float:
     third = (count + 2) // 3
     if third < 2:
         return 0.0
-    width = min(high - low for low, high in zip(ordered, ordered[third - 1 :], strict=False))
+    width: int = min(map(sub, ordered[third - 1 :], ordered))
     return width / 2 / _NORMAL_THIRD * (1 + 8 / count)
 
 
@@ -91,9 +93,10 @@ def _alarm_counts(grid: int, doublings: int) -> tuple[int, ...]:
 
 def _alarm_count(window: int, probability: float, allowed: float) -> int:
     """The least count whose binomial tail is below what is allowed."""
-    tail = 0.0
+    tail, hit, miss = 0.0, log(probability), log1p(-probability)
     for count in range(window, -1, -1):
-        tail += comb(window, count) * probability**count * (1 - probability) ** (window - count)
+        ways = _LOG_FACTORIALS[window] - _LOG_FACTORIALS[count] - _LOG_FACTORIALS[window - count]
+        tail += exp(ways + count * hit + (window - count) * miss)
         if tail > allowed:
             return count + 1 if count < window else _NEVER
     return 0

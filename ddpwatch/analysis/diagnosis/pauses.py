@@ -41,6 +41,7 @@ class _Pause:
     cost_ns: int = 0
     ranks_in_run: int = 1
     unwatched: bool = False
+    incident: Incident | None = None  # once somebody asked, until it strikes again
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
 
     def add(self, step: int, excess_ns: int, cost_ns: int) -> None:
@@ -48,6 +49,7 @@ class _Pause:
         self.count += 1
         self.longest_ns = max(self.longest_ns, excess_ns)
         self.cost_ns += cost_ns
+        self.incident = None
 
 
 class Pauses:
@@ -76,7 +78,9 @@ class Pauses:
 
     def incidents(self) -> list[Incident]:
         """All that were found."""
-        return [_incident(pause) for pause in self._found]
+        for pause in self._found:
+            pause.incident = pause.incident or _incident(pause)
+        return [pause.incident for pause in self._found if pause.incident is not None]
 
     def _add_marked(self, facts: StepFacts) -> None:
         """What marks explain: of all ranks at once, or of the one that is waited for."""

@@ -89,7 +89,7 @@ class WholeRun:
         transfer, waits = _transfer(split), _input(split)
         self._splits.append(split)
         if across.counted and split.total:
-            if across.full and None not in [figures.comm_ns for figures in across.figures.values()]:
+            if across.full and None not in [one.figures.comm_ns for one in across.all_facts().values()]:
                 self._measured = True
                 if transfer > WORTH_A_LOOK * split.total:
                     self._note_buckets(facts)
@@ -128,8 +128,9 @@ class WholeRun:
         keys = found[0].keys
         if any(fact.keys is not keys for fact in found):
             return
-        for key, column in zip(keys, zip(*(fact.exposed for fact in found), strict=True), strict=True):
-            self._bucket_ns[key[1]] += min(cast("tuple[int, ...]", column))
+        columns = cast("Iterator[tuple[int, ...]]", zip(*(fact.exposed for fact in found), strict=True))
+        for key, least in zip(keys, map(min, columns), strict=True):
+            self._bucket_ns[key[1]] += least
             self._last_bucket = key[1]
 
     def _share_incident(self, share: _Share, names: LayerNames | None, is_open: bool) -> Incident:
@@ -206,7 +207,7 @@ class _Link:
             return
         if len(self._steps) >= LINK_STEPS:
             self._older.add(self._steps[-LINK_STEPS][1])
-        self._steps.append((facts.across.step, sum(transfer for transfer in transfers if transfer is not None)))
+        self._steps.append((facts.across.step, sum(cast("list[int]", transfers))))
         if self._since is None:
             if len(self._older) < LINK_BASE:
                 return

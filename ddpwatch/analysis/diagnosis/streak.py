@@ -1,0 +1,212 @@
+"""One rank's late steps that belong together, and whether they have a rhythm."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import add, mul
+from statistics import median
+
+from ddpwatch.analysis.diagnosis.trend import Trend
+
+END_SCORE, END_SCORE_RARE = 4.0, 6.0  # what a streak may lose before it is over; where less than half is late
+SETTLED_STREAK = 16  # watched steps, from where on its share of late steps is what is expected of it
+KEEP_VALUES = 512  # newest watched steps that a streak remembers
+TYPICAL_STEPS = 32  # newest late steps: what is typical of a streak
+CONSTANT_QUANTILE = 0.4  # of all deviations in a streak: if that is far from 0, nearly every step is late
+CONSTANT_SHARE = 0.25  # of what is typical of its late steps
+MOST_PERIOD = 64
+ENOUGH_STRUCK = 4  # for a period
+# Mean deviation in the period's steps (at least; and at least that share of the late steps are among them), and between
+# them (at most), as shares of what is typical of a late step.
+PERIOD_ON, PERIOD_OFF = 0.6, 0.35
+MOST_RHYTHM = 16
+FEWEST_IN_RHYTHM = 16  # watched steps
+RHYTHM_STRUCK = 6  # steps of a period, and steps in between, at least
+RHYTHM_SURE = 6.5  # standard errors: a chance of 4e-11 for one of 135 rhythms
+
+
+@dataclass(slots=True)
+class Streak:
+    """One rank's late steps. Times in ns.
+
+    The *score* grows with a late step and falls with one on time, by the share of late steps that is expected. It ends
+    at its maximum: what comes after that is noise.
+
+    Attributes:
+        rank: Which one.
+        step_ns: A typical step when it was found.
+        since, until: Its first and its last late step, by number.
+        typical_ns: Median deviation of its newest late steps.
+        expected: The share of late steps when it was found.
+        values: Its newest watched steps: number, deviation, and whether that was late.
+        trend: Of those of them that are not after ``until``.
+        count: How many late steps there were up to ``until``.
+        watched: How many watched steps there were from ``since`` to ``until``.
+        open: Whether it lasts.
+    """
+
+    rank: int
+    step_ns: float
+    since: int
+    until: int
+    typical_ns: float
+    expected: float
+    values: deque[tuple[int, int, bool]] = field(default_factory=lambda: deque(maxlen=KEEP_VALUES))
+    trend: Trend = field(default_factory=Trend)
+    count: int = 0
+    watched: int = 0
+    open: bool = True
+    pending: int = 0  # watched steps since ``until``
+    _late: int = 0  # those of them that were late
+    _score: float = 0.0
+    _best: float = 0.0
+    _shape: tuple[int, bool, float, int | None] = (-1, True, 0.0, None)
+
+    def limit(self, low: float) -> float:
+        """How late a step has to be, to belong to it."""
+        return max(low, self.typical_ns / 2)
+
+    def add(self, step: int, deviation: int, low: float) -> bool:
+        """Takes the next watched step; returns whether it was late."""
+        if len(self.values) == KEEP_VALUES and self.pending < KEEP_VALUES:
+            self.trend.drop(*self.values[0][:2])
+        self.pending += 1
+        late = deviation > self.limit(low)
+        self.values.append((step, deviation, late))
+        self._late += late
+        self._score += late - self.expected / 2
+        if late and self._score >= self._best:
+            self._best, self.until = self._score, step
+            for number, value, _ in islice(reversed(self.values), self.pending):
+                self.trend.add(number, value)
+            self.watched, self.pending = self.watched + self.pending, 0
+            self.count, self._late = self.count + self._late, 0
+            if self.watched >= SETTLED_STREAK:
+                self.expected = self.count / self.watched
+            if self.count % 4 == 1:
+                newest = islice((value for _, value, struck in reversed(self.values) if struck), TYPICAL_STEPS)
+                self.typical_ns = median(newest)
+        elif self._best - self._score >= end_score(self.expected):
+            self.open = False
+        return late
+
+    def late_in(self, step: int) -> int | None:
+        """By how much it was late in one of the newest watched steps; None if it was not."""
+        for number, deviation, late in reversed(self.values):
+            if number <= step:
+                return deviation if late and number == step else None
+        return None
+
+    @property
+    def constant(self) -> bool:
+        """Whether nearly every step is late, as far as noise shows."""
+        return self._described()[1]
+
+    @property
+    def late_ns(self) -> float:
+        """How late it is: the median deviation of all its steps if it is constant, else of its late ones."""
+        return self._described()[2]
+
+    @property
+    def period(self) -> int | None:
+        """Every how many steps it strikes; None if that is not regular."""
+        return self._described()[3]
+
+    @property
+    def by_chance(self) -> float:
+        """The share of its late steps that noise explains: it was early by that much as often."""
+        limit = min((value for _, value, late in self.values if late), default=0)
+        late = sum(late for _, _, late in self.values)
+        return min(1.0, sum(value <= -limit for _, value, _ in self.values) / late) if late and limit > 0 else 0.0
+
+    def _described(self) -> tuple[int, bool, float, int | None]:
+        """What follows from its values, computed again when there are a few more."""
+        if self.watched >= self._shape[0] + max(1, self.watched // 16) or self._shape[0] > self.watched:
+            values = [value for value in self.values if value[0] <= self.until]
+            ordered = sorted(value for _, value, _ in values)
+            low = ordered[int(CONSTANT_QUANTILE * len(ordered))] if ordered else 0
+            constant = low >= CONSTANT_SHARE * self.typical_ns
+            late = float(median(ordered)) if constant and ordered else self.typical_ns
+            period = None if constant else find_period(values, self.typical_ns)
+            self._shape = self.watched, constant, late, period
+        return self._shape
+
+
+def rhythm(rows: Sequence[tuple[int, int]], limit_ns: float) -> tuple[int, float] | None:
+    """The period whose steps are later than those in between, by `RHYTHM_SURE` standard errors, and by how much.
+
+    Args:
+        rows: Steps and deviations.
+        limit_ns: Deviations count up to that.
+    """
+    steps, clipped = [step for step, _ in rows], [min(max(value, -limit_ns), limit_ns) for _, value in rows]
+    count, total = len(steps), sum(clipped)
+    if count < FEWEST_IN_RHYTHM:
+        return None
+    spread = max(0.0, sum(map(mul, clipped, clipped)) / count - (total / count) ** 2) ** 0.5
+    best, found = RHYTHM_SURE * spread, None
+    # what a period's steps add up to at least, if they stand out: the sums of most periods rule them out
+    least = best * (RHYTHM_STRUCK * (count - RHYTHM_STRUCK) / count) ** 0.5 * (1 - 1e-9) + min(0.0, total)
+    for period, sums in _folded(steps, clipped):
+        if max(sums) < least:
+            continue
+        counts = Counter(step % period for step in steps)
+        for residue, part in enumerate(sums):
+            struck = counts[residue]
+            if not RHYTHM_STRUCK <= struck <= count - RHYTHM_STRUCK:
+                continue
+            on, off = part / struck, (total - part) / (count - struck)
+            score = (on - off) * (struck * (count - struck) / count) ** 0.5
+            if score > best and off <= PERIOD_OFF * on:
+                best, found = score, (period, on)
+    return found
+
+
+def _folded(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[int, list[float]]]:
+    """Per period up to `MOST_RHYTHM`, shortest first, the values of the steps of each residue added up."""
+    folded: dict[int, list[float]] = {}
+    for period in range(MOST_RHYTHM, MOST_RHYTHM // 2, -1):
+        sums = folded[period] = [0.0] * period
+        for step, value in zip(steps, values, strict=True):
+            sums[step % period] += value
+    for period in range(MOST_RHYTHM // 2, 1, -1):
+        double = folded[2 * period]
+        folded[period] = list(map(add, double[:period], double[period:]))
+    yield from sorted(folded.items())
+
+
+def end_score(expected: float) -> float:
+    """How far a streak's score may fall before it is over, by the share of late steps that is expected of it."""
+    return END_SCORE if expected >= 0.5 else END_SCORE_RARE
+
+
+def find_period(values: Sequence[tuple[int, int, bool]], typical_ns: float) -> int | None:
+    """The period whose steps stand out most from those in between; None if none stands out enough.
+
+    Args:
+        values: Steps, their deviations, and whether they were late; oldest first.
+        typical_ns: The deviation of a late step.
+    """
+    clipped = [(step, min(max(value, -typical_ns), 2 * typical_ns)) for step, value, _ in values]
+    struck_steps = [step for step, _, late in values if late]
+    count, total = len(clipped), sum(value for _, value in clipped)
+    best, found = 0.0, None
+    for period in range(2, min(MOST_PERIOD, count // 2) + 1):
+        sums, counts = [0.0] * period, [0] * period
+        for step, value in clipped:
+            sums[step % period] += value
+            counts[step % period] += 1
+        residue = max(range(period), key=lambda at: sums[at] / counts[at] if counts[at] >= ENOUGH_STRUCK - 1 else 0.0)
+        struck = counts[residue]
+        if not ENOUGH_STRUCK <= struck < count:
+            continue
+        if sum(step % period == residue for step in struck_steps) < PERIOD_ON * len(struck_steps):
+            continue
+        on, off = sums[residue] / struck, (total - sums[residue]) / (count - struck)
+        score = (on - off) * (struck * (count - struck) / count) ** 0.5
+        if on >= PERIOD_ON * typical_ns and off <= PERIOD_OFF * typical_ns and score > best:
+            best, found = score, period
+    return found
