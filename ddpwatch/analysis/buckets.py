@@ -160,8 +160,8 @@ def bus_bandwidths(across: StepAcrossRanks) -> dict[BucketKey, float | None]:
         step = across.ranks[rank]
         rows = zip(across.facts_of(rank).keys, step.comm_bytes, step.comm_op or repeat(ALL_REDUCE), strict=False)
         for key, nbytes, op in rows:
-            if key in compared and key not in found:
-                found[key] = busbw(nbytes, compared[key].transfer, compared[key].ranks, op)
+            if key not in found and (skew := compared.get(key)) is not None:
+                found[key] = busbw(nbytes, skew.transfer, skew.ranks, op)
     return found
 
 

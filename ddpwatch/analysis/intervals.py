@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 Interval = tuple[int, int]
@@ -12,18 +11,19 @@ Intervals = list[Interval]
 def union(intervals: Iterable[Interval]) -> Intervals:
     """The points in any of the intervals, which may come in any order, be empty and overlap."""
     ordered = sorted(intervals)
-    if len(ordered) == 1:
-        return ordered if ordered[0][0] < ordered[0][1] else []
+    if not ordered:
+        return []
     merged: Intervals = []
-    reach: float = -math.inf
-    for start, end in ordered:
-        if end <= start or end <= reach:
-            continue
-        if start <= reach:
-            merged[-1] = (merged[-1][0], end)
-        else:
-            merged.append((start, end))
-        reach = end
+    start, reach = ordered[0]
+    for low, high in ordered:
+        if low > reach:
+            if reach > start:
+                merged.append((start, reach))
+            start, reach = low, high
+        elif high > reach:
+            reach = high
+    if reach > start:
+        merged.append((start, reach))
     return merged
 
 

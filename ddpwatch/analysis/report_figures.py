@@ -242,8 +242,8 @@ class ReportBuilder:
             return
         self._means.add(across.step, across.figures)
         self._step_ns.add(fmean(figure.step_ns for figure in across.figures.values()))
-        for step in steps:
-            self._count_rank(step.rank, across.facts_of(step.rank))
+        for rank, facts in across.all_facts().items():
+            self._count_rank(rank, facts)
         self._count_skew(across)
         epoch = max(step.epoch for step in steps)
         columns = bucket_columns(across)

@@ -17,7 +17,7 @@ from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS,
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.streak import rhythm
 from ddpwatch.analysis.diagnosis.trend import Trend
-from ddpwatch.messages import Group, Layout, Mark, Span
+from ddpwatch.messages import Device, Group, Layout, Mark, Span
 from tests.support.frames import MS, START_NS, bye, hello, layout, run, shadow, state_of, step, synchronous, unwatched
 
 
@@ -167,6 +167,20 @@ class TestPauses:
         found = state_of([hello(0), hello(1), *steps, *stalls]).diagnosis.incidents()
         (stall,) = [incident for incident in found if incident.kind == "pause"]
         assert (stall.ranks, stall.cost_ns) == ((), 2 * 12_000 * MS)
+
+    def test_a_stall_names_what_the_machine_did_meanwhile(self):
+        """As that of all ranks while the hypervisor gave their cores to others."""
+        messages, at = [hello(0), hello(1)], 0
+        for number in range(60):
+            took, stolen = (3000, 60.0) if number == 30 else (100, 0.0)
+            for second in range(at // 1000 + 1, (at + took) // 1000 + 1):
+                sampled = START_NS + second * 1000 * MS
+                messages.append(Device(host="node1", kind="cpu", at_ns=sampled, steal=stolen))
+            messages += [step(r, number, start_ns=START_NS + at * MS, duration_ns=took * MS) for r in range(2)]
+            at += took
+        (stall,) = [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]
+        assert (stall.ranks, stall.device) == ((), "45 % of CPU time stolen")
+        assert stall.evidence["device"]["cause"] == "steal"
 
     def test_a_collection_that_recurs(self):
         messages = []

@@ -55,11 +55,11 @@ class Diagnosis:
         self._groups: dict[_Watch, GroupLateness] = {}
         self._late: dict[tuple[_Watch, int], LateRank] = {}  # open, by what showed them, and rank
         self._ended: list[Incident] = []
-        self._pauses = Pauses()
         self._whole = WholeRun()
         self._unsound = Unsound()
         self._liveness = Liveness(groups or Groups())
         self._devices = DeviceCauses()
+        self._pauses = Pauses(self._devices)
         self._hosts: dict[int, Host] = {}
         self._causes: dict[tuple[int, int], tuple[int, Cause | None]] = {}
         self._splits: deque[StepSplit] = deque(maxlen=KEEP_SPLITS)

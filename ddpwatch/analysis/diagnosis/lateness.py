@@ -34,12 +34,14 @@ MEMORY_STEPS = 144
 KEEP_STRUCK = 32
 MEMORY_EVERY = 16  # steps
 MOST_MEMORY = 20.0
+MOST_COMPARED = 16  # ranks whose noise shows how long it lasts
 ASSUMED_MEMORY = 6.0  # before it is known
 MEMORY_NOTICED = 0.25  # correlation of successive steps: less may be chance
 MANY_RANKS = 16  # among so many, one more or less does not change a median
 RHYTHM_EVERY, RHYTHM_STEPS = 16, 128  # watched steps: how often a rhythm is looked for, and in how many
 _ALL = (1 << KEEP_STEPS) - 1
 _NO_END = 1 << 62
+_UNKNOWN = (None,) * MOST_COMPARED
 
 
 class _Exceeded:
@@ -141,8 +143,8 @@ class GroupLateness:
         count = sum(row is not None for row in rows)
         if count < MEMORY_AFTER:
             return self._memory
-        ranks = range(1 if len(self.ranks) == 2 else min(len(self.ranks), 16))
-        columns = ([None if row is None else row[index] for row in rows] for index in ranks)
+        ranks = 1 if len(self.ranks) == 2 else min(len(self.ranks), MOST_COMPARED)
+        columns = zip(*[_UNKNOWN[:ranks] if row is None else row[:ranks] for row in rows], strict=True)
         kept = median(_kept(column, 4 * self.scale_ns) for column in columns)
         if kept <= MEMORY_NOTICED:
             return 1.0
@@ -299,12 +301,13 @@ def _kept(column: Sequence[int | None], limit: float) -> float:
     """The correlation of successive values; None is left out."""
     known = [value for value in column if value is not None]
     middle, limit = median(known), max(1.0, limit)
+    noise = [at if -limit <= at <= limit else limit if at > 0 else -limit for at in [one - middle for one in known]]
+    power = sum(map(mul, noise, noise))
     if len(known) == len(column):
-        noise = [min(max(value - middle, -limit), limit) for value in known]
-        power, both = sum(map(mul, noise, noise)), sum(map(mul, noise, islice(noise, 1, None)))
+        both = sum(map(mul, noise, islice(noise, 1, None)))
     else:
-        holed = [None if value is None else min(max(value - middle, -limit), limit) for value in column]
-        power = sum(value * value for value in holed if value is not None)
+        rest = iter(noise)
+        holed = [None if value is None else next(rest) for value in column]
         both = sum(one * other for one, other in pairwise(holed) if one is not None and other is not None)
     return both / power if power else 0.0
 

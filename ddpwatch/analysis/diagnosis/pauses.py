@@ -10,6 +10,7 @@ from statistics import median
 
 from ddpwatch.analysis.diagnosis.accounts import PAUSE_PHASES
 from ddpwatch.analysis.diagnosis.cause import COMPARED_PHASES, StepFacts
+from ddpwatch.analysis.diagnosis.devices import Cause, DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
@@ -24,6 +25,7 @@ WINDOW = 64  # newest steps: what a usual step is
 FEWEST = 5  # steps, before anything is judged
 KEEP_PAUSES = 256  # the costliest
 KEEP_STEPS = 512  # newest, of a pause that recurs
+SAMPLED_NS = 2_000_000_000  # after a stall, for the samples that describe it
 REGULAR_AFTER = 2  # distances, to call a pause regular
 PLANNED = frozenset({"checkpoint", "validation", "compilation"})
 _RECURRING = frozenset(PAUSE_PHASES.values())
@@ -41,6 +43,8 @@ class _Pause:
     cost_ns: int = 0
     ranks_in_run: int = 1
     unwatched: bool = False
+    span_ns: tuple[int, int] = (0, 0)  # of the step of a stall
+    device: Cause | None = None
     incident: Incident | None = None  # once somebody asked, until it strikes again
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
 
@@ -53,15 +57,23 @@ class _Pause:
 
 
 class Pauses:
-    """Finds pauses as steps come."""
+    """Finds pauses as steps come.
 
-    def __init__(self) -> None:
+    Args:
+        devices: What devices did meanwhile.
+    """
+
+    def __init__(self, devices: DeviceCauses) -> None:
+        self._devices = devices
         self._durations = RollingMedian(WINDOW)
         self._found: list[_Pause] = []
+        self._fresh: deque[_Pause] = deque(maxlen=KEEP_PAUSES)  # stalls of which samples may still come
 
     def add(self, facts: StepFacts, late: Collection[LateRank]) -> None:
         """Takes the next step, and who is late at the moment."""
         longest = facts.across.longest_ns
+        while self._fresh and facts.split.start_ns > self._fresh[0].span_ns[1] + SAMPLED_NS:
+            self._explain(self._fresh.popleft())
         if facts.split.pauses:
             self._add_marked(facts)
         if len(self._durations) >= FEWEST:
@@ -78,6 +90,8 @@ class Pauses:
 
     def incidents(self) -> list[Incident]:
         """All that were found."""
+        for pause in self._fresh:
+            self._explain(pause)
         for pause in self._found:
             pause.incident = pause.incident or _incident(pause)
         return [pause.incident for pause in self._found if pause.incident is not None]
@@ -107,6 +121,13 @@ class Pauses:
         pause = self._new(ranks, phase, step)
         pause.add(step, excess, cost)
         pause.ranks_in_run, pause.unwatched = len(facts.across), not facts.across.counted
+        pause.span_ns = facts.split.start_ns, facts.split.end_ns
+        self._fresh.append(pause)
+
+    def _explain(self, pause: _Pause) -> None:
+        """Looks up what devices did meanwhile."""
+        pause.device = self._devices.cause(pause.ranks[0] if pause.ranks else None, *pause.span_ns)
+        pause.incident = None
 
     def _recurring(self, ranks: tuple[int, ...], phase: str, step: int) -> _Pause:
         known = (pause for pause in self._found if pause.ranks == ranks and pause.phase == phase)
@@ -152,6 +173,7 @@ def _incident(pause: _Pause) -> Incident:
         message=pause_sentence(pause.ranks, pause.phase, pause.since, pause.longest_ns, pause.count),
         ranks=pause.ranks,
         phase=pause.phase,
+        device="" if pause.device is None else pause.device.text,
         since_step=pause.since,
         until_step=pause.steps[-1],
         steps=pause.count,
@@ -161,6 +183,7 @@ def _incident(pause: _Pause) -> Incident:
             "longest_ms": pause.longest_ns / NS_PER_MS,
             "ranks": pause.ranks_in_run,
             **({"unwatched": True} if pause.unwatched else {}),
+            **({} if pause.device is None else {"device": pause.device.evidence}),
         },
     )
 
