@@ -180,7 +180,7 @@ class Seen:
         missing: Node steps expected and not received.
         step_bytes: Of these node steps.
         bytes: Of all frames that the root had accepted when the measurement started and ended.
-        refused, dropped: By the root, and by each agent.
+        refused, dropped: By the root, but for what it had already, and by each agent.
     """
 
     ages_ms: list[float] = field(default_factory=list)
@@ -215,7 +215,8 @@ class Viewer:
             elif isinstance(message, Status):
                 before = self.seen.bytes[0] if now_ns > start_ns + (self._first + 1) * STEP_NS else message.bytes
                 self.seen.bytes = before, message.bytes
-                self.seen.refused = sum(message.refused.values())
+                refused = (count for reason, count in message.refused.items() if reason != "repeated")
+                self.seen.refused = sum(refused)
                 self.peak_mb = max(self.peak_mb, self._process.memory_info().rss / 1e6)
             elif isinstance(message, Node):
                 self.seen.dropped[message.node] = message.dropped
