@@ -92,9 +92,11 @@ def test_a_late_rank_is_named_with_its_parameter_group(reports: dict[str, dict[s
 
 
 def test_ranks_that_are_alike_are_not_named(reports: dict[str, dict[str, Any]]) -> None:
-    """Unless for what the machine did to them."""
-    named = [one for one in reports["alike"]["incidents"] if one["kind"] in ("straggler", "drift")]
-    assert [one for one in named if not one["device"]] == []
+    """Unless for what the machine did to them, which costs less than what was injected."""
+    kinds, late = ("straggler", "drift"), reports["late"]["incidents"]
+    injected = max(one["seconds"] for one in late if one["kind"] in kinds)
+    named = [one for one in reports["alike"]["incidents"] if one["kind"] in kinds and not one["device"]]
+    assert sum(one["seconds"] for one in named) < injected / 2
 
 
 def test_reports_and_traces_name_the_groups(recordings: dict[str, Path], tmp_path: Path) -> None:
