@@ -91,7 +91,7 @@ class FsdpProbe(GuardedProbe):
         self._early: list[BucketRecord] = []  # issued for the next forward: by `unshard`, outside forward and backward
         self._gathering: dict[int, BucketRecord] = {}  # on a GPU, what nothing has waited for yet
         self._reducing: list[BucketRecord] = []
-        self._validating = self._reduced_before = self._stepped_aside = False
+        self._validating = self._awaits_backward = self._reduced_before = self._stepped_aside = False
         see_all_reduces()
         self._take_comms()
         if not self._blocking:
@@ -232,9 +232,11 @@ class FsdpProbe(GuardedProbe):
             self._recorder.validation_end()
             return
         self._recorder.forward_end()
+        self._awaits_backward = True
         self._expect_backward(output)
 
     def _backward_begin(self, gradient: torch.Tensor) -> None:
+        self._awaits_backward = False
         self._recorder.backward_begin()
         if not self._in_backward:
             self._in_backward = True
@@ -278,7 +280,9 @@ class FsdpProbe(GuardedProbe):
             entry.op, entry.group, entry.ready = op, self._id_of(group), ready
             issued = issued_by(group)
             entry.seq = None if issued is None else issued + 1
-            if self._recorder.phase == "between" or not self._recorder.collective_launch(entry):
+            # The phase is "between" also after a backward, until an optimizer ends the step, if there is one.
+            over = self._recorder.phase == "between" and not self._awaits_backward
+            if over or not self._recorder.collective_launch(entry):
                 self._early.append(entry)
             self._recorder.charge(time.monotonic_ns() - entered)
             entry.launch = self._recorder.clock()

@@ -409,7 +409,7 @@ def test_pings_hold_the_truth_for_an_hour(ppm: float) -> None:
 @given(
     st.floats(-50, 50),
     st.lists(
-        st.tuples(st.integers(1, 30_000), st.integers(0, 20 * MS), st.integers(0, 20 * MS)), min_size=1, max_size=20
+        st.tuples(st.integers(1, 30_000), st.integers(US, 20 * MS), st.integers(US, 20 * MS)), min_size=1, max_size=20
     ),
 )
 @settings(max_examples=50, deadline=None)
