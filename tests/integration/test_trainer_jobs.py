@@ -46,7 +46,7 @@ def test_hang_lasts_until_the_job_is_told_to_end(tmp_path: Path) -> None:
         ranks = job.ranks()
         wait_for(lambda: "step 2/" in job.output() and all(r.status() == "sleeping" for r in ranks), "both are stuck")
         assert "step 3/" not in job.output()
-        for rank in ranks:  # as torchrun does when it is told to
+        for rank in ranks:  # as torchrun does when it gets that signal
             rank.send_signal(signal.SIGTERM)
         assert job.wait() != 0
         assert not any(rank.is_running() for rank in ranks)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ddpwatch.analysis.intervals import Intervals, union
 from ddpwatch.analysis.whatif.cost import (
     Curve,
+    Expected,
     Panel,
     Sample,
     calibrated,
@@ -209,9 +210,13 @@ def _sharing(recorded: Recorded, seen: Sequence[Wired], workers: int, wire: Wire
         return Guess(1.0, 0.0)
     if wire is not None and wire.sharing is not None:
         return Guess(wire.sharing, 0.03)
+    apart, shared = (  # a step's work if nothing is lost by sharing, and if half is; in between, it is a straight line
+        [sum(work for work, _ in shares_of(s.starts, s.dones, recorded.sizes, sharing)) for s in seen]
+        for sharing in (1.0, 0.5)
+    )
     logs = []
     for sharing in SHARINGS:
-        totals = [sum(work for work, _ in shares_of(s.starts, s.dones, recorded.sizes, sharing)) for s in seen]
+        totals = [half + (2 * sharing - 1) * (whole - half) for whole, half in zip(apart, shared, strict=True)]
         uneven = stdev(totals) / fmean(totals) if len(totals) > 1 else 0.0
         likely = -0.5 * ((sharing - LIKELY_SHARING) / SHARING_PRIOR) ** 2
         logs.append(likely - len(totals) * log(max(LEAST_UNEVEN, uneven)))
@@ -266,10 +271,8 @@ def _combined(seen: tuple[float, float] | None, expected: float | None, unseen: 
     prior = Guess(0.0, PRIOR_SLOWDOWN) if expected is None else Guess(expected, max(0.05, SWEEP_DOUBT * expected))
     if seen is None:
         return Guess(0.0, unseen) if expected is None else prior
-    slope, error = seen
-    trust = prior.error**2 / (prior.error**2 + error**2)
-    value = prior.value + trust * (slope - prior.value)
-    return Guess(min(MOST_SLOWDOWN, max(0.0, value)), error * trust**0.5)
+    value, error = Expected(*prior).drawn(*seen)
+    return Guess(min(MOST_SLOWDOWN, max(0.0, value)), error)
 
 
 def _copy(recorded: Recorded) -> float:
