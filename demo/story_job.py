@@ -4,7 +4,7 @@
 
 The file contains ``none``, ``slow-backward`` (rank 1 takes 200 ms in its middle layer), ``slow-input`` (rank 0 takes
 100 ms) or ``stop``. Layers sleep instead of computing, as if an accelerator computed for them, so that the load on the
-machine changes their time as little as possible. With ``--wide`` the last bucket is 64 MiB large: nothing can hide its
+machine changes their time as little as possible. With ``--wide`` the last bucket is 16 MiB large: nothing can hide its
 transfer.
 
 After every step each rank prints the step's stamps by its own clock (monotonic ns): start, start of the forward, the
@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import ddpwatch
 
 WIDTH, LAYERS, BATCH = 256, 8, 32
-WIDE = 65_536  # times WIDTH: 64 MiB of gradients
+WIDE = 16_384  # times WIDTH: 16 MiB of gradients
 FORWARD_S, BACKWARD_S = 0.0015, 0.004  # per layer
 SLOW_BACKWARD_S, SLOW_INPUT_S = 0.2, 0.1
 
@@ -76,7 +76,7 @@ def main() -> None:
     """Trains until the file contains ``stop``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("fault", type=Path, metavar="FILE", help="contains the name of the fault")
-    parser.add_argument("--wide", action="store_true", help="a last bucket of 64 MiB")
+    parser.add_argument("--wide", action="store_true", help="a last bucket of 16 MiB")
     parser.add_argument("--record", type=Path, metavar="RECORDING", help="record the run")
     args = parser.parse_args()
     dist.init_process_group("gloo")

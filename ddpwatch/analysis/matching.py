@@ -10,13 +10,15 @@ on from the last matched one. A step that a rank took alone, without a collectiv
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpwatch.analysis.groups import Members
 from ddpwatch.messages import DEFAULT_GROUP, Step
 from ddpwatch.sampling.levels import is_counted
 
-HOLD_STEPS = 64  # per rank, while the lead's step has not come
+# What is held per rank while the lead's step has not come: some steps, and more of them where they are short.
+HOLD_STEPS, MOST_HELD_STEPS = 64, 1024
+HOLD_NS = 4e9
 KEEP_NUMBERS = 4096  # per group
 NumberedStep = tuple[int, Step]
 
@@ -111,7 +113,7 @@ class StepMatcher:
         held.append(step)
         if self._takes_the_lead(rank, group):
             self._leads.setdefault(group, _Lead(rank)).hand_over(rank)
-        found = self._released(rank, at_least=len(held) - HOLD_STEPS)
+        found = self._released(rank, at_least=_is_overdue(held))
         if (lead := self._leads.get(group)) is not None and lead.rank == rank:
             for follower, others in self._held.items():
                 if others:
@@ -133,7 +135,7 @@ class StepMatcher:
     def rest(self, group: int | None = None) -> list[NumberedStep]:
         """The steps that are held back, of one group or of all."""
         ranks = [rank for rank in self._held if group in (None, self._groups[rank])]
-        return [step for rank in ranks for step in self._released(rank, at_least=HOLD_STEPS + 1)]
+        return [step for rank in ranks for step in self._released(rank, at_least=MOST_HELD_STEPS + 1)]
 
     def _takes_the_lead(self, rank: int, group: int) -> bool:
         """Whether a rank that sends is to be the lead: the lowest of the group, as far as one can tell by now."""
@@ -141,7 +143,7 @@ class StepMatcher:
         if lead is not None:
             return rank < lead.rank or lead.rank in self._gone
         members = self._members(group)
-        return members is None or rank <= members[0] or len(self._held[rank]) > HOLD_STEPS
+        return members is None or rank <= members[0] or _is_overdue(self._held[rank])
 
     def _group_of(self, step: Step) -> int | None:
         """The group by which the step is matched; None if the rank has not named any."""
@@ -187,6 +189,12 @@ class StepMatcher:
 
     def _counted_on(self, step: Step) -> int:
         return max(0, step.step + self._offsets.get(step.rank, 0))
+
+
+def _is_overdue(held: Sequence[Step]) -> bool:
+    """Whether a rank's oldest step has waited long enough for the lead."""
+    long = len(held) > HOLD_STEPS and held[-1].start_ns - held[0].start_ns > HOLD_NS
+    return long or len(held) > MOST_HELD_STEPS
 
 
 def _is_alone(step: Step) -> bool:

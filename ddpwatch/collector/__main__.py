@@ -30,8 +30,11 @@ def main() -> None:
     _step_back()
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # a scheduler's warning to all processes of a job
         signal.signal(number, signal.SIG_IGN)
-    collector = Collector(Options(**vars(parser.parse_args())))
-    collector.end_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    options, ending = Options(**vars(parser.parse_args())), (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # until they can be handled: the run is already announced
+    collector = Collector(options)
+    collector.end_on(*ending)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)
     collector.run()
 
 

@@ -38,7 +38,8 @@ from tests.support.jobs import (
     wait_for,
 )
 
-ENDLESS = ("--steps", "100000")
+SLOW = ("--model", "mlp:width=64", "--data", "digits", "--inject", "slow-forward:ms=150")
+ENDLESS = (*SLOW, "--steps", "100000")
 TRAIN = SCRIPTS.parents[2] / "demo" / "train.py"
 KILLS = 30
 SECOND = 50  # steps

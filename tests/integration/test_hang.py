@@ -136,11 +136,11 @@ def check_stopped(job: Job, follower: Follower, source: LiveSource) -> None:
     victim = job.ranks()[2]
     victim.send_signal(signal.SIGSTOP)
     try:
-        hang = follower.until(source, lambda one: one.ranks == (2,) and 2 in one.evidence["no_stack"])
+        hang = follower.until(source, lambda one: one.ranks == (2,) and one.message.startswith("rank 2 silent for "))
     finally:
         victim.send_signal(signal.SIGCONT)
-    assert hang.message.startswith("rank 2 silent for ")
-    assert 2 not in hang.evidence["stacks"]
+    # On a busy machine, it may have stood still before, and sent its stack.
+    assert (2 in hang.evidence["no_stack"]) is (2 not in hang.evidence["stacks"])
     follower.until(source, lambda one: one.ranks == (2,), open=False)
 
 

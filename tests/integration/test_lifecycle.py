@@ -127,6 +127,18 @@ def test_a_collector_steps_back_but_not_with_a_session_that_others_are_in(leads:
     assert groups == [str(niceness), "0"]
 
 
+@pytest.mark.usefixtures("run_directory")
+def test_a_signal_that_comes_with_the_announcement_of_the_run_ends_it_properly() -> None:
+    program = (
+        "import os; from ddpwatch import rundir; from ddpwatch.collector.__main__ import main; publish = rundir.publish\n"
+        "rundir.publish = lambda *run: (publish(*run), os.kill(os.getpid(), 15)); main()"
+    )
+    options = ("--run-id=one", "--world-size=1", f"--watch-pid={os.getpid()}")
+    done = finished(sys.executable, "-c", program, *options)
+    assert done.returncode == 0, done
+    assert not rundir.live_runs()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_collector_that_is_ended_by_a_signal_says_goodbye_and_closes_its_recording(
     stage: Stage, tmp_path: Path, run_directory: Path, number: signal.Signals

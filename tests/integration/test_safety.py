@@ -37,7 +37,8 @@ pytestmark = [pytest.mark.xdist_group("safety"), pytest.mark.seconds(140)]  # on
 TABLE = ROOT / "docs" / "safety.md"
 # In a line of torch's log: the clock and the process; how many frames Dynamo has compiled before (our hooks are two).
 VARYING = re.compile(r"[IWE]\d{4} [\d:.]+( \d+)?|\[\d+/\d+\]")
-INDUCTOR = "torch._inductor.compile_fx"
+# Slow to import, so once for all ranks. The unwatched twins import nothing of ddpwatch.
+COMPILERS = ("torch._inductor.compile_fx", "torch._dynamo.backends.common", "torch.distributed.checkpoint")
 OURS = ("said ", "WARNING:ddpwatch:")
 Sections = dict[str, str]
 
@@ -159,12 +160,10 @@ def both(path: Path, ranks: int, *arguments: str, **environment: str) -> Outcome
     script = "unmodified/safety.py"
     for directory in (plain, watched):
         directory.mkdir()
-    # The unwatched twin imports nothing of ddpwatch. Inductor is slow to import: once for all ranks.
-    preload = () if "--quick" in arguments else (INDUCTOR,)
-    command = forked_command(ranks, watched, SCRIPTS / script, str(watched), *arguments, preload=preload)
+    command = forked_command(ranks, watched, SCRIPTS / script, str(watched), *arguments, preload=COMPILERS)
     environment[ADDRESS] = server_address()
     _, done = together(
-        lambda: forked(ranks, plain, script, str(plain), *arguments, preload=preload),
+        lambda: forked(ranks, plain, script, str(plain), *arguments, preload=COMPILERS),
         lambda: ddpwatch("run", "--headless", "--record", str(file), "--", *command, **environment),
     )
     assert done.returncode == 0, done.stderr
@@ -195,7 +194,8 @@ def sharded(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Ou
     path, ranks = tmp_path_factory.mktemp("sharded"), SHARDED_RANKS
     plain, watched = path / "plain", path / "watched"
     for logs, switch in ((plain, "0"), (watched, "1")):
-        code = forked(ranks, logs, "safety_sharded.py", str(logs), DDPWATCH=switch, DDPWATCH_STEPS="full")
+        options = {"preload": COMPILERS, "DDPWATCH": switch, "DDPWATCH_STEPS": "full"}
+        code = forked(ranks, logs, "safety_sharded.py", str(logs), **options)
         assert code == 0, (logs / "log").read_text()
     return Outcome(told(plain, ranks), told(watched, ranks), seen(watched / "run.mcap", watched, ranks))
 

@@ -123,6 +123,18 @@ def test_few_steps_are_held_back(count: int) -> None:
     assert len(released) == count - HOLD_STEPS
 
 
+def test_short_steps_wait_for_a_lead_that_is_seconds_behind() -> None:
+    """Although it took a step alone meanwhile, all are matched by their collectives."""
+    short = [msgspec.structs.replace(synced(1, n, 2 * n), start_ns=n * 10_000_000) for n in range(5 * HOLD_STEPS)]
+    lead = [alone(0, 1), *(synced(0, n + 1, 2 * n) for n in range(1, len(short)))]
+    matcher = StepMatcher(members)
+    assert [number for number, _ in matcher.add(synced(0, 0, 0))] == [0]
+    found = [pair for one in (*short, *lead) for pair in matcher.add(one)]
+    assert {one.step: number for number, one in found if one.rank == 1 and one.step} == {
+        n: n + 1 for n in range(1, len(short))
+    }
+
+
 def test_without_the_lowest_rank_the_next_one_leads() -> None:
     steps = [synced(rank, number + rank, 1 + 2 * number) for number in range(HOLD_STEPS + 9) for rank in (2, 3)]
     found = numbered(steps)
