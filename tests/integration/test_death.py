@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -24,8 +21,6 @@ from ddpwatch.report.build import report_of
 from ddpwatch.rundir import RunInfo
 from ddpwatch.state import RunState
 from tests.support.jobs import (
-    PATIENCE_S,
-    ROOT,
     SCRIPTS,
     Frames,
     Job,
@@ -153,17 +148,8 @@ def test_everything_is_killed_at_thirty_random_moments(run_directory: Path) -> N
 
 def kill_jobs(base: Path, moments: list[float]) -> None:
     """Runs as many jobs as there are moments, and kills one at each."""
-    jobs = subprocess.Popen(
-        [sys.executable, SCRIPTS / "killed_jobs.py", base, *map(str, moments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )
-    try:
-        assert jobs.wait(2 * PATIENCE_S) == 0
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(jobs.pid, signal.SIGKILL)
-        jobs.wait()
+    with Job(SCRIPTS / "killed_jobs.py", str(base), *map(str, moments), ranks=0, log=base / "log") as jobs:
+        assert jobs.wait() == 0, jobs.output()
 
 
 def compare(folder: Path) -> int:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from ddpwatch.probe.fsdp import FsdpProbe
 from ddpwatch.probe.record import BucketRecord, StepRecord, without
 from ddpwatch.probe.recorder import StepRecorder
+
+pytestmark = pytest.mark.xdist_group("sharded waits")
 
 
 def collective(launch: int, done: int | None, wait: int | None, end: int | None = None) -> BucketRecord:
@@ -46,6 +47,8 @@ def test_columns_of_waits_are_empty_without_any() -> None:
 def a_probe() -> Any:
     """On a GPU, without a model."""
     now = iter(range(0, 1000, 10))
+    from ddpwatch.probe.fsdp import FsdpProbe  # slow to import: by one worker only
+
     probe: Any = object.__new__(FsdpProbe)
     probe.active, probe._recorder, probe._on_error = True, StepRecorder(lambda record: None, lambda: next(now)), None
     probe._blocking, probe._validating, probe._groups, probe._module = False, False, [], 0

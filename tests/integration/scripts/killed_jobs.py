@@ -10,6 +10,7 @@ before the collector is up; more count from when that is up.
 """
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -41,6 +42,7 @@ PATIENCE = timedelta(seconds=120)
 def main() -> None:
     base, moments = Path(sys.argv[1]), [float(moment) for moment in sys.argv[2:]]
     jobs = [(base / str(number), moment) for number, moment in enumerate(moments)]
+    gc.freeze()
     lanes = [forked(partial(run_lane, jobs[place::LANES])) for place in range(LANES)]
     sys.exit(max(os.waitpid(lane, 0)[1] for lane in lanes) > 0)
 
