@@ -94,14 +94,14 @@ class CostMeter:
         if step.rank != self._rank:
             return
         if step.status not in LEVELS:
-            self._last.clear()
+            self._restart()
             return
         self._levels.append(step.status)
         self._durations.append(step.duration_ns)
         if not is_watched(step.status):
             self._own.append(step.own_ns)
         if step.cpu_ns is None:
-            self._last.clear()
+            self._restart()
             return
         self._last.append(step)
         if len(self._last) == 3:
@@ -113,6 +113,11 @@ class CostMeter:
             else:
                 self._before = None
                 del self._last[0]
+
+    def _restart(self) -> None:
+        """Compares nothing across a gap."""
+        self._last.clear()
+        self._before = None
 
     def newest_full(self) -> tuple[int, int]:
         """How many of the newest steps are full, and how many these are: `NEWEST_STEPS`; `SHARE_STEPS` if few are full.
