@@ -7,7 +7,7 @@ each gradient arrived, hence when each bucket was launched). Of an *unwatched* s
 of all levels are neighbours, so comparing them shows the cost at any time (`ddpwatch.sampling.cost`).
 
 A shadow step costs 0.1 to 0.3 ms: nothing in a step of half a second, but 0.2 % of one of 100 ms. So where steps are
-short, fewer are watched: every second one from 50 ms on, and of shorter ones as few as 10 per second, which is enough
+short, fewer are watched: every second one from 25 ms on, and of shorter ones as few as 10 per second, which is enough
 to look at and to judge by. ``DDPWATCH_STEPS`` asks for fewer or more.
 
 While somebody looks, a lease (`ddpwatch.sampling.lease`) raises the budget, and as many steps are full as it allows.
