@@ -10,11 +10,12 @@ usual. Budget: at most 0.3 % of a step while nobody looks.
 holds the lease during the whole run, but only this variant's blocks sample by it.
 
 The reference step has 300 parameters in about 25 buckets and takes 100 ms; ``--step-ms`` takes a smaller one, of which
-torch.profiler's share is another. ``--strategy fsdp2`` shards the same layers into 25 parameter groups. Each rank is
-bound to one core, as launchers bind them, which halves the noise. All variants train the same module, because the
-addresses of two modules alone make up to 1 % of difference: what a variant adds is attached before a block of steps and
-detached after it. The order of the blocks changes with every round, and each block is compared with the plain blocks of
-its round, so that a noisy machine disturbs all variants equally.
+torch.profiler's share is another, and fewer steps are watched: give more ``--rounds``. ``--strategy fsdp2`` shards the
+same layers into 25 parameter groups. Each rank is bound to one core, as launchers bind them, which halves the noise.
+All variants train the same module, because the addresses of two modules alone make up to 1 % of difference: what a
+variant adds is attached before a block of steps and detached after it. The order of the blocks changes with every
+round, and each block is compared with the plain blocks of its round, so that a noisy machine disturbs all variants
+equally.
 
 The columns:
     step ms (p50)     a step, by the clock
@@ -202,6 +203,7 @@ class Watched:
     @contextmanager
     def _block(self, lease: Lease, notes: list[Note], model: nn.Module) -> Iterator[None]:
         self._recorder.lease, self._notes = lease, notes
+        self._recorder.saved()  # the blocks in between are no part of the step that starts
         for registry, hooks in self._hooks:
             registry.update(hooks)
         self._switch(True)

@@ -22,11 +22,10 @@ from typing import Final, Literal, get_args
 Phase = Literal["", "input", "forward", "between", "backward", "sync", "optimizer"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 _CODES: Final = {phase: code for code, phase in enumerate(PHASES)}
-_HEAD: Final = struct.Struct("<8sQB7xQ")
-_COUNT: Final = struct.Struct("<Q")
-_STEP_AT: Final = 8
+_HEAD: Final = struct.Struct("=8sQB7xQ")  # in this host's order, as are the words
+_STEP_WORD: Final = 1  # of 8 bytes
 _PHASE_AT: Final = 16
-_SLOT_AT: Final = 24
+_SLOT_WORD: Final = 3
 _MAGIC: Final = b"ddpwbox1"
 _BUCKETS_AT: Final = 64
 SIZE: Final = 4096
@@ -47,6 +46,7 @@ class BlackBox:
 
     def __init__(self) -> None:
         self._page: bytearray | mmap.mmap = bytearray(SIZE)
+        self._words = memoryview(self._page).cast("Q")
         _HEAD.pack_into(self._page, 0, _MAGIC, 0, _CODES["input"], 0)
 
     def open(self, path: Path | None) -> None:
@@ -59,12 +59,13 @@ class BlackBox:
             return
         page = new_page(path, SIZE)
         page[:] = bytes(self._page)
-        self._page = page
+        self._page, self._words = page, memoryview(page).cast("Q")
 
     def begin_step(self, step: int, slot: int) -> None:
-        """Notes the number and the slot of the step that starts."""
-        _COUNT.pack_into(self._page, _STEP_AT, step)
-        _COUNT.pack_into(self._page, _SLOT_AT, slot)
+        """Notes the number and the slot of the step that starts. Two words: `struct` takes three times as long."""
+        words = self._words
+        words[_STEP_WORD] = step
+        words[_SLOT_WORD] = slot
 
     def enter(self, phase: Phase) -> None:
         """Notes the phase that starts. One byte: this runs several times a step, in cold caches."""

@@ -177,8 +177,9 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_W
 
     ``reduced`` is False if a comm hook handed every bucket back at once, with nothing communicated. A ``shadow`` step
     has no ``comm_done``, and one in eight has hook columns; its launches are derived from DDP's own ready times, or
-    stamped on a GPU. An ``unwatched`` step has its start, its end, its CPU time, and nothing else. An ``unresolved``
-    step has no duration either, which is then 0, and its start is the time at which the host enqueued it.
+    stamped on a GPU. An ``unwatched`` step has its start, its end, its CPU time if a watched step is near, and nothing
+    else. An ``unresolved`` step has no duration either, which is then 0, and its start is the time at which the host
+    enqueued it.
 
     ``clock_error_ns`` bounds how far the step's start may lie from the truth, where a GPU stamped it: its clock is
     mapped to the host's.

@@ -39,8 +39,10 @@ class Outbox:
 
     def add_step(self, record: StepRecord) -> None:
         """Accepts a closed step. From a full backlog the oldest is dropped."""
-        self.dropped += len(self.records) == BACKLOG
-        self.records.append(record)
+        records = self.records
+        if len(records) == BACKLOG:
+            self.dropped += 1
+        records.append(record)
 
     def post(self, message: Hello | Group | Layout | Mark) -> None:
         """Accepts any other message. From a full backlog the oldest is dropped."""

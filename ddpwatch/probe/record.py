@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ddpwatch.analysis.intervals import Intervals, subtract, union
 from ddpwatch.messages import ALL_REDUCE, DEFAULT_GROUP, CollectiveOp, PhaseName, Span, Step, StepStatus
+from ddpwatch.sampling.levels import UNWATCHED
 
 PhaseSpan = tuple[PhaseName, int, int]
 
@@ -142,6 +143,8 @@ class StepRecord:
 
     def message(self, rank: int, dropped: int) -> Step:
         """The record as a message, after the work that was left for later. Call it on the sender thread."""
+        if self.status == UNWATCHED:  # most steps of a fast job, and this competes with the training for its core
+            return self._unwatched(rank, dropped)
         later, self.later = self.later, []
         for work in later:
             work(self)
@@ -185,6 +188,14 @@ class StepRecord:
             cpu_ns=self.cpu_ns,
             dropped=dropped,
         )
+
+    def _unwatched(self, rank: int, dropped: int) -> Step:
+        """The message of an unwatched step, which has nothing but this."""
+        return Step(
+            rank=rank, step=self.step, status=UNWATCHED, synced=self.reductions > 0, micro_steps=self.backwards,
+            epoch=self.epoch, start_ns=self.start, duration_ns=max(0, self.end - self.start),
+            clock_error_ns=self.clock_error_ns, own_ns=self.own_ns, cpu_ns=self.cpu_ns, dropped=dropped,
+        )  # fmt: skip
 
 
 def without(waits: Intervals, spans: list[PhaseSpan]) -> list[PhaseSpan]:

@@ -18,7 +18,7 @@ from ddpwatch.blackbox import BlackBox, Phase
 from ddpwatch.messages import PhaseName, StepStatus
 from ddpwatch.probe.record import BucketRecord, StepRecord
 from ddpwatch.sampling.lease import Lease
-from ddpwatch.sampling.levels import FULL, SHADOW, UNWATCHED, is_counted
+from ddpwatch.sampling.levels import FULL, LEVELS, SHADOW, UNWATCHED
 from ddpwatch.sampling.schedule import SamplingSchedule
 
 Clock = Callable[[], int]
@@ -87,7 +87,7 @@ class StepRecorder:
         self.sampling: SamplingSchedule | None = None
         self.lease = Lease()
         self.shadow = False
-        self._cpu_ns = 0
+        self._cpu_ns: int | None = 0  # at the end of the step before; None if it was not needed
         self.current: StepRecord | None = None
         self.box = BlackBox()
         self.phase: Phase = "input"
@@ -179,8 +179,9 @@ class StepRecorder:
         A loop uses a DataLoader as long as the iterator lives that gave it the last batch.
         """
         self._validating = None
-        waits = list(self._waits)
-        if waits:
+        waits: list[tuple[int, int]] = []
+        if self._waits:
+            waits.extend(self._waits)
             self._feeding = self._loader
             self._waits.clear()
         if record.status != UNWATCHED and (waits or self._feeding() is not None):
@@ -425,16 +426,19 @@ class StepRecorder:
             return
         record.end = end if end >= record.start else record.start
         record.epoch = self.epoch
-        before, self._cpu_ns = self._cpu_ns, self._cpu_clock()
-        record.cpu_ns = None if self._activity_end else max(0, self._cpu_ns - before)
-        if self.sampling is not None and is_counted(record.status):
-            self.sampling.learn(record.status, record.own_ns, record.end - record.start)
         if record.reductions or (record.status == UNWATCHED and self._syncs):
             self._synced, self._unsynced = self._synced + 1, 0
         else:
             self._unsynced += 1
         self.steps += 1
-        self.box.begin_step(self.steps, self._synced + self._unsynced)
+        slot = self._synced + self._unsynced
+        self.box.begin_step(self.steps, slot)
+        sampling, before = self.sampling, self._cpu_ns
+        if sampling is not None and record.status in LEVELS:
+            sampling.learn(record.status, record.own_ns, record.end - record.start)
+        self._cpu_ns = now = self._cpu_clock() if sampling is None or sampling.needs_cpu_time(slot) else None
+        if before is not None and now is not None and not self._activity_end:
+            record.cpu_ns = max(0, now - before)
         try:
             if self.gpu is not None:
                 self.gpu.follow(record)

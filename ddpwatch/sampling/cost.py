@@ -22,7 +22,8 @@ ENOUGH_PAIRS = 8
 FEW_PAIRS = 3  # for a rare level: even a wrong median is little of the whole
 RARE_SHARE = 1 / 12  # of all steps
 SHARE_STEPS = 512  # for the shares of the levels and the median step
-NEWEST_STEPS = 64  # the longest period of full steps
+NEWEST_STEPS = 64  # that are counted for the screen
+RARELY_FULL = 96  # if fewer than one step in so many is full, `SHARE_STEPS` are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,6 @@ class CostMeter:
     _rank: int | None = None
     _last: list[Step] = field(default_factory=list)
     _levels: deque[str] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
-    _newest: deque[str] = field(default_factory=lambda: deque(maxlen=NEWEST_STEPS))
     _durations: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
     _own: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
 
@@ -93,15 +93,16 @@ class CostMeter:
             self._rank = step.rank
         if step.rank != self._rank:
             return
-        if step.status in LEVELS:
-            self._newest.append(step.status)
-        if step.status not in LEVELS or step.cpu_ns is None:
-            self._last.clear()
+        if step.status not in LEVELS:
+            self._restart()
             return
         self._levels.append(step.status)
         self._durations.append(step.duration_ns)
         if not is_watched(step.status):
             self._own.append(step.own_ns)
+        if step.cpu_ns is None:
+            self._restart()
+            return
         self._last.append(step)
         if len(self._last) == 3:
             levels = _compared(*self._last)
@@ -113,9 +114,20 @@ class CostMeter:
                 self._before = None
                 del self._last[0]
 
+    def _restart(self) -> None:
+        """Compares nothing across a gap."""
+        self._last.clear()
+        self._before = None
+
     def newest_full(self) -> tuple[int, int]:
-        """How many of the newest steps are full, and how many these are: `NEWEST_STEPS`, or fewer at the start."""
-        return self._newest.count(FULL), len(self._newest)
+        """How many of the newest steps are full, and how many these are: `NEWEST_STEPS`; `SHARE_STEPS` if few are full.
+
+        At the start, these are fewer.
+        """
+        levels = list(self._levels)
+        if RARELY_FULL * levels.count(FULL) >= len(levels):
+            levels = levels[-NEWEST_STEPS:]
+        return levels.count(FULL), len(levels)
 
     def _compare(self, levels: tuple[str, str], before: Step, middle: Step, after: Step) -> None:
         """A step against the mean of its two neighbours: a steady drift cancels out."""

@@ -4,7 +4,7 @@
 |---|---|---|---|---|
 | ``ok`` | every stamp | yes | yes | yes |
 | ``shadow`` | phases and ready times, no completions | yes | no | yes |
-| ``unwatched`` | start, end and CPU time | no | no | no |
+| ``unwatched`` | start, end, near a watched step CPU time | no | no | no |
 | ``warmup`` | every stamp, of DDP's first reduced step | no | yes | yes |
 | ``unresolved`` | CPU time: the GPU's times did not come | no | no | no |
 | ``aborted`` | what came before an exception | no | yes | yes |

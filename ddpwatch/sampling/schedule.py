@@ -6,8 +6,9 @@ steps are *full*. A *shadow* step leaves the collectives alone: it has its phase
 each gradient arrived, hence when each bucket was launched). Of an *unwatched* step only start and end are known. Steps
 of all levels are neighbours, so comparing them shows the cost at any time (`ddpwatch.sampling.cost`).
 
-A shadow step costs 0.2 ms: nothing in a step of half a second, but 0.2 % of one of 100 ms. So where steps are short,
-only every second one is watched and one in 64 is full. ``DDPWATCH_STEPS`` asks for fewer or more.
+A shadow step costs 0.1 to 0.3 ms: nothing in a step of half a second, but 0.2 % of one of 100 ms. So where steps are
+short, fewer are watched: every second one from 25 ms on, and of shorter ones as few as 10 per second, which is enough
+to look at and to judge by. ``DDPWATCH_STEPS`` asks for fewer or more.
 
 While somebody looks, a lease (`ddpwatch.sampling.lease`) raises the budget, and as many steps are full as it allows.
 
@@ -23,15 +24,20 @@ from collections.abc import Mapping
 from statistics import median
 
 from ddpwatch.sampling.lease import FULL_PPM
-from ddpwatch.sampling.levels import FULL
+from ddpwatch.sampling.levels import FULL, UNWATCHED
 
 WATCHED_BUDGET = 0.002  # of a step: for watching at all
 FULL_BUDGET = 0.00075  # of a step: for full steps on top; together below the 0.3 % that ddpwatch promises
-LONGEST_WATCHED_PERIOD = {"": 2, "all": 1, "few": 4}  # by the value of DDPWATCH_STEPS
+LONGEST_WATCHED_PERIOD = {"": 2, "all": 1, "few": 4}  # of steps from `SHORT_NS` on, by the value of DDPWATCH_STEPS
 LONGEST_FULL_PERIOD = 64
+SHORT_NS = 50_000_000  # of steps that are n times as short, periods may be n times as long
+MOST_TIMES = 32
+FULL_PERIOD_TIMES = 16  # of full steps: so much longer than n
 FIRST_FULL_STEPS = 12  # from the start, while DDP settles its buckets
 UNWATCHED_PERIOD = 32  # at least one step of each is unwatched
 STEPS_PER_DECISION = 8
+CPU_PERIOD = 16  # of watched steps, from which on CPU time is taken only around them
+_ANY_NS = 1 << 62
 
 _log = logging.getLogger("ddpwatch")
 
@@ -56,8 +62,10 @@ class SamplingPeriod:
         self._budget = budget
         self._cost_per_own = cost_per_own
         self._longest = longest
+        self._wanted = 1  # by the budget alone
         self._own_ns: list[int] = []
         self._step_ns: list[int] = []
+        self._chosen = (0, 0, 0)  # a period, its number, and the step of it that is sampled
 
     def learn(self, own_ns: int, step_ns: int) -> bool:
         """Takes what the hooks measured of themselves in such a step, and the step's duration.
@@ -79,26 +87,46 @@ class SamplingPeriod:
         """Keeps the known cost within this budget from now on; small changes count only ``at_once``."""
         self._budget = budget
         wanted = self.cost / budget
-        if at_once or wanted > self.value or 4 * wanted < self.value:
-            self.value = min(self._longest, 1 << max(0, int(wanted - 1e-9)).bit_length())
+        if at_once or wanted > self._wanted or 4 * wanted < self._wanted:
+            self._wanted = 1 << max(0, int(wanted - 1e-9)).bit_length()
+            self.value = min(self._longest, self._wanted)
+
+    def limit(self, longest: int) -> None:
+        """Ends the period there from now on."""
+        self._longest = longest
+        self.value = min(longest, self._wanted)
+
+    def chosen(self, step: int) -> int:
+        """The step that is sampled in the period which this step lies in. A later step of the same one costs little."""
+        period, number, chosen = self._chosen
+        if period != self.value or number != step // period:
+            period = self.value
+            number = step // period
+            chosen = sampled_step(number, period)
+            self._chosen = period, number, chosen
+        return chosen
 
 
 class SamplingSchedule:
     """Chooses the level of each step.
 
     Args:
-        longest: The longest period of the watched steps.
+        longest: The longest period of the watched steps, where steps are not short; 1 holds for short ones, too.
         shadows: Whether there are shadow steps. Without them, every watched step is full.
 
     Attributes:
         full: The period of the full steps.
-        watched: The period of the watched steps, the full ones among them. Both periods are limited, so that the newest
-            steps always include enough of either. Where steps are shorter than 80 ms, watching may exceed its budget.
+        watched: The period of the watched steps, the full ones among them. Both periods are limited, so that there are
+            always enough of either: 10 watched steps per second, or every second step. The cost may then exceed the
+            budget.
     """
 
     def __init__(self, longest: int = LONGEST_WATCHED_PERIOD[""], shadows: bool = True) -> None:
         self.full = SamplingPeriod(FULL_BUDGET, cost_per_own=6, longest=LONGEST_FULL_PERIOD)
         self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=2, longest=longest)
+        self._longest = longest
+        self._step_ns = SHORT_NS  # a moving average
+        self._limits_hold = (SHORT_NS // 2, _ANY_NS)  # the average: longer than, and up to
         self._lease_ppm = 0
         self._shadows = shadows
 
@@ -109,10 +137,27 @@ class SamplingSchedule:
             self._allow(at_once=True)
 
     def learn(self, level: str, own_ns: int, step_ns: int) -> None:
-        """Learns the cost of a step of that level; see `SamplingPeriod.learn`."""
+        """Takes a step of that level: its duration, and what the hooks measured of themselves in it."""
+        self._step_ns += (step_ns - self._step_ns) >> 3
+        shorter, longest = self._limits_hold
+        if not shorter < self._step_ns <= longest:
+            self._limit()
+        if level == UNWATCHED:
+            return
         full = level == FULL and self._shadows
         if (self.full if full else self.watched).learn(own_ns, step_ns) and self._lease_ppm:
             self._allow()
+
+    def _limit(self) -> None:
+        """Ends the periods where steps of that duration leave enough watched ones: soon after steps become longer."""
+        times = 1 << max(0, min(MOST_TIMES, SHORT_NS // max(1, self._step_ns)).bit_length() - 1)
+        self._limits_hold = (
+            0 if times == MOST_TIMES else SHORT_NS // (2 * times),
+            _ANY_NS if times == 1 else SHORT_NS // times,
+        )
+        if self._longest > 1:
+            self.watched.limit(self._longest * times)
+        self.full.limit(max(LONGEST_FULL_PERIOD, FULL_PERIOD_TIMES * times))
 
     def _allow(self, at_once: bool = False) -> None:
         """Half of a lease is for watching at all; full steps take what that leaves. A lease never asks for less."""
@@ -122,15 +167,19 @@ class SamplingSchedule:
 
     def is_shadow(self, step: int) -> bool:
         """Whether this step, if it is watched (see `is_unwatched`), is a shadow step."""
-        return self._shadows and step >= FIRST_FULL_STEPS and not is_sampled(step, self.full.value)
+        return self._shadows and step >= FIRST_FULL_STEPS and step != self.full.chosen(step)
 
     def is_unwatched(self, step: int) -> bool:
         """Whether this step is unwatched. If most are watched, both of its neighbours are usually shadow steps."""
         if step < UNWATCHED_PERIOD:
             return False
         if self.watched.value > 1:
-            return not is_sampled(step, self.watched.value)
+            return step != self.watched.chosen(step)
         return is_sampled(step ^ 2, UNWATCHED_PERIOD)  # ^ 2: away from the full steps
+
+    def needs_cpu_time(self, step: int) -> bool:
+        """Whether the CPU time at the start of this step is needed, to compare a watched step with its neighbours."""
+        return self.watched.value < CPU_PERIOD or -2 <= self.watched.chosen(step) - step <= 1
 
 
 def schedule_of(environment: Mapping[str, str] = os.environ, shadows: bool = True) -> SamplingSchedule | None:
@@ -150,16 +199,19 @@ def schedule_of(environment: Mapping[str, str] = os.environ, shadows: bool = Tru
 
 
 def is_sampled(step: int, period: int) -> bool:
-    """Whether this is the one step of its ``period`` (a power of two) that is sampled; not the same one each time.
+    """Whether this is the one step of its ``period`` (a power of two) that is sampled."""
+    return step == sampled_step(step // period, period)
+
+
+def sampled_step(number: int, period: int) -> int:
+    """The one step of a period (a power of two) that is sampled, by the period's number; not the same one each time.
 
     Stratified random sampling: each period is halved again and again, and a pseudo-random bit of that stretch of steps
     picks the half. So the samples have no rhythm that could coincide with one of the job's.
     """
-    for level in range(period.bit_length() - 1):
-        half, step = step & 1, step >> 1
-        if half != _random_bit(step, level):
-            return False
-    return True
+    for level in reversed(range(period.bit_length() - 1)):
+        number = 2 * number + _random_bit(number, level)
+    return number
 
 
 def _random_bit(number: int, salt: int) -> int:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ddpwatch.messages import Step
-from ddpwatch.sampling.cost import ENOUGH_PAIRS, Cost, CostMeter
+from ddpwatch.sampling.cost import ENOUGH_PAIRS, SHARE_STEPS, Cost, CostMeter
 from ddpwatch.sampling.schedule import UNWATCHED_PERIOD, SamplingSchedule
 
 MS = 1_000_000
@@ -37,8 +37,9 @@ def measured(
         mine = {"unwatched": 0.0, "shadow": SHADOW_MS, "ok": SHADOW_MS + extra_ms}[kind]
         put_in += mine
         cpu = 80 + drift + noise.gauss(0, noise_ms) + mine
+        known = schedule.needs_cpu_time(number) and schedule.needs_cpu_time(number + 1)
         for rank in range(ranks):
-            meter.add(step(number, rank, kind, int(cpu * MS)))
+            meter.add(step(number, rank, kind, int(cpu * MS) if known else None))
     return meter.cost(), (put_in / steps + OWN_MS) / STEP_MS
 
 
@@ -62,6 +63,27 @@ def test_the_cost_lies_in_its_interval(extra_ms: float, period: int, watched: in
     assert cost.low <= truth <= cost.high
     assert cost.low < cost.ratio < cost.high
     assert cost.full_share == pytest.approx(0.97 if period == 1 else 1 / period, abs=0.03)
+
+
+@pytest.mark.parametrize(("period", "watched"), [(64, 16), (256, 32), (512, 64)])
+@pytest.mark.parametrize("extra_ms", [0, 3, 10])
+def test_it_does_so_where_few_steps_are_watched(extra_ms: float, period: int, watched: int) -> None:
+    """And most have no CPU time. The shares are those of the newest steps, in which a rare level is one or two."""
+    cost, truth = measured(extra_ms, steps=64 * period, period=period, watched=watched)
+    assert cost is not None
+    off = extra_ms / SHARE_STEPS / STEP_MS
+    assert cost.low - off <= truth <= cost.high + off
+    assert 0 < cost.full_share <= 2 / period
+    assert 0.75 <= cost.pairs / (64 * period * (1 / watched - 1 / period)) <= 1
+
+
+@pytest.mark.parametrize(("period", "of"), [(4, 64), (64, 64), (128, 512), (256, 512), (512, 512)])
+def test_the_full_steps_among_the_newest_are_counted(period: int, of: int) -> None:
+    """Among more steps where few are full: they would mostly be none of 64."""
+    meter = CostMeter()
+    for number in range(4096):
+        meter.add(step(number, 0, "ok" if number % period == 0 else "shadow", None))
+        assert meter.newest_full() == (of / period, of) or number < 1024
 
 
 def test_it_stays_known_while_a_viewer_comes_and_goes() -> None:

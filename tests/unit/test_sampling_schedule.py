@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from zlib import crc32
 
 import pytest
 
 from ddpwatch.sampling.schedule import (
+    FULL_BUDGET,
+    LONGEST_FULL_PERIOD,
     STEPS_PER_DECISION,
     UNWATCHED_PERIOD,
+    WATCHED_BUDGET,
     SamplingPeriod,
     SamplingSchedule,
     is_sampled,
@@ -24,6 +28,17 @@ BUDGET, COST_PER_OWN, LONGEST = 0.003, 10, 32
 def test_one_step_of_each_period_is_chosen(period: int) -> None:
     for block in range(200):
         assert sum(is_sampled(step, period) for step in range(block * period, (block + 1) * period)) == 1
+
+
+def test_the_step_of_a_period_is_known_beforehand() -> None:
+    """In whatever order steps come, and while the period changes."""
+    dice, period = random.Random(0), SamplingPeriod(BUDGET, COST_PER_OWN, LONGEST)
+    for _ in range(5000):
+        step = dice.randrange(1000)
+        period.value = dice.choice(PERIODS) if dice.random() < 0.1 else period.value
+        chosen = period.chosen(step)
+        assert chosen // period.value == step // period.value
+        assert is_sampled(chosen, period.value)
 
 
 def test_ranks_with_different_periods_choose_the_same_steps_as_far_as_they_can() -> None:
@@ -210,3 +225,100 @@ def test_of_twenty_steps_enough_are_watched_to_name_a_rank(step_ns: int) -> None
     taught(200_000, step_ns, schedule.watched)
     for first in range(64, 6400):
         assert sum(not schedule.is_unwatched(step) for step in range(first, first + 18)) >= 8
+
+
+class Simulated:
+    """A rank whose steps cost what they are said to cost (ms): a shadow step, and a full one in addition to that."""
+
+    def __init__(self, shadow_ms: float, full_ms: float, wanted: str = "", shadows: bool = True) -> None:
+        schedule = schedule_of({"DDPWATCH_STEPS": wanted}, shadows)
+        assert schedule is not None
+        self.schedule, self.number = schedule, 0
+        self._cost = {"-": 0.0, "s": shadow_ms, "f": full_ms}
+        self.levels: dict[int, str] = {}
+
+    def run(self, steps: int, step_ms: float) -> Simulated:
+        for number in range(self.number, self.number + steps):
+            (level,) = levels(self.schedule, range(number, number + 1))
+            self.levels[number] = level
+            own_ms = self._cost[level] / {"-": 1, "s": 2, "f": 6 if self.schedule._shadows else 2}[level]
+            name = {"-": "unwatched", "s": "shadow", "f": "ok"}[level]
+            self.schedule.learn(name, round(own_ms * MS), round(step_ms * MS))
+        self.number += steps
+        return self
+
+    def share(self, kinds: str, newest: int = 8192) -> float:
+        return sum(level in kinds for level in list(self.levels.values())[-newest:]) / newest
+
+    def watched(self) -> set[int]:
+        return {number for number, level in self.levels.items() if level != "-"}
+
+
+SHORT_MS = (0.5, 1.5, 2, 2.7, 5, 10, 20, 40)
+
+
+@pytest.mark.parametrize("step_ms", [1.5, 2, 2.7, 5, 10, 20, 50, 100])
+def test_the_budget_is_kept_where_steps_are_short(step_ms: float) -> None:
+    """With the cost that was measured, 0.1 ms per shadow step and 0.3 ms more per full one."""
+    job = Simulated(shadow_ms=0.1, full_ms=0.3).run(16_384, step_ms)
+    assert (0.1 * job.share("sf") + 0.3 * job.share("f")) / step_ms <= WATCHED_BUDGET + FULL_BUDGET
+
+
+@pytest.mark.parametrize("step_ms", SHORT_MS)
+@pytest.mark.parametrize(("wanted", "shadows", "per_s"), [("", True, 10), ("few", True, 5), ("", False, 2.5)])
+def test_however_dear_enough_steps_per_second_are_watched(
+    step_ms: float, wanted: str, shadows: bool, per_s: float
+) -> None:
+    """10, half of that with `few`, a quarter without shadow steps; and a full one per second, or one of 64."""
+    job = Simulated(5, 20, wanted, shadows).run(16_384, step_ms)
+    assert per_s <= job.share("sf") * 1000 / step_ms <= (2.01 * per_s if step_ms > 1 else 8 * per_s)
+    full = job.share("f") * 1000 / step_ms
+    assert full > 1 or job.share("f") >= 1 / LONGEST_FULL_PERIOD
+
+
+@pytest.mark.parametrize("step_ms", SHORT_MS)
+def test_all_steps_can_be_watched_however_short(step_ms: float) -> None:
+    assert Simulated(5, 20, "all").run(16_384, step_ms).share("sf") == 1 - 1 / UNWATCHED_PERIOD
+
+
+def test_when_steps_become_long_most_are_watched_soon() -> None:
+    """Not when enough watched steps have been seen again, which took minutes."""
+    job = Simulated(0.2, 0.4).run(4096, 2.7)
+    assert job.schedule.watched.value == 32
+    job.run(2, 200)
+    assert job.schedule.watched.value == 2
+    assert job.schedule.full.value <= LONGEST_FULL_PERIOD
+    job.run(200, 1000)
+    assert job.schedule.watched.value == 1
+
+
+def test_one_long_step_changes_little() -> None:
+    job = Simulated(0.2, 0.4).run(4096, 2.7)
+    before = job.schedule.watched.value
+    job.run(1, 1000).run(64, 2.7)
+    assert job.schedule.watched.value == before
+
+
+@pytest.mark.parametrize("step_ms", [2.7, 6.25, 10, 20])
+def test_ranks_with_other_costs_and_durations_share_enough_steps(step_ms: float) -> None:
+    """6.25 ms is where the longest period changes: ranks see durations that differ a little."""
+    dice, ranks = random.Random(1), [Simulated(cost, 4 * cost) for cost in (0.01, 0.03, 0.1, 0.3)]
+    for _ in range(16_384 // 8):
+        for rank in ranks:
+            rank.run(8, step_ms * dice.uniform(0.98, 1.02))
+    shared = set.intersection(*(rank.watched() for rank in ranks))
+    assert len([number for number in shared if number >= 8192]) / 8192 * 1000 / step_ms >= 0.98 * 10
+    assert len({rank.schedule.watched.value for rank in ranks}) > 1
+    assert len(shared) > (0.75 if step_ms == 6.25 else 0.95) * min(len(rank.watched()) for rank in ranks)
+
+
+@pytest.mark.parametrize("watched", [1, 2, 8, 16, 32, 64])
+def test_cpu_time_is_taken_around_watched_steps(watched: int) -> None:
+    """Of them and of their neighbours, except at the end of a period now and then."""
+    schedule = scheduled(512, watched)
+    steps = range(6400, 6400 + 6400)
+    taken = {step for step in steps if schedule.needs_cpu_time(step)}
+    chosen = [step for step in steps if not schedule.is_unwatched(step)]
+    compared = sum(all(step + at in taken for at in (-1, 0, 1, 2)) for step in chosen)
+    assert compared >= (1 - 3 / watched if watched >= 16 else 0.99) * len(chosen) - 8
+    assert len(taken) <= (4 * len(steps) / watched if watched >= 16 else len(steps))
