@@ -18,8 +18,8 @@ cost: 2 hosts; blocks of steps, watched and not, in turns (`overhead.py` explain
 faults: 2 hosts; ddpwatch has a link of its own, so that the training goes on. Columns:
     ≤ 5 s, p50 s, worst s             from the end of the cause until a viewer has a newer step of every rank
     twice                             steps that came twice
-    lost, uncounted                   steps that a viewer never got (of a full disk: frames that are not recorded), and by
-                                      how many ddpwatch's own count differs
+    lost, uncounted                   steps that a viewer never got (of a full disk: frames that are not recorded), and
+                                      by how many ddpwatch's own count differs
     step                              the mean step while it lasts, to that before (`paired.hodges_lehmann`)
 security: 2 hosts; who listens, and what a thousand connections a second to the root do
 """

@@ -1,4 +1,4 @@
-"""Several hosts on this machine: namespaces with clocks of their own, links of a given rate, and torchrun on all of them.
+"""Several hosts on this machine: namespaces with clocks of their own, links of a given rate, and jobs on all of them.
 
 The hosts are those of the tests (`tests.support.hosts`). They end with this process, and their links with them.
 """

@@ -14,7 +14,6 @@ from benchmarks.hosts_network import SKEWS_S, START_S, Network, network
 from benchmarks.rounds import Rounds
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import steps_across_ranks
-from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.messages import ClockExchange, Layout
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
@@ -78,12 +77,9 @@ def _named(incident: dict[str, Any], report: dict[str, Any]) -> list[str]:
 def _bucket(file: Path) -> int:
     """The bucket of the layer at which rank 3 is late: the first that it launches late."""
     layout = [message for message, _ in Recording(file) if isinstance(message, Layout) and message.rank == LATE][-1]
-    names = Layouts()
-    names.apply(layout)
+    names = [f".{name}." for name in layout.params]
     buckets = [
-        bucket.index
-        for bucket in layout.buckets
-        if any(f".{LAYER}." in f".{names.layer(param)}" for param in bucket.params)
+        bucket.index for bucket in layout.buckets if any(f".{LAYER}." in names[param] for param in bucket.params)
     ]
     return min(buckets)
 
