@@ -261,16 +261,16 @@ def _settle(outcomes: Sequence[Outcome], viewer: Viewer, folder: Path, disk: Pat
 
 
 def _recorded(file: Path) -> set[int]:
-    """The sequence numbers of the frames in the recording."""
+    """The receive times of the frames in the recording, which name them."""
     with contextlib.suppress(DdpwatchError, OSError):
-        return {envelope.seq for _, envelope in Recording(file)}
+        return {envelope.received_ns for _, envelope in Recording(file)}
     return set()
 
 
 def _unrecorded(viewer: Viewer, recorded: set[int], outcome: Outcome) -> int:
     """How many frames that the viewer got at that time are not in the recording."""
     frames = viewer.arrived_s.items()
-    return sum(outcome.start_s - 1 < at_s < outcome.end_s and seq not in recorded for seq, at_s in frames)
+    return sum(outcome.start_s - 1 < at_s < outcome.end_s and frame not in recorded for frame, at_s in frames)
 
 
 def _mean_step(ended: Sequence[float], since_s: float, until_s: float) -> float:

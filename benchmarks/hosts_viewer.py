@@ -27,7 +27,7 @@ class Viewer(threading.Thread):
     Attributes:
         seen: How often each step came, by rank and number.
         newest_s: Per rank, when the newest step that came had ended, on this machine's clock.
-        arrived_s: When each frame came, by its sequence number.
+        arrived_s: When each frame came, by the root's receive time of it.
         dropped: Frames that each agent had no room for.
         status: The root's newest.
     """
@@ -88,7 +88,7 @@ class Viewer(threading.Thread):
 
     def _take(self, message: Message, envelope: Envelope) -> None:
         self._state.apply(message, envelope.received_ns)
-        self.arrived_s[envelope.seq] = time.monotonic()
+        self.arrived_s[envelope.received_ns] = time.monotonic()
         if isinstance(message, Step):
             self.seen[message.rank, message.step] += 1
             ended_s = (message.start_ns + message.duration_ns) / 1e9 - SKEWS_S[message.rank]

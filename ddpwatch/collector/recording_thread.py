@@ -44,7 +44,7 @@ class RecordingThread(threading.Thread):
         path: The recording.
         about: Its metadata.
         limits: Its size limits.
-        retry_s: Pause before the first retry after an error.
+        retry_s: Pause before each retry after an error.
         resume: Continue the recording of a collector that has died.
     """
 
