@@ -4,7 +4,7 @@
 
 Needs root. Every host has a network of its own (a link of 100 Mbit/s: ``tc tbf``), mounts, a host name, and a monotonic
 clock that differs by exactly 0, +5,000, −300 and 0 s from this machine's, so that the truth is known. Without
-``--part``, all parts run, for about two hours, most of it for the faults.
+``--part``, all parts run, for about 70 minutes, 50 of them for the faults.
 
 straggler: 4 hosts, rank 3 is late, or nobody is. Columns:
     named, its host, layer, bucket    what the report says

@@ -8,13 +8,13 @@ import re
 import signal
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from benchmarks.hosts_network import START_S, Interrupted, Job, Network, network
+from benchmarks.hosts_network import START_S, Interrupted, Job, NeverError, Network, network
 from benchmarks.hosts_viewer import Viewer, ends
 from benchmarks.paired import hodges_lehmann
 from benchmarks.rounds import Rounds
@@ -155,7 +155,7 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
 
-def strike_all(times: int, only: Sequence[str], rounds: Rounds, seed: int) -> Iterator[Outcome]:
+def strike_all(times: int, only: Sequence[str], rounds: Rounds, seed: int) -> Generator[Outcome, None, None]:
     """Strikes with each fault so many times, in as few jobs as may have that many dead collectors.
 
     An outcome is complete once the next job starts, or the iterator is closed.
@@ -178,19 +178,14 @@ def _one_job(plan: Sequence[str], dice: random.Random, rounds: Rounds) -> Iterat
             try:
                 for name in plan:
                     scene.pause(BEFORE_S + dice.uniform(0, RANDOM_S))
-                    outcomes.append(Outcome(name, time.monotonic()))
-                    try:
-                        _strike(outcomes[-1], scene)
-                    except Interrupted:
-                        outcomes.pop()
-                        return
+                    outcomes.append(_strike(name, scene))
                     yield outcomes[-1]
             except Interrupted:
                 pass
             finally:
                 (hosts.folder / "stop").touch()
                 job.wait(START_S)
-        _settle(outcomes, viewer, hosts.folder, disk)
+                _settle(outcomes, viewer, hosts.folder, disk)
 
 
 @contextlib.contextmanager
@@ -209,15 +204,17 @@ def _disk(hosts: Network) -> Path:
     return hosts.folder / "disk"
 
 
-def _strike(outcome: Outcome, scene: Scene) -> None:
-    viewer = scene.viewer
-    twice, stated = viewer.duplicates, _stated(outcome.fault, viewer)
-    FAULTS[outcome.fault](scene)
+def _strike(fault: str, scene: Scene) -> Outcome:
+    viewer, outcome = scene.viewer, Outcome(fault, time.monotonic())
+    twice, stated = viewer.duplicates, _stated(fault, viewer)
+    FAULTS[fault](scene)
     outcome.gone_s = time.monotonic()
-    scene.until(_recovery(outcome, viewer), f"its recovery from {outcome.fault}")
+    with contextlib.suppress(NeverError):
+        scene.until(_recovery(outcome, viewer), f"its recovery: {fault}")
     outcome.end_s = time.monotonic()
     scene.pause(max(1.0, outcome.start_s + AT_LEAST_S - outcome.end_s))  # and for what may come twice
-    outcome.twice, outcome.stated = viewer.duplicates - twice, _stated(outcome.fault, viewer) - stated
+    outcome.twice, outcome.stated = viewer.duplicates - twice, _stated(fault, viewer) - stated
+    return outcome
 
 
 def _recovery(outcome: Outcome, viewer: Viewer) -> Callable[[], bool]:

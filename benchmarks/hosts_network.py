@@ -30,6 +30,11 @@ PORT = "29533"
 START_S = 180.0
 END_S = 60.0
 LOOK_S = 0.05
+SHOWN = 3000  # characters of the output
+
+
+class NeverError(RuntimeError):
+    """What a job was expected to come to has not happened in time."""
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
@@ -165,15 +170,18 @@ class Job:
         """Waits until something holds.
 
         Raises:
-            RuntimeError: The job failed, or that takes too long.
+            NeverError: That takes too long.
+            RuntimeError: The job failed.
             Interrupted: A signal came.
         """
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             if rounds is not None and rounds.stop_requested:
                 raise Interrupted
-            if any(process.poll() for process in self._processes) or time.monotonic() > deadline_s:
-                raise RuntimeError(f"the job has failed, or never came to {what}:\n{self.output()[-3000:]}")
+            if any(process.poll() for process in self._processes):
+                raise RuntimeError(f"the job failed:\n{self.output()[-SHOWN:]}")
+            if time.monotonic() > deadline_s:
+                raise NeverError(f"the job never came to {what}:\n{self.output()[-SHOWN:]}")
             time.sleep(LOOK_S)
 
     def output(self) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import psutil
 
@@ -17,6 +18,8 @@ from ddpwatch.report.format import table
 HOSTS = 2
 SECONDS, PER_S = 10, 1000
 SETTLE_S = 5.0
+LOOK_S = 0.2
+FLOODS = ("first flood", "second flood")
 KNOCK = """
 import socket, sys, time
 host, port, seconds, per_s = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
@@ -37,7 +40,7 @@ for number in range(seconds * per_s):
         knocking.close()
     if len(held) > 900:
         held.pop(0).close()
-print(connected, time.monotonic() - start)
+print(connected)
 """
 
 
@@ -72,26 +75,44 @@ def _who_listens(job: Job, unwatched: list[set[str]], watched: list[set[str]]) -
 
 
 def _knocked(job: Job, viewer: Viewer, rounds: Rounds, address: str) -> list[str]:
-    host, _, port = address.rpartition(":")
     found = job.collector(0)
     assert found is not None
-    command = [sys.executable, "-c", KNOCK, host, port, str(SECONDS), str(PER_S)]
-    memory = [_mb(found)]
-    with subprocess.Popen(job.network.hosts[1].entered(*command), stdout=subprocess.PIPE, text=True) as knocking:
-        while knocking.poll() is None:
-            job.pause(0.2)
-            memory.append(_mb(found))
-        connected, took_s = (knocking.stdout.read() if knocking.stdout else "0 0").split()
-    done_s = time.monotonic()
-    job.until(lambda: viewer.has_all_since(done_s, HOSTS), START_S, "steps after that")
-    memory.append(_mb(found))
+    rows = []
+    for what in ("", *FLOODS):
+        refused, start_s, before_mb = _refused(viewer), time.monotonic(), _mb(found)
+        connects, peak_mb = _flood(job, address, found) if what else _quiet(job, rounds, found)
+        took_s = time.monotonic() - start_s
+        job.until(partial(viewer.has_all_since, time.monotonic(), HOSTS), START_S, "steps after that")
+        mb = (f"{value:.1f}" for value in (before_mb, peak_mb, _mb(found)))
+        rows.append([what or "nothing", str(connects), f"{took_s:.1f}", str(_refused(viewer) - refused), *mb])
     (job.network.folder / "stop").touch()
     job.wait(START_S)
     missing = len(viewer.missing(job.network.folder, HOSTS))
-    refused = viewer.status.refused if viewer.status is not None else {}
-    cells = [connected, f"{float(took_s):.1f}", str(sum(refused.values())), str(len(viewer.seen)), str(missing)]
-    cells += [str(viewer.duplicates), *(f"{mb:.1f}" for mb in (memory[0], max(memory), memory[-1]))]
-    return table(["connects", "in s", "refused", "steps", "lost", "twice", "MB before", "at most", "after"], [cells])
+    steps = f"{len(viewer.seen)} steps, {missing} lost, {viewer.duplicates} came twice"
+    return [*table(["", "connects", "in s", "refused", "MB before", "at most", "after"], rows), steps]
+
+
+def _flood(job: Job, address: str, root: psutil.Process) -> tuple[int, float]:
+    """How many connections were made, and how much memory the root had at most."""
+    host, _, port = address.rpartition(":")
+    command = [sys.executable, "-c", KNOCK, host, port, str(SECONDS), str(PER_S)]
+    peak_mb = 0.0
+    with subprocess.Popen(job.network.hosts[1].entered(*command), stdout=subprocess.PIPE, text=True) as knocking:
+        assert knocking.stdout is not None
+        while knocking.poll() is None:
+            job.pause(LOOK_S)
+            peak_mb = max(peak_mb, _mb(root))
+        return int(knocking.stdout.read() or 0), peak_mb
+
+
+def _quiet(job: Job, rounds: Rounds, root: psutil.Process) -> tuple[int, float]:
+    """As `_flood`, for as long without connections."""
+    job.pause(SECONDS, rounds)
+    return 0, _mb(root)
+
+
+def _refused(viewer: Viewer) -> int:
+    return 0 if viewer.status is None else sum(viewer.status.refused.values())
 
 
 def _mb(process: psutil.Process) -> float:
