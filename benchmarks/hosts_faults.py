@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.hosts_network import START_S, Interrupted, Job, NeverError, Network, network
+from benchmarks.hosts_network import START_S, Interrupted, Job, Network, NeverError, network
 from benchmarks.hosts_viewer import Viewer, ends
 from benchmarks.paired import hodges_lehmann
 from benchmarks.rounds import Rounds
@@ -162,7 +162,7 @@ def strike_all(times: int, only: Sequence[str], rounds: Rounds, seed: int) -> Ge
     """
     dice = random.Random(seed)
     left = dict.fromkeys(only, times)
-    while any(left.values()):
+    while any(left.values()) and not rounds.stop_requested:
         plan = [name for name, count in left.items() for _ in range(min(count, RESTARTS))]
         left = {name: max(0, count - RESTARTS) for name, count in left.items()}
         yield from _one_job(dice.sample(plan, len(plan)), dice, rounds)
@@ -170,9 +170,9 @@ def strike_all(times: int, only: Sequence[str], rounds: Rounds, seed: int) -> Ge
 
 def _one_job(plan: Sequence[str], dice: random.Random, rounds: Rounds) -> Iterator[Outcome]:
     outcomes: list[Outcome] = []
-    with network(HOSTS) as hosts, _watched(hosts, rounds) as job:
+    with contextlib.suppress(Interrupted), network(HOSTS) as hosts, _watched(hosts) as job:
         disk = Path(f"/proc/{hosts.hosts[ROOT_HOST].pid}/root{_disk(hosts)}")
-        with Viewer(job.look().publish) as viewer:
+        with Viewer(job.look(rounds).publish) as viewer:
             scene = Scene(job, viewer, disk, dice, rounds)
             scene.until(lambda: viewer.has_all_since(0.0, HOSTS), "steps of all ranks")
             try:
@@ -180,8 +180,6 @@ def _one_job(plan: Sequence[str], dice: random.Random, rounds: Rounds) -> Iterat
                     scene.pause(BEFORE_S + dice.uniform(0, RANDOM_S))
                     outcomes.append(_strike(name, scene))
                     yield outcomes[-1]
-            except Interrupted:
-                pass
             finally:
                 (hosts.folder / "stop").touch()
                 job.wait(START_S)
@@ -189,7 +187,7 @@ def _one_job(plan: Sequence[str], dice: random.Random, rounds: Rounds) -> Iterat
 
 
 @contextlib.contextmanager
-def _watched(hosts: Network, rounds: Rounds) -> Iterator[Job]:
+def _watched(hosts: Network) -> Iterator[Job]:
     """The job, with a small disk of its own for the recording, and a link of its own for what ddpwatch sends."""
     disk = _disk(hosts)
     disk.mkdir()

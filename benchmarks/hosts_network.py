@@ -188,16 +188,16 @@ class Job:
         """What its processes have printed."""
         return self._log.read_text(errors="replace")
 
-    def look(self, host: int = 0) -> rundir.RunInfo:
-        """The run as it can be seen on a host, once there is one."""
+    def look(self, rounds: Rounds | None = None) -> rundir.RunInfo:
+        """The run as it can be seen on rank 0's host, once there is one. Raises as `until`."""
         found: list[rundir.RunInfo] = []
 
         def there() -> bool:
-            os.environ["DDPWATCH_DIR"] = str(self.network.hosts[host].directory)
+            os.environ["DDPWATCH_DIR"] = str(self.network.hosts[0].directory)
             found[:] = rundir.live_runs()
             return bool(found)
 
-        self.until(there, START_S, f"a run on host {host}")
+        self.until(there, START_S, "a run", rounds)
         return found[0]
 
     def collector(self, host: int) -> psutil.Process | None:

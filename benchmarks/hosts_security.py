@@ -53,7 +53,7 @@ def security(rounds: Rounds) -> Iterator[list[str]]:
             job.pause(SETTLE_S, rounds)
             unwatched = [_listeners(job, host) for host in range(HOSTS)]
             (hosts.folder / "watch").touch()
-            with Viewer(job.look().publish) as viewer:
+            with Viewer(job.look(rounds).publish) as viewer:
                 job.until(lambda: viewer.has_all_since(0.0, HOSTS), START_S, "steps of all ranks", rounds)
                 watched = [_listeners(job, host) for host in range(HOSTS)]
                 yield _who_listens(job, unwatched, watched)

@@ -129,7 +129,7 @@ def clocks(rounds: Rounds, seconds: float) -> list[str]:
         (hosts.folder / "watch").touch()
         file = hosts.folder / "run.mcap"
         with hosts.job("benchmarks/hosts_job.py", str(hosts.folder), str(file), DDPWATCH_STEPS="full") as job:
-            job.look()
+            job.look(rounds)
             for _ in rounds.over(range(round(seconds)), "seconds"):
                 job.pause(1.0)
             (hosts.folder / "stop").touch()
