@@ -12,7 +12,7 @@ straggler: 4 hosts, rank 3 is late, or nobody is. Columns:
     inside                            in how many steps the truth is within that
     true                              how often one rank was named as a bucket's last, and was it
 clock: 4 hosts on links that are mostly idle. Of every ping and of every step:
-    µs p50, best                      how wide the interval of the clock's offset is
+    µs p50, best, at end              how wide the interval of the clock's offset is; at the end: in the last 100 steps
     inside                            how many intervals hold the truth
 cost: 2 hosts; blocks of steps, watched and not, in turns (`overhead.py` explains the columns)
 faults: 2 hosts; ddpwatch has a link of its own, so that the training goes on. Columns:

@@ -5,7 +5,7 @@ All hosts are one machine, so that the truth is known: stamps differ by the host
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,13 +17,15 @@ from ddpwatch.analysis.assembly import steps_across_ranks
 from ddpwatch.messages import ClockExchange, Layout
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
-from ddpwatch.report.format import table
+from ddpwatch.report.format import UNKNOWN, table
 
 HOSTS, LATE = len(SKEWS_S), 3  # one rank on each; the late one
 LATE_MS, LAYER = 60, "blocks.0.mlp"
 NAMES_A_RANK = ("straggler", "intermittent", "drift", "slow_input", "pause", "slow_host", "hang", "death")
 MODEL = ("--model", "gpt:width=32,layers=2,heads=2", "--bucket-cap-mb", "0.05", "--batch-size", "4")
 NS_PER_S, NS_PER_MS, NS_PER_US = 1e9, 1e6, 1e3
+LAST = 100  # steps
+Interval = tuple[int, int]
 
 
 # -- a late rank ------------------------------------------------------------------------------------------------------
@@ -54,7 +56,7 @@ def _trained(hosts: Network, rounds: Rounds, steps: int, injected: bool) -> Path
 def _row(injected: bool, file: Path) -> list[str]:
     report = report_of(file)
     named = [row for row in report["incidents"] if row["kind"] in NAMES_A_RANK and row["ranks"]]
-    about = [_named(row, report) for row in named] or [["nobody", "–", "–", "–"]]
+    about = [_named(row, report) for row in named] or [["nobody", UNKNOWN, UNKNOWN, UNKNOWN]]
     cells = ["; ".join(cell) for cell in zip(*about, strict=True)]
     late = _lateness(file)
     what = f"rank {LATE}, {LATE_MS} ms, {LAYER}, bucket {_bucket(file)}" if injected else "nothing"
@@ -71,7 +73,7 @@ def _named(incident: dict[str, Any], report: dict[str, Any]) -> list[str]:
     hosts = {row["rank"]: row["host"] for row in report["ranks"]}
     ranks = incident["ranks"]
     cells = [f"{incident['kind']}: rank {', '.join(map(str, ranks))}", ", ".join(hosts[rank] for rank in ranks)]
-    return [*cells, incident["param"] or "–", str(incident["bucket"])]
+    return [*cells, incident["param"] or UNKNOWN, str(incident["bucket"])]
 
 
 def _bucket(file: Path) -> int:
@@ -120,7 +122,7 @@ def _launches(step: StepAcrossRanks) -> Iterator[tuple[int, ...]]:
 
 # -- the clocks -------------------------------------------------------------------------------------------------------
 
-CLOCK_COLUMNS = ("host", "ahead s", "pings", "µs p50", "µs best", "inside", "steps", "µs p50", "µs best", "inside")
+CLOCK_COLUMNS = ("host", "ahead s", "pings", "µs p50", "µs best", "inside", "steps", "µs p50", "µs at end", "inside")
 
 
 def clocks(rounds: Rounds, seconds: float) -> list[str]:
@@ -148,13 +150,18 @@ def _clock_rows(file: Path) -> Iterator[list[str]]:
         truth = -SKEWS_S[rank] * int(NS_PER_S)
         of_pings = [(ping.replied_ns - ping.returned_ns, ping.received_ns - ping.sent_ns) for ping in pings]
         of_steps = [(shift.offset - shift.error, shift.offset + shift.error) for shift in shifts]
-        yield [f"host{rank}", f"{SKEWS_S[rank]:+,}", *_widths(of_pings, truth), *_widths(of_steps, truth)]
+        yield [
+            f"host{rank}",
+            f"{SKEWS_S[rank]:+,}",
+            *_held(of_pings, truth, min),
+            *_held(of_steps, truth, lambda widths: median(widths[-LAST:])),
+        ]
 
 
-def _widths(intervals: Sequence[tuple[int, int]], truth: int) -> list[str]:
-    """How many there are, their widths, and how many hold the truth."""
+def _held(intervals: Sequence[Interval], truth: int, shown: Callable[[list[float]], float]) -> list[str]:
+    """How many there are, their width in the median and another figure of it, and how many hold the truth."""
     if not intervals:
-        return ["0", "–", "–", "–"]
+        return ["0", UNKNOWN, UNKNOWN, UNKNOWN]
     widths = [(high - low) / NS_PER_US for low, high in intervals]
     inside = sum(low <= truth <= high for low, high in intervals)
-    return [f"{len(widths)}", f"{median(widths):.0f}", f"{min(widths):.0f}", f"{inside}"]
+    return [f"{len(widths)}", f"{median(widths):.0f}", f"{shown(widths):.0f}", f"{inside}"]
