@@ -44,7 +44,7 @@ class RecordingThread(threading.Thread):
         path: The recording.
         about: Its metadata.
         limits: Its size limits.
-        retry_s: Pause before the first retry after an error.
+        retry_s: Pause before each retry after an error.
         resume: Continue the recording of a collector that has died.
     """
 
@@ -82,11 +82,11 @@ class RecordingThread(threading.Thread):
 
     @property
     def state(self) -> RecordingState:
-        """Size and errors so far."""
-        writer, lost = self._writer, f"; {self.lost} frames lost" if self.lost else ""
+        """Size and errors so far. What collectors before this one have lost counts, too."""
+        writer, lost = self._writer, f"{self.lost} frames lost" if self.lost else ""
         slow = "the disk is too slow" if self._refused else ""
         error = self._failure or (writer and writer.error) or slow
-        return RecordingState(None if writer is None else writer.nbytes, error + lost if error else "")
+        return RecordingState(None if writer is None else writer.nbytes, "; ".join(filter(None, (error, lost))))
 
     def finish(self, timeout_s: float = CLOSE_S) -> None:
         """Writes the backlog and the end; gives up on a disk that takes too long."""

@@ -34,7 +34,7 @@ class RankFile:
     Args:
         directory: Directory for all ranks of the job; created if it is missing.
         hello: Who the rank is, and in which run.
-        retry_s: Pause before the first retry after an error.
+        retry_s: Pause before each retry after an error.
 
     Raises:
         UsageError: The limits in the environment are not valid.

@@ -13,8 +13,7 @@ from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.rotation import ContextMessages, RotatingWriter
 from ddpwatch.transport import Envelope
 
-RETRY_S = 2.0  # doubled after each failure
-MAX_RETRY_S = 60.0
+RETRY_S = 2.0
 _log = logging.getLogger("ddpwatch.recording")
 
 
@@ -27,7 +26,7 @@ class ResilientWriter:
         path: The recording.
         about: Its metadata.
         limits: Its size limits.
-        retry_s: Pause before the first retry after an error.
+        retry_s: Pause before each retry after an error.
         make_folder: Create the file's directory if it is missing.
         resume: See `RotatingWriter`.
 
@@ -138,5 +137,4 @@ class ResilientWriter:
         self.lost += self._unflushed
         self._unflushed = 0
         self._failed_at = time.monotonic()
-        self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s)
         self.abandon()

@@ -78,7 +78,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
     run_directory = Path(f"/tmp/dw-{os.getpid()}")
     run_directory.mkdir(mode=0o700)
     hosts = linked(["alpha", "beta"], run_directory)
-    pids = ",".join(str(host.process.pid) for host in hosts)
+    pids = ",".join(str(host.pid) for host in hosts)
     arguments = (pids, str(folder))
     environment = {"DDPWATCH_DIR": str(run_directory), "DDPWATCH_STEPS": "full"}
     try:

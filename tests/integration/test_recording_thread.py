@@ -82,6 +82,12 @@ def test_a_directory_that_vanishes_and_comes_back(recorder: RecordingThread, tmp
     assert steps_in(folder / "a.mcap") == list(range(10, 15))
     assert report_of(folder / "a.mcap")["recording"]["lost"] >= 5
     assert "frames lost" in recorder.state.error
+    following = RecordingThread(str(folder / "a.mcap"), {"run_id": "r"}, Limits(), resume=True)
+    following.start()
+    feed(following, 15, 1)
+    wait_for(lambda: following.state.nbytes, "the next collector records")
+    following.finish()
+    assert following.state.error == f"{recorder.lost} frames lost"
 
 
 def test_an_error_in_the_middle_continues_in_a_new_part(

@@ -20,7 +20,7 @@ mount -t tmpfs -o mode=700 tmpfs "$1"
 mount -t tmpfs tmpfs /dev/shm
 hostname "$2"
 ip link set lo up
-echo up
+echo up $$
 exec cat
 """
 NAMESPACES = ("net", "mnt", "uts")
@@ -56,45 +56,72 @@ def skip(why: str) -> NoReturn:
 class Host:
     """One host, with a run directory of its own.
 
+    Args:
+        name: Its host name.
+        run_directory: Where it has its run directory.
+        ahead_s: By how much its monotonic clock is ahead of this machine's; None for the same clock.
+
     Attributes:
-        process: What keeps its namespaces.
+        pid: The process that keeps its namespaces.
         name: Its host name.
         directory: Its run directory, as seen from outside.
     """
 
-    def __init__(self, name: str, run_directory: Path) -> None:
-        command = ["unshare", "--net", "--mount", "--uts", "sh", "-ec", INSIDE, "host", str(run_directory), name]
+    def __init__(self, name: str, run_directory: Path, ahead_s: int | None = None) -> None:
+        clock = [] if ahead_s is None else ["--time", "--fork", f"--monotonic={ahead_s}", f"--boottime={ahead_s}"]
+        command = [
+            "unshare",
+            "--net",
+            "--mount",
+            "--uts",
+            *clock,
+            "sh",
+            "-ec",
+            INSIDE,
+            "host",
+            str(run_directory),
+            name,
+        ]
         self.name = name
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"up\n"
-        self.directory = Path(f"/proc/{self.process.pid}/root{run_directory}")
+        self._kinds = ["--net", "--mount", "--uts", *(["--time"] if clock else [])]
+        pipe = subprocess.PIPE  # in a session of its own: Ctrl-C must not end the host before what runs there
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
+        assert self._process.stdout is not None
+        up, pid = self._process.stdout.readline().split()
+        assert up == b"up"
+        self.pid = int(pid)
+        self.directory = Path(f"/proc/{self.pid}/root{run_directory}")
+
+    def entered(self, *command: str) -> list[str]:
+        """The command that runs a command in there."""
+        return ["nsenter", f"--target={self.pid}", *self._kinds, *command]
 
     def run(self, *command: str, **environment: str) -> str:
         """The output of a command that runs in there."""
-        entered = ["nsenter", f"--target={self.process.pid}", "--net", "--mount", "--uts", *command]
         variables = {**os.environ, **environment}
-        return subprocess.run(entered, env=variables, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(self.entered(*command), env=variables, check=True, capture_output=True, text=True).stdout
 
     def processes(self, word: str) -> list[psutil.Process]:
         """The processes in there that have the word in their command lines."""
+        network = _network(self.pid)
         return [
             process
             for process in psutil.process_iter(["cmdline", "status"])
             if process.info["status"] != psutil.STATUS_ZOMBIE
             and any(word in part for part in process.info["cmdline"] or [])
-            and _network(process.pid) == _network(self.process.pid)
+            and network
+            and _network(process.pid) == network
         ]
 
     def close(self) -> None:
         """Ends it; its links go with it."""
-        self.process.communicate()
+        self._process.communicate()
 
 
 def linked(names: Sequence[str], run_directory: Path) -> list[Host]:
     """Two hosts with links between them: the addresses of ``eth0`` end with 1 and 2, and so do those of ``mon0``."""
     first, second = hosts = [Host(name, run_directory) for name in names]
-    pids = [str(host.process.pid) for host in hosts]
+    pids = [str(host.pid) for host in hosts]
     for link, prefix in LINKS.items():
         ends = ["name", link, "netns", pids[0], "type", "veth", "peer", "name", link, "netns", pids[1]]
         subprocess.run(["ip", "link", "add", *ends], check=True)

@@ -202,6 +202,21 @@ def test_a_disk_that_fails_twice_in_a_row_keeps_its_times(tmp_path: Path, monkey
     assert Recording(tmp_path / "a.mcap").span_ns == (now_ns, now_ns)
 
 
+def test_a_disk_that_works_again_is_used_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("ddpwatch.recording.resilient.time.monotonic", lambda: now_s)
+    writer = ResilientWriter(tmp_path / "disk" / "a.mcap", {}, Limits())
+    while now_s < 600:
+        now_s += 0.25
+        writer.flush()
+    (tmp_path / "disk").mkdir()
+    now_s += 3
+    writer.flush()
+    was_there = (tmp_path / "disk" / "a.mcap").exists()
+    writer.close()
+    assert was_there
+
+
 # -- all files of a run, and only these ----------------------------------------------------------------------
 
 
