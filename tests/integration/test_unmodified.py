@@ -41,6 +41,7 @@ class Script:
 
     Attributes:
         launcher: The module that starts its ranks, with arguments; empty where the script starts them.
+        ranks: How many are forked, as torchrun would start them; 0 where something else starts them.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Script:
     steps: int
     parameters: int
     launcher: tuple[str, ...] = ()
+    ranks: int = 0
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -58,14 +60,15 @@ class Script:
         program = (str(SCRIPTS / "unmodified" / self.name), str(saved))
         if "--no_python" in self.launcher:
             program = fork(0, None, *program)
-        return fork(2 if self.name == "with_trainer.py" else 0, None, *self.launcher, *program)
+        return fork(self.ranks, None, *self.launcher, *program)
 
 
 ALL = [
     Script("plain.py", "PyTorch, `torchrun`", steps=20, parameters=8, launcher=TORCHRUN),
     Script("with_accelerate.py", "Accelerate, `accelerate launch`", steps=16, parameters=10, launcher=ACCELERATE),
     Script("with_lightning.py", "Lightning, `python`", steps=32, parameters=8),
-    Script("with_trainer.py", "Transformers, `Trainer`", steps=16, parameters=29),
+    Script("with_fsdp2.py", "Lightning, `ModelParallelStrategy`", steps=32, parameters=8, ranks=2),
+    Script("with_trainer.py", "Transformers, `Trainer`", steps=16, parameters=29, ranks=2),
 ]
 
 
