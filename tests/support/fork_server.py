@@ -36,6 +36,8 @@ ADDRESS = "FORK_SERVER"  # names the server's socket to the workers of pytest-xd
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.optim")
 TORCHRUN_IMPORTS = ("torch.distributed.launcher.api",)
 FRAMEWORKS = ("lightning", "accelerate.commands.launch", "transformers.trainer")  # what tests of frameworks preload
+RAY = ("ray.train.torch", "ray.train.v2.api.data_parallel_trainer", "ray._private.workers", "tensorboardX")
+EXECUTABLE = "FORKED_EXECUTABLE"  # names what a forked rank starts when it starts Python, if not that
 
 
 @dataclass
@@ -305,6 +307,7 @@ def become(rank: int, job: Request, port: int) -> None:
             with (folder / f"{name}.log").open("wb") as log:
                 os.dup2(log.fileno(), descriptor)
     keep_groups()
+    sys.executable = os.environ.get(EXECUTABLE, sys.executable)
     sys.argv = [job.script, *job.arguments]
     sys.path[0] = str(Path(job.script).parent)
     added = os.environ.get("PYTHONPATH", "").split(os.pathsep)

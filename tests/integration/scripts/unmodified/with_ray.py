@@ -47,6 +47,7 @@ def train(config: dict[str, float]) -> None:
 
 def main() -> None:
     saved = Path(sys.argv[1])
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 1024**2)
     trainer = TorchTrainer(
         train,
         train_loop_config={"lr": 1e-3, "epochs": 2},
