@@ -10,6 +10,7 @@ import os
 import runpy
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,9 +20,9 @@ exec {python} "$@"
 """
 
 
-def python_that_forks(path: Path, preload: str) -> Path:
+def python_that_forks(path: Path, preload: Sequence[str]) -> Path:
     """Makes an executable that Ray takes for Python: it has workers forked, and runs Python for all others."""
-    path.write_text(STAND_IN.format(python=sys.executable, preload=preload, this=__file__))
+    path.write_text(STAND_IN.format(python=sys.executable, preload=",".join(preload), this=__file__))
     path.chmod(0o755)
     return path
 

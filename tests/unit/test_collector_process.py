@@ -26,7 +26,7 @@ READY = f"import os, signal, sys; os.write(int(sys.argv[sys.argv.index('--contro
 
 
 def program(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    def command(module: str, *arguments: str) -> list[str]:
+    def command(module: str, *arguments: str, is_grandchild: bool = False) -> list[str]:
         return [sys.executable, "-c", text, str(ROOT), *arguments]
 
     monkeypatch.setattr(collector_process, "module_command", command)

@@ -52,7 +52,7 @@ def main() -> None:
         train,
         train_loop_config={"lr": 1e-3, "epochs": 2},
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(name="classifier", storage_path=str(saved.parent / "ray_results")),
+        run_config=RunConfig(name=saved.stem, storage_path=str(saved.parent / "ray_results")),
     )
     result = trainer.fit()
     print(f"trained, last loss {result.metrics['loss']:.6f}")
