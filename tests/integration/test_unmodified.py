@@ -71,7 +71,7 @@ class Script:
 
     @property
     def preload(self) -> tuple[str, ...]:
-        return {"plain.py": TORCHRUN_IMPORTS, "with_ray.py": RAY}.get(self.name, FRAMEWORKS)
+        return {"plain.py": TORCHRUN_IMPORTS, "mingpt.py": (), "with_ray.py": RAY}.get(self.name, FRAMEWORKS)
 
     def command(self, saved: Path) -> list[str]:
         fork = partial(forked_command, preload=self.preload)
@@ -83,6 +83,7 @@ class Script:
 
 ALL = [
     Script("plain.py", "PyTorch, `torchrun`", steps=20, parameters=8, launcher=TORCHRUN),
+    Script("mingpt.py", "PyTorch, as minGPT trains", steps=20, parameters=29, ranks=2),
     Script("with_accelerate.py", "Accelerate, `accelerate launch`", steps=16, parameters=10, launcher=ACCELERATE),
     Script("with_lightning.py", "Lightning, `python`", steps=32, parameters=8),
     Script("with_fsdp2.py", "Lightning, `ModelParallelStrategy`", steps=32, parameters=8, ranks=2, buckets=4),
