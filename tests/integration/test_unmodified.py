@@ -23,7 +23,7 @@ import pytest
 from ddpwatch.recording import open_recording
 from ddpwatch.report.build import report_of
 from tests.support.fork_server import ADDRESS, EXECUTABLE, FRAMEWORKS, RAY, TORCHRUN_IMPORTS, server_address
-from tests.support.jobs import ROOT, SCRIPTS, Job, ddpwatch, forked_command, together, wait_for
+from tests.support.jobs import ROOT, SCRIPTS, Job, ddpwatch, forked_command, kill, together, wait_for
 from tests.support.ray_worker import python_that_forks
 
 if TYPE_CHECKING:
@@ -111,9 +111,10 @@ class Runs:
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     script, path = request.param, tmp_path_factory.mktemp("unmodified")
     saved, file = [path / "plain.pt", path / "watched.pt"], str(path / "run.mcap")
+    address = server_address()  # starts the server, if it must, without Ray's environment
     with pytest.MonkeyPatch.context() as patch, ray(script, patch):
         patch.setenv("DDPWATCH_DIR", str(path))
-        patch.setenv(ADDRESS, server_address())
+        patch.setenv(ADDRESS, address)
         run = ("run", "--headless", "--record", file, "--", *script.command(saved[1]))
         plain, watched = together(lambda: unwatched(script, path, saved[0]), lambda: ddpwatch(*run))
         assert watched.returncode == 0, watched.stderr
@@ -136,17 +137,21 @@ def ray(script: Script, patch: pytest.MonkeyPatch) -> Iterator[None]:
     executable = python_that_forks(folder / "python", RAY)
     for name, value in {**QUIET_RAY, "RAY_TMPDIR": str(folder), EXECUTABLE: str(executable)}.items():
         patch.setenv(name, value)
-    yield
-    wait_for(lambda: not left_below(folder), "all of Ray has ended")
-    shutil.rmtree(folder)
+    try:
+        yield
+        wait_for(lambda: not left_below(folder), "all of Ray has ended")
+    finally:
+        kill(left_below(folder))
+        shutil.rmtree(folder)
 
 
 def left_below(folder: Path) -> list[psutil.Process]:
-    """Processes that have got this folder from the test."""
+    """Processes that have got this folder from the test, or have a file open there."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get("RAY_TMPDIR") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+            opened = (file.path for file in process.open_files())
+            if process.environ().get("RAY_TMPDIR") == str(folder) or any(str(folder) in path for path in opened):
                 found.append(process)
     return found
 
