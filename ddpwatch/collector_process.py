@@ -90,7 +90,7 @@ class CollectorProcess:
         self._read_reports()
         if code is None:
             if not self._is_ready and time.monotonic() > self._deadline_s:
-                self._process.kill()
+                os.killpg(self._process.pid, signal.SIGKILL)
             return self._is_ready
         if code == 0 and self._is_ready:
             self._is_over = True
@@ -136,7 +136,8 @@ class CollectorProcess:
         try:
             with open(self._log_file, "ab") as log:
                 self._process = subprocess.Popen(
-                    module_command("ddpwatch.collector", *self._arguments, *shared),
+                    # A worker of Ray kills its children when it ends, not theirs.
+                    module_command("ddpwatch.collector", *self._arguments, *shared, is_grandchild="ray" in sys.modules),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

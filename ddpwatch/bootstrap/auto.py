@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +47,34 @@ def install_sharded(states: ModuleType) -> None:
             _watch(module)
 
     states.FSDPState._lazy_init = _lazy_init
+
+
+def install_ray(workers: ModuleType) -> None:
+    """Says goodbye when Ray Train has ended the training: it then kills its workers, which run no exit handler.
+
+    Args:
+        workers: The module ``ray.train.v2._internal.execution.worker_group.worker``, just imported.
+    """
+    original = workers.RayTrainWorker.shutdown
+
+    @functools.wraps(original)
+    def shutdown(self: Any) -> Any:
+        _end(workers)
+        return original(self)
+
+    workers.RayTrainWorker.shutdown = shutdown
+
+
+def _end(workers: ModuleType) -> None:
+    """Closes this process's session, unless its training still runs: then Ray aborts it."""
+    try:
+        session = getattr(sys.modules.get("ddpwatch.probe.session"), "_session", None)
+        training = workers.get_train_context().execution_context.training_thread_runner
+        if session is not None and not training.is_running():
+            error = training.get_error()
+            session.end(getattr(error, "_base_exc", error))
+    except Exception as error:
+        _log.warning("ddpwatch does not know how the training has ended: %s", error)
 
 
 def _watch(model: Any) -> None:

@@ -238,7 +238,11 @@ class ProbeSession:
     def _close_child(self) -> None:
         """Closes at the end of a process that multiprocessing started: the exception that ends it is in flight."""
         error = sys.exc_info()[1]
-        self._ended_by = None if isinstance(error, SystemExit) and not error.code else error
+        self.end(None if isinstance(error, SystemExit) and not error.code else error)
+
+    def end(self, error: BaseException | None) -> None:
+        """Closes where the interpreter does not note what has ended the training."""
+        self._ended_by = error
         self.close()
 
     def _goodbye(self) -> Bye:

@@ -1,4 +1,4 @@
-"""Scripts written as the docs of PyTorch, Accelerate, Lightning and Transformers teach, under `ddpwatch run`.
+"""Scripts written as the docs of PyTorch, Accelerate, Lightning, Transformers and Ray teach, under `ddpwatch run`.
 
 Not a byte of them is changed. Each runs twice, unwatched and watched: what it computes and says must be the same, and
 the report must be complete. Proves docs/frameworks.md.
@@ -7,17 +7,24 @@ the report must be complete. Proves docs/frameworks.md.
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from ddpwatch.recording import open_recording
 from ddpwatch.report.build import report_of
-from tests.support.fork_server import ADDRESS, FRAMEWORKS, TORCHRUN_IMPORTS, server_address
-from tests.support.jobs import ROOT, SCRIPTS, Job, ddpwatch, forked_command, together
+from tests.support.fork_server import ADDRESS, EXECUTABLE, FRAMEWORKS, RAY, TORCHRUN_IMPORTS, server_address
+from tests.support.jobs import ROOT, SCRIPTS, Job, ddpwatch, forked_command, kill, together, wait_for
+from tests.support.ray_worker import python_that_forks
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +37,15 @@ ACCELERATE = (
     "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
     "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0", "--no_python",
 )  # fmt: skip
+QUIET_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",  # else it leaves a token in the home directory
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one process less
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
+# What Ray's own loggers write, and what it forwards from its processes: with times and pids, and at times too late.
+RAY_S_OWN = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\t|(\x1b\[\d+m)?\((\w+ )?pid=\d+\)")
 
 
 @dataclass
@@ -41,6 +57,8 @@ class Script:
 
     Attributes:
         launcher: The module that starts its ranks, with arguments; empty where the script starts them.
+        ranks: How many are forked, as torchrun would start them; 0 where something else starts them.
+        buckets: How many there are; or parameter groups.
     """
 
     name: str
@@ -48,24 +66,29 @@ class Script:
     steps: int
     parameters: int
     launcher: tuple[str, ...] = ()
+    ranks: int = 0
+    buckets: int = 2
 
     @property
     def preload(self) -> tuple[str, ...]:
-        return TORCHRUN_IMPORTS if self.name == "plain.py" else FRAMEWORKS
+        return {"plain.py": TORCHRUN_IMPORTS, "mingpt.py": (), "with_ray.py": RAY}.get(self.name, FRAMEWORKS)
 
     def command(self, saved: Path) -> list[str]:
         fork = partial(forked_command, preload=self.preload)
         program = (str(SCRIPTS / "unmodified" / self.name), str(saved))
         if "--no_python" in self.launcher:
             program = fork(0, None, *program)
-        return fork(2 if self.name == "with_trainer.py" else 0, None, *self.launcher, *program)
+        return fork(self.ranks, None, *self.launcher, *program)
 
 
 ALL = [
     Script("plain.py", "PyTorch, `torchrun`", steps=20, parameters=8, launcher=TORCHRUN),
+    Script("mingpt.py", "PyTorch, as minGPT trains", steps=20, parameters=29, ranks=2),
     Script("with_accelerate.py", "Accelerate, `accelerate launch`", steps=16, parameters=10, launcher=ACCELERATE),
     Script("with_lightning.py", "Lightning, `python`", steps=32, parameters=8),
-    Script("with_trainer.py", "Transformers, `Trainer`", steps=16, parameters=29),
+    Script("with_fsdp2.py", "Lightning, `ModelParallelStrategy`", steps=32, parameters=8, ranks=2, buckets=4),
+    Script("with_trainer.py", "Transformers, `Trainer`", steps=16, parameters=29, ranks=2),
+    Script("with_ray.py", "Ray Train, `TorchTrainer`", steps=32, parameters=8),
 ]
 
 
@@ -88,9 +111,10 @@ class Runs:
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     script, path = request.param, tmp_path_factory.mktemp("unmodified")
     saved, file = [path / "plain.pt", path / "watched.pt"], str(path / "run.mcap")
-    with pytest.MonkeyPatch.context() as patch:
+    address = server_address()  # starts the server, if it must, without Ray's environment
+    with pytest.MonkeyPatch.context() as patch, ray(script, patch):
         patch.setenv("DDPWATCH_DIR", str(path))
-        patch.setenv(ADDRESS, server_address())
+        patch.setenv(ADDRESS, address)
         run = ("run", "--headless", "--record", file, "--", *script.command(saved[1]))
         plain, watched = together(lambda: unwatched(script, path, saved[0]), lambda: ddpwatch(*run))
         assert watched.returncode == 0, watched.stderr
@@ -98,10 +122,45 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Runs(script, plain, output, [parameters(one) for one in saved], report_of(file), file)
 
 
+@contextmanager
+def ray(script: Script, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For a script that starts Ray: a directory with a short path, and nothing of Ray left at the end.
+
+    Ray starts its workers itself. What it takes for Python has them forked, with the environment that Ray gives them.
+    """
+    if script.name != "with_ray.py":
+        yield
+        return
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    folder = Path(tempfile.mkdtemp(prefix="dw-"))
+    executable = python_that_forks(folder / "python", RAY)
+    for name, value in {**QUIET_RAY, "RAY_TMPDIR": str(folder), EXECUTABLE: str(executable)}.items():
+        patch.setenv(name, value)
+    try:
+        yield
+        wait_for(lambda: not left_below(folder), "all of Ray has ended")
+    finally:
+        kill(left_below(folder))
+        shutil.rmtree(folder)
+
+
+def left_below(folder: Path) -> list[psutil.Process]:
+    """Processes that have got this folder from the test, or have a file open there."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            opened = (file.path for file in process.open_files())
+            if process.environ().get("RAY_TMPDIR") == str(folder) or any(str(folder) in path for path in opened):
+                found.append(process)
+    return found
+
+
 def unwatched(script: Script, path: Path, saved: Path) -> list[str]:
     """The output of the same ranks, all of them forked."""
     file, streams = SCRIPTS / "unmodified" / script.name, path / "streams"
-    with Job(file, str(saved), log=path / "log", preload=script.preload, streams=streams) as job:
+    ranks = 0 if script.name == "with_ray.py" else 2
+    with Job(file, str(saved), log=path / "log", ranks=ranks, preload=script.preload, streams=streams) as job:
         code = job.wait()
     said = ["".join(log.read_text() for log in streams.glob(f"*/{name}.log")) for name in ("stdout", "stderr")]
     assert code == 0, said
@@ -118,7 +177,7 @@ def parameters(file: Path) -> dict[str, torch.Tensor]:
 
 def lines(text: str) -> list[str]:
     """The job's own lines. Two ranks write into one stream, so their order is by chance."""
-    return sorted(line for line in text.splitlines() if not line.startswith("ddpwatch: "))
+    return sorted(line for line in text.splitlines() if not (line.startswith("ddpwatch: ") or RAY_S_OWN.match(line)))
 
 
 def test_it_computes_the_same_bits(runs: Runs) -> None:
@@ -134,6 +193,7 @@ def test_it_says_the_same(runs: Runs) -> None:
     assert runs.plain[0]
     for plain, watched in zip(runs.plain, runs.watched, strict=True):
         assert lines(watched) == lines(plain)
+        assert not re.search(r"pid=\d+\)\S* ddpwatch", watched)  # a worker's warning, which Ray forwards
 
 
 def test_every_step_of_every_rank_is_there(runs: Runs) -> None:
@@ -151,15 +211,20 @@ def test_every_step_of_every_rank_is_there(runs: Runs) -> None:
 
 
 def test_its_line_in_the_docs(runs: Runs, request: pytest.FixtureRequest) -> None:
-    run, steps, buckets = runs.report["run"], runs.report["steps"], runs.report["buckets"]
+    run, steps = runs.report["run"], runs.report["steps"]
     errors = [incident["kind"] for incident in runs.report["incidents"] if incident["severity"] == "error"]
-    found = (steps["count"], steps["warmup"], len(buckets), run["world_size"], run["backend"])
+    found = (steps["count"], steps["warmup"], len(reduced(runs.report)), run["world_size"], run["backend"])
     row = f"| {' | '.join([runs.script.framework, run['model'], *map(str, found), ', '.join(errors) or 'none'])} |"
     text = DOCS.read_text()
     written = with_row(text, row)
     if request.config.getoption("--write-table", default=False):
         DOCS.write_text(written)
     assert written == text or DOCS.read_text() == written, "the table no longer fits: make framework-table"
+
+
+def reduced(report: Report) -> list[Report]:
+    """DDP's buckets, or FSDP2's parameter groups: each is reduced once. These are gathered as well, in other rows."""
+    return [row for row in report["buckets"] if row["use"] in ("", "reduce_scatter")]
 
 
 def with_row(text: str, row: str) -> str:
@@ -183,14 +248,15 @@ def test_overlap_is_measured(runs: Runs) -> None:
 
 
 def test_every_bucket_has_its_parameters_and_times(runs: Runs) -> None:
-    buckets = runs.report["buckets"]
-    assert len(buckets) == 2
+    buckets = reduced(runs.report)
+    assert len(buckets) == runs.script.buckets
     names = [name for bucket in buckets for name in bucket["params"]]
-    assert sorted(names) == sorted(runs.parameters[0])
-    sizes = {name: tensor.nbytes for name, tensor in runs.parameters[0].items()}
-    for bucket in buckets:
+    sizes = {name.removeprefix("model."): tensor.nbytes for name, tensor in runs.parameters[0].items()}
+    assert sorted(names) == sorted(sizes)
+    for bucket in runs.report["buckets"]:
         assert bucket["nbytes"] == sum(sizes[name] for name in bucket["params"])
-        assert all(bucket[f"{stamp}_ms_p50"] > 0 for stamp in ("ready", "launch", "done"))
+        stamps = ("ready", "launch", "done") if bucket in buckets else ("launch", "done")
+        assert all(bucket[f"{stamp}_ms_p50"] > 0 for stamp in stamps)
         assert bucket["transfer_ms_p50"] > 0
         assert bucket["last_rank"] in (0, 1)
     seen = [row for row in open_recording(runs.recording).buckets() if row.done_ms is not None]

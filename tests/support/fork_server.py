@@ -36,6 +36,9 @@ ADDRESS = "FORK_SERVER"  # names the server's socket to the workers of pytest-xd
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.optim")
 TORCHRUN_IMPORTS = ("torch.distributed.launcher.api",)
 FRAMEWORKS = ("lightning", "accelerate.commands.launch", "transformers.trainer")  # what tests of frameworks preload
+# Not ray.train: it draws random ids as it is imported, and all forked workers would go on with the same ones.
+RAY = ("ray", "tensorboardX", "pydantic", "pandas", "pyarrow.dataset", "pyarrow.fs", "pyarrow.parquet", "requests")
+EXECUTABLE = "FORKED_EXECUTABLE"  # names what a forked rank starts when it starts Python, if not that
 
 
 @dataclass
@@ -80,6 +83,8 @@ class ForkServer:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         # Or each rank that compiles tries out, in processes of its own, what the compiler can do.
         environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
+        # Ray reads these when it is imported, and finds there what is known before: a new cluster's first job.
+        environment |= {"RAY_AUTH_MODE": "disabled", "RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": str(os.getpid())}
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=self._life, pass_fds=[self._listener.fileno()]
         )
@@ -305,6 +310,7 @@ def become(rank: int, job: Request, port: int) -> None:
             with (folder / f"{name}.log").open("wb") as log:
                 os.dup2(log.fileno(), descriptor)
     keep_groups()
+    sys.executable = os.environ.get(EXECUTABLE, sys.executable)
     sys.argv = [job.script, *job.arguments]
     sys.path[0] = str(Path(job.script).parent)
     added = os.environ.get("PYTHONPATH", "").split(os.pathsep)

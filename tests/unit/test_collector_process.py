@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
 import pytest
 
 from ddpwatch import collector_process, rundir
@@ -26,7 +27,7 @@ READY = f"import os, signal, sys; os.write(int(sys.argv[sys.argv.index('--contro
 
 
 def program(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    def command(module: str, *arguments: str) -> list[str]:
+    def command(module: str, *arguments: str, is_grandchild: bool = False) -> list[str]:
         return [sys.executable, "-c", text, str(ROOT), *arguments]
 
     monkeypatch.setattr(collector_process, "module_command", command)
@@ -153,3 +154,33 @@ def test_one_that_cannot_be_started_after_a_while_is_an_error(
     with pytest.raises(OSError, match="no memory"):
         ask_until(collector, answer=True)
     assert rundir.live_runs() == []
+
+
+def test_below_ray_the_collector_is_no_child_of_the_rank(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of Ray kills its children when it ends."""
+    monkeypatch.setitem(sys.modules, "ray", sys)
+    collector = CollectorProcess("run", 1, None)
+    ask_until(collector, answer=True)
+    (info,) = rundir.live_runs()
+    pid = collector._process.pid
+    assert psutil.Process(info.pid).ppid() == pid != os.getpid()
+    os.kill(pid, signal.SIGKILL)
+    collector._process.wait(60.0)
+    assert psutil.pid_exists(info.pid)
+    assert rundir.live_runs() == [info]
+    collector.leave()
+    os.kill(info.pid, signal.SIGTERM)
+    deadline = time.monotonic() + 60.0
+    while rundir.live_runs():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_below_ray_the_collector_s_death_is_seen(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", sys)
+    collector = CollectorProcess("run", 1, None)
+    ask_until(collector, answer=True)
+    (info,) = rundir.live_runs()
+    os.kill(info.pid, signal.SIGKILL)
+    assert collector._process.wait(60.0) == -signal.SIGKILL
+    collector.leave()

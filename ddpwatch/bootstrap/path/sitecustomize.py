@@ -21,26 +21,33 @@ def _run_next_sitecustomize() -> None:
         spec.loader.exec_module(module)
 
 
-def _watch_torch() -> None:
-    """Calls `ddpwatch.bootstrap.auto` once torch's DDP or FSDP2 is imported, if it ever is."""
+_INSTALL = {  # in `ddpwatch.bootstrap.auto`, by the module that calls it
+    "torch.nn.parallel.distributed": "install",
+    "torch.distributed.fsdp._fully_shard._fsdp_state": "install_sharded",
+    "ray.train.v2._internal.execution.worker_group.worker": "install_ray",
+}
+
+
+def _watch_imports() -> None:
+    """Calls `ddpwatch.bootstrap.auto` once one of these modules is imported, if it ever is."""
     try:
         from wrapt import register_post_import_hook
     except ImportError:
         sys.stderr.write("ddpwatch: not installed for this Python, its processes are not watched\n")
         return
-    register_post_import_hook(_install, "torch.nn.parallel.distributed")
-    register_post_import_hook(_install, "torch.distributed.fsdp._fully_shard._fsdp_state")
+    for name in _INSTALL:
+        register_post_import_hook(_install, name)
 
 
 def _install(module):  # type: ignore[no-untyped-def]
     try:
-        from ddpwatch.bootstrap.auto import install, install_sharded
+        from ddpwatch.bootstrap import auto
 
-        (install if module.__name__ == "torch.nn.parallel.distributed" else install_sharded)(module)
+        getattr(auto, _INSTALL[module.__name__])(module)
     except Exception as error:  # an import of the job's must never fail because of ddpwatch
         sys.stderr.write(f"ddpwatch: does not watch: {error}\n")
 
 
 if os.environ.get("DDPWATCH") != "0":
-    _watch_torch()
+    _watch_imports()
 _run_next_sitecustomize()
