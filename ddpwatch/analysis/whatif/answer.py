@@ -126,7 +126,7 @@ class WhatIf:
         base = self._difference(change, self.physics, stride)
         shifts: list[float] = []
         for name, *pair in self._varied:
-            if name != "cast" or change.hook:
+            if (name != "cast" or change.hook) and (name != "link" or change.link != 1):
                 shifts.append(max(abs(self._difference(change, physics, stride) - base) for physics in pair))
         return math.hypot(*shifts)
 

@@ -161,7 +161,7 @@ def _collective(recorded: Recorded, physics: Physics, change: Change) -> Callabl
     curve, n = physics.curve, len(recorded.ranks)
     world = change.world or n
     hops = _hops(world, recorded.backend) / _hops(n, recorded.backend)
-    per_byte = ring_bytes(world) / ring_bytes(n) / change.link
+    per_byte = ring_bytes(world) / ring_bytes(n) * (1 + physics.link.value * (1 / change.link - 1))
 
     def take(nbytes: float) -> float:
         whole = curve.work(nbytes)
