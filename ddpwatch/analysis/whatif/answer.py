@@ -126,7 +126,7 @@ class WhatIf:
         base = self._difference(change, self.physics, stride)
         shifts: list[float] = []
         for name, *pair in self._varied:
-            if (name != "cast" or change.hook) and (name != "link" or change.link != 1):
+            if _matters(name, change):
                 shifts.append(max(abs(self._difference(change, physics, stride) - base) for physics in pair))
         return math.hypot(*shifts)
 
@@ -232,6 +232,16 @@ class WhatIf:
             "scenarios": [asdict(prediction) for prediction in predictions],
             "refused": [{"change": change, "why": why} for change, why in self.refused],
         }
+
+
+def _matters(number: str, change: Change) -> bool:
+    """Whether a fitted number has a part in what the change does."""
+    parts = {
+        "cast": change.hook and not change.powersgd_rank,
+        "thin": change.powersgd_rank,
+        "link": change.link != 1 or change.hook,
+    }
+    return bool(parts.get(number, True))
 
 
 def _ms(ns: float) -> str:

@@ -18,9 +18,9 @@ from ddpwatch.analysis.whatif.wire import LARGE_BYTES, Wire
 ALIKE = 1.25  # sizes within this factor are one
 APART = 1.5  # the largest size over the smallest, from which latency and rate can be told apart
 KNOT_DOUBT = 0.03  # of a knot, besides its standard error, when a slope is taken from it
-# What is likely before anything is seen, as standard deviations: of the latency (ns), of the slope above the largest
-# size (as a share of the average), and of one size's time (as a share of what the rate of all gives).
-LATENCY_PRIOR_NS, SLOPE_PRIOR, RATE_PRIOR = 2e6, 0.05, 0.3
+# What is likely before anything is seen, as standard deviations: of the latency (ns), and of the rate of one size, or
+# above the largest (as a share of the rate of all).
+LATENCY_PRIOR_NS, RATE_PRIOR = 2e6, 0.05
 GLOO_THREADS = 2
 FEWEST_PAIRS = 20
 MOST_LOSS = 0.67  # three times as long
@@ -105,7 +105,7 @@ class Curve:
         """Above the largest size: on along the last piece, at most at its average rate."""
         before, last = self.knots[-2], self.knots[-1]
         average = last.work / last.nbytes
-        prior = math.hypot(SLOPE_PRIOR * average, LATENCY_PRIOR_NS / last.nbytes)
+        prior = math.hypot(RATE_PRIOR * average, LATENCY_PRIOR_NS / last.nbytes)
         slope, doubt = _slope(before, last, Expected(average, prior))
         slope = min(average, max(0.25 * average, slope))
         further = nbytes - last.nbytes

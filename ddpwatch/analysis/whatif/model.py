@@ -40,7 +40,9 @@ LEAST_SHARING_ERROR = 0.02
 LEAST_UNEVEN = 1e-3  # of a step's time on the wire: no wire is more even than that
 LIKELY_COPY = {False: 0.3, True: 0.002}  # ns per byte, on a host and on a GPU, where no copy was seen
 LEAST_COPY = 0.001  # ns per byte; below, DDP copied nothing
-PASSES_PER_CAST = 2.0  # a cast there and back costs about as much as so many copies
+COPIES_PER_CAST = 2.0  # a cast there and back costs about as much as so many copies
+COPIES_PER_THIN = 20.0  # and so do PowerSGD's products, with the copies and sums around them
+CAST_DOUBT = 0.6  # of either
 QUARTERS = 4
 UNEVEN_LINK = 0.03  # by which the mean step's bytes are slower than the fastest step's where the link is the limit
 NO_ERROR = 1e-4  # a smaller standard error moves nothing
@@ -49,6 +51,7 @@ _RANGES = {
     "comm_slowdown": (0.0, MOST_SLOWDOWN),
     "sharing": (0.5, 1.0),
     "cast": (0.0, 100.0),
+    "thin": (0.0, 100.0),
     "link": (0.0, 1.0),
 }
 
@@ -65,6 +68,7 @@ class Physics:
         comm_slowdown: How much longer a collective takes beside compute, less 1.
         link: The share of a collective's time, but for its latency, that another link changes. The rest is the host's.
         cast: ns that a comm hook takes to make a byte of gradient smaller and large again.
+        thin: ns that PowerSGD takes for a byte of gradient, there and back, besides its collectives.
         copy: ns that DDP takes to copy a byte back after the wait.
         lag: ns from a bucket's last gradient to its launch.
     """
@@ -76,6 +80,7 @@ class Physics:
     comm_slowdown: Guess
     link: Guess
     cast: Guess
+    thin: Guess
     copy: float
     lag: float
 
@@ -187,6 +192,7 @@ def fit(recorded: Recorded, wire: Wire | None = None) -> Physics:
             samples, curve.latency, len(recorded.sizes), None if wire is None else link_of(wire, len(recorded.ranks))
         ),
         cast=_cast(copy, recorded.gpu, wire),
+        thin=_copies(COPIES_PER_THIN, copy, recorded.gpu),
         copy=copy,
         lag=_lag(recorded),
     )
@@ -307,9 +313,14 @@ def _copy(recorded: Recorded) -> float:
 def _cast(copy: float, gpu: bool, wire: Wire | None) -> Guess:
     known = wire.encode_ns_per_byte.get("fp16") if wire is not None else None
     if known is not None:
-        return Guess(known, 0.15 * known)
-    likely = PASSES_PER_CAST * (copy if copy > LEAST_COPY else LIKELY_COPY[gpu])
-    return Guess(likely, 0.6 * likely)
+        return Guess(known, SWEEP_DOUBT * known)
+    return _copies(COPIES_PER_CAST, copy, gpu)
+
+
+def _copies(count: float, copy: float, gpu: bool) -> Guess:
+    """What so many copies cost, where the job shows one, or as usual."""
+    likely = count * (copy if copy > LEAST_COPY else LIKELY_COPY[gpu])
+    return Guess(likely, CAST_DOUBT * likely)
 
 
 def _lag(recorded: Recorded) -> float:
