@@ -12,6 +12,7 @@ The columns:
     pairs       predictions
     median, p90 of the error: the difference from the measured step, as a share of it
     inside      how often the measured step is within the 90 % interval
+    width       of half that interval, as a share of the measured step; the median
 Then median and p90 of each model (constants were set with the first one only) and of each link that was recorded.
 
 The best cap: how often the one that is called best is within 2 % of the best of those measured, where caps with equal
@@ -98,7 +99,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Scored:
-    """One prediction against what was measured. ``error`` is relative; ``kind`` the table's row."""
+    """One prediction against what was measured. ``error`` and ``width`` (half the interval) are shares of that."""
 
     kind: str
     source: str
@@ -107,6 +108,7 @@ class Scored:
     measured_ms: float
     error: float
     inside: bool
+    width: float
 
     def within(self, part: str) -> bool:
         """Whether its source is of this model or link."""
@@ -184,7 +186,7 @@ def report(folder: Path) -> None:
     (folder / "scored.json").write_text(json.dumps([asdict(one) for one in scored], indent=1))
     kinds = list(dict.fromkeys(one.kind for one in scored))
     rows = [row(kind, [one for one in scored if one.kind == kind]) for kind in kinds]
-    print("\n".join(table(["", "pairs", "median", "p90", "inside"], rows)))
+    print("\n".join(table(["", "pairs", "median", "p90", "inside", "width"], rows)))
     parts = list(dict.fromkeys(part for one in runs for part in (one.model.partition(":")[0], f"{one.mbit:g}")))
     parts.sort(key=lambda part: (part.isdigit(), part.zfill(9)))
     rows = [[kind, *(cell([one for one in scored if one.kind == kind and one.within(part)]) for part in parts)]
@@ -222,8 +224,9 @@ def read_wires(folder: Path) -> dict[str, Wire]:
 def row(kind: str, scored: Sequence[Scored]) -> list[str]:
     """A line of the table."""
     errors = [abs(one.error) for one in scored]
+    width = median(one.width for one in scored)
     inside = sum(one.inside for one in scored) / len(scored)
-    return [kind, str(len(errors)), f"{median(errors):.1%}", f"{p90(errors):.1%}", f"{inside:.0%}"]
+    return [kind, str(len(errors)), f"{median(errors):.1%}", f"{p90(errors):.1%}", f"{inside:.0%}", f"{width:.1%}"]
 
 
 def cell(scored: Sequence[Scored]) -> str:
@@ -273,11 +276,12 @@ def score(runs: dict[Setting, Recorded], wires: dict[str, Wire], suffix: str) ->
             if kind == "reproduced":
                 replayed_ms = asked.replayed.mean / NS_PER_MS
                 yield Scored(kind + suffix, source.name, target.name, replayed_ms, measured_ms,
-                             replayed_ms / measured_ms - 1, True)  # fmt: skip
+                             replayed_ms / measured_ms - 1, True, 0.0)  # fmt: skip
             for one in asked.ask([change]) if kind != "reproduced" else []:
                 error = one.step_ms / measured_ms - 1
                 inside = one.low <= measured_ms <= one.high
-                yield Scored(kind + suffix, source.name, target.name, one.step_ms, measured_ms, error, inside)
+                yield Scored(kind + suffix, source.name, target.name, one.step_ms, measured_ms, error, inside,
+                             (one.high - one.step_ms) / measured_ms)  # fmt: skip
 
 
 @dataclass(frozen=True)

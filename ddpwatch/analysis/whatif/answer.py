@@ -28,7 +28,7 @@ CAPS_MIB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0)
 FIRST_CAPS_MIB = (1.0,)
 BUCKET_STEPS = 12_288  # played per change: with many buckets, every nth step
 FEW_STEPS = 16  # played with a number that is off
-MODEL_ERROR = 0.15  # of the change in communication that the model may miss
+MODEL_ERROR = 0.15  # that the model may miss of the exposed communication that is new, or that is left of the old
 RUN_TO_RUN = 0.005  # by which two runs of one job differ
 NOTABLE = 0.01  # of a step: from here on, something is worth a word
 
@@ -115,7 +115,8 @@ class WhatIf:
     def _doubt(self, change: Change, outcome: Outcome) -> float:
         """The standard error of a prediction, in ns."""
         sampling = math.hypot(noise(self.replayed.steps), noise(outcome.steps))
-        moved = abs(sum(outcome.exposed) - sum(self.replayed.exposed))
+        exposed = sum(outcome.exposed)
+        moved = min(exposed, abs(exposed - sum(self.replayed.exposed)))
         wrong = abs(self.replayed.mean - self.recorded.measured_ns)
         fitted = self._fitted_doubt(change) if change != Change() else 0.0
         return math.hypot(sampling, MODEL_ERROR * moved / Z90, wrong, fitted, RUN_TO_RUN * outcome.mean)

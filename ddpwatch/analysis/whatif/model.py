@@ -182,15 +182,14 @@ def fit(recorded: Recorded, wire: Wire | None = None) -> Physics:
     comm = _comm_slowdown(recorded, seen, sharing.value, wire)
     samples = _samples(recorded.sizes, seen, sharing.value, comm.value)
     curve, copy = curve_of(samples), _copy(recorded)
+    best = None if wire is None else link_of(wire, len(recorded.ranks))
     return Physics(
         curve=curve if wire is None else calibrated(wire, curve, len(recorded.ranks)),
         workers=workers,
         sharing=sharing,
         compute_slowdown=_compute_slowdown(recorded, seen, wire),
         comm_slowdown=comm,
-        link=_link(
-            samples, curve.latency, len(recorded.sizes), None if wire is None else link_of(wire, len(recorded.ranks))
-        ),
+        link=link_share(samples, curve.latency, len(recorded.sizes), best),
         cast=_cast(copy, recorded.gpu, wire),
         thin=_copies(COPIES_PER_THIN, copy, recorded.gpu),
         copy=copy,
@@ -213,11 +212,11 @@ def alone(step: Wired, sizes: Sequence[int], sharing: float, comm_slowdown: floa
     return found
 
 
-def _link(samples: Sequence[Sample], latency: float, buckets: int, best: float | None) -> Guess:
-    """The link's share of what bytes take: that in the step in which they moved fastest, or in a sweep.
+def link_share(samples: Sequence[Sample], latency: float, buckets: int, best: float | None) -> Guess:
+    """The link's share of what bytes take: what they take in the step in which they moved fastest, or in a sweep.
 
     In other steps they have waited for the host too. A link that is the limit moves all steps' bytes nearly alike: the
-    less alike they are, the less is known.
+    less alike they are, the less one step shows. ``best`` is a sweep's ns per byte, which nothing was beside.
     """
     steps = [samples[i : i + buckets] for i in range(0, len(samples), buckets)]
     rates = [
@@ -225,7 +224,7 @@ def _link(samples: Sequence[Sample], latency: float, buckets: int, best: float |
         for step in steps
     ]
     share = min(1.0, (best or min(rates)) / max(1e-9, fmean(rates)))
-    return Guess(min(1.0, (1 + UNEVEN_LINK) * share), 1 - share)
+    return Guess(min(1.0, (1 + UNEVEN_LINK) * share), UNEVEN_LINK if best else 1 - share)
 
 
 def _sharing(recorded: Recorded, seen: Sequence[Wired], workers: int, wire: Wire | None) -> Guess:
