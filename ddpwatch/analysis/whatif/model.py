@@ -388,8 +388,8 @@ def noise(values: Sequence[float]) -> float:
 
     A machine drifts, so that more steps of one run say little about another run: it is like one more quarter.
     """
+    if len(values) < 2:
+        return 0.0
     quarter = len(values) // QUARTERS
-    if not quarter:
-        return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    means = [fmean(values[i * quarter : (i + 1) * quarter]) for i in range(QUARTERS)]
-    return max(stdev(means), stdev(values) / len(values) ** 0.5)
+    means = [fmean(values[i * quarter : (i + 1) * quarter]) for i in range(QUARTERS)] if quarter else [0.0, 0.0]
+    return max(stdev(means), stdev(values) / sqrt(len(values)))
