@@ -5,13 +5,18 @@
 Needs root (network namespaces with ``tc tbf``); without it, it says so and ends. Each job records every step in full.
 Every pair of settings that differ in one thing is a prediction: from the recording of the one, the measured step of the
 other. ``--keep DIR`` leaves the recordings, and uses those that are there; ``--again DIR`` predicts once more from them
-alone, which needs no root. With two rounds, ``the same setting again`` is how much two runs of one job differ.
+alone, which needs no root. ``the same buckets`` are caps that make equal buckets: their predictions say that nothing
+changes, so their errors are how much two runs of one setting differ, and no prediction can be better than that.
 
 The columns:
     pairs       predictions
     median, p90 of the error: the difference from the measured step, as a share of it
     inside      how often the measured step is within the 90 % interval
-    best        how often the bucket cap that is called best is within 2 % of the best one measured
+    width       of half that interval, as a share of the measured step; the median
+Then median and p90 of each model (constants were set with the first one only) and of each link that was recorded.
+
+The best cap: how often the one that is called best is within 2 % of the best of those measured, where caps with equal
+buckets are one, measured more than once; and how often a perfect prediction would be, given how much runs vary.
 """
 
 from __future__ import annotations
@@ -19,18 +24,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import hypot
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks.rounds import Rounds, rounds_done
 from benchmarks.shaped_network import run_job, shaped_network, why_not
 from ddpwatch.analysis.step import NS_PER_MS
 from ddpwatch.analysis.whatif.answer import WhatIf
+from ddpwatch.analysis.whatif.model import noise
 from ddpwatch.analysis.whatif.recorded import Recorded
 from ddpwatch.analysis.whatif.scenarios import Change
 from ddpwatch.analysis.whatif.wire import Wire
@@ -50,6 +58,7 @@ STRAGGLER_MS = 40
 STEPS = 50
 NEAR_BEST = 0.02
 WORST_SHOWN = 12
+DRAWS = 2000
 QUICK = {"links": (1000.0,), "models": MODELS[:1], "ranks": (2,), "caps": (1.0, 5.0, 25.0)}
 
 
@@ -90,7 +99,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Scored:
-    """One prediction against what was measured. ``error`` is relative; ``kind`` the table's row."""
+    """One prediction against what was measured. ``error`` and ``width`` (half the interval) are shares of that."""
 
     kind: str
     source: str
@@ -99,6 +108,11 @@ class Scored:
     measured_ms: float
     error: float
     inside: bool
+    width: float
+
+    def within(self, part: str) -> bool:
+        """Whether its source is of this model or link."""
+        return part in self.source.split("-")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -172,11 +186,15 @@ def report(folder: Path) -> None:
     (folder / "scored.json").write_text(json.dumps([asdict(one) for one in scored], indent=1))
     kinds = list(dict.fromkeys(one.kind for one in scored))
     rows = [row(kind, [one for one in scored if one.kind == kind]) for kind in kinds]
-    print("\n".join(table(["", "pairs", "median", "p90", "inside"], rows)))
-    print("\n".join(["the largest misses:", *worst(scored)]))
+    print("\n".join(table(["", "pairs", "median", "p90", "inside", "width"], rows)))
+    parts = list(dict.fromkeys(part for one in runs for part in (one.model.partition(":")[0], f"{one.mbit:g}")))
+    parts.sort(key=lambda part: (part.isdigit(), part.zfill(9)))
+    rows = [[kind, *(cell([one for one in scored if one.kind == kind and one.within(part)]) for part in parts)]
+            for kind in kinds]  # fmt: skip
+    print("\n".join(["", *table(["median / p90, %", *parts], rows)]))
+    print("\n".join(["", "the largest misses:", *worst(scored)]))
     for label, wires in (("", {}), (", with wire.json", read_wires(folder))):
-        good, asked = best_caps(runs, wires)
-        print(f"the cap called best is within {NEAR_BEST:.0%} of the best{label}: {good} of {asked}")
+        print(f"the cap called best is within {NEAR_BEST:.0%} of the best{label}: {best_caps(runs, wires)}")
 
 
 def worst(scored: Sequence[Scored]) -> Iterator[str]:
@@ -205,10 +223,23 @@ def read_wires(folder: Path) -> dict[str, Wire]:
 
 def row(kind: str, scored: Sequence[Scored]) -> list[str]:
     """A line of the table."""
-    errors = sorted(abs(one.error) for one in scored)
-    p90 = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
+    errors = [abs(one.error) for one in scored]
+    width = median(one.width for one in scored)
     inside = sum(one.inside for one in scored) / len(scored)
-    return [kind, str(len(errors)), f"{median(errors):.1%}", f"{p90:.1%}", f"{inside:.0%}"]
+    return [kind, str(len(errors)), f"{median(errors):.1%}", f"{p90(errors):.1%}", f"{inside:.0%}", f"{width:.1%}"]
+
+
+def cell(scored: Sequence[Scored]) -> str:
+    """Median and p90 of the error, in percent."""
+    if not scored:
+        return ""
+    errors = [100 * abs(one.error) for one in scored]
+    return f"{median(errors):.1f} / {p90(errors):.1f}"
+
+
+def p90(errors: Sequence[float]) -> float:
+    """At most so much in nine of ten."""
+    return sorted(errors)[min(len(errors) - 1, int(0.9 * len(errors)))]
 
 
 def changes(source: Setting, target: Setting) -> tuple[str, Change] | None:
@@ -239,33 +270,77 @@ def score(runs: dict[Setting, Recorded], wires: dict[str, Wire], suffix: str) ->
             if found is None:
                 continue
             kind, change = found
+            if kind == "another cap" and recorded.sizes == measured.sizes:
+                kind = "the same buckets"
             measured_ms = measured.measured_ns / NS_PER_MS
             if kind == "reproduced":
                 replayed_ms = asked.replayed.mean / NS_PER_MS
                 yield Scored(kind + suffix, source.name, target.name, replayed_ms, measured_ms,
-                             replayed_ms / measured_ms - 1, True)  # fmt: skip
+                             replayed_ms / measured_ms - 1, True, 0.0)  # fmt: skip
             for one in asked.ask([change]) if kind != "reproduced" else []:
                 error = one.step_ms / measured_ms - 1
                 inside = one.low <= measured_ms <= one.high
-                yield Scored(kind + suffix, source.name, target.name, one.step_ms, measured_ms, error, inside)
+                yield Scored(kind + suffix, source.name, target.name, one.step_ms, measured_ms, error, inside,
+                             (one.high - one.step_ms) / measured_ms)  # fmt: skip
 
 
-def best_caps(runs: dict[Setting, Recorded], wires: dict[str, Wire]) -> tuple[int, int]:
-    """How often the cap that is called best is near the best of those measured, of how many recordings."""
-    good = asked = 0
+@dataclass(frozen=True)
+class Best:
+    """How often the best cap was found, of how many recordings; and how often a perfect prediction would have."""
+
+    found: int
+    possible: float
+    asked: int
+
+    def __str__(self) -> str:
+        share, possible = self.found / max(1, self.asked), self.possible / max(1, self.asked)
+        return f"{self.found} of {self.asked} ({share:.0%}; a perfect prediction: {possible:.0%})"
+
+
+def best_caps(runs: dict[Setting, Recorded], wires: dict[str, Wire]) -> Best:
+    """How often the cap that is called best is near the best of those measured."""
+    found, possible, asked = 0, 0.0, 0
     for source, recorded in runs.items():
         peers = {
-            target.cap_mib: measured.measured_ns
+            target.cap_mib: measured
             for target, measured in runs.items()
             if not source.hook and replace(source, cap_mib=target.cap_mib) == target
         }
-        if len(peers) < 2 or (wires and source.wire not in wires):
+        measured = measured_by_buckets(list(peers.values()))
+        if len(measured) < 2 or (wires and source.wire not in wires):
             continue
-        found = WhatIf(recorded, wires.get(source.wire)).ask([Change(cap_mib=cap) for cap in peers])
-        if found and found[0].cap_mib is not None:
+        asked_for = WhatIf(recorded, wires.get(source.wire)).ask([Change(cap_mib=cap) for cap in peers])
+        if asked_for and asked_for[0].cap_mib is not None:
             asked += 1
-            good += peers[found[0].cap_mib] <= (1 + NEAR_BEST) * min(peers.values())
-    return good, asked
+            chosen = measured[tuple(peers[asked_for[0].cap_mib].sizes)]
+            found += chosen[0] <= (1 + NEAR_BEST) * min(measured.values())[0]
+            possible += perfect(list(measured.values()))
+    return Best(found, possible, asked)
+
+
+def measured_by_buckets(runs: Sequence[Recorded]) -> dict[tuple[int, ...], tuple[float, float]]:
+    """Per sizes of the buckets, the mean step of the runs that have them, and by how much it may be off."""
+    groups: dict[tuple[int, ...], list[Recorded]] = {}
+    for run in runs:
+        groups.setdefault(tuple(run.sizes), []).append(run)
+    return {
+        sizes: (
+            fmean(run.measured_ns for run in group),
+            hypot(*(noise([fmean(rank.end - rank.start for rank in step) for step in run.steps]) for run in group))
+            / len(group),
+        )
+        for sizes, group in groups.items()
+    }
+
+
+def perfect(measured: Sequence[tuple[float, float]]) -> float:
+    """How often the truly best one is near the best one measured, if truth is as far off as runs vary."""
+    dice, near = random.Random(0), (1 + NEAR_BEST) * min(measured)[0]
+    hits = 0
+    for _ in range(DRAWS):
+        truth = [dice.gauss(mean, error) for mean, error in measured]
+        hits += measured[truth.index(min(truth))][0] <= near
+    return hits / DRAWS
 
 
 if __name__ == "__main__":

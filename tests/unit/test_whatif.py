@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace as replace_in
 
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
 from ddpwatch.analysis.whatif.assignment import MIB, limits_of
-from ddpwatch.analysis.whatif.model import fit
+from ddpwatch.analysis.whatif.cost import Guess
+from ddpwatch.analysis.whatif.model import fit, noise
 from ddpwatch.analysis.whatif.recorded import RecordedBuilder
-from ddpwatch.analysis.whatif.scenarios import Change, recorded_limits
+from ddpwatch.analysis.whatif.scenarios import Change, plan, recorded_limits
 from ddpwatch.analysis.whatif.schedule import Speeds
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import BucketLayout, FrameError, Layout, Message, Step, decode
@@ -102,6 +105,52 @@ def test_a_faster_link() -> None:
     assert "exposed communication" in found.why
 
 
+def busy_host(link: float, seed: int) -> Callable[[float], float]:
+    """2 ms per MiB over the link, and up to 4 more, in which the host does not get to it."""
+    dice = random.Random(seed)
+    return lambda nbytes: MS * (0.4 + (2.0 / link + 4.0 * dice.random()) * nbytes / MIB)
+
+
+def test_a_slower_link_does_not_slow_the_host() -> None:
+    """Were all of it the link's, a step would take nearly twice as long as it does."""
+    job = JOB.but(cost=busy_host(1.0, 1), wire_jitter=0.0, cap_mib=4.0)
+    truth = job.but(cost=busy_host(0.05, 2), seed=2).step_ms
+    found = one(job, Change(link=0.05))
+    assert found.step_ms < 1.4 * truth
+    assert found.low < truth < found.high
+
+
+def test_a_sweep_knows_the_link() -> None:
+    """2 ms per MiB, of the 4 on average that the job's collectives take."""
+    job = GLOO.but(cost=busy_host(1.0, 1), wire_jitter=0.0, cap_mib=4.0)
+    sizes = [replace_in(size, alone_ms=2 * size.alone_ms, pair_ms=4 * size.alone_ms) for size in wire().sizes]
+    (found,) = WhatIf(job.recorded(), wire(sizes=sizes, compute_beside=None)).ask([Change(link=0.05)])
+    truth = job.but(cost=busy_host(0.05, 2), seed=2).step_ms
+    assert found.step_ms == pytest.approx(truth, rel=0.1)
+    assert found.low < truth < found.high
+
+
+def test_what_the_host_does_with_a_gradient_does_not_shrink_with_its_bytes() -> None:
+    recorded = JOB.recorded()
+    physics = replace(fit(recorded), link=Guess(0.6, 0.0), cast=Guess(0.0, 0.0))
+    whole, half = (plan(recorded, physics, change).works for change in (Change(), Change(hook="fp16")))
+    latency = physics.curve.latency
+    for size, full, less in zip(recorded.sizes, whole, half, strict=True):
+        sent = physics.curve.work(size / 2) - min(latency, physics.curve.work(size / 2))
+        assert less == pytest.approx(full - 0.6 * (full - latency - sent), rel=0.05)
+
+
+def test_the_products_of_power_sgd_cost_the_host() -> None:
+    recorded = JOB.recorded()
+    physics = fit(recorded)
+    none, one_column, more = (
+        plan(recorded, replace(physics, thin=thin), Change(hook=f"powersgd-{rank}")).encode
+        for rank, thin in ((2, Guess(0.0, 0.0)), (1, physics.thin), (2, physics.thin))
+    )
+    assert not any(none)
+    assert [2 * each for each in one_column] == pytest.approx(more)
+
+
 def test_half_the_bytes() -> None:
     found = one(JOB, Change(hook="fp16"))
     assert found.step_ms == pytest.approx(JOB.but(cost=line(0.4, 3.5 / 2), seed=2).step_ms, rel=0.05)
@@ -153,6 +202,15 @@ def test_unasked_the_best_comes_first() -> None:
     truth = {p.cap_mib: JOB.but(cap_mib=p.cap_mib, seed=2).step_ms for p in found if p.cap_mib}
     assert truth[best.cap_mib] <= 1.02 * min(truth.values())
     assert f"bucket_cap_mb={best.cap_mib:g}" in best.code
+
+
+def test_a_run_that_drifts_says_less_about_the_next_one() -> None:
+    dice = random.Random(1)
+    steps = [dice.gauss(100, 2) for _ in range(40)]
+    assert noise(steps) < 1.0
+    assert noise([step + number / 4 for number, step in enumerate(steps)]) == pytest.approx(3.2, abs=1.0)
+    assert noise([5.0]) == 0
+    assert noise([1.0, 3.0]) == 1
 
 
 def test_nothing_changed_gains_nothing() -> None:

@@ -28,7 +28,7 @@ CAPS_MIB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0)
 FIRST_CAPS_MIB = (1.0,)
 BUCKET_STEPS = 12_288  # played per change: with many buckets, every nth step
 FEW_STEPS = 16  # played with a number that is off
-MODEL_ERROR = 0.15  # of the change in communication that the model may miss
+MODEL_ERROR = 0.15  # that the model may miss of the exposed communication that is new, or that is left of the old
 RUN_TO_RUN = 0.005  # by which two runs of one job differ
 NOTABLE = 0.01  # of a step: from here on, something is worth a word
 
@@ -115,7 +115,8 @@ class WhatIf:
     def _doubt(self, change: Change, outcome: Outcome) -> float:
         """The standard error of a prediction, in ns."""
         sampling = math.hypot(noise(self.replayed.steps), noise(outcome.steps))
-        moved = abs(sum(outcome.exposed) - sum(self.replayed.exposed))
+        exposed = sum(outcome.exposed)
+        moved = min(exposed, abs(exposed - sum(self.replayed.exposed)))
         wrong = abs(self.replayed.mean - self.recorded.measured_ns)
         fitted = self._fitted_doubt(change) if change != Change() else 0.0
         return math.hypot(sampling, MODEL_ERROR * moved / Z90, wrong, fitted, RUN_TO_RUN * outcome.mean)
@@ -126,7 +127,7 @@ class WhatIf:
         base = self._difference(change, self.physics, stride)
         shifts: list[float] = []
         for name, *pair in self._varied:
-            if name != "cast" or change.hook:
+            if _matters(name, change):
                 shifts.append(max(abs(self._difference(change, physics, stride) - base) for physics in pair))
         return math.hypot(*shifts)
 
@@ -232,6 +233,16 @@ class WhatIf:
             "scenarios": [asdict(prediction) for prediction in predictions],
             "refused": [{"change": change, "why": why} for change, why in self.refused],
         }
+
+
+def _matters(number: str, change: Change) -> bool:
+    """Whether a fitted number has a part in what the change does."""
+    parts = {
+        "cast": change.hook and not change.powersgd_rank,
+        "thin": change.powersgd_rank,
+        "link": change.link != 1 or change.hook,
+    }
+    return bool(parts.get(number, True))
 
 
 def _ms(ns: float) -> str:

@@ -10,21 +10,28 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import NamedTuple
 
-from ddpwatch.analysis.whatif.wire import Wire
+from ddpwatch.analysis.whatif.wire import LARGE_BYTES, Wire
 
 ALIKE = 1.25  # sizes within this factor are one
 APART = 1.5  # the largest size over the smallest, from which latency and rate can be told apart
 KNOT_DOUBT = 0.03  # of a knot, besides its standard error, when a slope is taken from it
-# What is likely before anything is seen, as standard deviations: of the latency (ns), of the slope above the largest
-# size (as a share of the average), and of one size's time (as a share of what the rate of all gives).
-LATENCY_PRIOR_NS, SLOPE_PRIOR, RATE_PRIOR = 2e6, 0.05, 0.3
+# What is likely before anything is seen, as standard deviations: of the latency (ns), and of the rate of one size, or
+# above the largest (as a share of the rate of all).
+LATENCY_PRIOR_NS, RATE_PRIOR = 2e6, 0.05
 GLOO_THREADS = 2
 FEWEST_PAIRS = 20
 MOST_LOSS = 0.67  # three times as long
 LEAST_SPREAD = 0.05  # sum of squares, of shares from 0 to 1
+
+
+class Guess(NamedTuple):
+    """A fitted number and its standard error."""
+
+    value: float
+    error: float
 
 
 class Sample(NamedTuple):
@@ -98,7 +105,7 @@ class Curve:
         """Above the largest size: on along the last piece, at most at its average rate."""
         before, last = self.knots[-2], self.knots[-1]
         average = last.work / last.nbytes
-        prior = math.hypot(SLOPE_PRIOR * average, LATENCY_PRIOR_NS / last.nbytes)
+        prior = math.hypot(RATE_PRIOR * average, LATENCY_PRIOR_NS / last.nbytes)
         slope, doubt = _slope(before, last, Expected(average, prior))
         slope = min(average, max(0.25 * average, slope))
         further = nbytes - last.nbytes
@@ -176,6 +183,13 @@ def calibrated(wire: Wire, seen: Curve, ranks: int) -> Curve:
     level = math.exp(fmean(logs))
     doubt = stdev(logs) if len(logs) > 1 else 0.02
     return Curve(tuple(Knot(k.nbytes, k.work * level, k.work * level * min(0.3, doubt)) for k in shape.knots))
+
+
+def link_of(wire: Wire, ranks: int) -> float:
+    """Ns per byte that the link takes: that of a sweep's large collectives, which nothing was beside."""
+    factor = ring_bytes(ranks) / ring_bytes(wire.world_size)
+    large = [size for size in wire.sizes if size.nbytes >= LARGE_BYTES] or wire.sizes[-1:]
+    return factor * median(1e6 * size.alone_ms / size.nbytes for size in large)
 
 
 def ring_bytes(ranks: int) -> float:

@@ -14,11 +14,13 @@ from ddpwatch.analysis.intervals import Intervals, union
 from ddpwatch.analysis.whatif.cost import (
     Curve,
     Expected,
+    Guess,
     Panel,
     Sample,
     calibrated,
     curve_of,
     in_service,
+    link_of,
     shares_of,
     slowdown_of,
     workers_of,
@@ -38,21 +40,20 @@ LEAST_SHARING_ERROR = 0.02
 LEAST_UNEVEN = 1e-3  # of a step's time on the wire: no wire is more even than that
 LIKELY_COPY = {False: 0.3, True: 0.002}  # ns per byte, on a host and on a GPU, where no copy was seen
 LEAST_COPY = 0.001  # ns per byte; below, DDP copied nothing
-PASSES_PER_CAST = 2.0  # a cast there and back costs about as much as so many copies
+COPIES_PER_CAST = 2.0  # a cast there and back costs about as much as so many copies
+COPIES_PER_THIN = 20.0  # and so do PowerSGD's products, with the copies and sums around them
+CAST_DOUBT = 0.6  # of either
+QUARTERS = 4
+UNEVEN_LINK = 0.03  # by which the mean step's bytes are slower than the fastest step's where the link is the limit
 NO_ERROR = 1e-4  # a smaller standard error moves nothing
 _RANGES = {
     "compute_slowdown": (0.0, MOST_SLOWDOWN),
     "comm_slowdown": (0.0, MOST_SLOWDOWN),
     "sharing": (0.5, 1.0),
     "cast": (0.0, 100.0),
+    "thin": (0.0, 100.0),
+    "link": (0.0, 1.0),
 }
-
-
-class Guess(NamedTuple):
-    """A fitted number and its standard error."""
-
-    value: float
-    error: float
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ class Physics:
         sharing: How fast each of two is, as a share of its speed alone.
         compute_slowdown: How much longer compute takes beside a collective, less 1.
         comm_slowdown: How much longer a collective takes beside compute, less 1.
+        link: The share of a collective's time, but for its latency, that another link changes. The rest is the host's.
         cast: ns that a comm hook takes to make a byte of gradient smaller and large again.
+        thin: ns that PowerSGD takes for a byte of gradient, there and back, besides its collectives.
         copy: ns that DDP takes to copy a byte back after the wait.
         lag: ns from a bucket's last gradient to its launch.
     """
@@ -75,7 +78,9 @@ class Physics:
     sharing: Guess
     compute_slowdown: Guess
     comm_slowdown: Guess
+    link: Guess
     cast: Guess
+    thin: Guess
     copy: float
     lag: float
 
@@ -177,13 +182,16 @@ def fit(recorded: Recorded, wire: Wire | None = None) -> Physics:
     comm = _comm_slowdown(recorded, seen, sharing.value, wire)
     samples = _samples(recorded.sizes, seen, sharing.value, comm.value)
     curve, copy = curve_of(samples), _copy(recorded)
+    best = None if wire is None else link_of(wire, len(recorded.ranks))
     return Physics(
         curve=curve if wire is None else calibrated(wire, curve, len(recorded.ranks)),
         workers=workers,
         sharing=sharing,
         compute_slowdown=_compute_slowdown(recorded, seen, wire),
         comm_slowdown=comm,
+        link=link_share(samples, curve.latency, len(recorded.sizes), best),
         cast=_cast(copy, recorded.gpu, wire),
+        thin=_copies(COPIES_PER_THIN, copy, recorded.gpu),
         copy=copy,
         lag=_lag(recorded),
     )
@@ -202,6 +210,21 @@ def alone(step: Wired, sizes: Sequence[int], sharing: float, comm_slowdown: floa
         beside = max(0.0, min(done, step.computed) - start) / max(1.0, done - start)
         found.append(Sample(float(nbytes), max(1000.0, work * (1 - lost * beside)), doubt))
     return found
+
+
+def link_share(samples: Sequence[Sample], latency: float, buckets: int, best: float | None) -> Guess:
+    """The link's share of what bytes take: what they take in the step in which they moved fastest, or in a sweep.
+
+    In other steps they have waited for the host too. A link that is the limit moves all steps' bytes nearly alike: the
+    less alike they are, the less one step shows. ``best`` is a sweep's ns per byte, which nothing was beside.
+    """
+    steps = [samples[i : i + buckets] for i in range(0, len(samples), buckets)]
+    rates = [
+        max(0.0, sum(sample.work for sample in step) - latency * buckets) / sum(sample.nbytes for sample in step)
+        for step in steps
+    ]
+    share = min(1.0, (best or min(rates)) / max(1e-9, fmean(rates)))
+    return Guess(min(1.0, (1 + UNEVEN_LINK) * share), UNEVEN_LINK if best else 1 - share)
 
 
 def _sharing(recorded: Recorded, seen: Sequence[Wired], workers: int, wire: Wire | None) -> Guess:
@@ -289,9 +312,14 @@ def _copy(recorded: Recorded) -> float:
 def _cast(copy: float, gpu: bool, wire: Wire | None) -> Guess:
     known = wire.encode_ns_per_byte.get("fp16") if wire is not None else None
     if known is not None:
-        return Guess(known, 0.15 * known)
-    likely = PASSES_PER_CAST * (copy if copy > LEAST_COPY else LIKELY_COPY[gpu])
-    return Guess(likely, 0.6 * likely)
+        return Guess(known, SWEEP_DOUBT * known)
+    return _copies(COPIES_PER_CAST, copy, gpu)
+
+
+def _copies(count: float, copy: float, gpu: bool) -> Guess:
+    """What so many copies cost, where the job shows one, or as usual."""
+    likely = count * (copy if copy > LEAST_COPY else LIKELY_COPY[gpu])
+    return Guess(likely, CAST_DOUBT * likely)
 
 
 def _lag(recorded: Recorded) -> float:
@@ -356,5 +384,12 @@ def _work(rank: RankStep, recorded: Recorded, physics: Physics, lost: Busy, wait
 
 
 def noise(values: Sequence[float]) -> float:
-    """The standard error of their mean."""
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    """By how much their mean may be off: as much as the quarters of the run differ, and no less than by chance.
+
+    A machine drifts, so that more steps of one run say little about another run: it is like one more quarter.
+    """
+    if len(values) < 2:
+        return 0.0
+    quarter = len(values) // QUARTERS
+    means = [fmean(values[i * quarter : (i + 1) * quarter]) for i in range(QUARTERS)] if quarter else [0.0, 0.0]
+    return max(stdev(means), stdev(values) / sqrt(len(values)))

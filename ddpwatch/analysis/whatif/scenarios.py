@@ -22,7 +22,7 @@ from ddpwatch.analysis.whatif.model import Physics
 from ddpwatch.analysis.whatif.recorded import Recorded
 from ddpwatch.errors import UsageError
 
-POWER_SGD_PASSES = 10.0  # over the gradients: add the error, two thin products, rebuild, subtract, copy; measured
+RANK_ONE = 0.5  # of what PowerSGD costs with more: a product with a vector is faster than one with a thin matrix
 LEAST_COMPRESSION = 2  # PowerSGD leaves a matrix alone that it would not make this much smaller
 FLOAT32_BYTES = 4
 MOST_CAP_MIB = 1 << 20
@@ -98,6 +98,13 @@ class Plan(NamedTuple):
     change: Change
 
 
+class Message(NamedTuple):
+    """What a collective has to move, in bytes: over the link, and as gradients, for which the host needs its time."""
+
+    sent: float
+    held: float
+
+
 def recorded_limits(recorded: Recorded) -> Limits | None:
     """The limits from which the recorded buckets follow; None if they follow from none that DDP has by itself."""
     said = recorded.flags.get("bucket_cap_mb")
@@ -156,17 +163,17 @@ def plan(recorded: Recorded, physics: Physics, change: Change) -> Plan:
     )
 
 
-def _collective(recorded: Recorded, physics: Physics, change: Change) -> Callable[[float], float]:
-    """What one collective of a size takes, under another link and world size."""
-    curve, n = physics.curve, len(recorded.ranks)
+def _collective(recorded: Recorded, physics: Physics, change: Change) -> Callable[[Message], float]:
+    """What one collective takes, under another link and world size."""
+    curve, n, link = physics.curve, len(recorded.ranks), physics.link.value
     world = change.world or n
     hops = _hops(world, recorded.backend) / _hops(n, recorded.backend)
-    per_byte = ring_bytes(world) / ring_bytes(n) / change.link
+    ring = ring_bytes(world) / ring_bytes(n)
 
-    def take(nbytes: float) -> float:
-        whole = curve.work(nbytes)
-        latency = min(whole, curve.latency)
-        return latency * hops + (whole - latency) * per_byte
+    def take(message: Message) -> float:
+        sent, held = (curve.work(nbytes) for nbytes in message)
+        latency = min(sent, curve.latency)
+        return latency * hops + ((sent - latency) * link / change.link + (held - latency) * (1 - link)) * ring
 
     return take
 
@@ -177,14 +184,14 @@ def _hops(ranks: int, backend: str) -> float:
     return min(ring, max(1.0, math.log2(ranks))) if "nccl" in backend and ranks > 1 else ring
 
 
-def _messages(units: Sequence[Parameter], change: Change) -> list[float]:
-    """The bytes of each collective that a bucket needs."""
+def _messages(units: Sequence[Parameter], change: Change) -> list[Message]:
+    """The collectives that a bucket needs."""
     nbytes = float(sum(unit.nbytes for unit in units))
     if change.powersgd_rank:
-        return _power_sgd(units, change.powersgd_rank)
+        return [Message(sent, sent) for sent in _power_sgd(units, change.powersgd_rank)]
     if change.hook:
-        return [float(sum(unit.nbytes * min(1.0, 2 / _item_bytes(unit)) for unit in units))]
-    return [nbytes]
+        return [Message(float(sum(unit.nbytes * min(1.0, 2 / _item_bytes(unit)) for unit in units)), nbytes)]
+    return [Message(nbytes, nbytes)]
 
 
 def _item_bytes(unit: Parameter) -> int:
@@ -211,8 +218,10 @@ def _casts(physics: Physics, change: Change) -> tuple[float, float]:
     """Ns per byte that a hook costs compute before the launch, and the wire's thread after it."""
     if not change.hook:
         return 0.0, 0.0
-    passes = (POWER_SGD_PASSES + change.powersgd_rank) / 2 if change.powersgd_rank else 1.0
-    return passes * physics.cast.value / 2, passes * physics.cast.value / 2
+    cost = physics.cast.value
+    if change.powersgd_rank:
+        cost = physics.thin.value * (RANK_ONE if change.powersgd_rank == 1 else 1.0)
+    return cost / 2, cost / 2
 
 
 def _shares(recorded: Recorded, buckets: Buckets) -> list[list[tuple[int, float]]]:

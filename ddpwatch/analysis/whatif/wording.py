@@ -82,9 +82,10 @@ def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iter
     if change.first_mib is not None:
         yield "torch 2.13 or newer, for bucket_cap_mb_list"
     if change.hook:
-        yield "no comm hook is registered now" + ("" if measured_wire else "; a cast costs about two copies")
+        cast = not measured_wire and not change.powersgd_rank
+        yield "no comm hook is registered now" + ("; a cast costs about two copies" if cast else "")
     if change.powersgd_rank:
-        yield "PowerSGD has started (start_powerSGD_iter), and its products cost about six passes over the gradients"
+        yield "PowerSGD has started (start_powerSGD_iter), and costs the hosts about 20 copies of the gradients"
     if change.hook or change.accumulate > 1:
         yield "training still converges as well"
     if change.accumulate > 1:
@@ -92,7 +93,7 @@ def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iter
     if change.bucket_view:
         yield "only the copying back after the wait goes away"
     if change.link != 1:
-        yield "latency stays"
+        yield "latency stays, and so does what the hosts add to the link's time"
     if change.world is not None:
         yield "a ring (or NCCL's tree) over equal links, and further ranks like those recorded"
     if change.without_rank is not None:
