@@ -41,6 +41,13 @@ def noisy(steps, world, ms, seed):
     return [[rng.randint(0, ms) for _ in range(world)] for _ in range(steps)]
 
 
+def moved_to_forward(one):
+    """The step with its lateness of 60 ms in the forward, in place of the backward."""
+    forward, backward, *rest = one.spans
+    spans = [Span("forward", forward.start, forward.end + 60 * MS), Span("backward", 91 * MS, backward.end), *rest]
+    return replace(one, spans=spans, hook_param=[], hook_ns=[])
+
+
 class TestBlame:
     def test_a_rank_that_is_always_late(self):
         (found,) = late_ones(incidents([(0, 40)] * 20))
@@ -112,6 +119,39 @@ class TestBlame:
             ((0,), 0, 29), ((1,), 30, 59), ((2,), 60, 89),
         ]  # fmt: skip
         assert {one.kind for one in found} == {"straggler"}
+
+    @pytest.mark.parametrize("seed", [2, 3, 6, 9])
+    def test_a_constant_fault_after_steps_that_were_late_by_chance(self, seed):
+        """They were one incident of 27 ms in 14 of 70 steps, where the truth is 100 ms in each step since step 56."""
+        late, rng = noisy(70, 2, 8, seed), random.Random(seed)
+        for number, row in enumerate(late):
+            row[1] += 100 if number >= 56 else rng.randint(22, 32) * (rng.random() < 0.12)
+        found = late_ones(incidents(late))
+        now = next(one for one in found if one.open)
+        assert (now.kind, now.ranks, now.since_step, now.steps) == ("straggler", (1,), 56, 14)
+        assert now.evidence["late_ms"] == pytest.approx(100, abs=5)
+        assert now.cost_ns == pytest.approx(14 * 90 * MS, rel=0.05)
+        assert all(one.until_step < 56 for one in found if one is not now)
+
+    def test_one_that_becomes_constant_is_another_incident(self):
+        """What the first one cost stays with it, and its cause does, too."""
+        late = [(0, 60 if n >= 64 or n % 4 == 0 else 0) for n in range(100)]
+        steps = [
+            moved_to_forward(one) if one.step >= 64 and one.rank else one
+            for ranks in synchronous(late)
+            for one in ranks
+        ]
+        found = late_ones(state_of([hello(0), hello(1), layout(), *steps]).diagnosis.incidents())
+        assert sorted((one.since_step, one.until_step, one.kind, one.period, one.phase, one.open) for one in found) == [
+            (0, 60, "intermittent", 4, "backward", False), (64, 99, "straggler", None, "forward", True),
+        ]  # fmt: skip
+        assert sorted(one.cost_ns for one in found) == [16 * 50 * MS, 36 * 50 * MS]
+
+    @pytest.mark.parametrize("seed", [0, 1, 2, 5])
+    def test_one_that_is_late_at_random_does_not_change(self, seed):
+        rng = random.Random(seed)
+        late = [(rng.randint(0, 8), rng.randint(0, 8) + 80 * (rng.random() < 0.3)) for _ in range(400)]
+        assert [one.kind for one in late_ones(incidents(late))] == ["intermittent"]
 
     def test_one_that_gets_later_and_later(self):
         found = late_ones(incidents([(0, n // 4) for n in range(200)]))
