@@ -16,8 +16,9 @@ from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS, alarm_counts, deviations, scale
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.streak import rhythm
+from ddpwatch.analysis.diagnosis.tail import Tail
 from ddpwatch.analysis.diagnosis.trend import Trend
-from ddpwatch.messages import Device, Group, Layout, Mark, Span
+from ddpwatch.messages import Device, Group, Layout, Mark, RankSample, Span
 from tests.support.frames import MS, START_NS, bye, hello, layout, run, shadow, state_of, step, synchronous, unwatched
 
 
@@ -39,6 +40,21 @@ def late_ones(found):
 def noisy(steps, world, ms, seed):
     rng = random.Random(seed)
     return [[rng.randint(0, ms) for _ in range(world)] for _ in range(steps)]
+
+
+def among_others(stalls, always, meanwhile):
+    """The incidents of steps of 100 ms but for these, of ranks that wait for a core during a share of the time."""
+    messages, at, sampled = [hello(0), hello(1)], 0, 0
+    for number in range(240):
+        took = stalls.get(number, 100)
+        messages += [step(r, number, start_ns=START_NS + at * MS, duration_ns=took * MS) for r in range(2)]
+        at += took
+        while sampled + 1000 <= at:
+            sampled += 1000
+            wait = meanwhile if took > 1000 else always
+            about = {"at_ns": START_NS + sampled * MS, "span_ns": 1000 * MS, "run_ns": 50 * MS}
+            messages += [RankSample(rank=r, wait_ns=int(wait * 1000) * MS, **about) for r in range(2)]
+    return [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]
 
 
 def moved_to_forward(one):
@@ -222,6 +238,35 @@ class TestPauses:
         assert (stall.ranks, stall.device) == ((), "45 % of CPU time stolen")
         assert stall.evidence["device"]["cause"] == "steal"
 
+    @pytest.mark.parametrize(("always", "meanwhile", "severity"), [
+        (0.0, 0.9, "info"), (0.4, 0.9, "info"), (0.0, 0.0, "warning"), (0.4, 0.02, "warning"),
+    ])  # fmt: skip
+    def test_a_stall_that_others_on_the_machine_explain_is_no_warning(self, always, meanwhile, severity):
+        """Other processes took the cores, and 52 of 610 clean steps were warnings. Who is stopped waits for none."""
+        found = among_others({150: 3000}, always, meanwhile)
+        assert [(one.kind, one.severity, bool(one.device)) for one in found] == [
+            ("pause", severity, severity == "info")
+        ]
+
+    def test_stalls_that_others_on_the_machine_explain_are_one_incident(self):
+        (found,) = among_others({150: 2000, 170: 4000, 190: 3000}, 0.4, 0.95)
+        assert (found.severity, found.steps, found.since_step, found.until_step) == ("info", 3, 150, 190)
+        assert found.cost_ns == 2 * (1900 + 3900 + 2900) * MS
+        assert found.message == "every rank paused 3 times, for up to 3900 ms"
+
+    @pytest.mark.parametrize(("stall_ms", "severity"), [(900, "info"), (12_000, "warning")])
+    def test_a_stall_is_compared_with_what_the_job_s_other_steps_take_now_and_then(self, stall_ms, severity):
+        """One step in 20 takes up to half a second longer, and nobody knows why."""
+        rng = random.Random(1)
+        longer = [int(100 * rng.paretovariate(3)) * (rng.random() < 0.05) for _ in range(400)]
+        steps, at = [hello(0), hello(1)], 0
+        for number, ms in enumerate(longer):
+            took = 100 + (stall_ms if number == 350 else min(ms, 500))
+            steps += [step(r, number, start_ns=START_NS + at * MS, duration_ns=took * MS) for r in range(2)]
+            at += took
+        found = [one for one in state_of(steps).diagnosis.incidents() if one.kind == "pause" and one.since_step == 350]
+        assert [one.severity for one in found] == [severity]
+
     def test_a_collection_that_recurs(self):
         messages = []
         for number, ranks in enumerate(synchronous([(0, 30 if n % 10 == 5 else 0) for n in range(100)])):
@@ -337,6 +382,24 @@ def runs(draw):
             messages.append(one)
         at += (100 + max(late)) * MS + 1000
     return messages
+
+
+@pytest.mark.parametrize(("index", "most"), [(2.0, 2), (3.0, 2)])
+def test_chance_goes_beyond_the_tail_as_rarely_as_stated(index, most):
+    """In 20,000 steps, 0.2 are expected."""
+    rng, tail, beyond = random.Random(4), Tail(), 0
+    for number in range(20_000):
+        excess = 10.0 * rng.paretovariate(index)
+        beyond += number >= 16 and excess > tail.end(100.0)
+        tail.add(excess, 100.0)
+    assert beyond <= most
+
+
+def test_a_stall_does_not_hide_the_next_one():
+    tail = Tail()
+    for number in range(300):
+        tail.add(12_000.0 if number % 100 == 99 else 5.0, 100.0)
+    assert tail.end(100.0) < 1_000
 
 
 @settings(max_examples=50, deadline=None)
