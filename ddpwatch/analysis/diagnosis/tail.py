@@ -29,7 +29,8 @@ class Tail:
     def add(self, excess_ns: float, usual_ns: float) -> None:
         """Takes the next step."""
         longest = next(iter(self._excess.largest(1)), 0.0)
-        self._excess.add(longest if excess_ns > self.end(usual_ns) else max(0.0, excess_ns))
+        beyond = excess_ns > longest and excess_ns > self.end(usual_ns)
+        self._excess.add(longest if beyond else max(0.0, excess_ns))
 
     def end(self, usual_ns: float) -> float:
         """The excess that chance goes beyond once in 1 / `TAIL_ALARMS` steps."""
