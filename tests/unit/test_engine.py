@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from benchmarks.diagnosis_cases import Case, job_of
 from benchmarks.diagnosis_score import play
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.diagnosis.change import change
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS, alarm_counts, deviations, scale
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
@@ -382,6 +383,21 @@ def runs(draw):
             messages.append(one)
         at += (100 + max(late)) * MS + 1000
     return messages
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_change_is_a_step_and_no_growth(seed):
+    """A drift is one incident, even where the rank was on time before."""
+    rng = random.Random(seed)
+
+    def found(late):
+        values = [round(at + rng.gauss(0, 20)) for at in late]
+        return change([(number, at, at > 20) for number, at in enumerate(values)], 10)
+
+    assert found([2 * max(0, number - 30) for number in range(128)]) is None
+    assert found([0] * 90 + [60] * 10) in range(88, 93)
+    assert found([0] * 40 + [60] * 80) in range(38, 43)
+    assert found([30] * 60 + [35] * 60) is None
 
 
 @pytest.mark.parametrize(("index", "most"), [(2.0, 2), (3.0, 2)])

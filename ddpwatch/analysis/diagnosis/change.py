@@ -12,7 +12,9 @@ from ddpwatch.analysis.diagnosis.noise import memory
 CHANGE_EVERY = 4  # late steps, from one look for a change to the next
 CHANGE_STEPS = 128  # newest watched steps, in which it is looked for
 CHANGE_SURE = 6.5  # standard errors by which the steps since then differ from those before
+NO_GROWTH = 3.0  # the same, by which they differ more than steady growth explains
 CHANGE_GROWTH = 1.5  # and the factor
+GROWTH_EVERY = 4  # watched steps, from one possible start of steady growth to the next
 FEWEST_CHANGED = 5  # watched steps since then
 NEWEST_LATE = 8  # late steps, of which the median says how late the rank is now
 
@@ -36,18 +38,21 @@ def change(values: Sequence[tuple[int, int, bool]], least_ns: float) -> int | No
         explained = (mean_since - mean) ** 2 * first * (count - first) / count
         if explained > best and mean_since > mean:
             at, before, since, best = first, mean, mean_since, explained
-    if not at or since < max(CHANGE_GROWTH * before, before + least_ns) or best <= _of_a_line(late):
+    if not at or since < max(CHANGE_GROWTH * before, before + least_ns):
         return None
     rest = [value - (before if number < at else since) for number, value in enumerate(late)]
     power = sum(map(mul, rest, rest))
     kept = sum(map(mul, rest, islice(rest, 1, None))) / power if power else 0.0
-    sure = best > CHANGE_SURE**2 * memory(kept, count) * power / (count - 2)
-    return values[at][0] if sure else None
+    error = memory(kept, count) * power / (count - 2)
+    if best <= CHANGE_SURE**2 * error:
+        return None
+    growth = max(_of_growth(late, first) for first in range(0, count - 2, GROWTH_EVERY))
+    return values[at][0] if best > growth + NO_GROWTH**2 * error else None
 
 
-def _of_a_line(values: Sequence[float]) -> float:
-    """The part of the sum of squares that a straight line explains."""
-    count = len(values)
-    middle = (count - 1) / 2
-    slope = sum((x - middle) * y for x, y in enumerate(values))
-    return slope**2 * 12 / (count**3 - count)
+def _of_growth(values: Sequence[float], first: int) -> float:
+    """The part of the sum of squares that steady growth from a position on explains."""
+    count, grown = len(values), len(values) - first
+    mean = grown * (grown - 1) / 2 / count
+    both = sum(map(mul, islice(values, first, None), range(grown))) - mean * sum(values)
+    return both**2 / ((grown - 1) * grown * (2 * grown - 1) / 6 - count * mean**2)
