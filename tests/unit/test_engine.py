@@ -395,7 +395,7 @@ def test_a_change_is_a_step_and_no_growth(seed):
         return change([(number, at, at > 20) for number, at in enumerate(values)], 10)
 
     assert found([2 * max(0, number - 30) for number in range(128)]) is None
-    assert found([0] * 90 + [60] * 10) in range(88, 93)
+    assert found([0] * 90 + [80] * 16) in range(88, 93)
     assert found([0] * 40 + [60] * 80) in range(38, 43)
     assert found([30] * 60 + [35] * 60) is None
 
