@@ -388,9 +388,9 @@ def runs(draw):
 @pytest.mark.parametrize("seed", range(8))
 def test_a_change_is_a_step_and_no_growth(seed):
     """A drift is one incident, even where the rank was on time before."""
-    rng = random.Random(seed)
 
     def found(late):
+        rng = random.Random(seed)
         values = [round(at + rng.gauss(0, 20)) for at in late]
         return change([(number, at, at > 20) for number, at in enumerate(values)], 10)
 
