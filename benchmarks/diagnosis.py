@@ -273,7 +273,7 @@ def show(found: Found, goals: Goals, most_misses: int) -> list[Row]:
         others = ", ".join(f"{kind}: {count} {what}" for (kind, what), count in sorted(found.others.items()))
         print(f"besides the fault: {others}")
     rows = goal_rows(found.judged, goals)
-    rows.append(alarm_row(sum(found.alarms.values()), found.clean_steps, goals))
+    rows.append(alarm_row(found.alarms, found.clean_steps, goals))
     if found.hangs:
         rows.append(hang_row([hang.named_s for hang in found.hangs]))
     if found.speeds:
@@ -292,8 +292,8 @@ def as_json(found: Found, rows: Sequence[Row]) -> dict[str, Any]:
         {
             "kind": one.kind, "size": one.size, "noise": one.noise, "detected": one.score.detected,
             "rank": one.score.rank, "cause": one.score.cause, "layer": one.score.layer, "period": one.score.period,
-            "word": one.score.kind, "pieces": one.score.pieces, "named_after": one.score.named_after,
-            "oracle": one.score.oracle, "cost_error": one.score.cost, "strength": one.score.strength,
+            "word": one.score.kind, "alarm": one.score.alarm, "pieces": one.score.pieces,
+            "named_after": one.score.named_after, "oracle": one.score.oracle, "cost_error": one.score.cost, "strength": one.score.strength,
         }
         for one in found.judged
     ]  # fmt: skip

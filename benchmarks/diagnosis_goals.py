@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
@@ -16,6 +16,7 @@ NAMED_SIZE = 0.10
 HANG_S = 10
 STRENGTHS = (4, 6, 8, 12, 20)
 FINDABLE = 0.99  # chance of the oracle
+STALLS = ("stall", "stop")
 COST_SHARE = 0.9  # of the faults whose stated cost must be within the goal
 
 
@@ -174,16 +175,19 @@ def goal_rows(judged: Iterable[Judged], goals: Goals) -> list[Row]:
         _named_row([one.score for one in counted if one.kind == "constant" and one.size >= NAMED_SIZE], goals),
         _share_row("period named, ±1", periods, goals.period),
         _cost_row([score.cost for score in found if score.cost is not None], goals),
+        _share_row("stalls and SIGSTOP: a warning", [one.score.alarm for one in counted if one.kind in STALLS], None),
     ]
 
 
-def _share_row(name: str, hits: Sequence[bool], goal: float) -> Row:
+def _share_row(name: str, hits: Sequence[bool], goal: float | None) -> Row:
+    to_reach = "–" if goal is None else f"≥ {100 * goal:g} %"
     if not hits:
-        return Row(name, f"≥ {100 * goal:g} %", "–", 0, "–", None)
+        return Row(name, to_reach, "–", 0, "–", None)
     low, high = wilson(sum(hits), len(hits))
     share = sum(hits) / len(hits)
     interval = f"{100 * low:.1f} … {100 * high:.1f} %"
-    return Row(name, f"≥ {100 * goal:g} %", f"{100 * share:.2f} %", len(hits), interval, share >= goal)
+    met = None if goal is None else share >= goal
+    return Row(name, to_reach, f"{100 * share:.2f} %", len(hits), interval, met)
 
 
 def _oracle_row(scores: Sequence[Score]) -> Row:
@@ -224,14 +228,16 @@ def _cost_row(costs: Sequence[float], goals: Goals) -> Row:
     )  # fmt: skip
 
 
-def alarm_row(alarms: int, steps: int, goals: Goals) -> Row:
-    """False alarms of clean runs. The interval is that of their rate per 100,000 steps."""
+def alarm_row(kinds: Mapping[str, int], steps: int, goals: Goals) -> Row:
+    """False alarms of clean runs, by kind. The interval is that of their rate per 100,000 steps."""
+    alarms = sum(kinds.values())
     goal = "0" if not goals.alarms else "≤ 1 in 100,000 clean steps"
     if not steps:
         return Row("false alarms", goal, "–", 0, "–", None)
     low, high = (100_000 * share for share in wilson(alarms, steps))
     met = alarms <= goals.alarms * steps
-    return Row("false alarms", goal, f"{alarms}", steps, f"{low:.2f} … {high:.2f} in 100,000", met)
+    which = f" ({', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))})" if kinds else ""
+    return Row("false alarms", goal, f"{alarms}{which}", steps, f"{low:.2f} … {high:.2f} in 100,000", met)
 
 
 def hang_row(named_s: Sequence[float | None]) -> Row:

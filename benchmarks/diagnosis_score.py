@@ -28,6 +28,7 @@ class Score:
         detected: It found something of that kind, at that time.
         rank: It named the right rank.
         kind: It used the word that fits best.
+        alarm: It is a warning or an error.
         named_after: In how many steps from the first one that it struck, itself included, and how many of these were
             watched.
         cost: What it says it costs (``stated_ns``, of incidents with one kind), against the truth.
@@ -44,6 +45,7 @@ class Score:
     layer: bool | None = None
     period: bool | None = None
     kind: bool = False
+    alarm: bool = False
     named_after: tuple[int, int] | None = None
     cost: float | None = None
     oracle: float | None = None
@@ -221,7 +223,7 @@ def _word(truth: Truth, incident: Incident) -> bool:
 
 def _judge_one(score: Score, incident: Incident) -> None:
     truth = score.truth
-    score.kind = _word(truth, incident)
+    score.kind, score.alarm = _word(truth, incident), incident.severity in ALARMS
     score.cause = incident.phase in truth.phases if truth.phases else None
     score.layer = incident.param in truth.params if truth.params is not None else None
     if truth.period is not None:

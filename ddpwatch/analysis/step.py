@@ -165,9 +165,9 @@ def spans_of(step: Step) -> dict[str, Intervals]:
     """When the rank computed, by phase, as offsets from the step's start; ``sync`` is left out."""
     found: dict[str, Intervals] = {"forward": [], "backward": [], "optimizer": []}
     for span in step.spans:
-        if span.phase != "sync":
+        if span.phase != "sync" and span.start < span.end:
             found[span.phase].append((span.start, span.end))
-    return {phase: union(stretches) for phase, stretches in found.items()}
+    return {phase: stretches if len(stretches) < 2 else union(stretches) for phase, stretches in found.items()}
 
 
 def named_stretches(step: Step) -> list[tuple[str, int, int]]:
@@ -192,14 +192,25 @@ def starts_of(step: Step) -> list[int]:
 def split(duration_ns: int, claims: dict[str, Intervals]) -> dict[str, int]:
     """Splits the step. The first of several phases gets what they all claim; "other" gets what none of them claims."""
     sizes = {name: total(claim) for name, claim in claims.items()}
-    claimed = total(union(chain.from_iterable(claims.values())))
-    if claimed != sum(sizes.values()):
+    claimed = sum(sizes.values())
+    if not _disjoint(sorted(chain.from_iterable(claims.values()))):
+        claimed = total(union(chain.from_iterable(claims.values())))
         taken: Intervals = []
         for name, claim in claims.items():
             sizes[name] = total(subtract(claim, taken))
             taken = union(taken + claim)
     sizes["other"] = duration_ns - claimed
     return {name: sizes[name] for name in _in_order(tuple(sizes))}
+
+
+def _disjoint(ordered: Intervals) -> bool:
+    """Whether no two of these share a point."""
+    reach = 0
+    for start, end in ordered:
+        if start < reach:
+            return False
+        reach = end
+    return True
 
 
 @lru_cache(maxsize=256)

@@ -12,12 +12,14 @@ from msgspec.structs import replace
 from benchmarks.diagnosis_cases import Case, job_of
 from benchmarks.diagnosis_score import play
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.diagnosis.change import change
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS, alarm_counts, deviations, scale
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.streak import rhythm
+from ddpwatch.analysis.diagnosis.tail import Tail
 from ddpwatch.analysis.diagnosis.trend import Trend
-from ddpwatch.messages import Device, Group, Layout, Mark, Span
+from ddpwatch.messages import Device, Group, Layout, Mark, RankSample, Span
 from tests.support.frames import MS, START_NS, bye, hello, layout, run, shadow, state_of, step, synchronous, unwatched
 
 
@@ -39,6 +41,28 @@ def late_ones(found):
 def noisy(steps, world, ms, seed):
     rng = random.Random(seed)
     return [[rng.randint(0, ms) for _ in range(world)] for _ in range(steps)]
+
+
+def among_others(stalls, always, meanwhile):
+    """The incidents of steps of 100 ms but for these, of ranks that wait for a core during a share of the time."""
+    messages, at, sampled = [hello(0), hello(1)], 0, 0
+    for number in range(240):
+        took = stalls.get(number, 100)
+        messages += [step(r, number, start_ns=START_NS + at * MS, duration_ns=took * MS) for r in range(2)]
+        at += took
+        while sampled + 1000 <= at:
+            sampled += 1000
+            wait = meanwhile if took > 1000 else always
+            about = {"at_ns": START_NS + sampled * MS, "span_ns": 1000 * MS, "run_ns": 50 * MS}
+            messages += [RankSample(rank=r, wait_ns=int(wait * 1000) * MS, **about) for r in range(2)]
+    return [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]
+
+
+def moved_to_forward(one):
+    """The step with its lateness of 60 ms in the forward, in place of the backward."""
+    forward, backward, *rest = one.spans
+    spans = [Span("forward", forward.start, forward.end + 60 * MS), Span("backward", 91 * MS, backward.end), *rest]
+    return replace(one, spans=spans, hook_param=[], hook_ns=[])
 
 
 class TestBlame:
@@ -113,6 +137,39 @@ class TestBlame:
         ]  # fmt: skip
         assert {one.kind for one in found} == {"straggler"}
 
+    @pytest.mark.parametrize("seed", [2, 3, 6, 9])
+    def test_a_constant_fault_after_steps_that_were_late_by_chance(self, seed):
+        """They were one incident of 27 ms in 14 of 70 steps, where the truth is 100 ms in each step since step 56."""
+        late, rng = noisy(70, 2, 8, seed), random.Random(seed)
+        for number, row in enumerate(late):
+            row[1] += 100 if number >= 56 else rng.randint(22, 32) * (rng.random() < 0.12)
+        found = late_ones(incidents(late))
+        now = next(one for one in found if one.open)
+        assert (now.kind, now.ranks, now.since_step, now.steps) == ("straggler", (1,), 56, 14)
+        assert now.evidence["late_ms"] == pytest.approx(100, abs=5)
+        assert now.cost_ns == pytest.approx(14 * 90 * MS, rel=0.05)
+        assert all(one.until_step < 56 for one in found if one is not now)
+
+    def test_one_that_becomes_constant_is_another_incident(self):
+        """What the first one cost stays with it, and its cause does, too."""
+        late = [(0, 60 if n >= 64 or n % 4 == 0 else 0) for n in range(100)]
+        steps = [
+            moved_to_forward(one) if one.step >= 64 and one.rank else one
+            for ranks in synchronous(late)
+            for one in ranks
+        ]
+        found = late_ones(state_of([hello(0), hello(1), layout(), *steps]).diagnosis.incidents())
+        assert sorted((one.since_step, one.until_step, one.kind, one.period, one.phase, one.open) for one in found) == [
+            (0, 60, "intermittent", 4, "backward", False), (64, 99, "straggler", None, "forward", True),
+        ]  # fmt: skip
+        assert sorted(one.cost_ns for one in found) == [16 * 50 * MS, 36 * 50 * MS]
+
+    @pytest.mark.parametrize("seed", [0, 1, 2, 5])
+    def test_one_that_is_late_at_random_does_not_change(self, seed):
+        rng = random.Random(seed)
+        late = [(rng.randint(0, 8), rng.randint(0, 8) + 80 * (rng.random() < 0.3)) for _ in range(400)]
+        assert [one.kind for one in late_ones(incidents(late))] == ["intermittent"]
+
     def test_one_that_gets_later_and_later(self):
         found = late_ones(incidents([(0, n // 4) for n in range(200)]))
         assert [(one.kind, one.ranks) for one in found] == [("drift", (1,))]
@@ -181,6 +238,35 @@ class TestPauses:
         (stall,) = [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]
         assert (stall.ranks, stall.device) == ((), "45 % of CPU time stolen")
         assert stall.evidence["device"]["cause"] == "steal"
+
+    @pytest.mark.parametrize(("always", "meanwhile", "severity"), [
+        (0.0, 0.9, "info"), (0.4, 0.9, "info"), (0.0, 0.0, "warning"), (0.4, 0.02, "warning"),
+    ])  # fmt: skip
+    def test_a_stall_that_others_on_the_machine_explain_is_no_warning(self, always, meanwhile, severity):
+        """Other processes took the cores, and 52 of 610 clean steps were warnings. Who is stopped waits for none."""
+        found = among_others({150: 3000}, always, meanwhile)
+        assert [(one.kind, one.severity, bool(one.device)) for one in found] == [
+            ("pause", severity, severity == "info")
+        ]
+
+    def test_stalls_that_others_on_the_machine_explain_are_one_incident(self):
+        (found,) = among_others({150: 2000, 170: 4000, 190: 3000}, 0.4, 0.95)
+        assert (found.severity, found.steps, found.since_step, found.until_step) == ("info", 3, 150, 190)
+        assert found.cost_ns == 2 * (1900 + 3900 + 2900) * MS
+        assert found.message == "every rank paused 3 times, for up to 3900 ms"
+
+    @pytest.mark.parametrize(("stall_ms", "severity"), [(900, "info"), (12_000, "warning")])
+    def test_a_stall_is_compared_with_what_the_job_s_other_steps_take_now_and_then(self, stall_ms, severity):
+        """One step in 20 takes up to half a second longer, and nobody knows why."""
+        rng = random.Random(1)
+        longer = [int(100 * rng.paretovariate(3)) * (rng.random() < 0.05) for _ in range(400)]
+        steps, at = [hello(0), hello(1)], 0
+        for number, ms in enumerate(longer):
+            took = 100 + (stall_ms if number == 350 else min(ms, 500))
+            steps += [step(r, number, start_ns=START_NS + at * MS, duration_ns=took * MS) for r in range(2)]
+            at += took
+        found = [one for one in state_of(steps).diagnosis.incidents() if one.kind == "pause" and one.since_step == 350]
+        assert [one.severity for one in found] == [severity]
 
     def test_a_collection_that_recurs(self):
         messages = []
@@ -297,6 +383,39 @@ def runs(draw):
             messages.append(one)
         at += (100 + max(late)) * MS + 1000
     return messages
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_change_is_a_step_and_no_growth(seed):
+    """A drift is one incident, even where the rank was on time before."""
+
+    def found(late):
+        rng = random.Random(seed)
+        values = [round(at + rng.gauss(0, 20)) for at in late]
+        return change([(number, at, at > 20) for number, at in enumerate(values)], 10)
+
+    assert found([2 * max(0, number - 30) for number in range(128)]) is None
+    assert found([0] * 90 + [80] * 16) in range(88, 93)
+    assert found([0] * 40 + [60] * 80) in range(38, 43)
+    assert found([30] * 60 + [35] * 60) is None
+
+
+@pytest.mark.parametrize(("index", "most"), [(2.0, 2), (3.0, 2)])
+def test_chance_goes_beyond_the_tail_as_rarely_as_stated(index, most):
+    """In 20,000 steps, 0.2 are expected."""
+    rng, tail, beyond = random.Random(4), Tail(), 0
+    for number in range(20_000):
+        excess = 10.0 * rng.paretovariate(index)
+        beyond += number >= 16 and excess > tail.end(100.0)
+        tail.add(excess, 100.0)
+    assert beyond <= most
+
+
+def test_a_stall_does_not_hide_the_next_one():
+    tail = Tail()
+    for number in range(300):
+        tail.add(12_000.0 if number % 100 == 99 else 5.0, 100.0)
+    assert tail.end(100.0) < 1_000
 
 
 @settings(max_examples=50, deadline=None)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -216,7 +217,7 @@ class Ledger:
 
     def _split_watched(self, across: StepAcrossRanks, found: StepSplit, pauses: Mapping[int, Pauses]) -> None:
         buckets = across.skew.buckets
-        spent: dict[str, int] = {}
+        rows: list[Mapping[str, int]] = []
         transferred = unknown = 0
         for rank, facts in across.all_facts().items():
             phases: Mapping[str, int] = facts.figures.phases_ns
@@ -226,15 +227,15 @@ class Ledger:
                 exposed = [(start + since, start + until) for since, until in exposed]
             if rank in pauses:
                 phases, exposed = _with_pauses(across.ranks[rank], exposed, pauses[rank])
-            for phase, ns in phases.items():
-                spent[phase] = spent.get(phase, 0) + ns
+            rows.append(phases)
             if exposed:
                 part = split_exposed(facts, exposed, buckets)
                 for awaited, ns in part.waits.items():
                     found.waits[awaited] = found.waits.get(awaited, 0) + ns
                 transferred += part.transfer
                 unknown += part.unknown
-        spent.pop("exposed_comm", None)
+        names = dict.fromkeys(chain.from_iterable(rows))
+        spent = {phase: sum([row.get(phase, 0) for row in rows]) for phase in names if phase != "exposed_comm"}
         found.accounts = {_KEYS[phase]: ns for phase, ns in spent.items() if ns}
         found.accounts[_TRANSFER], found.accounts[_EXPOSED] = transferred, unknown
         self.watched_ns += found.total

@@ -8,6 +8,7 @@ from statistics import median
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.change import CHANGE_STEPS
 from ddpwatch.analysis.step import BACKWARD_GATHER, BucketKey
 
 COMPARED_PHASES = ("data", "between", "forward", "backward", "optimizer")
@@ -65,18 +66,31 @@ class Cause:
         self._peers = peers
         self._excess: Counter[str] = Counter()
         self._buckets: Counter[int] = Counter()
-        self._hooked: deque[dict[int, int]] = deque(maxlen=KEEP_HOOKED)
+        self._hooked: deque[tuple[int, dict[int, int]]] = deque(maxlen=KEEP_HOOKED)
+        self._newest: deque[tuple[int, dict[str, float], int | None]] = deque(maxlen=CHANGE_STEPS)
 
     def add(self, facts: StepFacts, late_ns: int) -> None:
         """Takes a late step."""
-        self.steps += 1
-        for phase, excess in facts.excess(self._rank, self._peers).items():
-            self._excess[phase] += int(excess)
+        step, excess = facts.across.step, facts.excess(self._rank, self._peers)
         bucket = _first_late_bucket(facts.across, self._rank, late_ns)
-        if bucket is not None:
-            self._buckets[bucket] += 1
+        self._newest.append((step, excess, bucket))
+        self._count(excess, bucket, 1)
         if delays := _delays(facts.across, self._rank, self._peers):
-            self._hooked.append(delays)
+            self._hooked.append((step, delays))
+
+    def _count(self, excess: Mapping[str, float], bucket: int | None, sign: int) -> None:
+        self.steps += sign
+        for phase, ns in excess.items():
+            self._excess[phase] += sign * int(ns)
+        if bucket is not None:
+            self._buckets[bucket] += sign
+
+    def end(self, step: int) -> None:
+        """Forgets the steps after that one."""
+        while self._newest and self._newest[-1][0] > step:
+            self._count(*self._newest.pop()[1:], -1)
+        while self._hooked and self._hooked[-1][0] > step:
+            self._hooked.pop()
 
     def phase(self, late_ns: float) -> tuple[str, float]:
         """The phase that explains at least half of the lateness, and by how much it is longer (ns); "" if none does."""
@@ -89,14 +103,15 @@ class Cause:
     @property
     def bucket(self) -> int | None:
         """The first bucket that it launches late, in most late steps."""
-        return self._buckets.most_common(1)[0][0] if self._buckets else None
+        bucket, count = next(iter(self._buckets.most_common(1)), (None, 0))
+        return bucket if count else None
 
     def param(self, late_ns: float) -> int | None:
         """The first parameter, in firing order, whose gradient comes late by at least half of that."""
         if not self._hooked:
             return None
-        for param in self._hooked[-1]:
-            if 2 * median(delays[param] for delays in self._hooked if param in delays) >= late_ns:
+        for param in self._hooked[-1][1]:
+            if 2 * median(delays[param] for _, delays in self._hooked if param in delays) >= late_ns:
                 return param
         return None
 

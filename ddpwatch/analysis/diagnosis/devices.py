@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ddpwatch.analysis.diagnosis.device_signals import (
     CPU_PRESSURE,
+    DENIED,
     GPU_FIELDS,
     GPU_SIGNALS,
     HOST_FIELDS,
@@ -46,6 +47,13 @@ class Cause(NamedTuple):
 
     text: str
     evidence: dict[str, Any]
+
+
+class Denied(NamedTuple):
+    """For how long a machine did not let a job run, and why, as a fragment of a sentence."""
+
+    ns: float
+    why: str
 
 
 @dataclass(slots=True)
@@ -104,6 +112,19 @@ class DeviceCauses:
         process = {} if rank is None else _known(self._ranks.now(rank, window))
         also = [self._text(each) for each in found[1:]]
         return Cause(self._text(found[0]), found[0].evidence() | {"process": process, "also": also})
+
+    def denied(self, rank: int | None, start_ns: int, end_ns: int, excess_ns: int) -> Denied:
+        """What the machine denied a job in a step that took longer than usual by ``excess_ns``.
+
+        That is what samples say of the time around the step, without what they said before of so much usual time: of a
+        rank, or of the rank that was denied most. Unlike a `cause`, it need not be worse than with peers or before.
+        """
+        window = _Window(start_ns, end_ns, {})
+        ranks = _spread(list(self._ranks.past)) if rank is None else (rank,)
+        hosts = _spread(list(self._hosts.past)) if rank is None else (self._host_of.get(rank, ""),)
+        found = [denied for each in ranks for denied in self._ranks.denied(each, window, excess_ns)]
+        found += [denied for each in hosts for denied in self._hosts.denied(each, window, excess_ns)]
+        return max(found, default=Denied(0.0, ""))
 
     def _of(self, rank: int, window: _Window) -> Iterator[_Found]:
         host, gpu = self._host_of.get(rank, ""), self._gpu_of.get(rank)
@@ -195,6 +216,18 @@ class _Level:
         span = window.before(self.host_of.get(key, ""))
         enough = key in self.past and self.past[key].count(*span) >= BEFORE_SAMPLES
         return self._means(key if enough else None, span)
+
+    def denied(self, key: Hashable, window: _Window, excess_ns: int) -> Iterator[Denied]:
+        """What was denied in a step, beyond what is usual."""
+        if key not in self.past:
+            return
+        span = window.now(self.host_of.get(key, ""))
+        covered = max(self.past[key].count(*span) * SAMPLE_NS, excess_ns)
+        now, before = self._means(key, span), self.before(key, window)
+        for name in self.fields:
+            if name in DENIED:
+                ns = (now[name] or 0.0) * covered - (before[name] or 0.0) * (covered - excess_ns)
+                yield Denied(ns, DENIED[name])
 
     def _means(self, key: Hashable, span: tuple[int, int]) -> Row:
         series = self.past.get(key)

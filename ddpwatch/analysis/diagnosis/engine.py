@@ -7,7 +7,7 @@ the same incidents with the same costs. ``docs/diagnosis.md`` says what is teste
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -116,16 +116,15 @@ class Diagnosis:
         for late in known:
             late.add_split(split)
             late.add_facts(facts)
+        self._end({late.streak.rank for _, late in started})
         for watch, late in started:
-            late.catch_up(self._splits, self._recent)
-            if any(late.streak.rank == rank for _, rank in self._late):
-                continue  # in another group, or by another figure: what it costs counts once
-            self._late[watch, late.streak.rank] = late
-            self._pauses.absorb(late.streak.rank, late.streak.since)
+            if self._is_news(late):
+                late.catch_up(self._splits, self._recent)
+                self._late[watch, late.streak.rank] = late
+                self._pauses.absorb(late.streak.rank, late.streak.since)
         self._pauses.add(facts, self._late.values())
         self._whole.add(facts)
         self._unsound.step(across)
-        self._end()
 
     def _watch(self, facts: StepFacts) -> Iterable[tuple[_Watch, LateRank]]:
         """Compares the ranks of each group; yields who turns out to be late."""
@@ -169,12 +168,36 @@ class Diagnosis:
             found = self._groups[watch] = GroupLateness(ranks)
         return found
 
-    def _end(self) -> None:
+    def _is_news(self, late: LateRank) -> bool:
+        """Whether it is not known from another group, or by another figure: what a rank costs counts once.
+
+        If it has changed since it became known, what is known ends there.
+        """
+        streak = late.streak
+        for key, known in list(self._late.items()):
+            if key[1] == streak.rank:
+                if not streak.changed or known.streak.named >= streak.since:
+                    return False
+                self._groups[key[0]].dismiss(known.streak)
+                known.streak.end_before(streak.since)
+                self._close(key)
+        return True
+
+    def _end(self, started: Collection[int]) -> None:
+        """Closes what is over. If nothing else of the rank has started, other figures may show what is left of it."""
         for key, late in list(self._late.items()):
             group = self._groups.get(key[0])
             if not late.streak.open or group is None or group.streaks.get(key[1]) is not late.streak:
-                del self._late[key]
-                self._keep(replace(self._incident(late), open=False))
+                self._close(key)
+                if key[1] not in started:
+                    for other in self._groups.values():
+                        other.release(key[1], late.streak.until)
+
+    def _close(self, key: tuple[_Watch, int]) -> None:
+        late = self._late.pop(key)
+        late.end()
+        if not late.streak.dissolved:
+            self._keep(replace(self._incident(late), open=False))
 
     def _keep(self, incident: Incident) -> None:
         self._ended.append(incident)

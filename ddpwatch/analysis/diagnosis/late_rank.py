@@ -38,7 +38,7 @@ class LateRank:
         self._cost_ns: int | None = None  # once somebody asked, until the next step
         self._older_ns = 0.0  # waits for it in steps that are no longer kept
         self._kept: deque[_Waits] = deque()  # in the newest
-        self._pending: list[tuple[int, _Waits]] = []  # with the step's rank-time: since its newest late one
+        self._pending: list[_Waits] = []  # since its newest late step
 
     def catch_up(self, splits: Iterable[StepSplit], recent: Iterable[StepFacts]) -> None:
         """Takes the steps since its first late one."""
@@ -60,21 +60,28 @@ class LateRank:
         late = self.streak.late_in(split.step if split.like is None else split.like) is not None
         lead = split.leads.get(self.streak.rank, waited // others)
         self.start_ns = self.start_ns or split.start_ns
-        self._pending.append((split.total, _Waits(split.step, min(waited, lead * others), late)))
+        self._pending.append(_Waits(split.step, min(waited, lead * others), late, split.total))
         self._cost_ns = None
         if split.step <= self.streak.until:
             self.end_ns = split.end_ns
             self._flush()
 
     def _flush(self) -> None:
-        for total, waits in self._pending:
-            self.span_ns += total
+        for waits in self._pending:
+            self.span_ns += waits.total
             self._kept.append(waits)
         self._pending.clear()
         while len(self._kept) > KEEP_VALUES:
             waits = self._kept.popleft()
             if waits.ns:
                 self._older_ns += self._due_to_it([waits])
+
+    def end(self) -> None:
+        """Forgets what came after its last late step, if that turned out to be another incident."""
+        while self._kept and self._kept[-1].step > self.streak.until:
+            self.span_ns -= self._kept.pop().total
+            self._cost_ns = None
+        self.cause.end(self.streak.until)
 
     @property
     def cost_ns(self) -> int:
@@ -122,8 +129,12 @@ class LateRank:
 
 
 class _Waits(NamedTuple):
-    """What others waited in a step because of it, at most: until the next rank launched (ns)."""
+    """What others waited in a step because of it, at most: until the next rank launched (ns).
+
+    ``total`` is the step's rank-time.
+    """
 
     step: int
     ns: int
     late: bool
+    total: int

@@ -5,10 +5,11 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from operator import mul
 from statistics import median
 
+from ddpwatch.analysis.diagnosis.change import CHANGE_EVERY, CHANGE_STEPS, change
 from ddpwatch.analysis.diagnosis.noise import (
     CLEAN_WEIGHT,
     KEEP_STEPS,
@@ -19,6 +20,7 @@ from ddpwatch.analysis.diagnosis.noise import (
     Threshold,
     alarm_counts,
     deviations,
+    memory,
     scale,
 )
 from ddpwatch.analysis.diagnosis.streak import RHYTHM_STRUCK, Streak, end_score, rhythm
@@ -33,10 +35,8 @@ MEMORY_AFTER = 16  # newest steps that do not count for how long noise lasts: a 
 MEMORY_STEPS = 144
 KEEP_STRUCK = 32
 MEMORY_EVERY = 16  # steps
-MOST_MEMORY = 20.0
 MOST_COMPARED = 16  # ranks whose noise shows how long it lasts
 ASSUMED_MEMORY = 6.0  # before it is known
-MEMORY_NOTICED = 0.25  # correlation of successive steps: less may be chance
 MANY_RANKS = 16  # among so many, one more or less does not change a median
 RHYTHM_EVERY, RHYTHM_STEPS = 16, 128  # watched steps: how often a rhythm is looked for, and in how many
 _ALL = (1 << KEEP_STEPS) - 1
@@ -100,6 +100,7 @@ class GroupLateness:
         self._memory = ASSUMED_MEMORY  # how many steps noise lasts
         self._struck: deque[tuple[int, int]] = deque(maxlen=KEEP_STRUCK)  # first and last steps of newest streaks
         self._over: dict[int, int] = {}  # by position, the end of the rank's streak before
+        self._changed: list[Streak] = []  # in the newest step, what streaks became
 
     def add(self, step: int, launches: Sequence[int], step_ns: int, error_ns: int = 0) -> list[Streak]:
         """Takes when each rank launched the step's last bucket, within an error, and how long the step was.
@@ -119,10 +120,11 @@ class GroupLateness:
         if self._seen % MEMORY_EVERY == 0:
             self._memory = self._estimate_memory()
         self._typical.clear()
+        self._changed.clear()
         candidates = self._note(late)
         if len(self._rows) < FEWEST:
             return []
-        found = [streak for index in candidates if (streak := self._judge(index)) is not None]
+        found = self._changed + [streak for index in candidates if (streak := self._judge(index)) is not None]
         if self._seen % RHYTHM_EVERY == 0 and (rhythmic := self._find_rhythm()) is not None:
             found.append(rhythmic)
         return found
@@ -146,10 +148,7 @@ class GroupLateness:
         ranks = 1 if len(self.ranks) == 2 else min(len(self.ranks), MOST_COMPARED)
         columns = zip(*[_UNKNOWN[:ranks] if row is None else row[:ranks] for row in rows], strict=True)
         kept = median(_kept(column, 4 * self.scale_ns) for column in columns)
-        if kept <= MEMORY_NOTICED:
-            return 1.0
-        kept += (1 + 3 * kept) / count + ((1 - kept**2) / count) ** 0.5  # Kendall's bias, and an error
-        return min(MOST_MEMORY, (1 + kept) / (1 - kept)) if kept < 1 else MOST_MEMORY
+        return memory(kept, count)
 
     def _calm_rows(self) -> list[array[int] | None]:
         """The rows before the newest ones, newest first; None for a step of a streak, which shows more than noise."""
@@ -170,14 +169,34 @@ class GroupLateness:
                     exceeded.note(index, self._seen)
         if not self.streaks:
             return found
-        number, ended = self._rows[-1][0], []
-        for rank, streak in self.streaks.items():
-            streak.add(number, late[self._positions[rank]], self.low_ns)
+        number = self._rows[-1][0]
+        for rank, streak in list(self.streaks.items()):
+            struck = streak.add(number, late[self._positions[rank]], self.low_ns)
             if not streak.open:
-                ended.append(rank)
-        for rank in ended:
-            self._forget(self._positions[rank], self.streaks.pop(rank))
+                self._forget(self._positions[rank], self.streaks.pop(rank), streak.until)
+            elif struck and streak.count % CHANGE_EVERY == 0:
+                self._look_for_a_change(streak)
         return [index for index in found if self.ranks[index] not in self.streaks]
+
+    def _look_for_a_change(self, streak: Streak) -> None:
+        """If the rank is far later than before, or far more often late, what began then is a streak of its own."""
+        newest = islice(reversed(streak.values), streak.pending, CHANGE_STEPS)
+        values = list(newest)[::-1]
+        since = change(values, self.low_ns) if values else None
+        if since is None:
+            return
+        late = [value for step, value, struck in values if step >= since and struck]
+        index, watched = self._positions[streak.rank], sum(step >= since for step, _, _ in values)
+        before, self._over[index] = self._over.get(index, -1), since - 1
+        changed = self._open(index, median(late), len(late) / watched) if late else None
+        if changed is None:
+            self._over[index] = before
+            return
+        changed.changed = True
+        streak.end_before(since)
+        if not streak.dissolved:
+            self._struck.append((streak.since, streak.until))
+        self._changed.append(changed)
 
     def mean_in(self, streak: Streak) -> float:
         """The rank's mean deviation in the late steps of a streak, which another figure of it may show."""
@@ -188,14 +207,20 @@ class GroupLateness:
 
     def dismiss(self, streak: Streak) -> None:
         """Forgets a streak that makes nobody late."""
-        self._forget(self._positions[streak.rank], self.streaks.pop(streak.rank))
+        self._forget(self._positions[streak.rank], self.streaks.pop(streak.rank), streak.until)
 
-    def _forget(self, index: int, streak: Streak) -> None:
+    def release(self, rank: int, until: int) -> None:
+        """Ends a rank's streak in a step: what comes after it may name the rank again."""
+        if (streak := self.streaks.pop(rank, None)) is not None:
+            self._forget(self._positions[rank], streak, until)
+
+    def _forget(self, index: int, streak: Streak, until: int) -> None:
         """What was late in a streak that is over does not name the rank again."""
-        self._over[index] = streak.until
+        self._over[index] = until
         self._struck.append((streak.since, streak.until))
+        since = sum(1 for _ in takewhile(lambda row: row[0] > until, reversed(self._rows)))
         for exceeded in self._exceeded.values():
-            exceeded.keep(index, self._seen, streak.pending)
+            exceeded.keep(index, self._seen, since)
 
     def _judge(self, index: int) -> Streak | None:
         """Whether chance does not explain how often this rank was late: in the longest stretch for which that holds.
@@ -208,19 +233,19 @@ class GroupLateness:
             if not mask & 1 or mask.bit_count() < FEWEST_LATE:
                 continue
             counts = alarm_counts(self._clean_rate(threshold, index), len(self.ranks))
-            memory = self._memory if threshold in LASTING else 1.0
-            if self._alarming(mask, counts, memory) is None:
+            lasts = self._memory if threshold in LASTING else 1.0
+            if self._alarming(mask, counts, lasts) is None:
                 continue
-            steps = self._alarming(mask & self._late_by(index, threshold), counts, memory)
+            steps = self._alarming(mask & self._late_by(index, threshold), counts, lasts)
             if steps is not None:
                 return self._start(index, steps, threshold)
         return None
 
-    def _alarming(self, mask: int, counts: Sequence[int], memory: float) -> int | None:
+    def _alarming(self, mask: int, counts: Sequence[int], lasts: float) -> int | None:
         """The longest stretch of newest steps of which so many were late that chance does not explain it."""
         for window, count in zip(reversed(WINDOWS), reversed(counts), strict=True):
-            steps = int(window * memory)
-            if steps <= len(self._rows) and (mask & ((1 << steps) - 1)).bit_count() >= count * memory:
+            steps = int(window * lasts)
+            if steps <= len(self._rows) and (mask & ((1 << steps) - 1)).bit_count() >= count * lasts:
                 return steps
         return None
 
@@ -272,7 +297,8 @@ class GroupLateness:
         limit = max(self.low_ns, typical / 2)
         rows = list(islice(self._rows, self._first(index, limit, share), None))
         expected = sum(row[index] > limit for _, row in rows) / len(rows)
-        streak = Streak(self.ranks[index], self.step_ns, rows[0][0], rows[0][0], typical, max(expected, share))
+        since, expected = rows[0][0], max(expected, share)
+        streak = Streak(self.ranks[index], self.step_ns, since, since, typical, expected, named=rows[-1][0])
         for step, row in rows:
             streak.add(step, row[index], self.low_ns)
         if streak.count < FEWEST_IN_STREAK:

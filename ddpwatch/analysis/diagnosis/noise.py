@@ -53,6 +53,8 @@ THRESHOLDS = (  # the larger ones count where noise has outliers: those are smal
 )
 LOW = THRESHOLDS[0]
 LASTING = THRESHOLDS[:2]  # those that noise which lasts for several steps can exceed again and again
+MEMORY_NOTICED = 0.25  # correlation of successive steps: less may be chance
+MOST_MEMORY = 20.0
 CLEAN_WEIGHT = 64  # how many steps of a rank what is assumed of clean ranks counts for
 
 
@@ -76,6 +78,19 @@ def scale(values: Sequence[int]) -> float:
         return 0.0
     width: int = min(map(sub, ordered[third - 1 :], ordered))
     return width / 2 / _NORMAL_THIRD * (1 + 8 / count)
+
+
+def memory(kept: float, count: int) -> float:
+    """How many successive steps noise makes alike: 1 if each step is independent of the one before.
+
+    Args:
+        kept: The correlation of successive steps.
+        count: Of how many.
+    """
+    if kept <= MEMORY_NOTICED:
+        return 1.0
+    kept += (1 + 3 * kept) / count + ((1 - kept**2) / count) ** 0.5  # Kendall's bias, and an error
+    return min(MOST_MEMORY, (1 + kept) / (1 - kept)) if kept < 1 else MOST_MEMORY
 
 
 def alarm_counts(probability: float, ranks: int) -> tuple[int, ...]:

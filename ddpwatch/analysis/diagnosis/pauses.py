@@ -15,6 +15,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.sentences import pause_sentence
+from ddpwatch.analysis.diagnosis.tail import Tail
 from ddpwatch.analysis.step import NS_PER_MS
 
 PAUSE_NS = 250_000_000  # longer than a usual step, at least
@@ -26,7 +27,9 @@ FEWEST = 5  # steps, before anything is judged
 KEEP_PAUSES = 256  # the costliest
 KEEP_STEPS = 512  # newest, of a pause that recurs
 SAMPLED_NS = 2_000_000_000  # after a stall, for the samples that describe it
+TOGETHER = 2  # steps, after a stall: one that comes so soon is part of it
 REGULAR_AFTER = 2  # distances, to call a pause regular
+DENIED_SHARE = 0.5  # of a stall, in which the machine did not let the job run: then it is the machine's
 PLANNED = frozenset({"checkpoint", "validation", "compilation"})
 _RECURRING = frozenset(PAUSE_PHASES.values())
 
@@ -40,11 +43,14 @@ class _Pause:
     since: int
     count: int = 0
     longest_ns: int = 0
+    excess_ns: int = 0
     cost_ns: int = 0
     ranks_in_run: int = 1
     unwatched: bool = False
     span_ns: tuple[int, int] = (0, 0)  # of the step of a stall
     device: Cause | None = None
+    unusual: bool = True  # beyond the tail of the job's other steps
+    denied: bool = False  # the machine did not let the job run for most of it
     incident: Incident | None = None  # once somebody asked, until it strikes again
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
 
@@ -52,7 +58,20 @@ class _Pause:
         self.steps.append(step)
         self.count += 1
         self.longest_ns = max(self.longest_ns, excess_ns)
+        self.excess_ns += excess_ns
         self.cost_ns += cost_ns
+        self.incident = None
+
+    def merge(self, other: _Pause) -> None:
+        """Takes another one of the same ranks, perhaps in another phase."""
+        self.phase = self.phase if self.phase == other.phase else ""
+        self.steps.extend(other.steps)
+        self.count += other.count
+        self.longest_ns = max(self.longest_ns, other.longest_ns)
+        self.excess_ns += other.excess_ns
+        self.cost_ns += other.cost_ns
+        self.span_ns = self.span_ns[0], other.span_ns[1]
+        self.unusual = self.unusual or other.unusual
         self.incident = None
 
 
@@ -66,27 +85,31 @@ class Pauses:
     def __init__(self, devices: DeviceCauses) -> None:
         self._devices = devices
         self._durations = RollingMedian(WINDOW)
+        self._tail = Tail()
         self._found: list[_Pause] = []
+        self._denied: list[_Pause] = []  # by others on the machine
         self._fresh: deque[_Pause] = deque(maxlen=KEEP_PAUSES)  # stalls of which samples may still come
 
     def add(self, facts: StepFacts, late: Collection[LateRank]) -> None:
         """Takes the next step, and who is late at the moment."""
         longest = facts.across.longest_ns
         while self._fresh and facts.split.start_ns > self._fresh[0].span_ns[1] + SAMPLED_NS:
-            self._explain(self._fresh.popleft())
+            self._settle(self._fresh.popleft())
         if facts.split.pauses:
             self._add_marked(facts)
         if len(self._durations) >= FEWEST:
             usual = self._durations.median
             excess = int(longest - usual)
             if excess >= max(PAUSE_NS, PAUSE_STEPS * usual):
-                self._add_stall(facts, excess, late)
+                self._add_stall(facts, excess, late, unusual=excess > self._tail.end(usual))
+            self._tail.add(excess, usual)
         if facts.across.counted or not len(self._durations):
             self._durations.add(longest)
 
     def absorb(self, rank: int, since: int) -> None:
         """Forgets a rank's pauses from a step on: they were the first late steps of an incident."""
         self._found = [pause for pause in self._found if pause.ranks != (rank,) or pause.since < since]
+        self._denied = [pause for pause in self._denied if pause.ranks != (rank,) or pause.since < since]
 
     def incidents(self) -> list[Incident]:
         """All that were found."""
@@ -109,7 +132,7 @@ class Pauses:
                 if cost:
                     self._recurring((rank,), phase, step).add(step, ns, cost)
 
-    def _add_stall(self, facts: StepFacts, excess: int, late: Iterable[LateRank]) -> None:
+    def _add_stall(self, facts: StepFacts, excess: int, late: Iterable[LateRank], unusual: bool) -> None:
         """A single step that took far longer than others, and that no mark explains."""
         if 2 * max((sum(phases.values()) for phases in facts.split.pauses.values()), default=0) >= excess:
             return
@@ -118,26 +141,46 @@ class Pauses:
             return
         step = facts.across.step
         cost = facts.split.waits.get(ranks[0], 0) if len(ranks) == 1 else excess * len(facts.across)
-        pause = self._new(ranks, phase, step)
+        pause = _Pause(ranks, phase, step, ranks_in_run=len(facts.across), unwatched=not facts.across.counted)
         pause.add(step, excess, cost)
-        pause.ranks_in_run, pause.unwatched = len(facts.across), not facts.across.counted
-        pause.span_ns = facts.split.start_ns, facts.split.end_ns
-        self._fresh.append(pause)
+        pause.span_ns, pause.unusual = (facts.split.start_ns, facts.split.end_ns), unusual
+        before = self._fresh[-1] if self._fresh else None
+        if before is not None and before.ranks == ranks and step - before.steps[-1] <= TOGETHER:
+            before.merge(pause)
+        else:
+            self._fresh.append(self._keep(pause))
 
     def _explain(self, pause: _Pause) -> None:
         """Looks up what devices did meanwhile."""
-        pause.device = self._devices.cause(pause.ranks[0] if pause.ranks else None, *pause.span_ns)
+        rank = pause.ranks[0] if pause.ranks else None
+        pause.device = self._devices.cause(rank, *pause.span_ns)
+        denied = self._devices.denied(rank, *pause.span_ns, pause.excess_ns)
+        pause.denied = denied.ns >= DENIED_SHARE * pause.excess_ns
+        if pause.denied and pause.device is None:
+            pause.device = Cause(denied.why, {"denied_ms": round(denied.ns / NS_PER_MS, 1)})
         pause.incident = None
+
+    def _settle(self, pause: _Pause) -> None:
+        """Looks it up for the last time. What the machine denied again and again is one incident."""
+        self._explain(pause)
+        if not pause.denied or not any(one is pause for one in self._found):
+            return
+        if (known := next((one for one in self._denied if one.ranks == pause.ranks), None)) is None:
+            self._denied.append(pause)
+        else:
+            known.merge(pause)
+            self._found = [one for one in self._found if one is not pause]
 
     def _recurring(self, ranks: tuple[int, ...], phase: str, step: int) -> _Pause:
         known = (pause for pause in self._found if pause.ranks == ranks and pause.phase == phase)
-        return next(known, None) or self._new(ranks, phase, step)
+        return next(known, None) or self._keep(_Pause(ranks, phase, step))
 
-    def _new(self, ranks: tuple[int, ...], phase: str, step: int) -> _Pause:
-        pause = _Pause(ranks, phase, step)
+    def _keep(self, pause: _Pause) -> _Pause:
         self._found.append(pause)
         if len(self._found) > KEEP_PAUSES:
-            self._found.remove(min(self._found[:-1], key=lambda found: found.cost_ns))
+            least = min(self._found[:-1], key=lambda found: found.cost_ns)
+            self._found.remove(least)
+            self._denied = [one for one in self._denied if one is not least]
         return pause
 
 
@@ -166,10 +209,11 @@ def _longest_phase(facts: StepFacts, excess: int) -> str:
 def _incident(pause: _Pause) -> Incident:
     recurs = pause.phase == "gc" and pause.count > REGULAR_AFTER
     planned = pause.phase in PLANNED
+    usual = not pause.unusual or pause.denied
     minor = pause.phase == "gc" and pause.longest_ns < PAUSE_NS and (not recurs or _mean(pause) < WORTH_NS)
     return Incident(
         kind="intermittent" if recurs else "pause",
-        severity="info" if planned or minor else "warning",
+        severity="info" if planned or minor or usual else "warning",
         message=pause_sentence(pause.ranks, pause.phase, pause.since, pause.longest_ns, pause.count),
         ranks=pause.ranks,
         phase=pause.phase,
@@ -183,6 +227,7 @@ def _incident(pause: _Pause) -> Incident:
             "longest_ms": pause.longest_ns / NS_PER_MS,
             "ranks": pause.ranks_in_run,
             **({"unwatched": True} if pause.unwatched else {}),
+            **({"beyond_tail": pause.unusual, "denied": pause.denied} if usual else {}),
             **({} if pause.device is None else {"device": pause.device.evidence}),
         },
     )
@@ -224,7 +269,9 @@ def joined(pauses: Iterable[Incident], lives: Iterable[Incident]) -> list[Incide
 
 
 def _same(pause: Incident, hang: Incident) -> bool:
-    if hang.kind != "hang" or hang.open or hang.since_step is None or pause.since_step is None or pause.steps > 1:
+    if hang.kind != "hang" or hang.open or hang.since_step is None or pause.since_step is None:
         return False
+    if (pause.until_step or pause.since_step) - pause.since_step > pause.steps * TOGETHER:
+        return False  # one that recurs
     agree = not pause.ranks or not hang.ranks or pause.ranks == hang.ranks
     return agree and hang.since_step <= pause.since_step <= (hang.until_step or hang.since_step)

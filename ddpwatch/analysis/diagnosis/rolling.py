@@ -36,6 +36,10 @@ class RollingMedian:
         self._newest.clear()
         self._ordered.clear()
 
+    def largest(self, count: int) -> list[float]:
+        """So many of them, ascending."""
+        return self._ordered[-count:]
+
     @property
     def median(self) -> float:
         """As by `statistics.median`. Needs at least one value."""

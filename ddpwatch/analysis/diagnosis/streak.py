@@ -46,6 +46,9 @@ class Streak:
         count: How many late steps there were up to ``until``.
         watched: How many watched steps there were from ``since`` to ``until``.
         open: Whether it lasts.
+        named: The step in which it was found.
+        changed: Whether the rank was late before it, too, but less, or less often.
+        dissolved: Whether it was found only after such a change, so that it has no steps of its own.
     """
 
     rank: int
@@ -59,6 +62,9 @@ class Streak:
     count: int = 0
     watched: int = 0
     open: bool = True
+    named: int = 0
+    changed: bool = False
+    dissolved: bool = False
     pending: int = 0  # watched steps since ``until``
     _late: int = 0  # those of them that were late
     _score: float = 0.0
@@ -92,6 +98,18 @@ class Streak:
         elif self._best - self._score >= end_score(self.expected):
             self.open = False
         return late
+
+    def end_before(self, step: int) -> None:
+        """Ends it there: what came since belongs to another streak."""
+        gone = [value for value in self.values if value[0] >= step]
+        counted = [value for value in gone if value[0] <= self.until]
+        for number, value, _ in counted:
+            self.trend.drop(number, value)
+        self.watched, self.count = self.watched - len(counted), self.count - sum(late for _, _, late in counted)
+        for _ in gone:
+            self.values.pop()
+        self.until = max((number for number, _, late in self.values if late), default=self.since)
+        self.open, self.dissolved = False, self.named >= step
 
     def late_in(self, step: int) -> int | None:
         """By how much it was late in one of the newest watched steps; None if it was not."""
