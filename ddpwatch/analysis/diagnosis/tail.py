@@ -40,4 +40,5 @@ class Tail:
         start = max(TAIL_FROM * usual_ns, longest[0] if len(longest) > most else 0.0)
         logs = sum(log(max(excess, start) / start) for excess in longest[-most:]) if start else 0.0
         index = min(LIGHTEST_INDEX, (most + USUAL_STEPS) / (logs + USUAL_STEPS / USUAL_INDEX))
-        return start * (most / max(count, most) / TAIL_ALARMS) ** (1 / index)
+        share = most / max(count, most)
+        return start * float((share / TAIL_ALARMS) ** (1 / index))
