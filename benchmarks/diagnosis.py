@@ -293,7 +293,8 @@ def as_json(found: Found, rows: Sequence[Row]) -> dict[str, Any]:
             "kind": one.kind, "size": one.size, "noise": one.noise, "detected": one.score.detected,
             "rank": one.score.rank, "cause": one.score.cause, "layer": one.score.layer, "period": one.score.period,
             "word": one.score.kind, "alarm": one.score.alarm, "pieces": one.score.pieces,
-            "named_after": one.score.named_after, "oracle": one.score.oracle, "cost_error": one.score.cost, "strength": one.score.strength,
+            "named_after": one.score.named_after, "oracle": one.score.oracle, "cost_error": one.score.cost,
+            "strength": one.score.strength,
         }
         for one in found.judged
     ]  # fmt: skip
