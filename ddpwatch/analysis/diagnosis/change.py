@@ -55,4 +55,4 @@ def _of_growth(values: Sequence[float], first: int) -> float:
     count, grown = len(values), len(values) - first
     mean = grown * (grown - 1) / 2 / count
     both = sum(map(mul, islice(values, first, None), range(grown))) - mean * sum(values)
-    return both**2 / ((grown - 1) * grown * (2 * grown - 1) / 6 - count * mean**2)
+    return both * both / ((grown - 1) * grown * (2 * grown - 1) / 6 - count * mean * mean)

@@ -41,4 +41,4 @@ class Tail:
         logs = sum(log(max(excess, start) / start) for excess in longest[-most:]) if start else 0.0
         index = (most + USUAL_STEPS) / (logs + USUAL_STEPS / USUAL_INDEX)
         index = min(max(index, HEAVIEST_INDEX), LIGHTEST_INDEX)
-        return start * (most / max(count, most) / TAIL_ALARMS) ** (1 / index)
+        return float(start * (most / max(count, most) / TAIL_ALARMS) ** (1 / index))
