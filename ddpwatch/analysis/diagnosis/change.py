@@ -54,5 +54,5 @@ def _of_growth(values: Sequence[float], first: int) -> float:
     """The part of the sum of squares that steady growth from a position on explains."""
     count, grown = len(values), len(values) - first
     mean = grown * (grown - 1) / 2 / count
-    both = sum(map(mul, islice(values, first, None), range(grown))) - mean * sum(values)
+    both: float = sum(map(mul, islice(values, first, None), range(grown))) - mean * sum(values)
     return both * both / ((grown - 1) * grown * (2 * grown - 1) / 6 - count * mean * mean)
