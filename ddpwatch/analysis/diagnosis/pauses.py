@@ -102,7 +102,8 @@ class Pauses:
             excess = int(longest - usual)
             if excess >= max(PAUSE_NS, PAUSE_STEPS * usual):
                 self._add_stall(facts, excess, late, unusual=excess > self._tail.end(usual))
-            self._tail.add(excess, usual)
+            if not facts.split.pauses:  # these have a known reason
+                self._tail.add(excess, usual)
         if facts.across.counted or not len(self._durations):
             self._durations.add(longest)
 

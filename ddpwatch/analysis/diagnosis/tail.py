@@ -12,7 +12,7 @@ TAIL_SHARE = 1 / 32  # of the steps, the longest ones: the tail
 FEWEST_IN_TAIL = 2
 TAIL_FROM = 0.05  # of a usual step: the tail does not start below
 USUAL_INDEX, USUAL_STEPS = 2.0, 4  # of a tail of which nothing is known, and how many of its steps that counts for
-LIGHTEST_INDEX = 4.0
+HEAVIEST_INDEX, LIGHTEST_INDEX = 2.0, 4.0  # a heavier one has no finite variance
 
 
 class Tail:
@@ -39,6 +39,6 @@ class Tail:
         longest = self._excess.largest(most + 1)
         start = max(TAIL_FROM * usual_ns, longest[0] if len(longest) > most else 0.0)
         logs = sum(log(max(excess, start) / start) for excess in longest[-most:]) if start else 0.0
-        index = min(LIGHTEST_INDEX, (most + USUAL_STEPS) / (logs + USUAL_STEPS / USUAL_INDEX))
-        share = most / max(count, most)
-        return start * float((share / TAIL_ALARMS) ** (1 / index))
+        index = (most + USUAL_STEPS) / (logs + USUAL_STEPS / USUAL_INDEX)
+        index = min(max(index, HEAVIEST_INDEX), LIGHTEST_INDEX)
+        return float(start * (most / max(count, most) / TAIL_ALARMS) ** (1 / index))
