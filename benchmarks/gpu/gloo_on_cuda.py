@@ -71,7 +71,7 @@ def verdict_after(file: Path, device: str, fault: str, kill_after_s: float | Non
         if isinstance(message, Bye):
             break
         state.apply(message, envelope.received_ns)
-    found = state.verdict(summarise(state.recent()))
+    found = state.verdict(summarise(state.recent()), state.diagnosis.incidents())
     return found.rank, found.text
 
 

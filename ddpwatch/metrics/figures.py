@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ddpwatch.analysis.buckets import BucketTable
 from ddpwatch.analysis.diagnosis.rows import lost_row
 from ddpwatch.analysis.window import Summariser, Summary
+from ddpwatch.messages import ALL_REDUCE
 from ddpwatch.report.format import clean
 from ddpwatch.state import RankStatus, RunState
 
@@ -66,7 +67,7 @@ METRICS = (
         "bus_bandwidth",
         "bytes_per_second",
         f"Bus bandwidth (busbw, p50) of the {TOP} largest buckets",
-        ("module", "bucket"),
+        ("module", "bucket", "use"),
     ),
     Metric("cost", "ratio", "What watching adds to a step, as a share of it"),
     Metric("own_cost", "ratio", "What the probe measures of itself, as a share of a step (p50)"),
@@ -120,7 +121,7 @@ class Meter:
         while not self._buckets.update(recent):
             pass
         rows = sorted(self._buckets.rows(), key=lambda row: row.nbytes, reverse=True)[:TOP]
-        yield from (Row("bus_bandwidth", row.busbw, (row.module, row.index)) for row in rows)
+        yield from (Row("bus_bandwidth", row.busbw, (row.module, row.index, row.use or ALL_REDUCE)) for row in rows)
         yield from _lost(state)
         cost = state.cost.cost()
         yield Row("cost", None if cost is None else cost.ratio)

@@ -50,6 +50,7 @@ class Case:
     doc: str
     slow: bool = False
     reduces: bool = True  # whether torch gets as far as a reduction here
+    ranks: int = 2  # of the sharded ones
 
 
 def cases(script: str) -> dict[str, Case]:
@@ -64,7 +65,7 @@ def cases(script: str) -> dict[str, Case]:
 
 
 SAFETY, SAFETY_API = cases("unmodified/safety.py"), cases("safety_api.py")
-SHARDED, SHARDED_RANKS = cases("safety_sharded.py"), 4
+SHARDED = cases("safety_sharded.py")
 
 
 @dataclass
@@ -189,15 +190,23 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Ou
     return Outcome(told(path / "plain", ranks), told(path / "watched", ranks), [])
 
 
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Outcome:
-    path, ranks = tmp_path_factory.mktemp("sharded"), SHARDED_RANKS
+def sharded_on(path: Path, ranks: int) -> Outcome:
     plain, watched = path / "plain", path / "watched"
     for logs, switch in ((plain, "0"), (watched, "1")):
         options = {"preload": COMPILERS, "DDPWATCH": switch, "DDPWATCH_STEPS": "full"}
         code = forked(ranks, logs, "safety_sharded.py", str(logs), **options)
         assert code == 0, (logs / "log").read_text()
     return Outcome(told(plain, ranks), told(watched, ranks), seen(watched / "run.mcap", watched, ranks))
+
+
+@pytest.fixture(scope="module")
+def sharded_on_2(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Outcome:
+    return sharded_on(tmp_path_factory.mktemp("sharded"), 2)
+
+
+@pytest.fixture(scope="module")
+def sharded_on_4(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Outcome:
+    return sharded_on(tmp_path_factory.mktemp("sharded"), 4)
 
 
 @pytest.fixture(scope="module")
@@ -210,10 +219,10 @@ def own_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 QUICK = [case for case, one in SAFETY.items() if not one.slow]
 UNMODIFIED = [*[("two_ranks", case) for case in SAFETY], *[("three_ranks", case) for case in QUICK]]
 BY_HAND = [("by_hand", case) for case in SAFETY_API]
-ON_FOUR = [("sharded", case) for case in SHARDED]
+SHARDED_TOO = [(f"sharded_on_{one.ranks}", case) for case, one in SHARDED.items()]
 
 
-@pytest.mark.parametrize(("job", "case"), UNMODIFIED + BY_HAND + ON_FOUR)
+@pytest.mark.parametrize(("job", "case"), UNMODIFIED + BY_HAND + SHARDED_TOO)
 def test_it_computes_raises_and_says_the_same(job: str, case: str, request: pytest.FixtureRequest) -> None:
     outcome: Outcome = request.getfixturevalue(job)
     for plain, watched in zip(outcome.plain, outcome.watched, strict=True):
@@ -221,14 +230,14 @@ def test_it_computes_raises_and_says_the_same(job: str, case: str, request: pyte
         assert plain[case].raised or len(set(plain[case].digests)) > 3  # it did train
 
 
-@pytest.mark.parametrize(("job", "case"), UNMODIFIED + ON_FOUR)
+@pytest.mark.parametrize(("job", "case"), UNMODIFIED + SHARDED_TOO)
 def test_it_is_watched(job: str, case: str, request: pytest.FixtureRequest) -> None:
     for steps in request.getfixturevalue(job).steps:
         assert steps[case] > 0 or not (SAFETY | SHARDED)[case].reduces
 
 
-def test_a_jobs_own_all_gather_has_one_warning(sharded: Outcome) -> None:
-    for rank in sharded.watched:
+def test_a_jobs_own_all_gather_has_one_warning(sharded_on_2: Outcome) -> None:
+    for rank in sharded_on_2.watched:
         said = {case: told.said for case, told in rank.items() if told.said}
         assert [(case, len(lines)) for case, lines in said.items()] == [("FSDP2: own all-gather", 1)]
         assert "OwnAllGather" in said["FSDP2: own all-gather"][0]
@@ -247,7 +256,12 @@ def test_only_watch_itself_says_something(two_ranks: Outcome, three_ranks: Outco
 
 
 def test_the_tables_in_the_docs(
-    two_ranks: Outcome, three_ranks: Outcome, by_hand: Outcome, sharded: Outcome, request: pytest.FixtureRequest
+    two_ranks: Outcome,
+    three_ranks: Outcome,
+    by_hand: Outcome,
+    sharded_on_2: Outcome,
+    sharded_on_4: Outcome,
+    request: pytest.FixtureRequest,
 ) -> None:
     if shutil.which("c++") is None:
         pytest.skip("without a C++ compiler inductor's rows are different")
@@ -259,8 +273,9 @@ def test_the_tables_in_the_docs(
     written = filled(text, "run", table(["case", "what the job does", "2 ranks", "3 ranks"], rows))
     rows = [[case, one.doc, by_hand.verdict(case)] for case, one in SAFETY_API.items()]
     written = filled(written, "api", table(["case", "what the job does", "2 ranks"], rows))
-    rows = [[case, one.doc, sharded.verdict(case)] for case, one in SHARDED.items()]
-    written = filled(written, "sharded", table(["case", "what the job does", "4 ranks"], rows))
+    by_ranks = {2: sharded_on_2, 4: sharded_on_4}
+    rows = [[case, one.doc, str(one.ranks), by_ranks[one.ranks].verdict(case)] for case, one in SHARDED.items()]
+    written = filled(written, "sharded", table(["case", "what the job does", "ranks", "verdict"], rows))
     if request.config.getoption("--write-table", default=False):
         TABLE.write_text(written)
     assert written == text or TABLE.read_text() == written, "the tables no longer fit: make safety-table"

@@ -15,10 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from ddpwatch.cli import main
 from ddpwatch.errors import UsageError
+from ddpwatch.messages import Step
 from ddpwatch.metrics.figures import METRICS, OTHERS, TOP, Meter, Sample
 from ddpwatch.metrics.follow import Board, follow, follow_all
 from ddpwatch.metrics.otlp import metrics_url, pushing
@@ -52,8 +54,25 @@ def test_the_figures_are_those_of_the_state(board: Board) -> None:
     assert value(board, "ranks", "running") == 2
     assert value(board, "open_incidents", "straggler") == 1
     assert sum(sample.value for sample in board.values["phase"]) == pytest.approx(value(board, "step"))
-    transferred = max(value(board, "bus_bandwidth", "0", bucket) for bucket in "01")
+    transferred = max(value(board, "bus_bandwidth", "0", bucket, "all_reduce") for bucket in "01")
     assert transferred == pytest.approx((4 << 20) / 0.02, rel=0.5)
+
+
+def test_every_series_is_there_once() -> None:
+    """FSDP2 gathers a parameter group and scatters its gradients: these are two series."""
+    messages = [
+        replace(message, comm_op=["all_gather", "reduce_scatter"], comm_label=[0, 0])
+        if isinstance(message, Step)
+        else message
+        for message in run(40)
+    ]
+    values = Meter().read(state_of(messages))
+    for name, samples in values.items():
+        assert len({sample.labels for sample in samples}) == len(samples), name
+    assert {sample.labels for sample in values["bus_bandwidth"]} == {
+        ("0", "0", "all_gather_backward"),
+        ("0", "0", "reduce_scatter"),
+    }
 
 
 def test_what_is_not_known_is_left_out() -> None:
