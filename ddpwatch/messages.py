@@ -117,6 +117,7 @@ class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True):
     gradient is. All three are empty in older recordings.
 
     ``kind`` is ``group`` if the buckets are the parameter groups of FSDP2, which its collectives carry whole.
+    ``comm_hook`` is DDP's name of the module's comm hook, empty without one and in older recordings.
     """
 
     rank: Rank
@@ -125,6 +126,7 @@ class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True):
     kind: Literal["bucket", "group"] = "bucket"
     group: Count = DEFAULT_GROUP
     epoch: Count = 1
+    comm_hook: Name = ""
     param_base: Count = 0
     params: Annotated[list[Name], Meta(max_length=65536)]
     param_bytes: Annotated[list[Count], Meta(max_length=65536)] = []

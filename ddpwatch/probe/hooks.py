@@ -235,7 +235,7 @@ class DdpProbe(GuardedProbe):
         if launched or self._blind:
             sizes = [bucket.nbytes for bucket in sorted(launched, key=lambda bucket: bucket.index)]
             if self._tracker.update(ddp, sizes):
-                self._change_layout()
+                self._change_layout(comm_hook_of(ddp))
         if self._host and derived:
             issued = self._issued, self.issue_count()
             record.later.append(partial(derive_launches, self._layout, self._stats, self._forward_end_ns, issued))
@@ -243,7 +243,7 @@ class DdpProbe(GuardedProbe):
             record.later.append(partial(derive_ready, self._layout, self._stats, self._forward_end_ns, launched))
         record.untimed = record.untimed or derived or not self.timed or self._recorder.shadow
 
-    def _change_layout(self) -> None:
+    def _change_layout(self, comm_hook: str) -> None:
         """Publishes the new buckets. What the sender thread learns about them goes into an object of their own."""
         old = self._layout
         self._layout = ModuleLayout(old.module, old.param_base, old.param_count, self._tracker.buckets, old.group)
@@ -255,6 +255,7 @@ class DdpProbe(GuardedProbe):
                 module_name=self._name,
                 group=old.group,
                 epoch=self._recorder.epoch,
+                comm_hook="" if comm_hook in THROUGH_REDUCER else comm_hook[:1024],
                 param_base=old.param_base,
                 buckets=self._tracker.buckets,
                 **self._param_columns,

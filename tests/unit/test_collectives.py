@@ -65,6 +65,7 @@ def test_a_comm_hook_that_comes_later_is_seen_and_shown_as_it_was_given() -> Non
     steps = watched.train(4)
     assert all(done is not None for step in steps for done in step.comm_done)
     assert steps[3].comm_bytes[0] == 4 * (64 + 8)  # of gradients, not on the wire
+    assert watched.layouts[-1].comm_hook == "fp16_compress_hook"
 
 
 def test_a_built_in_comm_hook_is_seen() -> None:

@@ -259,6 +259,14 @@ def test_an_older_recording_still_answers_what_needs_no_sizes() -> None:
         assert mine.step_ms == pytest.approx(theirs.step_ms, rel=0.01)
 
 
+def test_with_a_comm_hook() -> None:
+    """Neither what it sends is known, nor can DDP have a second one."""
+    asked = built(edited(JOB, comm_hook="fp16_compress_hook"))
+    for change in (Change(cap_mib=5), Change(link=2), Change(hook="bf16"), Change(world=4)):
+        assert "comm hook (fp16_compress_hook)" in refused(asked, change)
+    assert len(asked.ask([Change(perfect=True), Change(without_rank=1), Change(no_input=True)])) == 3
+
+
 def test_without_hook_fires() -> None:
     asked = built(edited(JOB, hook_param=[], hook_ns=[]))
     assert "single gradients are missing" in refused(asked, Change(cap_mib=5))

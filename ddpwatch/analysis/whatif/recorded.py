@@ -71,6 +71,7 @@ class Recorded:
         buckets: The units of each bucket, in launch order.
         by_parameter: Whether the units are gradients.
         why_not: Why they are not; empty if they are.
+        comm_hook: DDP's name of the job's comm hook; empty without one.
         micro_steps: Backwards per step.
         measured_ns: The mean step.
     """
@@ -86,6 +87,7 @@ class Recorded:
     buckets: list[list[int]]
     by_parameter: bool
     why_not: str
+    comm_hook: str
     micro_steps: int
     measured_ns: float
 
@@ -172,6 +174,7 @@ class RecordedBuilder:
             buckets=buckets,
             by_parameter=not why_not,
             why_not=why_not,
+            comm_hook=layout.comm_hook,
             micro_steps=max(step.micro_steps for across in steps for step in across.ranks.values()),
             measured_ns=fmean(row.end - row.start for step in rows for row in step),
         )

@@ -284,6 +284,8 @@ def refusal(recorded: Recorded, physics: Physics, change: Change) -> str:
     if (change.moves_buckets or change.powersgd_rank) and not recorded.by_parameter:
         return recorded.why_not
     resized = change.moves_buckets or change.hook or change.link != 1 or change.world not in (None, len(recorded.ranks))
+    if resized and recorded.comm_hook:
+        return f"the job has a comm hook ({recorded.comm_hook}), and what that sends is not known"
     if resized and not physics.curve.bends:
         return f"only one bucket size was seen, so latency and rate cannot be told apart; {SWEEP}"
     if change.static_graph and (not recorded.flag("find_unused_parameters") or recorded.flag("static_graph")):
