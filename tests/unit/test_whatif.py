@@ -77,6 +77,20 @@ def test_a_sweep_must_be_of_the_jobs_backend() -> None:
         WhatIf(JOB.recorded(), wire())
 
 
+def test_a_sweep_must_be_of_the_jobs_kind_of_device() -> None:
+    with pytest.raises(UsageError, match="measured on cuda, and the job runs on CPUs"):
+        WhatIf(GLOO.recorded(), wire(device="cuda"))
+
+
+def test_each_cast_costs_what_a_sweep_found_for_it() -> None:
+    found = {}
+    for fp16, bf16 in ((0.2, 0.2), (0.2, 1.0)):
+        asked = WhatIf(GLOO.recorded(), wire(encode_ns_per_byte={"fp16": fp16, "bf16": bf16, "copy": 0.1}))
+        found[bf16] = [answer.step_ms for answer in asked.ask([Change(hook="fp16"), Change(hook="bf16")])]
+    assert found[0.2][0] == found[0.2][1]
+    assert max(found[1.0]) > 1.01 * min(found[1.0]) == 1.01 * found[0.2][0]
+
+
 def test_a_sweep_carries_what_one_bucket_size_does_not() -> None:
     """The sweep says 1 ms per MiB and 0.5 more; the job's buckets of 20 MiB take 3.5 times that."""
     job = GLOO.but(cap_mib=100, cost=line(1.75, 3.5))

@@ -62,7 +62,7 @@ class WhatIf:
         wire: What a sweep has measured.
 
     Raises:
-        UsageError: The sweep is of another backend.
+        UsageError: The sweep is of another backend, or of another kind of device.
 
     Attributes:
         refused: What was asked for and cannot be predicted, with the reason.
@@ -72,6 +72,10 @@ class WhatIf:
         if wire is not None and recorded.backend and wire.backend not in recorded.backend:
             reason = f"wire.json was measured over {wire.backend}, and the job uses {recorded.backend}"
             raise UsageError(reason, f"run the sweep with --backend {recorded.backend}")
+        if wire is not None and recorded.gpu != (wire.device != "cpu"):
+            kind = "GPUs" if recorded.gpu else "CPUs"
+            reason = f"wire.json was measured on {wire.device}, and the job runs on {kind}"
+            raise UsageError(reason, "run the sweep where the job runs")
         self.recorded = recorded
         self.physics = fit(recorded, wire)
         self.refused: list[tuple[str, str]] = []

@@ -67,7 +67,8 @@ class Physics:
         compute_slowdown: How much longer compute takes beside a collective, less 1.
         comm_slowdown: How much longer a collective takes beside compute, less 1.
         link: The share of a collective's time, but for its latency, that another link changes. The rest is the host's.
-        cast: ns that a comm hook takes to make a byte of gradient smaller and large again.
+        cast: ns that a comm hook takes to make a byte of gradient fp16 and large again.
+        bf16: What a cast to bf16 takes, as a multiple of that.
         thin: ns that PowerSGD takes for a byte of gradient, there and back, besides its collectives.
         copy: ns that DDP takes to copy a byte back after the wait.
         lag: ns from a bucket's last gradient to its launch.
@@ -80,6 +81,7 @@ class Physics:
     comm_slowdown: Guess
     link: Guess
     cast: Guess
+    bf16: float
     thin: Guess
     copy: float
     lag: float
@@ -191,6 +193,7 @@ def fit(recorded: Recorded, wire: Wire | None = None) -> Physics:
         comm_slowdown=comm,
         link=link_share(samples, curve.latency, len(recorded.sizes), best),
         cast=_cast(copy, recorded.gpu, wire),
+        bf16=1.0 if wire is None else wire.bf16_to_fp16,
         thin=_copies(COPIES_PER_THIN, copy, recorded.gpu),
         copy=copy,
         lag=_lag(recorded),

@@ -48,6 +48,12 @@ class Wire(msgspec.Struct, kw_only=True):
     encode_ns_per_byte: dict[str, Annotated[float, Meta(ge=0, le=1e6)]] = {}
 
     @property
+    def bf16_to_fp16(self) -> float:
+        """How many times longer a cast to bf16 takes than one to fp16."""
+        fp16, bf16 = (self.encode_ns_per_byte.get(name, 0.0) for name in ("fp16", "bf16"))
+        return bf16 / fp16 if fp16 and bf16 else 1.0
+
+    @property
     def slowdown(self) -> float | None:
         """How much longer large collectives take beside compute, less 1; None if it was not measured."""
         found = [s.beside_ms / s.alone_ms for s in self.sizes if s.beside_ms is not None and s.nbytes >= LARGE_BYTES]
