@@ -113,7 +113,7 @@ class StepMatcher:
         held.append(step)
         if self._takes_the_lead(rank, group):
             self._leads.setdefault(group, _Lead(rank)).hand_over(rank)
-        found = self._released(rank, at_least=_is_overdue(held))
+        found = self._released(rank, at_least=int(_is_overdue(held)))
         if (lead := self._leads.get(group)) is not None and lead.rank == rank:
             for follower, others in self._held.items():
                 if others:

@@ -96,8 +96,7 @@ class DdpProbe(GuardedProbe):
         self._synced_backwards = 0
         self._launched: list[BucketRecord] = []
         self._observed = True  # whether this backward's collectives are seen
-        hook = comm_hook_of(ddp)
-        self.foreign_hook = "" if hook in THROUGH_REDUCER else hook
+        self.foreign_hook = _foreign_hook_of(ddp)
         self.reducer_group: ReducerGroup | None = None
         self._group_hooks: GroupHooks | None = None
         self._observe(ddp)
@@ -235,7 +234,7 @@ class DdpProbe(GuardedProbe):
         if launched or self._blind:
             sizes = [bucket.nbytes for bucket in sorted(launched, key=lambda bucket: bucket.index)]
             if self._tracker.update(ddp, sizes):
-                self._change_layout(comm_hook_of(ddp))
+                self._change_layout(_foreign_hook_of(ddp))
         if self._host and derived:
             issued = self._issued, self.issue_count()
             record.later.append(partial(derive_launches, self._layout, self._stats, self._forward_end_ns, issued))
@@ -255,7 +254,7 @@ class DdpProbe(GuardedProbe):
                 module_name=self._name,
                 group=old.group,
                 epoch=self._recorder.epoch,
-                comm_hook="" if comm_hook in THROUGH_REDUCER else comm_hook[:1024],
+                comm_hook=comm_hook[:1024],
                 param_base=old.param_base,
                 buckets=self._tracker.buckets,
                 **self._param_columns,
@@ -316,3 +315,9 @@ class DdpProbe(GuardedProbe):
         ddp = self._ddp()
         if self.active and ddp is not None and self._group_hooks is None:
             self._group_hooks = GroupHooks(ddp.process_group, self)
+
+
+def _foreign_hook_of(ddp: DistributedDataParallel) -> str:
+    """DDP's name of the module's comm hook; empty without one, or if that lets the reducer all-reduce."""
+    hook = comm_hook_of(ddp)
+    return "" if hook in THROUGH_REDUCER else hook

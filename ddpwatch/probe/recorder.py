@@ -179,9 +179,8 @@ class StepRecorder:
         A loop uses a DataLoader as long as the iterator lives that gave it the last batch.
         """
         self._validating = None
-        waits: list[tuple[int, int]] = []
-        if self._waits:
-            waits.extend(self._waits)
+        waits = list(self._waits)
+        if waits:
             self._feeding = self._loader
             self._waits.clear()
         if record.status != UNWATCHED and (waits or self._feeding() is not None):

@@ -68,22 +68,13 @@ class Host:
     """
 
     def __init__(self, name: str, run_directory: Path, ahead_s: int | None = None) -> None:
-        clock = [] if ahead_s is None else ["--time", "--fork", f"--monotonic={ahead_s}", f"--boottime={ahead_s}"]
-        command = [
-            "unshare",
-            "--net",
-            "--mount",
-            "--uts",
-            *clock,
-            "sh",
-            "-ec",
-            INSIDE,
-            "host",
-            str(run_directory),
-            name,
-        ]
+        self._kinds = ["--net", "--mount", "--uts"]
+        clock: list[str] = []
+        if ahead_s is not None:
+            self._kinds.append("--time")
+            clock = ["--fork", f"--monotonic={ahead_s}", f"--boottime={ahead_s}"]
+        command = ["unshare", *self._kinds, *clock, "sh", "-ec", INSIDE, "host", str(run_directory), name]
         self.name = name
-        self._kinds = ["--net", "--mount", "--uts", *(["--time"] if clock else [])]
         pipe = subprocess.PIPE  # in a session of its own: Ctrl-C must not end the host before what runs there
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
         assert self._process.stdout is not None

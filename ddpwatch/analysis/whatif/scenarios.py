@@ -218,9 +218,10 @@ def _casts(physics: Physics, change: Change) -> tuple[float, float]:
     """Ns per byte that a hook costs compute before the launch, and the wire's thread after it."""
     if not change.hook:
         return 0.0, 0.0
-    cost = physics.cast.value * (physics.bf16 if change.hook == "bf16" else 1.0)
     if change.powersgd_rank:
         cost = physics.thin.value * (RANK_ONE if change.powersgd_rank == 1 else 1.0)
+    else:
+        cost = physics.cast.value * (physics.bf16 if change.hook == "bf16" else 1.0)
     return cost / 2, cost / 2
 
 
