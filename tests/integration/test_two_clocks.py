@@ -38,15 +38,19 @@ def true_launches(across: StepAcrossRanks) -> list[list[int]]:
 
 
 def test_what_is_stated_is_true(recording: Path) -> None:
+    """Whatever the machine adds: a rank that is late by more than twice the error is named, and it is that rank."""
     named = 0
     for across in steps_across_ranks(message for message, _ in Recording(recording)):
         assert across.comparable
+        error = across.skew.error
         assert abs(across.shifts[1].offset + AHEAD_NS) <= across.shifts[1].error
         for bucket, *launches in zip(across.skew.buckets.values(), *true_launches(across), strict=True):
+            late = max(launches) - min(launches)
             assert launches.index(max(launches)) in bucket.last_ranks
-            assert abs(bucket.last - bucket.first - (max(launches) - min(launches))) <= across.skew.error
+            assert abs(bucket.last - bucket.first - late) <= error
+            assert bucket.last_rank is not None or late <= 2 * error
             named += bucket.last_rank is not None
-    assert named > 20
+    assert named
 
 
 def test_the_report_shows_how_far_stamps_may_be_off(recording: Path) -> None:

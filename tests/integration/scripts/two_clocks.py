@@ -2,7 +2,7 @@
 
     two_clocks.py RECORDING AHEAD_S
 
-The ranks take turns in launching 10 ms late.
+The ranks take turns in launching 0.1 s late.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 CLONE_NEWTIME = 0x80
-STEPS, NAP_S = 60, 0.01
+STEPS, NAP_S = 20, 0.1
 
 
 def enter(ahead_s: int) -> None:
