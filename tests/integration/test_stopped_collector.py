@@ -32,12 +32,13 @@ def beating(frames: Frames, since_ns: int) -> bool:
 
 @pytest.mark.usefixtures("run_directory")
 def test_frames_are_dropped_and_counted_until_it_runs_again(tmp_path: Path) -> None:
-    file, stop, end = tmp_path / "run.mcap", tmp_path / "stop", tmp_path / "end"
-    with Job(SCRIPTS / "busy.py", str(file), str(stop), str(end), log=tmp_path / "log") as job:
+    file, fill, stop, end = (tmp_path / name for name in ("run.mcap", "fill", "stop", "end"))
+    with Job(SCRIPTS / "busy.py", *map(str, (file, fill, stop, end)), log=tmp_path / "log") as job:
         info = the_run(job)
         with live(info) as source:
             before = newest(read_until(source, lambda frames: len(newest(frames)) == 2, "both ranks train"))
             os.kill(info.pid, signal.SIGSTOP)
+            fill.touch()
             try:
                 for rank in (0, 1):
                     wait_for(lambda rank=rank: f"rank {rank} drops" in job.output(), f"rank {rank} drops frames")

@@ -1,8 +1,9 @@
 """Trains a tiny model as fast as it can, and says when frames begin to be dropped.
 
-    busy.py RECORDING STOP END
+    busy.py RECORDING FILL STOP END
 
-It stops training once the file STOP exists, and watching once END does.
+Once the file FILL exists, each step has marks besides its own frame, so that queues fill in fewer steps. It stops
+training once STOP exists, and watching once END does.
 """
 
 import gc
@@ -18,12 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 import ddpwatch
 from ddpwatch.probe import session
 
+MARKS = 10  # a step
+
 
 def main() -> None:
-    record, stop, end = sys.argv[1:]
+    record, fill, stop, end = sys.argv[1:]
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    gc.disable()  # its pauses would be marks, and here every frame is to be a step
+    gc.disable()  # its pauses would be marks as well
     model = DistributedDataParallel(nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     inputs, go_on, told = torch.randn(4, 8), torch.ones(1), False
@@ -32,6 +35,8 @@ def main() -> None:
             model(inputs).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
+            for _ in range(MARKS * Path(fill).exists()):
+                ddpwatch.mark("one more frame")
             if not told and session._session.sender.dropped:
                 told = True
                 print(f"rank {dist.get_rank()} drops\n", end="", flush=True)
