@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import urllib.request
-from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -45,9 +43,3 @@ def check_with_promtool(url: str) -> None:
     command = [needs("promtool"), "check", "metrics"]
     done = subprocess.run(command, input=get(url), capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def queries_of(dashboard: Path) -> list[str]:
-    """The queries of a Grafana dashboard's panels."""
-    made = json.loads(dashboard.read_text())
-    return [target["expr"] for panel in made["panels"] for target in panel.get("targets", [])]
