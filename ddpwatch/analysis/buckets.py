@@ -16,11 +16,12 @@ from typing import NamedTuple, cast
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.launch_skew import BucketSkew, the_only
-from ddpwatch.analysis.step import BucketKey, first_compute
+from ddpwatch.analysis.step import USE_NAMES, BucketKey, first_compute
 from ddpwatch.messages import ALL_REDUCE, CollectiveOp
 
 Bucket = tuple[int, int, str]  # module, index, use
 NO_KEY: BucketKey = (-1, -1, -1, -1, "")
+_USES = ("", *USE_NAMES)
 _Stamps = tuple["int | None", ...]  # ready, launch, done, exposed
 MOST_NAMED = 4  # ranks that may have been last
 WORK_PER_CALL = 1024  # steps times ranks computed in one call, so that a large job does not freeze the screen
@@ -96,10 +97,10 @@ class BucketTable:
         return True
 
     def rows(self) -> list[BucketSummary]:
-        """The buckets of the newest step, by module and index, each over all steps that have it."""
+        """The buckets of the newest step, by module, index and use, each over all steps that have it."""
         if not self.steps:
             return []
-        return [self._row(bucket) for bucket in sorted(self.steps[max(self.steps)])]
+        return [self._row(bucket) for bucket in sorted(self.steps[max(self.steps)], key=_place)]
 
     def history(self, bucket: Bucket) -> list[tuple[int, BucketStep]]:
         """One bucket step by step, oldest first."""
@@ -123,6 +124,12 @@ class BucketTable:
             last_share=last_share,
             steps=len(found),
         )
+
+
+def _place(bucket: Bucket) -> tuple[int, int, int]:
+    """A parameter group is gathered before it is reduced."""
+    module, index, use = bucket
+    return module, index, _USES.index(use)
 
 
 def most_often_last(counts: Counter[tuple[int, ...]]) -> tuple[tuple[int, ...], float | None]:
@@ -156,8 +163,9 @@ def busbw(nbytes: int, transfer_ns: float | None, ranks: int, op: CollectiveOp =
 def bus_bandwidths(across: StepAcrossRanks) -> dict[BucketKey, float | None]:
     """The `busbw` of every compared bucket of a step. Sizes are those on the lowest rank of the bucket's group."""
     compared, found = across.skew.buckets, dict[BucketKey, float | None]()
-    for rank in sorted({peers[0] for peers in across.skew.peers.values()}):
-        step = across.ranks[rank]
+    for rank, step in sorted(across.ranks.items()):
+        if len(found) == len(compared):
+            break
         rows = zip(across.facts_of(rank).keys, step.comm_bytes, step.comm_op or repeat(ALL_REDUCE), strict=False)
         for key, nbytes, op in rows:
             if key not in found and (skew := compared.get(key)) is not None:

@@ -158,13 +158,14 @@ def launch_skew(
         return _group_skew(facts, groups[0], members, shifts)
     skews = [_group_skew(facts, group, members, shifts) for group in groups]
     found = LaunchSkew({}, {}, {}, {}, {}, max((skew.error for skew in skews), default=0))
-    for skew in skews:
+    for group, skew in zip(groups, skews, strict=True):
         found.buckets.update(skew.buckets)
         found.errors.update(skew.errors)
         for rank in skew.late:
             found.late[rank] = max(found.late.get(rank, 0), skew.late[rank])
             found.wait[rank] = max(found.wait.get(rank, 0), skew.wait[rank])
-            found.peers.setdefault(rank, skew.peers[rank])
+            if rank not in found.peers or facts[rank].keys[0][3] == group:
+                found.peers[rank] = skew.peers[rank]
     return found
 
 

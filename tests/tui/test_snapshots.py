@@ -15,6 +15,7 @@ from ddpwatch.tui.text import ms, number, percent
 from ddpwatch.tui.views import VIEWS
 from tests.support.dashboards import FakeJobs, ended_recording, live_app, screen_text, until
 from tests.support.frames import MS, START_NS, bye, device, killed, run
+from tests.support.sharded import hsdp_run
 from tests.support.whatif import MadeUpJob
 
 SMALL, MEDIUM, LARGE = (80, 24), (120, 36), (200, 50)
@@ -47,6 +48,7 @@ LATE = [*run(60, late_rank=1), *devices()]
 FOUR = [*run(40, world=4, late_rank=2), *gpus(), mark()]
 EIGHT = [*run(40, world=8, late_rank=5), *gpus()]
 MANY = [*run(12, world=64), *devices()]
+HSDP = [*hsdp_run(20, late_ms=20)]
 REAL = [*MadeUpJob(backend="gloo", steps=60, late_ms=(0.0, 4.0)).messages()]  # with parameters and hook fires
 
 WORLDS = {
@@ -69,6 +71,9 @@ SCENES = {
     "rank-120x36": (MEDIUM, FOUR, ("4", "f", "enter")),
     "devices-200x50": (LARGE, FOUR, ("5", "j")),
     "log-200x50": (LARGE, [*FOUR, killed(3)], ("7",)),
+    "hsdp-timeline-80x24": (SMALL, HSDP, ("2",)),
+    "hsdp-timeline-200x50": (LARGE, HSDP, ("2",)),
+    "hsdp-groups-200x50": (LARGE, HSDP, ("3",)),
     "whatif-80x24": (SMALL, REAL, ("8",)),
     "whatif-200x50": (LARGE, REAL, ("8", "k", "k")),
 }

@@ -8,28 +8,28 @@ import re
 import socket
 import sys
 import threading
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from ddpwatch.cli import main
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Step
-from ddpwatch.metrics.figures import METRICS, OTHERS, TOP, Meter, Sample
+from ddpwatch.metrics.figures import METRICS, OTHERS, TOP, Meter, Metric, Sample
 from ddpwatch.metrics.follow import Board, follow, follow_all
 from ddpwatch.metrics.otlp import metrics_url, pushing
 from ddpwatch.metrics.prometheus import listening, parse_listen
 from tests.support.dashboards import FakeJobs, FakeSource
-from tests.support.frames import RUN, beat, bye, hello, run, state_of, status
+from tests.support.frames import RUN, beat, bye, hello, layout, run, state_of, status, synchronous
+from tests.support.prometheus import check_with_promtool, scrape
 
 ROOT = Path(__file__).resolve().parents[2]
-OPEN_METRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
+DASHBOARD = ROOT / "docs" / "grafana.json"
+LATE_MS = [rank * 7 % 97 for rank in range(1024)]
 
 
 @pytest.fixture(scope="module")
@@ -83,42 +83,51 @@ def test_what_is_not_known_is_left_out() -> None:
     assert {sample.labels: sample.value for sample in values["ranks"]}[("running",)] == 2
 
 
-def test_the_number_of_series_is_bounded() -> None:
-    state = state_of([*run(12, world=1024, late_rank=700)])
-    values = Meter().read(state)
-    late = values["late"]
-    assert len(late) == TOP + 1
-    assert late[0].labels == ("700",)
-    assert late[-1].labels == (OTHERS,)
-    assert sum(map(len, values.values())) < 100
+@pytest.fixture(scope="module")
+def fleet() -> Board:
+    """1,024 ranks, of which each but those that 97 divides is late."""
+    world = len(LATE_MS)
+    introductions = (message for rank in range(world) for message in (hello(rank, world), layout(rank)))
+    steps = (step for ranks in synchronous([LATE_MS] * 12, statuses={0: "warmup"}) for step in ranks)
+    return Board(RUN, Meter().read(state_of([*introductions, *steps, status()])))
+
+
+def test_the_number_of_series_is_bounded(fleet: Board) -> None:
+    assert len(fleet.values["late"]) == TOP + 1
+    assert sum(map(len, fleet.values.values())) < 100
+
+
+def test_the_latest_ranks_and_the_others_add_up_to_all(fleet: Board) -> None:
+    *latest, others = fleet.values["late"]
+    first = sorted(range(len(LATE_MS)), key=lambda rank: (-LATE_MS[rank], rank))[:TOP]
+    assert [sample.labels for sample in latest] == [(str(rank),) for rank in first]
+    assert [sample.value for sample in latest] == pytest.approx([LATE_MS[rank] / 1000 for rank in first])
+    assert others.labels == (OTHERS,)
+    assert others.value + sum(sample.value for sample in latest) == pytest.approx(sum(LATE_MS) / 1000)
+
+
+def test_promtool_has_nothing_to_say_of_1024_ranks(fleet: Board) -> None:
+    with listening(fleet, "127.0.0.1:0") as url:
+        check_with_promtool(url)
 
 
 def test_a_hostile_name_stays_a_label() -> None:
     state = state_of([hello(0, module='x"}\n# EOF\n' + "y" * 500)])
     with listening(Board(RUN, Meter().read(state)), "127.0.0.1:0") as url:
-        families = scraped(url)
-    (sample,) = families["ddpwatch_run_details"]
-    assert len(sample.labels["module"]) <= 80
-
-
-def scraped(url: str, accept: dict[str, str] = OPEN_METRICS) -> dict[str, list[SimpleNamespace]]:
-    with urllib.request.urlopen(urllib.request.Request(url, headers=accept), timeout=10) as answer:
-        text = answer.read().decode()
-    return {family.name: family.samples for family in text_string_to_metric_families(text)}
+        ((_, module, _, _),) = scrape(url)["ddpwatch_run_details"]
+    assert len(module) <= 80
 
 
 def test_a_scrape(board: Board) -> None:
     with listening(board, "127.0.0.1:0") as url:
         assert url.startswith("http://127.0.0.1:")
-        families = scraped(url)
-    named = {sample.name for samples in families.values() for sample in samples}
-    assert named == {metric.sample_name for metric in METRICS if metric.name in board.values}
-    assert len(named) > len(METRICS) - 4
-    (step,) = families["ddpwatch_step_seconds"]
-    assert step.value == value(board, "step")
-    assert {sample.labels["rank"] for sample in families["ddpwatch_late_seconds"]} == {"0", "1"}
+        found = scrape(url)
+    assert found.keys() == {metric.sample_name for metric in METRICS if metric.name in board.values}
+    assert len(found) > len(METRICS) - 4
+    assert found["ddpwatch_step_seconds"] == {(): value(board, "step")}
+    assert found["ddpwatch_late_seconds"].keys() == {("0",), ("1",)}
     with pytest.raises(OSError):  # noqa: PT011
-        urllib.request.urlopen(url, timeout=10)
+        scrape(url)
 
 
 def test_names_follow_the_conventions() -> None:
@@ -204,12 +213,26 @@ def test_a_push(board: Board, stub: Stub) -> None:
     assert about["service.name"] == "ddpwatch"
     found = {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
     assert set(found) == {f"ddpwatch.{metric.name}" for metric in METRICS if metric.name in board.values}
-    (point,) = found["ddpwatch.step"].gauge.data_points
-    assert (found["ddpwatch.step"].unit, point.as_double) == ("s", value(board, "step"))
-    assert {item.key: item.value.string_value for item in point.attributes} == {"run": RUN}
-    assert found["ddpwatch.dropped_frames"].sum.is_monotonic
-    late = {item.value.string_value for p in found["ddpwatch.late"].gauge.data_points for item in p.attributes}
-    assert late == {RUN, "0", "1"}
+    for metric in METRICS:
+        if metric.name in board.values:
+            check_pushed(found[f"ddpwatch.{metric.name}"], metric, board.values[metric.name])
+
+
+def check_pushed(found: Any, metric: Metric, samples: Sequence[Sample]) -> None:
+    """The kind, the unit (after UCUM), and each value with its attributes."""
+    units = {"seconds": "s", "ratio": "1", "bytes_per_second": "By/s", "": "1"}
+    assert (found.unit, found.description) == (units[metric.unit], metric.help)
+    assert found.WhichOneof("data") == ("sum" if metric.counter else "gauge")
+    if metric.counter:
+        assert found.sum.is_monotonic
+        assert found.sum.aggregation_temporality == 2  # cumulative
+    points = (found.sum if metric.counter else found.gauge).data_points
+    pushed = {
+        frozenset((item.key, item.value.string_value) for item in point.attributes): point.as_double for point in points
+    }
+    named = ({"run": RUN, **dict(zip(metric.labels, sample.labels, strict=True))} for sample in samples)
+    assert pushed == {frozenset(labels.items()): sample.value for labels, sample in zip(named, samples, strict=True)}
+    assert len(points) == len(samples)
 
 
 @pytest.mark.parametrize("text", ["", "127.0.0.1:4318", "ftp://host", "http://"])
@@ -280,21 +303,48 @@ def test_each_run_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_dashboard_for_grafana() -> None:
-    made = json.loads((ROOT / "docs" / "grafana.json").read_text())
-    queries = [target["expr"] for panel in made["panels"] for target in panel.get("targets", [])]
-    named = {name for query in queries for name in re.findall(r"ddpwatch_\w+", query)}
-    known = {metric.sample_name: metric for metric in METRICS}
-    assert named <= known.keys()
-    assert len(named) > len(METRICS) - 6
-    for query in queries:
-        for name, labels in re.findall(r"(ddpwatch_\w+)\{([^}]*)\}", query):
-            asked = set(re.findall(r"(\w+)=", labels)) - {"instance", "job"}
-            assert asked <= set(known[name].labels)
+    made = json.loads(DASHBOARD.read_text())
+    targets = [target for panel in made["panels"] for target in panel["targets"]]
+    variables = [one["query"] for one in made["templating"]["list"] if one["type"] == "query"]
+    assert [complaints(target["expr"], target["legendFormat"]) for target in targets] == [[]] * len(targets)
+    assert [complaints(query) for query in variables] == [[]]
+    assert len({name for target in targets for name in named_in(target["expr"])}) > len(METRICS) - 6
     assert len({panel["id"] for panel in made["panels"]}) == len(made["panels"])
     boxes = [panel["gridPos"] for panel in made["panels"]]
     cells = [(x, y) for b in boxes for x in range(b["x"], b["x"] + b["w"]) for y in range(b["y"], b["y"] + b["h"])]
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < 24
+
+
+@pytest.mark.parametrize(
+    ("query", "legend", "wrong"),
+    [
+        ("ddpwatch_steps", "", "ddpwatch_steps"),
+        ("rate(ddpwatch_step_seconds[1m]) + ddpwatch_lost_ratio", "", "ddpwatch_lost_ratio"),
+        ("up", "", "no metric"),
+        ('ddpwatch_late_seconds{instance="a", host!="b"}', "", "host"),
+        ("sum by (bucket, rank) (ddpwatch_late_seconds)", "", "bucket"),
+        ("ddpwatch_late_seconds", "rank {{rank}} of {{world}}", "world"),
+    ],
+)
+def test_a_query_of_what_is_not_exported_is_noticed(query: str, legend: str, wrong: str) -> None:
+    assert complaints(query, legend) == [wrong]
+
+
+def named_in(query: str) -> list[str]:
+    return re.findall(r"ddpwatch_\w+", query)
+
+
+def complaints(query: str, legend: str = "") -> list[str]:
+    """Metrics and labels of a query and of its legend that are not exported."""
+    known = {metric.sample_name: set(metric.labels) for metric in METRICS}
+    names = named_in(query)
+    if not names or not known.keys() >= set(names):
+        return [name for name in names if name not in known] or ["no metric"]
+    grouped = " ".join(re.findall(r"(?:by|without) *\(([^)]*)\)", query))
+    asked = re.findall(r"(\w+) *!?=", query) + re.findall(r"\w+", grouped) + re.findall(r"{{(\w+)}}", legend)
+    labels = {"instance", "job"}.union(*(known[name] for name in names))
+    return [label for label in asked if label not in labels]
 
 
 def test_every_metric_is_documented() -> None:

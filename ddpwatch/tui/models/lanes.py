@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
 
-from ddpwatch.analysis.step import StepFigures, named_stretches, starts_of
+from ddpwatch.analysis.step import USE_NAMES, StepFigures, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
 from ddpwatch.messages import Mark, Step
 from ddpwatch.sampling.levels import FULL, status_name
@@ -27,6 +27,7 @@ class Bar:
         position: Its place in launch order.
         transfer: Until then it waits for ``last_rank`` (see `Flight`).
         end: None if it was not measured.
+        use: With FSDP2, what is done with a parameter group (see `USE_NAMES`); else empty.
     """
 
     position: int
@@ -36,6 +37,12 @@ class Bar:
     transfer: int
     end: int | None
     last_rank: int | None
+    use: str
+
+    @property
+    def name(self) -> str:
+        """Its number, with FSDP2 with its use."""
+        return f"{self.index} {USE_NAMES[self.use]}" if self.use else str(self.index)
 
 
 @dataclass(frozen=True)
@@ -72,12 +79,13 @@ class Lane:
     def bars(self) -> list[Bar]:
         """The buckets, in launch order."""
         at, step = self.offset_ns, self.step
-        columns = enumerate(zip(step.comm_label, step.comm_bytes, starts_of(step), self.flights, strict=True))
+        uses = [key[4] for key in self.across.facts_of(self.rank).keys]
+        columns = zip(step.comm_label, step.comm_bytes, starts_of(step), self.flights, uses, strict=True)
         return [
-            Bar(position, index, nbytes, at + start, at + start, None, None)
+            Bar(position, index, nbytes, at + start, at + start, None, None, use)
             if flight is None
-            else Bar(position, index, nbytes, at + start, at + flight.transfer, at + flight.done, flight.last_rank)
-            for position, (index, nbytes, start, flight) in columns
+            else Bar(position, index, nbytes, at + start, at + flight.transfer, at + flight.done, flight.last_rank, use)
+            for position, (index, nbytes, start, flight, use) in enumerate(columns)
         ]
 
     def stacked(self) -> list[list[Bar]]:

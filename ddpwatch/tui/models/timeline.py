@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from ddpwatch.analysis.diagnosis.sentences import LayerNames
 from ddpwatch.analysis.intervals import total_within
-from ddpwatch.analysis.step import USE_NAMES
 from ddpwatch.messages import Mark
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.state import StepAcrossRanks
@@ -155,7 +154,8 @@ def inspect(timeline: Timeline, cursor: Cursor, names: LayerNames) -> Inspection
         return Inspection(tuple(position), measured=measured)
     in_flight = [bar for bar in lane.bars if bar.start <= at and (bar.end is None or at < bar.end)]
     if not in_flight:
-        nothing = Field("no bucket in flight", "no bucket", 0, "dim")
+        carried = "collective" if lane.step.comm_op else "bucket"
+        nothing = Field(f"no {carried} in flight", f"no {carried}", 0, "dim")
         return Inspection(tuple(position), (nothing,), measured=measured)
     step = next(step for step in timeline.steps if step.step == lane.step.step)
     found = _BucketAtCursor(lane, in_flight[0], step, [bar.index for bar in in_flight[1:]])
@@ -178,7 +178,8 @@ def _phase(lane: Lane, at: int) -> list[Field]:
     inside = at - lane.offset_ns
     for phase, start, end in reversed(lane.stretches()):
         if start <= inside < end:
-            name = {"sync": "waits for its buckets", "data": "waits for data"}.get(phase, phase)
+            awaited = "parameter group" if lane.step.comm_op else "buckets"
+            name = {"sync": f"waits for its {awaited}", "data": "waits for data"}.get(phase, phase)
             between = f"{ms(lane.offset_ns + start)}–{ms(lane.offset_ns + end)}"
             took = f"{ms(end - start)} ms"
             return [Field(f"{name} {between} ms ({took})", f"{name} {took}", 1)]
@@ -206,9 +207,9 @@ def _bucket(found: _BucketAtCursor) -> list[Field]:
     step, bar, offset = found.lane.step, found.bar, found.lane.offset_ns
     ready = step.comm_ready[bar.position]
     facts = found.step.facts_of(step.rank)
-    exposed, use = facts.exposed[bar.position], facts.keys[bar.position][4]
+    exposed = facts.exposed[bar.position]
     fields = [
-        Field(f"group {bar.index} {USE_NAMES[use]}" if use else f"bucket {bar.index}", f"b{bar.index}", 0, "strong"),
+        Field(f"group {bar.name}" if bar.use else f"bucket {bar.name}", f"b{bar.index}", 0, "strong"),
         Field(size(bar.nbytes), size(bar.nbytes), 4),
         Field(f"ready {ms(None if ready is None else offset + ready)}", "", 5),
         Field(f"launch {ms(bar.start)}", f"l {ms(bar.start)}", 1),

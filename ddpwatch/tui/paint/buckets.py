@@ -37,7 +37,7 @@ COLUMNS: tuple[GridColumn[BucketSummary], ...] = (
 
 _USES = {"all_gather": "gather", BACKWARD_GATHER: "gather b", "reduce_scatter": "scatter", "all_reduce": "reduce"}
 GROUP_COLUMN: GridColumn[BucketSummary] = GridColumn(
-    "group", 13, lambda r: f"{r.index} {_USES.get(r.use, '')}", lambda r: r.index
+    "group", 13, lambda r: f"{r.index} {_USES.get(r.use, ''):<8}", lambda r: r.index
 )
 
 
@@ -85,7 +85,9 @@ def paint_buckets(
         return canvas.rows()
     table = Canvas(width, height - 1)
     room = width if width < 100 else int(width * 0.68)
-    x = paint_grid(table, _columns(rows), rows, first, selected, sorted_by, room)
+    columns = _columns(rows)
+    heading = columns[0].heading if sorted_by == COLUMNS[0].heading else sorted_by
+    x = paint_grid(table, columns, rows, first, selected, heading, room)
     longest = max((row.done or row.launch or 0 for row in rows), default=0) or 1
     if width - x >= _LEAST_BAR:
         origin = "forward" if any(row.use for row in rows) else "backward"
@@ -139,7 +141,8 @@ def paint_bucket(
     width, height = size_
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
-    title = f"{_named(row)}: {size(row.nbytes)}, {len(params)} parameters, launched at {ms(row.launch)} ms"
+    carried = f"{len(params)} parameter{'' if len(params) == 1 else 's'}"
+    title = f"{_named(row)}: {size(row.nbytes)}, {carried}, launched at {ms(row.launch)} ms"
     canvas.put(1, 0, shorten(f"{title}, {_last_in_full(row)}   Escape: back", width - 2), "heading-strong")
     y = 1
     tall = _CHART_ROWS if height >= 24 else 2

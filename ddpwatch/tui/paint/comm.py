@@ -113,7 +113,7 @@ def _name(canvas: Canvas, bar: Bar, cells: Interval, y: int, waits: bool) -> Non
     """Names a bucket inside the cells that show it."""
     name, (first, last) = str(bar.index), cells
     more = f"waits for rank {bar.last_rank}" if waits else f"· {size(bar.nbytes)}"
-    x, text = centred(first, last, (f" {name} {more} ", f" {name} ", name))
+    x, text = centred(first, last, (f" {bar.name} {more} ", f" {bar.name} ", f" {name} ", name))
     if not text and len(name) <= last - first and canvas.style_at(first, y).startswith("comm"):
         text = name
     style = canvas.style_at(x, y)

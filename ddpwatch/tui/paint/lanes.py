@@ -23,6 +23,7 @@ _LABELS = {
     "optimizer": ((" optimizer ", "O"), "optimizer-label"),
     "sync": ((" waits for its buckets ", " waits "), "dim"),
 }
+_GROUP_WAITS = ((" waits for its parameter group ", " waits "), "dim")  # with FSDP2
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,6 @@ def _paint_compute(canvas: Canvas, lane: Lane, axis: Axis, y: int, labelled: boo
         if phase in PHASES:
             canvas.fill(first, last, y, PHASES[phase], phase)
         if labelled:
-            texts, style = _LABELS[phase]
+            texts, style = _GROUP_WAITS if phase == "sync" and lane.step.comm_op else _LABELS[phase]
             x, text = centred(first, last, texts)
             canvas.put(x, y, text, style)

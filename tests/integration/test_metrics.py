@@ -1,0 +1,167 @@
+"""`ddpwatch metrics` beside a job with a late rank: what it serves, and what the real Prometheus makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpwatch.messages import Hello, Layout, Step
+from ddpwatch.metrics.figures import METRICS
+from ddpwatch.rundir import RunInfo
+from ddpwatch.sampling.lease import FULL_PPM
+from tests.support.jobs import DDPWATCH, ROOT, SMALL_GPT, Job, live, messages, read_until, running, the_run, wait_for
+from tests.support.prometheus import Scrape, check_with_promtool, needs, scrape
+
+pytestmark = [pytest.mark.xdist_group("metrics"), pytest.mark.seconds(20)]  # one job for all
+LATE_S = 0.02
+LATE = ("--inject", f"slow-backward:rank=1,ms={LATE_S * 1000:.0f}")
+URL = re.compile(r"serving (http://127\.0\.0\.1:\d+/metrics)")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A run that is live, where its metrics are, and when it started at the earliest."""
+
+    info: RunInfo
+    url: str
+    started_s: float
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The endpoint of a job with a late rank; it ends with the job."""
+    folder, started = tmp_path_factory.mktemp("metrics"), time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDPWATCH_DIR", str(folder))
+        script = ROOT / "demo" / "train.py"
+        with Job(script, *SMALL_GPT, *LATE, "--watch", "--steps", "100000", log=folder / "log") as job:
+            info = the_run(job)
+            with running(*DDPWATCH, "metrics", info.run_id, "--listen", "127.0.0.1:0") as endpoint:
+                assert endpoint.stderr is not None
+                serving = URL.search(endpoint.stderr.readline())
+                assert serving
+                yield Served(info, serving[1], started)
+                job.ranks()[0].terminate()
+                assert job.wait() == 0, job.output()
+                assert endpoint.wait() == 0
+
+
+@pytest.fixture(scope="module")
+def scraped(served: Served) -> Scrape:
+    """The first answer that has everything. Somebody looks meanwhile: so it is soon known what watching costs."""
+    found: list[Scrape] = []
+
+    def complete() -> bool:
+        found[:] = [scrape(served.url)]
+        return found[0].keys() == {metric.sample_name for metric in METRICS}
+
+    with live(served.info, budget_ppm=FULL_PPM):
+        wait_for(complete, "every metric is served")
+    return found[0]
+
+
+def test_the_figures_are_those_of_the_job(served: Served, scraped: Scrape) -> None:
+    """What was injected bounds them: whatever else the machine does makes steps longer, never shorter."""
+    step = scraped["ddpwatch_step_seconds"][()]
+    communication, exposed = (scraped[f"ddpwatch_{name}communication_seconds"][()] for name in ("", "exposed_"))
+    late = scraped["ddpwatch_late_seconds"]
+    assert step > LATE_S
+    assert sum(scraped["ddpwatch_phase_seconds"].values()) == pytest.approx(step)
+    assert LATE_S / 4 < exposed <= communication < step  # one of two ranks waits
+    assert scraped["ddpwatch_overlap_ratio"][()] == pytest.approx(1 - exposed / communication)
+    assert late.keys() == {("0",), ("1",)}
+    assert late["1",] > max(LATE_S / 2, late["0",])
+    assert scraped["ddpwatch_open_incidents"]["straggler",] == 1
+    assert -0.5 < scraped["ddpwatch_cost_ratio"][()] < 1
+    assert 0 < scraped["ddpwatch_own_cost_ratio"][()] < 1
+
+
+def test_no_more_time_is_accounted_for_than_has_passed(served: Served, scraped: Scrape) -> None:
+    accounts = {name: seconds for (name,), seconds in scraped["ddpwatch_rank_time_seconds"].items()}
+    assert sum(accounts.values()) <= 2 * (time.monotonic() - served.started_s)
+    assert accounts["compute"] > 0
+    assert 0 < accounts["waiting"] / sum(accounts.values()) <= scraped["ddpwatch_lost_time_ratio"][()] < 1
+
+
+def test_the_counts_are_those_of_another_viewer(served: Served) -> None:
+    with live(served.info) as viewer:
+        before = read_until(viewer, lambda seen: messages(seen, Step) and messages(seen, Layout), "steps")
+        steps = 1 + max(step.step for step in messages(before, Step))
+        wait_for(lambda: scrape(served.url)["ddpwatch_steps_total"][()] >= steps, "the newest step is counted")
+        found = scrape(served.url)
+        counted = found["ddpwatch_steps_total"][()]
+        seen = before + read_until(viewer, lambda seen: any(m.step + 1 >= counted for m in messages(seen, Step)), "it")
+    hello = messages(seen, Hello)[0]
+    details = (hello.backend, hello.module, served.info.run_id, hello.torch)
+    assert found["ddpwatch_run_details"] == {details: 1}
+    assert found["ddpwatch_world_size"][()] == 2
+    assert sum(found["ddpwatch_ranks"].values()) == 2
+    assert (found["ddpwatch_live"][()], found["ddpwatch_missing_steps_total"][()]) == (1, 0)
+    assert (found["ddpwatch_dropped_frames_total"][()], found["ddpwatch_refused_frames_total"][()]) == (0, 0)
+    assert found["ddpwatch_frames_total"][()] >= 2 * counted
+    newest = max(messages(seen, Layout), key=lambda layout: layout.epoch)
+    sizes = {(str(bucket.index), "0", "all_reduce"): bucket.nbytes for bucket in newest.buckets}
+    bandwidths = found["ddpwatch_bus_bandwidth_bytes_per_second"]
+    assert bandwidths.keys() == sizes.keys()
+    step = found["ddpwatch_step_seconds"][()]
+    assert all(bandwidths[labels] > sizes[labels] / step for labels in sizes)  # a transfer is part of a step
+
+
+def test_promtool_has_nothing_to_say(served: Served, scraped: Scrape) -> None:
+    check_with_promtool(served.url)
+
+
+@pytest.fixture
+def prometheus(served: Served, tmp_path: Path) -> Iterator[str]:
+    """The API of the real Prometheus, which scrapes the endpoint as the docs say, but more often."""
+    command = needs("prometheus")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    target = urllib.parse.urlsplit(served.url).netloc
+    job = {"job_name": "ddpwatch", "scrape_interval": "200ms", "static_configs": [{"targets": [target]}]}
+    (tmp_path / "prometheus.yml").write_text(json.dumps({"scrape_configs": [job]}))  # JSON is YAML
+    places = (f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data")
+    with running(command, *places, f"--web.listen-address={address}", "--log.level=error") as server:
+        api = f"http://{address}/api/v1"
+
+        def up() -> bool:
+            assert server.poll() is None, server.communicate()
+            with contextlib.suppress(OSError):
+                return [one["health"] for one in ask(api, "targets")["activeTargets"]] == ["up"]
+            return False
+
+        wait_for(up, "Prometheus has scraped the endpoint")
+        yield api
+
+
+def ask(api: str, path: str, **query: str) -> Any:
+    """What Prometheus answers."""
+    with urllib.request.urlopen(f"{api}/{path}?{urllib.parse.urlencode(query)}", timeout=30) as answer:
+        found = json.load(answer)
+    assert found["status"] == "success"
+    return found["data"]
+
+
+def test_the_real_prometheus_answers_each_query_of_the_dashboard(prometheus: str, scraped: Scrape) -> None:
+    panels = json.loads((ROOT / "docs" / "grafana.json").read_text())["panels"]
+    for asked in [target["expr"].replace("$instance", ".*") for panel in panels for target in panel["targets"]]:
+        wait_for(lambda asked=asked: ask(prometheus, "query", query=asked)["result"], f"an answer to {asked}")
+    (world,) = ask(prometheus, "query", query="ddpwatch_world_size")["result"]
+    assert world["value"][1] == "2"
+    (late,) = ask(prometheus, "query", query="topk(1, ddpwatch_late_seconds)")["result"]
+    assert late["metric"]["rank"] == "1"
+    known = ask(prometheus, "metadata")
+    for metric in METRICS:
+        (about,) = known[metric.sample_name.removesuffix("_total")]
+        assert (about["type"], about["help"]) == ("counter" if metric.counter else "gauge", metric.help)
