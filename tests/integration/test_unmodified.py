@@ -93,10 +93,10 @@ class Script:
 ALL = [
     Script("plain.py", "PyTorch, `torchrun`", steps=20, parameters=8, launcher=TORCHRUN),
     Script("mingpt.py", "PyTorch, as minGPT trains", steps=20, parameters=29, ranks=2),
-    Script("titan.py", "PyTorch, as torchtitan trains", steps=20, parameters=15, ranks=2, buckets=4, halved=True),
+    Script("titan.py", "PyTorch, as torchtitan trains", steps=16, parameters=15, ranks=2, buckets=4, halved=True),
     Script("with_accelerate.py", "Accelerate, `accelerate launch`", steps=16, parameters=10, launcher=ACCELERATE),
     Script("with_lightning.py", "Lightning, `python`", steps=32, parameters=8),
-    Script("with_fsdp2.py", "Lightning, `ModelParallelStrategy`", steps=32, parameters=8, ranks=2, buckets=4),
+    Script("with_fsdp2.py", "Lightning, `ModelParallelStrategy`", steps=16, parameters=8, ranks=2, buckets=4),
     Script("with_trainer.py", "Transformers, `Trainer`", steps=16, parameters=29, ranks=2),
     Script("with_ray.py", "Ray Train, `TorchTrainer`", steps=32, parameters=8),
 ]

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader
 
-VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, STEPS, WARMUP = 64, 32, 64, 4, 2, 20, 4
+VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, STEPS, WARMUP = 64, 16, 64, 4, 2, 16, 4
 
 
 class TransformerBlock(nn.Module):
@@ -63,7 +63,7 @@ def batches(rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     tokens = torch.randint(VOCABULARY, (512, 1), generator=torch.Generator().manual_seed(rank))
     data = (tokens + torch.arange(LENGTH + 1)) % VOCABULARY
     while True:
-        for batch in DataLoader(data, batch_size=8):
+        for batch in DataLoader(data, batch_size=4):
             yield batch[:, :-1], batch[:, 1:]
 
 
@@ -95,7 +95,7 @@ def main() -> None:
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
         scheduler.step()
-        if step % 5 == 0:
+        if step % 4 == 0:
             report(step, loss.detach() / dist.get_world_size(), norm.full_tensor())
     state = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
     if mesh.get_rank() == 0:
