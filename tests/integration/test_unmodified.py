@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.seconds(30)
 DOCS = ROOT / "docs" / "frameworks.md"
 Report = dict[str, Any]
-TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no_python")
 ACCELERATE = (
     "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
     "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0", "--no_python",
@@ -55,8 +55,8 @@ RAY_S_OWN = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\t|(\x1b\[\d+m)?\((\w+ )?pid=\d+
 class Script:
     """One script: how its docs start it, and what must be found in its report.
 
-    What starts the ranks is forked from a process that has imported it, and so are ranks, but for those of torchrun:
-    these show that our bootstrap is found from ``python SCRIPT``.
+    What starts the ranks, and these, are forked from a process that has imported what they need. That our bootstrap is
+    found from ``python SCRIPT``, test_run.py shows.
 
     Attributes:
         launcher: The module that starts its ranks, with arguments; empty where the script starts them.
