@@ -78,25 +78,35 @@ class FsdpProbe(GuardedProbe):
         self._publish = publish
         self._on_wait = on_wait
         self._model = weakref.ref(model)
-        named = parameter_groups(model)
-        self._groups = [weakref.ref(group) for group in named]
+        self._groups: list[weakref.ref[FSDPParamGroup]] = []
         self._ids: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
-        device = device_of(model)
-        self._host = device.type == "cpu"
-        self.timed = self._host or recorder.gpu is not None
-        self._enter_groups(named)
-        # Gloo works on the host even with tensors on a GPU: the call returns with the result.
-        self._blocking = self._host or self._backend(device) == "gloo"
-        self._announce(model, named, param_base)
         self._early: list[BucketRecord] = []  # issued for the next forward: by `unshard`, outside forward and backward
         self._gathering: dict[int, BucketRecord] = {}  # on a GPU, what nothing has waited for yet
         self._reducing: list[BucketRecord] = []
         self._validating = self._awaits_backward = self._reduced_before = self._stepped_aside = False
-        see_all_reduces()
+        self._handles: list[RemovableHandle] = []
+        self._see_no_more: Callable[[], object] = lambda: None
+        try:
+            self._set_up(model, param_base)
+        except Exception:  # this torch's FSDP2 is another: leave nothing on the model
+            self.close()
+            raise
+
+    def _set_up(self, model: FSDPModule, param_base: int) -> None:
+        named = parameter_groups(model)
+        self._groups = [weakref.ref(group) for group in named]
+        device = device_of(model)
+        self._host = device.type == "cpu"
+        self.timed = self._host or self._recorder.gpu is not None
+        self._enter_groups(named)
+        # Gloo works on the host even with tensors on a GPU: the call returns with the result.
+        self._blocking = self._host or self._backend(device) == "gloo"
+        self._see_no_more = see_all_reduces(self)
         self._take_comms()
         if not self._blocking:
             for label, group in enumerate(named):
                 self._stamp_waits(label, group)
+        self._announce(model, named, param_base)
         self._handles = list(self._attach(model))
         if model._get_fsdp_state()._training_state == TrainingState.FORWARD:  # found in its first forward
             self._guarded(self._forward_begin, starts_step=True)(model, ())
@@ -113,11 +123,11 @@ class FsdpProbe(GuardedProbe):
         return model is not None and not model.training  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Removes the hooks, and gives FSDP2 its own communication objects back."""
+        """Removes the hooks, and gives FSDP2 its own objects back."""
         self.active = False
         for group in self._live():
             for name in _COMMS:
-                comm = getattr(group, name)
+                comm = getattr(group, name, None)
                 if isinstance(comm, TimedComm) and comm._self_observer is self:
                     setattr(group, name, comm.__wrapped__)
             for name in ("wait_for_unshard", "post_backward", "finalize_backward"):
@@ -125,6 +135,7 @@ class FsdpProbe(GuardedProbe):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._see_no_more()
 
     # -- what is watched ---------------------------------------------------------------------------------------
 

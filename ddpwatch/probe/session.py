@@ -107,9 +107,10 @@ class ProbeSession:
         if device.type == "cuda":
             self._use_gpu(device)
         self.recorder.use(sampling=schedule_of(shadows=False))
+        backend, flags = backend_of(model), fsdp_flags(model)  # first, as they may miss something of FSDP2's
         hooks = (self.recorder, self.outbox.post, self._give_up, self.outbox.wake_if_due)
         probe = FsdpProbe(model, self._modules, self._parameters, *hooks)
-        self.start(model, backend_of(model), fsdp_flags(model), probe.timed)
+        self.start(model, backend, flags, probe.timed)
         return probe
 
     def _add_ddp(self, ddp: DistributedDataParallel) -> DdpProbe:

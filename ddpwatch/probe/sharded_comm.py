@@ -151,8 +151,29 @@ class _SeenDistributed(wrapt.ObjectProxy[Any]):
         return issue() if comm is None or group is None else comm._self_all_reduce(tensor, group, issue)
 
 
-def see_all_reduces() -> None:
-    """Lets the observers see the all-reduces, from now on."""
+_seeing = 0  # observers
+
+
+def see_all_reduces(observer: Observer) -> Callable[[], object]:
+    """Lets an observer see the all-reduces, until it has gone or calls what this returns.
+
+    Raises:
+        KeyError: FSDP2's module does not call ``dist.all_reduce`` any more.
+    """
+    global _seeing
     names = vars(_fsdp_collectives)
-    if not isinstance(names["dist"], _SeenDistributed):
-        names["dist"] = _SeenDistributed(dist)
+    if type(names["dist"]) is not _SeenDistributed:
+        names["dist"] = _SeenDistributed(names["dist"])
+    _seeing += 1
+    until = weakref.finalize(observer, _see_no_more)
+    until.atexit = False
+    return until
+
+
+def _see_no_more() -> None:
+    """Gives FSDP2's module what it had, after the last observer, unless somebody else has put theirs in front."""
+    global _seeing
+    _seeing -= 1
+    names = vars(_fsdp_collectives)
+    if not _seeing and type(seen := names.get("dist")) is _SeenDistributed:
+        names["dist"] = seen.__wrapped__

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,16 +17,20 @@ from ddpwatch.messages import Layout, Mark, Step
 from ddpwatch.recording import open_recording
 from ddpwatch.report.build import report_of
 from tests.support.fork_server import FRAMEWORKS
-from tests.support.jobs import SCRIPTS, Job, messages
+from tests.support.jobs import ROOT, SCRIPTS, Job, messages
 from tests.support.runs import record, run_of
 
 pytestmark = [pytest.mark.seconds(20), pytest.mark.xdist_group("callbacks")]
+
+STEPS = {"sharded": 4, "transformers": 8, "lightning": 32, "accelerate": 16}  # in this order
+CLOSED_LATER = {"sharded": 1, "transformers": 1, "lightning": 1, "accelerate": 0}
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("callbacks")
-    environment = {"DDPWATCH_DIR": str(folder), "DDPWATCH_STEPS": "full"}
+    environment = {"DDPWATCH_DIR": str(folder), "DDPWATCH_STEPS": "full", "DDPWATCH_RECORD": str(folder / "run.mcap")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "ddpwatch" / "bootstrap" / "path"), str(ROOT)])
     log = folder / "log"
     with Job(SCRIPTS / "callbacks.py", str(folder), log=log, preload=FRAMEWORKS, **environment) as job:
         assert job.wait() == 0, job.output()
@@ -56,19 +62,35 @@ def test_marks(rank: int, job: tuple[Path, str]) -> None:
     assert "checkpoint" in found["accelerate"]
 
 
-@pytest.mark.parametrize("framework", ["sharded", "transformers", "lightning", "accelerate"])
+@pytest.mark.parametrize("framework", STEPS)
 def test_the_logger_gets_the_figures(framework: str, job: tuple[Path, str]) -> None:
+    """Of the run so far: all four share one, and what is trained next closes a framework's last step."""
     folder, said = job
     logged = json.loads((folder / "logged.json").read_text())[framework]
-    report = report_of(folder / "run.mcap")
+    before = list(STEPS)[: list(STEPS).index(framework)]
+    count = sum(STEPS[name] for name in before) + STEPS[framework] - CLOSED_LATER[framework]
     assert logged["ddpwatch/run/world_size"] == 2
+    assert logged["ddpwatch/steps/count"] == count
     assert 0 < logged["ddpwatch/overlap/exposed_ms"] < logged["ddpwatch/steps/step_ms"]
-    assert re.search(r"ddpwatch: 2 ranks, \d+ steps: [\d.]+ ms a step, overlap \d+ %", said)
-    if framework in ("sharded", "transformers"):  # of the run so far: what is watched next closes the fourth step
-        assert logged["ddpwatch/steps/count"] == 3
-    else:
-        assert logged["ddpwatch/steps/count"] == report["steps"]["count"]
-        assert logged["ddpwatch/steps/warmup"] == report["steps"]["warmup"]
+    paragraph = re.search(rf"ddpwatch: 2 ranks, {count} steps: ([\d.]+) ms a step, overlap \d+ %", said)
+    assert paragraph is not None
+    assert float(paragraph[1]) == pytest.approx(logged["ddpwatch/steps/step_ms"], rel=0.1)
+
+
+def test_the_last_figures_are_the_report_s(job: tuple[Path, str]) -> None:
+    folder, _ = job
+    logged = json.loads((folder / "logged.json").read_text())["accelerate"]
+    report = report_of(folder / "run.mcap")
+    assert report["steps"]["count"] == sum(STEPS.values())
+    for name in ("count", "warmup"):
+        assert logged[f"ddpwatch/steps/{name}"] == report["steps"][name]
+    assert logged["ddpwatch/steps/step_ms"] == pytest.approx(report["steps"]["step_ms"], rel=0.1)
+
+
+def test_each_framework_s_steps_are_watched(job: tuple[Path, str]) -> None:
+    steps = messages(list(open_recording(job[0] / "run.mcap").frames()), Step)
+    modules = Counter((step.rank, step.comm_module[0]) for step in steps if step.comm_module)
+    assert modules == {(rank, module): count for rank in (0, 1) for module, count in enumerate(STEPS.values())}
 
 
 def test_lightning_s_callback_watches_what_fully_shard_has_sharded(job: tuple[Path, str]) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from ddpwatch.analysis.intervals import total, union
+from ddpwatch.analysis.step import figures
 from ddpwatch.messages import Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
@@ -104,6 +106,7 @@ class Outcome:
     plain: list[dict[str, Told]]
     watched: list[dict[str, Told]]
     steps: list[dict[str, int]]
+    path: Path | None = None  # of the recording, and of when cases started and ended
 
     def verdict(self, case: str) -> str:
         """One cell of the table."""
@@ -196,7 +199,8 @@ def sharded_on(path: Path, ranks: int) -> Outcome:
         options = {"preload": COMPILERS, "DDPWATCH": switch, "DDPWATCH_STEPS": "full"}
         code = forked(ranks, logs, "safety_sharded.py", str(logs), **options)
         assert code == 0, (logs / "log").read_text()
-    return Outcome(told(plain, ranks), told(watched, ranks), seen(watched / "run.mcap", watched, ranks))
+    steps = seen(watched / "run.mcap", watched, ranks)
+    return Outcome(told(plain, ranks), told(watched, ranks), steps, watched)
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +245,66 @@ def test_a_jobs_own_all_gather_has_one_warning(sharded_on_2: Outcome) -> None:
         said = {case: told.said for case, told in rank.items() if told.said}
         assert [(case, len(lines)) for case, lines in said.items()] == [("FSDP2: own all-gather", 1)]
         assert "OwnAllGather" in said["FSDP2: own all-gather"][0]
+
+
+def steps_of(outcome: Outcome, case: str) -> Iterator[Step]:
+    """A case's full steps, of all ranks."""
+    assert outcome.path is not None
+    times = [json.loads((outcome.path / f"times.{rank}.json").read_text()) for rank in range(len(outcome.watched))]
+    for step, _ in Recording(outcome.path / "run.mcap"):
+        if isinstance(step, Step) and step.status == "ok" and step.comm_label:
+            begin, end = times[step.rank][case]
+            if begin < step.start_ns and step.start_ns + step.duration_ns < end:
+                yield step
+
+
+GROUP_BYTES = [4 * 165, *3 * [4 * 2112]]  # of the parameter groups, the root's first
+SHARDED_BYTES = [4 * 198, *GROUP_BYTES[1:]]  # on two ranks, the root's is padded
+
+
+def reductions(step: Step, op: str) -> dict[int, int]:
+    """Where a step's collectives of one kind are, by parameter group. Without a column, all are all-reduces."""
+    ops = step.comm_op or ["all_reduce"] * len(step.comm_label)
+    return {label: i for i, (label, one) in enumerate(zip(step.comm_label, ops, strict=True)) if one == op}
+
+
+@pytest.mark.parametrize("case", ["HSDP", "HSDP: gradient accumulation"])
+def test_hsdp_reduces_its_shards_across_the_replicas(case: str, sharded_on_4: Outcome) -> None:
+    """Each parameter group's, after its reduce-scatter, in a group of other ranks; once for all micro-batches."""
+    steps = list(steps_of(sharded_on_4, case))
+    assert {step.rank for step in steps} == {0, 1, 2, 3}
+    for step in steps:
+        assert step.comm_op.count("all_reduce") == 4
+        scattered, reduced = reductions(step, "reduce_scatter"), reductions(step, "all_reduce")
+        assert list(reduced) == list(scattered)
+        for label, i in reduced.items():
+            before, done = scattered[label], step.comm_done[scattered[label]]
+            assert (step.comm_bytes[before], step.comm_bytes[i]) == (SHARDED_BYTES[label], SHARDED_BYTES[label] // 2)
+            assert step.comm_group[i] != step.comm_group[before]
+            assert done is not None
+            assert done <= step.comm_launch[i]
+        assert_exposed_are_the_waits(step)
+
+
+def test_replicate_reduces_whole_parameter_groups(sharded_on_2: Outcome) -> None:
+    steps = list(steps_of(sharded_on_2, "replicate"))
+    assert {step.rank for step in steps} == {0, 1}
+    for step in steps:
+        reduced = reductions(step, "all_reduce")
+        assert len(reduced) == len(step.comm_label) == 4  # nothing is gathered or scattered
+        assert all(step.comm_ready[i] is not None for i in reduced.values())
+        assert {label: step.comm_bytes[i] for label, i in reduced.items()} == dict(enumerate(GROUP_BYTES))
+        assert_exposed_are_the_waits(step)
+
+
+def assert_exposed_are_the_waits(step: Step) -> None:
+    """Also those for the all-reduces: on the host, a rank waits for each from its launch to its end."""
+    figure = figures(step)
+    waits = union((a, b) for a, b in zip(step.comm_wait_begin, step.comm_wait_end, strict=True) if a is not None)
+    assert figure.exposed_ns == total(waits) == figure.comm_ns == figure.phases_ns["exposed_comm"]
+    assert sum(figure.phases_ns.values()) == figure.step_ns
+    for i in reductions(step, "all_reduce").values():
+        assert (step.comm_wait_begin[i], step.comm_wait_end[i]) == (step.comm_launch[i], step.comm_done[i])
 
 
 def test_only_watch_itself_says_something(two_ranks: Outcome, three_ranks: Outcome, by_hand: Outcome) -> None:

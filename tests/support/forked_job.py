@@ -8,9 +8,29 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.fork_server import Launcher, Request
+
+STAND_IN = """#!/bin/sh
+case "$1" in {scripts}) exec {python} -m tests.support.forked_job 0 - {preload} {before} "$@";; esac
+exec {python} "$@"
+"""
+
+
+def python_that_forks(path: Path, scripts: str, preload: Sequence[str], before: str = "") -> Path:
+    """Makes an executable for `EXECUTABLE`: it has scripts forked, and runs Python for all others.
+
+    Args:
+        path: Of the executable.
+        scripts: Which ones, as a pattern of the shell's.
+        preload: Modules that they need not import.
+        before: A script that is run in their place, with its first arguments.
+    """
+    path.write_text(STAND_IN.format(scripts=scripts, python=sys.executable, preload=",".join(preload), before=before))
+    path.chmod(0o755)
+    return path
 
 
 def main() -> None:

@@ -17,17 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-STAND_IN = """#!/bin/sh
-case "$1" in */setup_worker.py) exec {python} -m tests.support.forked_job 0 - {preload} {this} $$ "$@";; esac
-exec {python} "$@"
-"""
+from tests.support.forked_job import python_that_forks
 
 
-def python_that_forks(path: Path, preload: Sequence[str]) -> Path:
+def python(path: Path, preload: Sequence[str]) -> Path:
     """Makes an executable that Ray takes for Python: it has workers forked, and runs Python for all others."""
-    path.write_text(STAND_IN.format(python=sys.executable, preload=",".join(preload), this=__file__))
-    path.chmod(0o755)
-    return path
+    return python_that_forks(path, "*/setup_worker.py", preload, f"{__file__} $$")
 
 
 def end_with(*pids: int) -> None:

@@ -1,5 +1,6 @@
 """Two ranks with our callbacks: Lightning with FSDP2, Transformers' Trainer, Lightning with DDP, then Accelerate.
 
+It runs as below `ddpwatch run`: Transformers and Accelerate wrap the model by themselves.
 Rank 0 writes what the loggers got. Each framework's marks follow one with its name.
 """
 
@@ -126,8 +127,14 @@ def accelerate(folder: Path, data: DataLoader) -> Logged:
     print(f"with its plugin for FSDP2, Accelerate trains {accelerator.distributed_type}\n", end="")
     accelerator.init_trackers("project")
     ours.attach(accelerator)
-    for step, _ in enumerate(data):
-        accelerator.log({"epoch": step // 4, "loss": 0.0}, step=step)
+    module = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    module, optimizer, data = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=1e-2), data)
+    for step, (inputs, targets) in enumerate(data):
+        loss = nn.functional.cross_entropy(module(inputs), targets)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        accelerator.log({"epoch": step // 4, "loss": loss.item()}, step=step)
     accelerator.save_state(str(folder / "state"))
     accelerator.end_training()
     return other.logged

@@ -40,7 +40,7 @@ class Classifier(L.LightningModule):
 
 def main() -> None:
     torch.manual_seed(0)
-    features = torch.randn(1024, 256)
+    features = torch.randn(512, 256)
     data = TensorDataset(features, features[:, :10].argmax(dim=1))
     strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, save_distributed_checkpoint=False)
     trainer = L.Trainer(
