@@ -200,6 +200,17 @@ class TestBlame:
         assert found.cost_ns == pytest.approx(60 * 30 * MS, rel=0.03)
 
 
+    def test_what_is_found_late_costs_as_much_since_its_start(self):
+        """With short steps, few are watched: until a fault is found, thousands pass."""
+        late, messages = [40 * (number // 64 % 4 == 0) for number in range(64 * 48)], []
+        for number, ranks in enumerate(synchronous([(0, ms) for ms in late])):
+            for one in ranks:
+                changes = {"start_ns": one.start_ns, "duration_ns": one.duration_ns}
+                messages.append(_bare(one, changes) if number % 64 else one)
+        (found,) = late_ones(state_of([hello(0), hello(1), layout(), *messages]).diagnosis.incidents())
+        assert found.cost_ns == pytest.approx(sum(map(bool, late)) * 30 * MS, rel=0.1)
+
+
 def _bare(one, changes):
     bare = unwatched(one.rank, one.step)
     for name, value in changes.items():
