@@ -23,7 +23,6 @@ from ddpwatch.analysis.diagnosis.noise import (
     memory,
     scale,
 )
-from ddpwatch.analysis.diagnosis.steady import STEADY_WINDOWS, steady_lateness
 from ddpwatch.analysis.diagnosis.streak import RHYTHM_STRUCK, Streak, end_score, rhythm
 
 POOLED = 128  # newest deviations, over all ranks: what the scale of noise is estimated from
@@ -40,7 +39,6 @@ MOST_COMPARED = 16  # ranks whose noise shows how long it lasts
 ASSUMED_MEMORY = 6.0  # before it is known
 MANY_RANKS = 16  # among so many, one more or less does not change a median
 RHYTHM_EVERY, RHYTHM_STEPS = 16, 128  # watched steps: how often a rhythm is looked for, and in how many
-STEADY_EVERY, STEADY_AFTER = 8, 64  # watched steps: how often a mean is compared, and after how many
 _ALL = (1 << KEEP_STEPS) - 1
 _NO_END = 1 << 62
 _UNKNOWN = (None,) * MOST_COMPARED
@@ -129,8 +127,6 @@ class GroupLateness:
         found = self._changed + [streak for index in candidates if (streak := self._judge(index)) is not None]
         if self._seen % RHYTHM_EVERY == 0 and (rhythmic := self._find_rhythm()) is not None:
             found.append(rhythmic)
-        if self._seen % STEADY_EVERY == 0 and (steady := self._find_steady()) is not None:
-            found.append(steady)
         return found
 
     def _estimate_limits(self) -> None:
@@ -277,43 +273,17 @@ class GroupLateness:
 
     def _find_rhythm(self) -> Streak | None:
         """Whether the rank that is late most often is so in a rhythm, by more than noise of any size explains."""
-        index = self._most_often_late()
-        if index is None:
-            return None
-        rows = [(step, row[index]) for step, row in self._rows_since_over(index, RHYTHM_STEPS)]
-        found = rhythm(rows, 4 * self.scale_ns)
-        if found is None or found[1] < self._least_ns:
-            return None
-        return self._open(index, found[1], 1 / found[0])
-
-    def _find_steady(self) -> Streak | None:
-        """Whether the rank that is late most often is late on average, by more than noise of any size explains."""
-        index = self._most_often_late()
-        if index is None or self._memory > 1 or len(self._rows) < STEADY_AFTER:
-            return None
-        rows = [row for _, row in self._rows_since_over(index, STEADY_WINDOWS[-1])]
-        found = steady_lateness(rows, index, 4 * self.scale_ns) if rows else None
-        if found is None or found[1] < self._least_ns:
-            return None
-        window, late_ns = found
-        limit = max(self.low_ns, late_ns / 2)
-        return self._open(index, late_ns, sum(row[index] > limit for row in rows[:window]) / window)
-
-    @property
-    def _least_ns(self) -> float:
-        return max(LOW.ns, LOW.share * self.step_ns)
-
-    def _most_often_late(self) -> int | None:
-        """The position of the rank that exceeded the lowest threshold most often; None if all did so rarely."""
         counts = {index: mask.bit_count() for index, mask in self._exceeded[LOW].masks(self._seen).items()}
         free = [index for index in counts if self.ranks[index] not in self.streaks]
         index = max(free, key=counts.__getitem__, default=None)
-        return None if index is None or counts[index] < RHYTHM_STRUCK else index
-
-    def _rows_since_over(self, index: int, most: int) -> list[tuple[int, array[int]]]:
-        """The newest rows after the rank's streak before, newest first."""
+        if index is None or counts[index] < RHYTHM_STRUCK:
+            return None
         since = self._over.get(index, -1)
-        return [(step, row) for step, row in islice(reversed(self._rows), most) if step > since]
+        rows = [(step, row[index]) for step, row in islice(reversed(self._rows), RHYTHM_STEPS) if step > since]
+        found = rhythm(rows, 4 * self.scale_ns)
+        if found is None or found[1] < max(LOW.ns, LOW.share * self.step_ns):
+            return None
+        return self._open(index, found[1], 1 / found[0])
 
     def _start(self, index: int, window: int, threshold: Threshold) -> Streak | None:
         """Opens a streak, with the late steps that led to it."""
