@@ -101,13 +101,13 @@ def _healthy(summary: Summary, incidents: Sequence[Incident], ranks: int, comple
 
 
 def _past(incidents: Sequence[Incident]) -> str:
-    """Names the costliest of what is over."""
+    """Names the costliest of what is over, and of ranks first."""
     over = [incident for incident in incidents if not incident.open and incident.severity != "info"]
     over = [incident for incident in over if (incident.share or 0.0) >= WORTH_SAYING]
     if not over:
         return ""
     cost = sum(incident.share or 0.0 for incident in over)
-    costliest = max(over, key=lambda incident: incident.share or 0.0)
+    costliest = max(over, key=lambda incident: (bool(incident.ranks), incident.share or 0.0))
     more = f" and {len(over) - 1} more" if len(over) > 1 else ""
     return f"; earlier: {_named(costliest)}{more}, {_percent(cost)} of the run"
 
