@@ -7,8 +7,9 @@ from typing import Any
 
 from ddpwatch.analysis.diagnosis.rows import KINDS, row_stacks
 from ddpwatch.analysis.diagnosis.sentences import ordinal
+from ddpwatch.analysis.incident_news import NS_PER_S, seconds_text, share_text
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.report.format import clean, number, percent
+from ddpwatch.report.format import clean, percent
 
 Row = dict[str, Any]
 
@@ -29,7 +30,7 @@ def facts(row: Row) -> str:
     if row["period"] is not None and " in every " not in row["message"]:
         found.append(f"every {ordinal(row['period'])} step")
     if row["seconds"]:
-        found.append(f"{number(row['seconds'])} rank-s, {percent(row['share'], 1)} of the run")
+        found.append(f"{seconds_text(row['seconds'] * NS_PER_S)} rank-s, {share_text(row['share'])} of the run")
     if row["gain"]:
         found.append(f"a step would be {percent(row['gain'], 1)} shorter without it")
     found.append("lasts to the end" if row["open"] else "over")

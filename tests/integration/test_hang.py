@@ -19,7 +19,7 @@ from ddpwatch.transport import Frame
 from tests.support.jobs import SCRIPTS, Job, collector_pids, live, the_run, wait_for
 
 SCRIPT = SCRIPTS / "stuck.py"
-RANKS = 3
+RANKS, HANGS = 3, 20  # and the step in which rank 1 does
 S = 1_000_000_000
 
 
@@ -60,6 +60,11 @@ class Follower:
     def found(self, open: bool = True) -> list[Incident]:
         return [one for one in self.liveness.incidents(self.now_ns) if one.kind == "hang" and one.open is open]
 
+    def reads(self, source: LiveSource) -> int:
+        """Takes what there is; returns how many ranks have sent a heartbeat so far."""
+        self.take(source.read(0.1))
+        return len(self.phases)
+
     def until(self, source: LiveSource, enough: Callable[[Incident], object], open: bool = True) -> Incident:
         """The first hang that satisfies the caller."""
         hits: list[Incident] = []
@@ -93,24 +98,35 @@ def test_who_hangs_is_named_with_the_line_it_is_at(tmp_path: Path, control: list
     with Job(SCRIPT, str(tmp_path), str(file), log=tmp_path / "log", ranks=RANKS) as job:
         info = the_run(job)
         with live(info) as source:
-            hang = follower.until(source, lambda one: one.ranks == (1,) and len(one.evidence["stacks"]) == RANKS)
+            wait_for(lambda: follower.reads(source) == RANKS, "all ranks are seen")
+            (tmp_path / "watched").touch()  # not before, so that live and replay see the same
+            hang = follower.until(source, lambda one: stuck(one) and len(one.evidence["stacks"]) == RANKS)
             check_stuck(hang)
             (tmp_path / "go").touch()
-            past = follower.until(source, lambda one: one.ranks == (1,), open=False)
+            past = follower.until(source, stuck, open=False)
             assert (past.since_step, past.until_step) == (hang.since_step, hang.since_step)
             assert past.cost_ns >= hang.cost_ns > 2 * 3 * S
             assert past.evidence["call_sites"] == hang.evidence["call_sites"]
             check_stopped(job, follower, source)
             (tmp_path / "mismatch").touch()
-            check_mismatch(follower.until(source, lambda one: one.evidence["why"] == "mismatch"))
+            check_mismatch(follower.until(source, lambda one: mismatch(one) and len(one.evidence["stacks"]) == RANKS))
             assert all(int((tmp_path / f"stacks{rank}").read_text()) > 10 for rank in range(RANKS))
         job.kill_everything()
         wait_for(lambda: not collector_pids(info.run_id), "the collector ends")
     assert parameters(tmp_path) == control
     replayed = Follower()
     replayed.take(Recording(file))
-    assert at_step(20, replayed) == at_step(20, follower)
+    assert at_step(HANGS, replayed) == at_step(HANGS, follower)
     assert any(one.message.startswith("ranks waited in different calls for ") for one in replayed.found(open=False))
+
+
+def stuck(one: Incident) -> bool:
+    """Whether it is the hang that is meant: on a busy machine, ranks may have stood still before."""
+    return (one.ranks, one.since_step) == ((1,), HANGS)
+
+
+def mismatch(one: Incident) -> bool:
+    return bool(one.evidence["why"] == "mismatch")
 
 
 def at_step(step: int, follower: Follower) -> list[Incident]:
@@ -119,7 +135,7 @@ def at_step(step: int, follower: Follower) -> list[Incident]:
 
 def check_stuck(hang: Incident) -> None:
     """Rank 1 is in its forward, as its stack says, and the others wait for it in their backwards."""
-    assert (hang.severity, hang.since_step) == ("error", 20)
+    assert hang.severity == "error"
     assert hang.message.startswith("rank 1 in ")
     sleeping, waiting = line_of("time.sleep(0.01)"), line_of(".square().sum().backward()")
     assert hang.evidence["call_sites"] == {

@@ -5,15 +5,18 @@ import json
 import random
 import re
 from collections import defaultdict
+from contextlib import asynccontextmanager
 from statistics import fmean, median
 
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks.fleet import Disturbance, Fleet, Shape, zeros
 from benchmarks.fleet_noise import Noise
 from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.analysis.diagnosis.rows import incident_row, lost_row
 from ddpwatch.analysis.step import PHASES
+from ddpwatch.cli import app as cli
 from ddpwatch.export.writers import export
 from ddpwatch.messages import Span, Step
 from ddpwatch.metrics.figures import Meter
@@ -368,7 +371,7 @@ def lost_truth(report):
 
 
 KEYS = ("kind", "ranks", "since_step", "until_step", "seconds", "share", "message")
-KIND_SHOWN = {"exposed_comm": "exposed"}
+KIND_SHOWN = {"exposed_comm": "exposed", "slow_input": "slow input"}
 
 
 def incidents_of(report):
@@ -390,19 +393,9 @@ async def test_incidents_and_lost_time(tmp_path, capsys):
     assert [row["kind"] for row in rows] == ["death", "exposed_comm", "straggler"]
     assert sum(row["seconds"] for row in report["lost"]["accounts"]) == pytest.approx(report["lost"]["rank_seconds"])
 
-    replay_lines(Recording(file))
-    heading, *lines = capsys.readouterr().out.partition("\nincidents: ")[2].splitlines()
+    heading = plain_heading(file, rows, capsys)
     agree("plain", searched(heading, lost="; N % lost", transfer="N % exposed transfer"), truth, 2)
-    for line, row in zip(lines, rows, strict=True):
-        seconds, share = listed(row)
-        assert line.split()[0] == row["kind"]
-        assert re.search(rf"{seconds} rank-s, {share} of the run +{re.escape(row['message'])}$", line)
-
-    page = render_report(report)
-    assert all(row["message"] in page for row in rows)
-    write_html(file, tmp_path / "report.html", Selection())
-    data = json.loads(re.search(r"const DATA = (\{.*\});\n", (tmp_path / "report.html").read_text())[1])
-    assert incidents_of(data["report"]) == rows
+    check_documents(file, report, tmp_path)
 
     live = RunState()
     for message, envelope in Recording(file):
@@ -411,29 +404,69 @@ async def test_incidents_and_lost_time(tmp_path, capsys):
     assert incidents_of({"incidents": [incident_row(row, names) for row in live.diagnosis.incidents()]}) == rows
     assert lost_row(live.diagnosis.lost()) == report["lost"]
 
-    clock = Clock()
-    app = DashboardApp(ReplaySpec("run.mcap", Recording(file), 1.0, clock), clock=clock, ticking=False)
-    async with app.run_test(size=(200, 50)) as pilot:
-        await until(pilot, lambda: app.session.whole.ready)  # at the start of the replay
-        shown = app.session.overview.diagnosed
-        assert incidents_of({"incidents": [incident_row(row, names) for row in shown.incidents]}) == rows
-        assert lost_row(shown.lost) == report["lost"]
+    async with replayed(file) as (app, pilot):
+        check_diagnosed(app, rows, names, report)
         await pilot.press("full_stop")
         await until(pilot, lambda: app.session.over)
         text = screen_text(app)
         agree("overview", searched(text, lost="N % lost of", transfer="N % exposed transfer"), truth, 2)
         agree("overview", searched(text, **{"rank_1": "N % waiting for rank 1"}), truth, 1)
-        await pilot.press("7")
-        lines = below(screen_text(app), "incident    ranks", len(rows))
-        for line, row in zip(lines, rows, strict=True):
-            seconds, share = listed(row)
-            assert re.search(
-                rf"{KIND_SHOWN.get(row['kind'], row['kind'])} .* {seconds} +{share} +{re.escape(row['message'][:60])}",
-                line,
-            )
+        await check_list(pilot, app, rows)
         await pilot.press("4")
         cost = re.search(rf"^ +1 .* ms +{NUMBER} +{NUMBER} % *$", screen_text(app), re.MULTILINE)
         agree("ranks", [("rank 1 seconds", cost[1]), ("rank 1", cost[2])], truth, 2)
+
+
+def plain_heading(file, rows, capsys):
+    """Checks the list of incidents below the plain lines; returns the line above it."""
+    replay_lines(Recording(file))
+    heading, *lines = capsys.readouterr().out.partition("\nincidents: ")[2].splitlines()
+    for line, row in zip(lines, rows, strict=True):
+        seconds, share = listed(row)
+        assert line.split()[0] == row["kind"]
+        assert re.search(rf"{seconds} rank-s, {share} of the run +{re.escape(row['message'])}$", line)
+    return heading
+
+
+def check_documents(file, report, folder):
+    """Text, Markdown, JSON and HTML list the same incidents."""
+    rows, page = incidents_of(report), " ".join(render_report(report).split())
+    markdown = render_markdown(report)
+    for row in rows:
+        assert row["message"] in page
+        assert "{} rank-s, {} of the run".format(*listed(row)) in page
+        assert row["message"] in markdown
+    write_html(file, folder / "report.html", Selection())
+    data = json.loads(re.search(r"const DATA = (\{.*\});\n", (folder / "report.html").read_text())[1])
+    assert incidents_of(data["report"]) == rows
+    command = CliRunner().invoke(cli, ["report", str(file), "--json"])
+    assert command.exit_code == 0, command.output
+    assert incidents_of(json.loads(command.output)) == rows
+
+
+@asynccontextmanager
+async def replayed(file):
+    """The dashboard at the start of a replay, once it knows the whole recording."""
+    clock = Clock()
+    app = DashboardApp(ReplaySpec("run.mcap", Recording(file), 1.0, clock), clock=clock, ticking=False)
+    async with app.run_test(size=(200, 50)) as pilot:
+        await until(pilot, lambda: app.session.whole.ready)
+        yield app, pilot
+
+
+def check_diagnosed(app, rows, names, report):
+    shown = app.session.overview.diagnosed
+    assert incidents_of({"incidents": [incident_row(row, names) for row in shown.incidents]}) == rows
+    assert lost_row(shown.lost) == report["lost"]
+
+
+async def check_list(pilot, app, rows):
+    """The Log's list of incidents."""
+    await pilot.press("7")
+    for line, row in zip(below(screen_text(app), "incident    ranks", len(rows)), rows, strict=True):
+        seconds, share = listed(row)
+        kind, message = KIND_SHOWN.get(row["kind"], row["kind"]), re.escape(row["message"][:60])
+        assert re.search(rf"{kind} .* {seconds} +{share} +{message}", line)
 
 
 def three_faults(steps=260):
@@ -450,8 +483,8 @@ def three_faults(steps=260):
         yield from fleet.frames(played)
 
 
-def test_three_faults_at_different_times(tmp_path):
-    """Live, replay, report, HTML and the library list the same incidents at the same costs; accounts add up exactly."""
+async def test_three_faults_at_different_times(tmp_path, capsys):
+    """Wherever they are shown, live or not, incidents and costs are the same; accounts add up exactly."""
     messages = list(three_faults())
     file = ended_recording(tmp_path / "run.mcap", messages)
     report = report_of(file)
@@ -466,13 +499,13 @@ def test_three_faults_at_different_times(tmp_path):
     assert opened.lost() == report["lost"]
     live = state_of(messages)
     assert incidents_of({"incidents": [incident_row(row, live.layouts) for row in live.diagnosis.incidents()]}) == rows
-    page = " ".join(render_report(report).split())
-    for row in rows:
-        assert row["message"] in page
-        assert f"{row['seconds']:.1f} rank-s, {listed(row)[1]} of the run" in page
-    write_html(file, tmp_path / "report.html", Selection())
-    data = json.loads(re.search(r"const DATA = (\{.*\});\n", (tmp_path / "report.html").read_text())[1])
-    assert incidents_of(data["report"]) == rows
+    check_documents(file, report, tmp_path)
+    plain_heading(file, rows, capsys)
+    async with replayed(file) as (app, pilot):
+        check_diagnosed(app, rows, live.layouts, report)
+        await pilot.press("full_stop")
+        await until(pilot, lambda: app.session.over)
+        await check_list(pilot, app, rows)
 
     lost, ends = live.diagnosis.lost(), defaultdict(list)
     for message in messages:

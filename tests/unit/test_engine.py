@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from benchmarks.diagnosis_cases import Case, job_of
 from benchmarks.diagnosis_score import play
+from benchmarks.fleet import PARAMS, Disturbance, Fleet, Shape, zeros
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.change import change
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
@@ -199,12 +200,36 @@ class TestBlame:
         (found,) = late_ones(state_of([hello(0), hello(1), layout(), *messages]).diagnosis.incidents())
         assert found.cost_ns == pytest.approx(60 * 30 * MS, rel=0.03)
 
+    def test_what_is_found_late_costs_as_much_since_its_start(self):
+        """With short steps, few are watched: until a fault is found, thousands pass."""
+        late, messages = [40 * (number // 64 % 4 == 0) for number in range(64 * 48)], []
+        for number, ranks in enumerate(synchronous([(0, ms) for ms in late])):
+            for one in ranks:
+                changes = {"start_ns": one.start_ns, "duration_ns": one.duration_ns}
+                messages.append(_bare(one, changes) if number % 64 else one)
+        (found,) = late_ones(state_of([hello(0), hello(1), layout(), *messages]).diagnosis.incidents())
+        assert found.cost_ns == pytest.approx(sum(map(bool, late)) * 30 * MS, rel=0.1)
+
 
 def _bare(one, changes):
     bare = unwatched(one.rank, one.step)
     for name, value in changes.items():
         setattr(bare, name, value)
     return bare
+
+
+def test_the_layer_is_where_the_backward_loses_most():
+    """Whatever the forward and other layers add to the lateness."""
+    shape = Shape(world=2, steps=40)
+    wrong, late = Disturbance(shape), zeros(shape)
+    late[:, 1] = MS
+    wrong.forward += 30 * late
+    wrong.backward += [(position, 4 * late) for position in (4, 8, 12, 16)] + [(20, 40 * late)]
+    fleet, engine = Fleet(shape, wrong), Diagnosis()
+    for played in fleet.play():
+        engine.add_step(fleet.across(played))
+    (found,) = late_ones(engine.incidents())
+    assert (found.phase, found.param) == ("backward", PARAMS - 1 - 20)
 
 
 class TestPauses:

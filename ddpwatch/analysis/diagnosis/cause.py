@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.change import CHANGE_STEPS
 from ddpwatch.analysis.step import BACKWARD_GATHER, BucketKey
+from ddpwatch.messages import Step
 
 COMPARED_PHASES = ("data", "between", "forward", "backward", "optimizer")
 MANY_RANKS = 16  # among so many, one more or less does not change a median
 REFERENCE_RANKS = 4  # whose gradients are compared with the late rank's
-KEEP_HOOKED = 8  # newest late steps with hook fires
+KEEP_HOOKED = 16  # newest late steps with hook fires
 
 
 class StepFacts:
@@ -106,14 +107,35 @@ class Cause:
         bucket, count = next(iter(self._buckets.most_common(1)), (None, 0))
         return bucket if count else None
 
-    def param(self, late_ns: float) -> int | None:
-        """The first parameter, in firing order, whose gradient comes late by at least half of that."""
+    def param(self, excess_ns: float) -> int | None:
+        """The parameter, in firing order, from which on gradients come late.
+
+        It is the one at which they lose most, if that is at least half of how much longer the backward takes; else the
+        first one that comes late by half of that.
+        """
         if not self._hooked:
             return None
-        for param in self._hooked[-1][1]:
-            if 2 * median(delays[param] for _, delays in self._hooked if param in delays) >= late_ns:
-                return param
-        return None
+        delays = [delays for _, delays in self._hooked]
+        lost = {param: median(own) for param, own in _gathered(map(_growth, delays)).items()}
+        worst = max(lost, key=lost.__getitem__, default=None)
+        if worst is not None and 2 * lost[worst] >= excess_ns:
+            return worst
+        late = {param: median(own) for param, own in _gathered(delays).items()}
+        return next((param for param in delays[-1] if 2 * late[param] >= excess_ns), None)
+
+
+def _growth(delays: Mapping[int, int]) -> dict[int, int]:
+    """By how much each gradient is later than the one before it."""
+    return {param: at - before for (param, at), before in zip(delays.items(), (0, *delays.values()), strict=False)}
+
+
+def _gathered(rows: Iterable[Mapping[int, int]]) -> dict[int, list[int]]:
+    """The values of each parameter, over all rows."""
+    found: dict[int, list[int]] = {}
+    for row in rows:
+        for param, value in row.items():
+            found.setdefault(param, []).append(value)
+    return found
 
 
 def _first_late_bucket(across: StepAcrossRanks, rank: int, late_ns: int) -> int | None:
@@ -139,17 +161,23 @@ def _computed(keys: Sequence[BucketKey], position: int) -> int:
 
 
 def _delays(across: StepAcrossRanks, rank: int, peers: Sequence[int]) -> dict[int, int]:
-    """How much later than on its peers each gradient came, in firing order (ns); empty if hooks were not seen."""
+    """How much longer than on its peers each gradient took, in firing order (ns); empty if hooks were not seen."""
     own = across.ranks[rank]
-    others = [(across.start_of(peer), across.ranks[peer]) for peer in peers if peer != rank][:REFERENCE_RANKS]
+    others = [across.ranks[peer] for peer in peers if peer != rank][:REFERENCE_RANKS]
     if not own.hook_param or not others:
         return {}
-    fires: list[Mapping[int, int]] = [
-        {param: start + at for param, at in zip(step.hook_param, step.hook_ns, strict=True)} for start, step in others
-    ]
+    fires = [_fires(step) for step in others]
     delays: dict[int, int] = {}
-    for param, at in zip(own.hook_param, own.hook_ns, strict=True):
+    for param, at in _fires(own).items():
         seen = [fired[param] for fired in fires if param in fired]
         if seen:
-            delays[param] = across.start_of(rank) + at - int(median(seen))
+            delays[param] = at - int(median(seen))
     return delays
+
+
+def _fires(step: Step) -> dict[int, int]:
+    """When each gradient came, since the start of the backward (ns)."""
+    fires = dict(zip(step.hook_param, step.hook_ns, strict=True))
+    first = min(fires.values(), default=0)
+    start = max((span.start for span in step.spans if span.phase == "backward" and span.start <= first), default=0)
+    return {param: at - start for param, at in fires.items()}

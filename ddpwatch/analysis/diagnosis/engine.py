@@ -20,6 +20,7 @@ from ddpwatch.analysis.diagnosis.incident import Account, Incident, LostTime
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.liveness import Liveness
+from ddpwatch.analysis.diagnosis.noise import KEEP_STEPS
 from ddpwatch.analysis.diagnosis.pauses import Pauses, joined
 from ddpwatch.analysis.diagnosis.sentences import LayerNames, late_rank_sentence
 from ddpwatch.analysis.diagnosis.slow_host import Host, by_host
@@ -30,7 +31,8 @@ from ddpwatch.analysis.intervals import total_within
 from ddpwatch.analysis.step import BucketKey
 from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Node, RankSample, Stack, Status, Step
 
-KEEP_SPLITS = 1024  # newest steps whose waits may still turn out to be one rank's doing
+KEEP_JUDGED = KEEP_STEPS  # newest watched steps: their waits, and those since, may turn out to be one rank's doing
+MOST_SPLITS = 16_384  # with the unwatched steps between them
 WATCHED_PHASES = ("data", "between", "forward", "backward")
 LATENESS = ""  # instead of a phase: how much later a rank launches the last bucket
 KEEP_FACTS = 16  # newest watched steps that may still show why
@@ -62,7 +64,8 @@ class Diagnosis:
         self._pauses = Pauses(self._devices)
         self._hosts: dict[int, Host] = {}
         self._causes: dict[tuple[int, int], tuple[int, Cause | None]] = {}
-        self._splits: deque[StepSplit] = deque(maxlen=KEEP_SPLITS)
+        self._splits: deque[StepSplit] = deque(maxlen=MOST_SPLITS)
+        self._judged: deque[int] = deque(maxlen=KEEP_JUDGED)  # the newest watched steps
         self._recent: deque[StepFacts] = deque(maxlen=KEEP_FACTS)
         self._looked: _Look | None = None  # at what is known so far
 
@@ -106,7 +109,7 @@ class Diagnosis:
         """Takes the next step, as complete as it will be."""
         self._looked = None
         split = self._ledger.add(across)
-        self._splits.append(split)
+        self._keep_split(split, across.counted)
         facts = StepFacts(across, split)
         started: list[tuple[_Watch, LateRank]] = []
         if across.counted:
@@ -125,6 +128,14 @@ class Diagnosis:
         self._pauses.add(facts, self._late.values())
         self._whole.add(facts)
         self._unsound.step(across)
+
+    def _keep_split(self, split: StepSplit, judged: bool) -> None:
+        """Keeps what any streak that is found from now on may cost."""
+        if judged:
+            self._judged.append(split.step)
+            while self._splits and self._splits[0].step < self._judged[0]:
+                self._splits.popleft()
+        self._splits.append(split)
 
     def _watch(self, facts: StepFacts) -> Iterable[tuple[_Watch, LateRank]]:
         """Compares the ranks of each group; yields who turns out to be late."""
@@ -214,7 +225,7 @@ class Diagnosis:
             message="",
             ranks=(streak.rank,),
             phase=phase,
-            param=cause.param(streak.late_ns) if phase == "backward" else None,
+            param=cause.param(excess) if phase == "backward" else None,
             bucket=cause.bucket,
             device="" if device is None else device.text,
             since_step=streak.since,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
-from ddpwatch.analysis.diagnosis.wording import how_ended, in_ms
+from ddpwatch.analysis.diagnosis.wording import how_ended, in_ms, ranks_named
 from ddpwatch.analysis.window import Summary
 from ddpwatch.messages import Bye
 
@@ -101,13 +101,23 @@ def _healthy(summary: Summary, incidents: Sequence[Incident], ranks: int, comple
 
 
 def _past(incidents: Sequence[Incident]) -> str:
-    """Mentions what is over."""
+    """Names the costliest of what is over, and of ranks first."""
     over = [incident for incident in incidents if not incident.open and incident.severity != "info"]
     over = [incident for incident in over if (incident.share or 0.0) >= WORTH_SAYING]
     if not over:
         return ""
     cost = sum(incident.share or 0.0 for incident in over)
-    return f"; earlier: {len(over)} incident{'s' if len(over) > 1 else ''}, {_percent(cost)} of the run"
+    costliest = max(over, key=lambda incident: (bool(incident.ranks), incident.share or 0.0))
+    more = f" and {len(over) - 1} more" if len(over) > 1 else ""
+    return f"; earlier: {_named(costliest)}{more}, {_percent(cost)} of the run"
+
+
+def _named(incident: Incident) -> str:
+    """What an incident was, whose, and when, as short as can be."""
+    whose = f" of {ranks_named(incident.ranks)}" if incident.ranks else ""
+    since, until = incident.since_step, incident.until_step
+    when = "" if since is None else f" at step {since}" if until in (None, since) else f" in steps {since}–{until}"
+    return f"{incident.kind.replace('_', ' ')}{whose}{when}"
 
 
 def _prefixed(found: Verdict, steps: int, end: Bye | None) -> Verdict:

@@ -2,12 +2,16 @@
 
     stuck.py FOLDER [RECORDING]
 
-At step `HANGS`, rank 1 stays in its forward until there is a file ``go`` in the folder. Then they train until there is
-one named ``mismatch``: at that, rank 1 calls another collective than the others, and nobody comes back from it. If that
-file is there from the start, they train as many steps as there were before the hang, and end.
+They start once there is a file ``watched`` in the folder. At step `HANGS`, rank 1 stays in its forward until there is
+one named ``go``. Then they train until there is one named ``mismatch``: at that, rank 1 calls another collective than
+the others, and nobody comes back from it. If that file is there from the start, they train as many steps as there were
+before the hang, and end.
 
-Before the hang, a thread takes stacks without a pause. The parameters are then left in the folder as a hash.
+Before the hang, a thread takes stacks without a pause, and training waits once until there are some. The parameters are
+then left in the folder as a hash.
 """
+
+from __future__ import annotations
 
 import hashlib
 import sys
@@ -23,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ddpwatch
 from ddpwatch.probe.stacks import dump
 
-HANGS = 20
+HANGS, STACKS_AT, ENOUGH_STACKS = 20, 10, 12
 FOLDER = Path(sys.argv[1])
 
 
@@ -37,9 +41,12 @@ class Layer(nn.Linear):
     """A layer that takes its time, and in one step of one rank for ever."""
 
     step = 0
+    stacks: int | None = None  # taken in `train` so far; None if nobody takes any
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(0.002)
+        while Layer.step == STACKS_AT and Layer.stacks is not None and Layer.stacks < ENOUGH_STACKS:
+            time.sleep(0.001)
         if Layer.step == HANGS and dist.get_rank() == 1:
             held_up()
         return super().forward(x)
@@ -47,11 +54,11 @@ class Layer(nn.Linear):
 
 def take_stacks(over: threading.Event) -> None:
     """What happens once in a hang, over and over."""
-    me, count = threading.main_thread().ident or 0, 0
+    me = threading.main_thread().ident or 0
     while not over.is_set():
         text, _ = dump(me)
-        count += "in train" in text
-    (FOLDER / f"stacks{dist.get_rank()}").write_text(str(count))
+        Layer.stacks += "in train" in text
+    (FOLDER / f"stacks{dist.get_rank()}").write_text(str(Layer.stacks))
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -78,7 +85,10 @@ def main() -> None:
     ddpwatch.watch(model, record=sys.argv[2] if sys.argv[2:] else None)
     control, over = is_wanted("mismatch"), threading.Event()
     pest = threading.Thread(target=take_stacks, args=[over])
+    while not control and not is_wanted("watched"):
+        time.sleep(0.01)
     if not control:
+        Layer.stacks = 0
         pest.start()
     train(model, optimizer, HANGS)
     over.set()
