@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NoReturn
 
 import pytest
@@ -286,13 +287,41 @@ def test_an_agent_that_loses_its_connection_sends_what_is_missing_once(
     pair.until(lambda: agent.is_done and pair.beats())
     send(agent, beat(1))
     agent.turn()  # on its way, and never acknowledged on this connection
-    monkeypatch.setattr(uplink_module, "ANSWER_S", -10.0)
+    monkeypatch.setattr(uplink_module, "SILENT_S", -10.0)
     agent.turn()
     monkeypatch.undo()
     assert not agent._is_welcome
     pair.until(lambda: len(pair.beats()) == 2 and agent.is_done)
     assert pair.beats() == [(2, 0), (2, 1)]
     assert root.nodes.refused["unknown key"] == 0
+
+
+def test_what_is_passed_on_has_been_acknowledged(pair: Pair) -> None:
+    """A root that is killed in between leaves a gap, and a step that was passed on does not come again."""
+    root, agent = pair.start(), pair.agent()
+    pair.until(lambda: agent.welcome is not None)
+    send(agent, beat(0))
+    frames: list[tuple[Node, bytes]] = []
+    while not frames:
+        agent.turn()
+        frames += islice(root.receive(), 1)
+    pair.root = None  # it gets no further
+    pair.until(lambda: not agent._queue)
+    pair.root = root
+
+
+def test_a_handshake_is_not_given_up_before_its_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it takes long, on a busy machine, the next one would take as long."""
+    root, agent = pair.start(), pair.agent()
+    first, now = agent._socket, time.monotonic()
+    at_most_s = first.getsockopt(zmq.HANDSHAKE_IVL) / 1000
+    assert at_most_s == root._agents.getsockopt(zmq.HANDSHAKE_IVL) / 1000
+    monkeypatch.setattr(time, "monotonic", lambda: now + at_most_s)
+    agent.turn()
+    assert agent._socket is first
+    monkeypatch.setattr(time, "monotonic", lambda: now + 2 * at_most_s)
+    agent.turn()
+    assert agent._socket is not first
 
 
 def test_an_agent_without_a_root_says_so_once_it_is_certain(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
