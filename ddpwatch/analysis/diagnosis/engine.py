@@ -105,6 +105,8 @@ class Diagnosis:
     def add_step(self, across: StepAcrossRanks) -> None:
         """Takes the next step, as complete as it will be."""
         self._looked = None
+        if across.comparable:
+            self._devices.clocks(across.shifts)
         split = self._ledger.add(across)
         self._splits.append(split)
         facts = StepFacts(across, split)
