@@ -32,10 +32,11 @@ import sys
 from collections.abc import Callable
 
 from benchmarks import hosts_faults, hosts_truth
-from benchmarks.hosts_network import START_S, Interrupted, cannot, network
+from benchmarks.hosts_network import START_S, TOOLS, Interrupted, network
 from benchmarks.hosts_security import security
 from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.report.format import table
+from tests.support.hosts import why_not
 
 COST_HOSTS = 2
 ROUND_S = 60.0  # more than a round takes
@@ -114,7 +115,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=64, help="of the cost (default: %(default)s)")
     parser.add_argument("--block", type=int, default=32, help="steps in a block of the cost (default: %(default)s)")
     options = parser.parse_args()
-    if why := cannot():
+    if why := why_not(*TOOLS):
         sys.exit(f"benchmarks/hosts.py {why}")
     with Rounds() as rounds:
         for part in options.part or PARTS:

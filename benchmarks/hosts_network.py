@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,11 +20,12 @@ import psutil
 from benchmarks.rounds import Rounds
 from ddpwatch import rundir
 from tests.support.fork_server import ROOT
-from tests.support.hosts import LINKS, Host, why_not
+from tests.support.hosts import LINKS, Host
 from tests.support.jobs import family, kill
 
 SKEWS_S = (0, 5000, -300, 0)  # by host
 SHAPE = ("tbf", "rate", "100mbit", "burst", "256kbit", "latency", "50ms")
+TOOLS = ("tc", "ss", "bridge")  # beside those of the tests
 PORT = "29533"
 START_S = 180.0
 END_S = 60.0
@@ -39,14 +39,6 @@ class NeverError(RuntimeError):
 
 class Interrupted(Exception):  # noqa: N818 - not an error
     """A signal has come."""
-
-
-def cannot() -> str:
-    """Why there can be no such hosts here; empty if there can."""
-    if os.geteuid() != 0:
-        return "needs root, for namespaces"
-    missing = [tool for tool in ("ip", "tc", "ss", "bridge", "nsenter") if shutil.which(tool) is None]
-    return f"needs {', '.join(missing)}" if missing else why_not()
 
 
 class Network:

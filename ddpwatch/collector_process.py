@@ -188,7 +188,7 @@ class CollectorProcess:
         if isinstance(report, Ready):
             self._is_ready = True
         elif isinstance(report, Unreachable):
-            _log.warning("ddpwatch cannot reach rank 0's collector at %s: %s", report.endpoint, LOCAL_ONLY)
+            _log.warning("ddpwatch cannot reach rank 0's collector at %.100r: %s", report.endpoint, LOCAL_ONLY)
         elif isinstance(report, Listening):
             self.listening = report
             before = self._standing.get((Listen, ""))

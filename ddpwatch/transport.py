@@ -35,6 +35,7 @@ COLLECTOR_QUEUE: Final = 1000  # frames per connection; when the collector does 
 RANK_LINGER_MS: Final = 500  # for which an ending rank waits for a collector that is still starting, or dead
 VIEWER_QUEUE: Final = 100_000
 NODE_QUEUE: Final = 1000  # messages per connection between the root and an agent
+HANDSHAKE_S: Final = 5.0  # between the two, at most: on a busy machine it takes seconds
 # The collector counts and refuses frames above MAX_FRAME_BYTES; above this limit ZeroMQ drops the connection before it
 # allocates anything.
 TRANSPORT_LIMIT: Final = 16 * MAX_FRAME_BYTES
@@ -160,7 +161,8 @@ def collector_publish(context: Context, endpoint: str) -> Socket:
 def root_router(context: Context, keys: KeyPair, domain: bytes) -> Socket:
     """The root's socket for agents of other hosts, still to be bound. Takes only CURVE, and asks ZAP about each key."""
     socket = _socket(context, zmq.ROUTER, RCVHWM=NODE_QUEUE, SNDHWM=NODE_QUEUE, LINGER=0, MAXMSGSIZE=TRANSPORT_LIMIT)
-    options = {"HANDSHAKE_IVL": 5000, "HEARTBEAT_IVL": 2000, "HEARTBEAT_TIMEOUT": 10_000, "BACKLOG": 1024}
+    options = {"HEARTBEAT_IVL": 2000, "HEARTBEAT_TIMEOUT": 10_000, "BACKLOG": 1024}
+    options |= {"HANDSHAKE_IVL": int(1000 * HANDSHAKE_S)}
     for name, value in options.items():
         socket.setsockopt(getattr(zmq, name), value)
     socket.setsockopt(zmq.ZAP_DOMAIN, domain)
@@ -178,7 +180,7 @@ def agent_dealer(context: Context, endpoint: str, root_key: str, keys: KeyPair) 
     """
     socket = _socket(context, zmq.DEALER, RCVHWM=NODE_QUEUE, SNDHWM=NODE_QUEUE, LINGER=0, MAXMSGSIZE=1 << 16)
     options = {"IPV6": "[" in endpoint, "RECONNECT_IVL": 200, "RECONNECT_IVL_MAX": 1000}
-    options |= {"CONNECT_TIMEOUT": 2000, "HANDSHAKE_IVL": 2000}
+    options |= {"CONNECT_TIMEOUT": 2000, "HANDSHAKE_IVL": int(1000 * HANDSHAKE_S)}
     for name, value in options.items():
         socket.setsockopt(getattr(zmq, name), value)
     try:

@@ -61,7 +61,6 @@ class Root:
         self._run_id = run_id
         self._ask = ask
         self._clock = clock.boot_id(), clock.time_namespace()
-        self._acks: set[str] = set()
         self._asked = context.socket(zmq.REP)
         self._asked.linger = 0  # a reply that nobody takes any more must not hold up the end
         self._asked.bind("inproc://zeromq.zap.01")
@@ -99,11 +98,6 @@ class Root:
             except zmq.Again:
                 break
             yield from self._received(bytes(connection.buffer), parts)
-        for name in self._acks:
-            node = self.nodes.get(name)
-            if node is not None:
-                self._send(node.connection, Ack(node.seq))
-        self._acks.clear()
 
     def lease(self, term: tuple[int, int] | None) -> None:
         """Sends the lease's term to all nodes."""
@@ -194,10 +188,12 @@ class Root:
                 yield from ((node, frame) for frame in self._frames(node, message))
 
     def _frames(self, node: Node, message: Batch | Introduction) -> list[bytes]:
+        """A message's frames. They are acknowledged before they are passed on: if this root dies, none comes again."""
         if isinstance(message, Introduction):
             return message.frames
-        self._acks.add(node.name)
-        return self.nodes.accept(node, message)
+        frames = self.nodes.accept(node, message)
+        self._send(node.connection, Ack(node.seq))
+        return frames
 
     def _welcome(self, node: Node, connection: bytes, message: Open) -> None:
         if self.nodes.open(node, connection, message):

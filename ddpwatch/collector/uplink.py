@@ -35,11 +35,13 @@ from ddpwatch.collector.wire import (
 )  # fmt: skip
 from ddpwatch.control import Connect
 from ddpwatch.messages import Bye, ClockExchange, Group, Hello, Layout, Message, Step, encode
+from ddpwatch.transport import HANDSHAKE_S
 
 QUEUE_BYTES = 16 << 20  # half a minute of a busy host, and more
 BATCH_BYTES = 1 << 20
 WINDOW = 64  # batches on their way: a root that is slow gets no more
-ANSWER_S = 2.0  # without an answer, another connection is opened
+SILENT_S = 4.0  # without anything, a connection that worked is replaced: the root answers every 2 s at least
+ANSWER_S = HANDSHAKE_S + 1.0  # without an answer, one that has not worked yet: ZeroMQ itself tries again until then
 UNREACHABLE_S = 10.0
 PINGS = 8
 PING_S = 2.0  # from one round of pings to the next
@@ -231,7 +233,7 @@ class Uplink:
         leases = [lease for lease in map(self._heard, self._received()) if lease is not None]
         now = time.monotonic()
         self._add(self._packer.flush(time.monotonic_ns()))
-        if now - self._heard_s > ANSWER_S + PING_S * self._is_welcome:
+        if now - self._heard_s > (SILENT_S if self._is_welcome else ANSWER_S):
             self._reopen()
         if self._is_welcome:
             if self._pings.is_due(now):

@@ -19,7 +19,7 @@ from ddpwatch.collector_process import LOCAL_ONLY, CollectorProcess
 from ddpwatch.control import Connect, NodeName
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.keys import Seal, new_key_pair
-from ddpwatch.probe.mailbox import Question
+from ddpwatch.probe.mailbox import Question, understood
 
 JOIN_TIMEOUT_S = 20.0
 _log = logging.getLogger("ddpwatch")
@@ -125,7 +125,7 @@ class Guest:
     def _connect(self, join: Question) -> None:
         answer = join.answer()
         if answer is not None:
-            root = msgspec.json.decode(answer, type=RootAddress)
+            root = understood(answer, RootAddress)
         elif time.monotonic() > self._deadline_s:
             root = RootAddress("", error=f"rank 0 has not answered within {JOIN_TIMEOUT_S:.0f} s")
         else:

@@ -13,15 +13,16 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.keys import Seal
+from ddpwatch.keys import SECRET_FILE, Seal
 
 ASK_AGAIN_S = 5.0  # a question may get lost: its rank counted it, and rank 0 looked before it was there
 MOST_LOOKS = 4096  # at a time: anybody who reaches the store may have set the counter
+Kind = TypeVar("Kind")
 _log = logging.getLogger("ddpwatch")
 
 
@@ -30,6 +31,19 @@ class Letter(msgspec.Struct):
 
     nonce: str
     text: str
+
+
+def understood(answer: str, kind: type[Kind]) -> Kind:
+    """What rank 0 has answered.
+
+    Raises:
+        DdpwatchError: It is something else.
+    """
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except msgspec.DecodeError as error:
+        hint = f"somebody else writes to the store: {SECRET_FILE} keeps them out"
+        raise DdpwatchError("the job's store holds something else than rank 0's answer", hint) from error
 
 
 class Question:

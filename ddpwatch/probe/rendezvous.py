@@ -22,7 +22,7 @@ from ddpwatch.keys import Seal, seal_of
 from ddpwatch.probe.desk import Asking, Desk
 from ddpwatch.probe.guest import CollectorAddress, Guest, JobUnwatchedError, is_first_here
 from ddpwatch.probe.identity import attempt
-from ddpwatch.probe.mailbox import Question
+from ddpwatch.probe.mailbox import Question, understood
 from ddpwatch.recording.names import reserve
 
 FIND_TIMEOUT_S = 60.0
@@ -168,7 +168,7 @@ class Rendezvous:
             if time.monotonic() > self._deadline_s:
                 raise DdpwatchError(f"rank 0 has not called watch() within {FIND_TIMEOUT_S:.0f} s")
             return None
-        address = msgspec.json.decode(answer, type=CollectorAddress)
+        address = understood(answer, CollectorAddress)
         if not address.endpoint:
             raise JobUnwatchedError("rank 0 cannot watch the job")
         self.run_id = rundir.check_run_id(address.run_id)

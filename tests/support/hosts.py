@@ -5,7 +5,9 @@ On ``eth0`` the job talks, on ``mon0`` ddpwatch, so that a test can cut the one 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,21 +30,14 @@ LINKS = {"eth0": "10.77.0", "mon0": "10.77.1"}
 _LISTEN = "0A"  # a state in /proc/net/tcp
 
 
-def why_not() -> str:
-    """Why hosts cannot be simulated here; empty where they can."""
-    probe = [
-        "unshare",
-        "--net",
-        "--mount",
-        "--uts",
-        "sh",
-        "-c",
-        "mount -t tmpfs tmpfs /mnt && ip link add name probe0 type veth",
-    ]
-    try:
-        done = subprocess.run(probe, capture_output=True, check=False)
-    except FileNotFoundError as error:
-        return f"needs {error.filename}"
+def why_not(*tools: str) -> str:
+    """Why hosts cannot be simulated here, with these tools; empty where they can."""
+    missing = [tool for tool in ("unshare", "nsenter", "ip", *tools) if shutil.which(tool) is None]
+    if missing:
+        return f"needs {', '.join(missing)}"
+    namespaces = ["unshare", "--net", "--mount", "--uts", "sh", "-c"]
+    probe = [*namespaces, "mount -t tmpfs tmpfs /mnt && ip link add name probe0 type veth"]
+    done = subprocess.run(probe, capture_output=True, check=False)
     return "needs the right to create namespaces and network links" if done.returncode else ""
 
 
@@ -126,9 +121,10 @@ def listeners(process: psutil.Process) -> list[str]:
     """The addresses at which a process listens, as the kernel writes them in hexadecimal digits."""
     sockets = set()
     for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
-        target = str(descriptor.readlink())
-        if target.startswith("socket:["):
-            sockets.add(target[len("socket:[") : -1])
+        with contextlib.suppress(FileNotFoundError):  # a file that it has closed since
+            target = str(descriptor.readlink())
+            if target.startswith("socket:["):
+                sockets.add(target[len("socket:[") : -1])
     tables = [Path(f"/proc/{process.pid}/net/{kind}").read_text() for kind in ("tcp", "tcp6")]
     lines = [line.split() for table in tables for line in table.splitlines()]
     return [line[1] for line in lines if line[3] == _LISTEN and line[9] in sockets]

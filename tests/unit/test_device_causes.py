@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
+from ddpwatch.analysis.clocks import Shift
 from ddpwatch.analysis.diagnosis.devices import MOST_SERIES, DeviceCauses
 from ddpwatch.analysis.diagnosis.series import FULL_ROWS, MEAN_ROWS, MOST_MEANS, Series
 from ddpwatch.messages import Device, Hello, RankSample
@@ -198,10 +199,10 @@ def test_hosts_on_other_clocks() -> None:
         causes.hello(hello(rank, name))
         for second in range(1, 31):
             causes.device(host(name, second + shift * rank, steal=steal))
-    offsets = {"b": -shift * SECOND}
-    assert causes.cause(0, 5 * SECOND, 25 * SECOND, offsets) is not None
-    assert causes.cause(1, 5 * SECOND, 25 * SECOND, offsets) is None
     assert causes.cause(0, 5 * SECOND, 25 * SECOND) is None  # nobody to compare with
+    causes.clocks({1: Shift(("b", ""), ("a", ""), -shift * SECOND, 0)})
+    assert causes.cause(0, 5 * SECOND, 25 * SECOND) is not None
+    assert causes.cause(1, 5 * SECOND, 25 * SECOND) is None
 
 
 def test_unknown_is_no_cause() -> None:

@@ -251,6 +251,38 @@ def test_an_answer_without_the_jobs_secret_is_not_taken(
         job.find(2)
 
 
+@pytest.mark.parametrize("lie", ["", "junk", "{}", '{"run_id": 7, "endpoint": "ipc://x"}', '["\\u001b[2J"]'])
+def test_what_is_no_answer_of_rank_0s_is_refused_in_one_line(job: Job, lie: str) -> None:
+    """A store that lies, about the collector and then about the root."""
+    job.add(2, "beta")
+    assert job.find(2) is None
+    question = job.ranks[2]._question
+    assert question is not None
+    job.store.set(f"ddpwatch/1/answer/{question._letter.nonce}", lie)
+    with pytest.raises(DdpwatchError, match="something else than rank 0's answer"):
+        job.find(2)
+
+
+@pytest.mark.parametrize("lie", ["junk", '{"endpoint": 1}'])
+def test_what_is_no_address_of_a_root_is_refused_and_costs_nobody_else(job: Job, lie: str) -> None:
+    for rank in (0, 1, 2, 3):
+        job.add(rank, "alpha" if rank < 2 else f"beta{rank}")
+    for rank in (2, 3, 0, 2):
+        job.find(rank)
+    guest_2 = job.ranks[2]._guest
+    assert guest_2 is not None
+    assert guest_2._join is not None
+    prefix = guest.join_prefix(guest_2._address.session)
+    job.store.set(f"{prefix}/answer/{guest_2._join._letter.nonce}", lie)
+    with pytest.raises(DdpwatchError, match="something else than rank 0's answer"):
+        job.find(2)
+    job.ranks.pop(2).leave()
+    for _ in range(4):
+        found = job.turn()
+    assert None not in found.values()
+    assert [order.endpoint for agent in FakeCollector.started for order in agent.of(Connect)] == [ENDPOINT]
+
+
 def test_with_the_same_secret_everywhere_all_is_as_without(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from ddpwatch.analysis.diagnosis.liveness import AGENT_SILENT_NS
 from ddpwatch.capture import capture
 from ddpwatch.collector.node_steps import NodeStepPacker
 from ddpwatch.live_source import Source
-from ddpwatch.messages import ClockExchange, Message, Node, NodeStep, Step, encode
+from ddpwatch.messages import ClockExchange, Message, Node, NodeStep, RankSample, Step, encode
 from ddpwatch.node_step import pack
 from ddpwatch.recording.follow import follow_frames
 from ddpwatch.recording.limits import Limits
@@ -107,6 +107,24 @@ def test_a_report_says_the_same(recorded: tuple[Recording, Recording]) -> None:
     assert late["ranks"] == [LATE]
     assert packed["run"]["hosts"] == ["host0", "host1", "host2"]
     assert all(row["clock_error_ms"] < 1 for row in packed["ranks"] if row["rank"] >= PER_HOST)
+
+
+def starved(number: int) -> Iterator[RankSample]:
+    """How long each rank waited for a core, said by its own host on its own clock."""
+    for rank in range(WORLD):
+        at_ns, wait_ns = START_NS + number * STEP_MS * MS + AHEAD[rank // PER_HOST], 60 * MS if rank == LATE else 0
+        yield RankSample(rank=rank, at_ns=at_ns, span_ns=STEP_MS * MS, run_ns=20 * MS, wait_ns=wait_ns)
+
+
+def test_what_a_machine_did_is_found_whatever_its_clock_says() -> None:
+    state = RunState()
+    for message, received_ns in run(False):
+        state.apply(message, received_ns)
+        if isinstance(message, Step) and message.rank == 0:
+            for sample in starved(message.step):
+                state.apply(sample, received_ns)
+    [late] = [incident for incident in state.diagnosis.incidents() if incident.kind == "straggler"]
+    assert (late.ranks, late.device[:11]) == ((LATE,), "CPU starved")
 
 
 def test_steps_and_ranks_are_found_in_packed_steps(recorded: tuple[Recording, Recording]) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NoReturn
 
 import pytest
@@ -15,12 +16,14 @@ import zmq
 from ddpwatch import transport
 from ddpwatch.collector import root as root_module
 from ddpwatch.collector import uplink as uplink_module
-from ddpwatch.collector.hosts import whole_run
+from ddpwatch.collector.attention import Attention
+from ddpwatch.collector.hosts import Hosts, whole_run
+from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.nodes import Node
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.uplink import BATCH_BYTES, WINDOW, ClockPings, Uplink, UpQueue
 from ddpwatch.collector.wire import Batch, Introduction, Lease, Open, Ping, Pong, Welcome, pack, unpack_down
-from ddpwatch.control import Admit, Connect, Listen, Listening
+from ddpwatch.control import Admit, Channel, Connect, Listen, Listening, Unreachable
 from ddpwatch.keys import KeyPair, new_key_pair
 from ddpwatch.messages import Beat, ClockExchange, Message, decode, encode
 from tests.support.frames import hello
@@ -192,19 +195,24 @@ class Pair:
         found = [decode(frame) for _, frame in self.received if frame not in INTRODUCTIONS]
         return [(message.rank, message.step) for message in found if isinstance(message, Beat)]
 
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self.uplinks:
+            each.close()
+        for dealer in self.dealers:
+            dealer.close(linger=0)
+        if self.root is not None:
+            self.stop()
+        self.context.destroy(linger=0)
+
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     monkeypatch.setenv("DDPWATCH_IFNAME", "lo")
-    made = Pair()
-    yield made
-    for each in made.uplinks:
-        each.close()
-    for dealer in made.dealers:
-        dealer.close(linger=0)
-    if made.root is not None:
-        made.stop()
-    made.context.destroy(linger=0)
+    with Pair() as made:
+        yield made
 
 
 def beat(step: int, rank: int = 2) -> Beat:
@@ -286,13 +294,41 @@ def test_an_agent_that_loses_its_connection_sends_what_is_missing_once(
     pair.until(lambda: agent.is_done and pair.beats())
     send(agent, beat(1))
     agent.turn()  # on its way, and never acknowledged on this connection
-    monkeypatch.setattr(uplink_module, "ANSWER_S", -10.0)
+    monkeypatch.setattr(uplink_module, "SILENT_S", -10.0)
     agent.turn()
     monkeypatch.undo()
     assert not agent._is_welcome
     pair.until(lambda: len(pair.beats()) == 2 and agent.is_done)
     assert pair.beats() == [(2, 0), (2, 1)]
     assert root.nodes.refused["unknown key"] == 0
+
+
+def test_what_is_passed_on_has_been_acknowledged(pair: Pair) -> None:
+    """A root that is killed in between leaves a gap, and a step that was passed on does not come again."""
+    root, agent = pair.start(), pair.agent()
+    pair.until(lambda: agent.welcome is not None)
+    send(agent, beat(0))
+    frames: list[tuple[Node, bytes]] = []
+    while not frames:
+        agent.turn()
+        frames += islice(root.receive(), 1)
+    pair.root = None  # it gets no further
+    pair.until(lambda: not agent._queue)
+    pair.root = root
+
+
+def test_a_handshake_is_not_given_up_before_its_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it takes long, on a busy machine, the next one would take as long."""
+    root, agent = pair.start(), pair.agent()
+    first, now = agent._socket, time.monotonic()
+    at_most_s = first.getsockopt(zmq.HANDSHAKE_IVL) / 1000
+    assert at_most_s == root._agents.getsockopt(zmq.HANDSHAKE_IVL) / 1000
+    monkeypatch.setattr(time, "monotonic", lambda: now + at_most_s)
+    agent.turn()
+    assert agent._socket is first
+    monkeypatch.setattr(time, "monotonic", lambda: now + 2 * at_most_s)
+    agent.turn()
+    assert agent._socket is not first
 
 
 def test_an_agent_without_a_root_says_so_once_it_is_certain(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +362,48 @@ def test_who_has_the_key_of_one_node_does_not_speak_as_another(pair: Pair) -> No
     found = root.nodes.get(OTHER)
     assert found is not None
     assert found.ranks == {4}  # rank 2 is another node's
+
+
+def test_an_agent_with_a_wrong_key_of_the_root_says_nothing_and_costs_nobody(pair: Pair) -> None:
+    """A store that lies: the handshake fails and is counted."""
+    others, wrong = new_key_pair(), new_key_pair()
+    pair.admitted = [Admit(NODE, pair.agent_keys.public, [2, 3]), Admit(OTHER, others.public, [4])]
+    root, honest = pair.start(), pair.agent()
+    lied_to = Uplink(pair.context, zmq.Poller(), Connect(pair.endpoint, wrong.public, others, OTHER), 0, list)
+    pair.uplinks.append(lied_to)
+    send(lied_to, beat(0, rank=4))
+    for step in range(20):
+        send(honest, beat(step))
+    pair.until(lambda: root.nodes.refused["bad handshake"] and len(pair.beats()) == 20 and honest.is_done)
+    assert pair.beats() == [(2, step) for step in range(20)]
+    assert lied_to.welcome is None
+    assert len(lied_to._queue) == 1
+
+
+def test_an_agent_with_a_wrong_address_of_the_root_says_nothing_there(pair: Pair) -> None:
+    """Whoever listens there has another key than the root."""
+    pair.start()
+    with Pair() as false:
+        false.admitted = [Admit(NODE, pair.agent_keys.public, [2, 3])]
+        root = false.start()
+        order = Connect(false.endpoint, pair.keys.public, pair.agent_keys, NODE)
+        false.uplinks.append(lied_to := Uplink(false.context, zmq.Poller(), order, 0, list))
+        send(lied_to, beat(0))
+        false.until(lambda: root.nodes.refused["bad handshake"])
+        assert (false.received, lied_to.welcome) == ([], None)
+
+
+@pytest.mark.parametrize(("endpoint", "key"), [("", "k" * 40), ("tcp://\x1b[2J:1", "k" * 40), ("tcp://[::1]:1", "k")])
+def test_what_is_no_address_or_key_leaves_an_agent_with_its_own_viewers(endpoint: str, key: str) -> None:
+    mine, its = socket.socketpair()
+    context, rank = transport.Context(), Channel(mine)
+    hosts = Hosts(context, zmq.Poller(), its.detach(), "run", True, 0, Hub(8), Attention("run", 8, {}))
+    rank.send(Connect(endpoint, key, new_key_pair(), NODE))
+    assert list(hosts.turn()) == []
+    assert rank.receive() == [Unreachable(endpoint)]
+    hosts.close()
+    rank.close()
+    context.destroy(linger=0)
 
 
 def test_replays_and_junk_are_refused_and_counted(pair: Pair) -> None:

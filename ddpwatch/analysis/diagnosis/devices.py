@@ -13,6 +13,7 @@ from itertools import islice
 from statistics import median, median_low
 from typing import Any, NamedTuple, TypeVar
 
+from ddpwatch.analysis.clock_error import Shifts
 from ddpwatch.analysis.diagnosis.device_signals import (
     CPU_PRESSURE,
     DENIED,
@@ -67,6 +68,7 @@ class DeviceCauses:
     _gpu_of: dict[int, tuple[str, str]] = field(default_factory=dict)
     _ecc_errors: dict[tuple[str, str], int] = field(default_factory=dict)
     _faulty: dict[str, str] = field(default_factory=dict)
+    _offsets: dict[str, int] = field(default_factory=dict)  # what puts a host's clock onto the time line
 
     def hello(self, hello: Hello) -> None:
         """Notes where a rank runs."""
@@ -74,6 +76,11 @@ class DeviceCauses:
         self._gpu_of.pop(hello.rank, None)
         if hello.device_uuid:
             _remember(self._gpu_of, hello.rank, (hello.host, hello.device_uuid))
+
+    def clocks(self, shifts: Shifts) -> None:
+        """Notes how the clocks of the ranks' hosts differ, by rank: samples are stamped with these."""
+        for rank, shift in shifts.items():
+            _remember(self._offsets, self._host_of.get(rank, ""), shift.offset)
 
     def device(self, device: Device) -> None:
         """Takes a sample of a GPU or host."""
@@ -91,9 +98,7 @@ class DeviceCauses:
         """Takes a sample of a rank's process."""
         self._ranks.add(sample.rank, self._host_of.get(sample.rank, ""), sample.at_ns, rank_columns(sample))
 
-    def cause(
-        self, rank: int | None, start_ns: int, end_ns: int, offsets: Mapping[str, int] | None = None
-    ) -> Cause | None:
+    def cause(self, rank: int | None, start_ns: int, end_ns: int) -> Cause | None:
         """What was wrong with a rank's core, GPU or host in that time; None if nothing was, as far as is known.
 
         Samples come once a second, each after the time that it describes: ask again if ``end_ns`` is less than two
@@ -101,11 +106,10 @@ class DeviceCauses:
 
         Args:
             rank: Who was late; None if all ranks were slow.
-            start_ns: From when on.
+            start_ns: From when on, on the time line.
             end_ns: Until when.
-            offsets: What to add to the times of a host to put them onto the clock of ``start_ns``, by host.
         """
-        window = _Window(start_ns, end_ns, offsets or {})
+        window = _Window(start_ns, end_ns, self._offsets)
         found = sorted(self._of_all(window) if rank is None else self._of(rank, window), key=lambda each: -each.weight)
         if not found:
             return None
@@ -119,7 +123,7 @@ class DeviceCauses:
         That is what samples say of the time around the step, without what they said before of so much usual time: of a
         rank, or of the rank that was denied most. Unlike a `cause`, it need not be worse than with peers or before.
         """
-        window = _Window(start_ns, end_ns, {})
+        window = _Window(start_ns, end_ns, self._offsets)
         ranks = _spread(list(self._ranks.past)) if rank is None else (rank,)
         hosts = _spread(list(self._hosts.past)) if rank is None else (self._host_of.get(rank, ""),)
         found = [denied for each in ranks for denied in self._ranks.denied(each, window, excess_ns)]
@@ -178,7 +182,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The time in question; ``offsets`` are what to add to a host's times to put them onto the same clock."""
+    """The time in question; ``offsets`` are what to add to a host's times to put them onto the time line."""
 
     start_ns: int
     end_ns: int

@@ -108,6 +108,8 @@ class Diagnosis:
     def add_step(self, across: StepAcrossRanks) -> None:
         """Takes the next step, as complete as it will be."""
         self._looked = None
+        if across.comparable:
+            self._devices.clocks(across.shifts)
         split = self._ledger.add(across)
         self._keep_split(split, across.counted)
         facts = StepFacts(across, split)

@@ -6,6 +6,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.state import StepAcrossRanks
@@ -170,7 +171,11 @@ def _scale(columns: Sequence[array[float]], metric: Metric) -> tuple[float, floa
     if not values:
         return 0.0, 0.0
     low = values[0] if metric.name == "step" else 0.0
-    return low, values[min(int(_HIGH_QUANTILE * len(values)), len(values) - 1)]
+    high = values[min(int(_HIGH_QUANTILE * len(values)), len(values) - 1)]
+    if len(columns[0]) * (1 - _HIGH_QUANTILE) > 1:  # one row that is always bad is beyond the quantile
+        rows = ([value for value in row if value == value] for row in zip(*columns, strict=True))
+        high = max(high, *(median(row) for row in rows if row))
+    return low, high
 
 
 def groups_of(ranks: Sequence[int], rows: int) -> list[Sequence[int]]:

@@ -1,0 +1,172 @@
+"""A real agent of 8 made-up ranks, and what it costs: the second table of `many_agents.py`."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from benchmarks.node_steps import BEATS_PER_S, NODES, PER_NODE, SAMPLED_STEPS, STEPS_PER_S, node_steps
+from benchmarks.synthetic import Fleet
+from ddpwatch import clock, rundir, transport
+from ddpwatch.collector_process import CollectorProcess
+from ddpwatch.control import Admit, Connect, Listen
+from ddpwatch.keys import new_key_pair
+from ddpwatch.live_source import LiveSource
+from ddpwatch.messages import Beat, Hello, Message, Node, NodeStep, Status, Step, encode
+
+RUN, NODE = "real-agent", "0a9e47"
+AGENT = f"{RUN}.{NODE}"  # as `ddpwatch.probe.guest` calls it
+SENDS_PER_S = BEATS_PER_S  # a rank sends what it has together with its heartbeat
+SETTLE_S, ARRIVE_S = 3.0, 3.0  # before the measurement, and after it
+PATIENCE_S = 60.0
+COLUMNS = ("agent core", "waits", "MB", "lost", "steps kB/s", "all kB/s", "128 agents MB/s")
+
+
+class Ranks:
+    """The ranks: each has a process, which sleeps, and a connection to the agent."""
+
+    def __init__(self, stack: ExitStack, endpoint: str) -> None:
+        context = transport.Context()
+        stack.callback(context.destroy, linger=0)
+        self._sockets = [transport.rank_push(context) for _ in range(PER_NODE)]
+        for socket in self._sockets:
+            socket.connect(endpoint)
+        self._processes = [subprocess.Popen(["sleep", "infinity"]) for _ in range(PER_NODE)]
+        stack.callback(self._end)
+        steps = islice(node_steps("settled"), SAMPLED_STEPS)
+        self._cycle = [
+            [msgspec.structs.replace(step, rank=step.rank + PER_NODE) for step in ranks] for _, ranks in steps
+        ]
+
+    def introduce(self) -> None:
+        """Sends hellos and layouts."""
+        for message in Fleet(2 * PER_NODE).introduction():
+            if isinstance(message, Hello) and message.rank >= PER_NODE:
+                pid = self._processes[message.rank - PER_NODE].pid
+                about = {"boot_id": clock.boot_id(), "time_ns": clock.time_namespace(), "pid_ns": clock.pid_namespace()}
+                message = msgspec.structs.replace(message, pid=pid, start_ticks=clock.start_ticks(pid), **about)
+            self._send(message)
+
+    def train(self, count: int) -> None:
+        """Sends so many steps, and heartbeats, all ranks at moments of their own; takes as long as the steps do."""
+        start_s = time.monotonic()
+        for turn in range(count * SENDS_PER_S // STEPS_PER_S + 1):
+            ended = [min(number * STEPS_PER_S // SENDS_PER_S, count) for number in (turn, turn + 1)]
+            for index in range(PER_NODE):
+                time.sleep(max(0.0, start_s + (turn + index / PER_NODE) / SENDS_PER_S - time.monotonic()))
+                for message in self._messages(index, range(*ended)):
+                    self._send(message)
+
+    def _messages(self, index: int, steps: range) -> Iterator[Message]:
+        now_ns = time.monotonic_ns()
+        for number in steps:
+            step = self._cycle[number % SAMPLED_STEPS][index]
+            yield msgspec.structs.replace(step, step=number, start_ns=now_ns - step.duration_ns)
+        at = steps[-1] if steps else 0
+        yield Beat(rank=PER_NODE + index, at_ns=now_ns, step=at, phase="forward", since_ns=now_ns, issued=25 * at)
+
+    def _send(self, message: Message) -> None:
+        rank = getattr(message, "rank", None)
+        if rank is not None and rank >= PER_NODE:
+            self._sockets[rank - PER_NODE].send(encode(message))
+
+    def _end(self) -> None:
+        for socket in self._sockets:
+            socket.close(linger=0)
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+class Viewer:
+    """Counts at the root what the agent sends up.
+
+    Attributes:
+        ranks: How many steps of ranks came within the measurement.
+        step_bytes: Of the node steps that held them.
+        bytes, refused, dropped: As the root said last: of all frames, of frames refused and dropped.
+    """
+
+    def __init__(self, source: LiveSource, steps: range) -> None:
+        self.ranks = self.step_bytes = self.bytes = self.refused = self.dropped = 0
+        self._source, self._steps = source, steps
+
+    def read(self, seconds: float) -> None:
+        """Takes what comes in that time."""
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            for message, envelope in self._source.read(left_s):
+                self._take(message, len(envelope.frame))
+
+    def _take(self, message: Message, nbytes: int) -> None:
+        if isinstance(message, (NodeStep, Step)) and message.step in self._steps:
+            self.ranks += len(message.ranks) if isinstance(message, NodeStep) else 1
+            self.step_bytes += nbytes
+        elif isinstance(message, Status):
+            self.bytes, self.refused = message.bytes, sum(message.refused.values())
+        elif isinstance(message, Node):
+            self.dropped = message.dropped
+
+
+def agent_row(seconds: int) -> list[str]:
+    """The table's cells."""
+    first, count = round(SETTLE_S * STEPS_PER_S), seconds * STEPS_PER_S
+    with ExitStack() as stack:
+        process = _agent(stack)
+        source = stack.enter_context(closing(LiveSource(rundir.endpoints(RUN)[1], as_sent=True)))
+        viewer, ranks = Viewer(source, range(first, first + count)), Ranks(stack, rundir.endpoints(AGENT)[0])
+        ranks.introduce()
+        thread = threading.Thread(target=ranks.train, args=(first + count,), daemon=True)
+        thread.start()
+        viewer.read(SETTLE_S)
+        before, nbytes, since_s = _cpu_s(process), viewer.bytes, time.monotonic()
+        viewer.read(seconds)
+        took_s, after, nbytes = time.monotonic() - since_s, _cpu_s(process), viewer.bytes - nbytes
+        peak_mb = _peak_mb(process)
+        thread.join()
+        viewer.read(ARRIVE_S)
+    lost = PER_NODE * count - viewer.ranks + viewer.dropped + viewer.refused
+    steps, everything = viewer.step_bytes / seconds / 1e3, nbytes / took_s / 1e3
+    shares = [f"{(b - a) / took_s:.1%}" for a, b in zip(before, after, strict=True)]
+    return [*shares, f"{peak_mb:.0f}", f"{lost}", f"{steps:.2f}", f"{everything:.2f}", f"{steps * NODES / 1e3:.2f}"]
+
+
+def _agent(stack: ExitStack) -> psutil.Process:
+    """An agent that is connected to a root."""
+    root_keys, keys = new_key_pair(), new_key_pair()
+    root, agent = (CollectorProcess(run, 2 * PER_NODE, None, node) for run, node in ((RUN, ""), (AGENT, NODE)))
+    for started in (root, agent):
+        stack.callback(started.leave)
+    root.order(Listen(root_keys))
+    root.order(Admit(NODE, keys.public, list(range(PER_NODE, 2 * PER_NODE))))
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (root.is_ready() and agent.is_ready() and root.listening):
+        if time.monotonic() > deadline_s:
+            raise SystemExit("the root and its agent do not start")
+        time.sleep(0.05)
+    agent.order(Connect(root.listening.endpoint, root_keys.public, keys, NODE))
+    processes = {info.run_id: psutil.Process(info.pid) for info in rundir.live_runs()}
+    for process in processes.values():
+        stack.callback(process.terminate)
+    return processes[AGENT]
+
+
+def _cpu_s(process: psutil.Process) -> tuple[float, float]:
+    """CPU time so far, and for how long the main thread has waited for a core."""
+    spent = process.cpu_times()
+    waited_ns = Path(f"/proc/{process.pid}/schedstat").read_text().split()[1]
+    return spent.user + spent.system, int(waited_ns) / 1e9
+
+
+def _peak_mb(process: psutil.Process) -> float:
+    """Its memory, at most."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024 / 1e6
