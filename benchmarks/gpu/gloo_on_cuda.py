@@ -104,4 +104,4 @@ def compared(name: str, expected: float, shown: float | None) -> Row:
 
 
 if __name__ == "__main__":
-    sys.exit(run("gloo_on_cuda", __doc__, on_gpu))
+    sys.exit(run("gloo_on_cuda", __doc__, on_gpu, "Gloo's copies and nvidia-smi's figures need a GPU"))
