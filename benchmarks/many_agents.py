@@ -132,7 +132,7 @@ class Agents:
         """Lets agents hear what has come, until then."""
         by_socket = {uplink._socket: uplink for uplink in self.uplinks}
         while (left_s := until_s - time.monotonic()) > 0:
-            for ready, _ in self._poller.poll(left_s * 1000):
+            for ready, _ in self._poller.poll(round(left_s * 1000)):
                 if ready in by_socket:
                     by_socket[ready].turn()
 

@@ -108,7 +108,7 @@ def node_steps(mixture: str, nodes: int = 1) -> Iterator[tuple[StepStatus, list[
 
 def packed(packer: NodeStepPacker, steps: list[Step]) -> NodeStep:
     """What the packer makes of a step of all its ranks."""
-    [message] = [message for step in steps for message in packer.take(step)]
+    [message] = [found for step in steps for found in packer.take(step) if isinstance(found, NodeStep)]
     return message
 
 

@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -57,11 +57,11 @@ import ddpwatch
 from benchmarks.paired import Estimate, hodges_lehmann, ratios
 from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch import rundir
-from ddpwatch.messages import Step
+from ddpwatch.messages import Step, StepStatus
 from ddpwatch.probe import session
 from ddpwatch.probe.fsdp import _COMMS, FsdpProbe
 from ddpwatch.probe.hooks import DdpProbe
-from ddpwatch.probe.recorder import StepRecord
+from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.sharded_comm import TimedComm
 from ddpwatch.report.format import table
 from ddpwatch.sampling.cost import CostMeter
@@ -86,7 +86,7 @@ while True:
 """
 
 Variant = Callable[[nn.Module], AbstractContextManager[None]]
-Note = tuple[int, str, int, int, int, int | None]  # step, status, start, end, own ns, CPU ns
+Note = tuple[int, StepStatus, int, int, int, int | None]  # step, status, start, end, own ns, CPU ns
 
 
 class Sample(NamedTuple):
@@ -123,8 +123,10 @@ def with_ddp(layers: list[nn.Module]) -> nn.Module:
 def with_fsdp2(layers: list[nn.Module]) -> nn.Module:
     """The layers in `GROUPS` parameter groups."""
     size = math.ceil(len(layers) / GROUPS)
-    blocks = [nn.Sequential(*layers[at : at + size]) for at in range(0, len(layers), size)]
-    return fully_shard(nn.Sequential(*[fully_shard(block) for block in blocks]))
+    model = nn.Sequential(*[nn.Sequential(*layers[at : at + size]) for at in range(0, len(layers), size)])
+    for module in (*model, model):
+        fully_shard(module)  # in place
+    return model
 
 
 STRATEGIES = {"ddp": with_ddp, "fsdp2": with_fsdp2}
@@ -136,7 +138,7 @@ class Job:
     def __init__(self, step_ms: float, strategy: str) -> None:
         torch.manual_seed(0)
         count, batch = SIZES[step_ms]
-        layers = [layer for _ in range(count) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+        layers: list[nn.Module] = [layer for _ in range(count) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
         self.model = STRATEGIES[strategy](layers)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.data = torch.randn(batch, WIDTH)
@@ -169,13 +171,14 @@ class Watched:
 
     def __init__(self, model: nn.Module) -> None:
         ddpwatch.watch(model)
+        assert session._session is not None
         self._recorder = session._session.recorder
         self.lease = self._recorder.lease
         self.notes: dict[str, list[Note]] = {WATCHED: [], ATTACHED: []}
         (probe,) = session._session._probes
         self._switch = FsdpSwitch(probe).turn if isinstance(probe, FsdpProbe) else partial(turn_ddp, probe, model)
         module_hooks = model._forward_pre_hooks, model._forward_hooks
-        registries = *module_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+        registries: tuple[Any, ...] = *module_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
         self._hooks = [(registry, dict(registry)) for registry in registries]
         self._detach()
 
@@ -220,7 +223,7 @@ class Watched:
 
 def turn_ddp(probe: DdpProbe, ddp: nn.Module, on: bool) -> None:
     """Gives the reducer the module's own group back; the hooks exchange it by themselves."""
-    if not on:
+    if not on and probe.reducer_group is not None and isinstance(ddp, DistributedDataParallel):
         probe.reducer_group.switch(ddp, False)
 
 
@@ -271,6 +274,7 @@ def viewer(wanted: bool) -> Iterator[None]:
     if not wanted or dist.get_rank():
         yield
         return
+    assert session._session is not None
     _, endpoint = rundir.endpoints(session._session.run_id)
     process = subprocess.Popen([sys.executable, "-c", VIEWER, endpoint], start_new_session=True)  # without our signals
     try:
@@ -307,14 +311,12 @@ def measure(job: Job, rounds: Rounds, count: int, steps: int, attached: bool) ->
         watched.note_steps()
         names = (WATCHED, ATTACHED) if attached else (WATCHED,)
         fewer = max(8, count // 8)
-        comparisons = [
-            take_turns(job, variants, planned, steps, rounds)
-            for variants, planned in (
-                ({name: watched.variant(name) for name in names}, count),
-                ({"a Python hook per parameter": python_hooks}, fewer),
-                ({PROFILED: profiled}, fewer),  # last, because profiling changes the process for good
-            )
-        ]
+        kinds: tuple[tuple[dict[str, Variant], int], ...] = (
+            ({name: watched.variant(name) for name in names}, count),
+            ({"a Python hook per parameter": python_hooks}, fewer),
+            ({PROFILED: profiled}, fewer),  # last, because profiling changes the process for good
+        )
+        comparisons = [take_turns(job, variants, planned, steps, rounds) for variants, planned in kinds]
     if dist.get_rank() == 0:
         show(comparisons, {name: watched.notes[name] for name in names}, steps)
 

@@ -43,7 +43,7 @@ from ddpwatch.analysis.intervals import Intervals, intersect, total, union
 from ddpwatch.analysis.step import figures
 from ddpwatch.messages import Step
 from ddpwatch.probe import session
-from ddpwatch.probe.recorder import StepRecord
+from ddpwatch.probe.record import StepRecord
 from ddpwatch.report.format import table
 
 STEPS, WARM_UP_STEPS = 40, 20
@@ -83,9 +83,15 @@ def under_both(
 
     for _ in range(WARM_UP_STEPS):
         step()
+    assert session._session is not None
     recorder = session._session.recorder
     emit = recorder._emit
-    recorder._emit = lambda record: (records.append(record), emit(record))
+
+    def noted(record: StepRecord) -> None:
+        records.append(record)
+        emit(record)
+
+    recorder._emit = noted
     with profile(activities=activities) as profiler:
         for _ in rounds.over(range(steps), "profiled steps"):
             step()
@@ -102,20 +108,22 @@ def with_ddp() -> nn.Module:
 
 def with_fsdp2() -> nn.Module:
     """The same layers, two to a parameter group."""
-    pairs = [[layer for _ in range(2) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())] for _ in range(LAYERS // 2)]
+    pairs: list[list[nn.Module]] = [
+        [layer for _ in range(2) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())] for _ in range(LAYERS // 2)
+    ]
     blocks = [nn.Sequential(*pair) for pair in pairs]
-    for block in blocks:
-        fully_shard(block)
-    for block, following in pairwise(blocks):
+    for block, following in pairwise([fully_shard(block) for block in blocks]):  # in place
         block.set_modules_to_forward_prefetch([following])
-    model = fully_shard(nn.Sequential(*blocks))
-    model._set_unshard_async_op(True)
+    model = nn.Sequential(*blocks)
+    fully_shard(model)._set_unshard_async_op(True)
     return model
 
 
 def train(model: nn.Module, records: list[StepRecord], rounds: Rounds, steps: int) -> Events:
     """The profiler's events of the reference job by name, in ns of the monotonic clock."""
     profiler = under_both(model, torch.randn(BATCH, WIDTH), [ProfilerActivity.CPU], records, rounds, steps)
+    assert profiler.profiler is not None
+    assert profiler.profiler.kineto_results is not None
     zero = profiler.profiler.kineto_results.trace_start_ns() - time.time_ns() + time.monotonic_ns()
     found: Events = defaultdict(list)
     training = next(event.thread for event in profiler.events() if event.name.startswith("Optimizer.step"))
@@ -203,7 +211,7 @@ def compare_sharded(step: Step, events: Events, differences: Differences) -> Non
 
 def copies_out(events: Events, start: int, end: int) -> list[int]:
     """When the copy-out of each all-gather starts, in the order in which these were launched."""
-    pairs = []
+    pairs: list[tuple[tuple[int, int], tuple[int, int]]] = []
     for name in [name for name in events if name.startswith("FSDP::all_gather (")]:
         copied = within(events[name.replace("all_gather", "all_gather_copy_out")], start, end)
         pairs += zip(within(events[name], start, end), copied, strict=True)

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Sized
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tqdm import tqdm
 
@@ -70,7 +70,7 @@ class Rounds:
             total = len(items)
         interval_s = REDRAW_S if sys.stderr.isatty() else LINE_S
         remaining = iter(items)
-        shown = {"desc": what, "unit": "round", "mininterval": interval_s, "miniters": 1}
+        shown: dict[str, Any] = {"desc": what, "unit": "round", "mininterval": interval_s, "miniters": 1}
         with tqdm(total=total, disable=self._rank > 0, **shown) as bar:
             while self.go_on():
                 try:

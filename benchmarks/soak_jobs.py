@@ -150,7 +150,7 @@ class Job:
         command: list[str | Path] = [BIN / "torchrun", "--standalone", "--nproc-per-node=2"]
         command += ["--max-restarts=1", self.script] if self.fate is RESTART else [self.script]
         if self.kind == "ddpwatch run":
-            record = ["--record", self.recording / "run.mcap"] if self.mode == "recording" else []
+            record: list[str | Path] = ["--record", self.recording / "run.mcap"] if self.mode == "recording" else []
             command = [BIN / "ddpwatch", "run", "--headless", *record, "--", *command]
         with log.open("wb") as output:
             return subprocess.Popen(

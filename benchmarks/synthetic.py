@@ -70,15 +70,17 @@ class Fleet:
         ready = [fires[(i + 1) * per - 1] for i in range(self.buckets)]
         wait = [latest - late if (i + 1) * per > self.params // 3 else 0 for i in range(self.buckets)]
         launch = [at + 40_000 for at in ready]
-        done = [at + extra + int((1.6 + noise()) * MS) for at, extra in zip(launch, wait, strict=True)]
-        end = max(backward, *done)
+        done: list[int | None] = [
+            at + extra + int((1.6 + noise()) * MS) for at, extra in zip(launch, wait, strict=True)
+        ]
+        end = max(backward, *filter(None, done))
         return Step(
             rank=rank, step=number, epoch=2, status="warmup" if number == 0 else "ok",
             start_ns=START_NS + number * (STEP_NS + latest) + int(noise() * 0.2 * MS), duration_ns=end + 9 * MS,
             spans=[Span("forward", 2 * MS, 30 * MS), Span("backward", 31 * MS, backward), Span("sync", backward, end),
                    Span("optimizer", end + MS // 2, end + 8 * MS)],
             hook_param=list(range(self.params))[::-1], hook_ns=fires, comm_module=[0] * self.buckets,
-            comm_label=list(range(self.buckets)), comm_bytes=[4 << 20] * self.buckets, comm_ready=ready,
+            comm_label=list(range(self.buckets)), comm_bytes=[4 << 20] * self.buckets, comm_ready=[*ready],
             comm_launch=launch, comm_done=done, own_ns=90_000,
         )  # fmt: skip
 

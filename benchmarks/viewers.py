@@ -64,7 +64,7 @@ def viewer(kind: str) -> Iterator[None]:
 def dashboard() -> Iterator[subprocess.Popen[bytes]]:
     """``ddpwatch`` in a pseudo-terminal, whose output is read and thrown away."""
     master, slave = pty.openpty()
-    command = [BIN / "ddpwatch"]
+    command: list[str | Path] = [BIN / "ddpwatch"]
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
     os.close(slave)
     threading.Thread(target=drain, args=(master,), daemon=True).start()
@@ -96,7 +96,7 @@ def window(source: LiveSource, count: int) -> float:
 @contextlib.contextmanager
 def job() -> Iterator[LiveSource]:
     """The demo's training without end; gives its frames."""
-    command = [BIN / "torchrun", "--standalone", "--nproc-per-node=2", ROOT / "demo" / "train.py"]
+    command: list[str | Path] = [BIN / "torchrun", "--standalone", "--nproc-per-node=2", ROOT / "demo" / "train.py"]
     with tempfile.TemporaryFile() as log:
         options = ["--watch", "--steps", "1000000"]
         process = subprocess.Popen([*command, *options], stdout=log, stderr=log, start_new_session=True)

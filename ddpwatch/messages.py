@@ -84,6 +84,7 @@ class Group(msgspec.Struct, tag="group", tag_field="type", kw_only=True):
 
     ``id`` is the same on all members, and in no two groups of a job: `DEFAULT_GROUP` for the group of all ranks,
     otherwise a hash of torch's name for the group and of its members. ``ranks`` are global ranks, in ascending order.
+    ``kind`` is "data parallel", and with FSDP2 "sharding" or "replication".
     """
 
     rank: Rank

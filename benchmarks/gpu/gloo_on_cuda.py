@@ -54,13 +54,11 @@ def on_gpu(device: str = "cuda") -> Rows:
 
 def verdict_after(file: Path, device: str, fault: str, kill_after_s: float | None) -> tuple[int | None, str]:
     """Trains with a fault, and judges the recording as of its end; which rank is named, and the sentence."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", TRAIN]
-    options = ["--device", device, "--steps", str(STEPS), "--inject", fault, "--record", file]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(TRAIN)]
+    options = ["--device", device, "--steps", str(STEPS), "--inject", fault, "--record", str(file)]
     first_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     environment = {**os.environ, "DDPWATCH_DIR": str(file.parent), "CUDA_VISIBLE_DEVICES": first_gpu}
-    job = subprocess.Popen(
-        [*command, *map(str, options)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    job = subprocess.Popen([*command, *options], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         job.wait(kill_after_s)
     except subprocess.TimeoutExpired:
@@ -104,4 +102,4 @@ def compared(name: str, expected: float, shown: float | None) -> Row:
 
 
 if __name__ == "__main__":
-    sys.exit(run("gloo_on_cuda", __doc__, on_gpu))
+    sys.exit(run("gloo_on_cuda", __doc__, on_gpu, "Gloo's copies and nvidia-smi's figures need a GPU"))

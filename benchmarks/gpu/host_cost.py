@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +33,7 @@ from benchmarks.gpu.simulated import SimulatedGpu
 from ddpwatch.probe.cuda import CudaClock
 
 BLOCKS, STEPS = 12, 30
-SMALL = {"layers": 25, "width": 64, "batch": 8}  # the host is slower than the GPU
+SMALL: dict[str, Any] = {"layers": 25, "width": 64, "batch": 8}  # the host is slower than the GPU
 
 
 def measure(job: Job, model: str) -> Rows:
@@ -95,7 +96,7 @@ def on_gpu() -> Rows:
 
 def graphed(model: nn.Module, data: torch.Tensor) -> nn.Module:
     """A model whose forward and backward are replayed."""
-    return torch.cuda.make_graphed_callables(model, (data.clone(),))  # type: ignore[no-any-return]
+    return torch.cuda.make_graphed_callables(model, (data.clone(),))  # type: ignore[return-value]
 
 
 def fp16_hook(job: Job) -> Callable[..., torch.futures.Future[torch.Tensor]]:

@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.probe.cuda import CudaClock
 from ddpwatch.probe.hooks import DdpProbe
-from ddpwatch.probe.recorder import StepRecord, StepRecorder
+from ddpwatch.probe.record import StepRecord
+from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.sampling.schedule import SamplingSchedule
 
 CALIBRATION_CYCLES = 50_000_000
@@ -63,7 +64,7 @@ class SleepingGroup(dist.ProcessGroup):
     """
 
     def __init__(self, device: torch.device, cycles: int) -> None:
-        super().__init__(0, 1)
+        super().__init__(0, 1)  # type: ignore[call-arg]
         self.device = device
         self.cycles = cycles
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -71,7 +72,7 @@ class SleepingGroup(dist.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Any:
         return SimpleNamespace(name=lambda: "nccl" if self.stream is not None else "made up")
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> dist.Work:
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> dist.Work:  # type: ignore[override]
         """Sleeps, and leaves the tensors as they are."""
         if self.stream is None:
             return self._done(tensors)
@@ -80,7 +81,7 @@ class SleepingGroup(dist.ProcessGroup):
             torch.cuda._sleep(self.cycles)
             return self._done(tensors)
 
-    def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> dist.Work:
+    def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> dist.Work:  # type: ignore[override]
         """There is nobody to send to."""
         return self._done(tensors)
 
@@ -178,7 +179,7 @@ class Job:
             if wait:
                 self.synchronise()
         self.synchronise()
-        if self.recorder.gpu is not None:
+        if isinstance(self.recorder.gpu, CudaClock):
             self.recorder.gpu.poll()
         assert not self.errors, self.errors
         return self.records[before + 1 :]

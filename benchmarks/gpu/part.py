@@ -28,7 +28,7 @@ def run(
     name: str,
     doc: str | None,
     on_gpu: Callable[[], Rows],
-    simulated: Callable[[], Rows] | None = None,
+    simulated: Callable[[], Rows] | str = "",
     argv: Sequence[str] | None = None,
 ) -> int:
     """Runs a part, and returns the exit code.
@@ -37,13 +37,15 @@ def run(
         name: Of the part, and of its file.
         doc: What ``--help`` says.
         on_gpu: Measures on a GPU; called only where there is one.
-        simulated: What can be said without.
+        simulated: What can be said without, or why nothing can.
         argv: The command line, if not this process's.
     """
     out = command_line(name, doc).parse_args(argv).out
-    made_up = simulated() if simulated is not None else []
+    made_up = [] if isinstance(simulated, str) else simulated()
     if made_up:
         show("on the simulated GPU", made_up)
+    elif simulated:
+        print(f"not simulated: {simulated}")
     ran = torch.cuda.is_available()
     rows = on_gpu() if ran else []
     if ran:

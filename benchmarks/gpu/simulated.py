@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from ddpwatch.probe.cuda import CudaClock
+from ddpwatch.probe.cuda import CudaClock, CudaEvent
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 
@@ -78,8 +78,9 @@ class SimulatedEvent:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return self.at <= self.gpu.host and not self.gpu.stuck
 
-    def elapsed_time(self, end_event: SimulatedEvent) -> float:
+    def elapsed_time(self, end_event: CudaEvent) -> float:
         """Milliseconds by the GPU's clock."""
+        assert isinstance(end_event, SimulatedEvent)
         return (self.gpu.gpu_ns(end_event.at) - self.gpu.gpu_ns(self.at)) / MS
 
 

@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,14 +37,15 @@ from benchmarks.rounds import Rounds
 from ddpwatch.analysis.intervals import Intervals, intersect, total, union
 from ddpwatch.analysis.step import figures
 from ddpwatch.probe import session
-from ddpwatch.probe.recorder import StepRecord
+from ddpwatch.probe.cuda import CudaClock
+from ddpwatch.probe.record import StepRecord
 
 NAME = "truth"
 WITHIN_POINTS = 2.0
 NCCL_KERNELS = ("nccl", "onerankreduce")
 
 
-def average(state, bucket):  # without annotations: DDP takes none in quotes
+def average(state, bucket):  # type: ignore[no-untyped-def]  # without annotations: DDP takes none in quotes
     """A comm hook for a world of one."""
     work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
@@ -88,10 +89,13 @@ def is_nccl(kernel: str) -> bool:
 
 def overlaps(records: list[StepRecord], profiled: Profiled) -> list[tuple[float, float]]:
     """The overlap of every step with communication, in percent: ddpwatch's and the profiler's."""
-    found = []
+    found, watched = [], session._session
+    assert watched is not None
+    clock = watched.recorder.gpu
+    assert isinstance(clock, CudaClock)
     for record, start, end in zip(records[1:-1], profiled.starts[1:], profiled.starts[2:], strict=False):
         while not record.settled():
-            session._session.recorder.gpu.poll()
+            clock.poll()
             time.sleep(0.01)
         overlap = figures(record.message(0, 0)).overlap
         inside = intersect(profiled.communication, [(start, end)])
@@ -131,7 +135,7 @@ def main() -> int:
         return 0
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    alone: dict[str, Any] = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(backend, **alone)
     records: list[StepRecord] = []
     with Rounds.of_job() as rounds:

@@ -201,6 +201,41 @@ async def test_every_view(recording, rows, truth):
         agree("what if", changes_on(screen_text(app), found["scenarios"]), whatif_truth(found), 13)
 
 
+async def test_timeline(recording, rows):
+    """At the cursor it shows what the tables have of that step, rank and bucket."""
+    opened = open_recording(recording)
+    newest = max(row.step for row in rows if row.status == "ok")
+    steps = {row.rank: row for row in rows if row.step == newest}
+    buckets = {(row.rank, row.bucket): row for row in opened.buckets() if row.step == newest}
+    truth = {f"{rank} backward": row.backward_ms for rank, row in steps.items()}
+    for (rank, index), row in buckets.items():
+        named = {"ready": row.ready_ms, "launch": row.launch_ms, "done": row.done_ms, "exposed": row.exposed_ms}
+        truth |= {f"{rank} {index} {name}": value for name, value in {**named, "waited": row.wait_ms}.items()}
+    clock, shown = Clock(), []
+    app = DashboardApp(ReplaySpec("run.mcap", Recording(recording), 1.0, clock), clock=clock, ticking=False)
+    async with app.run_test(size=(200, 60)) as pilot:
+        await until(pilot, lambda: app.session.state.frames)
+        await pilot.press("full_stop", "2")
+        await until(pilot, lambda: app.session.over and re.search(rf"^ step {newest} ", screen_text(app), re.MULTILINE))
+        for _ in range(WORLD):
+            await pilot.press(*["shift+left"] * 20)
+            for _ in range(20):
+                shown += at_cursor(screen_text(app))
+                await pilot.press("shift+right")
+            await pilot.press("j")
+    agree("timeline", sorted(set(shown)), truth, 6 * WORLD)
+
+
+def at_cursor(text):
+    """What the timeline says at its cursor of the backward and of the bucket in flight, by rank."""
+    rank = re.search(r"rank (\d) at ", text)[1]
+    found = [(f"{rank} backward", took) for took in re.findall(rf"backward [\d.–]+ ms \({NUMBER} ms\)", text)]
+    if line := re.search(r"^ bucket (\d) .*", text, re.MULTILINE):
+        names = ("ready", "launch", "done", "waited", "exposed")
+        found += [(f"{rank} {line[1]} {name}", re.search(rf"{name} {NUMBER}", line[0])[1]) for name in names]
+    return found
+
+
 def changes_on(text, scenarios):
     shown = searched(text, measured="measured +N ", steps="what if: N full steps")
     for row in scenarios:
@@ -325,8 +360,42 @@ def test_html(recording, tmp_path):
         assert key in report["ranks"][0] or key in report["buckets"][0]
 
 
-def without_percent(cells):
-    return [cell for cell in cells if cell != "%"]
+LABELS = {"steps": "", "communication": "comm"}
+
+
+def test_labels_of_the_html(recording, truth, tmp_path):
+    """Each label of its script has the figure of that name beside it."""
+    write_html(recording, tmp_path / "report.html", Selection())
+    page, report = (tmp_path / "report.html").read_text(), report_of(recording)
+    tiles = re.findall(r'\["([\w ]+)", (num|pct)\(r\.(\w+)\.(\w+)\)', page)
+    shown = [(LABELS.get(label, label), in_script(kind, report[part][key])) for label, kind, part, key in tiles]
+    agree("tiles", shown, truth, 6)
+    ranks = [(f"{row['rank']} {name}", cell) for row in report["ranks"] for name, cell in table_in(page, "ranks", row)]
+    agree("ranks of the page", ranks, truth, 5 * WORLD)
+    buckets = [
+        (f"bucket {row['index']} {name}", cell)
+        for row in report["buckets"]
+        for name, cell in table_in(page, "buckets", row)
+    ]
+    agree("buckets of the page", buckets, bucket_truth(report), 12)
+    phases = re.search(r'table\("phases", \["phase", "ms", "share"\], Object.entries\(r.(\w+)\)', page)[1]
+    agree("phases of the page", [(name, in_script("num", value)) for name, value in report[phases].items()], truth, 7)
+
+
+def table_in(page, table, row):
+    """The columns with a number of a table in the script, as (name, text)."""
+    code = re.search(rf'table\("{table}", \[(.*?)\],\s*r\.\w+\.map\(x => \[(.*?)\]\)\)', page, re.DOTALL)
+    header, cells = (re.sub(r"\.\.\.\(clocks.*?\[\]\),\s*", "", part) for part in code.groups())
+    names = re.findall(r'"([^"]*)"', header)
+    cells = re.split(r",\s*(?![^(\[{]*[)\]}])", cells)
+    assert len(names) == len(cells)
+    for name, cell in zip(names, cells, strict=True):
+        if found := re.fullmatch(r"(num|pct)\(x\.(\w+)(?:, (\d))?\)", cell):
+            yield re.sub(r" (ms|GB/s)$", "", name), in_script(found[1], row[found[2]], int(found[3] or 1))
+
+
+def in_script(kind, value, digits=1):
+    return f"{100 * value:.0f}" if kind == "pct" else f"{value:,.{digits}f}"
 
 
 def test_single_steps(recording, rows, tmp_path):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ddpwatch.analysis.across_ranks import METRICS, StepAcrossRanks
 from ddpwatch.analysis.buckets import BucketTable, bucket_steps
 from ddpwatch.analysis.step import comm_of
+from ddpwatch.export.tables import bucket_rows
 from ddpwatch.state import KEEP_DECODED, KEEP_RANK_STEPS, RunState
 from tests.support.frames import MS, hello, run, state_of, step, unwatched
 
@@ -126,6 +127,15 @@ class TestBuckets:
         assert (last.launch, last.wait, last.last_rank) == (44 * MS, 10 * MS, 1)  # 70 and 80, from 31 on
         assert (last.transfer, last.exposed) == (20 * MS, 10 * MS)
         assert last.busbw == pytest.approx((4 << 20) / 0.02)
+
+    @pytest.mark.parametrize("world", [2, 4, 8])
+    @pytest.mark.parametrize(("op", "times"), [("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1)])
+    def test_busbw_by_operation(self, op, times, world):
+        """As nccl-tests: times 2(n-1)/n for an all-reduce, (n-1)/n otherwise. 4 MiB travel for 20 ms."""
+        ranks = view_of([msgspec.structs.replace(step(rank), comm_op=[op, op]) for rank in range(world)])
+        (row,) = [row for (_, index, _), row in bucket_steps(ranks).items() if index == 1]
+        assert row.busbw == pytest.approx((4 << 20) / 0.02 * times * (world - 1) / world)
+        assert {found.busbw_gbps for found in bucket_rows(ranks) if found.bucket == 1} == {row.busbw / 1e9}
 
     def test_the_table_is_filled_a_few_steps_at_a_time(self, monkeypatch):
         monkeypatch.setattr("ddpwatch.analysis.buckets.WORK_PER_CALL", 10)

@@ -24,12 +24,14 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def results(
-    module: ModuleType, out: Path, simulated: Callable[[], part.Rows] | None, capsys: pytest.CaptureFixture[str]
+    module: ModuleType, out: Path, simulated: Callable[[], part.Rows] | str, capsys: pytest.CaptureFixture[str]
 ) -> list[dict[str, Any]]:
     """What a part writes; on a machine without a GPU it says so, and exits with 0."""
     name = module.__name__.rpartition(".")[2]
     assert part.run(name, module.__doc__, module.on_gpu, simulated, ["--out", str(out / "deep" / "file.json")]) == 0
-    assert part.NO_GPU in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert part.NO_GPU in shown
+    assert not isinstance(simulated, str) or f"not simulated: {simulated}" in shown
     found = json.loads((out / "deep" / "file.json").read_text())
     assert (found["part"], found["ran"], found["why"], found["rows"]) == (name, False, part.NO_GPU, [])
     return list(found["simulated"])
@@ -68,7 +70,7 @@ def test_a_broken_gpu_loses_no_step(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_what_needs_a_gpu_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert results(overlap_blocking, tmp_path, None, capsys) == []
+    assert results(overlap_blocking, tmp_path, overlap_blocking.NOT_SIMULATED, capsys) == []
 
 
 def test_every_part_is_run_and_documented(tmp_path: Path) -> None:
