@@ -26,8 +26,9 @@ HOOKS = ("fp16", "powersgd")
 HOOK_CAP_MIB = 5.0
 STRAGGLER_MS = 40
 QUICK = {"links": (1000.0,), "models": MODELS[:1], "ranks": (2,), "caps": (1.0, 5.0, 25.0)}
-OPTIONS_LINKS_MBIT = (200.0, 1000.0)
-OPTIONS_MODEL = "gpt:width=264,layers=4"
+OPTIONS_LINKS_MBIT = (200.0, 500.0)
+OPTIONS_MODEL = "paced"  # pauses for compute: then ranks do not compete for cores, nor with what else runs
+OPTIONS_RANKS = (3, 4)
 OPTIONS_CAP_MIB, OPTIONS_FIRST_MIB = 3.0, 0.5
 
 
@@ -66,7 +67,8 @@ class Setting:
     def command(self, file: Path, steps: int) -> list[str]:
         """The job's script and options."""
         options = ["--model", self.model, "--batch-size", "4", "--bucket-cap-mb", f"{self.cap_mib:g}"]
-        options += ["--data", "digits"] if self.model.startswith("mlp") else []
+        options += ["--data", "digits"] if self.model.startswith(("mlp", "paced")) else []
+        options += ["--optimizer", "sgd"] if self.model.startswith("paced") else []
         options += ["--comm-hook", self.hook] if self.hook else []
         options += ["--powersgd-rank", "2", "--powersgd-start", "2"] if self.hook == "powersgd" else []
         options += ["--inject", f"slow-backward:rank=1,ms={STRAGGLER_MS}"] if self.straggler else []
@@ -78,9 +80,7 @@ class Setting:
         options: dict[str, Any] = {"bucket_cap_mb_list": [self.first_mib, self.cap_mib]} if self.first_mib else {}
         options |= {"gradient_as_bucket_view": True} if self.bucket_view else {}
         options |= {"static_graph": True} if self.static_graph else {}
-        if options:
-            return [str(ROOT / "benchmarks" / "whatif_train.py"), json.dumps(options)]
-        return [str(ROOT / "demo" / "train.py")]
+        return [str(ROOT / "benchmarks" / "whatif_train.py"), json.dumps(options)]
 
 
 def pair_settings(rounds: int, quick: bool) -> Iterator[Setting]:
@@ -110,7 +110,7 @@ def option_settings(rounds: int, quick: bool) -> Iterator[Setting]:
             yield replace(plain, hook="bf16")
             yield from (replace(plain, accumulate=batches) for batches in (2, 4))
             yield from (unused, replace(unused, static_graph=True))
-            yield replace(plain, ranks=3)
+            yield from (replace(plain, ranks=ranks) for ranks in OPTIONS_RANKS)
 
 
 def record(

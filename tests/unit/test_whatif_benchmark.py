@@ -63,6 +63,7 @@ def test_each_setting_of_the_options_is_predicted_from_the_job_without() -> None
         None,
         None,
         ("2 → 3 ranks", Change(world=3)),
+        ("2 → 4 ranks", Change(world=4)),
     ]
     assert changes(unused, settings[7]) == ("static_graph", Change(static_graph=True))
     assert changes(settings[7], unused) is None

@@ -172,7 +172,7 @@ def _collective(recorded: Recorded, physics: Physics, change: Change) -> Callabl
 
     def take(message: Message) -> float:
         sent, held = (curve.work(nbytes) for nbytes in message)
-        latency = min(sent, curve.latency)
+        latency = min(sent, curve.hop_latency)
         return latency * hops + ((sent - latency) * link / change.link + (held - latency) * (1 - link)) * ring
 
     return take
