@@ -1,16 +1,20 @@
 """Whether `ddpwatch whatif` is right: jobs on links of known rates, each setting predicted from each other one.
 
-    python benchmarks/whatif.py [--keep DIR] [--quick] [--rounds 2] [--only gpt-2-1000]
+    python benchmarks/whatif.py [--part pairs|options|speed] [--keep DIR] [--quick] [--rounds 2] [--only gpt-2-1000]
 
-Needs root (network namespaces with ``tc tbf``); without it, it says so and ends. Each job records every step in full.
-Every pair of settings that differ in one thing is a prediction: from the recording of the one, the measured step of the
-other. ``--keep DIR`` leaves the recordings, and uses those that are there; ``--again DIR`` predicts once more from them
-alone, which needs no root. ``the same buckets`` are caps that make equal buckets: their predictions say that nothing
-changes, so their errors are how much two runs of one setting differ, and no prediction can be better than that.
+``--part pairs`` runs bucket caps, fp16, PowerSGD and a straggler on three links; ``--part options`` the first bucket's
+cap, DDP's options, bf16, accumulation, and two and three ranks. Both need root (network namespaces with ``tc tbf``);
+without it, they say so and end. ``--part speed`` measures how long an answer takes, for a made-up job.
+
+Each job records every step in full. Every pair of settings that differ in one thing is a prediction: from the recording
+of the one, the measured step of the other. ``--keep DIR`` leaves the recordings, and uses those that are there;
+``--again DIR`` predicts once more from them alone, which needs no root. ``the same buckets`` are caps that make equal
+buckets: their predictions say that nothing changes, so their errors are how much two runs of one setting differ, and no
+prediction can be better than that.
 
 The columns:
     pairs       predictions
-    median, p90 of the error: the difference from the measured step, as a share of it
+    median, p90, p95 of the error: the difference from the measured step, as a share of it
     inside      how often the measured step is within the 90 % interval
     width       of half that interval, as a share of the measured step; the median
 Then median and p90 of each model (constants were set with the first one only) and of each link that was recorded.
@@ -27,74 +31,45 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from math import hypot
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from benchmarks.rounds import Rounds, rounds_done
-from benchmarks.shaped_network import run_job, shaped_network, why_not
+from benchmarks.shaped_network import why_not
+from benchmarks.whatif_jobs import (
+    ROOT,
+    Setting,
+    option_settings,
+    pair_settings,
+    read_runs,
+    read_wires,
+    record,
+)
+from benchmarks.whatif_speed import print_speed
 from ddpwatch.analysis.step import NS_PER_MS
 from ddpwatch.analysis.whatif.answer import WhatIf
 from ddpwatch.analysis.whatif.model import noise
 from ddpwatch.analysis.whatif.recorded import Recorded
 from ddpwatch.analysis.whatif.scenarios import Change
 from ddpwatch.analysis.whatif.wire import Wire
-from ddpwatch.errors import DdpwatchError
 from ddpwatch.report.format import table
-from ddpwatch.report.whatif import read_wire, recorded_in
 
-ROOT = Path(__file__).resolve().parents[1]
-LINKS_MBIT = (200.0, 1000.0, 4000.0)
-CAPS_MIB = (1.0, 2.0, 5.0, 10.0, 25.0, 60.0)
-MODELS = ("gpt:width=384,layers=4", "mlp:width=1536,layers=6")
-RANKS = (2, 3)
-CAPS_OF_MORE_MIB = (1.0, 5.0, 25.0)  # with more than two ranks, which take longer
-HOOKS = ("fp16", "powersgd")
-HOOK_CAP_MIB = 5.0
-STRAGGLER_MS = 40
 STEPS = 50
 NEAR_BEST = 0.02
 WORST_SHOWN = 12
 DRAWS = 2000
-QUICK = {"links": (1000.0,), "models": MODELS[:1], "ranks": (2,), "caps": (1.0, 5.0, 25.0)}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One job. ``hook`` is empty without a comm hook."""
-
-    model: str
-    ranks: int
-    mbit: float
-    cap_mib: float
-    hook: str = ""
-    straggler: bool = False
-    round: int = 0
-
-    @property
-    def name(self) -> str:
-        """For its files."""
-        model = self.model.partition(":")[0]
-        late = "-late" if self.straggler else ""
-        hook = f"-{self.hook}" if self.hook else ""
-        return f"{model}-{self.ranks}-{self.mbit:g}-{self.cap_mib:g}{hook}{late}-{self.round}"
-
-    @property
-    def wire(self) -> str:
-        """The name of the sweep of its link."""
-        return f"wire-{self.ranks}-{self.mbit:g}.json"
-
-    def command(self, file: Path, steps: int) -> list[str]:
-        """The job's script and options."""
-        options = ["--model", self.model, "--batch-size", "4", "--bucket-cap-mb", f"{self.cap_mib:g}"]
-        options += ["--data", "digits"] if self.model.startswith("mlp") else []
-        options += ["--comm-hook", self.hook] if self.hook else []
-        options += ["--powersgd-rank", "2", "--powersgd-start", "2"] if self.hook == "powersgd" else []
-        options += ["--inject", f"slow-backward:rank=1,ms={STRAGGLER_MS}"] if self.straggler else []
-        return [str(ROOT / "demo" / "train.py"), *options, "--steps", str(steps), "--record", str(file)]
+PARTS = {"pairs": pair_settings, "options": option_settings}
+WITH_WIRE = ", with wire.json"
+HOOK_GOAL = "4 %, p90 8 %"
+GOALS = {
+    "reproduced": "1 %, p95 2 %",
+    "another cap": "3 %, p90 7 %",
+    f"another cap{WITH_WIRE}": "2 %, p90 5 %",
+    **dict.fromkeys(("fp16", "powersgd", "another link", "straggler removed"), HOOK_GOAL),
+}
 
 
 @dataclass(frozen=True)
@@ -118,83 +93,61 @@ class Scored:
 def main(argv: Sequence[str] | None = None) -> int:
     """Records, predicts, prints the table; the exit code is 0 also where there can be no such network."""
     args = _parser().parse_args(argv)
-    if args.again is not None:
-        report(args.again)
-        return 0
-    reason = why_not()
+    reason = "" if args.again or args.part == "speed" else why_not()
     if reason:
         print(f"skipped: {reason}")
-        return 0
+    elif args.part == "speed":
+        print_speed()
+    elif args.again is not None:
+        report(args.again)
+    else:
+        _record_and_report(args)
+    return 0
+
+
+def _record_and_report(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="ddpwatch-whatif-") as scratch:
         folder = args.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        wanted = [setting for setting in settings(args) if args.only in setting.name]
+        wanted = [setting for setting in PARTS[args.part](args.rounds, args.quick) if args.only in setting.name]
         with Rounds() as rounds:
-            done = sum(1 for _ in record(wanted, folder, args.steps, rounds))
-        print(rounds_done(done, len(wanted)))
+            done = sum(1 for _ in record(wanted, folder, args.steps, rounds, sweeps=args.part == "pairs"))
+        print(rounds_done(done, len(wanted), "job"))
         report(folder)
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=[*PARTS, "speed"], default="pairs", help="what to check (default: pairs)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the recordings in DIR, and use those in it")
     parser.add_argument("--again", type=Path, metavar="DIR", help="predict from the recordings in DIR only")
     parser.add_argument("--only", default="", metavar="TEXT", help="jobs whose names contain it: gpt-2-1000")
-    parser.add_argument("--quick", action="store_true", help="one link, one model, two ranks, three caps")
+    parser.add_argument("--quick", action="store_true", help="one link, and of the pairs one model and three caps")
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="per job")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="of each job")
     return parser
 
 
-def settings(args: argparse.Namespace) -> Iterator[Setting]:
-    """All jobs. Rounds are outermost, so that what disturbs the machine for a while does not hit one setting only."""
-    chosen: dict[str, Any] = QUICK if args.quick else {}
-    for number in range(args.rounds):
-        for ranks in chosen.get("ranks", RANKS):
-            for mbit in chosen.get("links", LINKS_MBIT):
-                for model in chosen.get("models", MODELS):
-                    caps = chosen.get("caps", CAPS_MIB if ranks == 2 else CAPS_OF_MORE_MIB)
-                    plain = [Setting(model, ranks, mbit, cap, round=number) for cap in caps]
-                    yield from plain
-                    at = replace(plain[0], cap_mib=HOOK_CAP_MIB)
-                    yield from (replace(at, hook=hook) for hook in HOOKS)
-                    yield replace(at, straggler=True)
-
-
-def record(wanted: Sequence[Setting], folder: Path, steps: int, rounds: Rounds) -> Iterator[Setting]:
-    """Runs the jobs that have no recording in the folder yet, and a sweep per network."""
-    for setting in rounds.over(wanted, "jobs"):
-        file = folder / f"{setting.name}.mcap"
-        described = file.with_suffix(".json")
-        if not described.exists():
-            file.unlink(missing_ok=True)
-            with shaped_network(setting.ranks, setting.mbit):
-                environment = {"DDPWATCH_STEPS": "full", "PYTHONPATH": str(ROOT)}
-                if not (folder / setting.wire).exists():
-                    sweep = ["-m", "ddpwatch.sweep", "-o", str(folder / setting.wire), "--max-size", "64"]
-                    run_job(sweep, setting.ranks, folder / "sweep.log", environment)
-                run_job(setting.command(file, steps), setting.ranks, file.with_suffix(".log"), environment)
-            described.write_text(json.dumps(asdict(setting)))
-        yield setting
-
-
 def report(folder: Path) -> None:
     """Predicts every pair in the folder and prints the table."""
     runs = dict(read_runs(folder))
-    scored = list(score(runs, {}, "")) + list(score(runs, read_wires(folder), ", with wire.json"))
+    wires = read_wires(folder)
+    ways: list[tuple[str, dict[str, Wire]]] = [("", {}), *([(WITH_WIRE, wires)] if wires else [])]
+    scored = [one for suffix, known in ways for one in score(runs, known, suffix)]
     (folder / "scored.json").write_text(json.dumps([asdict(one) for one in scored], indent=1))
     kinds = list(dict.fromkeys(one.kind for one in scored))
     rows = [row(kind, [one for one in scored if one.kind == kind]) for kind in kinds]
-    print("\n".join(table(["", "pairs", "median", "p90", "inside", "width"], rows)))
+    print("\n".join(table(["", "goal", "pairs", "median", "p90", "p95", "inside", "width"], rows)))
     parts = list(dict.fromkeys(part for one in runs for part in (one.model.partition(":")[0], f"{one.mbit:g}")))
     parts.sort(key=lambda part: (part.isdigit(), part.zfill(9)))
     rows = [[kind, *(cell([one for one in scored if one.kind == kind and one.within(part)]) for part in parts)]
             for kind in kinds]  # fmt: skip
     print("\n".join(["", *table(["median / p90, %", *parts], rows)]))
     print("\n".join(["", "the largest misses:", *worst(scored)]))
-    for label, wires in (("", {}), (", with wire.json", read_wires(folder))):
-        print(f"the cap called best is within {NEAR_BEST:.0%} of the best{label}: {best_caps(runs, wires)}")
+    for label, known in ways:
+        best = best_caps(runs, known)
+        if best.asked:
+            print(f"the cap called best is within {NEAR_BEST:.0%} of the best{label}: {best}")
 
 
 def worst(scored: Sequence[Scored]) -> Iterator[str]:
@@ -204,29 +157,14 @@ def worst(scored: Sequence[Scored]) -> Iterator[str]:
         yield f"{one.error:+.1%}: {pair}: {one.predicted_ms:.1f} ms, measured {one.measured_ms:.1f}"
 
 
-def read_runs(folder: Path) -> Iterator[tuple[Setting, Recorded]]:
-    """The recordings with what they show; prints which show nothing."""
-    for described in sorted(folder.glob("*.json")):
-        if described.name.startswith("wire-") or described.name == "scored.json":
-            continue
-        setting = Setting(**json.loads(described.read_text()))
-        try:
-            yield setting, recorded_in(described.with_suffix(".mcap"))[0]
-        except DdpwatchError as error:
-            print(f"{setting.name}: {error}", file=sys.stderr)
-
-
-def read_wires(folder: Path) -> dict[str, Wire]:
-    """The sweeps, by name."""
-    return {file.name: read_wire(file) for file in folder.glob("wire-*.json")}
-
-
 def row(kind: str, scored: Sequence[Scored]) -> list[str]:
     """A line of the table."""
     errors = [abs(one.error) for one in scored]
-    width = median(one.width for one in scored)
-    inside = sum(one.inside for one in scored) / len(scored)
-    return [kind, str(len(errors)), f"{median(errors):.1%}", f"{p90(errors):.1%}", f"{inside:.0%}", f"{width:.1%}"]
+    spread = [f"{quantile(errors, share):.1%}" for share in (0.9, 0.95)]
+    inside = f"{sum(one.inside for one in scored) / len(scored):.0%}"
+    goal = GOALS.get(kind) or GOALS.get(kind.removesuffix(WITH_WIRE), "")
+    said = [inside, f"{median(one.width for one in scored):.1%}"] if any(one.width for one in scored) else ["", ""]
+    return [kind, goal, str(len(errors)), f"{median(errors):.1%}", *spread, *said]
 
 
 def cell(scored: Sequence[Scored]) -> str:
@@ -234,29 +172,60 @@ def cell(scored: Sequence[Scored]) -> str:
     if not scored:
         return ""
     errors = [100 * abs(one.error) for one in scored]
-    return f"{median(errors):.1f} / {p90(errors):.1f}"
+    return f"{median(errors):.1f} / {quantile(errors, 0.9):.1f}"
 
 
-def p90(errors: Sequence[float]) -> float:
-    """At most so much in nine of ten."""
-    return sorted(errors)[min(len(errors) - 1, int(0.9 * len(errors)))]
+def quantile(errors: Sequence[float], share: float) -> float:
+    """At most so much in this share of the cases."""
+    return sorted(errors)[min(len(errors) - 1, int(share * len(errors)))]
 
 
 def changes(source: Setting, target: Setting) -> tuple[str, Change] | None:
     """What turns one setting into the other: the table's row and the change; None if it is not one thing."""
-    if source.hook:
+    differ = [
+        f.name for f in fields(Setting) if f.name != "round" and getattr(source, f.name) != getattr(target, f.name)
+    ]
+    if source.hook or len(differ) > 1:
         return None
-    if replace(source, cap_mib=target.cap_mib, round=target.round) == target:
-        if source.cap_mib == target.cap_mib:
-            return ("the same setting again", Change()) if source.round != target.round else ("reproduced", Change())
-        return "another cap", Change(cap_mib=target.cap_mib)
-    if replace(source, hook=target.hook, round=target.round) == target:
-        return target.hook, Change(hook="powersgd-2" if target.hook == "powersgd" else target.hook)
-    if replace(source, mbit=target.mbit, round=target.round) == target:
-        return "another link", Change(link=target.mbit / source.mbit)
-    if source.straggler and replace(source, straggler=False, round=target.round) == target:
-        return "straggler removed", Change(without_rank=1)
-    return None
+    if not differ:
+        return ("the same setting again", Change()) if source.round != target.round else ("reproduced", Change())
+    return _CHANGES[differ[0]](source, target) if differ[0] in _CHANGES else None
+
+
+def _hook(source: Setting, target: Setting) -> tuple[str, Change]:
+    return target.hook, Change(hook="powersgd-2" if target.hook == "powersgd" else target.hook)
+
+
+def _straggler(source: Setting, target: Setting) -> tuple[str, Change] | None:
+    return ("straggler removed", Change(without_rank=1)) if source.straggler else None
+
+
+def _cap(source: Setting, target: Setting) -> tuple[str, Change]:
+    kind = "another cap" if source.cap_mib != target.cap_mib else "another first cap"
+    return kind, Change(cap_mib=target.cap_mib, first_mib=target.first_mib or None)
+
+
+def _option(name: str) -> Callable[[Setting, Setting], tuple[str, Change] | None]:
+    return lambda source, target: (name, Change(**{name: True})) if getattr(target, name) else None
+
+
+def _accumulate(source: Setting, target: Setting) -> tuple[str, Change] | None:
+    """A step of the target has so many batches; predictions are per batch."""
+    name = f"accumulation over {target.accumulate}"
+    return (name, Change(accumulate=target.accumulate)) if source.accumulate == 1 else None
+
+
+_CHANGES: dict[str, Callable[[Setting, Setting], tuple[str, Change] | None]] = {
+    "cap_mib": _cap,
+    "first_mib": _cap,
+    "hook": _hook,
+    "mbit": lambda source, target: ("another link", Change(link=target.mbit / source.mbit)),
+    "straggler": _straggler,
+    "bucket_view": _option("bucket_view"),
+    "static_graph": _option("static_graph"),
+    "accumulate": _accumulate,
+    "ranks": lambda source, target: (f"{source.ranks} → {target.ranks} ranks", Change(world=target.ranks)),
+}
 
 
 def score(runs: dict[Setting, Recorded], wires: dict[str, Wire], suffix: str) -> Iterator[Scored]:
@@ -272,7 +241,7 @@ def score(runs: dict[Setting, Recorded], wires: dict[str, Wire], suffix: str) ->
             kind, change = found
             if kind == "another cap" and recorded.sizes == measured.sizes:
                 kind = "the same buckets"
-            measured_ms = measured.measured_ns / NS_PER_MS
+            measured_ms = measured.measured_ns / NS_PER_MS / (target.accumulate / source.accumulate)
             if kind == "reproduced":
                 replayed_ms = asked.replayed.mean / NS_PER_MS
                 yield Scored(kind + suffix, source.name, target.name, replayed_ms, measured_ms,

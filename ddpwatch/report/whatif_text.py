@@ -22,7 +22,7 @@ def render_whatif(answer: dict[str, Any], everything: bool) -> str:
     if shown:
         lines += table(["step ms", "90 % interval", "gain ms", "gain", "change"], [_row(found) for found in shown])
         lines += ["", *(line for found in shown for line in _reasons(found))]
-    else:
+    elif not everything:
         lines.append("nothing that was tried makes the step faster")
     lines += [f"not predicted: {refused['change']}: {refused['why']}" for refused in answer["refused"]]
     return "\n".join(lines)

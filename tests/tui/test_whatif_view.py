@@ -79,8 +79,17 @@ class TestView:
             assert f"{first.change}: {first.code}"[:70] in screen_text(app)
             await pilot.press(*["down"] * len(rows))
             text = screen_text(app)
-            assert "▶ communication for free" in text
+            assert "▶ communication for free  " in text
             assert "no line of code" in text
+
+    async def test_no_name_is_cut_in_a_small_terminal(self, messages):
+        app = app_on()
+        async with app.run_test(size=(80, 34)) as pilot:
+            await asked(pilot, messages)
+            names = [line[:26].strip() for line in screen_text(app).splitlines()]
+            assert "communication for free" in names
+            assert not [name for name in names if name.endswith("…")]
+            assert "accumulation over 2" in names
 
     async def test_it_follows_the_run_but_not_more_than_every_few_seconds(self, messages, monkeypatch):
         clock = [100.0]

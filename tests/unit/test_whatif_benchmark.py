@@ -1,4 +1,4 @@
-"""How `benchmarks/whatif.py` judges: caps with equal buckets are one setting, and no prediction beats the noise."""
+"""How `benchmarks/whatif.py` judges: what is a pair, caps with equal buckets are one, no prediction beats the noise."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.whatif import Setting, best_caps, measured_by_buckets, perfect, score
+from benchmarks.whatif import best_caps, changes, measured_by_buckets, perfect, quantile, row, score
+from benchmarks.whatif_jobs import OPTIONS_CAP_MIB, OPTIONS_FIRST_MIB, Setting, option_settings, pair_settings
 from ddpwatch.analysis.whatif.recorded import Recorded
+from ddpwatch.analysis.whatif.scenarios import Change
 from tests.support.whatif import MS, MadeUpJob
 
 CAPS_MIB = (0.2, 0.25, 8.0)  # the first two make the same buckets, as gradients of 1 MiB fill each of them
@@ -45,3 +47,47 @@ def test_no_prediction_is_better_than_the_noise() -> None:
     assert perfect([(100 * MS, MS), (120 * MS, MS)]) == 1
     assert perfect([(100 * MS, 0.0), (101 * MS, 0.0)]) == 1
     assert 0.5 < perfect([(100 * MS, 5 * MS), (104 * MS, 5 * MS)]) < 0.9
+
+
+def test_each_setting_of_the_options_is_predicted_from_the_job_without() -> None:
+    settings = list(option_settings(1, quick=True))
+    plain, unused = settings[0], Setting(settings[0].model, 2, settings[0].mbit, OPTIONS_CAP_MIB, find_unused=True)
+    assert len({setting.name for setting in settings}) == len(settings)
+    assert [changes(plain, target) for target in settings] == [
+        ("reproduced", Change()),
+        ("another first cap", Change(cap_mib=OPTIONS_CAP_MIB, first_mib=OPTIONS_FIRST_MIB)),
+        ("bucket_view", Change(bucket_view=True)),
+        ("bf16", Change(hook="bf16")),
+        ("accumulation over 2", Change(accumulate=2)),
+        ("accumulation over 4", Change(accumulate=4)),
+        None,
+        None,
+        ("2 → 3 ranks", Change(world=3)),
+        ("2 → 4 ranks", Change(world=4)),
+    ]
+    assert changes(unused, settings[7]) == ("static_graph", Change(static_graph=True))
+    assert changes(settings[7], unused) is None
+    assert changes(settings[4], settings[5]) is None
+
+
+def test_pairs_differ_in_one_thing() -> None:
+    settings = list(pair_settings(1, quick=False))
+    kinds = {found[0] for one in settings for other in settings if (found := changes(one, other))}
+    assert kinds == {"reproduced", "another cap", "another link", "fp16", "powersgd", "straggler removed",
+                     "2 → 3 ranks", "3 → 2 ranks"}  # fmt: skip
+
+
+def test_accumulation_is_judged_per_batch() -> None:
+    plain = Setting("gpt:width=8", 2, 1000.0, 2.0)
+    recorded = JOB.recorded()
+    runs = {plain: recorded, replace(plain, accumulate=2): replace(recorded, measured_ns=2 * recorded.measured_ns)}
+    found = [one for one in score(runs, {}, "") if one.kind == "accumulation over 2"]
+    assert [one.measured_ms for one in found] == pytest.approx([recorded.measured_ns / MS])
+
+
+def test_a_row_has_its_goal_and_the_95th_percentile(runs: dict[Setting, Recorded]) -> None:
+    reproduced = [one for one in score(runs, {}, "") if one.kind == "reproduced"]
+    many = [replace(reproduced[0], error=number / 1000) for number in range(100)]
+    assert row("reproduced", many) == ["reproduced", "1 %, p95 2 %", "100", "5.0%", "9.0%", "9.5%", "", ""]
+    assert row("fp16, with wire.json", many)[1] == "4 %, p90 8 %"
+    assert quantile([3.0, 1.0, 2.0], 0.95) == 3.0

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from ddpwatch.analysis.whatif.wire import write_wire
 from ddpwatch.cli import app
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Message, encode
+from ddpwatch.messages import Message, Step, encode
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.whatif import Question, recorded_live
 from ddpwatch.sweep import LARGEST_BYTES, SMALLEST_BYTES, main, sizes_up_to
@@ -88,6 +89,42 @@ def test_a_cut_file(file: Path, tmp_path: Path) -> None:
     assert "is cut off or damaged" in done.stderr
     with pytest.raises(DdpwatchError, match="is cut off or damaged, and before that: "):
         whatif(str(write_and_cut(tmp_path / "short.mcap")))
+
+
+def test_what_is_refused_is_no_change_that_was_tried(tmp_path: Path) -> None:
+    one_size = write(tmp_path / "one.mcap", MadeUpJob(cap_mib=100, backend="gloo").messages())
+    measured, *rest = filter(None, whatif(str(one_size), "--cap", "5").splitlines())
+    assert measured.startswith("measured ")
+    assert [line.partition(", so ")[0] for line in rest] == [
+        "not predicted: bucket cap 5 MiB: only one bucket size was seen"
+    ]
+
+
+def sharded() -> Iterator[Message]:
+    for message in MadeUpJob().messages():
+        yield (
+            replace(message, comm_op=["all_gather"] * len(message.comm_label)) if isinstance(message, Step) else message
+        )
+
+
+def shadow() -> Iterator[Message]:
+    for message in MadeUpJob().messages():
+        if isinstance(message, Step):
+            message = replace(message, status="shadow", comm_done=[None] * len(message.comm_label))
+        yield message
+
+
+@pytest.mark.parametrize(
+    ("messages", "line"),
+    [
+        (sharded, "what-if knows DDP only, and this job uses FSDP2"),
+        (shadow, "0 full steps of all ranks, and 5 are needed"),
+    ],
+)
+def test_a_refusal_is_one_line(tmp_path: Path, messages: Callable[[], Iterator[Message]], line: str) -> None:
+    with pytest.raises(DdpwatchError) as error:
+        whatif(str(write(tmp_path / "run.mcap", messages())))
+    assert error.value.message == line
 
 
 def write_and_cut(path: Path) -> Path:

@@ -155,36 +155,35 @@ class WhatIf:
 
     def _why(self, change: Change, outcome: Outcome, sizes: Sequence[int]) -> str:
         """What the change does to the exposed communication; otherwise what else it takes away."""
-        before, after = sum(self.replayed.exposed), sum(outcome.exposed)
-        text = f"exposed communication {_ms(before)} → {_ms(after)} ms"
-        if change.without_rank is not None:
-            return f"the others no longer wait for rank {change.without_rank}; {text}"
-        if change.no_input:
-            return f"no rank waits for data; {text}"
         if change.accumulate > 1:
             return f"buckets travel once in {change.accumulate} batches"
         if change.bucket_view and not change.moves_buckets and not change.hook:
             return "gradients are not copied back after the wait"
+        before, after = sum(self.replayed.exposed), sum(outcome.exposed)
+        reason = _reason(change)
+        text = f"{reason}exposed communication {_ms(before)} → {_ms(after)} ms"
         rest = self.replayed.mean - outcome.mean - (before - after)
-        if abs(rest) > max(abs(before - after), NOTABLE * self.recorded.measured_ns):
+        notable = NOTABLE * self.recorded.measured_ns
+        if not reason and abs(rest) > max(abs(before - after), notable):
             return f"{text}; {'less' if rest > 0 else 'more'} moves beside compute, and slows it"
-        if abs(before - after) < NOTABLE * self.recorded.measured_ns:
-            return f"{text}: hardly a difference"
+        if abs(before - after) < notable:
+            return text if reason else f"{text}: hardly a difference"
         return f"{text}: {self._bucket(before > after, outcome, sizes)}"
 
     def _bucket(self, gains: bool, outcome: Outcome, sizes: Sequence[int]) -> str:
-        """The bucket that is exposed most, before the change if that helps, and after it if it does not."""
-        exposed, held = (self.replayed.exposed, self.recorded.sizes) if gains else (outcome.exposed, list(sizes))
-        worst = max(range(len(exposed)), key=exposed.__getitem__)
-        now = outcome.exposed[worst] if gains and held == list(sizes) else None
-        text = f"bucket {worst} of {len(held)} ({held[worst] / MIB:.1f} MiB)"
+        """The bucket whose exposure changes most; of other buckets, the one exposed most before or, if worse, after."""
+        before, after = self.replayed.exposed, outcome.exposed
+        stays = self.recorded.sizes == list(sizes)
+        changed = [b - a for b, a in zip(before, after, strict=True)] if stays else before
         if not gains:
-            return f"{text} becomes exposed for {_ms(exposed[worst])} ms"
-        if now is not None:
-            return f"{text} was exposed for {_ms(exposed[worst])} ms, now {_ms(now)}"
-        return (
-            f"{text} was exposed for {_ms(exposed[worst])} ms; now the last of {len(sizes)} has {sizes[-1] / MIB:.1f}"
-        )
+            changed = [a - b for b, a in zip(before, after, strict=True)] if stays else after
+        held = self.recorded.sizes if gains else sizes
+        most = max(range(len(changed)), key=changed.__getitem__)
+        text = f"bucket {most} of {len(held)} ({held[most] / MIB:.1f} MiB)"
+        if not gains:
+            return f"{text} becomes exposed for {_ms(after[most])} ms"
+        rest = f", now {_ms(after[most])}" if stays else f"; now the last of {len(sizes)} has {sizes[-1] / MIB:.1f}"
+        return f"{text} was exposed for {_ms(before[most])} ms{rest}"
 
     def default_changes(self) -> Iterator[Change]:
         """What to try where nothing is asked for: all that is a change of code, and what would be gained at most."""
@@ -245,8 +244,16 @@ def _matters(number: str, change: Change) -> bool:
         "cast": change.hook and not change.powersgd_rank,
         "thin": change.powersgd_rank,
         "link": change.link != 1 or change.hook,
+        "hops": change.world,
     }
     return bool(parts.get(number, True))
+
+
+def _reason(change: Change) -> str:
+    """What ranks no longer wait for, before what that does to the buckets; empty if the change is about those."""
+    if change.without_rank is not None:
+        return f"the others no longer wait for rank {change.without_rank}; "
+    return "no rank waits for data; " if change.no_input else ""
 
 
 def _ms(ns: float) -> str:

@@ -58,10 +58,12 @@ class Curve:
         knots: By size. Work grows with it.
         lean: From -1 to 1: how far work leans towards the lowest or the highest that the knots allow. 0 is the best
             guess. The further away a size is from all knots, the more it matters.
+        hop_lean: The same of the latency that grows with the number of ranks.
     """
 
     knots: tuple[Knot, ...]
     lean: float = 0.0
+    hop_lean: float = 0.0
 
     @property
     def bends(self) -> bool:
@@ -71,11 +73,22 @@ class Curve:
     @property
     def latency(self) -> float:
         """α: where the line through the two smallest sizes meets zero bytes; never negative."""
+        return self._latency()[0]
+
+    @property
+    def hop_latency(self) -> float:
+        """The latency, or as far off as `hop_lean` says."""
+        best, doubt = self._latency()
+        return min(self.knots[0].work, max(0.0, best + self.hop_lean * doubt))
+
+    def _latency(self) -> tuple[float, float]:
+        """The best guess and its standard error."""
         if not self.bends:
-            return 0.0
+            return 0.0, 0.0
         first = self.knots[0]
-        slope, _ = _slope(first, self.knots[1], Expected(first.work / first.nbytes, LATENCY_PRIOR_NS / first.nbytes))
-        return min(first.work, max(0.0, first.work - slope * first.nbytes))
+        likely = Expected(first.work / first.nbytes, LATENCY_PRIOR_NS / first.nbytes)
+        slope, doubt = _slope(first, self.knots[1], likely)
+        return min(first.work, max(0.0, first.work - slope * first.nbytes)), doubt * first.nbytes
 
     def work(self, nbytes: float) -> float:
         """What a collective of this size takes alone."""

@@ -90,6 +90,8 @@ class Physics:
         """Per number that is uncertain: its name, and the same physics with it a standard error below and above."""
         below, above = (replace(self, curve=replace(self.curve, lean=lean)) for lean in (-1.0, 1.0))
         yield "curve", below, above
+        below, above = (replace(self, curve=replace(self.curve, hop_lean=lean)) for lean in (-1.0, 1.0))
+        yield "hops", below, above
         for name, (least, most) in _RANGES.items():
             guess: Guess = getattr(self, name)
             if guess.error > NO_ERROR:

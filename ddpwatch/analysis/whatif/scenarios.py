@@ -172,7 +172,7 @@ def _collective(recorded: Recorded, physics: Physics, change: Change) -> Callabl
 
     def take(message: Message) -> float:
         sent, held = (curve.work(nbytes) for nbytes in message)
-        latency = min(sent, curve.latency)
+        latency = min(sent, curve.hop_latency)
         return latency * hops + ((sent - latency) * link / change.link + (held - latency) * (1 - link)) * ring
 
     return take
@@ -288,7 +288,7 @@ def refusal(recorded: Recorded, physics: Physics, change: Change) -> str:
     if resized and recorded.comm_hook:
         return f"the job has a comm hook ({recorded.comm_hook}), and what that sends is not known"
     if resized and not physics.curve.bends:
-        return f"only one bucket size was seen, so latency and rate cannot be told apart; {SWEEP}"
+        return f"only one bucket size was seen, so latency and rate cannot be separated; {SWEEP}"
     if change.static_graph and (not recorded.flag("find_unused_parameters") or recorded.flag("static_graph")):
         return "static_graph changes the buckets only beside find_unused_parameters=True"
     if change.bucket_view and recorded.flag("gradient_as_bucket_view"):

@@ -95,7 +95,7 @@ def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iter
     if change.link != 1:
         yield "latency stays, and so does what the hosts add to the link's time"
     if change.world is not None:
-        yield "a ring (or NCCL's tree) over equal links, and further ranks like those recorded"
+        yield "a ring (or NCCL's tree) over equal links, and further ranks like those recorded, on cores of their own"
     if change.without_rank is not None:
         yield f"rank {change.without_rank} works like the rank in the middle of the others"
     if change.perfect:

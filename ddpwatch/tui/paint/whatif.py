@@ -15,6 +15,8 @@ _DETAIL_ROWS = 5
 _LEAST_ROWS = 4  # of changes, before there is room for details
 _WIDE = 120
 _BEST = "◀"
+_LEGEND = "▓ step, of it ╱ exposed communication   ┄ to the end of the interval"
+_SHORTER = {"bucket cap": "cap", " as fast as the others": " without lateness", " batches": "", " (the bound)": ""}
 
 
 def paint_whatif(model: WhatIfModel, width: int, height: int, selected: str | None = None) -> list[Row]:
@@ -34,13 +36,13 @@ def paint_whatif(model: WhatIfModel, width: int, height: int, selected: str | No
 
 def _title(answer: Answer) -> str:
     off = percent(abs(answer.error), 1)
-    return f"what if: {answer.steps} full steps, replayed with other settings (their own: {off} off)"
+    return f"what if: {answer.steps} full steps, replayed with other settings (unchanged: {off} off)"
 
 
 def _paint_verdict(canvas: Canvas, model: WhatIfModel, y: int) -> int:
     sign, style, text = _verdict(model)
     canvas.put(1, y, sign, style)
-    lines = wrap(clean(text, 400), canvas.width - 4, 2)
+    lines = wrap(clean(text, 400), canvas.width - 4, 3)
     for row, line in enumerate(lines, start=y):
         canvas.put(3, row, line, style if style == "good" else "text")
     return y + len(lines)
@@ -89,6 +91,8 @@ def _paint_heading(canvas: Canvas, answer: Answer, y: int, shown: int) -> tuple[
     for head, column in (("step ms", _STEP), ("90 % interval", _INTERVAL), *_gain_columns(canvas)):
         canvas.put(x, y, f"{head:>{column}}", "heading")
         x += column
+    if canvas.width >= _WIDE:
+        canvas.put(x + 1, y, shorten(_LEGEND, canvas.width - x - 2), "heading")
     longest = max(answer.measured_ms, *(scenario.prediction.high for scenario in answer.scenarios), 1e-9)
     return x + 1, max(canvas.width - x - 2, 0) / longest
 
@@ -100,7 +104,7 @@ def _gain_columns(canvas: Canvas) -> Sequence[tuple[str, int]]:
 def _paint_change(canvas: Canvas, scenario: Scenario, y: int, bar: tuple[int, float], best: bool) -> None:
     found, gutter = scenario.prediction, _gutter(canvas)
     style = "good" if best else "dim" if scenario.kind in ("other", "bound") else "text"
-    name = found.change if canvas.width >= _WIDE else found.change.removeprefix("bucket ")
+    name = found.change if canvas.width >= _WIDE else _shorter(found.change)
     canvas.put(2, y, f"{shorten(name, gutter - 4)}{f' {_BEST}' if best else ''}", style)
     cells = [
         (number(found.step_ms), _STEP),
@@ -112,6 +116,12 @@ def _paint_change(canvas: Canvas, scenario: Scenario, y: int, bar: tuple[int, fl
     for text, column in cells:
         x = canvas.put(x, y, f"{text:>{column}}", style if scenario.certain else "dim")
     _paint_bar(canvas, y, bar, found.step_ms, found.exposed_ms, found.high)
+
+
+def _shorter(change: str) -> str:
+    for long, short in _SHORTER.items():
+        change = change.replace(long, short)
+    return change
 
 
 def _signed(value: float) -> str:

@@ -1,0 +1,149 @@
+"""The jobs of `benchmarks/whatif.py`: their settings, their recordings, and the sweeps of their links."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rounds import Rounds
+from benchmarks.shaped_network import run_job, shaped_network
+from ddpwatch.analysis.whatif.recorded import Recorded
+from ddpwatch.analysis.whatif.wire import Wire
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.report.whatif import read_wire, recorded_in
+
+ROOT = Path(__file__).resolve().parents[1]
+LINKS_MBIT = (200.0, 1000.0, 4000.0)
+CAPS_MIB = (1.0, 2.0, 5.0, 10.0, 25.0, 60.0)
+MODELS = ("gpt:width=384,layers=4", "mlp:width=1536,layers=6")
+RANKS = (2, 3)
+CAPS_OF_MORE_MIB = (1.0, 5.0, 25.0)  # with more than two ranks, which take longer
+HOOKS = ("fp16", "powersgd")
+HOOK_CAP_MIB = 5.0
+STRAGGLER_MS = 40
+QUICK = {"links": (1000.0,), "models": MODELS[:1], "ranks": (2,), "caps": (1.0, 5.0, 25.0)}
+OPTIONS_LINKS_MBIT = (200.0, 500.0)
+OPTIONS_MODEL = "paced"  # pauses for compute: then ranks do not compete for cores, nor with what else runs
+OPTIONS_RANKS = (3, 4)
+OPTIONS_CAP_MIB, OPTIONS_FIRST_MIB = 3.0, 0.5
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One job. ``hook`` is empty without a comm hook, ``first_mib`` 0 where the first bucket has the cap of all."""
+
+    model: str
+    ranks: int
+    mbit: float
+    cap_mib: float
+    hook: str = ""
+    straggler: bool = False
+    round: int = 0
+    first_mib: float = 0.0
+    bucket_view: bool = False
+    find_unused: bool = False
+    static_graph: bool = False
+    accumulate: int = 1
+
+    @property
+    def name(self) -> str:
+        """For its files."""
+        parts = [self.model.partition(":")[0], str(self.ranks), f"{self.mbit:g}", f"{self.cap_mib:g}", self.hook]
+        parts += ["late"] if self.straggler else []
+        parts += [f"first{self.first_mib:g}"] if self.first_mib else []
+        parts += [name for name in ("bucket_view", "find_unused", "static_graph") if getattr(self, name)]
+        parts += [f"of{self.accumulate}"] if self.accumulate > 1 else []
+        return "-".join([*filter(None, parts), str(self.round)])
+
+    @property
+    def wire(self) -> str:
+        """The name of the sweep of its link."""
+        return f"wire-{self.ranks}-{self.mbit:g}.json"
+
+    def command(self, file: Path, steps: int) -> list[str]:
+        """The job's script and options."""
+        options = ["--model", self.model, "--batch-size", "4", "--bucket-cap-mb", f"{self.cap_mib:g}"]
+        options += ["--data", "digits"] if self.model.startswith(("mlp", "paced")) else []
+        options += ["--optimizer", "sgd"] if self.model.startswith("paced") else []
+        options += ["--comm-hook", self.hook] if self.hook else []
+        options += ["--powersgd-rank", "2", "--powersgd-start", "2"] if self.hook == "powersgd" else []
+        options += ["--inject", f"slow-backward:rank=1,ms={STRAGGLER_MS}"] if self.straggler else []
+        options += ["--find-unused-parameters"] if self.find_unused else []
+        options += ["--accumulate", str(self.accumulate)]
+        return [*self._script(), *options, "--steps", str(steps), "--record", str(file)]
+
+    def _script(self) -> list[str]:
+        options: dict[str, Any] = {"bucket_cap_mb_list": [self.first_mib, self.cap_mib]} if self.first_mib else {}
+        options |= {"gradient_as_bucket_view": True} if self.bucket_view else {}
+        options |= {"static_graph": True} if self.static_graph else {}
+        return [str(ROOT / "benchmarks" / "whatif_train.py"), json.dumps(options)]
+
+
+def pair_settings(rounds: int, quick: bool) -> Iterator[Setting]:
+    """Caps, hooks, stragglers. Rounds are outermost: what disturbs the machine then hits no setting alone."""
+    chosen: dict[str, Any] = QUICK if quick else {}
+    for number in range(rounds):
+        for ranks in chosen.get("ranks", RANKS):
+            for mbit in chosen.get("links", LINKS_MBIT):
+                for model in chosen.get("models", MODELS):
+                    caps = chosen.get("caps", CAPS_MIB if ranks == 2 else CAPS_OF_MORE_MIB)
+                    plain = [Setting(model, ranks, mbit, cap, round=number) for cap in caps]
+                    yield from plain
+                    at = replace(plain[0], cap_mib=HOOK_CAP_MIB)
+                    yield from (replace(at, hook=hook) for hook in HOOKS)
+                    yield replace(at, straggler=True)
+
+
+def option_settings(rounds: int, quick: bool) -> Iterator[Setting]:
+    """DDP's options, accumulation, bf16 and the number of ranks, each against the job without."""
+    for number in range(rounds):
+        for mbit in OPTIONS_LINKS_MBIT[:1] if quick else OPTIONS_LINKS_MBIT:
+            plain = Setting(OPTIONS_MODEL, 2, mbit, OPTIONS_CAP_MIB, round=number)
+            unused = replace(plain, find_unused=True)
+            yield plain
+            yield replace(plain, first_mib=OPTIONS_FIRST_MIB)
+            yield replace(plain, bucket_view=True)
+            yield replace(plain, hook="bf16")
+            yield from (replace(plain, accumulate=batches) for batches in (2, 4))
+            yield from (unused, replace(unused, static_graph=True))
+            yield from (replace(plain, ranks=ranks) for ranks in OPTIONS_RANKS)
+
+
+def record(
+    wanted: Sequence[Setting], folder: Path, steps: int, rounds: Rounds, sweeps: bool = True
+) -> Iterator[Setting]:
+    """Runs the jobs that have no recording in the folder yet, and a sweep per network."""
+    for setting in rounds.over(wanted, "jobs"):
+        file = folder / f"{setting.name}.mcap"
+        described = file.with_suffix(".json")
+        if not described.exists():
+            file.unlink(missing_ok=True)
+            with shaped_network(setting.ranks, setting.mbit):
+                environment = {"DDPWATCH_STEPS": "full", "PYTHONPATH": str(ROOT)}
+                if sweeps and not (folder / setting.wire).exists():
+                    sweep = ["-m", "ddpwatch.sweep", "-o", str(folder / setting.wire), "--max-size", "64"]
+                    run_job(sweep, setting.ranks, folder / "sweep.log", environment)
+                run_job(setting.command(file, steps), setting.ranks, file.with_suffix(".log"), environment)
+            described.write_text(json.dumps(asdict(setting)))
+        yield setting
+
+
+def read_runs(folder: Path) -> Iterator[tuple[Setting, Recorded]]:
+    """The recordings with what they show; prints which show nothing."""
+    for described in sorted(folder.glob("*.json")):
+        if described.name.startswith("wire-") or described.name == "scored.json":
+            continue
+        setting = Setting(**json.loads(described.read_text()))
+        try:
+            yield setting, recorded_in(described.with_suffix(".mcap"))[0]
+        except DdpwatchError as error:
+            print(f"{setting.name}: {error}", file=sys.stderr)
+
+
+def read_wires(folder: Path) -> dict[str, Wire]:
+    """The sweeps, by name."""
+    return {file.name: read_wire(file) for file in folder.glob("wire-*.json")}
