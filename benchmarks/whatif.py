@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import hypot
 from pathlib import Path
+from typing import Any
 from statistics import fmean, median
 
 from benchmarks.rounds import Rounds, rounds_done
@@ -206,7 +207,8 @@ def _cap(source: Setting, target: Setting) -> tuple[str, Change]:
 
 
 def _option(name: str) -> Callable[[Setting, Setting], tuple[str, Change] | None]:
-    return lambda source, target: (name, Change(**{name: True})) if getattr(target, name) else None
+    change: dict[str, Any] = {name: True}
+    return lambda source, target: (name, Change(**change)) if getattr(target, name) else None
 
 
 def _accumulate(source: Setting, target: Setting) -> tuple[str, Change] | None:

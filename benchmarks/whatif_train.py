@@ -40,7 +40,7 @@ class Pause(torch.autograd.Function):
 
 
 def _pause(ms: float, module: nn.Module, inputs: Any, output: Tensor) -> Any:
-    return Pause.apply(output, ms)  # type: ignore[no-untyped-call]
+    return Pause.apply(output, ms)
 
 
 def paced(data: DataSource, *, width: int = 512, layers: int = 10, ms: float = 8.0) -> nn.Module:
