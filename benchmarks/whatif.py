@@ -35,8 +35,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import hypot
 from pathlib import Path
-from typing import Any
 from statistics import fmean, median
+from typing import Any
 
 from benchmarks.rounds import Rounds, rounds_done
 from benchmarks.shaped_network import why_not

@@ -8,7 +8,7 @@ intervals. FSDP2 says when a rank waits: there, what is exposed is C ∩ W, with
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import NamedTuple, cast
 
@@ -170,16 +170,31 @@ def spans_of(step: Step) -> dict[str, Intervals]:
     return {phase: stretches if len(stretches) < 2 else union(stretches) for phase, stretches in found.items()}
 
 
+def buffer_waits(step: Step) -> Intervals:
+    """When a forward waited for DDP's broadcast of buffers, which comes first in it. If any did, the first one did."""
+    spans = step.spans
+    if len(spans) < 2 or spans[1].phase != "sync" or step.comm_wait_begin:
+        return []
+    return [(wait.start, wait.end) for before, wait in pairwise(spans) if (before.phase, wait.phase) == _BUFFERS]
+
+
+_BUFFERS = ("forward", "sync")  # of all other waits, a backward comes before
+
+
 def named_stretches(step: Step) -> list[tuple[str, int, int]]:
     """What the training thread did, as (name, start, end) from the step's start: waits for data, then the spans."""
-    return [*(("data", start, end) for start, end in _data_of(step)), *((s.phase, s.start, s.end) for s in step.spans)]
+    spans: list[tuple[str, int, int]] = [(span.phase, span.start, span.end) for span in step.spans]
+    if waits := buffer_waits(step):
+        spans = [("buffers" if span[1:] in waits else span[0], *span[1:]) for span in spans if span[1] < span[2]]
+    return [*(("data", start, end) for start, end in _data_of(step)), *spans]
 
 
 def comm_of(step: Step) -> Intervals | None:
-    """C: when at least one bucket was in flight. None if a completion was not measured."""
+    """C: when at least one bucket was in flight, or buffers. None if a completion was not measured."""
     if None in step.comm_done or not is_timed(step.status):
         return None
-    return union(zip(starts_of(step), cast("list[int]", step.comm_done), strict=True))
+    buckets = zip(starts_of(step), cast("list[int]", step.comm_done), strict=True)
+    return union(chain(buffer_waits(step), buckets))
 
 
 def starts_of(step: Step) -> list[int]:

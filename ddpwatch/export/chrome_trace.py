@@ -38,7 +38,7 @@ _INCIDENT_FACTS = (
 DEVICE_PIDS = 1 << 20  # above every rank
 INCIDENTS_PID = DEVICE_PIDS - 1
 _MOST_LANES = 1 << 20  # of a kind, only to sort them
-_PHASES = {"sync": "wait for buckets", "data": "wait for data"}
+_PHASES = {"sync": "wait for buckets", "data": "wait for data", "buffers": "wait for DDP's buffers"}
 _GAUGES = (
     ("utilization", "utilisation %"), ("memory_used", "memory used B"), ("power_w", "power W"),
     ("temperature_c", "temperature °C"), ("sm_clock_mhz", "SM clock MHz"), ("pcie_tx_bytes_s", "PCIe sent B/s"),

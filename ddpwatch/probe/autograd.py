@@ -1,7 +1,8 @@
-"""How the probe hooks into a backward: on the forward's outputs, and at the end of the autograd graph."""
+"""How the probe hooks into a backward, on the forward's outputs and at the end of the graph; and torch.compile."""
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,6 +38,15 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
     elif hasattr(output, "__dataclass_fields__"):
         for name in output.__dataclass_fields__:
             yield from tensors_in(getattr(output, name))
+
+
+def is_compiling_frames() -> bool:
+    """Whether torch.compile looks at the frames that are called from here; also if that is not known."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:
+        return False
+    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+    return callback is None or callback() not in (None, False)
 
 
 def _leave_untraced(trace_rules: Any) -> None:

@@ -3,6 +3,7 @@
 | what                        | found by                                                                       |
 |-----------------------------|--------------------------------------------------------------------------------|
 | start, end of the forward   | forward (pre-)hook of the DDP module                                           |
+| end of buffers' broadcast   | forward pre-hook of the module inside, for one forward, on a host clock        |
 | start of the backward       | tensor hooks on the forward's outputs                                          |
 | end of the backward compute | an engine callback queued when the backward starts                             |
 | end of the backward         | a callback queued from that callback: it runs after DDP's own                  |
@@ -28,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from ddpwatch.messages import Group, Layout
-from ddpwatch.probe.autograd import on_graph_end
+from ddpwatch.probe.autograd import is_compiling_frames, on_graph_end
 from ddpwatch.probe.bucket_layout import LayoutTracker, parameter_columns, reduced_parameters
 from ddpwatch.probe.collectives import GroupHooks, issued_by
 from ddpwatch.probe.comm_hooks import comm_hook_of, time_later_hook
@@ -94,6 +95,8 @@ class DdpProbe(GuardedProbe):
         self._issued: int | None = None  # collectives of the group before this backward
         self._will_sync = True
         self._synced_backwards = 0
+        self._inner_hook = ModuleHook(self._guarded(self._forward_computes))
+        self._inner_handle: RemovableHandle | None = None
         self._launched: list[BucketRecord] = []
         self._observed = True  # whether this backward's collectives are seen
         self.foreign_hook = _foreign_hook_of(ddp)
@@ -138,6 +141,7 @@ class DdpProbe(GuardedProbe):
             self.reducer_group.release(ddp, self._in_backward)
         if self._group_hooks is not None:
             self._group_hooks.close()
+        self._drop_inner_hook()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -184,8 +188,27 @@ class DdpProbe(GuardedProbe):
             return
         self._in_backward = False
         self._recorder.forward_begin(module.require_backward_grad_sync)
+        if self._recorder.phase and self._host and module.will_sync_module_buffers():
+            self._expect_buffers(module)
         if not self._recorder.phase and self.reducer_group is not None:
             self.reducer_group.switch(module, False)
+
+    def _expect_buffers(self, ddp: DistributedDataParallel) -> None:
+        """Hooks the module inside for this forward alone. What torch compiles must not meet a hook there."""
+        self._drop_inner_hook()
+        inner = ddp.module
+        if not (hasattr(ddp, "buffer_hook") or is_compiling_frames() or inner._compiled_call_impl is not None):
+            self._inner_handle = inner.register_forward_pre_hook(self._inner_hook, prepend=True)
+
+    def _forward_computes(self, module: Any, arguments: Any) -> None:
+        """DDP has done what it does before the forward, and that was waiting, as it has broadcast its buffers."""
+        self._drop_inner_hook()
+        self._recorder.buffers_synced()
+
+    def _drop_inner_hook(self) -> None:
+        if self._inner_handle is not None:
+            self._inner_handle.remove()
+            self._inner_handle = None
 
     def _forward_end(self, module: Any, arguments: Any, output: Any) -> None:
         if not torch.is_grad_enabled():

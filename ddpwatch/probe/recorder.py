@@ -197,6 +197,13 @@ class StepRecorder:
             self._validation = (start, now)
             record.start = now
 
+    def buffers_synced(self) -> None:
+        """DDP has broadcast its buffers: so far the forward has only waited for that."""
+        if self.phase == "forward" and self.current is not None:
+            start = self._phase_start
+            self.current.spans.append(("forward", start, start))
+            self._leave("sync", "forward")
+
     def forward_end(self) -> None:
         """The forward that started last has returned."""
         if self.phase == "forward":

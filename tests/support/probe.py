@@ -101,9 +101,10 @@ class Watched:
         on_wait: Callable[[], None] = lambda: None,
         on_validation: Callable[[int, int], None] = lambda start, end: None,
         gpu: GpuClock | None = None,
+        last: nn.Module | None = None,
         **options: Any,
     ) -> None:
-        stack = nn.Sequential(*[Layer(8, 8) for _ in range(LAYERS)])
+        stack = nn.Sequential(*[Layer(8, 8) for _ in range(LAYERS)], *([] if last is None else [last]))
         self.ddp = DistributedDataParallel(stack, **{"bucket_cap_mb": 0.0002, **options})
         prepare(self.ddp)
         self.records: list[StepRecord] = []

@@ -9,11 +9,14 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpwatch.analysis.step import buffer_waits
 from ddpwatch.messages import Step
+from ddpwatch.probe.autograd import is_compiling_frames
 from ddpwatch.probe.bucket_layout import bucket_layout
 from ddpwatch.probe.completion import drain
 from ddpwatch.probe.derive import HOOKS_PERIOD
@@ -220,6 +223,40 @@ def test_an_unwatched_step_is_left_alone() -> None:
     steps = [record.message(0, 0) for record in watched.records]
     assert [step.status for step in steps] == ["warmup", "ok", "ok", "unwatched", "ok", "unwatched", "ok"]
     assert all(step.comm_label for step in steps if step.status != "unwatched")
+
+
+def test_a_forward_that_waits_for_buffers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves no hook on the module inside, where torch.compile or a copy would meet it."""
+    broadcast, seen, hooked = dist._broadcast_coalesced, [], []  # type: ignore[attr-defined]
+
+    def noted(*arguments: object) -> None:
+        start = time.monotonic_ns()
+        hooked.append(len(watched.ddp.module._forward_pre_hooks))
+        broadcast(*arguments)
+        seen.append((start, time.monotonic_ns()))
+
+    watched = Watched(FixedSchedule(lambda step: step == 3, lambda step: step == 4), last=nn.BatchNorm1d(8))
+    monkeypatch.setattr(dist, "_broadcast_coalesced", noted)
+    steps = watched.train(6)
+    assert [step.status for step in steps] == ["warmup", "ok", "ok", "shadow", "unwatched", "ok"]
+    assert hooked == [step.status != "unwatched" for step in steps]
+    assert not watched.ddp.module._forward_pre_hooks
+    for step, (start, end) in zip(steps, seen, strict=True):
+        if step.status == "unwatched":
+            continue
+        [(since, until)] = buffer_waits(step)
+        assert step.start_ns + since <= start <= end <= step.start_ns + until
+        assert [span.phase for span in step.spans[:3]] == ["forward", "sync", "forward"]
+
+
+def test_what_torch_compiles_meets_no_hook_inside() -> None:
+    assert not is_compiling_frames()
+    assert torch.compile(is_compiling_frames, backend="eager")()
+    watched = Watched(
+        last=nn.BatchNorm1d(8), bucket_cap_mb=25
+    )  # torch's own splitting of graphs at buckets asks for that
+    watched.ddp.module.compile(backend="eager")
+    assert not any(buffer_waits(step) for step in watched.train(3))
 
 
 def test_on_wait_is_called_when_a_backward_is_about_to_wait() -> None:

@@ -61,11 +61,11 @@ def ping(node: Host, root: Host, at_ns: int) -> ClockExchange:
 
 
 def job(late_ranks: tuple[int, ...], hosts: dict[int, Host] = HOSTS) -> Iterator[Message]:
-    """40 steps of two hosts; the late ranks take turns to be last, by 30 ms and 31."""
+    """40 steps of two hosts; the late ranks take turns to be last, by 30 to 32 ms."""
     for rank, (name, boot_id) in hosts.items():
         yield hello(rank, len(hosts), host=name, boot_id=boot_id)
         yield layout(rank)
-    lateness = [[30 + (number + rank) % 2 if rank in late_ranks else 0 for rank in hosts] for number in range(40)]
+    lateness = [[30 + (number + rank) % 3 if rank in late_ranks else 0 for rank in hosts] for number in range(40)]
     for ranks in synchronous(lateness, statuses={0: "warmup"}):
         yield from ranks
         yield ping(hosts[5], hosts[0], ranks[0].start_ns)
@@ -80,6 +80,16 @@ def test_a_slow_host_is_named_and_its_cost_is_its_ranks() -> None:
     waited = [account for account in run.lost()["accounts"] if account["account"] == "waiting"]
     assert {account["rank"] for account in waited} <= {4, 5}
     assert sum(account["seconds"] for account in waited) == pytest.approx(slow["seconds"], rel=0.01)
+
+
+def test_ranks_that_are_late_together_cost_what_the_other_hosts_wait() -> None:
+    """Not only what the last of them is later than the next, which is on the same slow host."""
+    run = DiagnosedRun()
+    for _ in run.steps(enveloped(job((3, 4, 5)))):
+        pass
+    [slow] = [row for row in run.incidents() if row["kind"] in ("slow_host", "straggler")]
+    each_s = 3 * 0.022  # the other host's ranks compute 10 ms of the 32 that they are ahead
+    assert 0.75 * 39 * each_s < slow["seconds"] <= 40 * each_s
 
 
 def test_two_hosts_of_one_name_are_two() -> None:

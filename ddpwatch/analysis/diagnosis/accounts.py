@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.diagnosis.buffers import waits_for_buffers
 from ddpwatch.analysis.diagnosis.incident import AccountName
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
@@ -219,6 +220,7 @@ class Ledger:
         buckets = across.skew.buckets
         rows: list[Mapping[str, int]] = []
         transferred = unknown = 0
+        waited = waits_for_buffers(across)
         for rank, facts in across.all_facts().items():
             phases: Mapping[str, int] = facts.figures.phases_ns
             exposed = facts.figures.exposed
@@ -228,10 +230,16 @@ class Ledger:
             if rank in pauses:
                 phases, exposed = _with_pauses(across.ranks[rank], exposed, pauses[rank])
             rows.append(phases)
+            if exposed and rank in waited:
+                ns, travelled, exposed = waited[rank].split(exposed)
+                if ns:
+                    _add(found.waits, waited[rank].awaited, ns)
+                transferred += travelled
             if exposed:
                 part = split_exposed(facts, exposed, buckets)
-                for awaited, ns in part.waits.items():
-                    found.waits[awaited] = found.waits.get(awaited, 0) + ns
+                for last, ns in part.waits.items():
+                    held_up = last in waited and waited[last].explains(across.skew.late[last])
+                    _add(found.waits, waited[last].awaited if held_up else last, ns)
                 transferred += part.transfer
                 unknown += part.unknown
         names = dict.fromkeys(chain.from_iterable(rows))

@@ -23,12 +23,12 @@ from ddpwatch.analysis.diagnosis.liveness import Liveness
 from ddpwatch.analysis.diagnosis.noise import KEEP_STEPS
 from ddpwatch.analysis.diagnosis.pauses import Pauses, joined
 from ddpwatch.analysis.diagnosis.sentences import LayerNames, late_rank_sentence
-from ddpwatch.analysis.diagnosis.slow_host import Host, by_host
+from ddpwatch.analysis.diagnosis.slow_host import Host, by_host, late_together
 from ddpwatch.analysis.diagnosis.unsound import Unsound
 from ddpwatch.analysis.diagnosis.whole_run import WholeRun
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.intervals import total_within
-from ddpwatch.analysis.step import BucketKey
+from ddpwatch.analysis.step import BucketKey, buffer_waits
 from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Node, RankSample, Stack, Status, Step
 
 KEEP_JUDGED = KEEP_STEPS  # newest watched steps: their waits, and those since, may turn out to be one rank's doing
@@ -150,14 +150,22 @@ class Diagnosis:
             launches = _launches(across, ranks, key)
             if facts.split.pauses:  # these have a known reason
                 launches = [at - facts.paused_ns(rank) for at, rank in zip(launches, ranks, strict=True)]
-            before, last_at = sorted(launches)[-2:]
-            facts.split.leads[ranks[launches.index(last_at)]] = last_at - before
             late = self._lateness((group, LATENESS), ranks)
+            self._lead(facts.split, ranks, launches, late.streaks)
             found = late.add(across.step, launches, across.longest_ns, across.skew.error)
             if not facts.split.pauses:
                 yield from self._watch_phases(facts, group, late)
             for streak in found:
                 yield (group, LATENESS), LateRank(streak, ranks)
+
+    def _lead(self, split: StepSplit, ranks: Sequence[int], launches: Sequence[int], late: Collection[int]) -> None:
+        """Notes how much later the last rank was than the one before it; of a slow host, than those of other hosts."""
+        last_at = max(launches)
+        last = ranks[launches.index(last_at)]
+        if len(late) < 2 or len(slow := late_together(last, late, self._hosts)) < 2:
+            split.leads[last] = last_at - sorted(launches)[-2]
+        elif others := [at for rank, at in zip(ranks, launches, strict=True) if rank not in slow]:
+            split.leads[last] = last_at - max(others)
 
     def _watch_phases(self, facts: StepFacts, group: int, late: GroupLateness) -> Iterable[tuple[_Watch, LateRank]]:
         """Compares how long the ranks of a group spend on a phase. It matters if it makes a rank late."""
@@ -340,11 +348,14 @@ def _gain(incident: Incident) -> float:
 
 
 def _launches(across: StepAcrossRanks, ranks: Sequence[int], key: BucketKey) -> list[int]:
-    """When ranks launched a bucket. With FSDP2, had they never waited before: each wait makes up for lateness."""
+    """When ranks launched a bucket, had they never waited for a collective before: each wait makes up for lateness.
+
+    With FSDP2 these are waits for parameters, with DDP for buffers. Other waits of DDP's come after the launches.
+    """
     facts_of = across.all_facts()
     facts = [facts_of[rank] for rank in ranks]
     launches = [one.launch[-1] if one.keys[-1] == key else one.launch[one.keys.index(key)] for one in facts]
-    if not any(map(_waits_of, across.ranks.values())):
+    if not any(map(_waits_of, across.ranks.values())) and not any(map(buffer_waits, across.ranks.values())):
         return launches
     return [at - _waited(across, rank, at) for rank, at in zip(ranks, launches, strict=True)]
 
@@ -354,5 +365,6 @@ _waits_of = attrgetter("comm_wait_begin")
 
 def _waited(across: StepAcrossRanks, rank: int, until_ns: int) -> int:
     """How long a rank had waited in a step until then."""
-    waits = across.figures[rank].exposed if across.ranks[rank].comm_wait_begin else []
+    step = across.ranks[rank]
+    waits = across.figures[rank].exposed if step.comm_wait_begin else buffer_waits(step)
     return total_within(waits, 0, until_ns - across.start_of(rank))

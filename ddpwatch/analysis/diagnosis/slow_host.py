@@ -45,10 +45,23 @@ def by_host(incidents: Iterable[Incident], hosts: Mapping[int, Host]) -> list[In
             found.append(incident)
     for host, own in late.items():
         for together in _together(own):
-            several = len({incident.ranks for incident in together}) >= max(2, len(ranks[host]) / 2)
+            several = _is_slow(len({incident.ranks for incident in together}), len(ranks[host]))
             called = host.name if names[host.name] == 1 else f"{host.name} ({ranks_named(ranks[host])})"
             found += [_joined(host.name, called, ranks[host], together)] if several else together
     return found
+
+
+def late_together(rank: int, late: Iterable[int], hosts: Mapping[int, Host]) -> set[int]:
+    """The rank, and those late ones that are a slow host with it."""
+    host = hosts.get(rank)
+    of_host = {other for other in late if hosts.get(other) == host} | {rank}
+    if host is None or len(of_host) < 2 or len(set(hosts.values())) < 2:
+        return {rank}
+    return of_host if _is_slow(len(of_host), sum(other == host for other in hosts.values())) else {rank}
+
+
+def _is_slow(late: int, ranks: int) -> bool:
+    return late >= max(2, ranks / 2)
 
 
 def _together(incidents: Sequence[Incident]) -> Iterator[list[Incident]]:

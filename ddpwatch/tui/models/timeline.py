@@ -179,7 +179,8 @@ def _phase(lane: Lane, at: int) -> list[Field]:
     for phase, start, end in reversed(lane.stretches()):
         if start <= inside < end:
             awaited = "parameter group" if lane.step.comm_op else "buckets"
-            name = {"sync": f"waits for its {awaited}", "data": "waits for data"}.get(phase, phase)
+            waits = {"sync": f"waits for its {awaited}", "data": "waits for data", "buffers": "waits for DDP's buffers"}
+            name = waits.get(phase, phase)
             between = f"{ms(lane.offset_ns + start)}–{ms(lane.offset_ns + end)}"
             took = f"{ms(end - start)} ms"
             return [Field(f"{name} {between} ms ({took})", f"{name} {took}", 1)]

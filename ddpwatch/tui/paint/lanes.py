@@ -22,6 +22,7 @@ _LABELS = {
     "backward": ((" backward ", "B"), "backward-label"),
     "optimizer": ((" optimizer ", "O"), "optimizer-label"),
     "sync": ((" waits for its buckets ", " waits "), "dim"),
+    "buffers": ((" waits for DDP's buffers ", " waits "), "dim"),
 }
 _GROUP_WAITS = ((" waits for its parameter group ", " waits "), "dim")  # with FSDP2
 

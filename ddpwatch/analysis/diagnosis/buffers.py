@@ -1,0 +1,52 @@
+"""Waits for DDP's broadcast of buffers, at the start of a forward: for whom, and how long.
+
+Rank 0 sends its buffers on, so ranks that come before it wait for it. With Gloo, it also waits for those to which it
+sends. Either launches its buckets as late as the rank that it waited for, and yet it was not late itself.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, total_within
+from ddpwatch.analysis.step import buffer_waits
+
+
+class BufferWait(NamedTuple):
+    """One rank's waits for buffers in a step. Times are absolute (ns).
+
+    Attributes:
+        awaited: The last rank that came to the broadcast before this one went on; maybe itself.
+        came: When that came.
+        times: When this rank waited.
+    """
+
+    awaited: int
+    came: int
+    times: Intervals
+
+    def split(self, exposed: Intervals) -> tuple[int, int, Intervals]:
+        """Splits exposed communication: waits for another rank, transfer of buffers (ns), and the rest."""
+        inside = intersect(exposed, self.times)
+        waited = total_within(inside, self.times[0][0], self.came)
+        return waited, total(inside) - waited, subtract(exposed, self.times)
+
+    def explains(self, late_ns: int) -> bool:
+        """Whether the wait is most of what the rank is late by."""
+        return 2 * (self.came - self.times[0][0]) >= late_ns > 0
+
+
+def waits_for_buffers(across: StepAcrossRanks) -> dict[int, BufferWait]:
+    """Per rank that waited. Only the first broadcast of a step is compared; what others take counts as transfer."""
+    waits: dict[int, Intervals] = {}
+    for rank, step in across.ranks.items():
+        if found := buffer_waits(step):
+            start = across.start_of(rank)
+            waits[rank] = [(start + since, start + until) for since, until in found]
+    came = {rank: times[0][0] for rank, times in waits.items()}
+    awaited = {
+        rank: max((other for other, at in came.items() if at <= times[0][1]), key=came.__getitem__)
+        for rank, times in waits.items()
+    }
+    return {rank: BufferWait(awaited[rank], came[awaited[rank]], times) for rank, times in waits.items()}
