@@ -1,8 +1,9 @@
 """One rank's step: its phases, its buckets, and how much of its communication was exposed.
 
 The definitions are those of ``docs/metrics.md``. Overlap is |C ∩ K| / |C| as in HolisticTraceAnalysis, with C the union
-of [launch, done] over the buckets ([start, done] where starts are known) and K the forward and backward compute
-intervals. FSDP2 says when a rank waits: there, what is exposed is C ∩ W, with W the union of the waits.
+of [launch, done] over the buckets ([start, done] where starts are known) and of the waits for DDP's buffers, and K the
+forward and backward compute intervals. FSDP2 says when a rank waits: there, what is exposed is C ∩ W, with W the union
+of the waits.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class StepFigures(NamedTuple):
         comm_ns: |C|; None if the completion of a bucket was not measured, 0 without communication.
         exposed_ns: |C| - |C ∩ K|; None if the completion of a bucket was not measured.
         overlap: |C ∩ K| / |C| from 0 to 1; None without communication, or if it was not measured.
-        exposed: When communication was exposed, as offsets from the step's start. Without completions: when the
-            backward only waited for its buckets.
+        exposed: When communication was exposed, as offsets from the step's start. Without completions: when the rank
+            only waited, for buckets or buffers.
     """
 
     step_ns: int
@@ -145,7 +146,7 @@ def _exposed(step: Step, comm: Intervals | None, forward: Intervals, backward: I
 
 
 def _waits(step: Step) -> Intervals:
-    """When the backward only waited for its buckets: all that is known of the exposed time without completions."""
+    """When the rank only waited for collectives: all that is known of the exposed time without completions."""
     return _within(union((span.start, span.end) for span in step.spans if span.phase == "sync"), step)
 
 
@@ -171,14 +172,15 @@ def spans_of(step: Step) -> dict[str, Intervals]:
 
 
 def buffer_waits(step: Step) -> Intervals:
-    """When a forward waited for DDP's broadcast of buffers, which comes first in it. If any did, the first one did."""
+    """When a forward waited for DDP's broadcast of buffers, at its start: the first one of a step does, if any."""
     spans = step.spans
     if len(spans) < 2 or spans[1].phase != "sync" or step.comm_wait_begin:
         return []
-    return [(wait.start, wait.end) for before, wait in pairwise(spans) if (before.phase, wait.phase) == _BUFFERS]
+    found = [wait for before, wait in pairwise(spans) if (before.phase, wait.phase) == _BUFFERS]
+    return [(wait.start, wait.end) for wait in found if wait.start <= wait.end]
 
 
-_BUFFERS = ("forward", "sync")  # of all other waits, a backward comes before
+_BUFFERS = ("forward", "sync")  # every other wait follows a backward
 
 
 def named_stretches(step: Step) -> list[tuple[str, int, int]]:
@@ -190,7 +192,7 @@ def named_stretches(step: Step) -> list[tuple[str, int, int]]:
 
 
 def comm_of(step: Step) -> Intervals | None:
-    """C: when at least one bucket was in flight, or buffers. None if a completion was not measured."""
+    """C: when a bucket was in flight, or the rank waited for buffers. None if a completion was not measured."""
     if None in step.comm_done or not is_timed(step.status):
         return None
     buckets = zip(starts_of(step), cast("list[int]", step.comm_done), strict=True)

@@ -41,7 +41,7 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
 
 
 def is_compiling_frames() -> bool:
-    """Whether torch.compile looks at the frames that are called from here; also if that is not known."""
+    """Whether torch.compile looks at the frames that are called from here. True if that cannot be found out."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:
         return False

@@ -107,7 +107,7 @@ class FsdpProbe(GuardedProbe):
             for label, group in enumerate(named):
                 self._stamp_waits(label, group)
         self._announce(model, named, param_base)
-        self._handles = list(self._attach(model))
+        self._handles.extend(self._attach(model))
         if model._get_fsdp_state()._training_state == TrainingState.FORWARD:  # found in its first forward
             self._guarded(self._forward_begin, starts_step=True)(model, ())
 

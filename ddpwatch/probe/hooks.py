@@ -183,6 +183,7 @@ class DdpProbe(GuardedProbe):
     # -- forward ---------------------------------------------------------------------------------------------
 
     def _forward_begin(self, module: Any, arguments: Any) -> None:
+        self._drop_inner_hook()  # of a forward that failed before it came so far
         if not torch.is_grad_enabled():
             self._recorder.validation_begin()
             return
@@ -195,13 +196,13 @@ class DdpProbe(GuardedProbe):
 
     def _expect_buffers(self, ddp: DistributedDataParallel) -> None:
         """Hooks the module inside for this forward alone. What torch compiles must not meet a hook there."""
-        self._drop_inner_hook()
         inner = ddp.module
-        if not (hasattr(ddp, "buffer_hook") or is_compiling_frames() or inner._compiled_call_impl is not None):
+        unhookable = isinstance(inner, torch.jit.ScriptModule) or inner._compiled_call_impl is not None
+        if not (hasattr(ddp, "buffer_hook") or unhookable or is_compiling_frames()):
             self._inner_handle = inner.register_forward_pre_hook(self._inner_hook, prepend=True)
 
     def _forward_computes(self, module: Any, arguments: Any) -> None:
-        """DDP has done what it does before the forward, and that was waiting, as it has broadcast its buffers."""
+        """DDP's work before the forward is over: it broadcast its buffers, so all of that was waiting."""
         self._drop_inner_hook()
         self._recorder.buffers_synced()
 

@@ -190,8 +190,10 @@ class StepRecorder:
         """Removes the forwards that no backward has followed from the step, which may start only now."""
         self._forwards = 1
         record.data = None if record.data is None else []
-        while record.spans and record.spans[-1][0] == "forward":
-            record.spans.pop()
+        phases = [phase for phase, _, _ in record.spans]
+        while phases and (phases[-1] == "forward" or phases[-2:] == ["forward", "sync"]):  # which waited for buffers
+            phases.pop()
+        del record.spans[len(phases) :]
         if not record.spans:
             start, _ = self._validation or (record.start, now)
             self._validation = (start, now)

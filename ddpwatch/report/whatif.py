@@ -42,10 +42,11 @@ class Question:
         Raises:
             UsageError: A value is not valid.
         """
-        first = None if self.first_cap is None else _numbers("--first-cap", self.first_cap, 1 / 1024, 4096)[0]
+        firsts: list[float] = [] if self.first_cap is None else _numbers("--first-cap", self.first_cap, 1 / 1024, 4096)
         caps = _numbers("--cap", self.caps, 1 / 1024, 4096)
         options = [
-            [Change(cap_mib=cap, first_mib=first) for cap in caps] or ([Change(first_mib=first)] if first else []),
+            [Change(cap_mib=cap, first_mib=first) for first in (firsts or (None,)) for cap in caps]
+            or [Change(first_mib=first) for first in firsts],
             [Change(hook=parse_hook(hook)) for hook in (self.hooks or "").split(",") if hook.strip()],
             [Change(link=link) for link in _numbers("--link", self.links, 0.01, 1000)],
             [] if self.without_rank is None else [Change(without_rank=self.without_rank)],

@@ -85,6 +85,7 @@ def test_a_late_rank_is_named_with_its_parameter_group(reports: dict[str, dict[s
     stragglers = [one for one in reports["late"]["incidents"] if one["kind"] == "straggler"]
     costliest = max(stragglers, key=lambda one: one["seconds"])
     assert (costliest["ranks"], costliest["phase"], costliest["bucket"]) == ([1], "backward", GROUP)
+    assert "its backward takes" in costliest["message"]
     assert f"parameter group {GROUP} (blocks.2) on" in costliest["message"]
     assert 90 < costliest["evidence"]["late_ms"] < 400
     same = [one for one in stragglers if (one["ranks"], one["bucket"]) == ([1], GROUP)]

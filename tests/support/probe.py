@@ -102,10 +102,11 @@ class Watched:
         on_validation: Callable[[int, int], None] = lambda start, end: None,
         gpu: GpuClock | None = None,
         last: nn.Module | None = None,
+        module: nn.Module | None = None,
         **options: Any,
     ) -> None:
         stack = nn.Sequential(*[Layer(8, 8) for _ in range(LAYERS)], *([] if last is None else [last]))
-        self.ddp = DistributedDataParallel(stack, **{"bucket_cap_mb": 0.0002, **options})
+        self.ddp = DistributedDataParallel(module or stack, **{"bucket_cap_mb": 0.0002, **options})
         prepare(self.ddp)
         self.records: list[StepRecord] = []
         self.layouts: list[Layout] = []
@@ -152,7 +153,7 @@ class Watched:
         output = self.ddp(torch.ones(2, 8))
         forward_ns = time.monotonic_ns() - start
         output.sum().backward()
-        starts = [*(start for start, _ in naps[1:]), time.monotonic_ns()]
+        starts = [*(start for start, _ in naps[1:]), time.monotonic_ns()][: len(naps)]
         self.backwards.append(Backward(forward_ns, [(nap[1], after) for nap, after in zip(naps, starts, strict=True)]))
 
 

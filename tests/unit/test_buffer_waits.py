@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpwatch.analysis.step import buffer_waits, figures, named_stretches
-from ddpwatch.messages import Message, Span, Step
+from ddpwatch.messages import Group, Message, Span, Step
 from tests.support.frames import MS, START_NS, STEP_MS, hello, layout, state_of, step
 
 STEPS = 40
@@ -56,6 +56,19 @@ def test_only_the_rank_that_they_wait_for_is_late(late: int, waits: dict[int, in
     accounts = {(account.name, account.rank): account.ns for account in diagnosis.lost().accounts}
     assert accounts["waiting", late] == STEPS * waited_ms * MS
     assert {rank for name, rank in accounts if name == "waiting"} == {late}
+
+
+def test_ranks_of_another_group_are_not_waited_for() -> None:
+    """Ranks 2 and 3 have a group of their own, and come to its broadcast later."""
+    groups = [Group(rank=rank, id=1 + rank // 2, ranks=[0, 1] if rank < 2 else [2, 3]) for rank in range(4)]
+    messages = job({0: 10, 2: 30, 3: 30}, {1: 40})
+    for message in messages:
+        if isinstance(message, Step):
+            message.comm_group = [1 + message.rank // 2] * 2
+    messages[4:4] = groups
+    accounts = {(account.name, account.rank): account.ns for account in state_of(messages).diagnosis.lost().accounts}
+    assert accounts.get(("waiting", 0), 0) >= STEPS * 10 * MS  # of the 40 ms, those until rank 0 came
+    assert not {rank for name, rank in accounts if name == "waiting"} & {2, 3}
 
 
 def test_it_is_exposed_communication_and_no_forward() -> None:

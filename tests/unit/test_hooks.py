@@ -249,13 +249,33 @@ def test_a_forward_that_waits_for_buffers_says_so(monkeypatch: pytest.MonkeyPatc
         assert [span.phase for span in step.spans[:3]] == ["forward", "sync", "forward"]
 
 
-def test_what_torch_compiles_meets_no_hook_inside() -> None:
+def test_a_module_that_is_compiled_or_scripted_gets_no_hook() -> None:
     assert not is_compiling_frames()
     assert torch.compile(is_compiling_frames, backend="eager")()
     watched = Watched(last=nn.BatchNorm1d(8))
     inner = watched.ddp.module
     inner._compiled_call_impl = inner._call_impl  # as `inner.compile()` sets it
     assert not any(buffer_waits(step) for step in watched.train(3))
+    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
+        script = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
+    scripted = Watched(module=script)
+    assert not any(buffer_waits(step) for step in scripted.train(3))
+
+
+def test_a_hook_inside_does_not_outlive_a_forward_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no network")
+
+    watched = Watched(last=nn.BatchNorm1d(8))
+    with monkeypatch.context() as patched:
+        patched.setattr(dist, "_broadcast_coalesced", fail)
+        with pytest.raises(RuntimeError, match="no network"):
+            watched.ddp(torch.ones(2, 8))
+    assert watched.ddp.module._forward_pre_hooks
+    with torch.no_grad():
+        watched.ddp(torch.ones(2, 8))
+    assert not watched.ddp.module._forward_pre_hooks
+    assert watched.errors == []
 
 
 def test_on_wait_is_called_when_a_backward_is_about_to_wait() -> None:

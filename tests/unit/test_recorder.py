@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 
+import pytest
+
 from ddpwatch.analysis.step import figures
 from ddpwatch.messages import Step
 from ddpwatch.probe.record import StepRecord
@@ -32,8 +34,10 @@ class Script:
         self.now += ns
         return self.recorder
 
-    def forward(self, ns: int = 10) -> None:
+    def forward(self, ns: int = 10, *, buffers: bool = False) -> None:
         self.after(1).forward_begin()
+        if buffers:
+            self.recorder.buffers_synced()
         self.after(ns).forward_end()
 
     def backward(self, *, synced: bool = True) -> None:
@@ -271,15 +275,16 @@ def test_a_forward_without_a_backward_stays_in_the_step() -> None:
     assert [step.micro_steps for step in script.messages()] == [1]
 
 
-def test_an_evaluation_with_gradients_on_is_no_part_of_a_step_and_does_not_grow() -> None:
+@pytest.mark.parametrize("buffers", [False, True])
+def test_an_evaluation_with_gradients_on_is_no_part_of_a_step_and_does_not_grow(buffers: bool) -> None:
     script = Script()
     script.forward()
     script.backward()
     script.optimize()
     start = script.now
     for _ in range(3 * MAX_FORWARDS):
-        script.forward()
-        assert len(script.recorder.current.spans) <= MAX_FORWARDS  # type: ignore[union-attr]
+        script.forward(buffers=buffers)
+        assert len(script.recorder.current.spans) <= (3 if buffers else 1) * MAX_FORWARDS  # type: ignore[union-attr]
     assert script.validations == []
     script.backward()
     script.optimize()

@@ -174,6 +174,12 @@ def test_two_options_also_count_together() -> None:
     assert len(changes) == 2 + 1 + 1 + 2 + 2 + 1
 
 
+def test_each_first_cap_counts_with_each_cap() -> None:
+    changes = Question(caps="5,10", first_cap="1,2").changes()
+    assert [(change.first_mib, change.cap_mib) for change in changes] == [(1, 5), (1, 10), (2, 5), (2, 10)]
+    assert [change.first_mib for change in Question(first_cap="1,2").changes()] == [1, 2]
+
+
 class _Snapshot:
     """A source that gives all at once, then a status, as a collector does."""
 

@@ -70,7 +70,8 @@ class StepSplit:
         total: Of all ranks.
         accounts: All of it but the waits.
         waits: By the rank that was waited for.
-        leads: By the rank that launched its group's last bucket last, how much later than the one before it.
+        leads: By the rank that launched its group's last bucket last, how much later than the one before it; of a slow
+            host, than the last one of another host.
         pauses: By rank, how long it paused since its step before, by phase.
         longest_ns: Duration on the slowest rank.
         start_ns, end_ns: Its earliest start and its latest end on any rank.

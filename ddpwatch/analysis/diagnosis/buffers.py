@@ -1,7 +1,7 @@
 """Waits for DDP's broadcast of buffers, at the start of a forward: for whom, and how long.
 
 Rank 0 sends its buffers on, so ranks that come before it wait for it. With Gloo, it also waits for those to which it
-sends. Either launches its buckets as late as the rank that it waited for, and yet it was not late itself.
+sends. A rank that waits there launches its buckets late, but is not late itself.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ class BufferWait(NamedTuple):
     """One rank's waits for buffers in a step. Times are absolute (ns).
 
     Attributes:
-        awaited: The last rank that came to the broadcast before this one went on; maybe itself.
-        came: When that came.
+        awaited: Whom it waited for: the rank that reached the broadcast last before this one went on. Itself if it
+            waited for nobody, or if nobody can be compared with it.
+        came: When ``awaited`` reached the broadcast.
         times: When this rank waited.
     """
 
@@ -45,8 +46,9 @@ def waits_for_buffers(across: StepAcrossRanks) -> dict[int, BufferWait]:
             start = across.start_of(rank)
             waits[rank] = [(start + since, start + until) for since, until in found]
     came = {rank: times[0][0] for rank, times in waits.items()}
-    awaited = {
-        rank: max((other for other, at in came.items() if at <= times[0][1]), key=came.__getitem__)
-        for rank, times in waits.items()
-    }
+    peers = across.skew.peers  # of one group, on one time line
+    awaited = {}
+    for rank, times in waits.items():
+        others = [other for other in peers.get(rank, ()) if other in came and came[other] <= times[0][1]]
+        awaited[rank] = max(others, key=came.__getitem__, default=rank)
     return {rank: BufferWait(awaited[rank], came[awaited[rank]], times) for rank, times in waits.items()}

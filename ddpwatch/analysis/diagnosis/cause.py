@@ -116,7 +116,8 @@ class Cause:
         if not self._hooked:
             return None
         delays = [delays for _, delays in self._hooked]
-        lost = {param: median(own) for param, own in _gathered(map(_growth, delays)).items()}
+        gathered = _gathered(map(_growth, delays)).items()
+        lost = {param: median(own) for param, own in gathered if 2 * len(own) >= len(delays)}  # of most late steps
         worst = max(lost, key=lost.__getitem__, default=None)
         if worst is not None and 2 * lost[worst] >= excess_ns:
             return worst

@@ -165,7 +165,7 @@ class Diagnosis:
         if len(late) < 2 or len(slow := late_together(last, late, self._hosts)) < 2:
             split.leads[last] = last_at - sorted(launches)[-2]
         elif others := [at for rank, at in zip(ranks, launches, strict=True) if rank not in slow]:
-            split.leads[last] = last_at - max(others)
+            split.leads[last] = last_at - max(others)  # if all of the group is slow, all waits for the last one count
 
     def _watch_phases(self, facts: StepFacts, group: int, late: GroupLateness) -> Iterable[tuple[_Watch, LateRank]]:
         """Compares how long the ranks of a group spend on a phase. It matters if it makes a rank late."""

@@ -36,7 +36,7 @@ def name_of(kind: Kind) -> str:
 
 
 def letter(incident: Incident) -> tuple[str, str]:
-    """The cell of an incident in a strip: a letter that tells the kinds apart without colour, and its style."""
+    """The cell of an incident in a strip: a letter that sets the kinds apart without colour, and its style."""
     return LETTERS[incident.kind], _BADGES[style_of(incident)]
 
 

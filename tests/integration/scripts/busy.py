@@ -1,4 +1,4 @@
-"""Trains a tiny model as fast as it can, and says when frames begin to be dropped.
+"""Trains a tiny model as fast as it can, and says when it starts to drop frames.
 
     busy.py RECORDING FILL STOP END
 
@@ -29,7 +29,7 @@ def main() -> None:
     gc.disable()  # its pauses would be marks as well
     model = DistributedDataParallel(nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs, go_on, told = torch.randn(4, 8), torch.ones(1), False
+    inputs, go_on, warned = torch.randn(4, 8), torch.ones(1), False
     with ddpwatch.watch(model, record=record):
         while go_on.item():
             model(inputs).sum().backward()
@@ -37,8 +37,8 @@ def main() -> None:
             optimizer.zero_grad()
             for _ in range(MARKS * Path(fill).exists()):
                 ddpwatch.mark("one more frame")
-            if not told and session._session.sender.dropped:
-                told = True
+            if not warned and session._session.sender.dropped:
+                warned = True
                 print(f"rank {dist.get_rank()} drops\n", end="", flush=True)
             if dist.get_rank() == 0:
                 go_on.fill_(not Path(stop).exists())

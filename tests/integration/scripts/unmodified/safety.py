@@ -548,7 +548,7 @@ def early_exception() -> None:
 
 @case("exception in mid-backward")
 def late_exception() -> None:
-    """some buckets are in flight; DDP raises at the next forward; the module wrapped anew trains on"""
+    """some buckets are in flight; DDP raises at the next forward; the module wrapped again trains on"""
     ddp, batches = wrap(), Batches()
     optimizer = sgd(ddp)
     for step in range(2 * STEPS):
