@@ -20,7 +20,7 @@ from ddpwatch.collector_process import CollectorProcess
 from ddpwatch.control import Admit, Connect, Listen
 from ddpwatch.keys import new_key_pair
 from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import Beat, Hello, Message, Node, NodeStep, Status, Step, encode
+from ddpwatch.messages import Beat, Hello, Message, NodeStep, Status, Step, encode
 
 RUN, NODE = "real-agent", "0a9e47"
 AGENT = f"{RUN}.{NODE}"  # as `ddpwatch.probe.guest` calls it
@@ -92,11 +92,11 @@ class Viewer:
     Attributes:
         ranks: How many steps of ranks came within the measurement.
         step_bytes: Of the node steps that held them.
-        bytes, refused, dropped: As the root said last: of all frames, of frames refused and dropped.
+        bytes: Of all frames, as the root said last.
     """
 
     def __init__(self, source: LiveSource, steps: range) -> None:
-        self.ranks = self.step_bytes = self.bytes = self.refused = self.dropped = 0
+        self.ranks = self.step_bytes = self.bytes = 0
         self._source, self._steps = source, steps
 
     def read(self, seconds: float) -> None:
@@ -111,9 +111,7 @@ class Viewer:
             self.ranks += len(message.ranks) if isinstance(message, NodeStep) else 1
             self.step_bytes += nbytes
         elif isinstance(message, Status):
-            self.bytes, self.refused = message.bytes, sum(message.refused.values())
-        elif isinstance(message, Node):
-            self.dropped = message.dropped
+            self.bytes = message.bytes
 
 
 def agent_row(seconds: int) -> list[str]:
@@ -133,7 +131,7 @@ def agent_row(seconds: int) -> list[str]:
         peak_mb = _peak_mb(process)
         thread.join()
         viewer.read(ARRIVE_S)
-    lost = PER_NODE * count - viewer.ranks + viewer.dropped + viewer.refused
+    lost = PER_NODE * count - viewer.ranks
     steps, everything = viewer.step_bytes / seconds / 1e3, nbytes / took_s / 1e3
     shares = [f"{(b - a) / took_s:.1%}" for a, b in zip(before, after, strict=True)]
     return [*shares, f"{peak_mb:.0f}", f"{lost}", f"{steps:.2f}", f"{everything:.2f}", f"{steps * NODES / 1e3:.2f}"]

@@ -158,7 +158,7 @@ def see_all_reduces(observer: Observer) -> Callable[[], object]:
     """Lets an observer see the all-reduces, until it has gone or calls what this returns.
 
     Raises:
-        KeyError: FSDP2's module does not call ``dist.all_reduce`` any more.
+        KeyError: FSDP2's module has no name ``dist`` any more.
     """
     global _seeing
     names = vars(_fsdp_collectives)

@@ -101,7 +101,7 @@ def _healthy(summary: Summary, incidents: Sequence[Incident], ranks: int, comple
 
 
 def _past(incidents: Sequence[Incident]) -> str:
-    """Names the costliest of what is over, and of ranks first."""
+    """Names the costliest incident that is over; those of ranks come first."""
     over = [incident for incident in incidents if not incident.open and incident.severity != "info"]
     over = [incident for incident in over if (incident.share or 0.0) >= WORTH_SAYING]
     if not over:
