@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
@@ -27,7 +26,7 @@ from ddpwatch.analysis.diagnosis.slow_host import Host, by_host, late_together
 from ddpwatch.analysis.diagnosis.unsound import Unsound
 from ddpwatch.analysis.diagnosis.whole_run import WholeRun
 from ddpwatch.analysis.groups import Groups
-from ddpwatch.analysis.intervals import total_within
+from ddpwatch.analysis.intervals import Intervals, total_within
 from ddpwatch.analysis.step import BucketKey, buffer_waits
 from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Node, RankSample, Stack, Status, Step
 
@@ -355,16 +354,13 @@ def _launches(across: StepAcrossRanks, ranks: Sequence[int], key: BucketKey) -> 
     facts_of = across.all_facts()
     facts = [facts_of[rank] for rank in ranks]
     launches = [one.launch[-1] if one.keys[-1] == key else one.launch[one.keys.index(key)] for one in facts]
-    if not any(map(_waits_of, across.ranks.values())) and not any(map(buffer_waits, across.ranks.values())):
+    waits = [_waits(across, rank) for rank in ranks]
+    if not any(waits):
         return launches
-    return [at - _waited(across, rank, at) for rank, at in zip(ranks, launches, strict=True)]
+    rows = zip(ranks, launches, waits, strict=True)
+    return [at - total_within(before, 0, at - across.start_of(rank)) for rank, at, before in rows]
 
 
-_waits_of = attrgetter("comm_wait_begin")
-
-
-def _waited(across: StepAcrossRanks, rank: int, until_ns: int) -> int:
-    """How long a rank had waited in a step until then."""
+def _waits(across: StepAcrossRanks, rank: int) -> Intervals:
     step = across.ranks[rank]
-    waits = across.figures[rank].exposed if step.comm_wait_begin else buffer_waits(step)
-    return total_within(waits, 0, until_ns - across.start_of(rank))
+    return across.figures[rank].exposed if step.comm_wait_begin else buffer_waits(step)
