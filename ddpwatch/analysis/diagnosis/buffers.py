@@ -6,6 +6,7 @@ sends. A rank that waits there launches its buckets late, but is not late itself
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
@@ -42,13 +43,15 @@ def waits_for_buffers(across: StepAcrossRanks) -> dict[int, BufferWait]:
     """Per rank that waited. Only the first broadcast of a step is compared; what others take counts as transfer."""
     waits: dict[int, Intervals] = {}
     for rank, step in across.ranks.items():
-        if found := buffer_waits(step):
+        if own := buffer_waits(step):
             start = across.start_of(rank)
-            waits[rank] = [(start + since, start + until) for since, until in found]
-    came = {rank: times[0][0] for rank, times in waits.items()}
+            waits[rank] = [(start + since, start + until) for since, until in own]
+    found = {rank: BufferWait(rank, times[0][0], times) for rank, times in waits.items()}
     peers = across.skew.peers  # of one group, on one time line
-    awaited = {}
-    for rank, times in waits.items():
-        others = [other for other in peers.get(rank, ()) if other in came and came[other] <= times[0][1]]
-        awaited[rank] = max(others, key=came.__getitem__, default=rank)
-    return {rank: BufferWait(awaited[rank], came[awaited[rank]], times) for rank, times in waits.items()}
+    for group in {id(ranks): ranks for ranks in peers.values()}.values():
+        came = sorted((waits[rank][0][0], -rank) for rank in group if rank in waits)
+        for rank in group:
+            if rank in waits and peers[rank] is group:
+                at, awaited = came[bisect_right(came, (waits[rank][0][1], 0)) - 1]
+                found[rank] = BufferWait(-awaited, at, waits[rank])
+    return found
