@@ -15,6 +15,7 @@ from ddpwatch.state import StepAcrossRanks
 from ddpwatch.tui.text import ms
 
 MAX_COMM_ROWS = 3
+_AWAITED = {"sync": "its buckets", "buffers": "DDP's buffers", "data": "data"}  # by phase
 MarksByRank = Mapping[int, Sequence[Mark]]
 _SAMPLED_RANKS = 32  # enough to know how many comm rows are needed
 
@@ -70,6 +71,11 @@ class Lane:
     def on_axis(self, clock_ns: int) -> int:
         """A time of the rank's clock on the common axis."""
         return self.offset_ns + clock_ns - self.step.start_ns
+
+    def waits_for(self, phase: str) -> str:
+        """That the rank waits in a phase, and for what; empty if it does not."""
+        awaited = "its parameter group" if phase == "sync" and self.step.comm_op else _AWAITED.get(phase)
+        return f"waits for {awaited}" if awaited else ""
 
     def stretches(self) -> list[tuple[str, int, int]]:
         """The waits for data inside the step, then its spans, as (phase, start, end) from the step's start."""

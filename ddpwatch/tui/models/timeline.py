@@ -178,9 +178,7 @@ def _phase(lane: Lane, at: int) -> list[Field]:
     inside = at - lane.offset_ns
     for phase, start, end in reversed(lane.stretches()):
         if start <= inside < end:
-            awaited = "parameter group" if lane.step.comm_op else "buckets"
-            waits = {"sync": f"waits for its {awaited}", "data": "waits for data", "buffers": "waits for DDP's buffers"}
-            name = waits.get(phase, phase)
+            name = lane.waits_for(phase) or phase
             between = f"{ms(lane.offset_ns + start)}–{ms(lane.offset_ns + end)}"
             took = f"{ms(end - start)} ms"
             return [Field(f"{name} {between} ms ({took})", f"{name} {took}", 1)]

@@ -21,10 +21,7 @@ _LABELS = {
     "forward": ((" forward ", "F"), "forward-label"),
     "backward": ((" backward ", "B"), "backward-label"),
     "optimizer": ((" optimizer ", "O"), "optimizer-label"),
-    "sync": ((" waits for its buckets ", " waits "), "dim"),
-    "buffers": ((" waits for DDP's buffers ", " waits "), "dim"),
 }
-_GROUP_WAITS = ((" waits for its parameter group ", " waits "), "dim")  # with FSDP2
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +191,6 @@ def _paint_compute(canvas: Canvas, lane: Lane, axis: Axis, y: int, labelled: boo
         if phase in PHASES:
             canvas.fill(first, last, y, PHASES[phase], phase)
         if labelled:
-            texts, style = _GROUP_WAITS if phase == "sync" and lane.step.comm_op else _LABELS[phase]
+            texts, style = _LABELS.get(phase) or ((f" {lane.waits_for(phase)} ", " waits "), "dim")
             x, text = centred(first, last, texts)
             canvas.put(x, y, text, style)
