@@ -1,7 +1,7 @@
 """The real half of the benchmark of diagnosis: jobs on this machine that go wrong as planned.
 
 One job has many stretches, one after the other, with ordinary steps in between. It records to a file, which the engine
-then gets step by step, as a viewer would. A fault costs what its job was told to wait, times the ranks that waited.
+then gets step by step, as a viewer would. A fault costs what its job was set to wait, times the ranks that waited.
 """
 
 from __future__ import annotations

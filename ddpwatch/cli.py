@@ -396,10 +396,10 @@ def whatif(
 
     Without options, show the five changes that would gain most. Two options also count together.
     """
-    from ddpwatch.report.whatif import Question, answer, read_wire, recorded_in, recorded_live
+    from ddpwatch.report.whatif import WhatIfOptions, answer, read_wire, recorded_in, recorded_live
     from ddpwatch.report.whatif_text import render_whatif
 
-    question = Question(
+    question = WhatIfOptions(
         cap, first_cap, hook, link, without_rank, world, accumulate, bucket_view, static_graph, no_input, free
     )
     changes, measured = question.changes(), None if wire is None else read_wire(wire)

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from ddpwatch import rundir
-from ddpwatch.control import Admit, Channel, Listen, Listening, Order, Ready, Report, Unreachable
+from ddpwatch.control import Admit, ControlSocket, Listen, Listening, Order, Ready, Report, Unreachable
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.subprocesses import module_command
 
@@ -64,7 +64,7 @@ class CollectorProcess:
             self._arguments += ["--node", node]
         self.listening: Listening | None = None
         self._standing: dict[tuple[type[Order], str], Order] = {}
-        self._control: Channel | None = None
+        self._control: ControlSocket | None = None
         self._process: subprocess.Popen[bytes] | None = None  # None while it starts
         self._start_error: Exception | None = None
         self._restarts = 0
@@ -120,7 +120,7 @@ class CollectorProcess:
         except OSError:
             self._abandon()
             raise
-        self._control = Channel(mine)
+        self._control = ControlSocket(mine)
         for order in self._standing.values():
             self._control.send(order)
         self._process, self._is_ready = None, False

@@ -63,7 +63,7 @@ Report = Ready | Listening | Unreachable
 _decoder: msgspec.json.Decoder[Order | Report] = msgspec.json.Decoder(Order | Report)
 
 
-class Channel:
+class ControlSocket:
     """One end of the pair. Never waits: what the other end does not take yet is sent with the next call."""
 
     def __init__(self, end: socket.socket) -> None:

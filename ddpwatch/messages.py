@@ -468,7 +468,6 @@ MESSAGE_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     str(kind.__struct_config__.tag): kind for kind in get_args(Message)
 }
 RANK_MESSAGES: Final = (Hello, Group, Layout, Step, Beat, Mark, Bye, Stack)
-NODE_MESSAGES: Final = (NodeStep, ClockExchange, Node)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
@@ -496,5 +495,5 @@ def decode(frame: bytes | memoryview) -> Message:
 
 
 def type_name(message: Message) -> str:
-    """The ``type`` a message carries on the wire."""
+    """The ``type`` a message carries in its frame."""
     return str(type(message).__struct_config__.tag)

@@ -6,7 +6,7 @@ shortest times from launch to done on either clock together; waiting for a rank 
 
 Where a node's agent pings the root, each exchange bounds the offset, too: what was sent was received later, and the
 answer returned later still. That interval is as wide as the way there and back, and knows nothing of collectives. So a
-host that is late in every step can be told from a clock that is ahead.
+host that is late in every step can be distinguished from a clock that is ahead.
 """
 
 from __future__ import annotations

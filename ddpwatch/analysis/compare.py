@@ -101,7 +101,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FigureChange:
     """One figure of B less that of A, with its confidence interval. ``certain``: beyond chance and not negligible."""
 
     by: float
@@ -110,7 +110,7 @@ class Change:
     certain: bool
 
 
-def changes(a: RunSeries, b: RunSeries) -> dict[str, Change | None]:
+def changes(a: RunSeries, b: RunSeries) -> dict[str, FigureChange | None]:
     """How ``step``, the `PHASES` (ms) and ``overlap`` (a ratio) changed from A to B; None with too few steps."""
     least = SMALLEST * (_median(a.step) or 0.0)
     found = {"step": _change_of(a.step, b.step, least)}
@@ -125,14 +125,14 @@ def _comparable(a: RunSeries, b: RunSeries, phase: str) -> tuple[Sequence[float]
     return a.phases[phase], b.phases[phase]
 
 
-def _change_of(a: Sequence[float], b: Sequence[float], least: float) -> Change | None:
+def _change_of(a: Sequence[float], b: Sequence[float], least: float) -> FigureChange | None:
     """A difference of means needs no resampling: its bootstrap spread has a closed form."""
     if min(len(a), len(b)) < FEWEST_STEPS:
         return None
     blocks_a, blocks_b = _block_medians(a), _block_medians(b)
     spread = math.sqrt(pvariance(blocks_a) / len(blocks_a) + pvariance(blocks_b) / len(blocks_b))
     by, reach = fmean(blocks_b) - fmean(blocks_a), _reach(spread, min(len(blocks_a), len(blocks_b)))
-    return Change(by, by - reach, by + reach, abs(by) >= least and abs(by) > reach)
+    return FigureChange(by, by - reach, by + reach, abs(by) >= least and abs(by) > reach)
 
 
 def compare(a: RunSeries, b: RunSeries, seed: int = 0) -> Difference:

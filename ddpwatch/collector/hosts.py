@@ -17,11 +17,11 @@ import zmq
 from ddpwatch import transport
 from ddpwatch.collector.attention import HOSTS_LEAD_NS, Attention
 from ddpwatch.collector.hub import Hub
-from ddpwatch.collector.nodes import Node
+from ddpwatch.collector.nodes import AdmittedNode
+from ddpwatch.collector.protocol import Welcome
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.uplink import Uplink
-from ddpwatch.collector.wire import Welcome
-from ddpwatch.control import Admit, Channel, Connect, Listen, Report, Unreachable
+from ddpwatch.control import Admit, Connect, ControlSocket, Listen, Report, Unreachable
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import RANK_MESSAGES, Bye, Device, Group, Hello, Layout, Message, RankSample, decode
 
@@ -67,7 +67,7 @@ class Hosts:
         self._root: Root | None = None
         self._uplink: Uplink | None = None
         self._has_complained = False
-        self._control = None if control < 0 else Channel(socket.socket(fileno=control))
+        self._control = None if control < 0 else ControlSocket(socket.socket(fileno=control))
         if self._control is not None:
             poller.register(self._control, zmq.POLLIN)
 
@@ -76,7 +76,7 @@ class Hosts:
         if self._control is not None:
             self._control.send(report)
 
-    def turn(self) -> Iterator[tuple[Node, bytes]]:
+    def turn(self) -> Iterator[tuple[AdmittedNode, bytes]]:
         """Does what is due; yields the frames that have come from other hosts, still to be checked."""
         self._obey()
         if self._root is not None:

@@ -30,7 +30,7 @@ class Departure:
     at_ns: int
 
 
-class Liveness:
+class ProcessLiveness:
     """Follows processes through pidfds (Linux), or by asking whether the pid exists.
 
     Until its parent reaps an ended process, /proc still shows its signal or exit code; torchrun reaps ten times a

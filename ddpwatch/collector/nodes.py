@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddpwatch.collector.wire import UNSEEN_S, Batch, Open
+from ddpwatch.collector.protocol import UNSEEN_S, Batch, Open
 from ddpwatch.control import Admit
-from ddpwatch.messages import Node as NodeState
+from ddpwatch.messages import Node
 
 STATE_NS = 2_000_000_000  # at most, between two states of a host
 
 
 @dataclass(slots=True)
-class Node:
+class AdmittedNode:
     """One admitted host.
 
     Attributes:
@@ -46,9 +46,9 @@ class Node:
         """The number by which its messages name it."""
         return node_number(self.name)
 
-    def state(self, now_s: float) -> NodeState:
+    def state(self, now_s: float) -> Node:
         """Its state, for viewers."""
-        return NodeState(
+        return Node(
             node=self.number,
             host=self.host,
             ranks=sorted(self.ranks),
@@ -68,28 +68,28 @@ class Nodes:
 
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()
-        self._nodes: dict[str, Node] = {}
-        self._published: dict[str, NodeState] = {}
+        self._nodes: dict[str, AdmittedNode] = {}
+        self._published: dict[str, Node] = {}
 
     def admit(self, order: Admit, now_s: float) -> None:
         """Admits a host, or changes its ranks. Not its key: another key is another agent's."""
-        node = self._nodes.setdefault(order.node, Node(order.node, order.key, frozenset(), seen_s=now_s))
+        node = self._nodes.setdefault(order.node, AdmittedNode(order.node, order.key, frozenset(), seen_s=now_s))
         taken = {rank for other in self._nodes.values() if other is not node for rank in other.ranks}
         node.ranks = frozenset(order.ranks) - taken
 
-    def of_key(self, key: str) -> Node | None:
+    def of_key(self, key: str) -> AdmittedNode | None:
         """The host whose agent has this public key."""
         return next((node for node in self._nodes.values() if node.key == key), None)
 
-    def get(self, name: str) -> Node | None:
+    def get(self, name: str) -> AdmittedNode | None:
         """The host of this name."""
         return self._nodes.get(name)
 
-    def connected(self) -> list[Node]:
+    def connected(self) -> list[AdmittedNode]:
         """The hosts that have a connection, as far as is known."""
         return [node for node in self._nodes.values() if node.connection]
 
-    def open(self, node: Node, connection: bytes, message: Open) -> bool:
+    def open(self, node: AdmittedNode, connection: bytes, message: Open) -> bool:
         """Takes a new connection in place of the one before. Not one of an agent that has died since."""
         if message.restarts < node.restarts:
             self.refused["replayed"] += 1
@@ -99,7 +99,7 @@ class Nodes:
         node.connection, node.host = connection, message.host
         return True
 
-    def accept(self, node: Node, batch: Batch) -> list[bytes]:
+    def accept(self, node: AdmittedNode, batch: Batch) -> list[bytes]:
         """The frames of a batch, unless it has come before."""
         if batch.seq <= node.seq:
             self.refused["repeated"] += 1
@@ -122,7 +122,7 @@ class Nodes:
         silent = [node for node in self._nodes.values() if now_s - node.seen_s > for_s]
         return sorted(rank for node in silent for rank in node.ranks)
 
-    def news(self, now_s: float) -> Iterator[NodeState]:
+    def news(self, now_s: float) -> Iterator[Node]:
         """The states of hosts that joined or changed, and of those that were not sent for a while."""
         for node in self._nodes.values():
             state, before = node.state(now_s), self._published.get(node.name)
@@ -136,6 +136,6 @@ def node_number(name: str) -> int:
     return int(name, 16)
 
 
-def _is_news(before: NodeState, state: NodeState) -> bool:
+def _is_news(before: Node, state: Node) -> bool:
     changed = (before.host, before.ranks, before.connected) != (state.host, state.ranks, state.connected)
     return changed or state.at_ns - before.at_ns >= STATE_NS

@@ -17,14 +17,14 @@ import zmq.utils.z85
 
 from ddpwatch import clock, transport
 from ddpwatch.collector.addresses import AddressSearch, endpoint, ports
-from ddpwatch.collector.nodes import Node, Nodes
-from ddpwatch.collector.wire import (
+from ddpwatch.collector.nodes import AdmittedNode, Nodes
+from ddpwatch.collector.protocol import (
     ZAP_DOMAIN,
     Ack,
     Batch,
     Down,
+    GrantedLease,
     Introduction,
-    Lease,
     Open,
     Ping,
     Pong,
@@ -88,7 +88,7 @@ class Root:
         _log.info("listening at %s", bound)
         return Listening(bound)
 
-    def receive(self) -> Iterator[tuple[Node, bytes]]:
+    def receive(self) -> Iterator[tuple[AdmittedNode, bytes]]:
         """The frames that have come from admitted nodes, still to be checked. Never waits."""
         self._answer_zap()
         self.drain()
@@ -103,7 +103,7 @@ class Root:
         """Sends the lease's term to all nodes."""
         if term is not None:
             for node in self.nodes.connected():
-                self._send(node.connection, Lease(*term))
+                self._send(node.connection, GrantedLease(*term))
 
     def drain(self) -> None:
         """Counts the handshakes that have failed: an event that nobody receives blocks ZeroMQ."""
@@ -160,7 +160,7 @@ class Root:
             code, text, name = (b"400", b"unknown key", "") if node is None else (b"200", b"OK", node.name)
             self._asked.send_multipart([b"1.0", parts[1], code, text, name.encode(), b""])
 
-    def _of_credentials(self, parts: list[bytes]) -> Node | None:
+    def _of_credentials(self, parts: list[bytes]) -> AdmittedNode | None:
         if len(parts) != 7 or parts[2] != ZAP_DOMAIN or parts[5] != b"CURVE" or len(parts[6]) != 32:
             return None
         key = zmq.utils.z85.encode(parts[6]).decode()
@@ -168,7 +168,7 @@ class Root:
             self._ask()
         return self.nodes.of_key(key)
 
-    def _received(self, connection: bytes, parts: list[zmq.Frame]) -> Iterator[tuple[Node, bytes]]:
+    def _received(self, connection: bytes, parts: list[zmq.Frame]) -> Iterator[tuple[AdmittedNode, bytes]]:
         received_ns = time.monotonic_ns()
         node = self.nodes.get(str(parts[0].get("User-Id"))) if len(parts) == 1 else None
         message = None if node is None else unpack_up(parts[0].bytes)
@@ -187,7 +187,7 @@ class Root:
                 self._ask()
                 yield from ((node, frame) for frame in self._frames(node, message))
 
-    def _frames(self, node: Node, message: Batch | Introduction) -> list[bytes]:
+    def _frames(self, node: AdmittedNode, message: Batch | Introduction) -> list[bytes]:
         """A message's frames. They are acknowledged before they are passed on: if this root dies, none comes again."""
         if isinstance(message, Introduction):
             return message.frames
@@ -195,7 +195,7 @@ class Root:
         self._send(node.connection, Ack(node.seq))
         return frames
 
-    def _welcome(self, node: Node, connection: bytes, message: Open) -> None:
+    def _welcome(self, node: AdmittedNode, connection: bytes, message: Open) -> None:
         if self.nodes.open(node, connection, message):
             node.seen_s = time.monotonic()
             self._send(connection, Welcome(node.seq, socket.gethostname(), self._run_id))

@@ -22,7 +22,7 @@ from ddpwatch.collector.attention import Attention
 from ddpwatch.collector.devices import DeviceThread
 from ddpwatch.collector.hosts import Hosts
 from ddpwatch.collector.hub import Hub
-from ddpwatch.collector.liveness import Connections, Departure, Liveness
+from ddpwatch.collector.liveness import Connections, Departure, ProcessLiveness
 from ddpwatch.collector.recording_thread import CLOSE_S, RecordingState, RecordingThread
 from ddpwatch.collector.snapshots import RETRY_S, Snapshots
 from ddpwatch.control import Ready
@@ -88,7 +88,7 @@ class Collector:
         self._snapshots = Snapshots(self._viewers, self._hub)
         self._attention = Attention(options.run_id, options.world_size, self._hub.ranks)
         self._poller = zmq.Poller()
-        self._liveness = Liveness(self._poller)
+        self._liveness = ProcessLiveness(self._poller)
         self._devices = DeviceThread(self._context, self._liveness.pids)
         for source in (self._ranks, self._viewers, self._devices.frames):
             self._poller.register(source, zmq.POLLIN)

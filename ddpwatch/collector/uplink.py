@@ -19,12 +19,12 @@ import zmq
 from ddpwatch import clock, transport
 from ddpwatch.collector.node_steps import NodeStepPacker, Packed
 from ddpwatch.collector.nodes import node_number
-from ddpwatch.collector.wire import (
+from ddpwatch.collector.protocol import (
     Ack,
     Batch,
     Down,
+    GrantedLease,
     Introduction,
-    Lease,
     Open,
     Ping,
     Pong,
@@ -228,7 +228,7 @@ class Uplink:
         self._has_hello = self._has_hello or isinstance(message, Hello)
         self._queue.add(frame, _key(message))
 
-    def turn(self) -> list[Lease]:
+    def turn(self) -> list[GrantedLease]:
         """Sends and receives what there is; the leases that have come. Never waits."""
         leases = [lease for lease in map(self._heard, self._received()) if lease is not None]
         now = time.monotonic()
@@ -287,12 +287,12 @@ class Uplink:
             except zmq.Again:
                 return
 
-    def _heard(self, data: bytes) -> Lease | None:
+    def _heard(self, data: bytes) -> GrantedLease | None:
         message = unpack_down(data)
         if message is None:
             return None
         self._heard_s = time.monotonic()
-        if isinstance(message, Lease):
+        if isinstance(message, GrantedLease):
             return message
         self._obey(message)
         return None

@@ -17,7 +17,7 @@ from collections import deque
 import zmq
 
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.over_ssh import wire
+from ddpwatch.over_ssh import protocol
 from ddpwatch.over_ssh.address import Address
 from ddpwatch.over_ssh.ending import Ending, ending
 from ddpwatch.transport import SNAPSHOT
@@ -83,12 +83,12 @@ class SshLink:
     def subscribe(self, topic: bytes) -> None:
         """Asks for messages on a topic; again, when the connection is made again, unless it is a snapshot's."""
         self._topics.append(topic)
-        self._send(wire.request(b"+", topic))
+        self._send(protocol.request(b"+", topic))
 
     def unsubscribe(self, topic: bytes) -> None:
         """Asks for them no more."""
         self._topics = [other for other in self._topics if other != topic]
-        self._send(wire.request(b"-", topic))
+        self._send(protocol.request(b"-", topic))
 
     def close(self) -> None:
         """Ends ssh."""
@@ -118,8 +118,8 @@ class SshLink:
             self.trouble, self._attempts = "", 0
         if now - self._heard_s > SILENT_S:
             self._broken(Ending(DdpwatchError(f"{self._address.node}: nothing came for {SILENT_S:.0f} s"), final=False))
-        elif now - self._sent_s > wire.HERE_S:
-            self._send(wire.HERE)
+        elif now - self._sent_s > protocol.HERE_S:
+            self._send(protocol.HERE)
 
     def _broken(self, end: Ending) -> None:
         """Gives up, or tries again after a pause."""
@@ -139,7 +139,7 @@ class SshLink:
             return
         self._topics = [topic for topic in self._topics if not topic.startswith(SNAPSHOT)]
         for topic in self._topics:
-            self._send(wire.request(b"+", topic))
+            self._send(protocol.request(b"+", topic))
 
     # -- one connection --------------------------------------------------------------------------------------
 
@@ -158,10 +158,10 @@ class SshLink:
             raise UsageError(f"cannot start {command[0]}: {error.strerror}", hint) from error
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        self._unpacker, self._stderr, self._stderr_open = wire.Unpacker(), b"", True
+        self._unpacker, self._stderr, self._stderr_open = protocol.Unpacker(), b"", True
         self._heard_s = self._sent_s = time.monotonic()
 
-    def _first_opening(self) -> wire.Opening:
+    def _first_opening(self) -> protocol.Opening:
         """Waits for it as long as the user does: ssh may be asking for a password."""
         while self._unpacker.opening is None:
             if not self._read(0.2):

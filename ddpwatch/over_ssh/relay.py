@@ -11,7 +11,7 @@ import zmq
 
 from ddpwatch import rundir, transport
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.over_ssh import wire
+from ddpwatch.over_ssh import protocol
 from ddpwatch.rundir import RunInfo
 
 POLL_MS = 500
@@ -42,11 +42,11 @@ class Relay:
         Raises:
             DdpwatchError: It is gone.
         """
-        self._write(wire.opening(self._info.run_id, self._info.world_size).line())
+        self._write(protocol.opening(self._info.run_id, self._info.world_size).line())
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._in, zmq.POLLIN)
-        signal.alarm(wire.VIEWER_GONE_S)
+        signal.alarm(protocol.VIEWER_GONE_S)
         while True:
             ready = dict(poller.poll(POLL_MS))
             if self._in in ready and not self._take_requests():
@@ -65,9 +65,9 @@ class Relay:
     def _take_requests(self) -> bool:
         """Subscribes as asked. Returns False at the end of stdin."""
         data = os.read(self._in, 1 << 16)
-        signal.alarm(wire.VIEWER_GONE_S)
+        signal.alarm(protocol.VIEWER_GONE_S)
         *lines, self._requests = (self._requests + data).split(b"\n")
-        for sign, topic in filter(None, map(wire.parse_request, lines)):
+        for sign, topic in filter(None, map(protocol.parse_request, lines)):
             (self._socket.subscribe if sign == b"+" else self._socket.unsubscribe)(topic)
         return bool(data) and len(self._requests) < 1 << 16
 
@@ -76,7 +76,7 @@ class Relay:
         while len(packed) < BATCH and self._socket.poll(0):
             parts = self._socket.recv_multipart()
             if transport.parse_envelope(parts) is not None:
-                packed.append(wire.pack(parts))
+                packed.append(protocol.pack(parts))
         if packed:
             self._heard_s = time.monotonic()
             self._write(b"".join(packed))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpwatch.probe.record import BucketRecord
 
 
-class Observer(Protocol):
+class DdpObserver(Protocol):
     """Sees the collectives of one module. No method raises."""
 
     def before_launch(self) -> int:
@@ -73,7 +73,7 @@ class GroupHooks:
         observer: Sees every all-reduce on it.
     """
 
-    def __init__(self, group: Any, observer: Observer) -> None:
+    def __init__(self, group: Any, observer: DdpObserver) -> None:
         self._observer = observer
         self._unissued: dict[int, tuple[int, int]] = {}
         self._handles = [group.register_pre_hook(self._before), group.register_post_hook(self._after)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.probe.collectives import GroupHooks, Observer, issued_by, nbytes_of
+from ddpwatch.probe.collectives import DdpObserver, GroupHooks, issued_by, nbytes_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -29,13 +29,13 @@ def comm_hook_of(ddp: DistributedDataParallel) -> str:
     return str(ddp._get_ddp_logging_data().get("comm_hook", ""))  # type: ignore[no-untyped-call]
 
 
-def time_later_hook(ddp: DistributedDataParallel, observer: Observer) -> None:
+def time_later_hook(ddp: DistributedDataParallel, observer: DdpObserver) -> None:
     """Wraps by `timed` any comm hook that is registered on this module from now on."""
     _patch_registration()
     _observers[ddp] = weakref.ref(observer)
 
 
-def timed(hook: Hook, observer: Observer, count: Callable[[], int | None]) -> Hook:
+def timed(hook: Hook, observer: DdpObserver, count: Callable[[], int | None]) -> Hook:
     """A user's comm hook with a stamp before and one when its future is done.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ddpwatch.messages import DEFAULT_GROUP, BucketLayout
-from ddpwatch.probe.record import BucketColumns, BucketRecord, StepRecord
+from ddpwatch.probe.record import BucketRecord, RecordedBucket, StepRecord
 from ddpwatch.sampling.schedule import is_sampled
 
 HOOKS_PERIOD = 8  # of the steps whose collectives are not seen, one in so many has hook fires
@@ -99,7 +99,7 @@ def derive_launches(
         latest = max(latest, ready + layout.lag_ns.get(bucket.index, 0))
         known = base + min(ready, latest) if ready else None
         row = base + latest, layout.module, bucket.index, bucket.nbytes, known, None, None, layout.group, seq
-        record.derived.append(BucketColumns(*row))
+        record.derived.append(RecordedBucket(*row))
     if stats is not None and is_sampled(record.slot, HOOKS_PERIOD):
         _add_hook_fires(layout, stats, forward_end_ns, record)
 

@@ -35,7 +35,7 @@ from ddpwatch.probe.autograd import on_graph_end
 from ddpwatch.probe.collectives import issued_by
 from ddpwatch.probe.completion import Callback
 from ddpwatch.probe.groups import describe
-from ddpwatch.probe.guarded import GuardedProbe, ModuleHook
+from ddpwatch.probe.guarded import GuardedProbe, PortableHook
 from ddpwatch.probe.identity import Flags, module_name
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.recorder import StepRecorder
@@ -208,9 +208,9 @@ class FsdpProbe(GuardedProbe):
                     )
 
     def _attach(self, model: Any) -> Iterator[RemovableHandle]:
-        begin = ModuleHook(self._guarded(self._forward_begin, starts_step=True))
+        begin = PortableHook(self._guarded(self._forward_begin, starts_step=True))
         yield model.register_forward_pre_hook(begin, prepend=True)
-        yield model.register_forward_hook(ModuleHook(self._guarded(self._forward_end)), prepend=True)
+        yield model.register_forward_hook(PortableHook(self._guarded(self._forward_end)), prepend=True)
 
     # -- forward and backward ----------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class FsdpProbe(GuardedProbe):
     # -- collectives: the observer of `ddpwatch.probe.sharded_comm` ---------------------------------------------
 
     def stamp(self) -> int | None:
-        """See `Observer.stamp`."""
+        """See `ShardedObserver.stamp`."""
         if not self.active or self._validating or not self._recorder.phase:
             return None
         try:
@@ -282,7 +282,7 @@ class FsdpProbe(GuardedProbe):
     def launch(
         self, op: CollectiveOp, label: int, nbytes: int, group: dist.ProcessGroup, ready: int | None = None
     ) -> BucketRecord | None:
-        """See `Observer.launch`."""
+        """See `ShardedObserver.launch`."""
         if not self.active or self._validating or not self._recorder.phase:
             return None
         entered = time.monotonic_ns()
@@ -303,7 +303,7 @@ class FsdpProbe(GuardedProbe):
             return None
 
     def finished(self, entry: BucketRecord) -> None:
-        """See `Observer.finished`."""
+        """See `ShardedObserver.finished`."""
         try:
             if self._blocking:
                 at = time.monotonic_ns()
@@ -317,7 +317,7 @@ class FsdpProbe(GuardedProbe):
             self.on_error(error)
 
     def failed(self, entry: BucketRecord) -> None:
-        """See `Observer.failed`."""
+        """See `ShardedObserver.failed`."""
         try:
             record = self._recorder.current
             if record is not None and entry in record.buckets:
@@ -327,7 +327,7 @@ class FsdpProbe(GuardedProbe):
             self.on_error(error)
 
     def follow(self, entry: BucketRecord, work: Any) -> None:
-        """See `Observer.follow`."""
+        """See `ShardedObserver.follow`."""
         try:
             work.get_future().add_done_callback(Callback(self._done, entry))
             if not self._blocking:
@@ -336,7 +336,7 @@ class FsdpProbe(GuardedProbe):
             self.on_error(error)
 
     def waited(self, entry: BucketRecord, begin: int | None) -> None:
-        """See `Observer.waited`."""
+        """See `ShardedObserver.waited`."""
         if self._blocking and begin is not None:
             entry.wait_begin, entry.wait_end = begin, time.monotonic_ns()
 

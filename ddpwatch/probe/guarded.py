@@ -14,7 +14,7 @@ from ddpwatch.probe.autograd import add_gradient_hook, tensors_in
 from ddpwatch.probe.recorder import StepRecorder
 
 
-class ModuleHook:
+class PortableHook:
     """A forward hook that copies and pickles as one that does nothing, so that the watched model stays portable."""
 
     __slots__ = ("_call",)

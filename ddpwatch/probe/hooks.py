@@ -37,7 +37,7 @@ from ddpwatch.probe.completion import Callback, own_stream
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.derive import ModuleLayout, derive_launches, derive_ready
 from ddpwatch.probe.groups import describe
-from ddpwatch.probe.guarded import GuardedProbe, ModuleHook
+from ddpwatch.probe.guarded import GuardedProbe, PortableHook
 from ddpwatch.probe.process_group import ReducerGroup
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.recorder import StepRecorder
@@ -95,7 +95,7 @@ class DdpProbe(GuardedProbe):
         self._issued: int | None = None  # collectives of the group before this backward
         self._will_sync = True
         self._synced_backwards = 0
-        self._inner_hook = ModuleHook(self._guarded(self._forward_computes))
+        self._inner_hook = PortableHook(self._guarded(self._forward_computes))
         self._inner_handle: RemovableHandle | None = None
         self._launched: list[BucketRecord] = []
         self._observed = True  # whether this backward's collectives are seen
@@ -155,11 +155,11 @@ class DdpProbe(GuardedProbe):
             self._group_hooks = GroupHooks(ddp.process_group, self)
 
     def _attach(self, ddp: DistributedDataParallel, params: list[torch.nn.Parameter]) -> Iterator[RemovableHandle]:
-        yield ddp.register_forward_pre_hook(ModuleHook(self._guarded(self._forward_begin, starts_step=True)))
-        yield ddp.register_forward_hook(ModuleHook(self._guarded(self._forward_end)))
+        yield ddp.register_forward_pre_hook(PortableHook(self._guarded(self._forward_begin, starts_step=True)))
+        yield ddp.register_forward_hook(PortableHook(self._guarded(self._forward_end)))
         if self._host and not self._has_stats:
             for number, param in enumerate(params, self._layout.param_base):
-                hook = ModuleHook(self._param_hook(number))
+                hook = PortableHook(self._param_hook(number))
                 yield param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     # -- the process group -----------------------------------------------------------------------------------

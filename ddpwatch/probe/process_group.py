@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.probe.collectives import Observer, nbytes_of
+from ddpwatch.probe.collectives import DdpObserver, nbytes_of
 from ddpwatch.probe.comm_hooks import comm_hook_of
 
 
@@ -26,7 +26,7 @@ class TimedGroup(dist.ProcessGroup):
         observer: Sees the all-reduces; None for nobody.
     """
 
-    def __init__(self, inner: dist.ProcessGroup, observer: Observer | None) -> None:
+    def __init__(self, inner: dist.ProcessGroup, observer: DdpObserver | None) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner = inner
         self.observer = observer
@@ -83,7 +83,7 @@ class ReducerGroup:
         timed: Whether the reducer has the timed group.
     """
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: DdpObserver) -> None:
         self.timed = False
         self._observer = observer
 

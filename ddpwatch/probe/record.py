@@ -13,7 +13,7 @@ from ddpwatch.sampling.levels import UNWATCHED
 PhaseSpan = tuple[PhaseName, int, int]
 
 
-class BucketColumns(NamedTuple):
+class RecordedBucket(NamedTuple):
     """One row of the columns of a `Step`: stamps are offsets from its start, ``seq`` is absolute."""
 
     launch: int
@@ -70,12 +70,12 @@ class BucketRecord:
         self.wait_end: int | None = None
         self.idle = False  # its comm hook returned a finished result at once: nothing was communicated
 
-    def row(self, start: int) -> BucketColumns:
+    def row(self, start: int) -> RecordedBucket:
         """The bucket's columns in a `Step`: stamps are offsets from ``start``."""
         stamps = (self.ready, self.start, self.done, *(self.wait or (None, None)))
         ready, free, done, began, ended = (None if at is None else at - start for at in stamps)
         which = (self.launch - start, self.module, self.index, self.nbytes)
-        return BucketColumns(*which, ready, free, done, self.group, self.seq, self.op, began, ended)
+        return RecordedBucket(*which, ready, free, done, self.group, self.seq, self.op, began, ended)
 
     @property
     def wait(self) -> tuple[int, int] | None:
@@ -125,7 +125,7 @@ class StepRecord:
         self.spans: list[PhaseSpan] = []
         self.data: list[tuple[int, int]] | None = None  # waits for data on the host; None if no DataLoader was seen
         self.buckets: list[BucketRecord] = []
-        self.derived: list[BucketColumns] = []  # buckets whose launch was not seen
+        self.derived: list[RecordedBucket] = []  # buckets whose launch was not seen
         self.hooks: list[tuple[int, int]] = []
         self.last_hook: int | None = None  # the parameter whose gradient came last, once that is derived
         self.later: list[Callable[[StepRecord], None]] = []  # work left to the sender thread
@@ -150,7 +150,7 @@ class StepRecord:
             work(self)
         start = self.start
         rows = sorted([*(bucket.row(start) for bucket in self.buckets), *self.derived], key=itemgetter(0))
-        columns = zip(*rows, strict=True) if rows else [()] * len(BucketColumns._fields)
+        columns = zip(*rows, strict=True) if rows else [()] * len(RecordedBucket._fields)
         launch, module, label, nbytes, ready, free, done, group, seq, op, began, ended = map(list, columns)
         waits = union(wait for bucket in self.buckets if (wait := bucket.wait) is not None)
         synced = bool(rows) or self.reductions > 0

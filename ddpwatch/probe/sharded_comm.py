@@ -20,7 +20,7 @@ from ddpwatch.messages import CollectiveOp
 from ddpwatch.probe.record import BucketRecord
 
 
-class Observer(Protocol):
+class ShardedObserver(Protocol):
     """Sees the collectives of one module. No method raises."""
 
     def launch(
@@ -55,7 +55,7 @@ class Observer(Protocol):
 class _SeenWork(wrapt.ObjectProxy[Any]):
     """An asynchronous collective, whose `wait` is stamped."""
 
-    def __init__(self, work: Any, observer: Observer, entry: BucketRecord) -> None:
+    def __init__(self, work: Any, observer: ShardedObserver, entry: BucketRecord) -> None:
         super().__init__(work)
         self._self_observer = observer
         self._self_entry = entry
@@ -71,7 +71,7 @@ class _SeenWork(wrapt.ObjectProxy[Any]):
 class TimedComm(wrapt.ObjectProxy[Any]):
     """FSDP2's own communication object of one parameter group, seen by an observer."""
 
-    def __init__(self, comm: Any, observer: Observer, label: int) -> None:
+    def __init__(self, comm: Any, observer: ShardedObserver, label: int) -> None:
         super().__init__(comm)
         self._self_observer = observer
         self._self_label = label
@@ -154,7 +154,7 @@ class _SeenDistributed(wrapt.ObjectProxy[Any]):
 _seeing = 0  # observers
 
 
-def see_all_reduces(observer: Observer) -> Callable[[], object]:
+def see_all_reduces(observer: ShardedObserver) -> Callable[[], object]:
     """Lets an observer see the all-reduces, until it has gone or calls what this returns.
 
     Raises:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Question:
+class WhatIfOptions:
     """What the command line asks for: the values of each option."""
 
     caps: str | None = None

@@ -1,4 +1,4 @@
-"""How much of a step is recorded, and what follows from it: the statuses that a step carries on the wire.
+"""How much of a step is recorded, and what follows from it: the statuses that a step's message carries.
 
 | status | recorded | counted | timed | watched |
 |---|---|---|---|---|

@@ -27,7 +27,7 @@ from ddpwatch.tui.feed import AttachSpec, FeedSpec, LiveFeed, ReplaySpec, open_f
 from ddpwatch.tui.feed import events as posted
 from ddpwatch.tui.keys import COMMANDS, NAVIGATION
 from ddpwatch.tui.models.rank_filter import HELP as FILTER_HELP
-from ddpwatch.tui.models.whole import WholeRun
+from ddpwatch.tui.models.whole import WholeRecording
 from ddpwatch.tui.paint.header import Tab, tab_at
 from ddpwatch.tui.paint.palette import SCHEMES
 from ddpwatch.tui.screens import MODAL_CSS, AskScreen, HelpScreen, RunPicker
@@ -391,12 +391,12 @@ class DashboardApp(App[int]):
         return Path(f"ddpwatch-{clean(self.session.name, 60).replace('/', '-')}-{end}")
 
 
-def _whole_run(spec: FeedSpec) -> WholeRun | None:
+def _whole_run(spec: FeedSpec) -> WholeRecording | None:
     """What diagnoses a recording, on a reader of its own."""
     if not isinstance(spec, ReplaySpec):
         return None
     recording = copy.copy(spec.recording)
-    return WholeRun(lambda: recording.seek(0), lambda: recording.span_ns)
+    return WholeRecording(lambda: recording.seek(0), lambda: recording.span_ns)
 
 
 def run_dashboard(

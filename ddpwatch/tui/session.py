@@ -20,7 +20,7 @@ from ddpwatch.tui.models.overview import (
 )
 from ddpwatch.tui.models.run import FollowedRun
 from ddpwatch.tui.models.steps import is_slow
-from ddpwatch.tui.models.whole import WholeRun
+from ddpwatch.tui.models.whole import WholeRecording
 
 
 class ViewerSession:
@@ -42,7 +42,7 @@ class ViewerSession:
         follow_slowest: Views keep the slowest rank in sight.
     """
 
-    def __init__(self, replay: bool = False, whole: WholeRun | None = None) -> None:
+    def __init__(self, replay: bool = False, whole: WholeRecording | None = None) -> None:
         self.replay = replay
         self.whole = whole
         self.follow_slowest = False
@@ -171,7 +171,7 @@ class ViewerSession:
         return paused_overview(self._frozen, now, lanes)
 
     @staticmethod
-    def _with_whole(overview: Overview, whole: WholeRun) -> Overview:
+    def _with_whole(overview: Overview, whole: WholeRecording) -> Overview:
         """The overview with the incidents of the whole recording, or how far their search has come."""
         slowest, found = overview.slowest, whole.result
         if not whole.ready:
@@ -187,11 +187,6 @@ class ViewerSession:
     def step_shown(self) -> StepAcrossRanks | None:
         """The selected step, or else the newest."""
         return self._selected or step_to_show(self.state)
-
-    @property
-    def at_newest(self) -> bool:
-        """Whether the step shown is the newest."""
-        return self._selected is None or self._selected is self.state.newest_step()
 
     @property
     def marks(self) -> Iterable[Mark]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.liveness import Liveness
+from ddpwatch.analysis.diagnosis.liveness import RankLiveness
 from ddpwatch.analysis.diagnosis.wording import stack_lines
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.live_source import LiveSource
@@ -33,7 +33,7 @@ class Follower:
 
     def __init__(self) -> None:
         self.groups = Groups()
-        self.liveness = Liveness(self.groups)
+        self.liveness = RankLiveness(self.groups)
         self.now_ns = 0
         self.phases: dict[int, str] = {}
 

@@ -8,7 +8,7 @@ import pytest
 from ddpwatch.analysis.diagnosis.incident import Account, Incident, LostTime
 from ddpwatch.analysis.incident_news import lost_text
 from ddpwatch.messages import Group
-from ddpwatch.tui.models.incidents import Diagnosed, IncidentRow, incident_rows, strip, struck
+from ddpwatch.tui.models.incidents import Diagnosed, ListedIncident, incident_rows, strip, struck
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.ascii import ascii_text
 from ddpwatch.tui.paint.canvas import Canvas, plain
@@ -103,7 +103,7 @@ def test_the_list_and_the_details_of_one():
 @pytest.mark.parametrize(("position", "when"), [(3, "later"), (4, "now"), (5, "now"), (6, "over"), (9, "over")])
 def test_what_comes_after_a_replay_s_position_is_dimmed(position, when):
     rows = incident_rows(Diagnosed([LATE], whole=True), position, state_of([layout()]).layouts)
-    assert rows == [IncidentRow(LATE, "", when)]
+    assert rows == [ListedIncident(LATE, "", when)]
     _, painted = listed([LATE], (80, 19), position=position)
     assert ("faint" in [style for _, style in painted[1]]) == (when == "later")
 

@@ -23,7 +23,7 @@ from ddpwatch.tui.feed.events import Arrived, Attached, Failed, Frames, Missed, 
 from ddpwatch.tui.feed.playback import PlaybackClock
 from ddpwatch.tui.models.devices import HISTORY_S, DeviceLines
 from ddpwatch.tui.models.incidents import Diagnosed
-from ddpwatch.tui.models.whole import WholeRun
+from ddpwatch.tui.models.whole import WholeRecording
 from tests.support.dashboards import Clock, ended_recording, replay_app, screen_text, until
 from tests.support.frames import (
     EPOCH_NS,
@@ -324,7 +324,7 @@ class TestWholeRun:
     """The diagnosis of the recording, in the background."""
 
     def whole(self, frames):
-        whole = WholeRun(lambda: iter(frames), lambda: (frames[0][1].received_ns, frames[-1][1].received_ns))
+        whole = WholeRecording(lambda: iter(frames), lambda: (frames[0][1].received_ns, frames[-1][1].received_ns))
         whole._read()
         return whole
 
@@ -356,7 +356,7 @@ class TestWholeRun:
                 read.append(number)
                 yield from enveloped([step(0, number)])
 
-        whole = WholeRun(endless, lambda: (0, 1))
+        whole = WholeRecording(endless, lambda: (0, 1))
         whole.start()
         while not read:
             pass
@@ -370,7 +370,7 @@ class TestWholeRun:
             yield from enveloped([step(0)])
             raise UsageError("cut")
 
-        whole = WholeRun(broken, lambda: (0, 1))
+        whole = WholeRecording(broken, lambda: (0, 1))
         whole._guarded()
         assert whole.result == Diagnosed()
 

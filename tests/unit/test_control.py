@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 
-from ddpwatch.control import Admit, Channel, Listen, Listening, Ready
+from ddpwatch.control import Admit, ControlSocket, Listen, Listening, Ready
 from ddpwatch.keys import KeyPair
 
 
 def test_messages_arrive_in_order_however_they_are_cut() -> None:
     mine, its = socket.socketpair()
-    here, there = Channel(mine), Channel(its)
+    here, there = ControlSocket(mine), ControlSocket(its)
     sent = [Listen(KeyPair("p", "s")), Admit("a1", "k", [2, 3]), Listening("tcp://10.0.0.1:1"), Ready()]
     for message in sent:
         here.send(message)
@@ -27,7 +27,7 @@ def test_messages_arrive_in_order_however_they_are_cut() -> None:
 
 def test_a_full_channel_loses_nothing_and_never_waits() -> None:
     mine, its = socket.socketpair()
-    here, there = Channel(mine), Channel(its)
+    here, there = ControlSocket(mine), ControlSocket(its)
     orders = [Admit(f"{number:x}", "k" * 40, list(range(1000))) for number in range(200)]
     for order in orders:
         here.send(order)
@@ -42,7 +42,7 @@ def test_a_full_channel_loses_nothing_and_never_waits() -> None:
 
 def test_what_is_no_message_is_skipped() -> None:
     mine, its = socket.socketpair()
-    there = Channel(its)
+    there = ControlSocket(its)
     mine.sendall(b'nonsense\n{"type":"other"}\n{"type":"ready"}\n')
     assert there.receive() == [Ready()]
     mine.close()

@@ -6,7 +6,7 @@ import pytest
 
 from ddpwatch.messages import BucketLayout
 from ddpwatch.probe.derive import HOOKS_PERIOD, ModuleLayout, derive_launches, derive_ready
-from ddpwatch.probe.record import BucketColumns, BucketRecord, StepRecord
+from ddpwatch.probe.record import BucketRecord, RecordedBucket, StepRecord
 from ddpwatch.sampling.schedule import is_sampled
 
 FORWARD_END = 1000
@@ -94,8 +94,8 @@ def test_launches_follow_the_ready_times_in_index_order() -> None:
     record = step_of(step=WITHOUT_HOOKS)
     assert derived_launches(two_buckets(), record) == [300, 500]
     assert record.derived == [
-        BucketColumns(300, 1, 0, 16, 300, None, None, 0, 8),
-        BucketColumns(500, 1, 1, 16, 500, None, None, 0, 9),
+        RecordedBucket(300, 1, 0, 16, 300, None, None, 0, 8),
+        RecordedBucket(500, 1, 1, 16, 500, None, None, 0, 9),
     ]
     assert record.hooks == []
     assert record.last_hook is None

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from ddpwatch import rundir
-from ddpwatch.control import Admit, Channel, Connect, Listen, Listening, Order, Ready, Report
+from ddpwatch.control import Admit, Connect, ControlSocket, Listen, Listening, Order, Ready, Report
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.probe import guest
 from ddpwatch.probe.guest import CollectorAddress, JobUnwatchedError
@@ -32,7 +32,7 @@ class FakeCollector:
 
     def __init__(self, command: list[str], pass_fds: tuple[int, int], **_: Any) -> None:
         self.command = command
-        self.channel = Channel(socket.socket(fileno=os.dup(pass_fds[1])))
+        self.channel = ControlSocket(socket.socket(fileno=os.dup(pass_fds[1])))
         self.orders: list[Order | Report] = []
         self.code: int | None = None
         FakeCollector.started.append(self)

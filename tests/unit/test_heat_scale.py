@@ -6,9 +6,9 @@ from array import array
 
 import pytest
 
-from ddpwatch.tui.models.ranks import Metric, _scale
+from ddpwatch.tui.models.ranks import RankMetric, _scale
 
-LATE = Metric("late", "lateness")
+LATE = RankMetric("late", "lateness")
 
 
 @pytest.mark.parametrize("rows", [4, 128])

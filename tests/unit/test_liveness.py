@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.liveness import KEEP_ENDED, Liveness
+from ddpwatch.analysis.diagnosis.liveness import KEEP_ENDED, RankLiveness
 from ddpwatch.analysis.diagnosis.wording import stack_lines
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.messages import Beat, Group, Stack
@@ -31,7 +31,7 @@ class Run:
         for group, ranks in (groups or {}).items():
             for rank in ranks:
                 known.apply(Group(rank=rank, id=group, ranks=ranks))
-        self.liveness = Liveness(known)
+        self.liveness = RankLiveness(known)
         self.places: dict[int, dict[str, Any]] = {}
         for rank in range(world):
             self.liveness.hello(rank, self.received_ns)

@@ -50,7 +50,7 @@ def steps(draw: st.DrawFn, rank: int) -> Step:
 
 
 def packed(*ranks: Step, hooks: set[int] | None = None) -> NodeStep:
-    """As it comes off the wire."""
+    """As it is received."""
     message = decode(encode(pack(3, ranks, hooks)))
     assert isinstance(message, NodeStep)
     return message

@@ -13,7 +13,7 @@ from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import Bye
-from ddpwatch.over_ssh import address, link, wire
+from ddpwatch.over_ssh import address, link, protocol
 from ddpwatch.over_ssh.ending import ending
 from ddpwatch.plain import HEADER, lines
 from ddpwatch.rundir import RunInfo
@@ -116,7 +116,7 @@ def test_ssh_dies_in_the_middle(publisher: Publisher, source: LiveSource) -> Non
 
 def test_ssh_dies_in_the_middle_of_a_frame(ssh: FakeSsh, publisher: Publisher) -> None:
     """The part of a frame is dropped, and the frame comes with the snapshot."""
-    first_line = len(wire.opening(RUN, 2).line())
+    first_line = len(protocol.opening(RUN, 2).line())
     ssh.relays(after=f"| {{ dd bs=1 count={first_line + 200} 2>/dev/null; kill -9 $$; }}")
     source = LiveSource(URL)
     ssh.relays()  # next time
@@ -283,19 +283,19 @@ def test_no_option_and_nothing_for_a_shell(url: str) -> None:
 
 def test_pieces_of_any_size() -> None:
     messages = [[b"live", bytes(16), b"x" * n] for n in (0, 1, 300)]
-    sent = b"Hi\n" + wire.opening("r", 3).line() + b"".join(map(wire.pack, messages))
+    sent = b"Hi\n" + protocol.opening("r", 3).line() + b"".join(map(protocol.pack, messages))
     for size in (1, 7, len(sent)):
-        unpacker = wire.Unpacker()
+        unpacker = protocol.Unpacker()
         pieces = [sent[at : at + size] for at in range(0, len(sent), size)]
         assert [message for piece in pieces for message in unpacker.feed(piece)] == messages
-        assert unpacker.opening == wire.opening("r", 3)
+        assert unpacker.opening == protocol.opening("r", 3)
 
 
 def test_requests() -> None:
     for topic in (b"live", b"snap.0123456789abcdef", b"want.10000"):
-        assert wire.parse_request(wire.request(b"+", topic).rstrip()) == (b"+", topic)
+        assert protocol.parse_request(protocol.request(b"+", topic).rstrip()) == (b"+", topic)
     for line in (b"", b"live", b"+other", b"+snap." + b"x" * 100, b"!live"):
-        assert wire.parse_request(line) is None
+        assert protocol.parse_request(line) is None
 
 
 def test_an_exit_code_of_ddpwatch_is_final() -> None:

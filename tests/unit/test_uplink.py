@@ -19,11 +19,11 @@ from ddpwatch.collector import uplink as uplink_module
 from ddpwatch.collector.attention import Attention
 from ddpwatch.collector.hosts import Hosts, whole_run
 from ddpwatch.collector.hub import Hub
-from ddpwatch.collector.nodes import Node
+from ddpwatch.collector.nodes import AdmittedNode
+from ddpwatch.collector.protocol import Batch, GrantedLease, Introduction, Open, Ping, Pong, Welcome, pack, unpack_down
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.uplink import BATCH_BYTES, WINDOW, ClockPings, Uplink, UpQueue
-from ddpwatch.collector.wire import Batch, Introduction, Lease, Open, Ping, Pong, Welcome, pack, unpack_down
-from ddpwatch.control import Admit, Channel, Connect, Listen, Listening, Unreachable
+from ddpwatch.control import Admit, Connect, ControlSocket, Listen, Listening, Unreachable
 from ddpwatch.keys import KeyPair, new_key_pair
 from ddpwatch.messages import Beat, ClockExchange, Message, decode, encode
 from tests.support.frames import hello
@@ -125,7 +125,7 @@ class Pair:
     agent_keys: KeyPair = field(default_factory=new_key_pair)
     admitted: list[Admit] = field(default_factory=list)
     received: list[tuple[str, bytes]] = field(default_factory=list)
-    leases: list[Lease] = field(default_factory=list)
+    leases: list[GrantedLease] = field(default_factory=list)
     uplinks: list[Uplink] = field(default_factory=list)
     dealers: list[transport.Socket] = field(default_factory=list)
     root: Root | None = None
@@ -223,7 +223,7 @@ def send(agent: Uplink, message: Message) -> None:
     agent.take(message, encode(message))
 
 
-def node_of(pair: Pair) -> Node:
+def node_of(pair: Pair) -> AdmittedNode:
     assert pair.root is not None
     node = pair.root.nodes.get(NODE)
     assert node is not None
@@ -242,7 +242,7 @@ def test_frames_go_up_in_order_and_leases_come_down(pair: Pair) -> None:
     assert agent.welcome.run_id == "run"
     root.lease((20_000, 41))
     pair.until(lambda: pair.leases)
-    assert pair.leases == [Lease(20_000, 41)]
+    assert pair.leases == [GrantedLease(20_000, 41)]
 
 
 def test_what_is_to_be_typed_for_the_whole_run_holds_no_other_command() -> None:
@@ -308,7 +308,7 @@ def test_what_is_passed_on_has_been_acknowledged(pair: Pair) -> None:
     root, agent = pair.start(), pair.agent()
     pair.until(lambda: agent.welcome is not None)
     send(agent, beat(0))
-    frames: list[tuple[Node, bytes]] = []
+    frames: list[tuple[AdmittedNode, bytes]] = []
     while not frames:
         agent.turn()
         frames += islice(root.receive(), 1)
@@ -396,7 +396,7 @@ def test_an_agent_with_a_wrong_address_of_the_root_says_nothing_there(pair: Pair
 @pytest.mark.parametrize(("endpoint", "key"), [("", "k" * 40), ("tcp://\x1b[2J:1", "k" * 40), ("tcp://[::1]:1", "k")])
 def test_what_is_no_address_or_key_leaves_an_agent_with_its_own_viewers(endpoint: str, key: str) -> None:
     mine, its = socket.socketpair()
-    context, rank = transport.Context(), Channel(mine)
+    context, rank = transport.Context(), ControlSocket(mine)
     hosts = Hosts(context, zmq.Poller(), its.detach(), "run", True, 0, Hub(8), Attention("run", 8, {}))
     rank.send(Connect(endpoint, key, new_key_pair(), NODE))
     assert list(hosts.turn()) == []

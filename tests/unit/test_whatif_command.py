@@ -17,7 +17,7 @@ from ddpwatch.cli import app
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Message, Step, encode
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.report.whatif import Question, recorded_live
+from ddpwatch.report.whatif import WhatIfOptions, recorded_live
 from ddpwatch.sweep import LARGEST_BYTES, SMALLEST_BYTES, main, sizes_up_to
 from ddpwatch.transport import Envelope, Frame
 from tests.support.frames import status
@@ -170,14 +170,14 @@ def test_a_source_that_is_not_there(source: str, reason: str, run_directory: Pat
 
 
 def test_two_options_also_count_together() -> None:
-    changes = Question(caps="1,5", links="2", bucket_view=True).changes()
+    changes = WhatIfOptions(caps="1,5", links="2", bucket_view=True).changes()
     assert len(changes) == 2 + 1 + 1 + 2 + 2 + 1
 
 
 def test_each_first_cap_counts_with_each_cap() -> None:
-    changes = Question(caps="5,10", first_cap="1,2").changes()
+    changes = WhatIfOptions(caps="5,10", first_cap="1,2").changes()
     assert [(change.first_mib, change.cap_mib) for change in changes] == [(1, 5), (1, 10), (2, 5), (2, 10)]
-    assert [change.first_mib for change in Question(first_cap="1,2").changes()] == [1, 2]
+    assert [change.first_mib for change in WhatIfOptions(first_cap="1,2").changes()] == [1, 2]
 
 
 class _Snapshot:

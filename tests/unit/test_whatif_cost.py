@@ -8,7 +8,7 @@ import pytest
 
 from ddpwatch.analysis.whatif.cost import (
     Curve,
-    Sample,
+    WorkSample,
     calibrated,
     curve_of,
     in_service,
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 def straight(latency: float, per_mib: float, *sizes_mib: float) -> Curve:
-    return curve_of([Sample(size * MIB, latency + per_mib * size) for size in sizes_mib for _ in range(3)])
+    return curve_of([WorkSample(size * MIB, latency + per_mib * size) for size in sizes_mib for _ in range(3)])
 
 
 def test_a_line_is_found_and_goes_on_beyond_both_ends() -> None:
@@ -39,14 +39,16 @@ def test_a_line_is_found_and_goes_on_beyond_both_ends() -> None:
 
 def test_the_rate_may_grow_with_the_size() -> None:
     """From 1 to 4 MiB another MiB costs 100, from 4 to 16 only 50; beyond, it goes on like that."""
-    curve = curve_of([Sample(n * MIB, work) for n, work in ((1, 200.0), (4, 500.0), (16, 1100.0)) for _ in range(3)])
+    curve = curve_of(
+        [WorkSample(n * MIB, work) for n, work in ((1, 200.0), (4, 500.0), (16, 1100.0)) for _ in range(3)]
+    )
     assert curve.work(10 * MIB) == pytest.approx(800)
     assert curve.work(20 * MIB) == pytest.approx(1300)
 
 
 def test_sizes_that_are_close_say_little_about_the_slope() -> None:
     """The larger one came first in each step, and was a little faster."""
-    curve = curve_of([Sample(n * MIB, 1e6 * ms) for n, ms in ((0.4, 40), (2.0, 200), (2.6, 220)) for _ in range(9)])
+    curve = curve_of([WorkSample(n * MIB, 1e6 * ms) for n, ms in ((0.4, 40), (2.0, 200), (2.6, 220)) for _ in range(9)])
     assert curve.work(60 * MIB) == pytest.approx(6000e6, rel=0.25)
     assert Curve(curve.knots, lean=1.0).work(60 * MIB) > 1.03 * curve.work(60 * MIB)
     assert curve.latency < 5e6
@@ -54,7 +56,7 @@ def test_sizes_that_are_close_say_little_about_the_slope() -> None:
 
 def test_the_rate_of_all_counts_where_unlike_sizes_have_shared_the_wire() -> None:
     """The small one waits for the large one's bytes in the same queue, so that it seems to take twice as long."""
-    curve = curve_of([Sample(10 * MIB, 980e6), Sample(1 * MIB, 200e6, doubt=150e6)] * 20)
+    curve = curve_of([WorkSample(10 * MIB, 980e6), WorkSample(1 * MIB, 200e6, doubt=150e6)] * 20)
     assert curve.knots[0].work == pytest.approx(107e6, rel=0.15)
     assert curve.knots[0].error > 0.04 * curve.knots[0].work
 
@@ -73,10 +75,10 @@ def test_sizes_that_hardly_differ_are_one() -> None:
 
 
 def test_noise_does_not_make_larger_collectives_cheaper() -> None:
-    curve = curve_of([Sample(1 * MIB, 300.0), Sample(2 * MIB, 280.0), Sample(8 * MIB, 900.0)])
+    curve = curve_of([WorkSample(1 * MIB, 300.0), WorkSample(2 * MIB, 280.0), WorkSample(8 * MIB, 900.0)])
     works = [curve.work(size * MIB) for size in (0.5, 1, 2, 4, 8, 16)]
     assert works == sorted(works)
-    assert curve_of([Sample(size * MIB, 10.0 - size) for size in (1, 2, 4, 8)]).bends  # sizes differ all the same
+    assert curve_of([WorkSample(size * MIB, 10.0 - size) for size in (1, 2, 4, 8)]).bends  # sizes differ all the same
 
 
 def test_a_worker_takes_collectives_in_order() -> None:
@@ -137,9 +139,9 @@ def test_a_sweep_gives_the_shape_and_the_job_the_level() -> None:
     assert curve.work(16 * MIB) / curve.work(4 * MIB) == pytest.approx(16.5 / 4.5)
 
 
-def steps_of(*ns_per_byte: float) -> list[Sample]:
+def steps_of(*ns_per_byte: float) -> list[WorkSample]:
     """Two collectives in each step."""
-    return [Sample(n * MIB, 1e5 + rate * n * MIB) for rate in ns_per_byte for n in (1, 4)]
+    return [WorkSample(n * MIB, 1e5 + rate * n * MIB) for rate in ns_per_byte for n in (1, 4)]
 
 
 def test_a_link_that_is_the_limit_moves_all_steps_alike() -> None:

@@ -53,7 +53,7 @@ class StepFacts:
         return median(values) if values else None
 
 
-class Cause:
+class LatenessCause:
     """Why one rank is late.
 
     Args:

@@ -43,7 +43,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
 
-class Cause(NamedTuple):
+class DeviceCause(NamedTuple):
     """A cause outside the job: a fragment of a sentence, and the figures that it rests on."""
 
     text: str
@@ -98,7 +98,7 @@ class DeviceCauses:
         """Takes a sample of a rank's process."""
         self._ranks.add(sample.rank, self._host_of.get(sample.rank, ""), sample.at_ns, rank_columns(sample))
 
-    def cause(self, rank: int | None, start_ns: int, end_ns: int) -> Cause | None:
+    def cause(self, rank: int | None, start_ns: int, end_ns: int) -> DeviceCause | None:
         """What was wrong with a rank's core, GPU or host in that time; None if nothing was, as far as is known.
 
         Samples come once a second, each after the time that it describes: ask again if ``end_ns`` is less than two
@@ -115,7 +115,7 @@ class DeviceCauses:
             return None
         process = {} if rank is None else _known(self._ranks.now(rank, window))
         also = [self._text(each) for each in found[1:]]
-        return Cause(self._text(found[0]), found[0].evidence() | {"process": process, "also": also})
+        return DeviceCause(self._text(found[0]), found[0].evidence() | {"process": process, "also": also})
 
     def denied(self, rank: int | None, start_ns: int, end_ns: int, excess_ns: int) -> Denied:
         """What the machine denied a job in a step that took longer than usual by ``excess_ns``.

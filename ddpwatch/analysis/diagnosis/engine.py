@@ -14,11 +14,11 @@ from typing import NamedTuple
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts import UNWATCHED, Ledger, StepSplit
 from ddpwatch.analysis.diagnosis.cause import StepFacts
-from ddpwatch.analysis.diagnosis.devices import Cause, DeviceCauses
+from ddpwatch.analysis.diagnosis.devices import DeviceCause, DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Account, Incident, LostTime
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.lateness import GroupLateness
-from ddpwatch.analysis.diagnosis.liveness import Liveness
+from ddpwatch.analysis.diagnosis.liveness import RankLiveness
 from ddpwatch.analysis.diagnosis.noise import KEEP_STEPS
 from ddpwatch.analysis.diagnosis.pauses import Pauses, joined
 from ddpwatch.analysis.diagnosis.sentences import LayerNames, late_rank_sentence
@@ -58,11 +58,11 @@ class Diagnosis:
         self._ended: list[Incident] = []
         self._whole = WholeRun()
         self._unsound = Unsound()
-        self._liveness = Liveness(groups or Groups())
+        self._liveness = RankLiveness(groups or Groups())
         self._devices = DeviceCauses()
         self._pauses = Pauses(self._devices)
         self._hosts: dict[int, Host] = {}
-        self._causes: dict[tuple[int, int], tuple[int, Cause | None]] = {}
+        self._causes: dict[tuple[int, int], tuple[int, DeviceCause | None]] = {}
         self._splits: deque[StepSplit] = deque(maxlen=MOST_SPLITS)
         self._judged: deque[int] = deque(maxlen=KEEP_JUDGED)  # the newest watched steps
         self._recent: deque[StepFacts] = deque(maxlen=KEEP_FACTS)
@@ -255,7 +255,7 @@ class Diagnosis:
         )
         return replace(incident, message=late_rank_sentence(incident, self._names))
 
-    def _device_cause(self, late: LateRank) -> Cause | None:
+    def _device_cause(self, late: LateRank) -> DeviceCause | None:
         """What the rank's devices did meanwhile; looked up again now and then, while it lasts."""
         key = late.streak.rank, late.streak.since
         known = self._causes.get(key)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
-from ddpwatch.analysis.diagnosis.cause import Cause, StepFacts
+from ddpwatch.analysis.diagnosis.cause import LatenessCause, StepFacts
 from ddpwatch.analysis.diagnosis.incident import Kind
 from ddpwatch.analysis.diagnosis.streak import KEEP_VALUES, Streak
 from ddpwatch.analysis.diagnosis.trend import Line
@@ -32,7 +32,7 @@ class LateRank:
         self.streak = streak
         self.peers = tuple(peers)
         self._others = max(1, len(self.peers) - 1)
-        self.cause = Cause(streak.rank, self.peers)
+        self.cause = LatenessCause(streak.rank, self.peers)
         self.span_ns = 0
         self.start_ns = self.end_ns = 0
         self._cost_ns: int | None = None  # once somebody asked, until the next step

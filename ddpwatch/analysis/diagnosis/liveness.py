@@ -61,7 +61,7 @@ class _Hang:
             self.until_step = step if self.until_step is None else max(step, self.until_step)
 
 
-class Liveness:
+class RankLiveness:
     """Follows the ranks of a run.
 
     Args:

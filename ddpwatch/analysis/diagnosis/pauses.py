@@ -10,7 +10,7 @@ from statistics import median
 
 from ddpwatch.analysis.diagnosis.accounts import PAUSE_PHASES
 from ddpwatch.analysis.diagnosis.cause import COMPARED_PHASES, StepFacts
-from ddpwatch.analysis.diagnosis.devices import Cause, DeviceCauses
+from ddpwatch.analysis.diagnosis.devices import DeviceCause, DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
@@ -48,7 +48,7 @@ class _Pause:
     ranks_in_run: int = 1
     unwatched: bool = False
     span_ns: tuple[int, int] = (0, 0)  # of the step of a stall
-    device: Cause | None = None
+    device: DeviceCause | None = None
     unusual: bool = True  # beyond the tail of the job's other steps
     denied: bool = False  # the machine did not let the job run for most of it
     incident: Incident | None = None  # once somebody asked, until it strikes again
@@ -158,7 +158,7 @@ class Pauses:
         denied = self._devices.denied(rank, *pause.span_ns, pause.excess_ns)
         pause.denied = denied.ns >= DENIED_SHARE * pause.excess_ns
         if pause.denied and pause.device is None:
-            pause.device = Cause(denied.why, {"denied_ms": round(denied.ns / NS_PER_MS, 1)})
+            pause.device = DeviceCause(denied.why, {"denied_ms": round(denied.ns / NS_PER_MS, 1)})
         pause.incident = None
 
     def _settle(self, pause: _Pause) -> None:

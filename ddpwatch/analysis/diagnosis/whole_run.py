@@ -81,7 +81,6 @@ class WholeRun:
         self._trend = _Trend()
         self._ended: list[Incident] = []
         self._unreduced: Counter[str] = Counter()
-        self._unreduced_steps: list[int] = []
 
     def add(self, facts: StepFacts) -> None:
         """Takes the next step."""
@@ -168,7 +167,7 @@ class WholeRun:
 
 
 def _transfer(split: StepSplit) -> int:
-    """Exposed communication that is not waiting for a rank, as far as that can be told apart."""
+    """Exposed communication that is not waiting for a rank, as far as the two can be distinguished."""
     accounts = split.accounts
     return accounts.get(("transfer", "exposed_comm"), 0) + accounts.get(("exposed", "exposed_comm"), 0)
 

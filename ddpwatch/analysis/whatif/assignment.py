@@ -35,7 +35,7 @@ class Parameter(NamedTuple):
 Buckets = list[list[int]]  # positions of the parameters, in index order
 
 
-class Limits(NamedTuple):
+class BucketCaps(NamedTuple):
     """The sizes at which buckets are closed (bytes): the first of each kind, and all others."""
 
     first: int
@@ -79,13 +79,13 @@ def initial(parameters: Sequence[Parameter], limits: Sequence[int]) -> Buckets:
     return assign(parameters, limits)[::-1]
 
 
-def rebuilt(parameters: Sequence[Parameter], limits: Limits, order: Sequence[int]) -> Buckets:
+def rebuilt(parameters: Sequence[Parameter], limits: BucketCaps, order: Sequence[int]) -> Buckets:
     """The buckets after the first step: in the order in which the gradients came on rank 0."""
     return assign(parameters, limits, order)
 
 
-def limits_of(cap_bytes: int, is_default: bool, first_bytes: int | None = None) -> Limits:
+def limits_of(cap_bytes: int, is_default: bool, first_bytes: int | None = None) -> BucketCaps:
     """DDP's limits. A first bucket of 1 MiB comes only with the default cap, or where it is asked for."""
     if first_bytes is not None:
-        return Limits(first_bytes, cap_bytes)
-    return Limits(min(FIRST_BUCKET_BYTES, cap_bytes) if is_default else cap_bytes, cap_bytes)
+        return BucketCaps(first_bytes, cap_bytes)
+    return BucketCaps(min(FIRST_BUCKET_BYTES, cap_bytes) if is_default else cap_bytes, cap_bytes)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ddpwatch.analysis.whatif.wire import LARGE_BYTES, Wire
 
 ALIKE = 1.25  # sizes within this factor are one
-APART = 1.5  # the largest size over the smallest, from which latency and rate can be told apart
+APART = 1.5  # the largest size over the smallest, from which latency and rate can be distinguished
 KNOT_DOUBT = 0.03  # of a knot, besides its standard error, when a slope is taken from it
 # What is likely before anything is seen, as standard deviations: of the latency (ns), and of the rate of one size, or
 # above the largest (as a share of the rate of all).
@@ -34,7 +34,7 @@ class Guess(NamedTuple):
     error: float
 
 
-class Sample(NamedTuple):
+class WorkSample(NamedTuple):
     """A collective: its bytes, what it would have taken alone, and how far that may be off (`shares_of`). ns."""
 
     nbytes: float
@@ -144,13 +144,13 @@ def _slope(first: Knot, second: Knot, expected: Expected) -> tuple[float, float]
     return expected.drawn((second.work - first.work) / apart, math.hypot(*doubts) / apart)
 
 
-def curve_of(samples: Sequence[Sample]) -> Curve:
+def curve_of(samples: Sequence[WorkSample]) -> Curve:
     """Fits the curve to at least one collective.
 
     Where the wire was shared by collectives of unlike sizes, what each took is known less well than what they took
     together. So the work of each size is drawn towards the rate of all.
     """
-    groups: list[list[Sample]] = []
+    groups: list[list[WorkSample]] = []
     for sample in sorted(samples):
         if not groups or sample.nbytes > ALIKE * groups[-1][0].nbytes:
             groups.append([])
@@ -159,7 +159,7 @@ def curve_of(samples: Sequence[Sample]) -> Curve:
     return Curve(tuple(_growing([_knot(group, rate) for group in groups])))
 
 
-def _knot(group: Sequence[Sample], rate: float) -> Knot:
+def _knot(group: Sequence[WorkSample], rate: float) -> Knot:
     works = [sample.work for sample in group]
     error = stdev(works) / math.sqrt(len(works)) if len(works) > 1 else 0.2 * works[0]
     nbytes = fmean(sample.nbytes for sample in group)

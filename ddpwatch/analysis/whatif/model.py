@@ -16,7 +16,7 @@ from ddpwatch.analysis.whatif.cost import (
     Expected,
     Guess,
     Panel,
-    Sample,
+    WorkSample,
     calibrated,
     curve_of,
     in_service,
@@ -202,22 +202,22 @@ def fit(recorded: Recorded, wire: Wire | None = None) -> Physics:
     )
 
 
-def _samples(sizes: Sequence[int], seen: Sequence[Wired], sharing: float, comm_slowdown: float) -> list[Sample]:
+def _samples(sizes: Sequence[int], seen: Sequence[Wired], sharing: float, comm_slowdown: float) -> list[WorkSample]:
     return [sample for step in seen for sample in alone(step, sizes, sharing, comm_slowdown)]
 
 
-def alone(step: Wired, sizes: Sequence[int], sharing: float, comm_slowdown: float) -> list[Sample]:
+def alone(step: Wired, sizes: Sequence[int], sharing: float, comm_slowdown: float) -> list[WorkSample]:
     """What each bucket would have taken alone, and with no compute beside it; never less than 1 µs."""
     shares = shares_of(step.starts, step.dones, sizes, sharing)
     lost = comm_slowdown / (1 + comm_slowdown)
     found = []
     for nbytes, start, done, (work, doubt) in zip(sizes, step.starts, step.dones, shares, strict=True):
         beside = max(0.0, min(done, step.computed) - start) / max(1.0, done - start)
-        found.append(Sample(float(nbytes), max(1000.0, work * (1 - lost * beside)), doubt))
+        found.append(WorkSample(float(nbytes), max(1000.0, work * (1 - lost * beside)), doubt))
     return found
 
 
-def link_share(samples: Sequence[Sample], latency: float, buckets: int, best: float | None) -> Guess:
+def link_share(samples: Sequence[WorkSample], latency: float, buckets: int, best: float | None) -> Guess:
     """The link's share of what bytes take: what they take in the step in which they moved fastest, or in a sweep.
 
     In other steps they have waited for the host too. A link that is the limit moves all steps' bytes nearly alike: the

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ddpwatch.analysis.whatif.assignment import (
     DEFAULT_CAP_BYTES,
     MIB,
+    BucketCaps,
     Buckets,
-    Limits,
     Parameter,
     initial,
     limits_of,
@@ -105,7 +105,7 @@ class Message(NamedTuple):
     held: float
 
 
-def recorded_limits(recorded: Recorded) -> Limits | None:
+def recorded_limits(recorded: Recorded) -> BucketCaps | None:
     """The limits from which the recorded buckets follow; None if they follow from none that DDP has by itself."""
     said = recorded.flags.get("bucket_cap_mb")
     cap = int(said * MIB) if isinstance(said, (int, float)) and 0 < said < MOST_CAP_MIB else DEFAULT_CAP_BYTES
@@ -120,7 +120,7 @@ def _sorted(buckets: Buckets) -> Buckets:
     return [sorted(bucket) for bucket in buckets]
 
 
-def _assigned(recorded: Recorded, limits: Limits, static_graph: bool) -> Buckets:
+def _assigned(recorded: Recorded, limits: BucketCaps, static_graph: bool) -> Buckets:
     """DDP's buckets under these limits, as units."""
     if recorded.flag("find_unused_parameters") and not (static_graph or recorded.flag("static_graph")):
         registered = [recorded.units[unit] for unit in recorded.registered]
@@ -131,7 +131,7 @@ def _assigned(recorded: Recorded, limits: Limits, static_graph: bool) -> Buckets
 def _buckets(recorded: Recorded, change: Change) -> Buckets:
     if not change.moves_buckets:
         return recorded.buckets
-    held = recorded_limits(recorded) or Limits(DEFAULT_CAP_BYTES, DEFAULT_CAP_BYTES)
+    held = recorded_limits(recorded) or BucketCaps(DEFAULT_CAP_BYTES, DEFAULT_CAP_BYTES)
     cap = held.cap if change.cap_mib is None else int(change.cap_mib * MIB)
     if change.cap_mib is None and change.first_mib is None:
         limits = held

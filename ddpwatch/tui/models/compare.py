@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddpwatch.analysis.compare import Change, Difference, RunSeries, changes, compare, figures_of
+from ddpwatch.analysis.compare import Difference, FigureChange, RunSeries, changes, compare, figures_of
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.tables import steps_of
 from ddpwatch.messages import Hello
@@ -39,7 +39,7 @@ class Comparison:
 
     baseline: dict[str, Any]
     run: dict[str, Any]
-    changes: dict[str, Change | None]
+    changes: dict[str, FigureChange | None]
     difference: Difference
     steps: tuple[Sequence[float], Sequence[float]]
 

@@ -70,7 +70,7 @@ def strip(incidents: Sequence[Incident], steps: Sequence[int]) -> list[Incident 
 
 
 @dataclass(frozen=True, slots=True)
-class IncidentRow:
+class ListedIncident:
     """An incident in the Log's list.
 
     Attributes:
@@ -83,7 +83,7 @@ class IncidentRow:
     when: str
 
 
-def incident_rows(found: Diagnosed, position: int | None, names: LayerNames) -> list[IncidentRow]:
+def incident_rows(found: Diagnosed, position: int | None, names: LayerNames) -> list[ListedIncident]:
     """The rows of the list, worst first.
 
     Args:
@@ -92,7 +92,7 @@ def incident_rows(found: Diagnosed, position: int | None, names: LayerNames) -> 
         names: Of parameters.
     """
     return [
-        IncidentRow(incident, _layer(incident, names), _when(incident, position if found.whole else None))
+        ListedIncident(incident, _layer(incident, names), _when(incident, position if found.whole else None))
         for incident in found.incidents
     ]
 

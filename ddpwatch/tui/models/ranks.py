@@ -18,7 +18,7 @@ _HIGH_QUANTILE = 0.98  # of the values shown; the highest level starts here, so 
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class RankMetric:
     """What a cell shows.
 
     Attributes:
@@ -33,12 +33,12 @@ class Metric:
 
 
 METRICS = (
-    Metric("late", "lateness"),
-    Metric("step", "step time"),
-    Metric("exposed", "exposed communication"),
-    Metric("overlap", "overlap", "%", True),
-    Metric("data", "waiting for data"),
-    Metric("between", "between optimizer and forward"),
+    RankMetric("late", "lateness"),
+    RankMetric("step", "step time"),
+    RankMetric("exposed", "exposed communication"),
+    RankMetric("overlap", "overlap", "%", True),
+    RankMetric("data", "waiting for data"),
+    RankMetric("between", "between optimizer and forward"),
 )
 
 
@@ -60,7 +60,7 @@ class HeatMap:
         clock_error_ns: How far lateness may be off; None if it is not over several clocks.
     """
 
-    metric: Metric
+    metric: RankMetric
     groups: Sequence[Sequence[int]]
     steps: Sequence[int]
     columns: Sequence[array[float]]
@@ -91,7 +91,7 @@ class HeatMaps:
         self._key: tuple[object, ...] = ()
         self._columns: dict[int, tuple[int, array[float]]] = {}
 
-    def build(self, steps: Sequence[StepAcrossRanks], metric: Metric, groups: Sequence[Sequence[int]]) -> HeatMap:
+    def build(self, steps: Sequence[StepAcrossRanks], metric: RankMetric, groups: Sequence[Sequence[int]]) -> HeatMap:
         """Makes the map of the given steps, oldest first."""
         key = (metric.name, tuple(group[0] for group in groups), sum(map(len, groups)))
         if key != self._key:
@@ -101,7 +101,7 @@ class HeatMaps:
         low, high = _scale(columns, metric)
         return HeatMap(metric, groups, [step.step for step in steps], columns, low, high)
 
-    def _column(self, step: StepAcrossRanks, metric: Metric, groups: Sequence[Sequence[int]]) -> array[float]:
+    def _column(self, step: StepAcrossRanks, metric: RankMetric, groups: Sequence[Sequence[int]]) -> array[float]:
         known = self._columns.get(step.step)
         if known is None or known[0] != len(step):
             known = self._columns[step.step] = (len(step), _column(step, metric, groups))
@@ -153,7 +153,7 @@ def costliest_first(groups: Sequence[Sequence[int]], cost: Mapping[int, int]) ->
     return sorted(groups, key=lambda group: -sum(cost.get(rank, 0) for rank in group))
 
 
-def _column(step: StepAcrossRanks, metric: Metric, groups: Sequence[Sequence[int]]) -> array[float]:
+def _column(step: StepAcrossRanks, metric: RankMetric, groups: Sequence[Sequence[int]]) -> array[float]:
     row = step.row(metric.name)
     index = {rank: position for position, rank in enumerate(sorted(step.members))}
     worst = min if metric.inverted else max
@@ -164,7 +164,7 @@ def _column(step: StepAcrossRanks, metric: Metric, groups: Sequence[Sequence[int
     return column
 
 
-def _scale(columns: Sequence[array[float]], metric: Metric) -> tuple[float, float]:
+def _scale(columns: Sequence[array[float]], metric: RankMetric) -> tuple[float, float]:
     if metric.unit == "%":
         return 0.0, 1.0
     values = sorted(value for column in columns for value in column if value == value)

@@ -22,7 +22,7 @@ KEEP_UNUSUAL = 10_000
 MEDIAN_STEPS = 64
 
 
-class WholeRun:
+class WholeRecording:
     """Reads a recording in a thread, once, and diagnoses it as a report does.
 
     Args:

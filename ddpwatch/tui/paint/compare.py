@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddpwatch.analysis.compare import FEWEST_STEPS, Change
+from ddpwatch.analysis.compare import FEWEST_STEPS, FigureChange
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.tui.models.compare import THIS_RUN, CompareModel, Comparison
 from ddpwatch.tui.paint.canvas import Canvas, Row
@@ -104,7 +104,7 @@ def _paint_figure(
         x += column
 
 
-def _style(key: str, change: Change | None) -> str:
+def _style(key: str, change: FigureChange | None) -> str:
     if change is None or not change.certain:
         return "dim"
     return "good" if (change.by > 0) == (key == "overlap") else "bad"

@@ -9,7 +9,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident, Kind
 from ddpwatch.analysis.diagnosis.sentences import ordinal
 from ddpwatch.analysis.diagnosis.wording import stack_lines
 from ddpwatch.analysis.incident_news import cost_text, message_text, seconds_text, share_text, steps_text
-from ddpwatch.tui.models.incidents import Diagnosed, IncidentRow
+from ddpwatch.tui.models.incidents import Diagnosed, ListedIncident
 from ddpwatch.tui.models.log import style_of
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, number, shorten, wrap
@@ -49,7 +49,7 @@ def list_height(rows: int, height: int) -> int:
 
 
 def paint_incidents(
-    rows: Sequence[IncidentRow], found: Diagnosed, size: tuple[int, int], first: int, selected: int
+    rows: Sequence[ListedIncident], found: Diagnosed, size: tuple[int, int], first: int, selected: int
 ) -> list[Row]:
     """The list from the ``first`` row on, and the details of the selected one.
 
@@ -91,7 +91,7 @@ def _put_cells(canvas: Canvas, y: int, cells: Sequence[str], styles: Sequence[st
     return x
 
 
-def _paint_row(canvas: Canvas, row: IncidentRow, y: int, selected: bool) -> None:
+def _paint_row(canvas: Canvas, row: ListedIncident, y: int, selected: bool) -> None:
     incident = row.incident
     style = "faint" if row.when == "later" else style_of(incident)
     plain = "faint" if row.when == "later" else "text"
@@ -114,7 +114,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return ",".join(map(str, ranks[:_NAMED_RANKS])) + ("…" if len(ranks) > _NAMED_RANKS else "")
 
 
-def _paint_details(canvas: Canvas, row: IncidentRow, y: int) -> None:
+def _paint_details(canvas: Canvas, row: ListedIncident, y: int) -> None:
     """Everything known of one incident."""
     incident, width = row.incident, canvas.width
     canvas.fill(0, width, y, " ", "heading")

@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.incident_news import cost_text, message_text
-from ddpwatch.tui.models.incidents import IncidentRow, incident_rows, struck
+from ddpwatch.tui.models.incidents import ListedIncident, incident_rows, struck
 from ddpwatch.tui.models.log import LogLine
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.incidents import list_height, paint_incidents
@@ -19,7 +19,7 @@ from ddpwatch.tui.views.base import RunView
 
 LISTS = ("incidents", "events and incidents", "the job's output")
 INCIDENTS, EVENTS, OUTPUT = range(3)
-Entry = LogLine | IncidentRow
+Entry = LogLine | ListedIncident
 
 
 class LogView(RunView):
@@ -84,7 +84,7 @@ class LogView(RunView):
     def _now(self) -> list[Sequence[Entry]]:
         return [self._incidents(), list(self.session.log.lines), self.session.output.lines]
 
-    def _incidents(self) -> list[IncidentRow]:
+    def _incidents(self) -> list[ListedIncident]:
         session = self.session
         shown = session.step_shown if session.paused else None
         position = session.overview.newest_step if shown is None else shown.step
@@ -105,7 +105,7 @@ class LogView(RunView):
     def text(self) -> str | None:
         """The selected entry as text; None without one."""
         match self.current:
-            case IncidentRow(incident=incident):
+            case ListedIncident(incident=incident):
                 return f"{message_text(incident)}; cost {cost_text(incident)}"
             case LogLine(text=text):
                 return text
@@ -119,7 +119,7 @@ class LogView(RunView):
         diagnosed = self.session.overview.diagnosed
         title = paint_lists(headings, self.list_shown, width, diagnosed.progress)
         size = (width, max(height - 1, 0))
-        rows = [entry for entry in entries if isinstance(entry, IncidentRow)]
+        rows = [entry for entry in entries if isinstance(entry, ListedIncident)]
         if rows or self.list_shown == INCIDENTS:
             first = _first(selected, len(rows), list_height(len(rows), size[1]))
             return title + paint_incidents(rows, diagnosed, size, first, selected)
@@ -134,7 +134,7 @@ class LogView(RunView):
     def action_show_step(self) -> None:
         """Shows the selected entry's step in the Timeline."""
         match self.current:
-            case IncidentRow(incident=incident) if incident.since_step is not None:
+            case ListedIncident(incident=incident) if incident.since_step is not None:
                 self._show_step(self._step_of(incident, incident.since_step))
             case LogLine(step=int(step)):
                 self._show_step(step)

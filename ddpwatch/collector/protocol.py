@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from ddpwatch.messages import Count, Name, Ns
 
-WIRE_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 1
 UNSEEN_S: Final = 6.0  # without anything from an agent, it is not known how its ranks are
 ZAP_DOMAIN: Final = b"ddpwatch"
 Frames = Annotated[list[bytes], Meta(max_length=65536)]
@@ -25,7 +25,7 @@ class Open(msgspec.Struct, tag="open", frozen=True):
     restarts: Count
     first: Count
     host: Name = ""
-    version: Count = WIRE_VERSION
+    version: Count = PROTOCOL_VERSION
 
 
 class Introduction(msgspec.Struct, tag="introduction", frozen=True):
@@ -77,15 +77,15 @@ class Pong(msgspec.Struct, tag="pong", frozen=True):
     time_ns: Name
 
 
-class Lease(msgspec.Struct, tag="lease", frozen=True):
-    """What sampling may cost from a slot on, for `ddpwatch.sampling.lease.LEASE_NS`."""
+class GrantedLease(msgspec.Struct, tag="lease", frozen=True):
+    """A lease from the root: what sampling may cost from a slot on, for `ddpwatch.sampling.lease.LEASE_NS`."""
 
     ppm: Count
     first_slot: Count
 
 
 Up = Open | Introduction | Batch | Ping
-Down = Welcome | Reopen | Ack | Pong | Lease
+Down = Welcome | Reopen | Ack | Pong | GrantedLease
 _encoder = msgspec.msgpack.Encoder()
 _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
