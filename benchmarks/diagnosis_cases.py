@@ -45,7 +45,6 @@ SPLIT_PHASES = ("data", "forward", "backward")
 PERIODS = (2, 16)
 CHANCES = (0.05, 0.4)
 CLEAN_STEPS = 1000  # of one run, about
-LASTS = {"random": 300, "drift": 360, "moving": 360, "two": 260, "periodic": 24 * PERIODS[1], "stall": 60, "gc": 300}
 STALL_S, BREAK_S = (0.5, 12.0), (0.3, 5.0)
 
 Ints = npt.NDArray[np.int64]

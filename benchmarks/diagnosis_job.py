@@ -65,12 +65,11 @@ class Injector:
         step: The current step.
     """
 
-    def __init__(self, stretches: list[Stretch], rank: int, world: int) -> None:
+    def __init__(self, stretches: list[Stretch], rank: int) -> None:
         self.step = -1
         self.mine = {at: one for at, one in enumerate(stretches) if one.rank in (None, rank)}
         self.strikes: list[tuple[int, int, int, int]] = []
         self.layers: dict[int, str] = {}
-        self._rank, self._world = rank, world
         self._usual_s, self._durations, self._started = 0.0, [0.0], time.monotonic()
         self._busy: subprocess.Popen[bytes] | None = None
 
@@ -223,11 +222,11 @@ def _striking(injector: Injector, at: int, one: Stretch) -> Callable[[], None]:
 
 def main() -> None:
     plan, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
     if plan["pinned"]:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    injector = Injector([Stretch(**one) for one in plan["stretches"]], rank, world)
+    injector = Injector([Stretch(**one) for one in plan["stretches"]], rank)
     try:
         if plan["script"] == "trainer":
             trained(injector, plan["steps"], folder / "run.mcap")

@@ -120,7 +120,6 @@ class Job:
         self.folder = place.base / "jobs" / number
         self.recording = self.folder / "recording"
         self.expected = False
-        self.listed_before_strike = False
         self.steps = steps
         self.recording.mkdir(parents=True, mode=0o700)
         self.script = self.folder / f"{place.token}j{number}.py"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from statistics import median
-from typing import cast
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts
 from ddpwatch.analysis.means import Sums, kind_of
-from ddpwatch.analysis.step import BucketKey
 
 
 class StepDigest:
@@ -19,7 +17,6 @@ class StepDigest:
         kind: Decides whether it is one of the steps that the means are over.
         sums: Of all its ranks.
         cost: A column over the ranks, sorted, which makes the median over many steps cheap.
-        bucket_exposed: Per bucket index the median over the ranks.
     """
 
     def __init__(self, across: StepAcrossRanks) -> None:
@@ -30,23 +27,9 @@ class StepDigest:
         self.kind = kind_of(across.step, figures)
         self.sums = Sums(figures)
         self.cost = sorted(fact.cost for fact in self.ranks.values() if fact.cost is not None)
-        self.bucket_exposed = _bucket_exposed(self.ranks.values())
 
 
 def p50(values: Iterable[float | None]) -> float | None:
     """The median of the known values; None without any."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
-
-
-def _bucket_exposed(facts: Iterable[RankFacts]) -> dict[int, float]:
-    """Of ranks with all completions; ranks that launched the same buckets are read column by column."""
-    alike: dict[tuple[BucketKey, ...], list[tuple[int | None, ...]]] = {}
-    for fact in facts:
-        if fact.figures.comm_ns is not None:
-            alike.setdefault(fact.keys, []).append(fact.exposed)
-    samples: dict[int, list[int]] = {}
-    for keys, rows in alike.items():
-        for (_, index, *_), column in zip(keys, zip(*rows, strict=True), strict=True):
-            samples.setdefault(index, []).extend(cast("tuple[int, ...]", column))
-    return {index: median(values) for index, values in samples.items()}

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from statistics import median
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.digest import StepDigest, p50
@@ -40,7 +39,7 @@ class RankSummary:
 class Summary:
     """The newest steps: means over steps and ranks (`ddpwatch.analysis.means`); ``rate`` is in steps/s.
 
-    ``step_p50_ns``, ``cost`` and ``bucket_exposed_ns`` (by bucket index) are medians over every watched step.
+    ``step_p50_ns`` and ``cost`` are medians over every watched step.
     """
 
     count: int = 0
@@ -54,7 +53,6 @@ class Summary:
     communicates: bool = False
     cost: float | None = None
     ranks: Mapping[int, RankSummary] = field(default_factory=dict)
-    bucket_exposed_ns: dict[int, float] = field(default_factory=dict)
 
 
 class RankSummaries(Mapping[int, RankSummary]):
@@ -120,7 +118,6 @@ def _summary(steps: Sequence[StepDigest]) -> Summary:
         communicates=any(rank.keys for step in steps for rank in step.ranks.values()),
         cost=_merged_p50([step.cost for step in steps]),
         ranks=RankSummaries(steps, averaged),
-        bucket_exposed_ns=_exposed_p50(steps),
     )
 
 
@@ -156,11 +153,3 @@ def _rank_summary(rank: int, steps: Sequence[StepDigest], averaged: Sequence[Ste
         cost=p50(fact.cost for fact in own),
         phases_ns=sums.known_phases_ns,
     )
-
-
-def _exposed_p50(steps: Sequence[StepDigest]) -> dict[int, float]:
-    """Per bucket index the median over the steps."""
-    indices = sorted({index for step in steps for index in step.bucket_exposed})
-    return {
-        index: median(step.bucket_exposed[index] for step in steps if index in step.bucket_exposed) for index in indices
-    }

@@ -21,7 +21,6 @@ class TestSummary:
         assert (summary.step_ns, summary.exposed_ns) == (100 * MS, 10 * MS)
         assert summary.overlap == pytest.approx(20 / 30)
         assert summary.cost == pytest.approx(0.002)
-        assert summary.bucket_exposed_ns == {0: 0, 1: 10 * MS}
         assert sum(summary.ranks[0].phases_ns.values()) == 100 * MS
 
     def test_no_step_no_figure(self):

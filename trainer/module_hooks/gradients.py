@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from trainer.errors import TrainerError
 
-Target = Literal["weights", "flow"]
 Gradients = tuple[Tensor | None, ...]
 
 

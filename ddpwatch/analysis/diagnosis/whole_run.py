@@ -80,7 +80,6 @@ class WholeRun:
         self._link = _Link()
         self._trend = _Trend()
         self._ended: list[Incident] = []
-        self._unreduced: Counter[str] = Counter()
 
     def add(self, facts: StepFacts) -> None:
         """Takes the next step."""
@@ -283,13 +282,11 @@ class _Trend:
         self._block: list[int] = []
         self._blocks: list[tuple[int, float]] = []
         self._every = 1  # how many blocks of steps make one of them
-        self._ranks = 1
 
     def add(self, facts: StepFacts) -> None:
         """Takes the next step."""
         if not facts.across.counted:
             return
-        self._ranks = len(facts.across)
         self._block.append(facts.split.total - sum(facts.split.waits.values()))
         if len(self._block) < BLOCK_STEPS * self._every:
             return

@@ -65,7 +65,6 @@ class Replay:
 
     def __init__(self, steps: Sequence[StepWork], physics: Physics) -> None:
         self._steps = steps
-        self._copy = physics.copy
         self._speeds = Speeds(
             physics.workers, physics.sharing.value, physics.compute_slowdown.value, physics.comm_slowdown.value
         )
