@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import numpy as np
 from benchmarks.diagnosis_cases import Truth
 from benchmarks.diagnosis_goals import Judged
 from benchmarks.diagnosis_job import LAYERS, Stretch
+from benchmarks.diagnosis_oracle import Floats, power
 from benchmarks.diagnosis_score import Score, judge, look, unexplained
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
@@ -40,6 +41,7 @@ STOP_S = (1.0, 3.0)
 JOB_LIMIT_S = 900
 HANG_S, HANG_EVERY, HANG_PLACES = 12.0, 20, ("stop", "forward", "backward", "data", "between")
 SCRIPTS = ("plain", "trainer")
+_PHASES = ("data", "forward", "backward")
 
 
 @dataclass
@@ -175,12 +177,19 @@ def diagnose(folder: Path, planned: Sequence[Stretch], world: int) -> RealRun:
     truths = _truths(folder, planned, world, _layouts(file))
     scores = {at: Score(truth) for at, truth in truths.items()}
     watched: list[bool] = []
+    leads: dict[int, Floats] = {}
     for diagnosis, _, steps in diagnosed(file):
         for across in steps:
             watched.append(all(is_watched(step.status) for step in across.ranks.values()))
+            if watched[-1] and across.counted and len(across.ranks) == world and across.skew.buckets:
+                leads[across.step] = _leads(across)
             look(diagnosis, scores.values(), across.step, watched, world)
     run = RealRun(incidents=diagnosis.incidents())
     judge(scores.values(), run.incidents, world)
+    struck = {step for truth in truths.values() for step in truth.strikes.tolist()}
+    calm = np.array([lead for step, lead in leads.items() if step not in struck])
+    for at, score in scores.items():
+        score.oracle = _oracle(planned[at], score.truth, _took(folder, at, world), leads, calm)
     run.judged = [Judged(planned[at].kind, planned[at].size, "real", score) for at, score in scores.items()]
     run.others = unexplained(truths.values(), run.incidents, world)
     return run
@@ -199,6 +208,39 @@ def diagnosed(file: Path) -> Iterator[tuple[Diagnosis, int, list[StepAcrossRanks
         for across in steps:
             diagnosis.add_step(across)
         yield diagnosis, envelope.received_ns, steps
+
+
+def _leads(across: StepAcrossRanks) -> Floats:
+    """By how much each rank exceeds the mean of the others (ns): when it launches last, and in each of `_PHASES`."""
+    facts = across.all_facts()
+    values = np.array(
+        [
+            [facts[rank].launch[-1], *(facts[rank].figures.phases_ns.get(phase, 0) for phase in _PHASES)]
+            for rank in sorted(facts)
+        ],
+        np.float64,
+    )
+    return np.asarray((values - values.mean(axis=0)).T * len(values) / (len(values) - 1))
+
+
+def _oracle(
+    one: Stretch, truth: Truth, took: Mapping[int, int], leads: Mapping[int, Floats], calm: Floats
+) -> float | None:
+    """What any test could find, given what the rank did to itself and the noise of the job's other steps.
+
+    None where a mark or a pause says it, where it is no single rank's, or without a calm step.
+    """
+    if one.kind not in ("constant", "periodic") or one.place not in _PHASES or not len(calm):
+        return None
+    shift = np.array([took.get(step, 0) for step in leads if truth.since <= step < one.until], np.float64)
+    rank = truth.ranks[0]
+    return max(power(shift, calm[:, at], rank) for at in (0, 1 + _PHASES.index(one.place)))
+
+
+def _took(folder: Path, at: int, world: int) -> dict[int, int]:
+    """How long the strikes of a stretch took, by step (ns)."""
+    strikes = (json.loads((folder / f"strikes-{rank}.json").read_text())["strikes"] for rank in range(world))
+    return {step: took_ns for of_rank in strikes for stretch, step, took_ns, _ in of_rank if stretch == at}
 
 
 def _layouts(file: Path) -> Layouts:
