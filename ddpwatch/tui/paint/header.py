@@ -284,6 +284,7 @@ def _lasted(ns: int) -> str:
 
 def _facts(facts: VerdictFacts) -> list[Field]:
     incident, hangs = facts.incident, facts.incident.kind == "hang"
+    said = hangs or incident.kind == "death"  # the sentence says when
     since, cost = f"since step {incident.since_step}", f"cost {'so far ' if incident.open else ''}{cost_text(incident)}"
     lasts = f", for {_lasted(facts.lasts_ns)}" if facts.lasts_ns is not None else ""
     where = clean(facts.host, 32) + (f", pid {facts.pid}" if facts.pid is not None else "")
@@ -291,8 +292,8 @@ def _facts(facts: VerdictFacts) -> list[Field]:
     key = "7: stacks" if hangs else "7: details"
     return [
         Field(site, site, 0, "strong"),
-        Field("" if hangs or incident.since_step is None else since + lasts, since, 1, "strong"),
-        Field(cost, f"cost {share_text(incident.share)} of the run", 4 if hangs else 2),
+        Field("" if said or incident.since_step is None else since + lasts, since, 1, "strong"),
+        Field(cost if incident.cost_ns else "", f"cost {share_text(incident.share)} of the run", 4 if hangs else 2),
         Field(where, where, 3),
         Field(key, key, 5 if not hangs else 2, "dim"),
     ]
