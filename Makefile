@@ -61,6 +61,7 @@ screenshots: install
 	$(JOB) demo/train.py --steps 120 --record $(VENV)/screens.mcap
 	$(BIN)/python docs/make_screenshots.py $(VENV)/screens.mcap
 	$(BIN)/python docs/make_screenshots.py --synthetic 16 --name synthetic --views
+	$(BIN)/python docs/make_screenshots.py --scenes
 
 bench: install
 	$(BIN)/python benchmarks/viewers.py

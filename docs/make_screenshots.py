@@ -2,10 +2,12 @@
 
     python docs/make_screenshots.py RECORDING [-o DIRECTORY] [--name NAME] [--back STEPS] [--views]
     python docs/make_screenshots.py --synthetic RANKS [-o DIRECTORY] [--name NAME] --views
+    python docs/make_screenshots.py --scenes [-o DIRECTORY]
 
 Without ``--views`` it makes the overview in three terminal sizes; with it, every view at 160x44. For jobs of many ranks
 ``benchmarks/synthetic.py`` makes up the frames, and the screen calls the run "synthetic". One of its ranks is late; the
-Compare view compares it with the same job without that.
+Compare view compares it with the same job without that. ``--scenes`` shows runs of ``benchmarks/scenes.py``: incidents
+and hosts.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.scenes import SCENES
 from benchmarks.synthetic import Fleet, enveloped
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recording
@@ -30,6 +33,11 @@ VIEW_KEYS = {
     "overview": ("1",), "timeline": ("2",), "buckets": ("3",), "bucket": ("3", "j", "enter"), "ranks": ("4",),
     "rank": ("4", "f", "enter"), "devices": ("5",), "compare": ("6",), "log": ("7",),
 }  # fmt: skip
+SCENE_SIZE = (100, 30)
+SCENE_VIEWS = (  # the scene, the view, its key
+    ("hang", "overview", "1"), ("hang", "log", "7"), ("ended", "log", "7"), ("many-hosts", "overview", "1"),
+    ("many-hosts", "ranks", "4"), ("many-hosts", "devices", "5"),
+)  # fmt: skip
 SYNTHETIC_STEPS = 60
 LATE_MS = 12.0
 
@@ -41,6 +49,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             baseline = _baseline(args, Path(folder))
+            for scene, view, key in SCENE_VIEWS if args.scenes else ():
+                path = args.output / f"{scene}-{view}.svg"
+                spec = ReplaySpec("made-up", FrameList(SCENES[scene]()))
+                path.write_text(asyncio.run(screenshot(spec, SCENE_SIZE, key)), encoding="utf-8")
+                print(path)
             for name, size, keys in _screens(args):
                 if keys[-1:] == VIEW_KEYS["compare"] and baseline is None:
                     continue
@@ -56,6 +69,8 @@ def main(argv: list[str] | None = None) -> int:
 def _screens(args: argparse.Namespace) -> Iterator[tuple[str, tuple[int, int], tuple[str, ...]]]:
     """The name, size and keys of each screenshot."""
     back = ("left",) * args.back
+    if args.scenes:
+        return
     if args.views:
         for name, keys in VIEW_KEYS.items():
             yield f"{args.name}-{name}", VIEW_SIZE, (*back, *keys)
@@ -100,6 +115,8 @@ async def screenshot(
             await pilot.pause(0.02)
         if app.failure is not None:
             raise app.failure
+        while app.session.whole is not None and not app.session.whole.ready:
+            await pilot.pause(0.02)
         app.tick()
         await pilot.press(*keys)
         while app.view.pending:
@@ -117,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--back", type=int, default=0, metavar="STEPS", help="go back this many steps from the end")
     parser.add_argument("--views", action="store_true", help="every view instead of the overview")
     parser.add_argument("--synthetic", type=int, metavar="RANKS", help="make up a run of that many ranks")
+    parser.add_argument("--scenes", action="store_true", help="incidents and hosts, made up")
     return parser
 
 

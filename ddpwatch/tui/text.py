@@ -12,7 +12,8 @@ from ddpwatch.report.format import UNKNOWN, one_of, percent, size
 from ddpwatch.report.format import clean as harmless_text
 
 __all__ = [
-    "UNKNOWN", "Field", "clean", "fit", "ms", "number", "one_of", "percent", "shorten", "size", "with_unit", "wrap"
+    "UNKNOWN", "Field", "clean", "fit", "flow", "ms", "number", "one_of", "percent", "shorten", "size", "spans",
+    "with_unit", "wrap",
 ]  # fmt: skip
 
 _NS_PER_MS = 1e6
@@ -57,6 +58,30 @@ def wrap(text: str, width: int, lines: int) -> list[str]:
         else:
             out.append(word)
     return [shorten(line, width) for line in out]
+
+
+def flow(parts: Sequence[str], width: int, lines: int, gap: str = " · ") -> list[str]:
+    """Puts parts onto at most ``lines`` lines of ``width`` cells; no part is broken."""
+    out: list[str] = []
+    for part in parts:
+        joined = f"{out[-1]}{gap}{part}" if out else part
+        if out and (cell_len(joined) <= width or len(out) == lines):
+            out[-1] = joined
+        else:
+            out.append(part)
+    return [shorten(line, width) for line in out]
+
+
+def spans(numbers: Sequence[int], most: int = 4) -> str:
+    """Ascending numbers with runs as ``616–623``; of many runs, the first few."""
+    runs: list[list[int]] = []
+    for value in numbers:
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], value]
+        else:
+            runs.append([value])
+    texts = ["–".join(map(str, run)) if run[-1] - run[0] > 1 else ",".join(map(str, run)) for run in runs]
+    return ",".join(texts[:most]) + ("…" if len(texts) > most else "")
 
 
 def number(value: float | None) -> str:

@@ -39,6 +39,10 @@ class FakeSource:
         self._passed_ns += len(frames) * every_ms * MS
         self._batches.put(later)
 
+    def put_frames(self, frames: list[Frame]) -> None:
+        """Adds frames with receive times of their own."""
+        self._batches.put(frames)
+
     def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
         try:
             return self._batches.get(timeout=min(timeout_s, 0.02))

@@ -1,10 +1,21 @@
 import os
 import queue
+import time
 
 import pytest
 
 from ddpwatch.output_copy import OutputBuffer
 from ddpwatch.tui.feed import open_feed
+
+
+@pytest.fixture
+def utc(monkeypatch):
+    """The log shows the time of day."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.fixture

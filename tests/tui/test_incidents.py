@@ -13,7 +13,7 @@ from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.ascii import ascii_text
 from ddpwatch.tui.paint.canvas import Canvas, plain
 from ddpwatch.tui.paint.incidents import LETTERS, paint_incidents, paint_strip, strip_legend
-from ddpwatch.tui.paint.lost import paint_lost
+from ddpwatch.tui.paint.lost import lost_line, paint_lost
 from tests.support.dashboards import FakeJobs, live_app, screen_text, until
 from tests.support.frames import layout, run, state_of
 
@@ -87,7 +87,7 @@ def test_the_list_and_the_details_of_one():
     assert re.match(r"  ● exposed +all +– +0– +9\.00", lines[2])
     assert re.match(r"  ✓ straggler +1 +backward b +4–6 +2\.00 +2\.0 %$", lines[3])
     details = "\n".join(lines[4:])
-    assert "hang, lasts: cost 0.00 rank-s" in details
+    assert "hang, lasts since step 11: cost 0.00 rank-s" in details
     assert "rank 2 stuck" in details
     assert "cause: CPU stolen" in details
     assert "rank 2 holds up the others at train.py:7 in train_step" in details
@@ -95,8 +95,8 @@ def test_the_list_and_the_details_of_one():
     assert "why behind" in details
     assert "late 12.5 ms" in details
     lines, _ = listed([HANG, replace(LATE, gain=0.3, share=0.02)], (80, 19), selected=1)
-    assert "straggler, over: cost 2.00 rank-s, 2.0 % of the run" in lines[3]
-    assert "without it, a step would be 30.0 % shorter" in lines[5]
+    assert "straggler, over, steps 4–6: cost 2.00 rank-s, 2.0 % of the run" in lines[3]
+    assert "without it, its steps would have been 30.0 % shorter" in lines[5]
     assert ascii_text("●").isascii()
 
 
@@ -119,8 +119,8 @@ def test_lost_time_in_one_line_and_as_a_bar():
     model = Overview(diagnosed=Diagnosed(lost=LOST))
     whole = "20.0 % lost: 12.0 % waiting for rank 5 (backward), 5.0 % exposed transfer, 3.0 % input"
     assert lost_text(LOST) == whole
-    assert plain(paint_lost(model, 100, 1)) == [f" {whole}"]
-    assert plain(paint_lost(model, 80, 1)) == [f" {whole.rpartition(',')[0]}"]  # what does not fit is left out
+    assert lost_line(model.diagnosed, 100) == whole
+    assert lost_line(model.diagnosed, 78) == whole.rpartition(",")[0]  # what does not fit is left out
     lines = plain(paint_lost(model, 102, 8))
     assert lines[0] == " 20.0 % lost of the run so far"
     assert [lines[1].count(glyph) for glyph in "╲╱≈▓·"] == [12, 5, 3, 60, 20]

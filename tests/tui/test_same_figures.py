@@ -532,7 +532,7 @@ def check_diagnosed(app, rows, names, report):
 async def check_list(pilot, app, rows):
     """The Log's list of incidents."""
     await pilot.press("7")
-    for line, row in zip(below(screen_text(app), "incident    ranks", len(rows)), rows, strict=True):
+    for line, row in zip(below(screen_text(app), "incident     ranks", len(rows)), rows, strict=True):
         seconds, share = listed(row)
         kind, message = KIND_SHOWN.get(row["kind"], row["kind"]), re.escape(row["message"][:60])
         assert re.search(rf"{kind} .* {seconds} +{share} +{message}", line)

@@ -1,7 +1,6 @@
 """What the dashboard looks like, on synthetic frames and a stopped clock."""
 
 import re
-import time
 
 import pytest
 from pytest_textual_snapshot import SVGImageExtension
@@ -21,14 +20,7 @@ from tests.support.whatif import MadeUpJob
 SMALL, MEDIUM, LARGE = (80, 24), (120, 36), (200, 50)
 
 
-@pytest.fixture(autouse=True)
-def utc(monkeypatch):
-    """The log shows the time of day."""
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
+pytestmark = pytest.mark.usefixtures("utc")
 
 
 def devices():

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from ddpwatch.tui.paint.canvas import Canvas, plain
-from ddpwatch.tui.text import Field, clean, fit, ms, number, shorten, wrap
+from ddpwatch.tui.text import Field, clean, fit, flow, ms, number, shorten, spans, wrap
 
 HOSTILE = [
     "\x1b[31mred\x1b[0m", "a\rb", "bell\x07", "\x9b2J", "\u202eevil", "zero\u200bwidth", "tab\there", "line\nbreak",
@@ -83,3 +83,16 @@ def test_wrap_breaks_between_words_and_cuts_the_last_line():
 def test_shorten_to_nothing():
     assert shorten("abc", 0) == ""
     assert shorten("abc", 1) == "…"
+
+
+def test_runs_of_numbers_are_spans():
+    assert spans([0, 1, 2, 3, 5, 7, 8]) == "0–3,5,7,8"
+    assert spans(range(616, 624)) == "616–623"
+    assert spans([0, 2, 4, 6, 8]) == "0,2,4,6…"
+    assert spans([]) == ""
+
+
+def test_no_part_is_broken_between_lines():
+    assert flow(["late 30 ms", "step 120 ms", "group 0–7"], 24, 3) == ["late 30 ms · step 120 ms", "group 0–7"]
+    assert flow(["aaaa", "bbbb", "cccc"], 6, 2) == ["aaaa", "bbbb …"]
+    assert flow([], 10, 2) == []

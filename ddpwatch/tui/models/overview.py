@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from itertools import islice
 from typing import overload
 
@@ -16,7 +17,7 @@ from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.verdict import Verdict
 from ddpwatch.analysis.diagnosis.wording import LIVE_PHASES
 from ddpwatch.analysis.window import RankSummary, Summariser, Summary
-from ddpwatch.messages import Bye, Hello, Status
+from ddpwatch.messages import Beat, Bye, Hello, Status
 from ddpwatch.sampling.cost import Cost
 from ddpwatch.state import RankState, RankStatus, RunState, StepAcrossRanks
 from ddpwatch.tui.models.devices import DeviceLine, DeviceLines
@@ -24,9 +25,12 @@ from ddpwatch.tui.models.history import HistoryPoint, StepHistory
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.lanes import StepLanes, step_lanes
 from ddpwatch.tui.models.rank_filter import parse_filter
+from ddpwatch.tui.models.verdict_facts import VerdictFacts, standstill_ns, stuck_ranks, verdict_facts
 
 LOOK_BACK_STEPS = 130  # at least one of every 64 is recorded in full
 SUMMARY_NS = 500_000_000
+MOST_WORST = 64  # ranks that a table may begin with
+_TROUBLED = (RankStatus.SILENT, RankStatus.UNSEEN)
 
 
 class Link(str, Enum):
@@ -100,6 +104,9 @@ class Overview:
     Attributes:
         diagnosed: The run's incidents and lost time; in a replay those of the whole recording.
         groups: The numbers of each rank's process groups, by their ranks; empty if all ranks are in the same.
+        facts: On the incident that the verdict is about.
+        standstill_ns: For how long a hang has kept all ranks from finishing a step.
+        worst: The lines of ranks that a table starts with if not all fit, worst first.
         hosts: The host of each rank; empty if all ranks are on one.
         unseen: The ranks of which nothing is known, because their host's agent is not connected.
         clock_error_ns: How far lateness may be off because hosts have clocks of their own; None on one clock.
@@ -114,6 +121,8 @@ class Overview:
     cost: Cost | None = None
     newest_full: tuple[int, int] = (0, 0)
     verdict: Verdict = field(default_factory=lambda: Verdict("starting", "none", ""))
+    facts: VerdictFacts | None = None
+    standstill_ns: int | None = None
     diagnosed: Diagnosed = field(default_factory=Diagnosed)
     end: Bye | None = None
     status: Status | None = None
@@ -121,6 +130,7 @@ class Overview:
     missing_steps: int | None = 0
     lanes: StepLanes | None = None
     ranks: Sequence[RankLine] = ()
+    worst: Sequence[RankLine] = ()
     devices: tuple[DeviceLine, ...] = ()
     history: tuple[HistoryPoint, ...] = ()
     filter: str = ""
@@ -139,15 +149,16 @@ class Overview:
 class RankLines(Sequence[RankLine]):
     """The rank table's lines, each made when it is first read."""
 
-    def __init__(self, state: RunState, ranks: Sequence[int], summary: Summary, blamed: int | None) -> None:
+    def __init__(self, state: RunState, ranks: Sequence[int], summary: Summary, diagnosed: Diagnosed) -> None:
+        self.ranks = ranks
         self._state = state
-        self._ranks = ranks
         self._summary = summary
-        self._blamed = blamed
+        self._blamed = diagnosed.slowest.ranks[0] if diagnosed.slowest else None
+        self._stuck = stuck_ranks(diagnosed.incidents)
         self._made: dict[int, RankLine] = {}
 
     def __len__(self) -> int:
-        return len(self._ranks)
+        return len(self.ranks)
 
     @overload
     def __getitem__(self, index: int) -> RankLine: ...
@@ -156,12 +167,15 @@ class RankLines(Sequence[RankLine]):
     def __getitem__(self, index: int | slice) -> RankLine | list[RankLine]:
         """Lines by their index in the table."""
         if isinstance(index, slice):
-            return [self._line(rank) for rank in self._ranks[index]]
-        return self._line(self._ranks[index])
+            return [self.of(rank) for rank in self.ranks[index]]
+        return self.of(self.ranks[index])
 
-    def _line(self, rank: int) -> RankLine:
+    def of(self, rank: int) -> RankLine:
+        """A rank's line."""
         if rank not in self._made:
-            self._made[rank] = _rank_line(self._state, self._state.ranks[rank], self._summary, rank == self._blamed)
+            known = self._state.ranks[rank]
+            status = rank_status(self._state, known, rank in self._stuck)
+            self._made[rank] = _rank_line(known, status, self._summary, rank == self._blamed)
         return self._made[rank]
 
 
@@ -186,7 +200,8 @@ class OverviewBuilder:
         newest, shown = state.newest_step(), step_to_show(state)
         summary = self.summary(state, link.at_rest)
         diagnosed = self.diagnosis(state, link.at_rest)
-        slowest = diagnosed.slowest
+        verdict = state.verdict(summary, diagnosed.incidents)
+        lines = RankLines(state, filtered(state, state.ranks, filter_text), summary, diagnosed)
         return Overview(
             link=link,
             run_id=state.run_id or link.name,
@@ -196,16 +211,17 @@ class OverviewBuilder:
             summary=summary,
             cost=self._cost,
             newest_full=state.cost.newest_full(),
-            verdict=state.verdict(summary, diagnosed.incidents),
+            verdict=verdict,
+            facts=verdict_facts(verdict.text, diagnosed.incidents, state),
+            standstill_ns=standstill_ns(diagnosed.incidents, state),
             diagnosed=diagnosed,
             end=state.end,
             status=state.status,
             dropped=sum(rank.dropped for rank in state.ranks.values()),
             missing_steps=state.missing_steps,
             lanes=self.lanes(shown, state, filter_text) if shown else None,
-            ranks=RankLines(
-                state, filtered(state, state.ranks, filter_text), summary, slowest.ranks[0] if slowest else None
-            ),
+            ranks=lines,
+            worst=_worst(state, lines, verdict.ranks, diagnosed.waited_for),
             devices=self._devices.build(state),
             history=self._history.points(list(state.steps.values()), len(state.ranks)),
             filter=filter_text,
@@ -291,8 +307,31 @@ def paused_overview(frozen: Overview, now: Overview, lanes: StepLanes | None) ->
     return replace(frozen, link=now.link, newest_step=now.newest_step, end=now.end, lanes=lanes or frozen.lanes)
 
 
-def _rank_line(state: RunState, rank: RankState, summary: Summary, blamed: bool) -> RankLine:
-    text, severity = rank_status(state, rank)
+def _worst(state: RunState, lines: RankLines, named: Sequence[int], cost: Mapping[int, int]) -> tuple[RankLine, ...]:
+    """The ranks that the verdict names, those of which nothing comes or that failed, and those waited for."""
+    order = [*sorted(named, key=lambda rank: -cost.get(rank, 0)), *filter(partial(_troubled, state), lines.ranks)]
+    order += sorted(cost, key=lambda rank: -cost[rank])
+    shown = set(lines.ranks)
+    return tuple(lines.of(rank) for rank in islice(filter(shown.__contains__, dict.fromkeys(order)), MOST_WORST))
+
+
+def _troubled(state: RunState, rank: int) -> bool:
+    bye = state.ranks[rank].bye
+    return state.status_of(rank) in _TROUBLED if bye is None else bye.reason != "finished"
+
+
+def lines_shown(model: Overview, first: int | None, room: int) -> Sequence[RankLine]:
+    """So many lines from the ``first`` on; None: the worst first, if not all fit."""
+    if first is None and len(model.ranks) > room:
+        named = {line.rank for line in model.worst}
+        others = (line for line in model.ranks if line.rank not in named)
+        return [*model.worst[:room], *islice(others, max(room - len(model.worst), 0))]
+    start = min(max(first or 0, 0), max(len(model.ranks) - room, 0))
+    return model.ranks[start : start + room]
+
+
+def _rank_line(rank: RankState, status: tuple[str, str], summary: Summary, blamed: bool) -> RankLine:
+    text, severity = status
     return RankLine(
         rank=rank.rank,
         host=rank.hello.host if rank.hello else "",
@@ -306,8 +345,8 @@ def _rank_line(state: RunState, rank: RankState, summary: Summary, blamed: bool)
     )
 
 
-def rank_status(state: RunState, rank: RankState) -> tuple[str, str]:
-    """What a rank is doing, as a text and its style."""
+def rank_status(state: RunState, rank: RankState, stuck: bool = False) -> tuple[str, str]:
+    """What a rank is doing, as a text and its style; ``stuck`` if it holds up the others."""
     status = state.status_of(rank.rank)
     if rank.bye is not None:
         return end_text(rank.bye)
@@ -315,10 +354,21 @@ def rank_status(state: RunState, rank: RankState) -> tuple[str, str]:
         return "unseen: its host is not connected", "warn"
     if status is RankStatus.SILENT:
         return f"silent {(state.now_ns - rank.seen_ns) / 1e9:.0f} s", "bad"
+    if stuck and rank.beat is not None:
+        return f"stuck {_place(rank.beat)} {_since_s(rank.beat):.0f} s", "bad"
     if status is RankStatus.WAITING and rank.beat is not None:
-        waited = (rank.beat.at_ns - rank.beat.since_ns) / 1e9
+        waited = _since_s(rank.beat)
         return f"waiting {waited:.0f} s{_in_flight(rank.beat.in_flight, ' for')}", "warn"
     return "running", "good"
+
+
+def _since_s(beat: Beat) -> float:
+    """For how long a rank has been in its phase, as of its heartbeat."""
+    return (beat.at_ns - beat.since_ns) / 1e9
+
+
+def _place(beat: Beat) -> str:
+    return beat.activity or LIVE_PHASES.get(beat.phase, f"in {beat.phase}" if beat.phase else "")
 
 
 def end_text(bye: Bye) -> tuple[str, str]:

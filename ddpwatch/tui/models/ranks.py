@@ -148,9 +148,11 @@ def _groups_named(ids: Sequence[int]) -> str:
     return ",".join(map(str, ids[:3])) + ("…" if len(ids) > 3 else "")
 
 
-def costliest_first(groups: Sequence[Sequence[int]], cost: Mapping[int, int]) -> list[Sequence[int]]:
-    """The rows by what their ranks cost."""
-    return sorted(groups, key=lambda group: -sum(cost.get(rank, 0) for rank in group))
+def costliest_first(
+    groups: Sequence[Sequence[int]], cost: Mapping[int, int], unseen: frozenset[int] = frozenset()
+) -> list[Sequence[int]]:
+    """The rows by what their ranks cost; of those that cost nothing, first those with ranks that are unseen."""
+    return sorted(groups, key=lambda row: (-sum(cost.get(rank, 0) for rank in row), unseen.isdisjoint(row)))
 
 
 def _column(step: StepAcrossRanks, metric: RankMetric, groups: Sequence[Sequence[int]]) -> array[float]:

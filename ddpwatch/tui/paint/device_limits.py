@@ -14,9 +14,9 @@ from ddpwatch.messages import Device
 from ddpwatch.tui.text import Field, clean, size
 
 
-def limit_fields(device: Device) -> list[Field]:
-    """The figures that are known; none if the machine offers none."""
-    return _gpu(device) if device.kind == "cuda" else _host(device)
+def limit_fields(device: Device, traffic: bool = True) -> list[Field]:
+    """The figures that are known; none if the machine offers none. Without ``traffic``, no host's network rates."""
+    return _gpu(device) if device.kind == "cuda" else _host(device, traffic)
 
 
 def _gpu(device: Device) -> list[Field]:
@@ -34,7 +34,7 @@ def _gpu(device: Device) -> list[Field]:
     return fields
 
 
-def _host(device: Device) -> list[Field]:
+def _host(device: Device, traffic: bool) -> list[Field]:
     shares = [
         _share("stolen", device.steal, DENIED_SHARE),
         _share("quota used up", device.cgroup_throttled, DENIED_SHARE),
@@ -42,7 +42,7 @@ def _host(device: Device) -> list[Field]:
         _share("memory pressure", device.memory_pressure, PRESSURE_SHARE),
         _share("disk wait", device.iowait),
     ]
-    found = [*shares[:2], _swap(device), *_net(device), _traffic(device), *shares[2:]]
+    found = [*shares[:2], _swap(device), *_net(device), _traffic(device) if traffic else None, *shares[2:]]
     return [field for field in found if field is not None]
 
 

@@ -97,18 +97,19 @@ def _paint_list(canvas: Canvas, devices: Sequence[DeviceLine], width: int, heigh
     if room < len(devices):
         devices, hidden = worst_first(devices), len(devices) - room
         canvas.put(1, 0, shorten(f"devices, worst first: {hidden} more (press 5)", canvas.width - 2), "heading")
-    y = 1
+    y, several = 1, len({line.device.host for line in devices}) > 1
     for line in devices[:room]:
-        for row in _panel_rows(line.device, width, tall):
+        for row in _panel_rows(line.device, width, tall, several):
             canvas.put_runs(1, y, row)
             y += 1
     return y - 1
 
 
-def _panel_rows(device: Device, width: int, tall: int) -> list[Row]:
+def _panel_rows(device: Device, width: int, tall: int, several: bool) -> list[Row]:
+    """One to three rows; where there are ``several`` hosts, the host is always named."""
     name, utilisation, figures = _name(device), _utilisation(device), _figures(device)
     if tall == 1:
-        short = name.split(" ")[0]
+        short = name.split(" ")[0] + (f" {clean(device.host, 16)}" if several else "")
         return [fit([Field(short, short), utilisation, *figures], width)]
     heading = fit([Field(clean(name, width - 8), clean(name, max(width - 8, 4))), utilisation], width)
     bar = [meter(device.utilization, width)] if tall == 3 else []

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.verdict import Severity
+from ddpwatch.analysis.incident_news import cost_text, share_text
 from ddpwatch.recording.seek import duration_text
 from ddpwatch.tui.models.history import NEW_STEPS, SPARK_STEPS
 from ddpwatch.tui.models.overview import Link, LinkState, Overview
+from ddpwatch.tui.models.verdict_facts import VerdictFacts
 from ddpwatch.tui.paint.canvas import Canvas, Row
+from ddpwatch.tui.paint.lost import lost_line
+from ddpwatch.tui.paint.screen_layout import WIDE
 from ddpwatch.tui.paint.spark import sparkline
 from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, fits, ms, number, percent, shorten, size, with_unit, wrap
 
@@ -109,6 +113,9 @@ def _identity(model: Overview) -> list[Field]:
         fields.append(_position(model.link))
     if model.filter:
         fields.append(_filtered(model))
+    if model.unseen:
+        count = len(model.unseen)
+        fields.append(Field(f"{count} rank{'s' if count > 1 else ''} unseen", f"{count} unseen", 0, "warn"))
     if model.following:
         fields.append(Field("follows the slowest rank", "follows slowest", 1, "warn"))
     if model.status is not None and model.status.whole:
@@ -188,12 +195,18 @@ def _figures(model: Overview, width: int, cells: int) -> list[Field]:
     style = "text" if share is None or share < 0.1 else "warn"
     return [
         Field(f"step {step}", step, 0, "strong", _spark([point.step_ns for point in newest], cells)),
-        Field(rate, rate, 3, "strong"),
+        Field(rate, rate, 3, "strong") if model.standstill_ns is None else _standstill(model.standstill_ns),
         Field(overlap, overlap, 1, "strong", _spark([point.overlap for point in newest], cells, 1.0)),
         Field(exposed + in_full, exposed + in_short, 1, style, _spark([point.exposed_ns for point in newest], cells)),
         _slowest(model, _spark([point.late_ns for point in newest], cells)),
         *(_health(model) if width >= _ROOMY else ()),
     ]
+
+
+def _standstill(ns: int) -> Field:
+    """Instead of a rate that no longer holds."""
+    text = f"no step for {ns / 1e9:.0f} s"
+    return Field(text, text, 0, "bad")
 
 
 def _health(model: Overview) -> list[Field]:
@@ -236,18 +249,54 @@ def _slowest(model: Overview, spark: str) -> Field:
 
 
 def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:
-    """The verdict, wrapped to the height."""
+    """The verdict, wrapped to the height, and below it what there is room for of `line_below`."""
     canvas = Canvas(width, height)
     sign, style = _SIGNS[model.verdict.severity]
     canvas.put(1, 0, sign, style)
-    for y, line in enumerate(verdict_lines(model, width, height)):
+    lines = verdict_lines(model, width, height)
+    for y, line in enumerate(lines):
         canvas.put(3, y, line, style if model.verdict.severity in ("warn", "bad") else "text")
+    if len(lines) < height:
+        canvas.put_runs(3, len(lines), line_below(model, width))
     return canvas.rows()
 
 
 def verdict_lines(model: Overview, width: int, most: int = MOST_VERDICT_ROWS) -> list[str]:
     """The verdict, wrapped to the width."""
-    return wrap(clean(model.verdict.text, 400), width - 4, most)
+    kind = "hang: " if model.verdict.kind == "hang" else ""
+    return wrap(clean(kind + model.verdict.text, 400), width - 4, most)
+
+
+def line_below(model: Overview, width: int) -> Row:
+    """More on the verdict's incident; without one, on a screen that has no panel for it, the lost time."""
+    if model.facts is not None:
+        return fit(_facts(model.facts), width - 4)
+    text = lost_line(model.diagnosed, width - 4) if width < WIDE else ""
+    return [(text, "dim")] if text else []
+
+
+def _lasted(ns: int) -> str:
+    seconds = ns / 1e9
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 1 else "less than 1 s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _facts(facts: VerdictFacts) -> list[Field]:
+    incident, hangs = facts.incident, facts.incident.kind == "hang"
+    said = hangs or incident.kind == "death"  # the sentence says when
+    since, cost = f"since step {incident.since_step}", f"cost {'so far ' if incident.open else ''}{cost_text(incident)}"
+    lasts = f", for {_lasted(facts.lasts_ns)}" if facts.lasts_ns is not None else ""
+    where = clean(facts.host, 32) + (f", pid {facts.pid}" if facts.pid is not None else "")
+    site = f"at {clean(facts.site, 60)}" if facts.site else ""
+    key = "7: stacks" if hangs else "7: details"
+    return [
+        Field(site, site, 0, "strong"),
+        Field("" if said or incident.since_step is None else since + lasts, since, 1, "strong"),
+        Field(cost if incident.cost_ns else "", f"cost {share_text(incident.share)} of the run", 4 if hangs else 2),
+        Field(where, where, 3),
+        Field(key, key, 5 if not hangs else 2, "dim"),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from ddpwatch.analysis.incident_news import cost_text, message_text, seconds_tex
 from ddpwatch.tui.models.incidents import Diagnosed, ListedIncident
 from ddpwatch.tui.models.log import style_of
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, number, shorten, wrap
+from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, flow, number, shorten, spans, wrap
 
 LETTERS: dict[Kind, str] = {
     "straggler": "S", "intermittent": "I", "pause": "P", "drift": "D", "slow_input": "W", "exposed_comm": "E",
@@ -26,7 +26,6 @@ _BADGES = {"bad": "badge-bad", "warn": "badge-wait", "dim": "badge-ended"}
 _WHEN = {"now": ("●", "bad"), "over": ("✓", "good"), "later": ("·", "faint")}
 _LEAST_ROWS = 4  # of the list, before its details get any
 _ROOMY = 110
-_NAMED_RANKS = 4
 _ELSEWHERE = ("stacks", "call_sites", "no_stack", "device")
 
 
@@ -74,7 +73,7 @@ def paint_incidents(
     return canvas.rows()
 
 
-_WIDTHS = (12, 10, 22, 13, 7, 9, 7)
+_WIDTHS = (13, 9, 24, 13, 7, 9, 7)
 _HEADINGS = ("incident", "ranks", "where", "steps", "every", "rank-s", "of run")
 _DROPPED_WHEN_NARROW = 4  # "every": the message has it
 
@@ -109,29 +108,38 @@ def _paint_row(canvas: Canvas, row: ListedIncident, y: int, selected: bool) -> N
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    if not ranks:
-        return "all"
-    return ",".join(map(str, ranks[:_NAMED_RANKS])) + ("…" if len(ranks) > _NAMED_RANKS else "")
+    return spans(sorted(ranks)) if ranks else "all"
 
 
 def _paint_details(canvas: Canvas, row: ListedIncident, y: int) -> None:
     """Everything known of one incident."""
     incident, width = row.incident, canvas.width
     canvas.fill(0, width, y, " ", "heading")
-    when = {"now": "lasts", "over": "over", "later": "later than the position"}[row.when]
-    title = f"{name_of(incident.kind)}, {when}: cost {cost_text(incident)}"
+    title = f"{name_of(incident.kind)}, {_when(row)}: cost {cost_text(incident)}"
     canvas.put(1, y, shorten(title, width - 2), "heading-strong")
     lines = [(line, style_of(incident)) for line in wrap(clean(incident.message, 400), width - 2, 3)]
     if incident.gain:
-        lines.append((f"without it, a step would be {share_text(incident.gain)} shorter", "text"))
+        would = "a step would be" if incident.open else "its steps would have been"
+        lines.append((f"without it, {would} {share_text(incident.gain)} shorter", "text"))
     lines += [
         (line, "warn") for line in wrap(clean(incident.device and f"cause: {incident.device}", 400), width - 2, 2)
     ]
     lines += [(_end_of(line, width - 2), "text") for line in stack_lines(incident)]
-    lines += [(line, "dim") for line in wrap(_evidence(incident), width - 2, 3)]
+    lines += [(line, "dim") for line in flow(_evidence(incident), width - 2, 3)]
     shown = [(text, style) for text, style in lines if text]
     for at, (text, style) in enumerate(shown[: max(canvas.height - y - 1, 0)], start=y + 1):
         canvas.put(1, at, text, style)
+
+
+def _when(row: IncidentRow) -> str:
+    """Whether it lasts, and in which steps it lasted."""
+    since = row.incident.since_step
+    if row.when == "later":
+        return "later than the position"
+    if row.when == "now":
+        return "lasts" if since is None else f"lasts since step {since}"
+    steps = steps_text(row.incident)
+    return "over" if since is None else f"over, {'steps' if '–' in steps else 'step'} {steps}"
 
 
 def _end_of(line: str, width: int) -> str:
@@ -141,17 +149,19 @@ def _end_of(line: str, width: int) -> str:
     return lead + (name if len(lead + name) <= width else f"…{name[len(lead + name) - width + 1 :]}")
 
 
-def _evidence(incident: Incident) -> str:
+def _evidence(incident: Incident) -> list[str]:
     known = [(key, value) for key, value in incident.evidence.items() if key not in _ELSEWHERE]
     watched = [("struck", f"{incident.steps} steps")] if incident.steps else []
     figures = [f"{key.removesuffix('_ms').replace('_', ' ')} {_value(key, value)}" for key, value in known]
-    return clean(" · ".join([*(f"{key} {value}" for key, value in watched), *figures]), 600)
+    return [clean(text, 200) for text in (*(f"{key} {value}" for key, value in watched), *figures)]
 
 
 def _value(key: str, value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_value('', item)}" for name, item in value.items()) or UNKNOWN
     if isinstance(value, (list, tuple)):
+        if all(isinstance(item, int) for item in value):
+            return spans(sorted(value), 16)
         return ", ".join(map(str, value[:16])) + (" …" if len(value) > 16 else "")
     text = number(value) if isinstance(value, float) else str(value)
     return f"{text} ms" if key.endswith("_ms") else text

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpwatch.analysis.diagnosis.wording import ranks_named
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.tui.models.lanes import Lane, StepLanes, picked
 from ddpwatch.tui.paint.axis import Axis, paint_axis
@@ -13,7 +12,7 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.comm import centred, paint_comm, paint_halves
 from ddpwatch.tui.paint.glyphs import HOOK_BOTH, HOOK_LEFT, HOOK_RIGHT, IDLE, MARK, MARK_LINE, PHASES
 from ddpwatch.tui.paint.legend import legend
-from ddpwatch.tui.text import clean
+from ddpwatch.tui.text import clean, spans
 
 LEAST_GUTTER = 4
 _LABELS = {
@@ -59,6 +58,12 @@ def rows_wanted(lanes: StepLanes) -> tuple[int, int]:
     roomy = choices(lanes.comm_rows)[0]
     count = len(lanes.lanes)
     return 2 + tight.height * count, 2 + roomy.height * count - roomy.gap
+
+
+def rows_used(lanes: StepLanes, height: int) -> int:
+    """How many rows of that height title, lanes and axis use."""
+    rows = lane_rows(lanes, height - 2)
+    return min(2 + rows.height * len(lanes.lanes) - rows.gap, height)
 
 
 def capacity(lanes: StepLanes, height: int) -> int:
@@ -108,7 +113,8 @@ def _title(lanes: StepLanes, shown: Sequence[int], named: int) -> str:
     text += lanes.clocks
     count = len(lanes.lanes)
     if named:
-        text += f", {ranks_named(shown[:named])} and {len(shown) - named} of {count - named} others"
+        noun = "rank" if named == 1 else "ranks"
+        text += f", {noun} {spans(shown[:named])} and {len(shown) - named} of {count - named} others"
     elif len(shown) < count:
         text += f", ranks {shown[0]}–{shown[-1]} of {count}"
     if lanes.missing:

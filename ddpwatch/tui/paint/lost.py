@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ddpwatch.analysis.diagnosis.incident import LOST, Account, AccountName, LostTime
 from ddpwatch.analysis.incident_news import account_text, lost_accounts, lost_text, seconds_text, share_text
+from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.glyphs import COMM, PHASES
@@ -29,14 +30,11 @@ def lost_rows(model: Overview) -> int:
 
 
 def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
-    """In one row a sentence; in more a heading, the bar, and the largest accounts."""
+    """A heading, the bar, and the largest accounts."""
     canvas = Canvas(width, height)
     lost, progress = model.diagnosed.lost, model.diagnosed.progress
     if progress is not None:
         _put_heading(canvas, f"where the time went: diagnosing … {progress:.0%}")
-    elif height == 1:
-        texts = [lost_text(lost, most) for most in (3, 2, 1)]
-        canvas.put(1, 0, next((text for text in texts if len(text) <= width - 2), texts[-1]), "dim")
     else:
         whose = "the recording" if model.diagnosed.whole else "the run so far"
         _put_heading(canvas, f"{lost_text(lost, 0) or 'nothing known'} of {whose}")
@@ -45,10 +43,17 @@ def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
     return canvas.rows()
 
 
+def lost_line(found: Diagnosed, width: int) -> str:
+    """The lost time as a sentence, with as many of the largest accounts as fit."""
+    if found.progress is not None:
+        return f"where the time went: diagnosing … {found.progress:.0%}"
+    texts = [lost_text(found.lost, most) for most in (3, 2, 1)]
+    return next((text for text in texts if len(text) <= width), shorten(texts[-1], width))
+
+
 def _put_heading(canvas: Canvas, text: str) -> None:
-    style = "heading" if canvas.height > 1 else "dim"
-    canvas.fill(0, canvas.width, 0, " ", style)
-    canvas.put(1, 0, shorten(text, canvas.width - 2), style)
+    canvas.fill(0, canvas.width, 0, " ", "heading")
+    canvas.put(1, 0, shorten(text, canvas.width - 2), "heading")
 
 
 def _paint_bar(canvas: Canvas, lost: LostTime, y: int) -> None:

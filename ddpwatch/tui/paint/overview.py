@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
-from ddpwatch.tui.models.overview import Overview
+from ddpwatch.tui.models.overview import Overview, lines_shown
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.devices import paint_device_panel
 from ddpwatch.tui.paint.header import Keys, Tab, paint_footer, paint_header, paint_verdict
 from ddpwatch.tui.paint.history import paint_history
-from ddpwatch.tui.paint.lanes import paint_lanes, rows_wanted
+from ddpwatch.tui.paint.lanes import paint_lanes, rows_used, rows_wanted
 from ddpwatch.tui.paint.lost import lost_rows, paint_lost
 from ddpwatch.tui.paint.page import Part, assemble, nothing_known, verdict_rows, waiting
 from ddpwatch.tui.paint.screen_layout import ScreenLayout, layout
-from ddpwatch.tui.paint.split import paint_split, rows_for
+from ddpwatch.tui.paint.split import paint_split, rows_for, split_room
 from ddpwatch.tui.paint.table import paint_table
 
 
 def overview_layout(model: Overview, width: int, height: int) -> ScreenLayout:
     """Where the parts lie for this model."""
     wanted = rows_wanted(model.lanes) if model.lanes else (6, 6)
+    lanes = model.lanes
     return layout(
         width, height, len(model.ranks), wanted, rows_for(len(model.ranks)), verdict_rows(model, width, height),
-        lost_rows(model),
+        lost_rows(model), int if lanes is None else partial(rows_used, lanes),
     )  # fmt: skip
 
 
 def paint_overview(
     model: Overview, width: int, height: int, first: int | None = None, tabs: Sequence[Tab] = (), keys: Keys = ()
 ) -> list[Row]:
-    """The complete screen; lanes and table start with the ``first`` rank. None: lanes are of those worth a look."""
+    """The complete screen; lanes and table start with the ``first`` rank. None: with those worth a look."""
     boxes = overview_layout(model, width, height)
     parts: list[Part] = [
         (boxes.header, paint_header(model, boxes.header.width, boxes.header.height)),
@@ -54,10 +56,11 @@ def _body(model: Overview, boxes: ScreenLayout, start: int | None) -> Iterable[P
         incidents = model.diagnosed.incidents
         yield box, paint_history(model.history, box.width, box.height, model.lanes.step, incidents)
     box = boxes.table
-    yield box, paint_table(model.ranks, box.width, box.height, first)
+    shown = lines_shown(model, start, max(box.height - 1, 0))
+    yield box, paint_table(shown, box.width, box.height, hosts=bool(model.hosts))
     box = boxes.devices
     yield box, paint_device_panel(model.devices, box.width, box.height)
     box = boxes.lost
     yield box, paint_lost(model, box.width, box.height)
     box = boxes.split
-    yield box, paint_split(model.ranks, box.width, box.height, first)
+    yield box, paint_split(lines_shown(model, start, split_room(box.height)), box.width, box.height)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.canvas import Row
-from ddpwatch.tui.paint.header import Keys, Tab, paint_footer, paint_header, paint_verdict, verdict_lines
+from ddpwatch.tui.paint.header import Keys, Tab, line_below, paint_footer, paint_header, paint_verdict, verdict_lines
 from ddpwatch.tui.paint.screen_layout import Box
 from ddpwatch.tui.paint.waiting import paint_waiting
 
@@ -50,7 +50,7 @@ def verdict_rows(model: Overview, width: int, height: int) -> int:
     """Rows for the verdict: as many as it needs; on a narrow screen at least two, so that the body stays in place."""
     if height < SMALL:
         return 1 if height >= 6 else 0
-    return max(len(verdict_lines(model, width)), 1 if width >= ONE_LINE else 2)
+    return max(len(verdict_lines(model, width)) + bool(line_below(model, width)), 1 if width >= ONE_LINE else 2)
 
 
 def nothing_known(model: Overview) -> bool:

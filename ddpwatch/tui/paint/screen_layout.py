@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 WIDE = 110
@@ -45,6 +46,7 @@ def layout(
     split_rows: int = 0,
     verdict_rows: int = 1,
     lost_rows: int = 0,
+    lanes_use: Callable[[int], int] = int,
 ) -> ScreenLayout:
     """Divides the screen between header, verdict and footer, then lanes and table, then devices and history.
 
@@ -55,7 +57,8 @@ def layout(
         lane_rows: Rows that the lanes need to be readable, and the most that they can use.
         split_rows: The most rows that the split of the step can use.
         verdict_rows: Rows that the verdict needs.
-        lost_rows: The most rows that the lost time can use; a narrow screen has one for it, or none.
+        lost_rows: The most rows that the lost time can use, on a wide screen.
+        lanes_use: How many of so many rows the lanes use; the table gets the others if it needs them.
     """
     wide = width >= WIDE
     header = min(2, height)
@@ -64,12 +67,12 @@ def layout(
     body = max(height - header - verdict - footer, 0)
     table = _table_height(body, ranks)
     panel = min(max(width // 3, _PANEL[0]), _PANEL[1]) if wide else 0
-    line = int(bool(lost_rows) and not wide and body - table > lane_rows[0] + _LEAST_DEVICES_NARROW)
-    rest = body - table - line
-    lanes, history, devices = _wide(rest, lane_rows[1]) if wide else _narrow(rest, *lane_rows)
+    lanes, history, devices = _wide(body - table, lane_rows[1]) if wide else _narrow(body - table, *lane_rows)
+    spare = min(lanes - lanes_use(lanes), max(max(ranks, 1) + 1 - table, 0)) if table else 0
+    table, lanes, rest = table + spare, lanes - spare, body - table - spare
     lost = _spare(rest, lost_rows) if wide else 0
     split = _spare(rest - lost, split_rows) if wide else 0
-    y = header + verdict + line
+    y = header + verdict
     left = width - panel
     return ScreenLayout(
         header=Box(0, 0, width, header),
@@ -79,7 +82,7 @@ def layout(
         devices=Box(left, y, panel, rest - lost - split)
         if wide
         else Box(0, y + lanes + history + table, width, devices),
-        lost=Box(left, y + rest - split - lost, panel, lost) if wide else Box(0, y - line, width, line),
+        lost=Box(left, y + rest - split - lost, panel, lost) if wide else Box(0, y, 0, 0),
         split=Box(left, y + rest - split, panel, split),
         table=Box(0, y + lanes + history, width, table),
         footer=Box(0, height - footer, width, footer),

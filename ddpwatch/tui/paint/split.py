@@ -25,7 +25,12 @@ def rows_for(ranks: int) -> int:
     return 2 + 2 * max(ranks, 1)
 
 
-def paint_split(ranks: Sequence[RankLine], width: int, height: int, first: int = 0) -> list[Row]:
+def split_room(height: int) -> int:
+    """How many ranks a panel of that height shows."""
+    return max(height - 1, 0) // 2
+
+
+def paint_split(ranks: Sequence[RankLine], width: int, height: int) -> list[Row]:
     """A heading, and per rank its phases in ms and a bar of them, all to the same scale."""
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
@@ -33,8 +38,7 @@ def paint_split(ranks: Sequence[RankLine], width: int, height: int, first: int =
     cell = max((width - _GUTTER) // len(PHASE_STYLES), 1)
     for column, (_, full, short, _, _) in enumerate(PHASE_STYLES):
         canvas.put(_GUTTER + column * cell, 1, f"{full if cell > 8 else short[: cell - 1]:>{cell - 1}}", "dim")
-    first = min(max(first, 0), max(len(ranks) - max((height - 2) // 2, 1), 0))
-    shown = ranks[first : first + max(height - 1, 0) // 2]
+    shown = ranks[: split_room(height)]
     longest = max((sum(row.summary.phases_ns.values()) for row in shown), default=0)
     for index, row in enumerate(shown):
         _paint_rank(canvas, row, 2 + 2 * index, cell, longest)

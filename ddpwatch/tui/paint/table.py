@@ -37,7 +37,8 @@ COLUMNS = (
     Column("exposed ms", 11, lambda row: ms(row.summary.exposed_ns), 1),
     Column("drops", 6, lambda row: str(row.dropped), 5),
 )
-_HOST = 22
+_HOST = 22  # with the process id
+_HOST_MOST = 14  # without
 _STATUS_LEAST = 14
 _STATUS_MOST = 52
 
@@ -50,12 +51,15 @@ def columns_for(width: int) -> list[Column]:
     return columns
 
 
-def paint_table(ranks: Sequence[RankLine], width: int, height: int, first: int = 0) -> list[Row]:
-    """A heading and one line per rank, from the ``first`` on."""
+def paint_table(ranks: Sequence[RankLine], width: int, height: int, first: int = 0, hosts: bool = False) -> list[Row]:
+    """A heading and one line per rank, from the ``first`` on. Several ``hosts`` have a column at any width."""
     canvas = Canvas(width, height)
     columns = columns_for(width)
-    figures = sum(column.width for column in columns)
-    host = _HOST if width - figures - 7 - _HOST >= 34 else 0
+    host = _HOST if width - sum(column.width for column in columns) - 7 - _HOST >= 34 else 0
+    if hosts and not host:
+        longest = max((cell_len(row.host) for row in ranks[:height]), default=0)
+        host = min(max(longest, 4), _HOST_MOST) + 2
+        columns = columns_for(width - host)
     _paint_heading(canvas, columns, host)
     room = max(canvas.height - 1, 0)
     first = min(max(first, 0), max(len(ranks) - room, 0))
@@ -68,7 +72,7 @@ def _paint_heading(canvas: Canvas, columns: Sequence[Column], host: int) -> None
     canvas.fill(0, canvas.width, 0, " ", "heading")
     canvas.put(1, 0, "rank", "heading")
     if host:
-        canvas.put(7, 0, "host / pid", "heading")
+        canvas.put(7, 0, "host / pid" if host >= _HOST else "host", "heading")
     canvas.put(7 + host, 0, "status", "heading")
     x = _figures_at(canvas, columns, host)
     for column in columns:
@@ -82,20 +86,28 @@ def _figures_at(canvas: Canvas, columns: Sequence[Column], host: int) -> int:
 
 
 def _paint_row(canvas: Canvas, row: RankLine, columns: Sequence[Column], host: int, y: int) -> None:
-    canvas.put(1, y, f"{row.rank:>4}", "bad" if row.slowest else "strong")
+    canvas.put(1, y, f"{row.rank:>4}", "bad" if row.slowest or row.severity == "bad" else "strong")
     if host:
-        canvas.put(7, y, clean(f"{clean(row.host, host - 10)} / {_number(row.pid)}", host - 1), "dim")
+        name = f"{clean(row.host, host - 10)} / {_number(row.pid)}" if host >= _HOST else row.host
+        canvas.put(7, y, clean(name, host - 1), "dim")
     if row.slowest:
         canvas.put(5, y, SLOWEST, "bad")
     x = _figures_at(canvas, columns, host)
-    canvas.put(7 + host, y, clean(row.status, x - host - 8), row.severity)
-    if row.severity == "bad" and cell_len(row.status) > x - host - 8:
+    room = x - host - 8
+    brief = cell_len(row.status) > room and row.severity == "warn"
+    canvas.put(7 + host, y, clean(_in_brief(row.status) if brief else row.status, room), row.severity)
+    if row.severity == "bad" and cell_len(row.status) > room:
         canvas.put(7 + host, y, clean(row.status, canvas.width - host - 8), row.severity)
         return  # how a rank ended matters more than its figures
     for column in columns:
         text = column.cell(row)
         canvas.put(x, y, f"{text:>{column.width - 1}}", _cell_style(column, row, text))
         x += column.width
+
+
+def _in_brief(status: str) -> str:
+    """A status without its reason."""
+    return status.partition(" for ")[0].partition(":")[0]
 
 
 def _cell_style(column: Column, row: RankLine, text: str) -> str:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
 
 from ddpwatch.tui.models.devices import DeviceKey, DeviceLine, step_shares, worst_first
+from ddpwatch.tui.models.hosts import host_lines
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.devices import DeviceCard, cards_that_fit, paint_devices
+from ddpwatch.tui.paint.hosts import paint_hosts
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
 
@@ -15,8 +20,10 @@ class DevicesView(RunView):
     """GPUs and hosts."""
 
     NAME = "Devices"
-    KEYS = (("↑↓", "select"),)
+    KEYS = (("↑↓", "select"), ("v", "hosts"))
     DEFINITIONS = """\
+  v         with several hosts: one host a row, the costliest first, or
+            one device a card
   busy      as NVML (or the operating system) counts it: a GPU waiting
             in a collective is busy
   compute   forward, backward and optimizer, as a share of the step
@@ -27,8 +34,11 @@ class DevicesView(RunView):
   quota     periods in which the cgroup had used up its CPU quota
   pressure  time in which some thread waited for a core, or for memory"""
 
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("v", "hosts", "Hosts or devices")]
+
     def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
+        self.by_host: bool | None = None  # None: if there are several hosts, and not all devices fit
         self.forget()
 
     def forget(self) -> None:
@@ -38,12 +48,27 @@ class DevicesView(RunView):
 
     def body(self, width: int, height: int) -> list[Row]:
         """See `RunView.body`."""
+        if self._shows_hosts(cards_that_fit(width, height)):
+            lines = host_lines(self.session.overview)
+            self.first = max(min(self.first, len(lines) - height + 1), 0)
+            return paint_hosts(lines, (width, height), self.first)
         room = cards_that_fit(width, height)
         devices = self._listed(room)
         index = self._index(devices)
         self.first = min(max(self.first, index - room + 1), index, max(len(devices) - room, 0))
         cards = [self._card(line) for line in devices[self.first : self.first + room]]
         return paint_devices(cards, (width, height), index - self.first, len(devices) - len(cards))
+
+    def _shows_hosts(self, room: int) -> bool:
+        overview = self.session.overview
+        chosen = len(overview.devices) > room if self.by_host is None else self.by_host
+        return chosen and bool(overview.hosts)
+
+    def action_hosts(self) -> None:
+        """Shows hosts, or devices."""
+        self.by_host = not self._shows_hosts(cards_that_fit(self.size.width, self.body_height))
+        self.first = 0
+        self.repaint()
 
     def _listed(self, room: int) -> Sequence[DeviceLine]:
         """The devices in the order in which they are listed."""
@@ -59,7 +84,11 @@ class DevicesView(RunView):
         return DeviceCard(line, len(ranks), step_shares(ranks))
 
     def scroll_ranks(self, by: int) -> None:
-        """Selects another device."""
+        """Selects another device, or scrolls the hosts."""
+        if self._shows_hosts(cards_that_fit(self.size.width, self.body_height)):
+            self.first = max(self.first + by, 0)
+            self.repaint()
+            return
         devices = self._listed(cards_that_fit(self.size.width, self.body_height))
         if devices:
             index = min(max(self._index(devices) + by, 0), len(devices) - 1)

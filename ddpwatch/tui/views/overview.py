@@ -42,7 +42,7 @@ class OverviewView(RunView):
     def scroll_ranks(self, by: int) -> None:
         """Scrolls the ranks, if not all of them fit."""
         self.session.follow_slowest = False
-        least = -1 if self.session.overview.verdict.ranks else 0  # above the first rank are those worth a look
+        least = -1 if self.session.overview.worst else 0  # above the first rank are those worth a look
         before = least if self.first_rank is None else self.first_rank
         at = min(max(before + by, least), self._last_first())
         first = None if at < 0 else at

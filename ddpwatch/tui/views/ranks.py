@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 
 from ddpwatch.tui.models.devices import DeviceLine
 from ddpwatch.tui.models.log import mark_duration
+from ddpwatch.tui.models.overview import filtered
 from ddpwatch.tui.models.ranks import METRICS, HeatMap, HeatMaps, by_host, costliest_first, groups_of, with_diagnosis
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.ranks import TOP_ROWS, cell_size, columns_for, paint_heat, paint_rank
@@ -66,13 +67,13 @@ class RanksView(RunView):
         steps = [step for step in self.session.steps if step.counted][-columns_for(width, self.session.overview) :]
         if not steps:
             return None
-        ranks = self.session.ranks_of(steps[-1])
         overview = self.session.overview
+        ranks = filtered(self.session.state, self.session.state.ranks, self.session.filter)
         rows = max(height - TOP_ROWS - 1, 1)
         hosts = overview.hosts if self.rows == "hosts" and len(ranks) > rows else {}
         groups: Sequence[Sequence[int]] = by_host(ranks, hosts) if hosts else groups_of(ranks, self._most(rows, ranks))
         if self.by_cost or hosts:
-            groups = costliest_first(groups, overview.diagnosed.waited_for)
+            groups = costliest_first(groups, overview.diagnosed.waited_for, overview.unseen)
         return with_diagnosis(self.maps.build(steps, METRICS[self.metric], groups), overview)
 
     def _most(self, rows: int, ranks: Sequence[int]) -> int:

@@ -1,0 +1,51 @@
+"""The Devices view's model of hosts: the ranks of each, what they cost, and its CPU, network and GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from ddpwatch.messages import Device
+from ddpwatch.tui.models.overview import Overview
+
+
+@dataclass(frozen=True, slots=True)
+class HostLine:
+    """One host.
+
+    Attributes:
+        cost_ns: Rank-time that others waited for its ranks.
+        share: That, of the run's rank-time; None before anything is known.
+        unseen: Its agent is not connected, so that all else is old.
+        machine: Its newest sample.
+        gpus_busy: The mean utilisation (%) of its GPUs; None if there are none, or it is not known.
+    """
+
+    host: str
+    ranks: Sequence[int]
+    cost_ns: int
+    share: float | None
+    unseen: bool
+    machine: Device | None
+    gpus_busy: float | None
+
+
+def host_lines(model: Overview) -> list[HostLine]:
+    """The hosts: costliest first, then those that are unseen, then by name."""
+    ranks: dict[str, list[int]] = {}
+    for rank, host in sorted(model.hosts.items()):
+        ranks.setdefault(host, []).append(rank)
+    machines = {line.device.host: line.device for line in model.devices if line.device.kind == "cpu"}
+    busy: dict[str, list[float]] = {}
+    for line in model.devices:
+        if line.device.kind == "cuda" and line.device.utilization is not None:
+            busy.setdefault(line.device.host, []).append(line.device.utilization)
+    cost, total = model.diagnosed.waited_for, model.diagnosed.lost.rank_ns
+    lines = []
+    for host, own in ranks.items():
+        spent = sum(cost.get(rank, 0) for rank in own)
+        share, used = spent / total if total else None, busy.get(host)
+        unseen = not model.unseen.isdisjoint(own)
+        lines.append(HostLine(host, own, spent, share, unseen, machines.get(host), fmean(used) if used else None))
+    return sorted(lines, key=lambda line: (-line.cost_ns, not line.unseen, line.host))

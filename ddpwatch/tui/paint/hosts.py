@@ -1,0 +1,76 @@
+"""The table of hosts: ranks, cost, CPU, memory, network, and what limits them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ddpwatch.analysis.incident_news import seconds_text, share_text
+from ddpwatch.messages import Device
+from ddpwatch.tui.models.hosts import HostLine
+from ddpwatch.tui.paint.canvas import Canvas, Row
+from ddpwatch.tui.paint.device_limits import limit_fields
+from ddpwatch.tui.paint.grid import GridColumn, columns_that_fit, paint_grid
+from ddpwatch.tui.text import UNKNOWN, clean, fit, size, spans, with_unit
+
+_LEAST_LIMITS = 20
+
+
+def _of_machine(read: Callable[[Device], float | None], text: Callable[[float], str]) -> Callable[[HostLine], str]:
+    """The text of a figure of the host's newest sample."""
+
+    def cell(line: HostLine) -> str:
+        value = None if line.machine is None else read(line.machine)
+        return UNKNOWN if value is None else text(value)
+
+    return cell
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f} %"
+
+
+def _rate(value: float) -> str:
+    return f"{size(int(value))}/s"
+
+
+def _memory(device: Device) -> float | None:
+    used, total = device.memory_used, device.memory_total
+    return 100 * used / total if used is not None and total else None
+
+
+def _name_style(line: HostLine) -> str:
+    return "warn" if line.unseen else "bad" if line.cost_ns else "strong"
+
+
+def _cost_style(line: HostLine) -> str:
+    return "bad" if line.cost_ns else "dim"
+
+
+COLUMNS: tuple[GridColumn[HostLine], ...] = (
+    GridColumn("host", 14, lambda line: clean(line.host, 13), lambda _: None, 0, _name_style),
+    GridColumn("ranks", 11, lambda line: spans(line.ranks, 2), lambda _: None, 1),
+    GridColumn("cost rank-s", 12, lambda line: seconds_text(line.cost_ns) if line.cost_ns else "", lambda _: None, 3,
+               _cost_style),
+    GridColumn("of run", 7, lambda line: share_text(line.share) if line.cost_ns else "", lambda _: None, 0,
+               _cost_style),
+    GridColumn("CPU", 6, _of_machine(lambda device: device.utilization, _percent), lambda _: None, 0),
+    GridColumn("net ↑", 12, _of_machine(lambda device: device.net_tx_bytes_s, _rate), lambda _: None, 0),
+    GridColumn("net ↓", 12, _of_machine(lambda device: device.net_rx_bytes_s, _rate), lambda _: None, 0),
+    GridColumn("GPUs busy", 10, lambda line: with_unit(UNKNOWN if line.gpus_busy is None else f"{line.gpus_busy:.0f}",
+                                                       "%"), lambda _: None, 2),
+    GridColumn("memory", 7, _of_machine(_memory, _percent), lambda _: None, 4),
+)  # fmt: skip
+
+
+def paint_hosts(lines: Sequence[HostLine], size: tuple[int, int], first: int) -> list[Row]:
+    """The hosts from the ``first`` on; where there is room, what limits each, or that it is unseen."""
+    width, height = size
+    canvas = Canvas(width, height)
+    room = width if width < 2 * _LEAST_LIMITS else width - _LEAST_LIMITS // 2
+    end = paint_grid(canvas, columns_that_fit(COLUMNS, room), lines, first, None, width=room) + 2
+    for y, line in enumerate(lines[first : first + max(height - 1, 0)], start=1):
+        if line.unseen:
+            canvas.put(end, y, "unseen", "warn")
+        elif line.machine is not None and width - end > _LEAST_LIMITS:
+            canvas.put_runs(end, y, fit(limit_fields(line.machine, traffic=False), width - end - 1))
+    return canvas.rows()
