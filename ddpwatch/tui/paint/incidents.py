@@ -131,7 +131,7 @@ def _paint_details(canvas: Canvas, row: ListedIncident, y: int) -> None:
         canvas.put(1, at, text, style)
 
 
-def _when(row: IncidentRow) -> str:
+def _when(row: ListedIncident) -> str:
     """Whether it lasts, and in which steps it lasted."""
     since = row.incident.since_step
     if row.when == "later":
