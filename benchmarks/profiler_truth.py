@@ -229,7 +229,7 @@ def compare_sharded(step: Step, events: Events, differences: Differences) -> Non
     for watched, profiled in zip(done, sorted(stop for _, stop in gathered + reduced), strict=True):
         differences["done"].append((watched - profiled) / 1e6)
     gathering = [(at, stop) for (at, _), (_, stop) in zip(gathers, gathered, strict=True)]
-    if waits := within(events[WAITS], start, end):
+    if waits := within(events.get(WAITS, []), start, end):
         reducing = [within(waits, 0, at)[-1] for at, _ in reductions]
     else:
         reducing = [(at, stop) for (at, _), (_, stop) in zip(reductions, reduced, strict=True)]
