@@ -2,14 +2,18 @@
 
     OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 benchmarks/profiler_truth.py [--strategy fsdp2]
 
-Takes about half a minute. Budget: stamps within 0.1 ms, overlap within a percentage point, and of a job with FSDP2 the
-exposed time within a percentage point of the step.
+Takes about a minute, with FSDP2 two. Budget: stamps within 0.1 ms, overlap within a percentage point, and of a job with
+FSDP2 the exposed time within a percentage point of the step.
 
 For every step, the start and the end of each span are compared, and so is the overlap, which HolisticTraceAnalysis's
 formula gives from the profiler's events alone. A difference is ddpwatch's value minus the profiler's. FSDP2 gathers
-asynchronously here; in the profiler's events, it waits for a gather from the start of its copy-out to the gather's end.
-A reduce-scatter blocks: it lasts, and is waited for, until the training thread has copied this rank's part out of the
-result (Gloo's own event is of the all-reduce before that, and ``wait`` copies).
+asynchronously here, and a reduce-scatter blocks until the training thread has copied this rank's part out of the result
+(Gloo's own event is of the all-reduce before that, and ``wait`` copies). The training thread waits while it is in
+``wait`` of a gather, or in the call of a reduce-scatter: annotations (``record_function``) let the profiler see that,
+inside of ddpwatch's stamps. With ``--unannotated``, torch's own events have to do: a wait lasts from the start of a
+gather's copy-out, or of a reduce-scatter's operator, to the end of Gloo's event, or of the copy. So a thread that has
+no core, or not the GIL, when the result is there waits no longer, and one that has none before its ``wait`` does
+already.
 
 The columns:
     compared            how many stamps
@@ -27,15 +31,19 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
+from operator import itemgetter
+from typing import Any
 
 os.environ["DDPWATCH_STEPS"] = "full"
 
 import torch
 import torch.distributed as dist
+import wrapt
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 import ddpwatch
 from benchmarks.rounds import Rounds, rounds_done
@@ -46,10 +54,10 @@ from ddpwatch.probe import session
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.report.format import table
 
-STEPS, WARM_UP_STEPS = 40, 20
+STEPS, WARM_UP_STEPS = 100, 20
 LAYERS, WIDTH, BATCH = 24, 512, 128
 Events = dict[str, list[tuple[int, int]]]
-COPIES = "copies by the training thread"
+COPIES, WAITS = "copies by the training thread", "waits for a collective of FSDP2"
 Differences = defaultdict[str, list[float]]
 
 
@@ -106,6 +114,29 @@ def with_ddp() -> nn.Module:
     return DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=4)
 
 
+class AnnotatedWork(wrapt.ObjectProxy[Any]):
+    """A collective whose `wait` the profiler sees."""
+
+    def wait(self, *arguments: Any, **options: Any) -> Any:
+        """Waits as it does."""
+        with record_function(WAITS):
+            return self.__wrapped__.wait(*arguments, **options)
+
+
+def annotate_waits() -> None:
+    """Lets the profiler see what FSDP2 waits for."""
+    gather, reduce_scatter = DefaultAllGather.__call__, DefaultReduceScatter.__call__
+
+    def gathered(*arguments: Any, **options: Any) -> Any:
+        return AnnotatedWork(gather(*arguments, **options))
+
+    def reduced(*arguments: Any, **options: Any) -> Any:
+        with record_function(WAITS):
+            return reduce_scatter(*arguments, **options)
+
+    DefaultAllGather.__call__, DefaultReduceScatter.__call__ = gathered, reduced  # type: ignore[method-assign]
+
+
 def with_fsdp2() -> nn.Module:
     """The same layers, two to a parameter group."""
     pairs: list[list[nn.Module]] = [
@@ -145,8 +176,8 @@ def sent(record: StepRecord) -> Step:
 
 def within(spans: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
     """The spans that start in an interval."""
-    starts = [span[0] for span in spans]
-    return spans[bisect_left(starts, start) : bisect_left(starts, end)]
+    first, last = (bisect_left(spans, at, key=itemgetter(0)) for at in (start, end))
+    return spans[first:last]
 
 
 def compare(step: Step, events: Events, differences: Differences) -> None:
@@ -197,11 +228,15 @@ def compare_sharded(step: Step, events: Events, differences: Differences) -> Non
     done = sorted(start + at for at in step.comm_done if at is not None)
     for watched, profiled in zip(done, sorted(stop for _, stop in gathered + reduced), strict=True):
         differences["done"].append((watched - profiled) / 1e6)
-    flights = [(at, stop) for (at, _), (_, stop) in zip(gathers + reductions, gathered + reduced, strict=True)]
-    waits_from = [*copies_out(events, start, end), *(at for at, _ in reductions)]
-    waits = union((at, stop) for at, (_, stop) in zip(waits_from, flights, strict=True))
-    comm, figure = union(flights), figures(step)
-    exposed = total(intersect(comm, waits))
+    gathering = [(at, stop) for (at, _), (_, stop) in zip(gathers, gathered, strict=True)]
+    if waits := within(events.get(WAITS, []), start, end):
+        reducing = [within(waits, 0, at)[-1] for at, _ in reductions]
+    else:
+        reducing = [(at, stop) for (at, _), (_, stop) in zip(reductions, reduced, strict=True)]
+        waited = [(at, stop) for at, (_, stop) in zip(copies_out(events, start, end), gathering, strict=True)]
+        waits = waited + reducing
+    comm, figure = union(gathering + reducing), figures(step)
+    exposed = total(intersect(comm, union(waits)))
     assert figure.exposed_ns is not None
     assert figure.overlap is not None
     differences["exposed (ms)"].append((figure.exposed_ns - exposed) / 1e6)
@@ -222,7 +257,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=STEPS, help="to compare (default: %(default)s)")
     parser.add_argument("--strategy", choices=("ddp", "fsdp2"), default="ddp", help="default: %(default)s")
+    parser.add_argument("--unannotated", action="store_true", help="FSDP2: compare with torch's own events")
     args = parser.parse_args()
+    if not args.unannotated:
+        annotate_waits()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     records: list[StepRecord] = []

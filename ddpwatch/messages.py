@@ -169,11 +169,12 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_W
 
     The ``comm_…`` columns are the step's collectives in launch order. ``comm_label`` is the bucket's index, which
     occurs once per synced backward. ``comm_group`` is empty if all are in `DEFAULT_GROUP`, ``comm_op`` if all are
-    all-reduces, ``comm_seq`` if the group does not count. Otherwise ``comm_first_seq`` is the sequence number of the
-    first collective in its group, and ``comm_seq`` are the differences to it: all members give a collective the same
-    number. ``comm_start`` is when the wire was free for it, empty where that is not known. ``comm_wait_begin`` and
-    ``comm_wait_end`` are when the training thread (or the GPU's compute stream) started and stopped to wait for it:
-    with FSDP2, where every wait is explicit, and empty elsewhere. Its ``comm_label`` is the index of a parameter group.
+    all-reduces of buckets, ``comm_seq`` if the group does not count. Otherwise ``comm_first_seq`` is the sequence
+    number of the first collective in its group, and ``comm_seq`` are the differences to it: all members give a
+    collective the same number. ``comm_start`` is when the wire was free for it, empty where that is not known.
+    ``comm_wait_begin`` and ``comm_wait_end`` are when the training thread (or the GPU's compute stream) started and
+    stopped to wait for it: with FSDP2, where every wait is explicit, and empty elsewhere. Its ``comm_label`` is the
+    index of a parameter group.
 
     ``data`` are the stretches that the training loop waited inside a DataLoader's ``next``. It is None in an
     ``unwatched`` step, if the loop uses no DataLoader as far as the rank can see, and in older recordings.

@@ -171,7 +171,7 @@ class StepRecord:
             comm_first_seq=first_seq,
             comm_group=group if any(group) else [],
             comm_seq=[] if first_seq is None or None in seq else [number - first_seq for number in seq],
-            comm_op=op if any(one != ALL_REDUCE for one in op) else [],
+            comm_op=op if waits or any(one != ALL_REDUCE for one in op) else [],
             comm_module=module,
             comm_label=label,
             comm_bytes=nbytes,

@@ -132,17 +132,24 @@ class TimedReduceScatter(TimedComm):
         return self._self_issue(entry, issue)
 
 
-class _Reducing:
-    """The parameter group that is being reduced: FSDP2 reduces one at a time."""
+def _none() -> None:
+    return None
 
-    comm: Callable[[], TimedReduceScatter | None] = lambda: None
+
+class _Reducing:
+    """The parameter group that is being reduced, until its all-reduce: FSDP2 reduces one at a time."""
+
+    comm: Callable[[], TimedReduceScatter | None] = _none
 
 
 class _SeenDistributed(wrapt.ObjectProxy[Any]):
-    """``torch.distributed`` as FSDP2's collectives see it."""
+    """``torch.distributed`` as FSDP2's collectives see it.
+
+    If somebody else puts theirs in front of it, a second one may come in front of that. The first to be called counts.
+    """
 
     def all_reduce(self, tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        comm = _Reducing.comm()
+        comm, _Reducing.comm = _Reducing.comm(), _none
 
         def issue() -> Any:
             return self.__wrapped__.all_reduce(tensor, *arguments, **options)

@@ -14,7 +14,7 @@ import msgspec
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.outline import Outline
-from ddpwatch.analysis.step import named_stretches
+from ddpwatch.analysis.step import USE_NAMES, bucket_keys, named_stretches
 from ddpwatch.analysis.waiting import flights, split_exposed
 from ddpwatch.messages import Layout
 from ddpwatch.report import incidents as worst
@@ -43,6 +43,7 @@ def render_html(report: dict[str, Any], outline: Outline, layouts: list[Layout],
         "stride": outline.stride,
         "steps": [_step(across, why) for across, why in outline.details()],
         "params": _cleaned(_params(layouts)),
+        "uses": USE_NAMES,
         "version": version,
     }
     encoded = msgspec.json.encode(data).decode()
@@ -113,7 +114,7 @@ def _rank(across: StepAcrossRanks, rank: int, origin: int | None) -> dict[str, A
         "hooks": list(zip(step.hook_param, step.hook_ns, strict=True))[:MOST_HOOKS],
         "buckets": list(
             zip(step.comm_module, step.comm_label, step.comm_bytes, step.comm_ready, step.comm_launch,
-                step.comm_done, strict=True)
+                step.comm_done, [key[-1] for key in bucket_keys(step)], strict=True)
         ),
         "waits": [None if flight is None else (flight.start, flight.transfer, flight.last_rank) for flight in found],
     }  # fmt: skip

@@ -40,9 +40,10 @@ RANK_COLUMNS: Columns = {
     "end": lambda row: describe_end(row["end"]) if row["end"] else UNKNOWN,
 }
 USE_COLUMN = "collective"
+UNIT_COLUMN = "bucket"
 BUCKET_TITLE = "Buckets (p50, from the start of the backward)"
 BUCKET_COLUMNS: Columns = {
-    "bucket": lambda row: str(row["index"]) if row["module"] == 0 else f"{row['module']}/{row['index']}",
+    UNIT_COLUMN: lambda row: str(row["index"]) if row["module"] == 0 else f"{row['module']}/{row['index']}",
     USE_COLUMN: lambda row: USE_NAMES.get(row["use"], ""),
     "size": lambda row: size(row["nbytes"]),
     "params": lambda row: str(len(row["params"])),
@@ -60,15 +61,17 @@ def tables(report: dict[str, Any], omit: Collection[str] = ()) -> list[Table]:
     """The tables that have rows, without the columns to omit."""
     if all(row["clock_error_ms"] is None for row in report["ranks"]):
         omit = {*omit, CLOCK_COLUMN}
-    if not (grouped := any(row["use"] for row in report["buckets"])):
-        omit = {*omit, USE_COLUMN}
-    bucket_title = "Parameter groups (p50, from the start of the forward)" if grouped else BUCKET_TITLE
-    found = [
-        _phases(report),
-        _table("Ranks (means; late and wait: p50)", RANK_COLUMNS, report["ranks"], omit),
-        _table(bucket_title, BUCKET_COLUMNS, report["buckets"], omit),
-    ]
+    ranks = _table("Ranks (means; late and wait: p50)", RANK_COLUMNS, report["ranks"], omit)
+    found = [_phases(report), ranks, _units(report["buckets"], omit)]
     return [table for table in found if table.rows]
+
+
+def _units(rows: list[Row], omit: Collection[str]) -> Table:
+    """What was communicated: buckets, or with FSDP2 parameter groups."""
+    if not any(row["use"] for row in rows):
+        return _table(BUCKET_TITLE, BUCKET_COLUMNS, rows, {*omit, USE_COLUMN})
+    columns = {"group" if name == UNIT_COLUMN else name: cell for name, cell in BUCKET_COLUMNS.items()}
+    return _table("Parameter groups (p50, from the start of the forward)", columns, rows, omit)
 
 
 def _phases(report: dict[str, Any]) -> Table:

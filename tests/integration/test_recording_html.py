@@ -9,7 +9,9 @@ import pytest
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.files import write_html
 from tests.support import chromium
+from tests.support.dashboards import ended_recording
 from tests.support.runs import HOSTILE, record, run_of
+from tests.support.sharded import hsdp_run
 
 pytestmark = [
     pytest.mark.skipif(chromium.find() is None, reason="needs Chromium (apt install chromium)"),
@@ -73,6 +75,17 @@ def test_an_incident_in_the_strip_leads_to_its_step(page_file: Path, tmp_path: P
         at = page.evaluate('(([a, b]) => (a + b) / 2)(drawRun.strip.find(([, , found]) => found.kind === "death"))')
         page.click(left + at, top + 4)
         assert "rank 1" in page.evaluate('document.getElementById("runnote").textContent')
+        assert page.problems == []
+
+
+def test_parameter_groups_have_their_collectives(tmp_path: Path) -> None:
+    write_html(ended_recording(tmp_path / "hsdp.mcap", hsdp_run(4)), tmp_path / "report.html", Selection())
+    with chromium.Page((tmp_path / "report.html").as_uri(), tmp_path / "profile") as page:
+        table = page.evaluate('document.getElementById("buckets").textContent')
+        assert table.startswith("groupcollectivesize")
+        assert "0/0all-gather1.0 MiB" in table
+        assert page.evaluate('document.getElementById("units").textContent') == "Parameter groups"
+        assert "collective in transfer" in page.evaluate('document.getElementById("legend").textContent')
         assert page.problems == []
 
 

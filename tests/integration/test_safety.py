@@ -292,6 +292,7 @@ def test_replicate_reduces_whole_parameter_groups(sharded_on_2: Outcome) -> None
     for step in steps:
         reduced = reductions(step, "all_reduce")
         assert len(reduced) == len(step.comm_label) == 4  # nothing is gathered or scattered
+        assert step.comm_op == ["all_reduce"] * 4  # of parameter groups: a bucket's has no name
         assert all(step.comm_ready[i] is not None for i in reduced.values())
         assert {label: step.comm_bytes[i] for label, i in reduced.items()} == dict(enumerate(GROUP_BYTES))
         assert_exposed_are_the_waits(step)

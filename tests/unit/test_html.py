@@ -16,7 +16,9 @@ from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import Drawn, report_of
 from ddpwatch.report.files import write_html, write_page
 from ddpwatch.report.html import MOST_HOOKS, MOST_RANKS
+from tests.support.dashboards import ended_recording
 from tests.support.runs import MS, record, run_of
+from tests.support.sharded import hsdp_run
 
 REORDERED = "in\u202eni\x1b[31m\u2066x\u200b"
 
@@ -81,6 +83,13 @@ def test_exposed_communication_names_the_rank_waited_for(tmp_path: Path) -> None
     assert last["exposed"] == [[79 * MS, 85 * MS, None]]
     assert first["waits"][1] == [65 * MS, 79 * MS, 2]
     assert last["waits"][1] == [79 * MS, 79 * MS, 2]
+
+
+def test_the_page_says_what_is_done_with_a_parameter_group(tmp_path: Path) -> None:
+    write_html(ended_recording(tmp_path / "hsdp.mcap", hsdp_run(4)), tmp_path / "report.html", Selection())
+    data = data_of(tmp_path / "report.html")
+    drawn = {use for *_, use in data["steps"][0]["ranks"][0]["buckets"]}
+    assert drawn == {row["use"] for row in data["report"]["buckets"]} == set(data["uses"])
 
 
 def test_the_page_has_the_incidents_of_the_report(tmp_path: Path) -> None:

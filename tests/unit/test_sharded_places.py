@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import wrapt
 from torch import nn
 
 from ddpwatch.probe import session, watch
@@ -72,6 +73,26 @@ def test_what_another_has_put_there_stays(collectives: Any) -> None:
     collectives.dist = other
     probe.close()
     assert collectives.dist is other
+
+
+def test_one_all_reduce_counts_once_also_if_another_stands_between(
+    collectives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from ddpwatch.probe.fsdp import FsdpProbe
+
+    model = replicate(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1,)))
+    launched: list[str] = []
+    monkeypatch.setattr(FsdpProbe, "launch", lambda probe, op, *rest: launched.append(op))
+    probes = [probe_on(model)]
+    collectives.dist = wrapt.ObjectProxy(collectives.dist)
+    probes += [probe_on(sharded())]
+    model(torch.ones(2, 4)).sum().backward()
+    assert launched == ["all_reduce"]
+    for probe in probes:
+        probe.close()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddpwatch.analysis.step import bucket_keys
 from ddpwatch.probe.record import BucketRecord, StepRecord, without
 from ddpwatch.probe.recorder import StepRecorder
 
@@ -42,6 +43,16 @@ def test_columns_of_waits_are_empty_without_any() -> None:
     sent = record.message(0, 0)
     assert (sent.comm_wait_begin, sent.comm_wait_end) == ([20, None], [30, None])
     assert [(span.phase, span.start, span.end) for span in sent.spans] == [("sync", 20, 30)]
+
+
+def test_all_reduces_of_parameter_groups_are_not_buckets() -> None:
+    """``replicate`` issues nothing else."""
+    record = StepRecord(0, 100)
+    record.buckets = [BucketRecord(0, 0, 8, 110)]  # of DDP
+    assert record.message(0, 0).comm_op == []
+    record.buckets[0].wait_begin, record.buckets[0].done = 110, 130
+    sent = record.message(0, 0)
+    assert (sent.comm_op, [key[-1] for key in bucket_keys(sent)]) == (["all_reduce"], ["all_reduce"])
 
 
 def a_probe() -> Any:

@@ -136,7 +136,7 @@ def paint_bucket(
 ) -> list[Row]:
     """One bucket: wait, transfer and exposed step by step, and its parameters in the order of their hook fires.
 
-    ``fired`` is (parameter, ns from the backward's start) in that order, on the lowest rank.
+    ``fired`` is (parameter, ns from the backward's start) in that order, on the lowest rank. FSDP2's are not seen.
     """
     width, height = size_
     canvas = Canvas(width, height)
@@ -156,8 +156,18 @@ def paint_bucket(
         canvas.put(1, y + 1, f"≤ {ms(top)} ms" if top is not None else UNKNOWN, "dim")
         paint_columns(canvas, values, (14, y, width - 15, tall), style)
         y += tall
-    _paint_params(canvas, params, fired, y, first)
+    if row.use:
+        _paint_members(canvas, params, y, first)
+    else:
+        _paint_params(canvas, params, fired, y, first)
     return canvas.rows()
+
+
+def _paint_members(canvas: Canvas, params: Sequence[str], y: int, first: int) -> None:
+    canvas.fill(0, canvas.width, y, " ", "heading")
+    canvas.put(1, y, "in group  parameter", "heading")
+    for offset, name in enumerate(params[first : first + max(canvas.height - y - 1, 0)]):
+        canvas.put(1, y + 1 + offset, f"{first + offset:>8}  {clean(name, canvas.width - 12)}", "text")
 
 
 def _paint_params(
