@@ -228,12 +228,11 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_W
     def __post_init__(self) -> None:
         if len(self.hook_param) != len(self.hook_ns):
             raise ValueError("hook columns differ in length")
-        columns = (self.comm_module, self.comm_bytes, self.comm_ready, self.comm_launch, self.comm_done)
-        if any(len(column) != len(self.comm_label) for column in columns):
-            raise ValueError("bucket columns differ in length")
+        stamps: tuple[Sequence[object], ...] = (self.comm_ready, self.comm_launch, self.comm_done)
         waits = (self.comm_wait_begin, self.comm_wait_end)
         optional: tuple[Sequence[object], ...] = (self.comm_group, self.comm_seq, self.comm_op, self.comm_start, *waits)
-        if any(column and len(column) != len(self.comm_label) for column in optional):
+        columns: tuple[Sequence[object], ...] = (self.comm_module, self.comm_bytes, *stamps)
+        if {*map(len, columns)} != {count := len(self.comm_label)} or not {*map(len, optional)} <= {0, count}:
             raise ValueError("bucket columns differ in length")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import cast
 
 from ddpwatch.analysis.clock_error import NO_SHIFTS, Shifts, on_one_time_line
@@ -58,6 +58,10 @@ class _Frames(Mapping[int, Step]):
         """See `Mapping.values`; without a look-up per rank as long as nothing is packed."""
         return super().values() if self.packed else cast("ValuesView[Step]", self._frames.values())
 
+    def items(self) -> ItemsView[int, Step]:
+        """See `values`."""
+        return super().items() if self.packed else cast("ItemsView[int, Step]", self._frames.items())
+
     def __len__(self) -> int:
         return len(self._frames)
 
@@ -83,9 +87,14 @@ class _Figures(Mapping[int, StepFigures]):
 
     def values(self) -> ValuesView[StepFigures]:
         """See `Mapping.values`; without a look-up per rank once all are known."""
-        if len(self.known) < len(self._frames) or list(self.known) != list(self._frames):
-            return super().values()
-        return self.known.values()
+        return self.known.values() if self._all_known() else super().values()
+
+    def items(self) -> ItemsView[int, StepFigures]:
+        """See `values`."""
+        return self.known.items() if self._all_known() else super().items()
+
+    def _all_known(self) -> bool:
+        return len(self.known) == len(self._frames) and list(self.known) == list(self._frames)
 
 
 class StepAcrossRanks:
@@ -199,8 +208,10 @@ class StepAcrossRanks:
     def all_facts(self) -> dict[int, RankFacts]:
         """Every rank's share."""
         if len(self._facts) < len(self._frames):
-            for rank in self._frames:
-                self.facts_of(rank)
+            for rank, frame in self.ranks.items():
+                if rank not in self._facts:
+                    offset = self._offset_of(rank) if self.shifts else 0
+                    self._facts[rank] = rank_facts(frame, self._figures[rank], offset)
         return self._facts
 
     @property

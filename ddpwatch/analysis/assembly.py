@@ -33,29 +33,32 @@ class StepAssembler:
         self.groups = Groups()
         self._matcher = StepMatcher(self.groups.members)
 
-    def apply(self, message: Message) -> Iterator[StepAcrossRanks]:
-        """Takes one message; yields the steps that it completes, and the oldest one if too many wait."""
+    def apply(self, message: Message) -> list[StepAcrossRanks]:
+        """Takes one message; returns the steps that it completes, and the oldest one if too many wait."""
+        if isinstance(message, Step):
+            return self._add(self._matcher.add(message))
         if isinstance(message, Hello):
             self._meet(message)
         elif isinstance(message, ClockExchange):
             self._clocks.exchange(message)
         if isinstance(message, (Hello, Group)):
             self.groups.apply(message)
-        elif isinstance(message, Step):
-            yield from self._add(self._matcher.add(message))
         elif isinstance(message, Bye) and message.rank is not None:
-            yield from self._add(self._matcher.leave(message.rank))
+            return self._add(self._matcher.leave(message.rank))
+        return []
 
-    def _add(self, steps: Iterable[NumberedStep]) -> Iterator[StepAcrossRanks]:
+    def _add(self, steps: Iterable[NumberedStep]) -> list[StepAcrossRanks]:
+        found = []
         for number, step in steps:
             across = self._open.get(number)
             if across is None:
                 across = self._open[number] = StepAcrossRanks(number, members=self.groups.members)
             across.add(step)
             if len(across) >= self._expected:
-                yield self._closed(self._open.pop(number))
+                found.append(self._closed(self._open.pop(number)))
             elif len(self._open) > OPEN_STEPS:
-                yield self._closed(self._open.popitem(last=False)[1])
+                found.append(self._closed(self._open.popitem(last=False)[1]))
+        return found
 
     def rest(self) -> Iterator[StepAcrossRanks]:
         """The steps that still lack a rank, oldest first."""

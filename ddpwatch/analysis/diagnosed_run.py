@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DiagnosedRun:
-    """Takes a run's frames and yields its steps.
+    """Takes a run's frames and returns its steps.
 
     Args:
         expected: How many ranks will send a step, where that is fewer than the run has.
@@ -33,14 +33,15 @@ class DiagnosedRun:
         self.layouts = Layouts(self.groups)
         self._diagnosis = Diagnosis(self.layouts, self.groups)
 
-    def apply(self, message: Message, received_ns: int = 0) -> Iterator[StepAcrossRanks]:
-        """Takes one message, and when it was received (0 if that is not known); yields the steps that it completes."""
+    def apply(self, message: Message, received_ns: int = 0) -> list[StepAcrossRanks]:
+        """Takes one message, and when it was received (0 if that is not known); returns the steps that it completes."""
         self._diagnosis.apply(message, received_ns)
-        for across in self._assembler.apply(message):
+        completed = self._assembler.apply(message)
+        for across in completed:
             self._diagnosis.add_step(across)
-            yield across
         if isinstance(message, Layout):
             self.layouts.apply(message)
+        return completed
 
     def rest(self) -> Iterator[StepAcrossRanks]:
         """The steps that still lack a rank."""

@@ -113,7 +113,7 @@ class Kind(NamedTuple):
 
 def kind_of(step: int, figures: Collection[StepFigures]) -> Kind:
     """The kind of the step with that number, of which the ranks have these figures."""
-    return Kind(len(figures), all(figure.comm_ns is not None for figure in figures), step < STARTING_STEPS)
+    return Kind(len(figures), None not in [figure.comm_ns for figure in figures], step < STARTING_STEPS)
 
 
 def chosen(steps: Mapping[Kind, int]) -> set[Kind]:
@@ -145,7 +145,10 @@ class MeanBuilder:
         self._steps[kind] += 1
         ranks = self._ranks.setdefault(kind, {})
         for rank, figure in figures.items():
-            ranks.setdefault(rank, Sums()).add(figure)
+            sums = ranks.get(rank)
+            if sums is None:
+                sums = ranks[rank] = Sums()
+            sums.add(figure)
 
     def ranks(self) -> dict[int, Sums]:
         """Of each rank, over the chosen steps."""

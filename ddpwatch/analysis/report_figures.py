@@ -146,7 +146,7 @@ class ReportBuilder:
 
         Returns the steps that it completes.
         """
-        completed = list(self._run.apply(message, received_ns))
+        completed = self._run.apply(message, received_ns)
         for across in completed:
             self._close(across)
         if isinstance(message, Step):
@@ -241,7 +241,7 @@ class ReportBuilder:
         if not across.counted:
             return
         self._means.add(across.step, across.figures)
-        self._step_ns.add(fmean(figure.step_ns for figure in across.figures.values()))
+        self._step_ns.add(fmean([figure.step_ns for figure in across.figures.values()]))
         for rank, facts in across.all_facts().items():
             self._count_rank(rank, facts)
         self._count_skew(across)

@@ -8,6 +8,7 @@ of the waits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import chain, pairwise
 from operator import attrgetter
@@ -66,12 +67,13 @@ def figures(step: Step) -> StepFigures:
     comm = comm_of(step)
     measured = comm is not None
     inside = _within(comm or [], step)
-    claims = _claims(step, inside if measured else None)
+    spans = _spans_of(step)
+    claims = _claims(step, spans, inside if measured else None)
     exposed = claims["exposed_comm"]
     comm_ns, exposed_ns = total(inside), total(exposed)
     return StepFigures(
         step_ns=step.duration_ns,
-        phases_ns=split(step.duration_ns, claims) if is_watched(step.status) else {},
+        phases_ns=split(step.duration_ns, claims, _are_apart(spans, claims)) if is_watched(step.status) else {},
         comm_ns=comm_ns if measured else None,
         exposed_ns=exposed_ns if measured else None,
         overlap=(comm_ns - exposed_ns) / comm_ns if measured and comm_ns else None,
@@ -82,24 +84,67 @@ def figures(step: Step) -> StepFigures:
 def claims_of(step: Step) -> dict[str, Intervals]:
     """When the rank was in each of the `PHASES` but "other", from the step's start; they may overlap (see `split`)."""
     comm = comm_of(step)
-    return _claims(step, None if comm is None else _within(comm, step))
+    return _claims(step, _spans_of(step), None if comm is None else _within(comm, step))
 
 
-def _claims(step: Step, comm: Intervals | None) -> dict[str, Intervals]:
-    phases = spans_of(step)
-    forward, backward, optimizer = (_within(phases[name], step) for name in ("forward", "backward", "optimizer"))
-    gaps, data = _within(_gaps(step), step), _data_of(step)
+def _claims(step: Step, spans: _Spans, comm: Intervals | None) -> dict[str, Intervals]:
     claims = {
-        "forward": forward,
-        "backward": backward,
-        "exposed_comm": _exposed(step, comm, forward, backward),
-        "optimizer": optimizer,
-        "data": data,
-        "between": subtract(gaps, data) if data else gaps,
+        "forward": spans.forward,
+        "backward": spans.backward,
+        "exposed_comm": _exposed(step, spans, comm),
+        "optimizer": spans.optimizer,
     }
-    if step.data is None:
-        del claims["data"]
+    if step.data is not None:
+        claims["data"] = _data_of(step)
+    claims["between"] = subtract(spans.gaps, claims["data"]) if step.data else spans.gaps
     return claims
+
+
+class _Spans(NamedTuple):
+    """When the rank was in which kind of span, and in the gap before a forward, as far as the step goes.
+
+    Attributes:
+        apart: Whether no two of them share a point.
+    """
+
+    forward: Intervals
+    backward: Intervals
+    sync: Intervals
+    optimizer: Intervals
+    gaps: Intervals
+    apart: bool
+
+
+def _spans_of(step: Step) -> _Spans:
+    """Reads the spans once. A gap starts at the end of the span before, or with the step."""
+    found: dict[str, Intervals] = {"forward": [], "backward": [], "sync": [], "optimizer": [], "gap": []}
+    since, apart = 0, True
+    for span in sorted(step.spans, key=_start):
+        phase, start, end = span.phase, span.start, span.end
+        if phase == "forward" and since < start:
+            found["gap"].append((since, start))
+        if start < end:
+            found[phase].append((start, end))
+        apart = apart and since <= start <= end
+        since = end
+    stretches = [several if len(several) < 2 else union(several) for several in found.values()]
+    if not apart or since > step.duration_ns:
+        stretches = [_within(several, step) for several in stretches]
+    forward, backward, sync, optimizer, gaps = stretches
+    return _Spans(forward, backward, sync, optimizer, gaps, apart)
+
+
+def _are_apart(spans: _Spans, claims: Mapping[str, Intervals]) -> bool:
+    """Whether claims plainly share no point: data is waited for in the only gap, communication exposed after it."""
+    if not spans.apart:
+        return False
+    data, exposed, gaps, optimizer = claims.get("data"), claims["exposed_comm"], spans.gaps, spans.optimizer
+    if data and not (len(gaps) == 1 and gaps[0][0] <= data[0][0] and data[-1][1] <= gaps[0][1]):
+        return False
+    if not exposed:
+        return True
+    after = not gaps or gaps[-1][1] <= exposed[0][0]
+    return after and (not optimizer or exposed[-1][1] <= optimizer[0][0])
 
 
 def bucket_keys(step: Step) -> tuple[BucketKey, ...]:
@@ -139,15 +184,13 @@ def first_compute(step: Step) -> int:
     return next((span.start for span in step.spans if span.phase == phase), 0)
 
 
-def _exposed(step: Step, comm: Intervals | None, forward: Intervals, backward: Intervals) -> Intervals:
+def _exposed(step: Step, spans: _Spans, comm: Intervals | None) -> Intervals:
+    """Without completions, all that is known of it is when the rank only waited for collectives."""
     if comm is None:
-        return _waits(step)
-    return intersect(comm, _waits(step)) if step.comm_wait_begin else subtract(comm, union(forward + backward))
-
-
-def _waits(step: Step) -> Intervals:
-    """When the rank only waited for collectives: all that is known of the exposed time without completions."""
-    return _within(union((span.start, span.end) for span in step.spans if span.phase == "sync"), step)
+        return spans.sync
+    if step.comm_wait_begin:
+        return intersect(comm, spans.sync)
+    return subtract(comm, union(spans.forward + spans.backward))
 
 
 def _data_of(step: Step) -> Intervals:
@@ -160,15 +203,6 @@ def _within(intervals: Intervals, step: Step) -> Intervals:
     if not intervals or (intervals[0][0] >= 0 and intervals[-1][1] <= step.duration_ns):
         return intervals
     return intersect(intervals, [(0, step.duration_ns)] if step.duration_ns else [])
-
-
-def spans_of(step: Step) -> dict[str, Intervals]:
-    """When the rank computed, by phase, as offsets from the step's start; ``sync`` is left out."""
-    found: dict[str, Intervals] = {"forward": [], "backward": [], "optimizer": []}
-    for span in step.spans:
-        if span.phase != "sync" and span.start < span.end:
-            found[span.phase].append((span.start, span.end))
-    return {phase: stretches if len(stretches) < 2 else union(stretches) for phase, stretches in found.items()}
 
 
 def buffer_waits(step: Step) -> Intervals:
@@ -206,11 +240,14 @@ def starts_of(step: Step) -> list[int]:
     return [launch if at is None else at for launch, at in zip(step.comm_launch, step.comm_start, strict=True)]
 
 
-def split(duration_ns: int, claims: dict[str, Intervals]) -> dict[str, int]:
-    """Splits the step. The first of several phases gets what they all claim; "other" gets what none of them claims."""
+def split(duration_ns: int, claims: dict[str, Intervals], apart: bool = False) -> dict[str, int]:
+    """Splits the step. The first of several phases gets what they all claim; "other" gets what none of them claims.
+
+    ``apart`` says that no two claims share a point; without it, that is looked at.
+    """
     sizes = {name: total(claim) for name, claim in claims.items()}
     claimed = sum(sizes.values())
-    if not _disjoint(sorted(chain.from_iterable(claims.values()))):
+    if not apart and not _disjoint(sorted(chain.from_iterable(claims.values()))):
         claimed = total(union(chain.from_iterable(claims.values())))
         taken: Intervals = []
         for name, claim in claims.items():
@@ -234,16 +271,6 @@ def _disjoint(ordered: Intervals) -> bool:
 def _in_order(names: tuple[str, ...]) -> tuple[str, ...]:
     """What is no phase, then the phases in their order."""
     return (*(name for name in names if name not in PHASES), *(phase for phase in PHASES if phase in names))
-
-
-def _gaps(step: Step) -> Intervals:
-    """The time before each forward, since the step's start or since the previous micro-step's backward."""
-    gaps, since = [], 0
-    for span in sorted(step.spans, key=_start):
-        if span.phase == "forward":
-            gaps.append((since, span.start))
-        since = span.end
-    return union(gaps)
 
 
 _start = attrgetter("start")

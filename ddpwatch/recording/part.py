@@ -100,12 +100,13 @@ class Part:
         everything = selection.everything
         with self._open() as file:
             source = self._raw(file.fileno()) if everything else self._selected(file.fileno(), selection)
-            for raw, wanted in source:
-                if raw.sequence == 0 and not first:
-                    continue
-                for frame in self._frames(raw):
-                    if everything or self._wants(frame, selection, wanted):
-                        yield frame
+            for messages, wanted in source:
+                for raw in messages:
+                    if raw.sequence == 0 and not first:
+                        continue
+                    for frame in self._frames(raw):
+                        if everything or self._wants(frame, selection, wanted):
+                            yield frame
 
     def attachments(self) -> dict[str, bytes]:
         """The documents in the file, by name, as far as it is readable."""
@@ -148,8 +149,8 @@ class Part:
             ended = False
         self.cut_tail = not ended
 
-    def _raw(self, fd: int) -> Iterator[tuple[RawMessage, bool]]:
-        """All messages from front to back. Needs no index."""
+    def _raw(self, fd: int) -> Iterator[tuple[list[RawMessage], bool]]:
+        """The messages of all chunks, from front to back. Needs no index."""
         chunk_at = 0
         for record in self._safely(records(fd)):
             if record.opcode == Opcode.CHUNK:
@@ -158,22 +159,20 @@ class Part:
                     messages = chunk_messages(record.content)
                 except BROKEN:
                     break
-                for message in messages:
-                    yield message, True
+                yield messages, True
             elif record.opcode == ROW_OPCODE and not describes_chunk(record, chunk_at):
                 break  # the chunk before it is damaged and was not recognised
         else:
             return
         self.cut_tail = True
 
-    def _selected(self, fd: int, selection: Selection) -> Iterator[tuple[RawMessage, bool]]:
-        """Messages of the chunks that the selection needs, each with whether more than context is wanted."""
+    def _selected(self, fd: int, selection: Selection) -> Iterator[tuple[list[RawMessage], bool]]:
+        """The messages of each chunk that the selection needs, with whether more than context is wanted."""
         self.cut_tail = not self.index.complete
         for row in self.index:
             wanted = selection.wants_chunk(row)
             if wanted or selection.wants_context(row):
-                for message in self._chunk(fd, row):
-                    yield message, wanted
+                yield self._chunk(fd, row), wanted
                 if self.cut_tail and self.index.complete:
                     return
 

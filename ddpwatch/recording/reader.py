@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Hello, Message, Step
+from ddpwatch.messages import Hello, Step
 from ddpwatch.recording.part import Part
 from ddpwatch.recording.part_chain import chains_of, foreign_ranks, parts_of_newest_run, with_siblings
 from ddpwatch.recording.seek import Position
@@ -123,7 +123,10 @@ class Recording:
         ]
         merged = chains[0] if len(chains) == 1 else heapq.merge(*chains, key=_received)
         for message, envelope in merged:
-            yield self._counted(message, envelope)
+            self.frames += 1
+            self._first_ns = self._first_ns or envelope.received_ns
+            self._last_ns = max(self._last_ns, envelope.received_ns)
+            yield message, Envelope(self.frames, envelope.received_ns, envelope.frame)
         self._note_ends()
 
     def seek(self, at_ns: int) -> Iterator[Frame]:
@@ -203,12 +206,6 @@ class Recording:
         found = [part.note for part in self.parts if part.note]
         if found:
             self.notes.append(found[0] + (f"; so were {len(found) - 1} other files" if len(found) > 1 else ""))
-
-    def _counted(self, message: Message, envelope: Envelope) -> Frame:
-        self.frames += 1
-        self._first_ns = self._first_ns or envelope.received_ns
-        self._last_ns = max(self._last_ns, envelope.received_ns)
-        return message, Envelope(self.frames, envelope.received_ns, envelope.frame)
 
     def _note_ends(self) -> None:
         self.skipped = sum(part.skipped for part in self.parts)
