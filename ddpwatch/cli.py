@@ -396,7 +396,7 @@ def whatif(
 
     Without options, show the five changes that would gain most. Two options also count together.
     """
-    from ddpwatch.report.whatif import WhatIfOptions, answer, read_wire, recorded_in, recorded_live
+    from ddpwatch.report.whatif import WhatIfOptions, answer, check_answered, read_wire, recorded_in, recorded_live
     from ddpwatch.report.whatif_text import render_whatif
 
     question = WhatIfOptions(
@@ -414,7 +414,8 @@ def whatif(
     result = answer(recorded, changes, measured)
     if as_json:
         _print_json(result)
-    else:
+    check_answered(result)
+    if not as_json:
         typer.echo(render_whatif(result, bool(changes)))
 
 

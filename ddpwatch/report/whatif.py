@@ -130,3 +130,16 @@ def answer(recorded: Recorded, changes: Sequence[Change], wire: Wire | None = No
     if not changes:
         asked.note_what_is_missing()
     return asked.document(asked.ask(list(changes) or list(asked.default_changes())))
+
+
+def check_answered(found: dict[str, Any]) -> None:
+    """Passes if anything was predicted.
+
+    Raises:
+        UsageError: All that was asked for was refused. Changes with one reason are named together.
+    """
+    reasons: dict[str, list[str]] = {}
+    for refused in found["refused"]:
+        reasons.setdefault(refused["why"], []).append(refused["change"])
+    if not found["scenarios"]:
+        raise UsageError("not predicted: " + "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items()))

@@ -12,11 +12,13 @@ import pytest
 from msgspec.structs import replace as replace_in
 
 from ddpwatch.analysis.report_figures import ReportBuilder
+from ddpwatch.analysis.whatif import answer
 from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
 from ddpwatch.analysis.whatif.assignment import MIB, limits_of
 from ddpwatch.analysis.whatif.cost import Guess
 from ddpwatch.analysis.whatif.model import fit, noise
 from ddpwatch.analysis.whatif.recorded import RecordedBuilder
+from ddpwatch.analysis.whatif.replay import Replay
 from ddpwatch.analysis.whatif.scenarios import Change, plan, recorded_limits
 from ddpwatch.analysis.whatif.schedule import Speeds
 from ddpwatch.errors import UsageError
@@ -231,6 +233,34 @@ def test_nothing_changed_gains_nothing() -> None:
     found = one(JOB, Change(cap_mib=JOB.cap_mib))
     assert abs(found.gain) < 0.001
     assert found.low < found.step_ms < found.high
+
+
+def test_of_many_steps_some_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded, changes = JOB.but(steps=300, jitter=0.1).recorded(), [Change(cap_mib=8.0), Change(perfect=True)]
+    some = WhatIf(recorded).ask(changes)
+    monkeypatch.setattr(answer, "MOST_STEPS", 1000)
+    for few, whole in zip(some, WhatIf(recorded).ask(changes), strict=True):
+        assert few.step_ms != whole.step_ms
+        assert few.low < whole.step_ms < few.high
+
+
+def test_what_is_left_out_makes_a_mean_less_certain() -> None:
+    before, after = [10.0, 12.0, 10.0, 12.0], [9.0, 11.0, 8.0, 10.0]  # differences of 1, 1, 2, 2
+    assert answer.sampling_error(before, after, 4) == 0
+    assert answer.sampling_error(before, after, 8) == pytest.approx((1 / 3) ** 0.5 * (1 / 8) ** 0.5)
+    assert answer.sampling_error([1.0], [2.0], 8) == 0
+
+
+def test_plans_that_differ_in_name_only_are_played_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, played = WhatIf(JOB.recorded()), []
+    run = Replay._run
+    monkeypatch.setattr(Replay, "_run", lambda replay, plan: played.append(plan) or run(replay, plan))
+    once = asked.ask([Change(cap_mib=100.0)])
+    count = len(played)
+    again = asked.ask([Change(cap_mib=200.0)])
+    assert count
+    assert len(played) == count
+    assert (once[0].step_ms, once[0].high) == (again[0].step_ms, again[0].high)
 
 
 # -- what the data cannot carry ------------------------------------------------------------------------------

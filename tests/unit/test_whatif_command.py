@@ -40,6 +40,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("whatif") / "run.mcap", MadeUpJob(backend="gloo").messages())
 
 
+@pytest.fixture(scope="module")
+def one_size(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("whatif") / "one.mcap", MadeUpJob(cap_mib=100, backend="gloo").messages())
+
+
 def whatif(*arguments: str) -> str:
     done = CliRunner().invoke(app, ["whatif", *arguments], catch_exceptions=True)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
@@ -91,13 +96,27 @@ def test_a_cut_file(file: Path, tmp_path: Path) -> None:
         whatif(str(write_and_cut(tmp_path / "short.mcap")))
 
 
-def test_what_is_refused_is_no_change_that_was_tried(tmp_path: Path) -> None:
-    one_size = write(tmp_path / "one.mcap", MadeUpJob(cap_mib=100, backend="gloo").messages())
-    measured, *rest = filter(None, whatif(str(one_size), "--cap", "5").splitlines())
-    assert measured.startswith("measured ")
-    assert [line.partition(", so ")[0] for line in rest] == [
-        "not predicted: bucket cap 5 MiB: only one bucket size was seen"
+def test_what_is_refused_is_no_change_that_was_tried(one_size: Path) -> None:
+    done = CliRunner().invoke(app, ["whatif", str(one_size), "--cap", "5", "--free"])
+    assert done.exit_code == 0
+    assert [line.partition(", so ")[0] for line in done.stdout.splitlines() if "not predicted" in line] == [
+        "not predicted: bucket cap 5 MiB: only one bucket size was seen",
+        "not predicted: bucket cap 5 MiB + communication for free (the bound): only one bucket size was seen",
     ]
+    assert sum(line.startswith(" ") and "(the bound)" in line for line in done.stdout.splitlines()) == 1
+
+
+def test_where_all_is_refused_the_command_fails_with_one_line(one_size: Path) -> None:
+    with pytest.raises(DdpwatchError) as error:
+        whatif(str(one_size), "--cap", "5,10")
+    assert error.value.exit_code == 2
+    assert error.value.message.startswith("not predicted: bucket cap 5 MiB, bucket cap 10 MiB: only one bucket size")
+
+
+def test_json_says_what_was_refused_and_the_command_fails(one_size: Path) -> None:
+    done = CliRunner().invoke(app, ["whatif", str(one_size), "--cap", "5", "--json"])
+    assert isinstance(done.exception, DdpwatchError)
+    assert [refused["change"] for refused in json.loads(done.stdout)["refused"]] == ["bucket cap 5 MiB"]
 
 
 def sharded() -> Iterator[Message]:
@@ -139,13 +158,13 @@ def test_a_recording_from_before_parameters_had_sizes() -> None:
     assert "an older version of ddpwatch made it" in found["refused"][0]["why"]
 
 
-def test_a_sweep_on_the_command_line(file: Path, tmp_path: Path) -> None:
+def test_a_sweep_on_the_command_line(file: Path, one_size: Path, tmp_path: Path) -> None:
     path = tmp_path / "wire.json"
     path.write_bytes(write_wire(wire(compute_beside=None)))
     found = whatif_json(str(file), "--cap", "1", "--wire", str(path))
     assert "wire.json" in found["scenarios"][0]["assumes"]
-    one_size = write(tmp_path / "one.mcap", MadeUpJob(cap_mib=100, backend="gloo").messages())
-    assert "only one bucket size" in whatif_json(str(one_size), "--cap", "1")["refused"][0]["why"]
+    with pytest.raises(DdpwatchError, match="only one bucket size"):
+        whatif(str(one_size), "--cap", "1")
     assert whatif_json(str(one_size), "--cap", "1", "--wire", str(path))["scenarios"]
     with pytest.raises(DdpwatchError, match="No such file"):
         whatif(str(file), "--wire", str(tmp_path / "none.json"))

@@ -71,5 +71,5 @@ def test_compute_waits_for_nothing_but_goes_slower() -> None:
 
 def test_work_done_in_a_slowed_backward() -> None:
     busy = Busy([(10.0, 20.0), (30.0, 40.0)], 0.5)
-    assert [busy.worked(at) for at in (5, 10, 16, 20, 25, 34, 50)] == [5, 10, 13, 15, 20, 27, 40]
-    assert Busy([(10.0, 20.0)], 0.0).worked(15) == 15
+    assert busy.worked([5, 10, 16, 20, 25, 34, 50]) == [5, 10, 13, 15, 20, 27, 40]
+    assert Busy([(10.0, 20.0)], 0.0).worked([15]) == [15]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from statistics import NormalDist
+from statistics import NormalDist, stdev
 from typing import Any
 
 from ddpwatch.analysis.step import NS_PER_MS
@@ -26,7 +26,8 @@ from ddpwatch.errors import UsageError
 Z90 = NormalDist().inv_cdf(0.95)
 CAPS_MIB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0)
 FIRST_CAPS_MIB = (1.0,)
-BUCKET_STEPS = 12_288  # played per change: with many buckets, every nth step
+MOST_STEPS = 256  # played per change; of more, every nth, n being a power of two
+BUCKET_STEPS = 12_288  # at most so many buckets in them
 FEW_STEPS = 16  # played with a number that is off
 MODEL_ERROR = 0.15  # that the model may miss of the exposed communication that is new, or that is left of the old
 RUN_TO_RUN = 0.005  # by which two runs of one job differ
@@ -97,10 +98,10 @@ class WhatIf:
 
     def _predict(self, change: Change) -> Prediction:
         planned = plan(self.recorded, self.physics, change)
-        replay, before = self._replayed(self.physics, self._stride(BUCKET_STEPS // max(1, len(planned.buckets))))
+        replay, before = self._replayed(self.physics, self._stride(len(planned.buckets)))
         outcome, measured = replay.run(planned), self.recorded.measured_ns
         step = max(0.0, measured + outcome.mean - before.mean)
-        doubt = Z90 * self._doubt(change, outcome)
+        doubt = Z90 * self._doubt(change, before, outcome)
         gain = measured - step
         return Prediction(
             change=name_of(change),
@@ -111,23 +112,24 @@ class WhatIf:
             exposed_ms=sum(outcome.exposed) / change.accumulate / NS_PER_MS,
             gain_ms=gain / NS_PER_MS,
             gain=gain / measured,
-            why=self._why(change, outcome, planned.sizes),
+            why=self._why(change, before, outcome, planned.sizes),
             assumes="; ".join(assumptions(change, self.recorded, self._wire is not None)),
             code=code_of(change),
         )
 
-    def _doubt(self, change: Change, outcome: Outcome) -> float:
+    def _doubt(self, change: Change, before: Outcome, after: Outcome) -> float:
         """The standard error of a prediction, in ns."""
-        sampling = math.hypot(noise(self.replayed.steps), noise(outcome.steps))
-        exposed = sum(outcome.exposed)
-        moved = min(exposed, abs(exposed - sum(self.replayed.exposed)))
+        drift = noise(self.replayed.steps) * math.hypot(1.0, noise(after.steps) / (noise(before.steps) or 1.0))
+        exposed = sum(after.exposed)
+        moved = min(exposed, abs(exposed - sum(before.exposed)))
         wrong = abs(self.replayed.mean - self.recorded.measured_ns)
         fitted = self._fitted_doubt(change) if change != Change() else 0.0
-        return math.hypot(sampling, MODEL_ERROR * moved / Z90, wrong, fitted, RUN_TO_RUN * outcome.mean)
+        sampled = sampling_error(before.steps, after.steps, len(self.recorded.steps))
+        return math.hypot(drift, sampled, MODEL_ERROR * moved / Z90, wrong, fitted, RUN_TO_RUN * after.mean)
 
     def _fitted_doubt(self, change: Change) -> float:
         """How much the difference of the two replays changes with each fitted number, at most of both directions."""
-        stride = self._stride(FEW_STEPS)
+        stride = max(1, len(self.recorded.steps) // FEW_STEPS)
         base = self._difference(change, self.physics, stride)
         shifts: list[float] = []
         for name, *pair in self._varied:
@@ -139,9 +141,10 @@ class WhatIf:
         replay, before = self._replayed(physics, stride)
         return replay.run(plan(self.recorded, physics, change)).mean - before.mean
 
-    def _stride(self, wanted: int) -> int:
-        """To play about so many steps, every nth; n is a power of two."""
-        return 1 << max(1, len(self.recorded.steps) // max(FEW_STEPS, wanted)).bit_length() - 1
+    def _stride(self, buckets: int) -> int:
+        """To play every nth step."""
+        most = max(FEW_STEPS, min(MOST_STEPS, BUCKET_STEPS // max(1, buckets)))
+        return 1 << (math.ceil(len(self.recorded.steps) / most) - 1).bit_length()
 
     def _replayed(self, physics: Physics, stride: int) -> tuple[Replay, Outcome]:
         """The replay of every nth step, and what it makes of the recorded setting."""
@@ -153,26 +156,26 @@ class WhatIf:
             found = self._replays[key] = replay, replay.run(plan(self.recorded, physics, Change()))
         return found
 
-    def _why(self, change: Change, outcome: Outcome, sizes: Sequence[int]) -> str:
+    def _why(self, change: Change, earlier: Outcome, outcome: Outcome, sizes: Sequence[int]) -> str:
         """What the change does to the exposed communication; otherwise what else it takes away."""
         if change.accumulate > 1:
             return f"buckets travel once in {change.accumulate} batches"
         if change.bucket_view and not change.moves_buckets and not change.hook:
             return "gradients are not copied back after the wait"
-        before, after = sum(self.replayed.exposed), sum(outcome.exposed)
+        before, after = sum(earlier.exposed), sum(outcome.exposed)
         reason = _reason(change)
         text = f"{reason}exposed communication {_ms(before)} → {_ms(after)} ms"
-        rest = self.replayed.mean - outcome.mean - (before - after)
+        rest = earlier.mean - outcome.mean - (before - after)
         notable = NOTABLE * self.recorded.measured_ns
         if not reason and abs(rest) > max(abs(before - after), notable):
             return f"{text}; {'less' if rest > 0 else 'more'} moves beside compute, and slows it"
         if abs(before - after) < notable:
             return text if reason else f"{text}: hardly a difference"
-        return f"{text}: {self._bucket(before > after, outcome, sizes)}"
+        return f"{text}: {self._bucket(before > after, earlier, outcome, sizes)}"
 
-    def _bucket(self, gains: bool, outcome: Outcome, sizes: Sequence[int]) -> str:
+    def _bucket(self, gains: bool, earlier: Outcome, outcome: Outcome, sizes: Sequence[int]) -> str:
         """The bucket whose exposure changes most; of other buckets, the one exposed most before or, if worse, after."""
-        before, after = self.replayed.exposed, outcome.exposed
+        before, after = earlier.exposed, outcome.exposed
         stays = self.recorded.sizes == list(sizes)
         changed = [b - a for b, a in zip(before, after, strict=True)] if stays else before
         if not gains:
@@ -236,6 +239,15 @@ class WhatIf:
             "scenarios": [asdict(prediction) for prediction in predictions],
             "refused": [{"change": change, "why": why} for change, why in self.refused],
         }
+
+
+def sampling_error(before: Sequence[float], after: Sequence[float], recorded: int) -> float:
+    """The standard error of the mean difference, as only some of the recorded steps were played; 0 if all were."""
+    played = len(before)
+    if played < 2 or played >= recorded:
+        return 0.0
+    differences = [b - a for b, a in zip(before, after, strict=True)]
+    return math.sqrt((1 - played / recorded) / played) * stdev(differences)
 
 
 def _matters(number: str, change: Change) -> bool:

@@ -10,7 +10,7 @@ from math import exp, log, sqrt
 from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
 
-from ddpwatch.analysis.intervals import Intervals, union
+from ddpwatch.analysis.intervals import union
 from ddpwatch.analysis.whatif.cost import (
     Curve,
     Expected,
@@ -112,6 +112,7 @@ class Work(NamedTuple):
     Attributes:
         before: From the step's start to the backward.
         at: Per unit, when its gradient is there, on the rank's own clock, with ``backward`` as zero.
+        latest: Per unit, the latest of that and of all units before it.
         compute: What the backward computes, as if nothing were beside it.
         tail: From the end of the wait for buckets to the step's end.
         data, optimizer: Parts of ``before`` and ``tail``; data is None if it is not known.
@@ -119,6 +120,7 @@ class Work(NamedTuple):
 
     before: float
     at: list[float]
+    latest: list[float]
     compute: float
     tail: float
     data: float | None
@@ -140,27 +142,22 @@ class StepWork(NamedTuple):
 
 
 class Busy:
-    """How much of a backward was lost to communication beside it, up to any time."""
+    """How much of a backward was lost to communication beside it: a line from each start or end of a stretch on."""
 
-    __slots__ = ("_lost", "_times")
+    __slots__ = ("_offsets", "_rates", "_times")
 
     def __init__(self, stretches: Sequence[tuple[float, float]], loss: float) -> None:
         self._times: list[float] = []
-        self._lost: list[float] = []
-        lost = 0.0
+        self._offsets, self._rates, lost = [0.0], [1.0], 0.0
         for start, end in stretches if loss else ():
-            self._times += [start, end]
-            self._lost += [lost, lost := lost + loss * (end - start)]
+            self._times += (start, end)
+            self._offsets += (loss * start - lost, -(lost := lost + loss * (end - start)))
+            self._rates += (1 - loss, 1.0)
 
-    def worked(self, at: float) -> float:
-        """The work done by then."""
-        if not self._times or at <= self._times[0]:
-            return at
-        i = bisect_right(self._times, at) - 1
-        if i % 2:  # after a stretch
-            return at - self._lost[i]
-        start, end = self._times[i], self._times[i + 1]
-        return at - self._lost[i] - (self._lost[i + 1] - self._lost[i]) * (at - start) / (end - start)
+    def worked(self, moments: Sequence[float]) -> list[float]:
+        """The work done by each."""
+        times, offsets, rates = self._times, self._offsets, self._rates
+        return [offsets[i := bisect_right(times, at)] + rates[i] * at for at in moments]
 
 
 class Wired(NamedTuple):
@@ -278,17 +275,21 @@ def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | No
     bounds = sorted({round(i * (len(recorded.units) - 1) / SEGMENTS) for i in range(SEGMENTS + 1)})
     panels: list[Panel] = [[] for _ in recorded.ranks]
     for step, on_wire in zip(recorded.steps, seen, strict=True):
-        moving = union(zip(map(int, on_wire.starts), map(int, on_wire.dones), strict=True))
+        alone = Busy(union(zip(map(int, on_wire.starts), map(int, on_wire.dones), strict=True)), 1.0)
         for rank, row in enumerate(step):
             marks = [at for bound in bounds if (at := row.fires[bound]) is not None]
             if len(marks) == len(bounds) and all(b > a for a, b in pairwise(marks)):
-                panels[rank].append([(_covered(moving, *pair), pair[1] - pair[0]) for pair in pairwise(marks)])
+                panels[rank].append(_covered(marks, alone.worked(marks)))
     return _combined(slowdown_of(panels), expected)
 
 
-def _covered(moving: Intervals, start: float, end: float) -> float:
-    """Which share of a stretch something moved."""
-    return sum(max(0.0, min(end, b) - max(start, a)) for a, b in moving) / (end - start)
+def _covered(marks: Sequence[float], alone: Sequence[float]) -> list[tuple[float, float]]:
+    """Per stretch between two marks, in which share of it something moved, and how long it took.
+
+    ``alone`` is the time up to each mark in which nothing moved.
+    """
+    taken = [b - a for a, b in pairwise(marks)]
+    return [(1 - (b - a) / ns, ns) for (a, b), ns in zip(pairwise(alone), taken, strict=True)]
 
 
 def _combined(seen: tuple[float, float] | None, expected: float | None, unseen: float = 0.0) -> Guess:
@@ -381,7 +382,8 @@ def _work(rank: RankStep, recorded: Recorded, physics: Physics, lost: Busy, wait
     return Work(
         before=rank.backward - rank.start,
         at=known,
-        compute=lost.worked(rank.computed - rank.backward),
+        latest=list(accumulate(known, max)),
+        compute=lost.worked([rank.computed - rank.backward])[0],
         tail=rank.end - modelled,
         data=rank.data,
         optimizer=rank.optimizer,

@@ -39,24 +39,23 @@ class Outcome(NamedTuple):
 
 def ready_times(steps: Sequence[StepWork], buckets: Buckets) -> Ready:
     """When each rank could launch these buckets, on the clock of compute with nothing beside it."""
-    ranges = [(bucket[0], bucket[-1] + 1) for bucket in buckets]
-    whole = all(end - start == len(bucket) for (start, end), bucket in zip(ranges, buckets, strict=True))
+    in_order = [unit for bucket in buckets for unit in bucket] == list(range(sum(map(len, buckets))))
+    last = [bucket[-1] for bucket in buckets]
     found: Ready = []
     for step in steps:
         rows = []
         for work, busy in zip(step.ranks, step.busy, strict=True):
-            at = work.at
-            if whole:
-                last = [max(at[start:end]) for start, end in ranges]
+            if in_order:  # a bucket also waits for the buckets before it
+                moments = [work.latest[unit] for unit in last]
             else:
-                last = [max([at[unit] for unit in bucket]) for bucket in buckets]
-            rows.append([min(work.compute, busy.worked(moment)) for moment in last])
+                moments = [max([work.at[unit] for unit in bucket]) for bucket in buckets]
+            rows.append([min(work.compute, at) for at in busy.worked(moments)])
         found.append(rows)
     return found
 
 
 class Replay:
-    """Plays all steps under plans. Ready times are kept for plans with equal buckets.
+    """Plays all steps under plans. Ready times are kept for plans with equal buckets, and outcomes for equal plans.
 
     Args:
         steps: The steps, taken apart under these physics.
@@ -69,27 +68,48 @@ class Replay:
             physics.workers, physics.sharing.value, physics.compute_slowdown.value, physics.comm_slowdown.value
         )
         self._ready: dict[tuple[tuple[int, ...], ...], Ready] = {}
+        self._outcomes: dict[str, Outcome] = {}
 
     def run(self, plan: Plan) -> Outcome:
-        """The outcome of one plan."""
+        """The outcome of one plan; plans that differ in name only are played once."""
+        numbers = (plan.buckets, plan.works, plan.encode, plan.rows, plan.copy)
+        key = str((numbers, plan.change.no_input, plan.change.accumulate))
+        found = self._outcomes.get(key)
+        if found is None:
+            found = self._outcomes[key] = self._run(plan)
+        return found
+
+    def _run(self, plan: Plan) -> Outcome:
         key = tuple(map(tuple, plan.buckets))
         ready = self._ready.get(key)
         if ready is None:
             ready = self._ready[key] = ready_times(self._steps, plan.buckets)
         count, course = len(self._steps), _Course(plan, self._speeds)
-        course.step(*self._rows(count - 1, plan, ready))
+        as_recorded = plan.rows == [(rank, 0) for rank in range(len(self._steps[0].ranks))]
+        rows = [] if as_recorded else plan.rows
+        course.step(*self._step(count - 1, rows, ready))
         course.start_counting()
         for number in range(count):
             for earlier in range(1, plan.change.accumulate):
-                course.skip([work for work, _ in self._rows(number - earlier, plan, ready)[0]])
-            course.step(*self._rows(number, plan, ready))
+                course.skip(self._step(number - earlier, rows, ready)[0])
+            course.step(*self._step(number, rows, ready))
         return course.outcome()
 
-    def _rows(self, number: int, plan: Plan, ready: Ready) -> tuple[list[tuple[Work, list[float]]], list[float]]:
+    def _step(
+        self, number: int, rows: Sequence[tuple[int, int]], ready: Ready
+    ) -> tuple[Sequence[Work], Sequence[Sequence[float]], Sequence[float]]:
+        """Each rank's work in a step, when it could launch each bucket, and how slow the wire was.
+
+        ``rows`` are those of the plan; empty if each rank is like itself.
+        """
         count = len(self._steps)
-        at = [((number + shift) % count, rank) for rank, shift in plan.rows]
-        rows = [(self._steps[step].ranks[rank], ready[step][rank]) for step, rank in at]
-        return rows, self._steps[number % count].residuals
+        number %= count
+        step = self._steps[number]
+        if not rows:
+            return step.ranks, ready[number], step.residuals
+        at = [((number + shift) % count, rank) for rank, shift in rows]
+        works = [self._steps[of].ranks[rank] for of, rank in at]
+        return works, [ready[of][rank] for of, rank in at], step.residuals
 
 
 class _Course:
@@ -113,44 +133,53 @@ class _Course:
 
     def skip(self, works: Sequence[Work]) -> None:
         """A batch whose gradients are only added up: no bucket, no optimizer."""
-        for rank, work in enumerate(works):
-            self._clocks[rank] += self._lead_in(work) + work.compute + max(0.0, work.tail - work.optimizer)
+        for rank, (work, begin) in enumerate(zip(works, self._begins(works), strict=True)):
+            self._clocks[rank] = begin + work.compute + max(0.0, work.tail - work.optimizer)
 
-    def step(self, rows: Sequence[tuple[Work, list[float]]], residuals: Sequence[float]) -> None:
+    def step(self, works: Sequence[Work], ready: Sequence[Sequence[float]], residuals: Sequence[float]) -> None:
         """A step with all its buckets."""
-        plan = self._plan
-        begins = [clock + self._lead_in(work) for clock, (work, _) in zip(self._clocks, rows, strict=True)]
-        absolute = [[begin + at for at in ready] for begin, (_, ready) in zip(begins, rows, strict=True)]
+        begins = self._begins(works)
+        absolute = [[begin + at for at in row] for begin, row in zip(begins, ready, strict=True)]
         launches = list(accumulate(map(max, zip(*absolute, strict=True)), max))
         extra = self._encode[-1] if self._encode else 0.0
         if extra:
             launches = list(map(add, launches, self._encode))
-        ends = [begin + work.compute + extra for begin, (work, _) in zip(begins, rows, strict=True)]
-        works = [
-            work * sum([residuals[number] * share for number, share in shares])
-            for work, shares in zip(plan.works, plan.shares, strict=True)
+        ends = [begin + work.compute + extra for begin, work in zip(begins, works, strict=True)]
+        played = play(launches, self._works(residuals), max(ends), self._speeds)
+        self._finish(played, ends, [work.tail for work in works])
+
+    def _begins(self, works: Sequence[Work]) -> list[float]:
+        """When each rank's backward starts."""
+        if self._plan.change.no_input:
+            return [clock + work.before - (work.data or 0.0) for clock, work in zip(self._clocks, works, strict=True)]
+        return [clock + work.before for clock, work in zip(self._clocks, works, strict=True)]
+
+    def _works(self, residuals: Sequence[float]) -> list[float]:
+        """What each bucket takes alone in a step whose wire is so slow."""
+        return [
+            work * (residuals[shares[0][0]] if len(shares) == 1 else sum([residuals[i] * share for i, share in shares]))
+            for work, shares in zip(self._plan.works, self._plan.shares, strict=True)
         ]
-        played = play(launches, works, max(ends), self._speeds)
-        self._finish(played, ends, [work.tail for work, _ in rows])
 
     def _finish(self, played: Played, ends: Sequence[float], tails: Sequence[float]) -> None:
         copy, after = self._plan.copy, self._after
-        computed = [played.wall(end) for end in ends]
+        computed = list(map(played.wall, ends))
         waited = wait_end(played.dones, after, copy)
         copied = copy * after[0]
         self._clocks = [max(end + copied, waited) + tail for end, tail in zip(computed, tails, strict=True)]
         now = fmean(self._clocks)
         self._steps.append(now - self._before)
         self._before = now
-        reach = min(computed)
-        for number, done in enumerate(played.dones):
-            if done > reach:
-                waits = [done - max(reach, end) for end in computed if end < done]
-                self._exposed[number] += sum(waits) / len(computed)
-                reach = done
+        self._expose(played.dones, computed)
 
-    def _lead_in(self, work: Work) -> float:
-        return work.before - (work.data or 0.0) if self._plan.change.no_input else work.before
+    def _expose(self, dones: Sequence[float], computed: Sequence[float]) -> None:
+        """Adds up per bucket by how much the mean rank waits longer because of it."""
+        reach, waited = min(computed), 0.0
+        for number, done in enumerate(dones):
+            if done > reach:
+                before, reach = waited, done
+                waited = sum([done - end for end in computed if end < done]) / len(computed)
+                self._exposed[number] += waited - before
 
     def outcome(self) -> Outcome:
         count, batches = len(self._steps), self._plan.change.accumulate

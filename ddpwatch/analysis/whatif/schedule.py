@@ -7,7 +7,7 @@ ranks meet the wire only through the last of them, and one step costs no more th
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -74,35 +74,37 @@ def _in_line(ready: Sequence[float], works: Sequence[float]) -> list[float]:
 
 
 def _play(ready: Sequence[float], works: Sequence[float], computed: float, speeds: Speeds) -> Played:
-    """From event to event: a launch, a completion, or the end of compute."""
+    """From event to event: a launch, a completion, or the end of compute.
+
+    All buckets in flight are equally fast. So one number counts what each has got: ``served``, to which a bucket adds
+    its work when it starts, and is done when that is reached.
+    """
     workers, sharing, slow, drag = speeds
     pace, beside = 1 / (1 + slow), 1 / (1 + drag)
-    dones, left = [0.0] * len(works), list(works)
-    moving: list[int] = []
+    dones = [0.0] * len(works)
+    moving: list[tuple[float, int]] = []
     times: list[float] = []
     delays: list[float] = []
-    now, behind, following, count = ready[0] if ready else 0.0, 0.0, 0, len(works)
+    now, behind, served, following, count = ready[0] if ready else 0.0, 0.0, 0.0, 0, len(works)
     while following < count or moving:
         if not moving:
             now = max(now, ready[following] + behind)
-        while following < count and len(moving) < workers and ready[following] <= now - behind + EPSILON_NS:
-            moving.append(following)
+        worked = now - behind
+        while following < count and len(moving) < workers and ready[following] <= worked + EPSILON_NS:
+            insort(moving, (served + works[following], following))
             following += 1
-        rest = computed - (now - behind)
+        rest = computed - worked
         computing = rest > EPSILON_NS
         speed = (beside if computing else 1.0) * (1.0 if len(moving) == 1 else sharing)
-        span = min([left[i] for i in moving]) / speed
+        span = (moving[0][0] - served) / speed
         if computing:
             if following < count and len(moving) < workers:
-                rest = min(rest, ready[following] - (now - behind))
+                rest = min(rest, ready[following] - worked)
             span = min(span, rest / pace)
-            times += [now - behind, now - behind + span * pace]
-            delays += [behind, behind + span * (1 - pace)]
-            behind = delays[-1]
+            times += (worked, worked + span * pace)
+            delays += (behind, behind := behind + span * (1 - pace))
         now += span
-        for i in moving:
-            left[i] -= span * speed
-            if left[i] <= EPSILON_NS:
-                dones[i] = now
-        moving = [i for i in moving if left[i] > EPSILON_NS]
+        served += span * speed
+        while moving and moving[0][0] <= served + EPSILON_NS:
+            dones[moving.pop(0)[1]] = now
     return Played(dones, (times, delays))
