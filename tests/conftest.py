@@ -14,6 +14,8 @@ import pytest
 from tests.support import process_count
 from tests.support.fork_server import ForkServer
 
+ID_LENGTH = 100
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Counts the processes that the tests start. The workers of pytest-xdist share one fork server."""
@@ -22,6 +24,13 @@ def pytest_configure(config: pytest.Config) -> None:
         server = ForkServer()
         server.start_for_workers()
         config.add_cleanup(server.close)
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Long texts and bytes are cut in a test's id, which goes with every message between pytest-xdist's processes."""
+    if isinstance(val, (str, bytes)) and len(val) > ID_LENGTH:
+        return f"{val[:ID_LENGTH]!r}..."
+    return None
 
 
 def seconds(item: pytest.Item) -> float:
