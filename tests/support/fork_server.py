@@ -10,6 +10,7 @@ connection the launcher sends the pids of its ranks and at last its exit code.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -55,6 +56,7 @@ class Request:
         ranks: How many; 0 for one process that is no rank, as ``python SCRIPT`` would start it.
         preload: Modules that no rank has to import. Jobs that preload the same ones share the import.
         streams: A directory for ``RANK/stdout.log`` and ``RANK/stderr.log``, in place of one output for all ranks.
+        tears_down: Whether a rank that succeeds takes its interpreter apart: 0.4 s of processor time with torch.
     """
 
     script: str
@@ -63,6 +65,7 @@ class Request:
     environment: dict[str, str]
     preload: Sequence[str] = ()
     streams: str | None = None
+    tears_down: bool = True
 
 
 # -- in the test processes ---------------------------------------------------------------------------------------
@@ -330,11 +333,27 @@ def main() -> None:
     for module in PRELOADED:
         importlib.import_module(module)
     job = serve(listener)
-    if job is not None:
+    if job is None:
+        return
+    try:
         if job.script.endswith(".py"):
             runpy.run_path(job.script, run_name="__main__")
         else:
             runpy.run_module(job.script, run_name="__main__", alter_sys=True)
+    except SystemExit as asked:
+        if asked.code not in (None, 0):
+            raise
+    if not job.tears_down:
+        end()
+
+
+def end() -> None:
+    """Ends this process as Python does, up to where it would free all modules."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
