@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import process_count
-from tests.support.fork_server import ForkServer
+from tests.support.fork_server import TESTS, ForkServer
+from tests.support.jobs import forked_command
+
+ID_LENGTH = 100
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """An option for those that run all tests."""
+    parser.addoption("--fork-workers", action="store_true", help="fork workers from one process: they share imports")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,6 +32,21 @@ def pytest_configure(config: pytest.Config) -> None:
         server = ForkServer()
         server.start_for_workers()
         config.add_cleanup(server.close)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Each worker would import torch, textual and all of ddpwatch by itself."""
+    if config.getoption("fork_workers"):
+        for spec in specs:
+            spec.python = shlex.join(forked_command(0, None, "tests.support.xdist_worker", preload=TESTS))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Long texts and bytes are cut in a test's id, which goes with every message between pytest-xdist's processes."""
+    if isinstance(val, (str, bytes)) and len(val) > ID_LENGTH:
+        return f"{val[:ID_LENGTH]!r}..."
+    return None
 
 
 def seconds(item: pytest.Item) -> float:

@@ -200,7 +200,10 @@ def schedule_of(environment: Mapping[str, str] = os.environ, shadows: bool = Tru
 
 def is_sampled(step: int, period: int) -> bool:
     """Whether this is the one step of its ``period`` (a power of two) that is sampled."""
-    return step == sampled_step(step // period, period)
+    for level in reversed(range(period.bit_length() - 1)):
+        if step >> level & 1 != _random_bit(step >> level + 1, level):
+            return False  # mostly after one bit or two; see `sampled_step`
+    return True
 
 
 def sampled_step(number: int, period: int) -> int:

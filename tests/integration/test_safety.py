@@ -122,7 +122,8 @@ class Outcome:
 def forked(ranks: int, logs: Path, script: str, *arguments: str, **options: Any) -> int:
     """A forked job that leaves each rank's output in ``logs/RANK``; the exit code."""
     logs.mkdir(exist_ok=True)
-    with Job(SCRIPTS / script, *arguments, ranks=ranks, log=logs / "log", streams=logs, **options) as job:
+    options = {"streams": logs, "tears_down": True, **options}
+    with Job(SCRIPTS / script, *arguments, ranks=ranks, log=logs / "log", **options) as job:
         return job.wait()
 
 

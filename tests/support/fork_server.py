@@ -4,12 +4,13 @@ torchrun imports torch, and so does each of its ranks: 10 s of processor time be
 Where a test is not about torchrun itself, its job starts here: the launcher below sets what torchrun sets in the
 ranks' environment, waits for them, and ends all of them when one fails.
 
-A request comes on a connection of its own, with the descriptors of the job's stdout and stderr. On the same connection
-the launcher sends the pids of its ranks and at last its exit code.
+A request comes on a connection of its own, with the descriptors of the job's stdin, stdout and stderr. On the same
+connection the launcher sends the pids of its ranks and at last its exit code.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -35,6 +36,11 @@ ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "FORK_SERVER"  # names the server's socket to the workers of pytest-xdist
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.optim")
 TORCHRUN_IMPORTS = ("torch.distributed.launcher.api",)
+# What the workers of pytest-xdist need. Not what belongs to a plugin: that must be imported after pytest.
+TESTS = (
+    "trainer.cli", "ddpwatch.probe.session", "ddpwatch.collector.service", "ddpwatch.report.files", "ddpwatch.tui.app",
+    "demo.compare", "benchmarks.diagnosis_cases", "benchmarks.synthetic", "textual.pilot", "typer.testing",
+)  # fmt: skip
 FRAMEWORKS = ("lightning", "accelerate.commands.launch", "transformers.trainer")  # what tests of frameworks preload
 # Not ray.train: it draws random ids as it is imported, and all forked workers would go on with the same ones.
 RAY = ("ray", "tensorboardX", "pydantic", "pandas", "pyarrow.dataset", "pyarrow.fs", "pyarrow.parquet", "requests")
@@ -50,6 +56,7 @@ class Request:
         ranks: How many; 0 for one process that is no rank, as ``python SCRIPT`` would start it.
         preload: Modules that no rank has to import. Jobs that preload the same ones share the import.
         streams: A directory for ``RANK/stdout.log`` and ``RANK/stderr.log``, in place of one output for all ranks.
+        tears_down: Whether a rank that succeeds takes its interpreter apart: 0.4 s of processor time with torch.
     """
 
     script: str
@@ -58,6 +65,7 @@ class Request:
     environment: dict[str, str]
     preload: Sequence[str] = ()
     streams: str | None = None
+    tears_down: bool = True
 
 
 # -- in the test processes ---------------------------------------------------------------------------------------
@@ -130,12 +138,12 @@ def server_address() -> str:
 
 
 def requested(job: Request, log: Path | None) -> socket.socket:
-    """Asks the server for a job that writes to a file, or where this process does; reports come on the connection."""
+    """Asks for a job that writes to a file, or to where this process does; reports come on the connection."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(server_address())
-    with contextlib.nullcontext() if log is None else log.open("wb") as output:
-        descriptors = [1, 2] if output is None else [output.fileno()] * 2
-        socket.send_fds(connection, [json.dumps(asdict(job)).encode()], descriptors)
+    with open(os.devnull, "rb") as nothing, contextlib.nullcontext() if log is None else log.open("wb") as output:
+        streams = [0, 1, 2] if output is None else [nothing.fileno(), output.fileno(), output.fileno()]
+        socket.send_fds(connection, [json.dumps(asdict(job)).encode()], streams)
     return connection
 
 
@@ -187,22 +195,22 @@ def serve(listener: socket.socket) -> Request | None:
     importers: dict[tuple[str, ...], socket.socket] = {}
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
         connection, _ = listener.accept()
-        raw, outputs, *_ = socket.recv_fds(connection, 1 << 20, 2)
+        raw, streams, *_ = socket.recv_fds(connection, 1 << 20, 3)
         modules = tuple(json.loads(raw)["preload"])
         if modules not in importers:
             ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if os.fork() == 0:
                 for inherited in (listener, connection, ours, *importers.values()):
                     inherited.close()
-                for output in outputs:
-                    os.close(output)
+                for stream in streams:
+                    os.close(stream)
                 return fork_launchers(its, modules)
             its.close()
             importers[modules] = ours
-        socket.send_fds(importers[modules], [raw], [connection.fileno(), *outputs])
+        socket.send_fds(importers[modules], [raw], [connection.fileno(), *streams])
         connection.close()
-        for output in outputs:
-            os.close(output)
+        for stream in streams:
+            os.close(stream)
     return None
 
 
@@ -214,25 +222,24 @@ def fork_launchers(requests: socket.socket, modules: Sequence[str]) -> Request:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()  # a rank's collector has nothing to look for in there
     while True:
-        raw, descriptors, *_ = socket.recv_fds(requests, 1 << 20, 3)
+        raw, descriptors, *_ = socket.recv_fds(requests, 1 << 20, 4)
         if not raw:  # the server has gone
             os._exit(0)
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             requests.close()
-            connection, *outputs = descriptors
-            return launch(Request(**json.loads(raw)), socket.socket(fileno=connection), outputs)
+            connection, *streams = descriptors
+            return launch(Request(**json.loads(raw)), socket.socket(fileno=connection), streams)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def launch(job: Request, connection: socket.socket, outputs: Sequence[int]) -> Request:
+def launch(job: Request, connection: socket.socket, streams: Sequence[int]) -> Request:
     """Forks the ranks and waits for them. Returns in the ranks only."""
     os.setsid()
-    for descriptor, source in enumerate((os.open(os.devnull, os.O_RDONLY), *outputs)):
+    for descriptor, source in enumerate(streams):
         os.dup2(source, descriptor)
-    for output in outputs:
-        os.close(output)
+        os.close(source)
     os.environ.clear()
     os.environ.update(job.environment)
     port_out, port_in = os.pipe()
@@ -326,11 +333,27 @@ def main() -> None:
     for module in PRELOADED:
         importlib.import_module(module)
     job = serve(listener)
-    if job is not None:
+    if job is None:
+        return
+    try:
         if job.script.endswith(".py"):
             runpy.run_path(job.script, run_name="__main__")
         else:
             runpy.run_module(job.script, run_name="__main__", alter_sys=True)
+    except SystemExit as asked:
+        if asked.code not in (None, 0):
+            raise
+    if not job.tears_down:
+        end()
+
+
+def end() -> None:
+    """Ends this process as Python does, up to where it would free all modules."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

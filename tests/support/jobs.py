@@ -34,7 +34,7 @@ Second = TypeVar("Second")
 class Job:
     """A job of several ranks. Use as a context manager: whatever is left of it at the end is killed.
 
-    The ranks are forked by the fork server, which takes a fraction of a second.
+    The ranks are forked by the fork server, which takes a fraction of a second. See `Request` for ``tears_down``.
     """
 
     process: subprocess.Popen[bytes] | Launcher
@@ -47,12 +47,14 @@ class Job:
         ranks: int = 2,
         preload: Sequence[str] = ("ddpwatch.probe.session", "trainer.cli"),
         streams: Path | None = None,
+        tears_down: bool = False,
         **environment: str,
     ) -> None:
         self.log = log
         environment = {**os.environ, **ENVIRONMENT, **environment}
         folder = None if streams is None else str(streams)
-        self.process = Launcher(Request(str(script), arguments, ranks, environment, preload, folder), log)
+        request = Request(str(script), arguments, ranks, environment, preload, folder, tears_down)
+        self.process = Launcher(request, log)
 
     def __enter__(self) -> Job:
         return self

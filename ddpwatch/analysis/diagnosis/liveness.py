@@ -190,14 +190,14 @@ class RankLiveness:
 
     def _dependent(self) -> Iterator[list[RankLife]]:
         """The ranks that share groups, directly or through others; of each such set, in ascending order."""
+        own = {rank: self._groups.of_rank(rank) for rank in sorted(self._lives)}
         parent: dict[int, int] = {}
-        for rank in self._lives:
-            first, *others = self._groups.of_rank(rank)
+        for first, *others in set(own.values()):  # thousands of ranks may have the same
             for group in others:
                 parent[_root(parent, group)] = _root(parent, first)
         sets: dict[int, list[RankLife]] = {}
-        for rank, life in sorted(self._lives.items()):
-            sets.setdefault(_root(parent, self._groups.of_rank(rank)[0]), []).append(life)
+        for rank, groups in own.items():
+            sets.setdefault(_root(parent, groups[0]), []).append(self._lives[rank])
         yield from sets.values()
 
     def _go_on(self, key: int, blamed: Blame) -> None:
