@@ -211,6 +211,7 @@ class Watched:
             registry.update(hooks)
         self._switch(True)
         yield
+        self._recorder._end_stretch()  # its steps are this block's
         self._detach()
         self._recorder.lease = self.lease
 
