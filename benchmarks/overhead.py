@@ -199,7 +199,7 @@ class Watched:
 
         def noted(record: StepRecord) -> None:
             emit(record)
-            self._notes.append((record.step, record.status, record.start, record.end, record.own_ns, record.cpu_ns))
+            self._notes += notes_of(record)
 
         self._recorder._emit = noted
 
@@ -211,6 +211,7 @@ class Watched:
             registry.update(hooks)
         self._switch(True)
         yield
+        self._recorder._end_stretch()  # its steps are this block's
         self._detach()
         self._recorder.lease = self.lease
 
@@ -219,6 +220,16 @@ class Watched:
             for key in hooks:
                 del registry[key]
         self._switch(False)
+
+
+def notes_of(record: StepRecord) -> list[Note]:
+    """The notes of a record's steps: several, if it is of a stretch of unwatched steps."""
+    numbers, starts, ends = range(record.step, record.step + record.steps), (record.start, *record.ends), record.ends
+    own_ns = record.own_ns // record.steps
+    return [
+        (number, record.status, start, end, own_ns, record.cpu_ns)
+        for number, start, end in zip(numbers, starts, (*ends, record.end), strict=True)
+    ]
 
 
 def turn_ddp(probe: DdpProbe, ddp: nn.Module, on: bool) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,17 +15,10 @@ from ddpwatch.probe.autograd import add_gradient_hook, tensors_in
 from ddpwatch.probe.recorder import StepRecorder
 
 
-class PortableHook:
+class PortableHook(partial):  # type: ignore[type-arg]  # calls with no Python of its own
     """A forward hook that copies and pickles as one that does nothing, so that the watched model stays portable."""
 
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
-
-    def __call__(self, *arguments: Any) -> None:
-        """Called by torch."""
-        self._call(*arguments)
+    __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A bound method of the standard library that takes anything and returns None: a copy of the model

@@ -183,9 +183,13 @@ class DdpProbe(GuardedProbe):
     # -- forward ---------------------------------------------------------------------------------------------
 
     def _forward_begin(self, module: Any, arguments: Any) -> None:
-        self._drop_inner_hook()  # of a forward that failed before it came so far
+        if self._inner_handle is not None:
+            self._drop_inner_hook()  # of a forward that failed before it came so far
         if not torch.is_grad_enabled():
             self._recorder.validation_begin()
+            return
+        timed = self.reducer_group is not None and self.reducer_group.timed
+        if not timed and self._recorder.forward_goes_unwatched(module.require_backward_grad_sync):
             return
         self._in_backward = False
         self._recorder.forward_begin(module.require_backward_grad_sync)

@@ -41,7 +41,7 @@ class Outbox:
         """Accepts a closed step. From a full backlog the oldest is dropped."""
         records = self.records
         if len(records) == BACKLOG:
-            self.dropped += 1
+            self.dropped += records[0].steps
         records.append(record)
 
     def post(self, message: Hello | Group | Layout | Mark) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -99,6 +99,7 @@ class StepRecord:
         "data",
         "derived",
         "end",
+        "ends",
         "epoch",
         "first_seq",
         "hooks",
@@ -119,6 +120,7 @@ class StepRecord:
         self.step = self.slot = step
         self.start = start
         self.end = start
+        self.ends: list[int] = []  # of the steps before its last one, if it is of a stretch of unwatched steps
         self.status: StepStatus = "ok"
         self.epoch = 0
         self.backwards = 0
@@ -141,10 +143,36 @@ class StepRecord:
         """Whether every launched bucket has its completion stamp (or never gets one)."""
         return self.resolved and (self.untimed or all(bucket.done is not None for bucket in self.buckets))
 
+    @property
+    def steps(self) -> int:
+        """How many steps it is of: one, but for a stretch of unwatched steps."""
+        return 1 + len(self.ends)
+
+    def durations(self) -> Iterator[int]:
+        """How long each of its steps took (ns)."""
+        start = self.start
+        for end in (*self.ends, self.end):
+            yield max(0, end - start)
+            start = end
+
+    def messages(self, rank: int, dropped: int) -> Iterator[Step]:
+        """The messages of its steps, in order. Call it on the sender thread."""
+        if self.status != UNWATCHED:
+            yield self.message(rank, dropped)
+            return
+        start, own_ns = self.start, self.own_ns // self.steps
+        for step, duration in enumerate(self.durations(), self.step):
+            yield Step(
+                rank=rank, step=step, status=UNWATCHED, synced=self.reductions > 0, micro_steps=self.backwards,
+                epoch=self.epoch, start_ns=start, duration_ns=duration,
+                clock_error_ns=self.clock_error_ns, own_ns=own_ns, cpu_ns=self.cpu_ns, dropped=dropped,
+            )  # fmt: skip
+            start += duration
+
     def message(self, rank: int, dropped: int) -> Step:
-        """The record as a message, after the work that was left for later. Call it on the sender thread."""
+        """The record of one step as a message, after the work that was left for later. Call it on the sender thread."""
         if self.status == UNWATCHED:  # most steps of a fast job, and this competes with the training for its core
-            return self._unwatched(rank, dropped)
+            return next(self.messages(rank, dropped))
         later, self.later = self.later, []
         for work in later:
             work(self)
@@ -188,14 +216,6 @@ class StepRecord:
             cpu_ns=self.cpu_ns,
             dropped=dropped,
         )
-
-    def _unwatched(self, rank: int, dropped: int) -> Step:
-        """The message of an unwatched step, which has nothing but this."""
-        return Step(
-            rank=rank, step=self.step, status=UNWATCHED, synced=self.reductions > 0, micro_steps=self.backwards,
-            epoch=self.epoch, start_ns=self.start, duration_ns=max(0, self.end - self.start),
-            clock_error_ns=self.clock_error_ns, own_ns=self.own_ns, cpu_ns=self.cpu_ns, dropped=dropped,
-        )  # fmt: skip
 
 
 def without(waits: Intervals, spans: list[PhaseSpan]) -> list[PhaseSpan]:

@@ -26,6 +26,7 @@ LoaderRef = Callable[[], object | None]  # a weak reference to a DataLoader's it
 MAX_REDUCTIONS = 64  # in one step; then every reduced backward is a step of its own
 MAX_WAITS = 1024  # for data, between two forwards; of more, only the newest count
 MAX_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
+STRETCH_NS = 25_000_000  # of unwatched steps: half of how far ahead the collector grants a budget
 
 
 def _no_loader() -> None:
@@ -94,6 +95,8 @@ class StepRecorder:
         self.last_hook: int | None = None
         self.steps = 0
         self.epoch = 0
+        self._stretch_end = 0  # the slot, and the time, at which the open stretch of unwatched steps ends
+        self._stretch_until = 0
         self._synced = 0  # steps that synchronised gradients
         self._unsynced = 0  # steps since the last of these
         self._syncs = False  # whether the open step is to do so
@@ -123,11 +126,40 @@ class StepRecorder:
     def use(self, gpu: GpuClock | None = None, sampling: SamplingSchedule | None = None) -> None:
         """Takes stamps on a GPU, and chooses steps by a schedule, from now on. None changes nothing."""
         if gpu is not None:
+            self._end_stretch()
             self.gpu = self.clock = gpu
         if sampling is not None:
             self.sampling = sampling
 
     # -- forward ---------------------------------------------------------------------------------------------
+
+    def forward_goes_unwatched(self, syncs: bool = True) -> bool:
+        """A forward starts: whether it lies in a stretch of unwatched steps, where no more than this is to be done.
+
+        Most steps of a fast job start here, in cold caches: a call more is noticeable. Else, see `forward_begin`.
+        """
+        slot = self._synced + 1
+        if slot >= self._stretch_end:
+            return False
+        if self.phase == "":  # one more forward of the open step
+            if self._forwards >= MAX_FORWARDS:
+                return False
+            self._forwards += 1
+            self._syncs = self._syncs or syncs
+        else:
+            end, now, record = self._optimizer_end, self.clock(), self.current
+            if end is None or record is None or not self._syncs or now >= self._stretch_until:
+                return False
+            record.ends.append(end)
+            self._optimizer_end, self._forwards = None, 1
+            self._synced, self._unsynced, self._syncs = slot, 0, syncs
+            self.steps += 1
+            self.phase, self._phase_start = "", now
+            self.box.begin_unwatched_step(self.steps, slot)
+        if self._waits:
+            self._feeding = self._loader
+            self._waits.clear()
+        return True
 
     def forward_begin(self, syncs: bool = True) -> None:
         """A forward of a watched module starts: closes the previous step if it is complete.
@@ -154,6 +186,8 @@ class StepRecorder:
             self.current.status = self._level(self.current.slot, now)
             self.shadow = self.current.status != FULL  # no call of levels here: it runs with cold caches
             self._forwards = 0
+            if self.current.status == UNWATCHED:
+                self._begin_stretch(self.current.slot, now)
         self._forwards += 1
         self._syncs = self._syncs or syncs
         self._feed(self.current)
@@ -172,6 +206,23 @@ class StepRecorder:
         if self._optimizer_seen and self.sampling.is_unwatched(slot):
             return UNWATCHED
         return SHADOW if self.sampling.is_shadow(slot) else FULL
+
+    def _begin_stretch(self, slot: int, now: int) -> None:
+        """The steps after this unwatched one may pass until then. On a GPU, none: each has its own events."""
+        if self.sampling is not None and self.gpu is None:
+            self._stretch_end, self._stretch_until = self.sampling.unwatched_until(slot), now + STRETCH_NS
+
+    def _end_stretch(self) -> None:
+        """Between two steps of a stretch, or inside one: the finished steps leave, and the open one is alone."""
+        record, self._stretch_end = self.current, 0
+        if record is None or not record.ends:
+            return
+        record.end = record.ends.pop()
+        self.current = StepRecord(self.steps, record.end)
+        self.current.slot, self.current.status = self._synced + self._unsynced, UNWATCHED
+        self._cpu_ns = None
+        self._learn_stretch(record)
+        self._emit(record)
 
     def _feed(self, record: StepRecord) -> None:
         """Gives the step the waits for data since the last forward; [] if its DataLoader had nothing to wait for.
@@ -232,6 +283,7 @@ class StepRecorder:
         """A forward without gradients starts. Several in a row are one validation."""
         if self.phase != "input":
             return
+        self._stretch_end = 0
         if self._validation is None:
             now = self.clock()
             self._validation = (now, now)
@@ -253,6 +305,7 @@ class StepRecorder:
     def saved(self) -> None:
         """A checkpoint has been written."""
         if self.phase == "input":
+            self._stretch_end = 0
             self._activity_end = self.clock()
 
     # -- backward --------------------------------------------------------------------------------------------
@@ -375,8 +428,10 @@ class StepRecorder:
         if self._optimizer_depth or self.current is None:
             return
         if self.phase == "":
-            self._enter("input", self.clock())
-            self._optimizer_end = self._phase_start
+            self.phase, self._optimizer_end = "input", self.clock()
+            self._phase_start = self._optimizer_end
+            self.box.enter("input")
+            return
         if self.phase not in ("optimizer", "between"):
             return
         # "between" if a closure ran forward and backward in there: what came after them is the optimizer's
@@ -386,6 +441,7 @@ class StepRecorder:
 
     def abort(self, now: int | None = None) -> None:
         """The open step was left by an exception: closes it as aborted, and the next one starts clean."""
+        self._end_stretch()
         if self.current is not None:
             self.current.status = "aborted"
             self._close(self.clock() if now is None else now)
@@ -400,6 +456,7 @@ class StepRecorder:
         """
         end = self._step_end()
         try:
+            self._end_stretch()
             if end is not None:
                 self._close(end)
         finally:
@@ -430,6 +487,7 @@ class StepRecorder:
     def _close(self, end: int) -> None:
         record, self.current = self.current, None
         self._optimizer_end = self._synced_end = None
+        self._stretch_end = 0
         if record is None:
             return
         record.end = end if end >= record.start else record.start
@@ -441,8 +499,10 @@ class StepRecorder:
         self.steps += 1
         slot = self._synced + self._unsynced
         self.box.begin_step(self.steps, slot)
-        sampling, before = self.sampling, self._cpu_ns
-        if sampling is not None and record.status in LEVELS:
+        sampling, before = self.sampling, None if record.ends else self._cpu_ns
+        if record.ends:
+            self._learn_stretch(record)
+        elif sampling is not None and record.status in LEVELS:
             sampling.learn(record.status, record.own_ns, record.end - record.start)
         self._cpu_ns = now = self._cpu_clock() if sampling is None or sampling.needs_cpu_time(slot) else None
         if before is not None and now is not None and not self._activity_end:
@@ -452,3 +512,9 @@ class StepRecorder:
                 self.gpu.follow(record)
         finally:
             self._emit(record)
+
+    def _learn_stretch(self, record: StepRecord) -> None:
+        """The schedule learns how long the steps of a stretch took."""
+        if self.sampling is not None:
+            for duration in record.durations():
+                self.sampling.learn(UNWATCHED, 0, duration)

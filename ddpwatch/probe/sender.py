@@ -21,7 +21,7 @@ from typing import Protocol
 import zmq
 
 from ddpwatch import rundir, transport
-from ddpwatch.messages import Beat, Bye, Group, Layout, Message, Step, encode
+from ddpwatch.messages import Beat, Bye, Group, Layout, Message, encode
 from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.outbox import Outbox
 from ddpwatch.probe.record import StepRecord
@@ -210,7 +210,7 @@ class Sender(threading.Thread):
         self._send_messages()
         now, records = time.monotonic_ns(), self._outbox.records
         while records and self._may_go(records[0], now):
-            self._send(self._step(records.popleft()))
+            self._send_steps(records.popleft())
         self._send(beat := self._heartbeat.beat(now, self.dropped))
         if (stack := self._stacks.take(beat)) is not None:
             self._send(stack)
@@ -225,7 +225,7 @@ class Sender(threading.Thread):
         """Sends all that is left, settled or not, and the goodbye."""
         self._send_messages()
         while self._outbox.records:
-            self._send(self._step(self._outbox.records.popleft()))
+            self._send_steps(self._outbox.records.popleft())
         if self._goodbye is not None:
             self._send(self._goodbye)
         self._answer_the_last()
@@ -261,12 +261,13 @@ class Sender(threading.Thread):
             return False
         return True
 
-    def _step(self, record: StepRecord) -> Step:
-        """A step's message, with the CPU time of this thread since the one before."""
-        message = record.message(self._rank, self.dropped)
+    def _send_steps(self, record: StepRecord) -> None:
+        """Sends a record's steps. The first has the CPU time of this thread since the one before."""
+        before, self._reported_cpu_ns = self._reported_cpu_ns, time.thread_time_ns()
+        sender_ns = self._reported_cpu_ns - before
+        for message in record.messages(self._rank, self.dropped):
+            message.sender_ns, sender_ns = sender_ns, 0
+            self._stacks.add_step(message)
+            self._send(message)
         if record.last_hook is not None:
             self._heartbeat.last_hook = record.last_hook
-        before, self._reported_cpu_ns = self._reported_cpu_ns, time.thread_time_ns()
-        message.sender_ns = self._reported_cpu_ns - before
-        self._stacks.add_step(message)
-        return message

@@ -85,7 +85,7 @@ class CostMeter:
     _last: list[Step] = field(default_factory=list)
     _levels: deque[str] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
     _durations: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
-    _own: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
+    _own: deque[tuple[bool, int]] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
 
     def add(self, step: Step) -> None:
         """Adds a step; each rank's come in order. Only steps of the first rank that ever came are used."""
@@ -99,7 +99,7 @@ class CostMeter:
         self._levels.append(step.status)
         self._durations.append(step.duration_ns)
         if not is_watched(step.status):
-            self._own.append(step.own_ns)
+            self._own.append((step.cpu_ns is None, step.own_ns))
         if step.cpu_ns is None:
             self._restart()
             return
@@ -144,8 +144,13 @@ class CostMeter:
         for terms in self._ways(levels[FULL], levels[SHADOW]):
             found = [(steps / count, known) for steps, known in terms if known is not None]
             if len(found) == len(terms) and all(known.enough(share) for share, known in found):
-                return _cost(found, median(self._own), step_ns, levels[FULL] / count)
+                return _cost(found, self._own_ns(), step_ns, levels[FULL] / count)
         return None
+
+    def _own_ns(self) -> float:
+        """What the hooks measure of themselves in an unwatched step: more where CPU time is taken than elsewhere."""
+        kinds = [[own_ns for kind, own_ns in self._own if kind is without_cpu] for without_cpu in (False, True)]
+        return sum(len(kind) * median(kind) for kind in kinds if kind) / len(self._own)
 
     def _ways(self, full: int, shadow: int) -> Iterator[list[tuple[int, Differences | None]]]:
         """Numbers of steps, and the extra cost of each: a full step's is against an unwatched one, or a shadow.

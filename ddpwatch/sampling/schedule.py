@@ -177,6 +177,16 @@ class SamplingSchedule:
             return step != self.watched.chosen(step)
         return is_sampled(step ^ 2, UNWATCHED_PERIOD)  # ^ 2: away from the full steps
 
+    def unwatched_until(self, step: int) -> int:
+        """The next step, after this unwatched one, at whose start there is something to do: most cost nothing so."""
+        watched = self.watched
+        if watched.value < CPU_PERIOD:
+            return step + 1
+        chosen = watched.chosen(step)
+        if step < chosen:
+            return max(step, chosen - 2) + 1
+        return step + 1 if step <= chosen + 1 else step - step % watched.value + watched.value
+
     def needs_cpu_time(self, step: int) -> bool:
         """Whether the CPU time at the start of this step is needed, to compare a watched step with its neighbours."""
         return self.watched.value < CPU_PERIOD or -2 <= self.watched.chosen(step) - step <= 1

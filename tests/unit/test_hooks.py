@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import itertools
+import sys
 import time
 import warnings
+from collections.abc import Callable
+from types import FrameType
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.analysis.step import buffer_waits
 from ddpwatch.messages import Step
+from ddpwatch.probe import recorder as recorder_module
 from ddpwatch.probe.autograd import is_compiling_frames
 from ddpwatch.probe.bucket_layout import bucket_layout
 from ddpwatch.probe.completion import drain
@@ -223,6 +227,76 @@ def test_an_unwatched_step_is_left_alone() -> None:
     steps = [record.message(0, 0) for record in watched.records]
     assert [step.status for step in steps] == ["warmup", "ok", "ok", "unwatched", "ok", "unwatched", "ok"]
     assert all(step.comm_label for step in steps if step.status != "unwatched")
+
+
+class OneIn64(FixedSchedule):
+    """From the third step on, one in 64 is watched."""
+
+    def __init__(self) -> None:
+        super().__init__(unwatched=lambda step: step > 2)
+        self.watched.limit(64)
+        self.watched.value = 64
+
+
+def calls_of(function: Callable[[], object]) -> list[str]:
+    """The Python functions of ddpwatch's that run meanwhile, on this thread."""
+    names: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and "/ddpwatch/" in frame.f_code.co_filename:
+            names.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return names
+
+
+def test_next_to_nothing_runs_in_a_stretch_of_unwatched_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs there costs several times what it does, in cold caches, and in a fast job most steps are such."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # no naps
+    watched = Watched(OneIn64())
+    recorder = watched.recorder
+    monkeypatch.setattr(recorder_module, "STRETCH_NS", 1 << 62)
+
+    def step() -> None:
+        watched.ddp(torch.ones(2, 8)).sum().backward()
+        recorder.optimizer_begin()
+        recorder.optimizer_end()
+
+    seen = {number: calls_of(step) for number in range(60)}
+    recorder.finish()
+    assert watched.errors == []
+    quiet = [number for number, names in seen.items() if "forward_begin" not in names]
+    assert len(quiet) >= 40
+    assert all(len(seen[number]) <= 8 for number in quiet)
+    steps = [message for record in watched.records for message in record.messages(0, 0)]
+    assert [(step.step, step.status) for step in steps[3:]] == [(number, "unwatched") for number in range(3, 60)]
+    assert all(step.own_ns > 0 for step in steps)
+
+
+def test_a_validation_in_a_stretch_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # no naps
+    monkeypatch.setattr(recorder_module, "STRETCH_NS", 1 << 62)
+    validations: list[tuple[int, int]] = []
+    watched = Watched(OneIn64(), on_validation=lambda start, end: validations.append((start, end)))
+    for number in range(60):
+        watched.ddp(torch.ones(2, 8)).sum().backward()
+        watched.recorder.optimizer_begin()
+        watched.recorder.optimizer_end()
+        if number % 10 == 9:
+            with torch.no_grad():
+                watched.ddp(torch.ones(2, 8))
+    watched.recorder.finish()
+    assert watched.errors == []
+    assert watched.recorder.steps == 60
+    steps = [message for record in watched.records for message in record.messages(0, 0)]
+    for start, end in validations:
+        assert not any(step.start_ns < end and start < step.start_ns + step.duration_ns for step in steps)
+    assert len(validations) == 5
 
 
 def test_a_forward_that_waits_for_buffers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from ddpwatch.analysis.step import figures
 from ddpwatch.messages import Step
 from ddpwatch.probe.record import StepRecord
-from ddpwatch.probe.recorder import MAX_FORWARDS, StepRecorder
+from ddpwatch.probe.recorder import MAX_FORWARDS, STRETCH_NS, StepRecorder
 from ddpwatch.sampling.schedule import SamplingSchedule
 from tests.support.probe import FixedSchedule
 
@@ -446,3 +446,112 @@ def test_a_skipped_batch_does_not_change_what_the_ranks_choose() -> None:
     leaving.recorder.finish()
     assert [(record.step, record.slot) for record in taking.records] == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (5, 4)]
     assert [(record.step, record.slot) for record in leaving.records] == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]
+
+
+class OneIn64(SamplingSchedule):
+    """Shadow steps; from step 32 on, one in 64 is watched. Notes what it learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched.value = 64
+        self.learnt: list[tuple[str, int]] = []
+
+    def is_shadow(self, step: int) -> bool:
+        return True
+
+    def learn(self, level: str, own_ns: int, step_ns: int) -> None:
+        self.learnt.append((level, step_ns))
+
+
+def pass_steps(script: Script, steps: int, micro_steps: int = 1, unsynced: Collection[int] = ()) -> None:
+    """As the probe's hooks do it; also steps that synchronise nothing."""
+    for step in range(steps):
+        for number in range(micro_steps):
+            syncs = number == micro_steps - 1 and step not in unsynced
+            if not script.after(1).forward_goes_unwatched(syncs):
+                script.recorder.forward_begin(syncs)
+            script.after(10).forward_end()
+            if script.recorder.phase:
+                script.backward(synced=syncs)
+            script.now += step
+        script.optimize()
+
+
+def steps_of(script: Script) -> list[Step]:
+    return [message for record in script.records for message in record.messages(0, 0)]
+
+
+@pytest.mark.parametrize("unsynced", [(), (100,), (45, 100, 101, 102, 180)])
+@pytest.mark.parametrize("micro_steps", [1, 3])
+def test_steps_of_a_stretch_are_as_if_each_had_a_record(micro_steps: int, unsynced: tuple[int, ...]) -> None:
+    stretches, alone = Script(schedule := OneIn64()), Script(other := OneIn64())
+    alone.recorder.forward_goes_unwatched = lambda syncs: False  # type: ignore[method-assign, assignment]
+    for script in (stretches, alone):
+        pass_steps(script, 300, micro_steps, unsynced)
+        script.recorder.finish()
+    assert len(stretches.records) < len(alone.records) / 4
+    for one, two in zip(steps_of(stretches), steps_of(alone), strict=True):
+        assert (one.step, one.status, one.start_ns, one.duration_ns) == (
+            two.step,
+            two.status,
+            two.start_ns,
+            two.duration_ns,
+        )
+        assert (one.cpu_ns is None, one.synced, one.spans) == (two.cpu_ns is None, two.synced, two.spans)
+    assert schedule.learnt == other.learnt
+    slots = {record.step: record.slot for record in alone.records}
+    assert all(slots[record.step] == record.slot for record in stretches.records)
+    assert stretches.recorder.steps == alone.recorder.steps == 300
+
+
+def in_a_stretch() -> Script:
+    """A job between two steps of a stretch."""
+    script = Script(OneIn64())
+    pass_steps(script, 42)
+    while script.recorder.current is None or not script.recorder.current.ends:
+        pass_steps(script, 1)
+    return script
+
+
+def test_a_stretch_ends_when_steps_become_long() -> None:
+    script = in_a_stretch()
+    script.now += STRETCH_NS
+    assert not script.recorder.forward_goes_unwatched()
+
+
+def test_what_lies_between_two_steps_of_a_stretch_belongs_to_neither() -> None:
+    for activity in (StepRecorder.saved, lambda recorder: (recorder.validation_begin(), recorder.validation_end())):
+        script = in_a_stretch()
+        count, before = script.recorder.steps, script.now
+        script.now += 500
+        activity(script.recorder)
+        pass_steps(script, 2)
+        script.recorder.finish()
+        last, after = steps_of(script)[count : count + 2]
+        assert last.start_ns + last.duration_ns == before
+        assert after.start_ns == before + 500
+
+
+def test_an_exception_or_the_end_loses_no_finished_step_of_a_stretch() -> None:
+    for end, status in ((StepRecorder.abort, ["aborted"]), (StepRecorder.finish, [])):
+        script = in_a_stretch()
+        count = script.recorder.steps
+        assert script.after(1).forward_goes_unwatched()
+        end(script.recorder)
+        assert [step.step for step in steps_of(script)] == list(range(count + 1 + len(status)))
+        assert [step.status for step in steps_of(script)[count:]] == ["unwatched", *status]
+
+
+def test_the_batches_of_a_stretch_are_not_those_of_the_watched_step_after_it() -> None:
+    script = in_a_stretch()
+    loader = weakref.ref(script)
+    while not script.recorder.phase or script.recorder.phase == "input":
+        script.recorder.data_wait(loader, script.now, script.now + 7)
+        start = script.now
+        if not script.after(7).forward_goes_unwatched():
+            script.recorder.forward_begin()
+            if script.recorder.phase == "forward":
+                break
+        script.optimize()
+    assert script.recorder.current is not None
+    assert script.recorder.current.data == [(start, start + 7)]

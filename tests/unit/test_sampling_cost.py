@@ -147,3 +147,18 @@ def test_only_neighbours_are_compared() -> None:
         meter.add(step(number + 3, 0, "aborted", 80 * MS))
         meter.add(step(number + 4, 0, "unwatched", 80 * MS))
     assert not meter.differences
+
+
+def test_what_unwatched_steps_cost_is_that_of_all_of_them() -> None:
+    """Those beside a watched step cost more than the others, as their CPU time is read."""
+    meter = CostMeter()
+    for number in range(512):
+        near = number % 32 in (9, 11)
+        one = step(
+            number, 0, "shadow" if number % 32 == 10 else "unwatched", 80 * MS if near or number % 32 == 10 else None
+        )
+        one.own_ns = 64_000 if near else 2000
+        meter.add(one)
+    cost = meter.cost()
+    assert cost is not None
+    assert cost.ratio == pytest.approx((2 * 64_000 + 29 * 2000) / 31 / (STEP_MS * MS))

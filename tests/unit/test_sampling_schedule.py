@@ -322,3 +322,17 @@ def test_cpu_time_is_taken_around_watched_steps(watched: int) -> None:
     compared = sum(all(step + at in taken for at in (-1, 0, 1, 2)) for step in chosen)
     assert compared >= (1 - 3 / watched if watched >= 16 else 0.99) * len(chosen) - 8
     assert len(taken) <= (4 * len(steps) / watched if watched >= 16 else len(steps))
+
+
+@pytest.mark.parametrize("watched", [2, 8, 16, 32, 64])
+def test_nothing_is_to_be_done_until_the_step_that_is_named(watched: int) -> None:
+    schedule = scheduled(512, watched)
+    for step in range(6400, 6400 + 640):
+        if schedule.is_unwatched(step):
+            until = schedule.unwatched_until(step)
+            assert until > step
+            for other in range(step + 1, until):
+                assert schedule.is_unwatched(other)
+                assert not schedule.needs_cpu_time(other)
+            named = watched < 16 or schedule.needs_cpu_time(until) or not until % watched
+            assert named or not schedule.is_unwatched(until)

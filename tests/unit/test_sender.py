@@ -17,7 +17,8 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Beat, Bye, Hello, Layout, Message, Step, decode
 from ddpwatch.probe import sender as sender_module
 from ddpwatch.probe.guest import CollectorAddress
-from ddpwatch.probe.outbox import Outbox
+from ddpwatch.probe.outbox import BACKLOG, Outbox
+from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.sender import Sender
 from ddpwatch.recording.reader import Recording
@@ -86,6 +87,27 @@ def test_a_collector_that_does_not_listen_delays_the_exit_by_far_less_than_a_sec
     sender.join(5.0)
     assert not sender.is_alive()
     assert errors == []
+
+
+def test_each_step_of_a_stretch_is_sent_and_lost_as_one(tmp_path: Path) -> None:
+    def stretch(first: int) -> StepRecord:
+        record = StepRecord(first, 100 * first)
+        record.status, record.ends, record.end = "unwatched", [100 * first + 100, 100 * first + 200], 100 * first + 300
+        return record
+
+    sender, outbox, _ = sender_of(0, lambda: here(f"ipc://{tmp_path}/collector"), pytest.fail)
+    outbox.post(hello_of(0, 1))
+    outbox.add_step(stretch(0))
+    outbox.add_step(stretch(3))
+    with zmq.Context() as context, bound(context, f"ipc://{tmp_path}/collector") as socket:
+        sender.start()
+        messages = [received(socket) for _ in range(7)]
+        sender.stop(BYE)
+    sent = [message for message in messages if isinstance(message, Step)]
+    assert [(step.step, step.start_ns, step.duration_ns) for step in sent] == [(i, 100 * i, 100) for i in range(6)]
+    for number in range(BACKLOG + 1):
+        outbox.add_step(stretch(3 * number))
+    assert outbox.dropped == 3
 
 
 def test_a_rank_that_ends_before_rank_0_has_answered_waits_a_little(
