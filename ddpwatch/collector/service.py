@@ -102,7 +102,8 @@ class Collector:
             self._hub,
             self._attention,
         )
-        rundir.publish(self._claim, _info(options, ingest, publish))
+        self._info = _info(options, ingest, publish)
+        rundir.publish(self._claim, self._info)
         self._signal: signal.Signals | None = None
         self._signalled = 0.0
         self._wake: tuple[socket.socket, ...] = ()
@@ -214,10 +215,19 @@ class Collector:
             self._unsent.append(envelope)
         if self._recording_thread is not None:
             self._recording_thread.take(message, envelope)
-        if isinstance(message, Bye) and message.rank is not None:
+        if isinstance(message, Hello) and message.previous != self._info.previous:
+            self._note_previous(message.previous)
+        elif isinstance(message, Bye) and message.rank is not None:
             self._last_end = time.monotonic()
             self._departed.pop(message.rank, None)
             self._liveness.forget(message.rank)
+
+    def _note_previous(self, run_id: str) -> None:
+        """Lets `ddpwatch ls` say which run this one continues: a rank of any host may know it."""
+        if not self._info.previous and rundir.is_run_id(run_id):
+            self._info.previous = run_id
+            with contextlib.suppress(DdpwatchError):  # somebody has removed the run's file
+                rundir.publish(self._claim, self._info)
 
     def _publish_status(self) -> None:
         if self._recording_thread is not None:
