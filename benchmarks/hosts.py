@@ -21,7 +21,8 @@ faults: 2 hosts; ddpwatch has a link of its own, so that the training goes on. C
     lost, uncounted                   steps that a viewer never got (of a full disk: frames that are not recorded), and
                                       by how many ddpwatch's own count differs
     step                              the mean step while it lasts, to that before (`paired.hodges_lehmann`)
-security: 2 hosts; who listens, and what a thousand connections a second to the root do
+security: 2 hosts; who listens, what a rank that writes lies to the store achieves, and what a thousand connections a
+    second to the root do
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ def run_faults(options: argparse.Namespace, rounds: Rounds) -> None:
 
 
 def run_security(options: argparse.Namespace, rounds: Rounds) -> None:
-    """Prints two tables."""
+    """Prints three tables."""
     with contextlib.suppress(Interrupted):
-        for lines in rounds.over(security(rounds), "security", 2):
+        for lines in rounds.over(security(rounds), "security", 3):
             show(lines)
 
 

@@ -3,8 +3,8 @@
     hosts_job.py FOLDER RECORDING
 
 Steps mostly nap, as if they waited for a GPU. FOLDER is the same on all hosts: once it holds a file ``watch``, the job
-is watched, and once it holds ``stop``, it ends. Each rank writes ``steps-RANK`` there: a line per watched step with its
-end in ns, on the rank's own clock.
+is watched, once it holds ``lie``, the last rank lies (`hosts_liar.py`), and once it holds ``stop``, it ends. Each rank
+writes ``steps-RANK`` there: a line per watched step with its end in ns, on the rank's own clock.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpwatch
+from benchmarks.hosts_liar import Liar
 
 WIDTH, LAYERS = 64, 4
 NAP_S = 0.04
@@ -49,8 +50,13 @@ def main(folder: Path, recording: str) -> None:
         pass
     ended = os.open(folder / f"steps-{dist.get_rank()}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     with ddpwatch.watch(model, record=recording):
+        liar: Liar | None = None
         for _ in steps(model, folder / "stop"):
             os.write(ended, b"%d\n" % time.monotonic_ns())
+            if liar is None and dist.get_rank() == dist.get_world_size() - 1 and (folder / "lie").exists():
+                liar = Liar(dist.distributed_c10d._get_default_store(), dist.get_rank(), folder / "lied")
+            if liar is not None:
+                liar.turn()
     del model
     dist.destroy_process_group()
 

@@ -1,15 +1,17 @@
-"""What can be reached from the network while a job on two hosts runs, and what a thousand connections a second do."""
+"""What can be reached from the network while a job on two hosts runs, and what lies and floods of connections do."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
 import psutil
 
+from benchmarks.hosts_liar import LIES
 from benchmarks.hosts_network import START_S, Job, network
 from benchmarks.hosts_viewer import Viewer
 from benchmarks.rounds import Rounds
@@ -57,7 +59,19 @@ def security(rounds: Rounds) -> Iterator[list[str]]:
                 job.until(lambda: viewer.has_all_since(0.0, HOSTS), START_S, "steps of all ranks", rounds)
                 watched = [_listeners(job, host) for host in range(HOSTS)]
                 yield _who_listens(job, unwatched, watched)
+                yield _lied(job, viewer, rounds)
                 yield _knocked(job, viewer, rounds, (watched[0] - unwatched[0]).pop())
+
+
+def _lied(job: Job, viewer: Viewer, rounds: Rounds) -> list[str]:
+    """What came of a rank that writes false questions to the store, and what the root refused meanwhile."""
+    said, before = job.network.folder / "lied", _refusals(viewer)
+    (job.network.folder / "lie").touch()
+    job.until(said.exists, START_S, "its lies", rounds)
+    job.until(partial(viewer.has_all_since, time.monotonic(), HOSTS), START_S, "steps after that")
+    refused = ", ".join(f"{count} × {reason}" for reason, count in sorted((_refusals(viewer) - before).items()))
+    rows = [[lie, came, refused] for lie, came in zip(LIES, said.read_text().split(), strict=True)]
+    return table(["a rank says that", "with that key", "refused, of both"], rows)
 
 
 def _listeners(job: Job, host: int) -> set[str]:
@@ -112,7 +126,11 @@ def _quiet(job: Job, rounds: Rounds, root: psutil.Process) -> tuple[int, float]:
 
 
 def _refused(viewer: Viewer) -> int:
-    return 0 if viewer.status is None else sum(viewer.status.refused.values())
+    return _refusals(viewer).total()
+
+
+def _refusals(viewer: Viewer) -> Counter[str]:
+    return Counter() if viewer.status is None else Counter(viewer.status.refused)
 
 
 def _mb(process: psutil.Process) -> float:

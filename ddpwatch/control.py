@@ -76,6 +76,11 @@ class ControlSocket:
         """For a poller; -1 once it is closed."""
         return self._socket.fileno()
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something still waits to be sent."""
+        return bool(self._unsent)
+
     def send(self, message: Order | Report | None = None) -> None:
         """Sends a message, after those that still wait; None: only those."""
         if message is not None:

@@ -153,17 +153,18 @@ class LiveSource:
 
     def _in_order(self, parts: list[bytes]) -> Iterator[Envelope]:
         """Passes on the snapshot, then the live frames held back meanwhile; drops duplicates."""
-        parsed = transport.parse_envelope(parts)
+        parsed = transport.parse_published(parts)
         if parsed is None:
             self.unreadable += 1
             return
-        topic, envelope = parsed
-        if envelope.seq >> RESTART_BITS > self._restarts:
-            yield from self._start_over(envelope.seq >> RESTART_BITS)
-        if topic == transport.LIVE:
-            yield from self._from_live(envelope)
-        elif topic == SNAPSHOT + self._token:
-            yield from self._from_snapshot(envelope)
+        topic, envelopes = parsed
+        for envelope in envelopes:
+            if envelope.seq >> RESTART_BITS > self._restarts:
+                yield from self._start_over(envelope.seq >> RESTART_BITS)
+            if topic == transport.LIVE:
+                yield from self._from_live(envelope)
+            elif topic == SNAPSHOT + self._token:
+                yield from self._from_snapshot(envelope)
 
     def _start_over(self, restarts: int) -> Iterator[Envelope]:
         """Goes on with the snapshot of a collector that was started again. ZeroMQ sends it the subscriptions again."""

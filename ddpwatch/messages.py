@@ -52,7 +52,8 @@ class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True):
 
     ``boot_id`` and ``time_ns`` (the Linux time namespace) together name the clock the rank stamps with. ``boot_id``,
     ``pid_ns`` (the Linux pid namespace), ``pid`` and ``start_ticks`` (its start, in clock ticks since boot) name its
-    process. Sent again to a collector that was started again.
+    process. Sent again to a collector that was started again. ``previous`` is the run that the job was before torchrun
+    started this host's ranks again: after a failure, or when a node left or joined.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -77,6 +78,7 @@ class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True):
     timing_source: Name = "host"
     script: Name = ""
     ddp: dict[Name, bool | int | float | Name | None] = {}
+    previous: Name = ""
 
 
 class Group(msgspec.Struct, tag="group", tag_field="type", kw_only=True):

@@ -40,11 +40,14 @@ def run_table(runs: Sequence[RunInfo]) -> list[str]:
             str(info.world_size),
             time.strftime("%H:%M:%S", time.localtime(info.started)),
             _place(info),
+            info.previous,
             info.recording,
         ]
         for info in runs
     ]
-    return table(["run", "ranks", "started", "where", "recording"], [[clean(cell) for cell in row] for row in rows])
+    return table(
+        ["run", "ranks", "started", "where", "after", "recording"], [[clean(cell) for cell in row] for row in rows]
+    )
 
 
 def _place(info: RunInfo) -> str:

@@ -46,6 +46,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
         boot_id: The kernel's id of the boot; empty in files of older versions.
         start_ticks: When the collector's process started, in clock ticks since boot.
         launched: The name that `ddpwatch run` on this host has given the job; empty without it.
+        previous: The run that the job was before torchrun started its ranks again; empty if there was none.
     """
 
     run_id: str
@@ -61,6 +62,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
     pid_ns: str = ""
     start_ticks: int = 0
     launched: str = ""
+    previous: str = ""
 
 
 def directory() -> Path:
@@ -153,13 +155,18 @@ def new_run_id(script: str) -> str:
     return f"{stem}-{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
 
 
+def is_run_id(run_id: str) -> bool:
+    """Whether the id can be part of a file's name."""
+    return _RUN_ID.fullmatch(run_id) is not None
+
+
 def check_run_id(run_id: str) -> str:
     """Returns the id if it can be part of a file's name.
 
     Raises:
         DdpwatchError: It cannot: it comes from a file or from the job's store.
     """
-    if not _RUN_ID.fullmatch(run_id):
+    if not is_run_id(run_id):
         raise DdpwatchError(f"{run_id[:40]!r} is not a run id")
     return run_id
 
@@ -240,6 +247,11 @@ def _in_memory(run_id: str, suffix: str) -> Path | None:
 def log(run_id: str) -> Path:
     """Path of the collector's log."""
     return _path(run_id, ".log")
+
+
+def note(place: str) -> Path:
+    """Path of what a rank leaves for the one that takes its place (`ddpwatch.probe.lineage`)."""
+    return _path(place, ".note")
 
 
 def live_runs() -> list[RunInfo]:
@@ -366,8 +378,9 @@ def _process_lives(info: RunInfo) -> bool:
 
 
 def _remove_old() -> None:
-    for path in _older_than(KEEP_LOGS_S, "*.log"):
-        path.unlink(missing_ok=True)
+    for pattern in ("*.log", "*.note"):
+        for path in _older_than(KEEP_LOGS_S, pattern):
+            path.unlink(missing_ok=True)
     for path in _older_than(KEEP_UNREACHABLE_S, "*.json"):
         info = _read(path)
         if info is None:

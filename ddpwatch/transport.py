@@ -1,8 +1,9 @@
 """Sockets and endpoints: who binds, who connects, and the limits on both.
 
 Ranks PUSH frames to the collector's PULL; viewers SUBscribe to its XPUB. Agents of other hosts connect a DEALER to the
-ROUTER of rank 0's collector, the root, with CURVE: this alone crosses hosts. A published frame has three parts: topic,
-envelope header (sequence number and receive time), frame. Nothing here decodes a frame.
+ROUTER of rank 0's collector, the root, with CURVE: this alone crosses hosts. A published message has a topic, a header
+(sequence number and receive time of each frame), and one frame or, live, all that the collector has received at once.
+Nothing here decodes a frame.
 
 How a viewer joins without a gap or a duplicate: it subscribes to ``LIVE``, and then to ``SNAPSHOT`` + a random token.
 Subscriptions arrive in order, so the live stream already flows when the collector sees the token. The collector sends
@@ -17,9 +18,10 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
+import msgspec
 import zmq
 
 from ddpwatch.errors import DdpwatchError, UsageError
@@ -32,7 +34,8 @@ WANT: Final = b"want."
 RANK_QUEUE: Final = 1000
 COLLECTOR_QUEUE: Final = 1000  # frames per connection; when the collector does not keep up, more wait in the rank
 RANK_LINGER_MS: Final = 500  # for which an ending rank waits for a collector that is still starting, or dead
-VIEWER_QUEUE: Final = 100_000
+VIEWER_QUEUE: Final = 20_000  # messages; of a live one's frames, at most `PUBLISHED_FRAMES`
+PUBLISHED_FRAMES: Final = 64
 NODE_QUEUE: Final = 1000  # messages per connection between the root and an agent
 HANDSHAKE_S: Final = 5.0  # between the two, at most: on a busy machine it takes seconds
 # The collector counts and refuses frames above MAX_FRAME_BYTES; above this limit ZeroMQ drops the connection before it
@@ -40,12 +43,13 @@ HANDSHAKE_S: Final = 5.0  # between the two, at most: on a busy machine it takes
 TRANSPORT_LIMIT: Final = 16 * MAX_FRAME_BYTES
 RESTART_BITS: Final = 40  # a sequence number's bits from here on count the collectors of the run that have died
 _HEADER: Final = struct.Struct(">QQ")
+_SNDMORE: Final = int(zmq.SNDMORE)  # as an enum, it costs as much as what it is for
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
 
-class Envelope(NamedTuple):
+class Envelope(msgspec.Struct, frozen=True, gc=False):
     """A frame with what the collector adds.
 
     Attributes:
@@ -68,12 +72,24 @@ Frame = tuple[Message, Envelope]
 """A frame as a reader receives it: decoded, and in its envelope."""
 
 
-def parse_envelope(parts: list[bytes]) -> tuple[bytes, Envelope] | None:
-    """The topic and envelope of a published multipart message; None if it is something else."""
-    if len(parts) != 3 or len(parts[1]) != _HEADER.size:
+def publish(socket: Socket, envelopes: Sequence[Envelope]) -> None:
+    """Sends live frames to viewers, many in a message: each message costs the collector as much as several frames."""
+    for first in range(0, len(envelopes), PUBLISHED_FRAMES):
+        some = envelopes[first : first + PUBLISHED_FRAMES]
+        headers = b"".join([_HEADER.pack(envelope.seq, envelope.received_ns) for envelope in some])
+        socket.send(LIVE, _SNDMORE)
+        socket.send(headers, _SNDMORE)
+        for envelope in some[:-1]:
+            socket.send(envelope.frame, _SNDMORE)
+        socket.send(some[-1].frame)
+
+
+def parse_published(parts: list[bytes]) -> tuple[bytes, list[Envelope]] | None:
+    """The topic and envelopes of a published multipart message; None if it is something else."""
+    if len(parts) < 3 or len(parts[1]) != _HEADER.size * (len(parts) - 2):
         return None
-    seq, received_ns = _HEADER.unpack(parts[1])
-    return parts[0], Envelope(seq, received_ns, parts[2])
+    headers = _HEADER.iter_unpack(parts[1])
+    return parts[0], [Envelope(seq, at_ns, frame) for (seq, at_ns), frame in zip(headers, parts[2:], strict=True)]
 
 
 def check_endpoint(endpoint: str) -> str:

@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import zmq
 
@@ -76,13 +76,18 @@ class Hosts:
         if self._control is not None:
             self._control.send(report)
 
-    def turn(self) -> Iterator[tuple[AdmittedNode, bytes]]:
-        """Does what is due; yields the frames that have come from other hosts, still to be checked."""
-        self._obey()
+    def turn(self, ready: Container[object]) -> Iterator[tuple[AdmittedNode, bytes]]:
+        """Does what is due; yields the frames that have come from other hosts, still to be checked.
+
+        Args:
+            ready: The sources that can be read.
+        """
+        if self._control is not None and (self._control.fileno() in ready or self._control.has_unsent):
+            self._obey()
         if self._root is not None:
             if (listening := self._root.listen()) is not None:
                 self.report(listening)
-            yield from self._root.receive()
+            yield from self._root.receive(ready)
         if self._uplink is not None:
             for lease in self._uplink.turn():
                 self._attention.follow(lease.ppm, lease.first_slot, time.monotonic_ns())
@@ -116,11 +121,12 @@ class Hosts:
 
     def is_elsewhere(self, rank: int) -> bool:
         """Whether the rank is on another host, as far as the root knows."""
-        return self._root is not None and rank in self._root.nodes.ranks
+        return self._root is not None and self._root.nodes.of_rank(rank) is not None
 
-    def gone(self, now_s: float) -> set[int]:
-        """The ranks of hosts that have been out of sight for so long that nobody waits for them."""
-        return set() if self._root is None else set(self._root.nodes.unseen(now_s, UNSEEN_END_S))
+    def is_gone(self, rank: int, now_s: float) -> bool:
+        """Whether the rank's host has been out of sight for so long that nobody waits for it."""
+        node = None if self._root is None else self._root.nodes.of_rank(rank)
+        return node is not None and node.is_unseen(now_s, UNSEEN_END_S)
 
     @property
     def refused(self) -> Counter[str]:

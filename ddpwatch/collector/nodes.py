@@ -46,6 +46,10 @@ class AdmittedNode:
         """The number by which its messages name it."""
         return node_number(self.name)
 
+    def is_unseen(self, now_s: float, for_s: float = UNSEEN_S) -> bool:
+        """Whether nothing has come for that long."""
+        return now_s - self.seen_s > for_s
+
     def state(self, now_s: float) -> Node:
         """Its state, for viewers."""
         return Node(
@@ -54,7 +58,7 @@ class AdmittedNode:
             ranks=sorted(self.ranks),
             at_ns=int(now_s * 1e9),
             seen_ns=int(self.seen_s * 1e9),
-            connected=now_s - self.seen_s <= UNSEEN_S,
+            connected=not self.is_unseen(now_s),
             dropped=self.lost,
         )
 
@@ -69,13 +73,15 @@ class Nodes:
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()
         self._nodes: dict[str, AdmittedNode] = {}
+        self._of_rank: dict[int, AdmittedNode] = {}
         self._published: dict[str, Node] = {}
 
     def admit(self, order: Admit, now_s: float) -> None:
         """Admits a host, or changes its ranks. Not its key: another key is another agent's."""
         node = self._nodes.setdefault(order.node, AdmittedNode(order.node, order.key, frozenset(), seen_s=now_s))
-        taken = {rank for other in self._nodes.values() if other is not node for rank in other.ranks}
-        node.ranks = frozenset(order.ranks) - taken
+        for rank in node.ranks:
+            del self._of_rank[rank]
+        node.ranks = frozenset(rank for rank in order.ranks if self._of_rank.setdefault(rank, node) is node)
 
     def of_key(self, key: str) -> AdmittedNode | None:
         """The host whose agent has this public key."""
@@ -107,20 +113,14 @@ class Nodes:
         node.seq, node.lost = batch.seq, batch.lost
         return batch.frames
 
-    @property
-    def ranks(self) -> set[int]:
-        """All ranks of other hosts."""
-        return {rank for node in self._nodes.values() for rank in node.ranks}
+    def of_rank(self, rank: int) -> AdmittedNode | None:
+        """The host of a rank; None for one of the root's own."""
+        return self._of_rank.get(rank)
 
     @property
     def wanted_ppm(self) -> int:
         """The largest budget that viewers at agents ask for."""
         return max((node.wanted_ppm for node in self._nodes.values()), default=0)
-
-    def unseen(self, now_s: float, for_s: float = UNSEEN_S) -> list[int]:
-        """The ranks of hosts from which nothing has come for that long."""
-        silent = [node for node in self._nodes.values() if now_s - node.seen_s > for_s]
-        return sorted(rank for node in silent for rank in node.ranks)
 
     def news(self, now_s: float) -> Iterator[Node]:
         """The states of hosts that joined or changed, and of those that were not sent for a while."""

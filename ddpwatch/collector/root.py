@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 import zmq
 import zmq.utils.z85
@@ -39,6 +39,7 @@ from ddpwatch.errors import DdpwatchError
 RECEIVE_LIMIT = 500  # messages per turn
 BIND_AGAIN_S = 0.5
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_DONTWAIT, _SNDMORE = int(zmq.DONTWAIT), int(zmq.SNDMORE)  # as enums they cost as much as what they are for
 _log = logging.getLogger("ddpwatch.collector")
 
 
@@ -88,16 +89,21 @@ class Root:
         _log.info("listening at %s", bound)
         return Listening(bound)
 
-    def receive(self) -> Iterator[tuple[AdmittedNode, bytes]]:
-        """The frames that have come from admitted nodes, still to be checked. Never waits."""
-        self._answer_zap()
-        self.drain()
-        for _ in range(RECEIVE_LIMIT):
-            try:
-                connection, *parts = self._agents.recv_multipart(zmq.DONTWAIT, copy=False)
-            except zmq.Again:
-                break
-            yield from self._received(bytes(connection.buffer), parts)
+    def receive(self, ready: Container[object]) -> Iterator[tuple[AdmittedNode, bytes]]:
+        """The frames that have come from admitted nodes, still to be checked. Never waits.
+
+        Args:
+            ready: The sources that can be read.
+        """
+        if self._asked in ready:
+            self._answer_zap()
+        if self._failures.source in ready:
+            self.drain()
+        arrived = list(self._arrived()) if self._agents in ready else []
+        if arrived:
+            self._ask()  # now: it has admitted the ranks that these frames are about before they were sent
+        for connection, parts, received_ns in arrived:
+            yield from self._received(connection, parts, received_ns)
 
     def lease(self, term: tuple[int, int] | None) -> None:
         """Sends the lease's term to all nodes."""
@@ -168,8 +174,18 @@ class Root:
             self._ask()
         return self.nodes.of_key(key)
 
-    def _received(self, connection: bytes, parts: list[zmq.Frame]) -> Iterator[tuple[AdmittedNode, bytes]]:
-        received_ns = time.monotonic_ns()
+    def _arrived(self) -> Iterator[tuple[bytes, list[zmq.Frame], int]]:
+        """The messages that are there: connection, parts, and when it was received."""
+        for _ in range(RECEIVE_LIMIT):
+            try:
+                connection, *parts = self._agents.recv_multipart(_DONTWAIT, copy=False)
+            except zmq.Again:
+                return
+            yield connection.bytes, parts, time.monotonic_ns()
+
+    def _received(
+        self, connection: bytes, parts: list[zmq.Frame], received_ns: int
+    ) -> Iterator[tuple[AdmittedNode, bytes]]:
         node = self.nodes.get(str(parts[0].get("User-Id"))) if len(parts) == 1 else None
         message = None if node is None else unpack_up(parts[0].bytes)
         if node is None or message is None:
@@ -184,7 +200,6 @@ class Root:
                 node.wanted_ppm = message.wanted_ppm
                 self._send(connection, Pong(message.sent_ns, received_ns, time.monotonic_ns(), *self._clock))
             else:
-                self._ask()
                 yield from ((node, frame) for frame in self._frames(node, message))
 
     def _frames(self, node: AdmittedNode, message: Batch | Introduction) -> list[bytes]:
@@ -203,6 +218,7 @@ class Root:
     def _send(self, connection: bytes, message: Down) -> None:
         """An agent that has gone, or does not read, misses it."""
         try:
-            self._agents.send_multipart([connection, pack(message)], zmq.DONTWAIT)
+            self._agents.send(connection, _DONTWAIT | _SNDMORE)
+            self._agents.send(pack(message), _DONTWAIT)
         except zmq.ZMQError as error:
             _log.debug("not sent: %s", error)

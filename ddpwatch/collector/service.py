@@ -30,7 +30,7 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Hello, Message, Status, decode, encode, type_name
 from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.transport import LIVE, Envelope
+from ddpwatch.transport import Envelope
 
 TICK_S = 0.5
 GOODBYE_GRACE_S = 0.5  # between a process's end and the arrival of the goodbye it may have sent
@@ -102,12 +102,14 @@ class Collector:
             self._hub,
             self._attention,
         )
-        rundir.publish(self._claim, _info(options, ingest, publish))
+        self._info = _info(options, ingest, publish)
+        rundir.publish(self._claim, self._info)
         self._signal: signal.Signals | None = None
         self._signalled = 0.0
         self._wake: tuple[socket.socket, ...] = ()
         self._recording_thread: RecordingThread | None = None
         self._recording = RecordingState()
+        self._unsent: list[Envelope] = []  # what viewers get at the end of the turn
         self._departed: dict[int, Departure] = {}
         self._started = time.monotonic()
         self._last_end = self._started
@@ -145,10 +147,12 @@ class Collector:
     # -- one turn of the loop --------------------------------------------------------------------------------
 
     def _turn(self) -> None:
+        """Looks after what is ready: with a hundred hosts, most turns are for a ping, and must be short."""
         remaining_s = self._next_tick - time.monotonic()
         ready = {source for source, _ in self._poller.poll(max(0, int(remaining_s * 1000) + 1))}
-        self._receive_from_ranks()
-        for node, frame in self._hosts.turn():
+        if self._ranks in ready:
+            self._receive_from_ranks()
+        for node, frame in self._hosts.turn(ready):
             accepted = self._hub.accept_from_node(frame, node.number, node.ranks, time.time_ns())
             if accepted is not None:
                 self._spread(*accepted)
@@ -158,17 +162,29 @@ class Collector:
         if self._devices.frames in ready:
             for frame in _received(self._devices.frames):
                 self._publish(decode(frame), frame)
-        self._snapshots.serve()
-        now = time.monotonic()
-        if ready & self._liveness.fds.keys() or now >= self._next_tick:
+        is_due = time.monotonic() >= self._next_tick
+        if is_due or ready & self._liveness.fds.keys():
             self._handle_departures(ready)
-        self._hosts.grant(self._snapshots.wanted_ppm, now >= self._next_tick)
-        if now >= self._next_tick:
-            self._next_tick = now + TICK_S
-            self._publish_status()
-            for state in self._hosts.states(now):
-                self._publish(state)
-            self._renew_claim(now)
+        if is_due:
+            self._tick()
+        self._send_to_viewers()
+        if is_due or self._viewers in ready or self._snapshots.is_sending:
+            self._snapshots.serve()
+            self._hosts.grant(self._snapshots.wanted_ppm, is_due)
+
+    def _tick(self) -> None:
+        """What is due twice a second."""
+        now = time.monotonic()
+        self._next_tick = now + TICK_S
+        self._publish_status()
+        for state in self._hosts.states(now):
+            self._publish(state)
+        self._renew_claim(now)
+
+    def _send_to_viewers(self) -> None:
+        if self._unsent:
+            transport.publish(self._viewers, self._unsent)
+            self._unsent.clear()
 
     def _receive_from_ranks(self) -> None:
         for _ in range(RECEIVE_LIMIT):
@@ -196,13 +212,22 @@ class Collector:
     def _spread(self, message: Message, envelope: Envelope) -> None:
         """Sends a frame to viewers and the recording, and notes the end of a rank."""
         if self._snapshots.has_viewers:
-            self._viewers.send_multipart(envelope.parts(LIVE))
+            self._unsent.append(envelope)
         if self._recording_thread is not None:
             self._recording_thread.take(message, envelope)
-        if isinstance(message, Bye) and message.rank is not None:
+        if isinstance(message, Hello) and message.previous != self._info.previous:
+            self._note_previous(message.previous)
+        elif isinstance(message, Bye) and message.rank is not None:
             self._last_end = time.monotonic()
             self._departed.pop(message.rank, None)
             self._liveness.forget(message.rank)
+
+    def _note_previous(self, run_id: str) -> None:
+        """Lets `ddpwatch ls` say which run this one continues: a rank of any host may know it."""
+        if not self._info.previous and rundir.is_run_id(run_id):
+            self._info.previous = run_id
+            with contextlib.suppress(DdpwatchError):  # somebody has removed the run's file
+                rundir.publish(self._claim, self._info)
 
     def _publish_status(self) -> None:
         if self._recording_thread is not None:
@@ -282,8 +307,8 @@ class Collector:
             orphaned = not clock.pid_alive(self._options.watch_pid) and waited_s > MISSING_RANK_GRACE_S
             return orphaned or waited_s > NO_RANK_TIMEOUT_S
         complete = known >= self._options.world_size or now - self._last_end > MISSING_RANK_GRACE_S
-        gone = self._hosts.gone(now)
-        return complete and all(entry.ended or rank in gone for rank, entry in self._hub.ranks.items())
+        ranks = self._hub.ranks.items()
+        return complete and all(entry.ended is not None or self._hosts.is_gone(rank, now) for rank, entry in ranks)
 
     def _end_run(self) -> None:
         self._receive_from_ranks()
@@ -291,12 +316,14 @@ class Collector:
             self._publish(self._goodbye_for(rank, departure))
         self._publish(self._goodbye_of_run())
         self._publish_status()
+        self._send_to_viewers()
         self._hosts.finish(signalled=self._signal is not None)
         if self._recording_thread is not None:
             self._recording_thread.finish(CLOSE_S if self._signal is None else SIGNALLED_CLOSE_S)
             self._recording, self._recording_thread = self._recording_thread.state, None
             if self._recording.error:
                 self._publish_status()  # what the disk did not take, for viewers only
+                self._send_to_viewers()
         self._write_last_view()
 
     def _goodbye_of_run(self) -> Bye:

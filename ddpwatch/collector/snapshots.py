@@ -50,6 +50,11 @@ class Snapshots:
         """The largest budget that viewers ask for, in ppm of a step; 0 while nobody does."""
         return min(max(self._wanted, default=0), FULL_PPM)
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether a viewer still lacks a part of its snapshot."""
+        return bool(self._pending)
+
     def serve(self) -> None:
         """Notes who asks, and sends as much as the queues take. Never waits."""
         self._note_requests()

@@ -74,9 +74,8 @@ class Relay:
     def _pass_on(self) -> None:
         packed: list[bytes] = []
         while len(packed) < BATCH and self._socket.poll(0):
-            parts = self._socket.recv_multipart()
-            if transport.parse_envelope(parts) is not None:
-                packed.append(protocol.pack(parts))
+            topic, envelopes = transport.parse_published(self._socket.recv_multipart()) or (b"", [])
+            packed += [protocol.pack(envelope.parts(topic)) for envelope in envelopes]
         if packed:
             self._heard_s = time.monotonic()
             self._write(b"".join(packed))

@@ -22,7 +22,14 @@ def attempt() -> int:
 
 
 def hello_of(
-    module: torch.nn.Module, backend: str, flags: Flags, timing_source: str, run_id: str, rank: int, world_size: int
+    module: torch.nn.Module,
+    backend: str,
+    flags: Flags,
+    timing_source: str,
+    run_id: str,
+    rank: int,
+    world_size: int,
+    previous: str = "",
 ) -> Hello:
     """The introduction of the rank that trains ``module``, with the clock that it stamps with."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
@@ -50,6 +57,7 @@ def hello_of(
         timing_source=timing_source,
         script=Path(sys.argv[0]).name,
         ddp=flags,
+        previous=previous,
     )
 
 

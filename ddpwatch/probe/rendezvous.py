@@ -22,6 +22,7 @@ from ddpwatch.keys import Seal, seal_of
 from ddpwatch.probe.desk import Asking, Desk
 from ddpwatch.probe.guest import CollectorAddress, Guest, JobUnwatchedError, is_first_here
 from ddpwatch.probe.identity import attempt
+from ddpwatch.probe.lineage import Lineage
 from ddpwatch.probe.mailbox import Question, understood
 from ddpwatch.recording.names import reserve
 
@@ -44,6 +45,7 @@ class Rendezvous:
 
     Attributes:
         run_id: Id of the run; empty on another rank than 0 until it is known there.
+        lineage: The run that the job was before.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Rendezvous:
         self._guest: Guest | None = None
         self._address: CollectorAddress | None = None
         self._error: Exception | None = None
+        self.lineage = Lineage(session)
         self.run_id = new_run_id(session) if rank == 0 else ""
         if rank:
             return
@@ -79,10 +82,10 @@ class Rendezvous:
             JobUnwatchedError: Rank 0 cannot watch, or this rank's host cannot, and another rank says so.
             DdpwatchError: The collector does not start, or rank 0 does not answer in time, or with what is no run.
         """
-        if self._rank == 0:
-            return self._own_address()
         if self._address is None:
-            self._address = self._found()
+            self._address = self._own_address() if self._rank == 0 else self._found()
+            if self._address is not None:
+                self.lineage.leave_note(self._address.run_id)
         return self._address
 
     def tend(self) -> None:
@@ -131,13 +134,12 @@ class Rendezvous:
     def _own_address(self) -> CollectorAddress | None:
         if self._error is not None:
             raise self._error
-        if self._address is None:
-            if self._collector is None:
-                self._address = CollectorAddress(self.run_id, NO_COLLECTOR)
-            elif self._collector.is_ready():
-                session = secrets.token_hex(16)
-                self._address = CollectorAddress(self.run_id, self._collector.endpoint, rundir.node(), session)
-            self.answer()
+        if self._collector is None:
+            self._address = CollectorAddress(self.run_id, NO_COLLECTOR)
+        elif self._collector.is_ready():
+            session = secrets.token_hex(16)
+            self._address = CollectorAddress(self.run_id, self._collector.endpoint, rundir.node(), session)
+        self.answer()
         return self._address
 
     def _start_collector(self, record: str | os.PathLike[str] | None) -> CollectorProcess:

@@ -167,9 +167,8 @@ class ProbeSession:
         """Introduces this rank and starts the sender, the first time it is called."""
         if not self._started:
             self._started = True
-            self._hello = hello_of(
-                module, backend, flags, self._timing_source(module, timed), self.run_id, self.rank, self.world_size
-            )
+            source, previous = self._timing_source(module, timed), self._rendezvous.lineage.previous
+            self._hello = hello_of(module, backend, flags, source, self.run_id, self.rank, self.world_size, previous)
             self.outbox.post(self._hello)
             self.sender.start()
 
@@ -231,6 +230,8 @@ class ProbeSession:
             goodbye = self._goodbye()
             goodbye.detail = "; ".join(filter(None, (goodbye.detail, trouble)))
             self.sender.stop(goodbye)
+            if goodbye.reason == "finished":
+                self._rendezvous.lineage.remove_note()
         if not self.sender.is_alive():  # otherwise it does that itself, when it ends
             self._rendezvous.leave()
         atexit.unregister(self.close)

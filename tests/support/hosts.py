@@ -36,7 +36,10 @@ def why_not(*tools: str) -> str:
     if missing:
         return f"needs {', '.join(missing)}"
     namespaces = ["unshare", "--net", "--mount", "--uts", "sh", "-c"]
-    probe = [*namespaces, "mount -t tmpfs tmpfs /mnt && ip link add name probe0 type veth"]
+    probe = [
+        *namespaces,
+        "mount -t tmpfs tmpfs /mnt && ip link add name probe0 type veth && ip link add name probe1 type bridge",
+    ]
     done = subprocess.run(probe, capture_output=True, check=False)
     return "needs the right to create namespaces and network links" if done.returncode else ""
 
@@ -105,13 +108,16 @@ class Host:
 
 
 def linked(names: Sequence[str], run_directory: Path) -> list[Host]:
-    """Two hosts with links between them: the addresses of ``eth0`` end with 1 and 2, and so do those of ``mon0``."""
-    first, second = hosts = [Host(name, run_directory) for name in names]
-    pids = [str(host.pid) for host in hosts]
+    """Hosts with links between them, over bridges on the first: addresses of ``eth0`` and ``mon0`` end with 1, 2, …"""
+    first, *others = hosts = [Host(name, run_directory) for name in names]
     for link, prefix in LINKS.items():
-        ends = ["name", link, "netns", pids[0], "type", "veth", "peer", "name", link, "netns", pids[1]]
-        subprocess.run(["ip", "link", "add", *ends], check=True)
-        for number, host in enumerate((first, second), 1):
+        first.run("ip", "link", "add", "name", link, "type", "bridge")
+        for host in others:
+            port = f"{link}-{host.name}"
+            ends = ["name", port, "netns", str(first.pid), "type", "veth", "peer", "name", link, "netns", str(host.pid)]
+            subprocess.run(["ip", "link", "add", *ends], check=True)
+            first.run("ip", "link", "set", port, "master", link, "up")
+        for number, host in enumerate(hosts, 1):
             host.run("ip", "address", "add", f"{prefix}.{number}/24", "dev", link)
             host.run("ip", "link", "set", link, "up")
     return hosts

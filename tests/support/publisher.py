@@ -21,6 +21,10 @@ class Publisher:
         for number in numbers:
             self._socket.send_multipart(self._envelope(number).parts(LIVE))
 
+    def together(self, *numbers: int) -> None:
+        """Publishes them as a collector does that has received them at once."""
+        transport.publish(self._socket, [self._envelope(number) for number in numbers])
+
     def message(self, number: int, message: Message) -> None:
         """Publishes another message than a heartbeat."""
         self._socket.send_multipart(Envelope(number, 1, encode(message)).parts(LIVE))

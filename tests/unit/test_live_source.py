@@ -70,6 +70,18 @@ def test_a_gap_within_a_gap(publisher: Publisher, source: LiveSource) -> None:
     assert source.missed == 3 + 2
 
 
+def test_frames_that_were_published_together_come_one_by_one(publisher: Publisher, source: LiveSource) -> None:
+    """More than fit into a message, some of which the snapshot has; then with a gap in the middle."""
+    publisher.answer([1, 2], 2)
+    publisher.together(*range(2, 200))
+    assert read(source, 199) == list(range(1, 200))
+    publisher.together(200, 203)
+    assert read(source, 1) == [200]
+    publisher.answer([201, 203], 203, source)
+    assert read(source, 2) == [201, 203]
+    assert source.missed == 1
+
+
 def test_a_viewer_without_an_answer_holds_a_bounded_number_of_frames(source: LiveSource) -> None:
     """The end of the snapshot never comes: the newest frames are held until one does."""
     frame = encode(Beat(rank=0, at_ns=1, step=1, phase="input", since_ns=0))

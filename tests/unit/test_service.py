@@ -97,6 +97,15 @@ def test_one_that_fails_leaves_the_run_to_its_successor(
     assert list(run_directory.iterdir()) == []
 
 
+def test_the_runs_file_names_the_run_before_once_a_rank_does(collector: Collector) -> None:
+    """The first one that knows it counts, on whichever host."""
+    for rank, previous in enumerate(("", "../r", "before", "another")):
+        about = {"host": "h", "pid": 1, "world_size": 4, "previous": previous}
+        hello = Hello(run_id="r", rank=rank, **about)  # type: ignore[arg-type]
+        collector._spread(hello, collector._hub.keep(hello, encode(hello), 1))
+    assert [info.previous for info in rundir.live_runs()] == ["before"]
+
+
 def test_while_late_viewers_have_their_chance_failed_handshakes_are_still_received(collector: Collector) -> None:
     """An event that nobody receives blocks ZeroMQ, and with it the viewers."""
     root = Root(collector._context, Listen(new_key_pair()), "r", lambda: None)

@@ -19,7 +19,7 @@ from ddpwatch.collector import uplink as uplink_module
 from ddpwatch.collector.attention import Attention
 from ddpwatch.collector.hosts import Hosts, whole_run
 from ddpwatch.collector.hub import Hub
-from ddpwatch.collector.nodes import AdmittedNode
+from ddpwatch.collector.nodes import AdmittedNode, Nodes
 from ddpwatch.collector.protocol import Batch, GrantedLease, Introduction, Open, Ping, Pong, Welcome, pack, unpack_down
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.uplink import BATCH_BYTES, WINDOW, ClockPings, Uplink, UpQueue
@@ -186,7 +186,7 @@ class Pair:
         """Lets both ends go on once."""
         if self.root is not None:
             self.listening = self.root.listen() or self.listening
-            self.received += [(node.name, frame) for node, frame in self.root.receive()]
+            self.received += [(node.name, frame) for node, frame in self.root.receive(self.root.sources)]
         for each in self.uplinks:
             self.leases += each.turn()
 
@@ -311,7 +311,7 @@ def test_what_is_passed_on_has_been_acknowledged(pair: Pair) -> None:
     frames: list[tuple[AdmittedNode, bytes]] = []
     while not frames:
         agent.turn()
-        frames += islice(root.receive(), 1)
+        frames += islice(root.receive(root.sources), 1)
     pair.root = None  # it gets no further
     pair.until(lambda: not agent._queue)
     pair.root = root
@@ -397,9 +397,9 @@ def test_an_agent_with_a_wrong_address_of_the_root_says_nothing_there(pair: Pair
 def test_what_is_no_address_or_key_leaves_an_agent_with_its_own_viewers(endpoint: str, key: str) -> None:
     mine, its = socket.socketpair()
     context, rank = transport.Context(), ControlSocket(mine)
-    hosts = Hosts(context, zmq.Poller(), its.detach(), "run", True, 0, Hub(8), Attention("run", 8, {}))
+    hosts = Hosts(context, zmq.Poller(), control := its.detach(), "run", True, 0, Hub(8), Attention("run", 8, {}))
     rank.send(Connect(endpoint, key, new_key_pair(), NODE))
-    assert list(hosts.turn()) == []
+    assert list(hosts.turn([control])) == []
     assert rank.receive() == [Unreachable(endpoint)]
     hosts.close()
     rank.close()
@@ -436,6 +436,16 @@ def test_an_agent_that_was_started_again_counts_from_one(pair: Pair) -> None:
     assert pair.received == [(NODE, b"1"), (NODE, b"2")]
 
 
+def test_a_rank_is_on_the_first_host_that_names_it_until_that_one_gives_it_up() -> None:
+    nodes = Nodes()
+    nodes.admit(Admit(NODE, "key", [2, 3]), 0.0)
+    nodes.admit(Admit(OTHER, "other", [3, 4]), 0.0)
+    assert [node and node.name for node in map(nodes.of_rank, (1, 2, 3, 4))] == [None, NODE, NODE, OTHER]
+    nodes.admit(Admit(NODE, "key", [2]), 0.0)
+    nodes.admit(Admit(OTHER, "other", [3, 4]), 0.0)
+    assert [node and node.name for node in map(nodes.of_rank, (2, 3, 4))] == [NODE, OTHER, OTHER]
+
+
 def test_a_silent_node_is_unseen_until_it_sends_again(pair: Pair) -> None:
     root = pair.start()
     pair.dealer().send(pack(Open(0, 1, "beta")))
@@ -444,9 +454,9 @@ def test_a_silent_node_is_unseen_until_it_sends_again(pair: Pair) -> None:
     (state,) = root.nodes.news(now)
     assert (state.host, state.ranks, state.connected) == ("beta", [2, 3], True)
     assert list(root.nodes.news(now + 1)) == []
-    assert root.nodes.unseen(now + 5) == []
+    assert not node_of(pair).is_unseen(now + 5)
     (state,) = root.nodes.news(now + 7)
-    assert (state.connected, root.nodes.unseen(now + 7)) == (False, [2, 3])
+    assert (state.connected, node_of(pair).is_unseen(now + 7)) == (False, True)
     node_of(pair).seen_s = now + 8
     (state,) = root.nodes.news(now + 8)
     assert state.connected

@@ -2,8 +2,9 @@
 
     hosts.py PIDS FOLDER
 
-PIDS are the processes that keep the namespaces. The job trains unwatched and watched, compares the parameters, and then
-trains until there is a file ``stop`` in FOLDER. Rank 0 leaves the root's public key there.
+PIDS are the processes that keep the namespaces, or ``-`` if the job was started in them. The job trains unwatched and
+watched, compares the parameters, and then trains until there is a file ``stop`` in FOLDER. Rank 0 leaves the root's
+public key there.
 """
 
 import ctypes
@@ -84,12 +85,17 @@ def main(folder: Path) -> None:
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    pids = sys.argv[1].split(",")
+def enter_mine(pids: list[str]) -> None:
+    """Goes to this rank's host, and forgets whatever has started the job elsewhere."""
     enter(pids[int(os.environ["RANK"]) * len(pids) // int(os.environ["WORLD_SIZE"])])
     for name in ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"):
         os.environ.pop(name, None)
     os.environ.update(
         MASTER_ADDR=f"{LINKS['eth0']}.1", MASTER_PORT="29500", GLOO_SOCKET_IFNAME="eth0", DDPWATCH_IFNAME="mon0"
     )
+
+
+if __name__ == "__main__":
+    if sys.argv[1] != "-":
+        enter_mine(sys.argv[1].split(","))
     main(Path(sys.argv[2]))
