@@ -139,6 +139,7 @@ _PRODUCT = _word("device", r"(?:NVIDIA|Tesla|GeForce|Quadro|GRID|AMD|Intel)[A-Za
 _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
     Hello: {
         "run_id": _word("run"),
+        "previous": _word("run"),
         "host": _word("host"),
         "pid": lambda _: 0,
         "boot_id": _word("boot"),
