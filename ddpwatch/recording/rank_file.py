@@ -103,6 +103,7 @@ def _run_document(hello: Hello, bye: Bye | None) -> bytes:
     end = None if bye is None else {key: value for key, value in msgspec.to_builtins(bye).items() if key in _END}
     run = {
         "id": hello.run_id,
+        "previous": hello.previous or None,
         "world_size": hello.world_size,
         "backend": hello.backend,
         "hosts": [hello.host],
