@@ -230,12 +230,16 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_W
     def __post_init__(self) -> None:
         if len(self.hook_param) != len(self.hook_ns):
             raise ValueError("hook columns differ in length")
-        stamps: tuple[Sequence[object], ...] = (self.comm_ready, self.comm_launch, self.comm_done)
+        size = len(self.comm_label)
+        columns = (self.comm_module, self.comm_bytes, self.comm_ready, self.comm_launch, self.comm_done)
+        for column in columns:  # no any(): every frame comes along here
+            if len(column) != size:
+                raise ValueError("bucket columns differ in length")
         waits = (self.comm_wait_begin, self.comm_wait_end)
         optional: tuple[Sequence[object], ...] = (self.comm_group, self.comm_seq, self.comm_op, self.comm_start, *waits)
-        columns: tuple[Sequence[object], ...] = (self.comm_module, self.comm_bytes, *stamps)
-        if {*map(len, columns)} != {count := len(self.comm_label)} or not {*map(len, optional)} <= {0, count}:
-            raise ValueError("bucket columns differ in length")
+        for given in optional:
+            if given and len(given) != size:
+                raise ValueError("bucket columns differ in length")
 
 
 class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):

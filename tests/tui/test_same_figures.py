@@ -385,7 +385,7 @@ def test_labels_of_the_html(recording, truth, tmp_path):
 def table_in(page, table, row):
     """The columns with a number of a table in the script, as (name, text)."""
     code = re.search(rf'table\("{table}", \[(.*?)\],\s*r\.\w+\.map\(x => \[(.*?)\]\)\)', page, re.DOTALL)
-    header, cells = (re.sub(r"\.\.\.\(clocks.*?\[\]\),\s*", "", part) for part in code.groups())
+    header, cells = (re.sub(r'\.\.\.\(\w+ \?.*?\[\]\),\s*|\w+ \? "\w+" : ', "", part) for part in code.groups())
     names = re.findall(r'"([^"]*)"', header)
     cells = re.split(r",\s*(?![^(\[{]*[)\]}])", cells)
     assert len(names) == len(cells)
