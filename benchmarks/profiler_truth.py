@@ -8,12 +8,12 @@ FSDP2 the exposed time within a percentage point of the step.
 For every step, the start and the end of each span are compared, and so is the overlap, which HolisticTraceAnalysis's
 formula gives from the profiler's events alone. A difference is ddpwatch's value minus the profiler's. FSDP2 gathers
 asynchronously here, and a reduce-scatter blocks until the training thread has copied this rank's part out of the result
-(Gloo's own event is of the all-reduce before that, and ``wait`` copies). The training thread waits while it is in
-``wait`` of a gather, or in the call of a reduce-scatter: annotations (``record_function``) let the profiler see that,
-inside of ddpwatch's stamps. With ``--unannotated``, torch's own events have to do: a wait lasts from the start of a
-gather's copy-out, or of a reduce-scatter's operator, to the end of Gloo's event, or of the copy. So a thread that has
-no core, or not the GIL, when the result is there waits no longer, and one that has none before its ``wait`` does
-already.
+(Gloo's own event is of the all-reduce before that, and ``wait`` copies). What it waits for is compared twice:
+
+- with torch's own events, for which the budget is: a wait lasts from the start of a gather's copy-out, or of a
+  reduce-scatter's operator, to the end of Gloo's event, or of the copy. A thread that has no core, or not the GIL, when
+  the result is there waits no longer by these events, and one that has none before its ``wait`` does already.
+- with annotations (``record_function``) of the same waits: they check the stamps alone, not what counts as a wait.
 
 The columns:
     compared            how many stamps
@@ -48,7 +48,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import ddpwatch
 from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.analysis.intervals import Intervals, intersect, total, union
-from ddpwatch.analysis.step import figures
+from ddpwatch.analysis.step import StepFigures, figures
 from ddpwatch.messages import Step
 from ddpwatch.probe import session
 from ddpwatch.probe.record import StepRecord
@@ -56,7 +56,8 @@ from ddpwatch.report.format import table
 
 STEPS, WARM_UP_STEPS = 100, 20
 LAYERS, WIDTH, BATCH = 24, 512, 128
-Events = dict[str, list[tuple[int, int]]]
+Spans = list[tuple[int, int]]
+Events = dict[str, Spans]
 COPIES, WAITS = "copies by the training thread", "waits for a collective of FSDP2"
 Differences = defaultdict[str, list[float]]
 
@@ -174,7 +175,7 @@ def sent(record: StepRecord) -> Step:
     return record.message(0, 0)
 
 
-def within(spans: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+def within(spans: Spans, start: int, end: int) -> Spans:
     """The spans that start in an interval."""
     first, last = (bisect_left(spans, at, key=itemgetter(0)) for at in (start, end))
     return spans[first:last]
@@ -229,19 +230,22 @@ def compare_sharded(step: Step, events: Events, differences: Differences) -> Non
     for watched, profiled in zip(done, sorted(stop for _, stop in gathered + reduced), strict=True):
         differences["done"].append((watched - profiled) / 1e6)
     gathering = [(at, stop) for (at, _), (_, stop) in zip(gathers, gathered, strict=True)]
-    if waits := within(events.get(WAITS, []), start, end):
-        reducing = [within(waits, 0, at)[-1] for at, _ in reductions]
-    else:
-        reducing = [(at, stop) for (at, _), (_, stop) in zip(reductions, reduced, strict=True)]
-        waited = [(at, stop) for at, (_, stop) in zip(copies_out(events, start, end), gathering, strict=True)]
-        waits = waited + reducing
-    comm, figure = union(gathering + reducing), figures(step)
+    reducing = [(at, stop) for (at, _), (_, stop) in zip(reductions, reduced, strict=True)]
+    waits = [(at, stop) for at, (_, stop) in zip(copies_out(events, start, end), gathering, strict=True)] + reducing
+    note_waits(differences, figures(step), gathering + reducing, waits, "")
+    note_waits(differences, figures(step), gathering + reducing, within(events[WAITS], start, end), ", annotated waits")
+
+
+def note_waits(differences: Differences, figure: StepFigures, flights: Spans, waits: Spans, source: str) -> None:
+    """Adds the differences of what is exposed and overlaps, for one source of the profiler's waits."""
+    comm = union(flights)
     exposed = total(intersect(comm, union(waits)))
     assert figure.exposed_ns is not None
     assert figure.overlap is not None
-    differences["exposed (ms)"].append((figure.exposed_ns - exposed) / 1e6)
-    differences["exposed (points of the step)"].append(100 * (figure.exposed_ns - exposed) / step.duration_ns)
-    differences["overlap (points)"].append(100 * (figure.overlap - 1 + exposed / total(comm)))
+    more = figure.exposed_ns - exposed
+    differences[f"exposed (ms){source}"].append(more / 1e6)
+    differences[f"exposed (points of the step){source}"].append(100 * more / figure.step_ns)
+    differences[f"overlap (points){source}"].append(100 * (figure.overlap - 1 + exposed / total(comm)))
 
 
 def copies_out(events: Events, start: int, end: int) -> list[int]:
@@ -257,9 +261,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=STEPS, help="to compare (default: %(default)s)")
     parser.add_argument("--strategy", choices=("ddp", "fsdp2"), default="ddp", help="default: %(default)s")
-    parser.add_argument("--unannotated", action="store_true", help="FSDP2: compare with torch's own events")
     args = parser.parse_args()
-    if not args.unannotated:
+    if args.strategy == "fsdp2":
         annotate_waits()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)

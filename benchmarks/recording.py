@@ -3,7 +3,7 @@
     python benchmarks/recording.py [MIB ...]     sizes of the files to open, default 100 and 1100
 
 Takes about four minutes and 1.1 GiB in the temporary directory. Budget: at most 600 bytes per step of 60 events, at
-most 1 s to open a recording of any size, at least 20,000 rank-steps of report per second of CPU time.
+most 1 s to open a recording of any size, at least 20,000 rank-steps of report per second.
 
 A step has 60 events: 50 hook fires and 5 buckets' launch and done, with jitter as real stamps have. A chunk ends every
 tenth step, as in a recording of 20 steps a second. The same steps as JSON lines, and torch.profiler's trace of a model
@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -110,13 +109,6 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def cpu_seconds(work: Callable[[], object]) -> float:
-    """How much CPU time the work takes."""
-    start = time.process_time()
-    work()
-    return time.process_time() - start
-
-
 def figures(folder: Path) -> Iterator[list[str]]:
     """The rows of the first table: bytes and time per rank-step."""
     file = folder / "small.mcap"
@@ -131,8 +123,10 @@ def figures(folder: Path) -> Iterator[list[str]]:
     for world in WORLDS:
         of_world = folder / f"{world}-ranks.mcap"
         count = write(of_world, lambda rank_steps, _: rank_steps >= SMALL, world)
-        rate = count / cpu_seconds(partial(report_of, of_world))
-        yield [f"report of {world} ranks, rank-steps per second of CPU", f"{rate:,.0f}", "≥ 20,000"]
+        started, used = time.perf_counter(), time.process_time()
+        report_of(of_world)
+        rate, of_cpu = (count / spent for spent in (time.perf_counter() - started, time.process_time() - used))
+        yield [f"report of {world} ranks, rank-steps/s (per second of CPU)", f"{rate:,.0f} ({of_cpu:,.0f})", "≥ 20,000"]
     cut_off = _without_end(file)
     yield ["opening it without its end, ms", f"{1000 * seconds(lambda: Recording(cut_off).steps):.1f}", "≤ 1000"]
 

@@ -119,7 +119,8 @@ class WhatIf:
 
     def _doubt(self, change: Change, before: Outcome, after: Outcome) -> float:
         """The standard error of a prediction, in ns."""
-        drift = noise(self.replayed.steps) * math.hypot(1.0, noise(after.steps) / (noise(before.steps) or 1.0))
+        recorded, scale = noise(self.replayed.steps), noise(before.steps)
+        drift = math.hypot(recorded, noise(after.steps) * (recorded / scale if scale else 1.0))
         exposed = sum(after.exposed)
         moved = min(exposed, abs(exposed - sum(before.exposed)))
         wrong = abs(self.replayed.mean - self.recorded.measured_ns)

@@ -275,11 +275,11 @@ def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | No
     bounds = sorted({round(i * (len(recorded.units) - 1) / SEGMENTS) for i in range(SEGMENTS + 1)})
     panels: list[Panel] = [[] for _ in recorded.ranks]
     for step, on_wire in zip(recorded.steps, seen, strict=True):
-        alone = Busy(union(zip(map(int, on_wire.starts), map(int, on_wire.dones), strict=True)), 1.0)
+        quiet = Busy(union(zip(map(int, on_wire.starts), map(int, on_wire.dones), strict=True)), 1.0)
         for rank, row in enumerate(step):
             marks = [at for bound in bounds if (at := row.fires[bound]) is not None]
             if len(marks) == len(bounds) and all(b > a for a, b in pairwise(marks)):
-                panels[rank].append(_covered(marks, alone.worked(marks)))
+                panels[rank].append(_covered(marks, quiet.worked(marks)))
     return _combined(slowdown_of(panels), expected)
 
 

@@ -133,22 +133,22 @@ class _Course:
 
     def skip(self, works: Sequence[Work]) -> None:
         """A batch whose gradients are only added up: no bucket, no optimizer."""
-        for rank, (work, begin) in enumerate(zip(works, self._begins(works), strict=True)):
-            self._clocks[rank] = begin + work.compute + max(0.0, work.tail - work.optimizer)
+        for rank, (work, start) in enumerate(zip(works, self._starts(works), strict=True)):
+            self._clocks[rank] = start + work.compute + max(0.0, work.tail - work.optimizer)
 
     def step(self, works: Sequence[Work], ready: Sequence[Sequence[float]], residuals: Sequence[float]) -> None:
         """A step with all its buckets."""
-        begins = self._begins(works)
-        absolute = [[begin + at for at in row] for begin, row in zip(begins, ready, strict=True)]
+        starts = self._starts(works)
+        absolute = [[start + at for at in row] for start, row in zip(starts, ready, strict=True)]
         launches = list(accumulate(map(max, zip(*absolute, strict=True)), max))
         extra = self._encode[-1] if self._encode else 0.0
         if extra:
             launches = list(map(add, launches, self._encode))
-        ends = [begin + work.compute + extra for begin, work in zip(begins, works, strict=True)]
+        ends = [start + work.compute + extra for start, work in zip(starts, works, strict=True)]
         played = play(launches, self._works(residuals), max(ends), self._speeds)
         self._finish(played, ends, [work.tail for work in works])
 
-    def _begins(self, works: Sequence[Work]) -> list[float]:
+    def _starts(self, works: Sequence[Work]) -> list[float]:
         """When each rank's backward starts."""
         if self._plan.change.no_input:
             return [clock + work.before - (work.data or 0.0) for clock, work in zip(self._clocks, works, strict=True)]
