@@ -2,18 +2,15 @@
 
     OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 benchmarks/profiler_truth.py [--strategy fsdp2]
 
-Takes about a minute, with FSDP2 two. Budget: stamps within 0.1 ms, overlap within a percentage point, and of a job with
-FSDP2 the exposed time within a percentage point of the step.
+Takes about a minute. Budget: stamps within 0.1 ms, overlap within a percentage point, and of a job with FSDP2 the
+exposed time within a percentage point of the step.
 
 For every step, the start and the end of each span are compared, and so is the overlap, which HolisticTraceAnalysis's
 formula gives from the profiler's events alone. A difference is ddpwatch's value minus the profiler's. FSDP2 gathers
-asynchronously here, and a reduce-scatter blocks until the training thread has copied this rank's part out of the result
-(Gloo's own event is of the all-reduce before that, and ``wait`` copies). What it waits for is compared twice:
-
-- with torch's own events, for which the budget is: a wait lasts from the start of a gather's copy-out, or of a
-  reduce-scatter's operator, to the end of Gloo's event, or of the copy. A thread that has no core, or not the GIL, when
-  the result is there waits no longer by these events, and one that has none before its ``wait`` does already.
-- with annotations (``record_function``) of the same waits: they check the stamps alone, not what counts as a wait.
+asynchronously here; in the profiler's events, it waits for a gather from the start of its copy-out to the gather's end.
+A reduce-scatter blocks: it lasts, and is waited for, until the training thread has copied this rank's part out of the
+result (Gloo's own event is of the all-reduce before that, and ``wait`` copies). By these events, a thread that
+has no core, or not the GIL, when the result is there waits no longer; ddpwatch sees it wait until it goes on.
 
 The columns:
     compared            how many stamps
@@ -32,23 +29,20 @@ from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
 
 os.environ["DDPWATCH_STEPS"] = "full"
 
 import torch
 import torch.distributed as dist
-import wrapt
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 import ddpwatch
 from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.analysis.intervals import Intervals, intersect, total, union
-from ddpwatch.analysis.step import StepFigures, figures
+from ddpwatch.analysis.step import figures
 from ddpwatch.messages import Step
 from ddpwatch.probe import session
 from ddpwatch.probe.record import StepRecord
@@ -56,9 +50,8 @@ from ddpwatch.report.format import table
 
 STEPS, WARM_UP_STEPS = 100, 20
 LAYERS, WIDTH, BATCH = 24, 512, 128
-Spans = list[tuple[int, int]]
-Events = dict[str, Spans]
-COPIES, WAITS = "copies by the training thread", "waits for a collective of FSDP2"
+Events = dict[str, list[tuple[int, int]]]
+COPIES = "copies by the training thread"
 Differences = defaultdict[str, list[float]]
 
 
@@ -115,29 +108,6 @@ def with_ddp() -> nn.Module:
     return DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=4)
 
 
-class AnnotatedWork(wrapt.ObjectProxy[Any]):
-    """A collective whose `wait` the profiler sees."""
-
-    def wait(self, *arguments: Any, **options: Any) -> Any:
-        """Waits as it does."""
-        with record_function(WAITS):
-            return self.__wrapped__.wait(*arguments, **options)
-
-
-def annotate_waits() -> None:
-    """Lets the profiler see what FSDP2 waits for."""
-    gather, reduce_scatter = DefaultAllGather.__call__, DefaultReduceScatter.__call__
-
-    def gathered(*arguments: Any, **options: Any) -> Any:
-        return AnnotatedWork(gather(*arguments, **options))
-
-    def reduced(*arguments: Any, **options: Any) -> Any:
-        with record_function(WAITS):
-            return reduce_scatter(*arguments, **options)
-
-    DefaultAllGather.__call__, DefaultReduceScatter.__call__ = gathered, reduced  # type: ignore[method-assign]
-
-
 def with_fsdp2() -> nn.Module:
     """The same layers, two to a parameter group."""
     pairs: list[list[nn.Module]] = [
@@ -175,7 +145,7 @@ def sent(record: StepRecord) -> Step:
     return record.message(0, 0)
 
 
-def within(spans: Spans, start: int, end: int) -> Spans:
+def within(spans: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
     """The spans that start in an interval."""
     first, last = (bisect_left(spans, at, key=itemgetter(0)) for at in (start, end))
     return spans[first:last]
@@ -229,23 +199,16 @@ def compare_sharded(step: Step, events: Events, differences: Differences) -> Non
     done = sorted(start + at for at in step.comm_done if at is not None)
     for watched, profiled in zip(done, sorted(stop for _, stop in gathered + reduced), strict=True):
         differences["done"].append((watched - profiled) / 1e6)
-    gathering = [(at, stop) for (at, _), (_, stop) in zip(gathers, gathered, strict=True)]
-    reducing = [(at, stop) for (at, _), (_, stop) in zip(reductions, reduced, strict=True)]
-    waits = [(at, stop) for at, (_, stop) in zip(copies_out(events, start, end), gathering, strict=True)] + reducing
-    note_waits(differences, figures(step), gathering + reducing, waits, "")
-    note_waits(differences, figures(step), gathering + reducing, within(events[WAITS], start, end), ", annotated waits")
-
-
-def note_waits(differences: Differences, figure: StepFigures, flights: Spans, waits: Spans, source: str) -> None:
-    """Adds the differences of what is exposed and overlaps, for one source of the profiler's waits."""
-    comm = union(flights)
-    exposed = total(intersect(comm, union(waits)))
+    flights = [(at, stop) for (at, _), (_, stop) in zip(gathers + reductions, gathered + reduced, strict=True)]
+    waits_from = [*copies_out(events, start, end), *(at for at, _ in reductions)]
+    waits = union((at, stop) for at, (_, stop) in zip(waits_from, flights, strict=True))
+    comm, figure = union(flights), figures(step)
+    exposed = total(intersect(comm, waits))
     assert figure.exposed_ns is not None
     assert figure.overlap is not None
-    more = figure.exposed_ns - exposed
-    differences[f"exposed (ms){source}"].append(more / 1e6)
-    differences[f"exposed (points of the step){source}"].append(100 * more / figure.step_ns)
-    differences[f"overlap (points){source}"].append(100 * (figure.overlap - 1 + exposed / total(comm)))
+    differences["exposed (ms)"].append((figure.exposed_ns - exposed) / 1e6)
+    differences["exposed (points of the step)"].append(100 * (figure.exposed_ns - exposed) / step.duration_ns)
+    differences["overlap (points)"].append(100 * (figure.overlap - 1 + exposed / total(comm)))
 
 
 def copies_out(events: Events, start: int, end: int) -> list[int]:
@@ -262,8 +225,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="to compare (default: %(default)s)")
     parser.add_argument("--strategy", choices=("ddp", "fsdp2"), default="ddp", help="default: %(default)s")
     args = parser.parse_args()
-    if args.strategy == "fsdp2":
-        annotate_waits()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     records: list[StepRecord] = []
