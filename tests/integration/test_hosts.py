@@ -239,4 +239,4 @@ def test_the_run_ends_when_the_ranks_of_all_hosts_have(setting: Setting) -> None
     assert setting.job.output().count("bit-identical True") == 4
     for host in (setting.alpha, setting.beta):
         wait_for(lambda host=host: not host.processes("ddpwatch.collector"), f"no collector on {host.name}")  # type: ignore[misc]
-        assert {path.suffix for path in host.directory.iterdir()} <= {".mcap", ".log", ".note"}
+        assert {path.suffix for path in host.directory.iterdir()} <= {".mcap", ".log"}
