@@ -45,7 +45,10 @@ class Source(Protocol):
     trouble: str
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
-        """Returns the next frames, at most ``limit``; waits up to ``timeout_s`` for the first."""
+        """Returns the next frames; waits up to ``timeout_s`` for the first.
+
+        Stops after the message that reaches ``limit``: a message may hold several frames, and a frame several steps.
+        """
         ...
 
     def close(self) -> None:

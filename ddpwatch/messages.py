@@ -11,7 +11,8 @@ What was not measured is ``None``, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
@@ -477,6 +478,15 @@ RANK_MESSAGES: Final = (Hello, Group, Layout, Step, Beat, Mark, Bye, Stack)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def run_before(named: Iterable[str]) -> str:
+    """The run that a job was before, given what its ranks' hellos name; empty if none does.
+
+    That is the one that most ranks name, and of several the last in the alphabet: run ids hold a time.
+    """
+    counts = Counter(filter(None, named))
+    return max(counts, key=lambda run_id: (counts[run_id], run_id), default="")
 
 
 def encode(message: Message) -> bytes:

@@ -31,7 +31,9 @@ from ddpwatch.errors import DdpwatchError, UsageError
 KEEP_LAST_VIEWS = 5
 KEEP_LOGS_S = 7 * 86_400
 KEEP_UNREACHABLE_S = 30 * 86_400  # what another boot or host left; a collector that lives renews its file
+KEEP_NOTES_S = 30 * 86_400  # a job that runs for longer before it is restarted loses sight of the run before
 CLAIMED_S = 10  # more than enough to lock a file that was created
+NOTE, UNFINISHED = ".note", ".new"
 SHARED_MEMORY = Path("/dev/shm")
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes, and ZeroMQ needs a few
@@ -251,7 +253,19 @@ def log(run_id: str) -> Path:
 
 def note(place: str) -> Path:
     """Path of what a rank leaves for the one that takes its place (`ddpwatch.probe.lineage`)."""
-    return _path(place, ".note")
+    return _path(place, NOTE)
+
+
+def unfinished_note(place: str) -> Path:
+    """Path of a note until it is written, another one each time."""
+    return _path(place, f".{secrets.token_hex(4)}{UNFINISHED}")
+
+
+def remove_old_notes() -> None:
+    """Removes the notes of jobs that have long ended, and what is left of unfinished ones. May raise OSError."""
+    for suffix in (NOTE, UNFINISHED):
+        for path in _older_than(KEEP_NOTES_S, f"*{suffix}"):
+            path.unlink(missing_ok=True)
 
 
 def live_runs() -> list[RunInfo]:
@@ -378,9 +392,9 @@ def _process_lives(info: RunInfo) -> bool:
 
 
 def _remove_old() -> None:
-    for pattern in ("*.log", "*.note"):
-        for path in _older_than(KEEP_LOGS_S, pattern):
-            path.unlink(missing_ok=True)
+    for path in _older_than(KEEP_LOGS_S, "*.log"):
+        path.unlink(missing_ok=True)
+    remove_old_notes()
     for path in _older_than(KEEP_UNREACHABLE_S, "*.json"):
         info = _read(path)
         if info is None:

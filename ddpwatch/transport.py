@@ -2,7 +2,7 @@
 
 Ranks PUSH frames to the collector's PULL; viewers SUBscribe to its XPUB. Agents of other hosts connect a DEALER to the
 ROUTER of rank 0's collector, the root, with CURVE: this alone crosses hosts. A published message has a topic, a header
-(sequence number and receive time of each frame), and one frame or, live, all that the collector has received at once.
+(sequence number and receive time of each frame), and one frame or several that the collector sends at once.
 Nothing here decodes a frame.
 
 How a viewer joins without a gap or a duplicate: it subscribes to ``LIVE``, and then to ``SNAPSHOT`` + a random token.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -34,8 +34,9 @@ WANT: Final = b"want."
 RANK_QUEUE: Final = 1000
 COLLECTOR_QUEUE: Final = 1000  # frames per connection; when the collector does not keep up, more wait in the rank
 RANK_LINGER_MS: Final = 500  # for which an ending rank waits for a collector that is still starting, or dead
-VIEWER_QUEUE: Final = 20_000  # messages; of a live one's frames, at most `PUBLISHED_FRAMES`
-PUBLISHED_FRAMES: Final = 64
+VIEWER_QUEUE: Final = 6_000  # messages: up to 384,000 frames, or 375 MiB of frames that are no larger than a message
+PUBLISHED_FRAMES: Final = 64  # in a message, at most
+PUBLISHED_BYTES: Final = 64 * 1024  # in a message, unless its only frame is larger
 NODE_QUEUE: Final = 1000  # messages per connection between the root and an agent
 HANDSHAKE_S: Final = 5.0  # between the two, at most: on a busy machine it takes seconds
 # The collector counts and refuses frames above MAX_FRAME_BYTES; above this limit ZeroMQ drops the connection before it
@@ -72,16 +73,33 @@ Frame = tuple[Message, Envelope]
 """A frame as a reader receives it: decoded, and in its envelope."""
 
 
-def publish(socket: Socket, envelopes: Sequence[Envelope]) -> None:
-    """Sends live frames to viewers, many in a message: each message costs the collector as much as several frames."""
-    for first in range(0, len(envelopes), PUBLISHED_FRAMES):
-        some = envelopes[first : first + PUBLISHED_FRAMES]
-        headers = b"".join([_HEADER.pack(envelope.seq, envelope.received_ns) for envelope in some])
-        socket.send(LIVE, _SNDMORE)
-        socket.send(headers, _SNDMORE)
-        for envelope in some[:-1]:
-            socket.send(envelope.frame, _SNDMORE)
-        socket.send(some[-1].frame)
+def batches(envelopes: Iterable[Envelope]) -> Iterator[list[Envelope]]:
+    """Frames by the message: each message costs the collector as much as several frames, and queues count messages."""
+    batch: list[Envelope] = []
+    nbytes = 0
+    for envelope in envelopes:
+        size = len(envelope.frame)
+        if batch and (len(batch) == PUBLISHED_FRAMES or nbytes + size > PUBLISHED_BYTES):
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(envelope)
+        nbytes += size
+    if batch:
+        yield batch
+
+
+def publish(socket: Socket, topic: bytes, batch: Sequence[Envelope], flags: int = 0) -> None:
+    """Sends a batch of frames to viewers, in one message.
+
+    Raises:
+        zmq.Again: The flags say not to wait, and a queue is full. Nothing was sent.
+    """
+    more = flags | _SNDMORE
+    socket.send(topic, more)
+    socket.send(b"".join([_HEADER.pack(envelope.seq, envelope.received_ns) for envelope in batch]), more)
+    for envelope in batch[:-1]:
+        socket.send(envelope.frame, more)
+    socket.send(batch[-1].frame, flags)
 
 
 def parse_published(parts: list[bytes]) -> tuple[bytes, list[Envelope]] | None:

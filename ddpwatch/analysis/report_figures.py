@@ -23,7 +23,7 @@ from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.analysis.launch_skew import RankFacts, the_only
 from ddpwatch.analysis.means import MeanBuilder, Sums, merged
 from ddpwatch.analysis.step import NS_PER_MS, missing_steps
-from ddpwatch.messages import Bye, Hello, Message, Status, Step, StepStatus
+from ddpwatch.messages import Bye, Hello, Message, Status, Step, StepStatus, run_before
 from ddpwatch.sampling.cost import CostMeter
 
 _FIGURES = ("ready", "launch", "done", "transfer", "exposed", "busbw")  # of a bucket
@@ -276,7 +276,7 @@ class ReportBuilder:
         first = hellos[0] if hellos else None
         return {
             "id": first.run_id if first else None,
-            "previous": next((hello.previous for hello in hellos if hello.previous), None),
+            "previous": run_before(hello.previous for hello in hellos) or None,
             "world_size": first.world_size if first else None,
             "backend": first.backend if first else None,
             "hosts": sorted({hello.host for hello in hellos}),

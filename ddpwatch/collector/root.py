@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Container, Iterator
 
 import zmq
@@ -37,6 +38,7 @@ from ddpwatch.control import Listen, Listening
 from ddpwatch.errors import DdpwatchError
 
 RECEIVE_LIMIT = 500  # messages per turn
+RECEIVE_BYTES = 16 * 1024 * 1024  # per turn, and one message: they are in memory at once
 BIND_AGAIN_S = 0.5
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _DONTWAIT, _SNDMORE = int(zmq.DONTWAIT), int(zmq.SNDMORE)  # as enums they cost as much as what they are for
@@ -99,11 +101,11 @@ class Root:
             self._answer_zap()
         if self._failures.source in ready:
             self.drain()
-        arrived = list(self._arrived()) if self._agents in ready else []
+        arrived = deque(self._arrived() if self._agents in ready else ())
         if arrived:
             self._ask()  # now: it has admitted the ranks that these frames are about before they were sent
-        for connection, parts, received_ns in arrived:
-            yield from self._received(connection, parts, received_ns)
+        while arrived:
+            yield from self._received(*arrived.popleft())
 
     def lease(self, term: tuple[int, int] | None) -> None:
         """Sends the lease's term to all nodes."""
@@ -176,12 +178,16 @@ class Root:
 
     def _arrived(self) -> Iterator[tuple[bytes, list[zmq.Frame], int]]:
         """The messages that are there: connection, parts, and when it was received."""
+        nbytes = 0
         for _ in range(RECEIVE_LIMIT):
             try:
                 connection, *parts = self._agents.recv_multipart(_DONTWAIT, copy=False)
             except zmq.Again:
                 return
             yield connection.bytes, parts, time.monotonic_ns()
+            nbytes += sum(map(len, parts))
+            if nbytes >= RECEIVE_BYTES:
+                return
 
     def _received(
         self, connection: bytes, parts: list[zmq.Frame], received_ns: int

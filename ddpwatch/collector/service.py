@@ -27,7 +27,7 @@ from ddpwatch.collector.recording_thread import CLOSE_S, RecordingState, Recordi
 from ddpwatch.collector.snapshots import RETRY_S, Snapshots
 from ddpwatch.control import Ready
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Bye, Hello, Message, Status, decode, encode, type_name
+from ddpwatch.messages import Bye, Hello, Message, Status, decode, encode, run_before, type_name
 from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.transport import Envelope
@@ -111,6 +111,7 @@ class Collector:
         self._recording = RecordingState()
         self._unsent: list[Envelope] = []  # what viewers get at the end of the turn
         self._departed: dict[int, Departure] = {}
+        self._previous: dict[int, str] = {}  # the run before, by the ranks that know of one
         self._started = time.monotonic()
         self._last_end = self._started
         self._next_tick = self._started
@@ -182,9 +183,9 @@ class Collector:
         self._renew_claim(now)
 
     def _send_to_viewers(self) -> None:
-        if self._unsent:
-            transport.publish(self._viewers, self._unsent)
-            self._unsent.clear()
+        for batch in transport.batches(self._unsent):
+            transport.publish(self._viewers, transport.LIVE, batch)
+        self._unsent.clear()
 
     def _receive_from_ranks(self) -> None:
         for _ in range(RECEIVE_LIMIT):
@@ -215,18 +216,21 @@ class Collector:
             self._unsent.append(envelope)
         if self._recording_thread is not None:
             self._recording_thread.take(message, envelope)
-        if isinstance(message, Hello) and message.previous != self._info.previous:
-            self._note_previous(message.previous)
+        if isinstance(message, Hello):
+            self._note_previous(message)
         elif isinstance(message, Bye) and message.rank is not None:
             self._last_end = time.monotonic()
             self._departed.pop(message.rank, None)
             self._liveness.forget(message.rank)
 
-    def _note_previous(self, run_id: str) -> None:
+    def _note_previous(self, hello: Hello) -> None:
         """Lets `ddpwatch ls` say which run this one continues: a rank of any host may know it."""
-        if not self._info.previous and rundir.is_run_id(run_id):
-            self._info.previous = run_id
-            with contextlib.suppress(DdpwatchError):  # somebody has removed the run's file
+        if not rundir.is_run_id(hello.previous):
+            return
+        self._previous[hello.rank] = hello.previous
+        if (previous := run_before(self._previous.values())) != self._info.previous:
+            self._info.previous = previous
+            with contextlib.suppress(DdpwatchError, OSError):  # the file was removed, or the disk is full
                 rundir.publish(self._claim, self._info)
 
     def _publish_status(self) -> None:

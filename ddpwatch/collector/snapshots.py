@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import zmq
 
+from ddpwatch import transport
 from ddpwatch.collector.hub import Hub
 from ddpwatch.sampling.lease import FULL_PPM
 from ddpwatch.transport import LIVE, SNAPSHOT, WANT, Envelope, Socket
@@ -15,6 +16,7 @@ RETRY_S = 0.25
 RETRY_MAX_S = 4.0
 GIVE_UP_S = 60.0  # without a frame read: the viewer asks again when it goes on
 MAX_PENDING = 64  # viewers
+_DONTWAIT = int(zmq.DONTWAIT)  # as an enum, it costs as much as what it is for
 
 
 @dataclass(slots=True)
@@ -97,11 +99,10 @@ class Snapshots:
     def _send(self, topic: bytes, pending: _Pending, now: float) -> None:
         before = pending.sent
         try:
-            for envelope in self._hub.snapshot():
-                if envelope.seq > pending.sent:
-                    self._viewers.send_multipart(envelope.parts(topic), zmq.DONTWAIT)
-                    pending.sent = envelope.seq
-            self._viewers.send_multipart(Envelope(self._hub.newest, time.time_ns(), b"").parts(topic), zmq.DONTWAIT)
+            for batch in transport.batches(envelope for envelope in self._hub.snapshot() if envelope.seq > before):
+                transport.publish(self._viewers, topic, batch, _DONTWAIT)
+                pending.sent = batch[-1].seq
+            transport.publish(self._viewers, topic, [Envelope(self._hub.newest, time.time_ns(), b"")], _DONTWAIT)
         except zmq.Again:
             if pending.sent > before:
                 pending.pause_s, pending.progress_s = RETRY_S, now

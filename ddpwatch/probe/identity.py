@@ -29,7 +29,6 @@ def hello_of(
     run_id: str,
     rank: int,
     world_size: int,
-    previous: str = "",
 ) -> Hello:
     """The introduction of the rank that trains ``module``, with the clock that it stamps with."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
@@ -57,7 +56,6 @@ def hello_of(
         timing_source=timing_source,
         script=Path(sys.argv[0]).name,
         ddp=flags,
-        previous=previous,
     )
 
 

@@ -1,62 +1,75 @@
 """Which run a job was before torchrun started its ranks again: after a failure, or when a node left or joined.
 
 torchrun stays where it is, on each host, and starts new ranks below itself. So a rank leaves a note for the one that
-takes its place. One that has finished leaves none.
+takes its place. It stays when the rank ends, since nobody knows then whether another one will come; once torchrun has
+gone, no other process has that place, and the note is removed by age.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 
 from ddpwatch import clock, rundir
 from ddpwatch.errors import DdpwatchError
 
+_NOTE_BYTES = 256  # more than a run id has
 
-class Lineage:
-    """One rank's place below torchrun; without torchrun, there is none. Never fails: then nobody knows of a run before.
+
+def succeed(run_id: str, session: int) -> str:
+    """Leaves a note of the run for the next rank in this place below torchrun. It reads and writes files.
+
+    Never fails: then nobody knows of a run before.
 
     Args:
+        run_id: This rank's run.
         session: Number of the session in this process, from 1: what a process watches later continues no other run.
 
-    Attributes:
-        previous: The run before; empty without one.
+    Returns:
+        The run before; empty without one, and without torchrun.
     """
-
-    def __init__(self, session: int) -> None:
-        self._note = _note()
-        self.previous = "" if self._note is None or session > 1 else _read(self._note)
-
-    def leave_note(self, run_id: str) -> None:
-        """Notes the run for the next rank in this place."""
-        if self._note is None:
-            return
-        new = self._note.with_suffix(f".new{os.getpid()}")
-        with contextlib.suppress(OSError):
-            new.write_text(run_id)
-            new.rename(self._note)
-
-    def remove_note(self) -> None:
-        """The job has finished: none comes after this one."""
-        if self._note is not None:
-            with contextlib.suppress(OSError):
-                self._note.unlink(missing_ok=True)
-
-
-def _note() -> Path | None:
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return None
-    launcher = os.getppid()
-    place = f"{launcher}-{clock.start_ticks(launcher)}-{os.environ.get('LOCAL_RANK', '0')}"
     try:
-        return rundir.note(place)
-    except DdpwatchError:
-        return None
+        note = rundir.note(place) if (place := _place()) else None
+    except (OSError, ValueError, DdpwatchError):
+        return ""
+    if note is None:
+        return ""
+    previous = "" if session > 1 else _read(note)
+    with contextlib.suppress(OSError):
+        _write(note, run_id)
+        rundir.remove_old_notes()
+    return previous
+
+
+def _place() -> str:
+    """A name for this place, which no other process below any torchrun has; empty if there is none."""
+    launcher = os.getppid()
+    ticks = clock.start_ticks(launcher)
+    if "TORCHELASTIC_RUN_ID" not in os.environ or not ticks:
+        return ""
+    place = (clock.boot_id(), clock.pid_namespace(), launcher, ticks, os.environ.get("LOCAL_RANK", "0"))
+    return hashlib.blake2b(repr(place).encode(), digest_size=12).hexdigest()
 
 
 def _read(note: Path) -> str:
+    """The run that a note names; empty if it names none. Waits for nobody, whatever is there."""
     try:
-        return rundir.check_run_id(note.read_text())
+        file = os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return rundir.check_run_id(os.read(file, _NOTE_BYTES).decode())
+        finally:
+            os.close(file)
     except (OSError, ValueError, DdpwatchError):
         return ""
+
+
+def _write(note: Path, run_id: str) -> None:
+    new = rundir.unfinished_note(note.stem)
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, run_id.encode())
+    finally:
+        os.close(file)
+    new.rename(note)

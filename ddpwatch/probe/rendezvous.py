@@ -22,7 +22,7 @@ from ddpwatch.keys import Seal, seal_of
 from ddpwatch.probe.desk import Asking, Desk
 from ddpwatch.probe.guest import CollectorAddress, Guest, JobUnwatchedError, is_first_here
 from ddpwatch.probe.identity import attempt
-from ddpwatch.probe.lineage import Lineage
+from ddpwatch.probe.lineage import succeed
 from ddpwatch.probe.mailbox import Question, understood
 from ddpwatch.recording.names import reserve
 
@@ -45,7 +45,7 @@ class Rendezvous:
 
     Attributes:
         run_id: Id of the run; empty on another rank than 0 until it is known there.
-        lineage: The run that the job was before.
+        previous: The run that the job was before; empty without one, and until `find` has found the collector.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Rendezvous:
         self._rank = rank
         self._world_size = world_size
         self._store = store
+        self._session = session
         self._prefix = f"ddpwatch/{session}"
         self._deadline_s = time.monotonic() + FIND_TIMEOUT_S
         self._collector: CollectorProcess | None = None
@@ -62,7 +63,7 @@ class Rendezvous:
         self._guest: Guest | None = None
         self._address: CollectorAddress | None = None
         self._error: Exception | None = None
-        self.lineage = Lineage(session)
+        self.previous = ""
         self.run_id = new_run_id(session) if rank == 0 else ""
         if rank:
             return
@@ -85,7 +86,7 @@ class Rendezvous:
         if self._address is None:
             self._address = self._own_address() if self._rank == 0 else self._found()
             if self._address is not None:
-                self.lineage.leave_note(self._address.run_id)
+                self.previous = succeed(self._address.run_id, self._session)
         return self._address
 
     def tend(self) -> None:

@@ -21,7 +21,7 @@ from typing import Protocol
 import zmq
 
 from ddpwatch import rundir, transport
-from ddpwatch.messages import Beat, Bye, Group, Layout, Message, encode
+from ddpwatch.messages import Beat, Bye, Group, Hello, Layout, Message, encode
 from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.outbox import Outbox
 from ddpwatch.probe.record import StepRecord
@@ -156,7 +156,7 @@ class Sender(threading.Thread):
         if address is None:
             return None
         if self._outbox.hello is not None:
-            self._outbox.hello.run_id = address.run_id
+            self._name_run(self._outbox.hello, address.run_id)
         if rundir.is_published(address.files):  # otherwise its collector has ended, and would not remove the box
             with contextlib.suppress(OSError):  # full memory: then the heartbeat has to do
                 self._recorder.box.open(box := rundir.blackbox(address.files, self._rank))
@@ -175,8 +175,12 @@ class Sender(threading.Thread):
         hello, address = self._outbox.hello, self._rendezvous.find()
         if hello is None or address is None:
             return None
-        hello.run_id = address.run_id
+        self._name_run(hello, address.run_id)
         return RankFile(directory, hello)
+
+    def _name_run(self, hello: Hello, run_id: str) -> None:
+        """Adds what a rank does not know when it introduces itself."""
+        hello.run_id, hello.previous = run_id, self._rendezvous.previous
 
     def _introduce_again(self) -> None:
         """To a collector that was started again. Frames queued for its predecessor reach it first."""

@@ -167,8 +167,8 @@ class ProbeSession:
         """Introduces this rank and starts the sender, the first time it is called."""
         if not self._started:
             self._started = True
-            source, previous = self._timing_source(module, timed), self._rendezvous.lineage.previous
-            self._hello = hello_of(module, backend, flags, source, self.run_id, self.rank, self.world_size, previous)
+            source = self._timing_source(module, timed)
+            self._hello = hello_of(module, backend, flags, source, self.run_id, self.rank, self.world_size)
             self.outbox.post(self._hello)
             self.sender.start()
 
@@ -230,8 +230,6 @@ class ProbeSession:
             goodbye = self._goodbye()
             goodbye.detail = "; ".join(filter(None, (goodbye.detail, trouble)))
             self.sender.stop(goodbye)
-            if goodbye.reason == "finished":
-                self._rendezvous.lineage.remove_note()
         if not self.sender.is_alive():  # otherwise it does that itself, when it ends
             self._rendezvous.leave()
         atexit.unregister(self.close)

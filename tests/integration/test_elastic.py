@@ -157,7 +157,7 @@ def test_each_membership_is_a_run_that_names_the_one_before(nodes: Nodes) -> Non
         frames = read_until(viewer, lambda frames: any(bye.rank is None for bye in messages(frames, Bye)), "the end")  # type: ignore[union-attr]
     ends = {bye.rank: bye.reason for bye in messages(frames, Bye) if isinstance(bye, Bye)}
     assert ends[0] in ("killed", "lost")  # its signal is known unless somebody reaps it at once
-    assert ends[1] == "exception"
+    assert ends[1] in ("exception", "killed", "lost")  # or torchrun notices first, and sends SIGTERM
     second = nodes.run_on(beta, 1)
     assert previous(seen(second, ["beta"])) == nodes.before(second)
 
@@ -178,4 +178,4 @@ def test_each_membership_is_a_run_that_names_the_one_before(nodes: Nodes) -> Non
     for host in nodes.hosts:
         wait_for(lambda host=host: not host.processes("ddpwatch.collector"), f"no collector on {host.name}")  # type: ignore[misc]
     left = {path.suffix for host in (beta, gamma) for path in host.directory.iterdir()}
-    assert left <= {".mcap", ".log"}
+    assert left <= {".mcap", ".log", ".note"}

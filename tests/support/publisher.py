@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from ddpwatch import transport
 from ddpwatch.live_source import LiveSource
@@ -23,7 +24,12 @@ class Publisher:
 
     def together(self, *numbers: int) -> None:
         """Publishes them as a collector does that has received them at once."""
-        transport.publish(self._socket, [self._envelope(number) for number in numbers])
+        self.send(LIVE, map(self._envelope, numbers))
+
+    def send(self, topic: bytes, envelopes: Iterable[Envelope]) -> None:
+        """Publishes frames as a collector does."""
+        for batch in transport.batches(envelopes):
+            transport.publish(self._socket, topic, batch)
 
     def message(self, number: int, message: Message) -> None:
         """Publishes another message than a heartbeat."""

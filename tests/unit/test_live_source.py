@@ -70,6 +70,24 @@ def test_a_gap_within_a_gap(publisher: Publisher, source: LiveSource) -> None:
     assert source.missed == 3 + 2
 
 
+def test_a_message_ends_at_64_frames_or_64_kib(publisher: Publisher, tmp_path: Path) -> None:
+    """A viewer's queue counts messages, so this bounds what it holds. A larger frame has a message for itself."""
+    sizes = [100] * 70 + [30_000] * 5 + [200_000, 100]
+    context = transport.Context()
+    viewer = transport.viewer_socket(context, f"ipc://{tmp_path}/pub")
+    viewer.subscribe(LIVE)
+    assert publisher.request() == b"\x01" + LIVE
+    publisher.send(LIVE, [Envelope(number, 1, bytes(size)) for number, size in enumerate(sizes, 1)])
+    seen: list[list[int]] = []
+    while sum(map(len, seen)) < len(sizes) and viewer.poll(60_000):
+        topic, envelopes = transport.parse_published(viewer.recv_multipart()) or (b"", [])
+        assert topic == LIVE
+        seen.append([len(envelope.frame) for envelope in envelopes])
+    viewer.close()
+    context.term()
+    assert seen == [[100] * 64, [100] * 6 + [30_000] * 2, [30_000] * 2, [30_000], [200_000], [100]]
+
+
 def test_frames_that_were_published_together_come_one_by_one(publisher: Publisher, source: LiveSource) -> None:
     """More than fit into a message, some of which the snapshot has; then with a gap in the middle."""
     publisher.answer([1, 2], 2)

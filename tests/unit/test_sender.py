@@ -49,6 +49,7 @@ class FakeRendezvous:
         self.refused = 0
 
     is_awaited = False
+    previous = ""
 
     def tend(self) -> None:
         self.found.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from ddpwatch.collector import service
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.service import GONE, Collector, Options
 from ddpwatch.control import Listen
+from ddpwatch.errors import DdpwatchError
 from ddpwatch.keys import new_key_pair
 from ddpwatch.messages import Hello, encode
 
@@ -97,13 +99,30 @@ def test_one_that_fails_leaves_the_run_to_its_successor(
     assert list(run_directory.iterdir()) == []
 
 
+def introduce(collector: Collector, rank: int, previous: str) -> list[str]:
+    """What the run's file names as the run before, once a rank has named that one."""
+    about = {"host": "h", "pid": 1, "world_size": 4, "previous": previous}
+    hello = Hello(run_id="r", rank=rank, **about)  # type: ignore[arg-type]
+    collector._spread(hello, collector._hub.keep(hello, encode(hello), 1))
+    return [info.previous for info in rundir.live_runs()]
+
+
 def test_the_runs_file_names_the_run_before_once_a_rank_does(collector: Collector) -> None:
-    """The first one that knows it counts, on whichever host."""
-    for rank, previous in enumerate(("", "../r", "before", "another")):
-        about = {"host": "h", "pid": 1, "world_size": 4, "previous": previous}
-        hello = Hello(run_id="r", rank=rank, **about)  # type: ignore[arg-type]
-        collector._spread(hello, collector._hub.keep(hello, encode(hello), 1))
-    assert [info.previous for info in rundir.live_runs()] == ["before"]
+    """On whichever host. Where ranks name several, the most frequent one counts, and the last of several of those."""
+    named = ["", "../r", "run-1", "run-2", "run-1", "run-1", "../r", "../r", "../r", ""]
+    found = [introduce(collector, rank, previous) for rank, previous in enumerate(named)]
+    assert found == [[name] for name in ("", "", "run-1", "run-2", *["run-1"] * 6)]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), DdpwatchError("was removed")])
+def test_a_run_file_that_cannot_be_written_does_not_end_the_collector(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(rundir, "publish", fail)
+    assert introduce(collector, 0, "before") == [""]
 
 
 def test_while_late_viewers_have_their_chance_failed_handshakes_are_still_received(collector: Collector) -> None:

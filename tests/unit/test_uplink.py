@@ -303,6 +303,27 @@ def test_an_agent_that_loses_its_connection_sends_what_is_missing_once(
     assert root.nodes.refused["unknown key"] == 0
 
 
+def test_a_root_receives_a_bounded_number_of_bytes_at_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest comes with the next turns, and nothing is lost."""
+    root, agent = pair.start(), pair.agent()
+    pair.until(lambda: agent.welcome is not None)
+    monkeypatch.setattr(root_module, "RECEIVE_BYTES", 1)
+    turns = []
+
+    def arrive() -> Iterator[tuple[bytes, list[zmq.Frame], int]]:
+        turns.append(found := list(arrived()))
+        return iter(found)
+
+    arrived = root._arrived
+    monkeypatch.setattr(root, "_arrived", arrive)
+    for step in range(5):
+        send(agent, beat(step))
+        agent.turn()
+    pair.until(lambda: len(pair.beats()) == 5 and agent.is_done)
+    assert pair.beats() == [(2, step) for step in range(5)]
+    assert {len(found) for found in turns} <= {0, 1}
+
+
 def test_what_is_passed_on_has_been_acknowledged(pair: Pair) -> None:
     """A root that is killed in between leaves a gap, and a step that was passed on does not come again."""
     root, agent = pair.start(), pair.agent()
