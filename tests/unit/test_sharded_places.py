@@ -31,12 +31,13 @@ def sharded() -> Any:
     return fully_shard(nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=mesh), nn.Linear(4, 4)), mesh=mesh)
 
 
-def replicated() -> Any:
+def replicated(groups: int = 2) -> Any:
     from torch.distributed._composable.replicate_with_fsdp import replicate
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (1,))
-    return replicate(nn.Sequential(replicate(nn.Linear(4, 4), mesh=mesh), nn.Linear(4, 4)), mesh=mesh)
+    inner = [replicate(nn.Linear(4, 4), mesh=mesh) for _ in range(1, groups)]
+    return replicate(nn.Sequential(*inner, nn.Linear(4, 4)), mesh=mesh)
 
 
 def probe_on(model: Any) -> Any:
@@ -104,13 +105,14 @@ def test_one_all_reduce_counts_once_also_if_another_stands_between(
         probe.close()
 
 
+@pytest.mark.parametrize("groups", [1, 2])
 def test_a_reduction_without_an_all_reduce_leaves_nothing_to_the_next(
-    collectives: Any, monkeypatch: pytest.MonkeyPatch
+    groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FSDP2 scatters nothing within one rank: only the all-reduce ends what `allocate` has started."""
     from ddpwatch.probe.fsdp import FsdpProbe
 
-    model = replicated()
+    model = replicated(groups)
     launched: list[tuple[str, int, int]] = []
 
     def launch(probe: Any, op: str, label: int, nbytes: int, group: Any, ready: int | None = None) -> None:
@@ -125,7 +127,7 @@ def test_a_reduction_without_an_all_reduce_leaves_nothing_to_the_next(
     model.set_requires_all_reduce(True)
     start = time.monotonic_ns()
     model(torch.ones(2, 4)).sum().backward()
-    assert sorted((op, label) for op, label, _ in launched) == [("all_reduce", 0), ("all_reduce", 1)]
+    assert sorted((op, label) for op, label, _ in launched) == [("all_reduce", label) for label in range(groups)]
     assert all(ready > start for _, _, ready in launched)
     probe.close()
 
