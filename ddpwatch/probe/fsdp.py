@@ -39,7 +39,13 @@ from ddpwatch.probe.guarded import GuardedProbe, PortableHook
 from ddpwatch.probe.identity import Flags, module_name
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.recorder import StepRecorder
-from ddpwatch.probe.sharded_comm import TimedAllGather, TimedComm, TimedReduceScatter, see_all_reduces
+from ddpwatch.probe.sharded_comm import (
+    TimedAllGather,
+    TimedComm,
+    TimedReduceScatter,
+    forget_reduction,
+    see_all_reduces,
+)
 
 _log = logging.getLogger("ddpwatch")
 _COMMS = {"_all_gather_comm": TimedAllGather, "_reduce_scatter_comm": TimedReduceScatter}
@@ -223,6 +229,7 @@ class FsdpProbe(GuardedProbe):
 
     def _forward_begin(self, module: Any, arguments: Any) -> None:
         self._take_comms()
+        forget_reduction()
         early, self._early = self._early, []
         self._validating = not torch.is_grad_enabled()
         if self._validating:  # what was issued early was issued for this
@@ -287,6 +294,8 @@ class FsdpProbe(GuardedProbe):
             return None
         entered = time.monotonic_ns()
         try:
+            if op == "all_reduce" and not self._all_reduces_in(group, label):
+                return None  # of another model, which is not watched
             entry = BucketRecord(self._module, label, nbytes, entered)
             entry.op, entry.group, entry.ready = op, self._id_of(group), ready
             issued = issued_by(group)
@@ -301,6 +310,10 @@ class FsdpProbe(GuardedProbe):
         except Exception as error:
             self.on_error(error)
             return None
+
+    def _all_reduces_in(self, group: dist.ProcessGroup, label: int) -> bool:
+        found = self._groups[label]()
+        return found is not None and getattr(found.mesh_info, "replicate_process_group", None) is group
 
     def finished(self, entry: BucketRecord) -> None:
         """See `ShardedObserver.finished`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -108,6 +109,7 @@ class StepRecord:
         "own_ns",
         "reductions",
         "resolved",
+        "sent",
         "slot",
         "spans",
         "start",
@@ -121,6 +123,7 @@ class StepRecord:
         self.start = start
         self.end = start
         self.ends: list[int] = []  # of the steps before its last one, if it is of a stretch of unwatched steps
+        self.sent = 0  # messages; written by the sender thread
         self.status: StepStatus = "ok"
         self.epoch = 0
         self.backwards = 0
@@ -145,8 +148,8 @@ class StepRecord:
 
     @property
     def steps(self) -> int:
-        """How many steps it is of: one, but for a stretch of unwatched steps."""
-        return 1 + len(self.ends)
+        """How many steps of it have not been sent: one, but for a stretch of unwatched steps."""
+        return 1 + len(self.ends) - self.sent
 
     def durations(self) -> Iterator[int]:
         """How long each of its steps took (ns)."""
@@ -155,19 +158,25 @@ class StepRecord:
             yield max(0, end - start)
             start = end
 
-    def messages(self, rank: int, dropped: int) -> Iterator[Step]:
-        """The messages of its steps, in order. Call it on the sender thread."""
+    def messages(self, rank: int, dropped: int, is_open: bool = False) -> Iterator[Step]:
+        """The messages of its steps that have not been sent, in order. Call it on the sender thread.
+
+        Args:
+            rank: Put into the messages.
+            dropped: Put into the messages.
+            is_open: Whether its last step goes on, and has no message yet. Only of a stretch.
+        """
         if self.status != UNWATCHED:
             yield self.message(rank, dropped)
             return
-        start, own_ns = self.start, self.own_ns // self.steps
-        for step, duration in enumerate(self.durations(), self.step):
+        stamps = [self.start, *self.ends] if is_open else [self.start, *self.ends, self.end]
+        own_ns = self.own_ns // (1 + len(self.ends))
+        for step, (start, end) in islice(enumerate(pairwise(stamps), self.step), self.sent, None):
             yield Step(
                 rank=rank, step=step, status=UNWATCHED, synced=self.reductions > 0, micro_steps=self.backwards,
-                epoch=self.epoch, start_ns=start, duration_ns=duration,
+                epoch=self.epoch, start_ns=start, duration_ns=max(0, end - start),
                 clock_error_ns=self.clock_error_ns, own_ns=own_ns, cpu_ns=self.cpu_ns, dropped=dropped,
             )  # fmt: skip
-            start += duration
 
     def message(self, rank: int, dropped: int) -> Step:
         """The record of one step as a message, after the work that was left for later. Call it on the sender thread."""

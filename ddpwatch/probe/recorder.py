@@ -187,7 +187,7 @@ class StepRecorder:
             self.shadow = self.current.status != FULL  # no call of levels here: it runs with cold caches
             self._forwards = 0
             if self.current.status == UNWATCHED:
-                self._begin_stretch(self.current.slot, now)
+                self._begin_stretch(self.current, now)
         self._forwards += 1
         self._syncs = self._syncs or syncs
         self._feed(self.current)
@@ -207,10 +207,11 @@ class StepRecorder:
             return UNWATCHED
         return SHADOW if self.sampling.is_shadow(slot) else FULL
 
-    def _begin_stretch(self, slot: int, now: int) -> None:
+    def _begin_stretch(self, record: StepRecord, now: int) -> None:
         """The steps after this unwatched one may pass until then. On a GPU, none: each has its own events."""
+        record.epoch = self.epoch  # now: the sender may send some of its steps before it ends
         if self.sampling is not None and self.gpu is None:
-            self._stretch_end, self._stretch_until = self.sampling.unwatched_until(slot), now + STRETCH_NS
+            self._stretch_end, self._stretch_until = self.sampling.unwatched_until(record.slot), now + STRETCH_NS
 
     def _end_stretch(self) -> None:
         """Between two steps of a stretch, or inside one: the finished steps leave, and the open one is alone."""

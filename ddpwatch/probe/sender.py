@@ -215,10 +215,23 @@ class Sender(threading.Thread):
         now, records = time.monotonic_ns(), self._outbox.records
         while records and self._may_go(records[0], now):
             self._send_steps(records.popleft())
+        self._send_finished(now)
         self._send(beat := self._heartbeat.beat(now, self.dropped))
         if (stack := self._stacks.take(beat)) is not None:
             self._send(stack)
         self._outbox.sender_cpu_ns = time.thread_time_ns()
+
+    def _send_finished(self, now: int) -> None:
+        """Sends what is finished of a stretch: its record leaves when the next step starts, which may never happen.
+
+        The training thread only appends to the ends, until it moves the last one to `end` and lets the record go.
+        """
+        record = self._recorder.current  # read first: if it has gone since, it is among the records
+        if record is None or self._outbox.records or record.steps == 1:
+            return
+        last = record.ends[-1:]
+        if last and now - last[0] > SETTLE_NS:
+            self._send_steps(record, is_open=True)
 
     @staticmethod
     def _may_go(record: StepRecord, now: int) -> bool:
@@ -265,11 +278,14 @@ class Sender(threading.Thread):
             return False
         return True
 
-    def _send_steps(self, record: StepRecord) -> None:
+    def _send_steps(self, record: StepRecord, is_open: bool = False) -> None:
         """Sends a record's steps. The first has the CPU time of this thread since the one before."""
+        if not record.steps:  # all were sent while it was open
+            return
         before, self._reported_cpu_ns = self._reported_cpu_ns, time.thread_time_ns()
         sender_ns = self._reported_cpu_ns - before
-        for message in record.messages(self._rank, self.dropped):
+        for message in record.messages(self._rank, self.dropped, is_open):
+            record.sent += 1
             message.sender_ns, sender_ns = sender_ns, 0
             self._stacks.add_step(message)
             self._send(message)

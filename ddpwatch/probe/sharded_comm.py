@@ -108,7 +108,7 @@ class TimedReduceScatter(TimedComm):
 
     def allocate(self, *arguments: Any, **options: Any) -> torch.Tensor:
         """Passes on, and stamps the first call of a reduction."""
-        if self._self_ready is None:
+        if _Reducing.comm() is not self or self._self_ready is None:
             _Reducing.comm, self._self_ready = weakref.ref(self), self._self_observer.stamp()
         memory: torch.Tensor = self.__wrapped__.allocate(*arguments, **options)
         return memory
@@ -140,6 +140,11 @@ class _Reducing:
     """The parameter group that is being reduced, until its all-reduce: FSDP2 reduces one at a time."""
 
     comm: Callable[[], TimedReduceScatter | None] = _none
+
+
+def forget_reduction() -> None:
+    """A forward starts: what was reduced last has had its all-reduce, has none, or has failed."""
+    _Reducing.comm = _none
 
 
 class _SeenDistributed(wrapt.ObjectProxy[Any]):

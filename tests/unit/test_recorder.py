@@ -487,16 +487,13 @@ def test_steps_of_a_stretch_are_as_if_each_had_a_record(micro_steps: int, unsync
     stretches, alone = Script(schedule := OneIn64()), Script(other := OneIn64())
     alone.recorder.forward_goes_unwatched = lambda syncs: False  # type: ignore[method-assign, assignment]
     for script in (stretches, alone):
+        script.recorder.epoch = 3
         pass_steps(script, 300, micro_steps, unsynced)
         script.recorder.finish()
     assert len(stretches.records) < len(alone.records) / 4
     for one, two in zip(steps_of(stretches), steps_of(alone), strict=True):
-        assert (one.step, one.status, one.start_ns, one.duration_ns) == (
-            two.step,
-            two.status,
-            two.start_ns,
-            two.duration_ns,
-        )
+        assert (one.step, one.status, one.epoch) == (two.step, two.status, two.epoch)
+        assert (one.start_ns, one.duration_ns) == (two.start_ns, two.duration_ns)
         assert (one.cpu_ns is None, one.synced, one.spans) == (two.cpu_ns is None, two.synced, two.spans)
     assert schedule.learnt == other.learnt
     slots = {record.step: record.slot for record in alone.records}
@@ -507,6 +504,7 @@ def test_steps_of_a_stretch_are_as_if_each_had_a_record(micro_steps: int, unsync
 def in_a_stretch() -> Script:
     """A job between two steps of a stretch."""
     script = Script(OneIn64())
+    script.recorder.epoch = 3
     pass_steps(script, 42)
     while script.recorder.current is None or not script.recorder.current.ends:
         pass_steps(script, 1)
@@ -540,6 +538,7 @@ def test_an_exception_or_the_end_loses_no_finished_step_of_a_stretch() -> None:
         end(script.recorder)
         assert [step.step for step in steps_of(script)] == list(range(count + 1 + len(status)))
         assert [step.status for step in steps_of(script)[count:]] == ["unwatched", *status]
+        assert {step.epoch for step in steps_of(script)} == {3}
 
 
 def test_the_batches_of_a_stretch_are_not_those_of_the_watched_step_after_it() -> None:

@@ -90,12 +90,14 @@ def test_a_collector_that_does_not_listen_delays_the_exit_by_far_less_than_a_sec
     assert errors == []
 
 
-def test_each_step_of_a_stretch_is_sent_and_lost_as_one(tmp_path: Path) -> None:
-    def stretch(first: int) -> StepRecord:
-        record = StepRecord(first, 100 * first)
-        record.status, record.ends, record.end = "unwatched", [100 * first + 100, 100 * first + 200], 100 * first + 300
-        return record
+def stretch(first: int) -> StepRecord:
+    """Three unwatched steps of 100 ns."""
+    record = StepRecord(first, 100 * first)
+    record.status, record.ends, record.end = "unwatched", [100 * first + 100, 100 * first + 200], 100 * first + 300
+    return record
 
+
+def test_each_step_of_a_stretch_is_sent_and_lost_as_one(tmp_path: Path) -> None:
     sender, outbox, _ = sender_of(0, lambda: here(f"ipc://{tmp_path}/collector"), pytest.fail)
     outbox.post(hello_of(0, 1))
     outbox.add_step(stretch(0))
@@ -109,6 +111,71 @@ def test_each_step_of_a_stretch_is_sent_and_lost_as_one(tmp_path: Path) -> None:
     for number in range(BACKLOG + 1):
         outbox.add_step(stretch(3 * number))
     assert outbox.dropped == 3
+
+
+class Frames:
+    """A sink that keeps the steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def send(self, data: bytes, flags: int = 0) -> None:
+        if isinstance(message := decode(data), Step):
+            self.steps.append(message)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def idle(tmp_path: Path) -> Iterator[tuple[Sender, Outbox, Frames]]:
+    """A sender whose thread does not run."""
+    sender, outbox, _ = sender_of(0, lambda: None, pytest.fail)
+    sender._sink = frames = Frames()
+    yield sender, outbox, frames
+    sender._context.term()
+
+
+def test_the_finished_steps_of_a_stretch_are_sent_while_the_job_hangs_in_the_next(
+    idle: tuple[Sender, Outbox, Frames],
+) -> None:
+    sender, _, frames = idle
+    recorder = sender._recorder
+    recorder.current, recorder.steps = stretch(0), 2
+    for _ in range(2):
+        sender._send_settled()
+        assert [(step.step, step.start_ns, step.duration_ns) for step in frames.steps] == [(0, 0, 100), (1, 100, 100)]
+    recorder.current.ends += [300, time.monotonic_ns()]  # it goes on
+    recorder.steps = 4
+    sender._send_settled()
+    assert len(frames.steps) == 2
+    recorder.abort()
+    sender._send_settled()
+    assert [step.step for step in frames.steps] == [0, 1, 2, 3, 4]
+
+
+def test_they_may_be_all_that_the_stretch_has(idle: tuple[Sender, Outbox, Frames]) -> None:
+    sender, outbox, frames = idle
+    recorder = sender._recorder
+    recorder.current, recorder.steps = stretch(0), 2
+    sender._send_settled()
+    recorder.abort()
+    assert [record.steps for record in outbox.records] == [0, 1]
+    sender._send_rest()
+    assert [(step.step, step.status) for step in frames.steps] == [(0, "unwatched"), (1, "unwatched"), (2, "aborted")]
+
+
+def test_they_do_not_overtake_the_steps_before(idle: tuple[Sender, Outbox, Frames]) -> None:
+    sender, outbox, frames = idle
+    before = StepRecord(0, 0)
+    before.resolved = False
+    outbox.add_step(before)
+    sender._recorder.current = stretch(1)
+    sender._send_settled()
+    assert not frames.steps
+    before.resolved = True
+    sender._send_settled()
+    assert [step.step for step in frames.steps] == [0, 1, 2]
 
 
 def test_a_rank_that_ends_before_rank_0_has_answered_waits_a_little(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,15 @@ def sharded() -> Any:
 
     mesh = init_device_mesh("cpu", (1,))
     return fully_shard(nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=mesh), nn.Linear(4, 4)), mesh=mesh)
+
+
+def replicated(groups: int = 2) -> Any:
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (1,))
+    inner = [replicate(nn.Linear(4, 4), mesh=mesh) for _ in range(1, groups)]
+    return replicate(nn.Sequential(*inner, nn.Linear(4, 4)), mesh=mesh)
 
 
 def probe_on(model: Any) -> Any:
@@ -92,6 +102,44 @@ def test_one_all_reduce_counts_once_also_if_another_stands_between(
     model(torch.ones(2, 4)).sum().backward()
     assert launched == ["all_reduce"]
     for probe in probes:
+        probe.close()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_reduction_without_an_all_reduce_leaves_nothing_to_the_next(
+    groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FSDP2 scatters nothing within one rank: only the all-reduce ends what `allocate` has started."""
+    from ddpwatch.probe.fsdp import FsdpProbe
+
+    model = replicated(groups)
+    launched: list[tuple[str, int, int]] = []
+
+    def launch(probe: Any, op: str, label: int, nbytes: int, group: Any, ready: int | None = None) -> None:
+        assert ready is not None
+        launched.append((op, label, ready))
+
+    monkeypatch.setattr(FsdpProbe, "launch", launch)
+    probe = probe_on(model)
+    model.set_requires_all_reduce(False)
+    model(torch.ones(2, 4)).sum().backward()
+    assert launched == []
+    model.set_requires_all_reduce(True)
+    start = time.monotonic_ns()
+    model(torch.ones(2, 4)).sum().backward()
+    assert sorted((op, label) for op, label, _ in launched) == [("all_reduce", label) for label in range(groups)]
+    assert all(ready > start for _, _, ready in launched)
+    probe.close()
+
+
+def test_the_all_reduce_of_another_model_is_left_alone() -> None:
+    """Plain FSDP2 has none: what follows its reduce-scatter may be that of a model which is not watched."""
+    models = sharded(), replicated()
+    group = models[1]._get_fsdp_state()._fsdp_param_group.mesh_info.replicate_process_group
+    for model, counts in zip(models, (False, True), strict=True):
+        probe = probe_on(model)
+        model(torch.ones(2, 4))
+        assert (probe.launch("all_reduce", 0, 16, group) is not None) == counts
         probe.close()
 
 
