@@ -9,6 +9,7 @@ from ddpwatch.messages import Mark
 from ddpwatch.state import StepAcrossRanks
 from ddpwatch.transport import Frame
 from ddpwatch.tui.feed.events import BATCH
+from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.log import JobOutput
 from ddpwatch.tui.models.overview import (
     Link,
@@ -20,6 +21,7 @@ from ddpwatch.tui.models.overview import (
 )
 from ddpwatch.tui.models.run import FollowedRun
 from ddpwatch.tui.models.steps import is_slow
+from ddpwatch.tui.models.verdict_facts import of_whole
 from ddpwatch.tui.models.whole import WholeRecording
 
 
@@ -51,6 +53,7 @@ class ViewerSession:
         self._directory = self._job = ""
         self._attached = False
         self._ended_s: float | None = None
+        self._found: Diagnosed | None = None  # of `whole`, as of the last `refresh`
 
     def _forget_run(self, name: str) -> None:
         self.name = name
@@ -142,6 +145,7 @@ class ViewerSession:
 
     def refresh(self, link: LinkState) -> bool:
         """Brings the overview up to date. Returns whether it has changed."""
+        found = None if self.whole is None else self.whole.result
         now = (
             link,
             self.state.version,
@@ -150,18 +154,22 @@ class ViewerSession:
             self._filter,
             self.output.version,
             self.follow_slowest,
-            self.whole.result if self.whole is not None else None,
+            found,
         )
         if now == self._drawn or self._seeking:
             return False
         self._drawn = now
+        if found is not self._found:
+            self._found = found
+            if self._frozen is not None and found is not None and found.whole:
+                self._freeze()
         built = replace(self._build(link), following=self.follow_slowest)
-        self.overview = built if self.whole is None else self._with_whole(built, self.whole)
+        self.overview = built if found is None else self._with_whole(built, found)
         return True
 
     def _build(self, link: LinkState) -> Overview:
         if self._frozen is None:
-            overview = self._builder.build(self.state, link, self._filter)
+            overview = self._builder.build(self.state, link, self._filter, self._found)
             if not self.replay or self.over:
                 self._run.log_incidents()
             return overview
@@ -170,13 +178,13 @@ class ViewerSession:
         lanes = self._builder.lanes(self._selected, self.state, self._filter) if self._selected else None
         return paused_overview(self._frozen, now, lanes)
 
-    @staticmethod
-    def _with_whole(overview: Overview, whole: WholeRecording) -> Overview:
+    def _with_whole(self, overview: Overview, whole: Diagnosed) -> Overview:
         """The overview with the incidents of the whole recording, or how far their search has come."""
-        slowest, found = overview.slowest, whole.result
-        if not whole.ready:
-            found = replace(overview.diagnosed, progress=found.progress)
-        return replace(overview, diagnosed=replace(found, slowest=slowest))
+        slowest, facts = overview.slowest, overview.facts
+        if facts is not None:
+            facts = of_whole(facts, whole, overview.newest_step, self.state)
+        found = whole if whole.whole else replace(overview.diagnosed, progress=whole.progress)
+        return replace(overview, diagnosed=replace(found, slowest=slowest), facts=facts)
 
     @property
     def steps(self) -> Sequence[StepAcrossRanks]:
@@ -226,7 +234,7 @@ class ViewerSession:
         self.paused = paused
 
     def _freeze(self) -> None:
-        built = self._builder.build(self.state, self.overview.link, self._filter)
+        built = self._builder.build(self.state, self.overview.link, self._filter, self._found)
         self._frozen = replace(built, ranks=tuple(built.ranks))
         self._frozen_steps = list(self.state.steps.values())
 

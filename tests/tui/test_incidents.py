@@ -108,6 +108,34 @@ def test_what_comes_after_a_replay_s_position_is_dimmed(position, when):
     assert ("faint" in [style for _, style in painted[1]]) == (when == "later")
 
 
+@pytest.mark.parametrize(("still", "at_118", "at_120"), [(True, "later", "now"), (False, "later", "over")])
+def test_a_hang_is_now_while_its_step_has_not_ended(still, at_118, at_120):
+    hang = replace(HANG, since_step=120, until_step=120, open=still)
+    whens = [
+        incident_rows(Diagnosed([hang], whole=True), position, state_of([layout()]).layouts)[0].when
+        for position in (118, 119, 120)
+    ]
+    assert whens == [at_118, "now", at_120]
+
+
+def test_a_death_is_not_later_than_its_step():
+    death = replace(HANG, kind="death", open=False)
+    found = Diagnosed([death], whole=True)
+    assert [incident_rows(found, at, state_of([layout()]).layouts)[0].when for at in (9, 10, 11)] == [
+        "later",
+        "over",
+        "over",
+    ]
+
+
+def test_what_lasted_to_the_end_of_a_run_that_is_over():
+    found = Diagnosed([replace(LATE, open=True, gain=0.3)])
+    rows = incident_rows(found, 9, state_of([layout()]).layouts)
+    lines = plain(paint_incidents(rows, found, (80, 19), 0, 0, ended=True))
+    assert "straggler, lasted from step 4 to the end: cost 2.00 rank-s" in lines[2]
+    assert "its steps would have been 30.0 % shorter" in lines[4]
+
+
 def test_what_is_not_known_yet_is_said():
     assert "diagnosing the recording: 42%" in plain(paint_incidents([], Diagnosed(progress=0.42), (80, 10), 0, 0))[1]
     assert "where the time went: diagnosing … 42%" in "\n".join(

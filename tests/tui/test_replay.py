@@ -3,15 +3,17 @@
 import itertools
 import random
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 
 import pytest
 
+from ddpwatch.analysis.diagnosis.incident import Account, LostTime
 from ddpwatch.analysis.diagnosis.rows import incident_row
+from ddpwatch.analysis.incident_news import cost_text
 from ddpwatch.analysis.window import summarise
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Mark
+from ddpwatch.messages import Bye, Mark, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.seek import Position, SeekTarget, duration_text, locate, parse_target
 from ddpwatch.recording.writer import RecordingWriter
@@ -23,7 +25,10 @@ from ddpwatch.tui.feed.events import Arrived, Attached, Failed, Frames, Missed, 
 from ddpwatch.tui.feed.playback import PlaybackClock
 from ddpwatch.tui.models.devices import HISTORY_S, DeviceLines
 from ddpwatch.tui.models.incidents import Diagnosed
+from ddpwatch.tui.models.overview import Link, LinkState
 from ddpwatch.tui.models.whole import WholeRecording
+from ddpwatch.tui.paint.header import line_below
+from ddpwatch.tui.session import ViewerSession
 from tests.support.dashboards import Clock, ended_recording, replay_app, screen_text, until
 from tests.support.frames import (
     EPOCH_NS,
@@ -327,6 +332,51 @@ class TestWholeRun:
         whole = WholeRecording(lambda: iter(frames), lambda: (frames[0][1].received_ns, frames[-1][1].received_ns))
         whole._read()
         return whole
+
+    def session_after_a_jump(self, whole):
+        """One that knows the frames from step 80 to 100 only."""
+        frames = enveloped(eventful(), every_ms=50)
+        known = [f for f in frames if (80 <= f[0].step <= 100 if isinstance(f[0], Step) else not isinstance(f[0], Bye))]
+        session = ViewerSession(replay=True, whole=whole)
+        session.apply(known)
+        return session
+
+    def line_below(self, session):
+        session.refresh(LinkState(Link.REPLAY, replay=True))
+        return "".join(text for text, _ in line_below(session.overview, 200))
+
+    def test_below_the_verdict_is_the_incident_of_the_whole_recording(self):
+        whole = self.whole(enveloped(eventful(), every_ms=50))
+        session = self.session_after_a_jump(whole)
+        line = self.line_below(session)
+        found = next(one for one in whole.result.incidents if one.kind == "straggler")
+        assert session.overview.facts.incident == found
+        assert line.startswith(f"since step 60   cost {cost_text(found)}")  # it started before the first step kept
+
+    def test_without_the_whole_recording_a_part_is_not_taken_for_the_incident(self):
+        frames = enveloped(eventful(), every_ms=50)
+        whole = WholeRecording(lambda: iter(frames), lambda: (0, 1))
+        line = self.line_below(self.session_after_a_jump(whole))
+        assert "pid 4001" in line
+        assert "since" not in line
+        assert "cost" not in line
+        whole._read()
+        whole.result = replace(whole.result, incidents=[])
+        assert "cost" not in self.line_below(self.session_after_a_jump(whole))
+
+    def test_the_table_starts_with_who_costs_most_in_the_whole_recording(self):
+        """As Ranks and Devices do, also during a pause in which the diagnosis becomes complete."""
+        frames = enveloped(run(40, world=4, late_rank=2), every_ms=50)
+        whole = WholeRecording(lambda: iter(frames), lambda: (0, 1))
+        session = ViewerSession(replay=True, whole=whole)
+        session.apply(frames)
+        session.refresh(LinkState(Link.REPLAY, replay=True))
+        session.pause(True)
+        assert [line.rank for line in session.overview.worst] == [2]
+        waiting = Account("waiting", 1, "backward", SECOND_NS)
+        whole.result = Diagnosed(lost=LostTime(SECOND_NS, (waiting,)), whole=True)
+        session.refresh(LinkState(Link.REPLAY, replay=True))
+        assert [line.rank for line in session.overview.worst] == [2, 1]  # the verdict's first
 
     def test_it_is_that_of_the_report(self, tmp_path):
         frames = enveloped(eventful(), every_ms=50)

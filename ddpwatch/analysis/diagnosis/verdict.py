@@ -27,6 +27,7 @@ class Verdict:
         rank, bucket: Which ones are to blame, if any.
         ranks: All that it names.
         peers: Whom these were compared with, if that is known.
+        incident: What it is about, if it is an incident that lasts or ended the run.
     """
 
     kind: str
@@ -36,6 +37,7 @@ class Verdict:
     bucket: int | None = None
     ranks: tuple[int, ...] = ()
     peers: tuple[int, ...] = ()
+    incident: Incident | None = None
 
 
 def verdict(
@@ -78,7 +80,7 @@ def of_incident(incident: Incident) -> Verdict:
     severity: Severity = "bad" if incident.severity == "error" or incident.kind in _BAD else "warn"
     rank = incident.ranks[0] if len(incident.ranks) == 1 else None
     peers = tuple(incident.evidence.get("group", ()))
-    return Verdict(incident.kind, severity, text, rank, incident.bucket, incident.ranks, peers)
+    return Verdict(incident.kind, severity, text, rank, incident.bucket, incident.ranks, peers, incident)
 
 
 def _percent(share: float) -> str:

@@ -11,7 +11,7 @@ from ddpwatch.messages import Beat, Bye
 
 _MOST_NAMED = 6
 LIVE_PHASES = {"input": "between steps", "between": "between phases"}  # where a heartbeat says that training is
-_ACTIVITIES = {
+ACTIVITIES = {
     "data": "waiting for data", "save": "in torch.save", "compile": "compiling", "validation": "in validation",
     "graph": "in CUDA graphs",
 }  # fmt: skip
@@ -160,7 +160,7 @@ def _stuck(life: RankLife) -> str:
 
 def _live_place(beat: Beat) -> str:
     if beat.activity:
-        return f"{_ACTIVITIES.get(beat.activity, beat.activity)} at step {beat.step}"
+        return f"{ACTIVITIES.get(beat.activity, beat.activity)} at step {beat.step}"
     return in_live_phase(beat.phase, beat.step)
 
 

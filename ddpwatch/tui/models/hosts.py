@@ -17,9 +17,9 @@ class HostLine:
     Attributes:
         cost_ns: Rank-time that others waited for its ranks.
         share: That, of the run's rank-time; None before anything is known.
-        unseen: Its agent is not connected, so that all else is old.
-        machine: Its newest sample.
-        gpus_busy: The mean utilisation (%) of its GPUs; None if there are none, or it is not known.
+        unseen: Its agent is not connected.
+        machine: Its newest sample; None if there is none, or it is unseen: the sample is then old.
+        gpus_busy: The mean utilisation (%) of its GPUs; None if there are none, it is not known, or the host is unseen.
     """
 
     host: str
@@ -45,7 +45,7 @@ def host_lines(model: Overview) -> list[HostLine]:
     lines = []
     for host, own in ranks.items():
         spent = sum(cost.get(rank, 0) for rank in own)
-        share, used = spent / total if total else None, busy.get(host)
-        unseen = not model.unseen.isdisjoint(own)
-        lines.append(HostLine(host, own, spent, share, unseen, machines.get(host), fmean(used) if used else None))
+        share, unseen = spent / total if total else None, not model.unseen.isdisjoint(own)
+        machine, used = (None, None) if unseen else (machines.get(host), busy.get(host))
+        lines.append(HostLine(host, own, spent, share, unseen, machine, fmean(used) if used else None))
     return sorted(lines, key=lambda line: (-line.cost_ns, not line.unseen, line.host))

@@ -104,9 +104,25 @@ def _layer(incident: Incident, names: LayerNames) -> str:
 
 def _when(incident: Incident, position: int | None) -> str:
     """Whether it lasts; at a position in a recording, whether it lasted then."""
-    since, until = incident.since_step, incident.until_step
-    if position is None or since is None:
+    if position is None or incident.since_step is None:
         return "now" if incident.open else "over"
-    if position < since:
+    first, last = _positions(incident, incident.since_step)
+    if position < first:
         return "later"
-    return "now" if incident.open or position < (since if until is None else until) else "over"
+    return "now" if incident.open or position < last else "over"
+
+
+def covers(incident: Incident, position: int) -> bool:
+    """Whether it had started, and was not over, when ``position`` was the newest step. A death is never over."""
+    if incident.since_step is None:
+        return False
+    first, last = _positions(incident, incident.since_step)
+    return first <= position and (position <= last or incident.open or incident.kind == "death")
+
+
+def _positions(incident: Incident, since: int) -> tuple[int, int]:
+    """The newest steps when it starts and when it is over."""
+    last = since if incident.until_step is None else incident.until_step
+    if incident.kind == "death":
+        return since - 1, since - 1  # its step does not end
+    return since - (incident.kind == "hang"), last  # its step ends with it

@@ -15,7 +15,7 @@ from typing import overload
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.verdict import Verdict
-from ddpwatch.analysis.diagnosis.wording import LIVE_PHASES
+from ddpwatch.analysis.diagnosis.wording import ACTIVITIES, LIVE_PHASES
 from ddpwatch.analysis.window import RankSummary, Summariser, Summary
 from ddpwatch.messages import Beat, Bye, Hello, Status
 from ddpwatch.sampling.cost import Cost
@@ -105,7 +105,7 @@ class Overview:
         diagnosed: The run's incidents and lost time; in a replay those of the whole recording.
         groups: The numbers of each rank's process groups, by their ranks; empty if all ranks are in the same.
         facts: On the incident that the verdict is about.
-        standstill_ns: For how long a hang has kept all ranks from finishing a step.
+        standstill_ns: In a hang, for how long no rank has finished a step; None if other groups go on.
         worst: The lines of ranks that a table starts with if not all fit, worst first.
         hosts: The host of each rank; empty if all ranks are on one.
         unseen: The ranks of which nothing is known, because their host's agent is not connected.
@@ -194,8 +194,13 @@ class OverviewBuilder:
         self._diagnosed = Diagnosed()
         self._diagnosed_at: tuple[int, int, Bye | None] = (-1, 0, None)  # the state's version and time, the last end
 
-    def build(self, state: RunState, link: LinkState, filter_text: str = "") -> Overview:
-        """The present overview, of the ranks that the filter selects; its lanes are the step to show."""
+    def build(
+        self, state: RunState, link: LinkState, filter_text: str = "", whole: Diagnosed | None = None
+    ) -> Overview:
+        """The present overview, of the ranks that the filter selects; its lanes are the step to show.
+
+        ``whole`` is the diagnosis of the whole recording, if there is one: what ranks cost in it orders the worst.
+        """
         hellos = [rank.hello for rank in state.ranks.values() if rank.hello is not None]
         newest, shown = state.newest_step(), step_to_show(state)
         summary = self.summary(state, link.at_rest)
@@ -212,7 +217,7 @@ class OverviewBuilder:
             cost=self._cost,
             newest_full=state.cost.newest_full(),
             verdict=verdict,
-            facts=verdict_facts(verdict.text, diagnosed.incidents, state),
+            facts=verdict_facts(verdict.incident, state),
             standstill_ns=standstill_ns(diagnosed.incidents, state),
             diagnosed=diagnosed,
             end=state.end,
@@ -221,7 +226,7 @@ class OverviewBuilder:
             missing_steps=state.missing_steps,
             lanes=self.lanes(shown, state, filter_text) if shown else None,
             ranks=lines,
-            worst=_worst(state, lines, verdict.ranks, diagnosed.waited_for),
+            worst=_worst(state, lines, verdict.ranks, (whole if whole and whole.whole else diagnosed).waited_for),
             devices=self._devices.build(state),
             history=self._history.points(list(state.steps.values()), len(state.ranks)),
             filter=filter_text,
@@ -355,20 +360,22 @@ def rank_status(state: RunState, rank: RankState, stuck: bool = False) -> tuple[
     if status is RankStatus.SILENT:
         return f"silent {(state.now_ns - rank.seen_ns) / 1e9:.0f} s", "bad"
     if stuck and rank.beat is not None:
-        return f"stuck {_place(rank.beat)} {_since_s(rank.beat):.0f} s", "bad"
+        return " ".join(filter(None, ("stuck", _place(rank.beat), f"{_since_s(rank.beat):.0f} s"))), "bad"
     if status is RankStatus.WAITING and rank.beat is not None:
-        waited = _since_s(rank.beat)
+        waited = (rank.beat.at_ns - rank.beat.since_ns) / 1e9
         return f"waiting {waited:.0f} s{_in_flight(rank.beat.in_flight, ' for')}", "warn"
     return "running", "good"
 
 
 def _since_s(beat: Beat) -> float:
-    """For how long a rank has been in its phase, as of its heartbeat."""
-    return (beat.at_ns - beat.since_ns) / 1e9
+    """For how long a rank has been where `_place` says, as of its heartbeat."""
+    return (beat.at_ns - (beat.activity_since_ns if beat.activity else beat.since_ns)) / 1e9
 
 
 def _place(beat: Beat) -> str:
-    return beat.activity or LIVE_PHASES.get(beat.phase, f"in {beat.phase}" if beat.phase else "")
+    if beat.activity:
+        return ACTIVITIES.get(beat.activity, beat.activity)
+    return LIVE_PHASES.get(beat.phase, f"in {beat.phase}" if beat.phase else "")
 
 
 def end_text(bye: Bye) -> tuple[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.state import RunState
+from ddpwatch.state import RankState, RunState
+from ddpwatch.stillness import STILL_NS
+from ddpwatch.tui.models.incidents import Diagnosed, covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,22 +16,21 @@ class VerdictFacts:
     """More on the incident that the verdict is about.
 
     Attributes:
-        incident: That one.
+        incident: That one; None in a replay as long as only a part of it may be known.
         lasts_ns: From its first step to the newest; None if that step is not kept, or clocks cannot be compared.
         host, pid: Of the rank to blame, if it is one.
-        site: Where in the user's code a rank stands that holds up the others; empty if that is not known.
+        site: Where in the user's code the rank is that holds up the others; empty if that is not known.
     """
 
-    incident: Incident
+    incident: Incident | None
     lasts_ns: int | None = None
     host: str = ""
     pid: int | None = None
     site: str = ""
 
 
-def verdict_facts(text: str, incidents: Iterable[Incident], state: RunState) -> VerdictFacts | None:
-    """Facts on the incident whose message the verdict's text has; None if it is about none."""
-    incident = next((one for one in incidents if one.message and one.message in text), None)
+def verdict_facts(incident: Incident | None, state: RunState) -> VerdictFacts | None:
+    """Facts on the verdict's incident; None if it is about none."""
     if incident is None:
         return None
     rank = state.ranks.get(incident.ranks[0]) if len(incident.ranks) == 1 else None
@@ -37,11 +38,21 @@ def verdict_facts(text: str, incidents: Iterable[Incident], state: RunState) -> 
     sites = incident.evidence.get("call_sites", {})
     return VerdictFacts(
         incident,
-        _lasts_ns(incident, state) if incident.open else None,
+        _lasts_ns(incident, state),
         host="" if hello is None else hello.host,
         pid=None if hello is None else hello.pid,
         site=next((site for at, site in sites.items() if at in incident.ranks), ""),
     )
+
+
+def of_whole(facts: VerdictFacts, found: Diagnosed, newest: int | None, state: RunState) -> VerdictFacts:
+    """The facts with what a whole recording has of the incident: after a jump, the state has only a part of it."""
+    incident = None
+    if facts.incident is not None and found.whole and newest is not None:
+        key = facts.incident.kind, facts.incident.ranks
+        same = (one for one in found.incidents if (one.kind, one.ranks) == key)
+        incident = next((one for one in same if covers(one, newest)), None)
+    return replace(facts, incident=incident, lasts_ns=None if incident is None else _lasts_ns(incident, state))
 
 
 def _lasts_ns(incident: Incident, state: RunState) -> int | None:
@@ -53,12 +64,20 @@ def _lasts_ns(incident: Incident, state: RunState) -> int | None:
 
 
 def standstill_ns(incidents: Iterable[Incident], state: RunState) -> int | None:
-    """In a hang, for how long no rank has finished a step; None if there is no hang."""
+    """In a hang, for how long no rank has finished a step; None if there is no hang, or other groups go on."""
     if not any(incident.kind == "hang" and incident.open for incident in incidents):
         return None
-    alive = [(rank.beat, rank.last_step) for rank in state.ranks.values() if rank.bye is None]
-    known = [(beat, step) for beat, step in alive if beat is not None and step is not None]
-    return max((beat.at_ns - step.start_ns - step.duration_ns for beat, step in known), default=None)
+    each_ns = (_without_step_ns(rank, state.now_ns) for rank in state.ranks.values() if rank.bye is None)
+    since_ns = min((ns for ns in each_ns if ns is not None), default=0)
+    return since_ns if since_ns > STILL_NS else None
+
+
+def _without_step_ns(rank: RankState, now_ns: int) -> int | None:
+    """How long ago a rank finished its newest step, by its own clock up to its newest frame; None if not known."""
+    beat, step = rank.beat, rank.last_step
+    if beat is None or step is None:
+        return None
+    return max(beat.at_ns - step.start_ns - step.duration_ns, 0) + now_ns - rank.seen_ns
 
 
 def stuck_ranks(incidents: Iterable[Incident]) -> frozenset[int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.verdict import Severity
 from ddpwatch.analysis.incident_news import cost_text, share_text
 from ddpwatch.recording.seek import duration_text
@@ -270,7 +271,7 @@ def verdict_lines(model: Overview, width: int, most: int = MOST_VERDICT_ROWS) ->
 def line_below(model: Overview, width: int) -> Row:
     """More on the verdict's incident; without one, on a screen that has no panel for it, the lost time."""
     if model.facts is not None:
-        return fit(_facts(model.facts), width - 4)
+        return fit(_facts(model, model.facts), width - 4)
     text = lost_line(model.diagnosed, width - 4) if width < WIDE else ""
     return [(text, "dim")] if text else []
 
@@ -282,21 +283,37 @@ def _lasted(ns: int) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def _facts(facts: VerdictFacts) -> list[Field]:
-    incident, hangs = facts.incident, facts.incident.kind == "hang"
-    said = hangs or incident.kind == "death"  # the sentence says when
-    since, cost = f"since step {incident.since_step}", f"cost {'so far ' if incident.open else ''}{cost_text(incident)}"
-    lasts = f", for {_lasted(facts.lasts_ns)}" if facts.lasts_ns is not None else ""
+def _facts(model: Overview, facts: VerdictFacts) -> list[Field]:
+    hangs = model.verdict.incident is not None and model.verdict.incident.kind == "hang"
     where = clean(facts.host, 32) + (f", pid {facts.pid}" if facts.pid is not None else "")
     site = f"at {clean(facts.site, 60)}" if facts.site else ""
     key = "7: stacks" if hangs else "7: details"
     return [
         Field(site, site, 0, "strong"),
-        Field("" if said or incident.since_step is None else since + lasts, since, 1, "strong"),
-        Field(cost if incident.cost_ns else "", f"cost {share_text(incident.share)} of the run", 4 if hangs else 2),
+        _since(facts, ended=model.end is not None),
+        _cost_of(facts.incident, 4 if hangs else 2, final=model.end is not None or model.diagnosed.whole),
         Field(where, where, 3),
         Field(key, key, 5 if not hangs else 2, "dim"),
     ]
+
+
+def _since(facts: VerdictFacts, ended: bool) -> Field:
+    """When the incident started and, while the run goes on, how long ago that was."""
+    incident = facts.incident
+    if incident is None or incident.since_step is None or incident.kind in ("hang", "death"):  # the sentence says when
+        return Field("", "")
+    if ended:
+        return Field(f"from step {incident.since_step} to the end", f"from step {incident.since_step}", 1, "strong")
+    since = f"since step {incident.since_step}"
+    lasts = f", for {_lasted(facts.lasts_ns)}" if facts.lasts_ns is not None else ""
+    return Field(since + lasts, since, 1, "strong")
+
+
+def _cost_of(incident: Incident | None, priority: int, final: bool) -> Field:
+    if incident is None or not incident.cost_ns:
+        return Field("", "")
+    so_far = "so far " if incident.open and not final else ""
+    return Field(f"cost {so_far}{cost_text(incident)}", f"cost {share_text(incident.share)} of the run", priority)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,12 @@ def list_height(rows: int, height: int) -> int:
 
 
 def paint_incidents(
-    rows: Sequence[ListedIncident], found: Diagnosed, size: tuple[int, int], first: int, selected: int
+    rows: Sequence[ListedIncident],
+    found: Diagnosed,
+    size: tuple[int, int],
+    first: int,
+    selected: int,
+    ended: bool = False,
 ) -> list[Row]:
     """The list from the ``first`` row on, and the details of the selected one.
 
@@ -58,6 +63,7 @@ def paint_incidents(
         size: Columns and rows.
         first: The index of the first in view.
         selected: The index of the selected one.
+        ended: The run is over.
     """
     width, height = size
     canvas = Canvas(width, height)
@@ -69,7 +75,7 @@ def paint_incidents(
     room = list_height(len(rows), height)
     for y, row in enumerate(rows[first : first + room], start=1):
         _paint_row(canvas, row, y, first + y - 1 == selected)
-    _paint_details(canvas, rows[selected], room + 1)
+    _paint_details(canvas, rows[selected], room + 1, ended)
     return canvas.rows()
 
 
@@ -111,15 +117,15 @@ def _ranks(ranks: Sequence[int]) -> str:
     return spans(sorted(ranks)) if ranks else "all"
 
 
-def _paint_details(canvas: Canvas, row: ListedIncident, y: int) -> None:
+def _paint_details(canvas: Canvas, row: ListedIncident, y: int, ended: bool) -> None:
     """Everything known of one incident."""
     incident, width = row.incident, canvas.width
     canvas.fill(0, width, y, " ", "heading")
-    title = f"{name_of(incident.kind)}, {_when(row)}: cost {cost_text(incident)}"
+    title = f"{name_of(incident.kind)}, {_when(row, ended)}: cost {cost_text(incident)}"
     canvas.put(1, y, shorten(title, width - 2), "heading-strong")
     lines = [(line, style_of(incident)) for line in wrap(clean(incident.message, 400), width - 2, 3)]
     if incident.gain:
-        would = "a step would be" if incident.open else "its steps would have been"
+        would = "a step would be" if incident.open and not ended else "its steps would have been"
         lines.append((f"without it, {would} {share_text(incident.gain)} shorter", "text"))
     lines += [
         (line, "warn") for line in wrap(clean(incident.device and f"cause: {incident.device}", 400), width - 2, 2)
@@ -131,11 +137,13 @@ def _paint_details(canvas: Canvas, row: ListedIncident, y: int) -> None:
         canvas.put(1, at, text, style)
 
 
-def _when(row: ListedIncident) -> str:
+def _when(row: ListedIncident, ended: bool) -> str:
     """Whether it lasts, and in which steps it lasted."""
     since = row.incident.since_step
     if row.when == "later":
         return "later than the position"
+    if row.when == "now" and ended:
+        return "lasted to the end" if since is None else f"lasted from step {since} to the end"
     if row.when == "now":
         return "lasts" if since is None else f"lasts since step {since}"
     steps = steps_text(row.incident)

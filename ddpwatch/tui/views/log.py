@@ -116,13 +116,14 @@ class LogView(RunView):
         lists = self.lists()
         entries, selected = lists[self.list_shown], self._index(lists[self.list_shown])
         headings = [(name, len(listed)) for name, listed in zip(LISTS, lists, strict=True)]
-        diagnosed = self.session.overview.diagnosed
+        overview = self.session.overview
+        diagnosed = overview.diagnosed
         title = paint_lists(headings, self.list_shown, width, diagnosed.progress)
         size = (width, max(height - 1, 0))
         rows = [entry for entry in entries if isinstance(entry, ListedIncident)]
         if rows or self.list_shown == INCIDENTS:
             first = _first(selected, len(rows), list_height(len(rows), size[1]))
-            return title + paint_incidents(rows, diagnosed, size, first, selected)
+            return title + paint_incidents(rows, diagnosed, size, first, selected, overview.end is not None)
         lines = [entry for entry in entries if isinstance(entry, LogLine)]
         return title + paint_lines(lines, size, _first(selected, len(lines), size[1]), selected)
 

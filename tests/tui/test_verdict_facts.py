@@ -1,0 +1,93 @@
+"""The line below the verdict, and what it says in a hang."""
+
+from dataclasses import replace
+
+import pytest
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.verdict import verdict
+from ddpwatch.analysis.window import Summary
+from ddpwatch.tui.models.overview import Overview, rank_status
+from ddpwatch.tui.models.verdict_facts import standstill_ns, verdict_facts
+from ddpwatch.tui.paint.header import line_below
+from tests.support.frames import MS, START_NS, STEP_MS, beat, bye, hello, run, state_of, step
+
+SECOND = 10**9
+LATE = Incident(
+    "straggler", "warning", "rank 1 is late", (1,), since_step=30, until_step=39, cost_ns=2 * SECOND, share=0.02,
+    gain=0.1, open=True,
+)  # fmt: skip
+HANG = Incident("hang", "error", "rank 1 stuck", (1,), since_step=40, until_step=40, open=True)
+BEAT_NS = beat().at_ns
+
+
+def found_of(incidents, **changes):
+    state, found = state_of(list(run(40))), verdict(Summary(), incidents, 2, **changes)
+    return Overview(verdict=found, facts=verdict_facts(found.incident, state), end=changes.get("end"))
+
+
+def shown(model):
+    return "".join(text for text, _ in line_below(model, 200))
+
+
+def test_the_facts_are_those_of_the_verdict_s_own_incident():
+    """Costliest first comes one that is over, with the same sentence; another one's sentence starts like it."""
+    over = replace(LATE, since_step=5, until_step=9, cost_ns=9 * SECOND, open=False)
+    longer = replace(LATE, message="rank 1 is late in each step", gain=0.2)
+    assert found_of([over, LATE]).facts.incident == LATE
+    assert found_of([LATE, longer]).facts.incident == longer
+    assert found_of([over]).facts is None
+
+
+def test_what_lasts_has_no_final_cost_until_the_run_is_over():
+    assert shown(found_of([LATE])).startswith("since step 30, for 1 s   cost so far 2.00 rank-s, 2.0 % of the run")
+    ended = shown(found_of([LATE], end=bye()))
+    assert ended.startswith("from step 30 to the end   cost 2.00 rank-s, 2.0 % of the run")
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ({"phase": "forward"}, "stuck in forward 74 s"),
+        ({"phase": "input", "activity": "save", "activity_since_ns": BEAT_NS - 9 * SECOND}, "stuck in torch.save 9 s"),
+        (
+            {"phase": "input", "activity": "data", "activity_since_ns": BEAT_NS - 9 * SECOND},
+            "stuck waiting for data 9 s",
+        ),
+        ({"phase": ""}, "stuck 74 s"),
+    ],
+)
+def test_where_and_for_how_long_a_rank_is_stuck(place, text):
+    state = state_of([hello(0), beat(0, for_s=74, **place)])
+    assert rank_status(state, state.ranks[0], stuck=True) == (text, "bad")
+
+
+class TestStandstill:
+    """Ranks 0 and 1 ended their last step long before their heartbeats."""
+
+    def after(self, messages):
+        """The state when all heartbeats have just come."""
+        state = state_of([*run(40), *messages])
+        for rank in state.ranks.values():
+            rank.seen_ns = state.now_ns
+        return state
+
+    STOOD_NS = BEAT_NS - START_NS - 40 * STEP_MS * MS
+
+    def test_from_the_last_step_of_any_rank(self):
+        state = self.after(beat(rank, 40) for rank in (0, 1))
+        assert standstill_ns([HANG], state) == self.STOOD_NS
+        assert standstill_ns([replace(HANG, open=False)], state) is None
+
+    def test_none_while_another_group_goes_on(self):
+        ended_ns = BEAT_NS - 50 * MS
+        goes_on = step(2, 900, start_ns=ended_ns - STEP_MS * MS)
+        state = self.after([goes_on, *(beat(rank, 40) for rank in (0, 1, 2))])
+        assert standstill_ns([HANG], state) is None
+
+    def test_a_silent_rank_stands_still_too(self):
+        """Its last heartbeat may have come right after its last step."""
+        last_ns = BEAT_NS - self.STOOD_NS + 100 * MS
+        state = self.after([beat(0, 40), beat(1, 40, at_ns=last_ns)])
+        state.ranks[1].seen_ns -= self.STOOD_NS - 100 * MS
+        assert standstill_ns([HANG], state) == self.STOOD_NS
