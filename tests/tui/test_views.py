@@ -56,8 +56,8 @@ def body(app):
 
 
 def whose(text):
-    """A body without the word on what the lost time is a share of: the run so far, or the recording."""
-    return re.sub(r"of the (run so far|recording) *", "", text)
+    """A body without the words on what costs and shares are of: the run so far, or the recording."""
+    return re.sub(r"of the (run so far|recording) *| {2,}", " ", text.replace("cost so far", "cost"))
 
 
 class TestEveryView:
