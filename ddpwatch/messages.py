@@ -483,7 +483,7 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 def run_before(named: Iterable[str]) -> str:
     """The run that a job was before, given what its ranks' hellos name; empty if none does.
 
-    That is the one that most ranks name, and of several the last in the alphabet: run ids hold a time.
+    That is the one that most ranks name, and of several the last in the alphabet: the same one everywhere.
     """
     counts = Counter(filter(None, named))
     return max(counts, key=lambda run_id: (counts[run_id], run_id), default="")

@@ -262,10 +262,12 @@ def unfinished_note(place: str) -> Path:
 
 
 def remove_old_notes() -> None:
-    """Removes the notes of jobs that have long ended, and what is left of unfinished ones. May raise OSError."""
-    for suffix in (NOTE, UNFINISHED):
-        for path in _older_than(KEEP_NOTES_S, f"*{suffix}"):
-            path.unlink(missing_ok=True)
+    """Removes the notes of jobs that have long ended, and what is left of unfinished ones."""
+    place, token = "[0-9a-f]" * 24, "[0-9a-f]" * 8
+    for pattern in (f"{place}{NOTE}", f"{place}.{token}{UNFINISHED}"):
+        for path in _older_than(KEEP_NOTES_S, pattern):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def live_runs() -> list[RunInfo]:

@@ -37,7 +37,7 @@ def succeed(run_id: str, session: int) -> str:
     if note is None:
         return ""
     previous = "" if session > 1 else _read(note)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError, DdpwatchError):
         _write(note, run_id)
         rundir.remove_old_notes()
     return previous
@@ -70,6 +70,9 @@ def _write(note: Path, run_id: str) -> None:
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(file, run_id.encode())
+        new.rename(note)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
     finally:
         os.close(file)
-    new.rename(note)

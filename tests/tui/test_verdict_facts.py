@@ -7,7 +7,7 @@ import pytest
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.verdict import verdict
 from ddpwatch.analysis.window import Summary
-from ddpwatch.tui.models.overview import Overview, rank_status
+from ddpwatch.tui.models.overview import Overview, paused_overview, rank_status
 from ddpwatch.tui.models.verdict_facts import standstill_ns, verdict_facts
 from ddpwatch.tui.paint.header import line_below
 from tests.support.frames import MS, START_NS, STEP_MS, beat, bye, hello, run, state_of, step
@@ -23,7 +23,8 @@ BEAT_NS = beat().at_ns
 
 def found_of(incidents, **changes):
     state, found = state_of(list(run(40))), verdict(Summary(), incidents, 2, **changes)
-    return Overview(verdict=found, facts=verdict_facts(found.incident, state), end=changes.get("end"))
+    end = changes.get("end")
+    return Overview(verdict=found, facts=verdict_facts(found.incident, state), end=end, ended=end is not None)
 
 
 def shown(model):
@@ -43,6 +44,11 @@ def test_what_lasts_has_no_final_cost_until_the_run_is_over():
     assert shown(found_of([LATE])).startswith("since step 30, for 1 s   cost so far 2.00 rank-s, 2.0 % of the run")
     ended = shown(found_of([LATE], end=bye()))
     assert ended.startswith("from step 30 to the end   cost 2.00 rank-s, 2.0 % of the run")
+
+
+def test_a_run_that_ends_in_a_pause_changes_nothing_that_was_judged_before():
+    frozen = found_of([LATE])
+    assert shown(paused_overview(frozen, found_of([], end=bye()), None)) == shown(frozen)
 
 
 @pytest.mark.parametrize(

@@ -98,14 +98,19 @@ def test_a_run_directory_that_cannot_be_written_stops_nobody(monkeypatch: pytest
 
 
 def test_notes_are_kept_for_long_jobs_and_old_ones_removed(run_directory: Path) -> None:
-    for name in ("long-job", "ended-job"):
-        rundir.note(name).touch()
-        rundir.unfinished_note(name).touch()
+    long, ended = 24 * "a", 24 * "e"
+    for place in (long, ended):
+        rundir.note(place).touch()
+        rundir.unfinished_note(place).touch()
+    foreign = run_directory / "todo.note", run_directory / "site.conf.new"
+    for path in foreign:
+        path.touch()
     for path in run_directory.iterdir():
-        age_s = KEEP_NOTES_S - 86_400 if path.name.startswith("long") else KEEP_NOTES_S + 86_400
+        age_s = KEEP_NOTES_S - 86_400 if path.name.startswith(long) else KEEP_NOTES_S + 86_400
         os.utime(path, times=(time.time() - age_s,) * 2)
     rundir.live_runs()
-    assert {path.name.partition(".")[0] for path in run_directory.iterdir()} == {"long-job"}
-    os.utime(rundir.note("long-job"), times=(0, 0))
+    assert {path.name.partition(".")[0] for path in run_directory.iterdir()} == {long, "todo", "site"}
+    os.utime(rundir.note(long), times=(0, 0))
     succeed("train-1", 1)
-    assert not rundir.note("long-job").exists()  # also where nobody ever looks at a run
+    assert not rundir.note(long).exists()  # also where nobody ever looks at a run
+    assert all(path.exists() for path in foreign)

@@ -105,6 +105,7 @@ class Overview:
         diagnosed: The run's incidents and lost time; in a replay those of the whole recording.
         groups: The numbers of each rank's process groups, by their ranks; empty if all ranks are in the same.
         facts: On the incident that the verdict is about.
+        ended: Whether the run had ended when that was judged; ``end`` goes on in a pause.
         standstill_ns: In a hang, for how long no rank has finished a step; None if other groups go on.
         worst: The lines of ranks that a table starts with if not all fit, worst first.
         hosts: The host of each rank; empty if all ranks are on one.
@@ -125,6 +126,7 @@ class Overview:
     standstill_ns: int | None = None
     diagnosed: Diagnosed = field(default_factory=Diagnosed)
     end: Bye | None = None
+    ended: bool = False
     status: Status | None = None
     dropped: int = 0
     missing_steps: int | None = 0
@@ -221,6 +223,7 @@ class OverviewBuilder:
             standstill_ns=standstill_ns(diagnosed.incidents, state),
             diagnosed=diagnosed,
             end=state.end,
+            ended=state.end is not None,
             status=state.status,
             dropped=sum(rank.dropped for rank in state.ranks.values()),
             missing_steps=state.missing_steps,

@@ -290,8 +290,8 @@ def _facts(model: Overview, facts: VerdictFacts) -> list[Field]:
     key = "7: stacks" if hangs else "7: details"
     return [
         Field(site, site, 0, "strong"),
-        _since(facts, ended=model.end is not None),
-        _cost_of(facts.incident, 4 if hangs else 2, final=model.end is not None or model.diagnosed.whole),
+        _since(facts, ended=model.ended),
+        _cost_of(facts.incident, 4 if hangs else 2, final=model.ended or model.diagnosed.whole),
         Field(where, where, 3),
         Field(key, key, 5 if not hangs else 2, "dim"),
     ]

@@ -123,7 +123,7 @@ class LogView(RunView):
         rows = [entry for entry in entries if isinstance(entry, ListedIncident)]
         if rows or self.list_shown == INCIDENTS:
             first = _first(selected, len(rows), list_height(len(rows), size[1]))
-            return title + paint_incidents(rows, diagnosed, size, first, selected, overview.end is not None)
+            return title + paint_incidents(rows, diagnosed, size, first, selected, overview.ended)
         lines = [entry for entry in entries if isinstance(entry, LogLine)]
         return title + paint_lines(lines, size, _first(selected, len(lines), size[1]), selected)
 
