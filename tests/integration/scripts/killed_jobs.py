@@ -6,7 +6,8 @@ the rank itself noted it, and when who was killed.
 
 A moment is given in steps of the slower rank, each of which takes at least `PAUSE_S`: so on a busy machine everything
 takes longer and nothing comes too early. Up to `EARLY` steps count from the start, and the job may well be killed
-before the collector is up; more count from when that is up.
+before the collector is up; more count from when that is up. Of a recording in parts, more than `LATE` count from when
+its first part is complete.
 """
 
 import contextlib
@@ -34,8 +35,8 @@ from ddpwatch.probe import session  # noqa: F401 - likewise: what the first watc
 LANES = 6
 RANKS = 2
 PAUSE_S = 0.02  # in a step, so that the lanes leave each other room
-EARLY = 50
-LATE_THREADS = 3  # through which a step goes to the disk: the rank's sender, the collector, its recorder
+EARLY, LATE = 50, 100
+LATE_THREADS = 5  # through which a step goes to the disk: sender, collector, recorder, and ZeroMQ's two
 PATIENCE = timedelta(seconds=120)
 
 
@@ -71,14 +72,16 @@ def run_job(folder: Path, moment: float) -> None:
     """Starts a job, and kills it at that moment. Every other recording is in parts."""
     folder.mkdir(mode=0o700)
     os.environ["DDPWATCH_DIR"] = str(folder)
-    os.environ["DDPWATCH_RECORD_PART_AGE"] = "0.5" if int(folder.name) % 2 else "0"
+    parts = int(folder.name) % 2 == 1
+    os.environ["DDPWATCH_RECORD_PART_AGE"] = "0.5" if parts else "0"
     watched, tell = os.pipe()
     ranks = [forked(partial(train, rank, folder, tell, os.getpid())) for rank in range(RANKS)]
     os.close(tell)
     told = [os.read(watched, 1) for _ in ranks]
     os.close(watched)
     deadline = time.monotonic() + PATIENCE.total_seconds()
-    while moment > EARLY and not up_ns(folder) and time.monotonic() < deadline:
+    awaited = (moment > EARLY) * ["*.pub"] + (moment > LATE and parts) * ["run.0000.mcap"]
+    while not all(map(any, map(folder.glob, awaited))) and time.monotonic() < deadline:
         time.sleep(0.01)
     waited_ns = waits_ns()
     last = steps(folder) + int(moment) if moment > EARLY else int(moment)
