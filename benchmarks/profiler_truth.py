@@ -10,8 +10,7 @@ formula gives from the profiler's events alone. A difference is ddpwatch's value
 asynchronously here; in the profiler's events, it waits for a gather from the start of its copy-out to the gather's end.
 A reduce-scatter blocks: it lasts, and is waited for, until the training thread has copied this rank's part out of the
 result (Gloo's own event is of the all-reduce before that, and ``wait`` copies). By these events, a thread that
-has no core, or not the GIL, when the result is there waits no longer; ddpwatch sees it wait until it goes on. So the
-shares are shown once more, of the steps in which the training thread waited for a core for less than 0.5 ms.
+has no core, or not the GIL, when the result is there waits no longer; ddpwatch sees it wait until it goes on.
 
 The columns:
     compared            how many stamps
@@ -30,7 +29,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
 from operator import itemgetter
-from pathlib import Path
 
 os.environ["DDPWATCH_STEPS"] = "full"
 
@@ -54,7 +52,6 @@ STEPS, WARM_UP_STEPS = 100, 20
 LAYERS, WIDTH, BATCH = 24, 512, 128
 Events = dict[str, list[tuple[int, int]]]
 COPIES = "copies by the training thread"
-DENIED_NS, WITH_CORE = 500_000, ", with a core"
 Differences = defaultdict[str, list[float]]
 
 
@@ -66,7 +63,6 @@ def under_both(
     rounds: Rounds,
     steps: int = STEPS,
     finish: Callable[[], None] = lambda: None,
-    denied: dict[int, int] | None = None,
 ) -> profile:
     """Trains with ddpwatch, and after a warm-up with the profiler as well.
 
@@ -78,7 +74,6 @@ def under_both(
         rounds: Ends the steps early on a signal.
         steps: How many to profile.
         finish: The last call that is profiled.
-        denied: Receives for how long (ns) the training thread had to wait for a core by the end of each step.
     """
     ddpwatch.watch(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
@@ -96,8 +91,6 @@ def under_both(
 
     def noted(record: StepRecord) -> None:
         records.append(record)
-        if denied is not None:
-            denied[record.step] = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
         emit(record)
 
     recorder._emit = noted
@@ -128,10 +121,9 @@ def with_fsdp2() -> nn.Module:
     return model
 
 
-def train(model: nn.Module, records: list[StepRecord], rounds: Rounds, steps: int, denied: dict[int, int]) -> Events:
+def train(model: nn.Module, records: list[StepRecord], rounds: Rounds, steps: int) -> Events:
     """The profiler's events of the reference job by name, in ns of the monotonic clock."""
-    data = torch.randn(BATCH, WIDTH)
-    profiler = under_both(model, data, [ProfilerActivity.CPU], records, rounds, steps, denied=denied)
+    profiler = under_both(model, torch.randn(BATCH, WIDTH), [ProfilerActivity.CPU], records, rounds, steps)
     assert profiler.profiler is not None
     assert profiler.profiler.kineto_results is not None
     zero = profiler.profiler.kineto_results.trace_start_ns() - time.time_ns() + time.monotonic_ns()
@@ -219,14 +211,6 @@ def compare_sharded(step: Step, events: Events, differences: Differences) -> Non
     differences["overlap (points)"].append(100 * (figure.overlap - 1 + exposed / total(comm)))
 
 
-def repeat_points(differences: Differences) -> None:
-    """Adds the step's shares once more, to rows of their own."""
-    for what in [
-        what for what in differences if what.startswith(("exposed (points", "overlap")) and WITH_CORE not in what
-    ]:
-        differences[what + WITH_CORE].append(differences[what][-1])
-
-
 def copies_out(events: Events, start: int, end: int) -> list[int]:
     """When the copy-out of each all-gather starts, in the order in which these were launched."""
     pairs: list[tuple[tuple[int, int], tuple[int, int]]] = []
@@ -244,17 +228,14 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     records: list[StepRecord] = []
-    denied: dict[int, int] = {}
     differences: Differences = defaultdict(list)
     with Rounds.of_job() as rounds:
         torch.manual_seed(0)
         model, check = (with_ddp, compare) if args.strategy == "ddp" else (with_fsdp2, compare_sharded)
-        events = train(model(), records, rounds, args.steps, denied)
+        events = train(model(), records, rounds, args.steps)
         steps = [sent(record) for record in records][1:-1]  # the profiler saw these from start to end
         for step in steps:
             check(step, events, differences)
-            if denied[step.step] - denied[step.step - 1] < DENIED_NS:
-                repeat_points(differences)
         if dist.get_rank() == 0:
             show(steps, differences, args.steps - 1)
     dist.destroy_process_group()
