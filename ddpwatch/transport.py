@@ -44,7 +44,10 @@ HANDSHAKE_S: Final = 5.0  # between the two, at most: on a busy machine it takes
 TRANSPORT_LIMIT: Final = 16 * MAX_FRAME_BYTES
 RESTART_BITS: Final = 40  # a sequence number's bits from here on count the collectors of the run that have died
 _HEADER: Final = struct.Struct(">QQ")
-_SNDMORE: Final = int(zmq.SNDMORE)  # as an enum, it costs as much as what it is for
+# As enums, these cost as much as what they are for.
+DONTWAIT: Final = int(zmq.DONTWAIT)
+RCVMORE: Final = int(zmq.RCVMORE)
+SNDMORE: Final = int(zmq.SNDMORE)
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
@@ -94,7 +97,7 @@ def publish(socket: Socket, topic: bytes, batch: Sequence[Envelope], flags: int 
     Raises:
         zmq.Again: The flags say not to wait, and a queue is full. Nothing was sent.
     """
-    more = flags | _SNDMORE
+    more = flags | SNDMORE
     socket.send(topic, more)
     socket.send(b"".join([_HEADER.pack(envelope.seq, envelope.received_ns) for envelope in batch]), more)
     for envelope in batch[:-1]:

@@ -41,7 +41,6 @@ RECEIVE_LIMIT = 500  # messages per turn
 RECEIVE_BYTES = 16 * 1024 * 1024  # per turn, and one message: they are in memory at once
 BIND_AGAIN_S = 0.5
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-_DONTWAIT, _SNDMORE = int(zmq.DONTWAIT), int(zmq.SNDMORE)  # as enums they cost as much as what they are for
 _log = logging.getLogger("ddpwatch.collector")
 
 
@@ -181,7 +180,7 @@ class Root:
         nbytes = 0
         for _ in range(RECEIVE_LIMIT):
             try:
-                connection, *parts = self._agents.recv_multipart(_DONTWAIT, copy=False)
+                connection, *parts = self._agents.recv_multipart(transport.DONTWAIT, copy=False)
             except zmq.Again:
                 return
             yield connection.bytes, parts, time.monotonic_ns()
@@ -224,7 +223,7 @@ class Root:
     def _send(self, connection: bytes, message: Down) -> None:
         """An agent that has gone, or does not read, misses it."""
         try:
-            self._agents.send(connection, _DONTWAIT | _SNDMORE)
-            self._agents.send(pack(message), _DONTWAIT)
+            self._agents.send(connection, transport.DONTWAIT | transport.SNDMORE)
+            self._agents.send(pack(message), transport.DONTWAIT)
         except zmq.ZMQError as error:
             _log.debug("not sent: %s", error)

@@ -43,7 +43,6 @@ GONE = f"no connection, and no frame for {SILENT_S:.0f} s"
 LINGER_S = 3.0  # after the end, for viewers that attach late
 RENEW_S = 3600.0
 RECEIVE_LIMIT = 2000  # frames per turn of the loop
-_DONTWAIT, _RCVMORE = int(zmq.DONTWAIT), int(zmq.RCVMORE)  # as enums they cost a tenth of a frame
 _log = logging.getLogger("ddpwatch.collector")
 
 
@@ -190,11 +189,11 @@ class Collector:
     def _receive_from_ranks(self) -> None:
         for _ in range(RECEIVE_LIMIT):
             try:
-                parts = [self._ranks.recv(_DONTWAIT)]
+                parts = [self._ranks.recv(transport.DONTWAIT)]
             except zmq.Again:
                 return
-            while self._ranks.get(_RCVMORE):
-                parts.append(self._ranks.recv(_DONTWAIT))
+            while self._ranks.get(transport.RCVMORE):
+                parts.append(self._ranks.recv(transport.DONTWAIT))
             accepted = self._hub.accept(parts, time.time_ns())
             if accepted is not None:
                 self._distribute(*accepted)

@@ -16,7 +16,6 @@ RETRY_S = 0.25
 RETRY_MAX_S = 4.0
 GIVE_UP_S = 60.0  # without a frame read: the viewer asks again when it goes on
 MAX_PENDING = 64  # viewers
-_DONTWAIT = int(zmq.DONTWAIT)  # as an enum, it costs as much as what it is for
 
 
 @dataclass(slots=True)
@@ -100,9 +99,11 @@ class Snapshots:
         before = pending.sent
         try:
             for batch in transport.batches(envelope for envelope in self._hub.snapshot() if envelope.seq > before):
-                transport.publish(self._viewers, topic, batch, _DONTWAIT)
+                transport.publish(self._viewers, topic, batch, transport.DONTWAIT)
                 pending.sent = batch[-1].seq
-            transport.publish(self._viewers, topic, [Envelope(self._hub.newest, time.time_ns(), b"")], _DONTWAIT)
+            transport.publish(
+                self._viewers, topic, [Envelope(self._hub.newest, time.time_ns(), b"")], transport.DONTWAIT
+            )
         except zmq.Again:
             if pending.sent > before:
                 pending.pause_s, pending.progress_s = RETRY_S, now

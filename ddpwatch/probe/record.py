@@ -153,10 +153,8 @@ class StepRecord:
 
     def durations(self) -> Iterator[int]:
         """How long each of its steps took (ns)."""
-        start = self.start
-        for end in (*self.ends, self.end):
+        for start, end in pairwise((self.start, *self.ends, self.end)):
             yield max(0, end - start)
-            start = end
 
     def messages(self, rank: int, dropped: int, is_open: bool = False) -> Iterator[Step]:
         """The messages of its steps that have not been sent, in order. Call it on the sender thread.
