@@ -2,7 +2,8 @@
 
 Unwatched, shadow and full steps lie side by side in one run (`ddpwatch.sampling.schedule`). So a step of one level is
 compared with its two neighbours of another: the difference in the CPU time of the rank's process is the cost of the
-additional watching. CPU time, because a step's duration also includes what other ranks and the network did.
+additional watching. CPU time, because a step's duration also includes what other ranks and the network did. That of the
+sender thread is apart: it falls into any step, so it is no difference between neighbours, and counts as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import hypot
-from statistics import median
+from statistics import fmean, median
 
 from ddpwatch.messages import Step
 from ddpwatch.sampling.bounds import median_bounds
@@ -32,7 +33,7 @@ class Cost:
 
     Attributes:
         ratio: (Sum over the levels of the extra CPU time against an unwatched step × the level's share + what the hooks
-            measure of themselves in an unwatched step) / median step.
+            measure of themselves in an unwatched step + the sender thread's CPU time per step) / median step.
         low, high: The 95 % interval, from order statistics of the differences (no assumption on their distribution).
         pairs: How many comparisons of watched and unwatched steps it rests on.
         full_share: The share of full steps.
@@ -86,6 +87,7 @@ class CostMeter:
     _levels: deque[str] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
     _durations: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
     _own: deque[tuple[bool, int]] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
+    _sender: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
 
     def add(self, step: Step) -> None:
         """Adds a step; each rank's come in order. Only steps of the first rank that ever came are used."""
@@ -96,6 +98,7 @@ class CostMeter:
         if step.status not in LEVELS:
             self._restart()
             return
+        self._sender.append(step.sender_ns if self._levels else 0)  # the first one's includes the start of the thread
         self._levels.append(step.status)
         self._durations.append(step.duration_ns)
         if not is_watched(step.status):
@@ -144,7 +147,7 @@ class CostMeter:
         for terms in self._ways(levels[FULL], levels[SHADOW]):
             found = [(steps / count, known) for steps, known in terms if known is not None]
             if len(found) == len(terms) and all(known.enough(share) for share, known in found):
-                return _cost(found, self._own_ns(), step_ns, levels[FULL] / count)
+                return _cost(found, self._own_ns() + fmean(self._sender), step_ns, levels[FULL] / count)
         return None
 
     def _own_ns(self) -> float:
@@ -176,7 +179,7 @@ def _count(known: Differences | None) -> int:
 
 
 def _cost(terms: Iterable[tuple[float, Differences]], own_ns: float, step_ns: float, full_share: float) -> Cost:
-    """The sum of the terms, whose errors are independent."""
+    """The sum of the terms, whose errors are independent, and of what ddpwatch's threads measure of themselves."""
     total, below, above, pairs = own_ns, 0.0, 0.0, 0
     for share, known in terms:
         middle, low, high = known.interval()

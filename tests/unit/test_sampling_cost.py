@@ -16,6 +16,8 @@ STEP_MS = 100
 
 SHADOW_MS = 0.5  # extra cost of a shadow step over an unwatched one
 OWN_MS = 0.05
+SENDER_MS = 0.4
+SENDER_STEPS = 5  # whose frames the sender thread sends when it wakes; its time belongs to the first
 
 
 def measured(
@@ -40,7 +42,7 @@ def measured(
         known = schedule.needs_cpu_time(number) and schedule.needs_cpu_time(number + 1)
         for rank in range(ranks):
             meter.add(step(number, rank, kind, int(cpu * MS) if known else None))
-    return meter.cost(), (put_in / steps + OWN_MS) / STEP_MS
+    return meter.cost(), (put_in / steps + OWN_MS + SENDER_MS / SENDER_STEPS) / STEP_MS
 
 
 def step(number: int, rank: int, kind: str, cpu_ns: int | None) -> Step:
@@ -51,6 +53,7 @@ def step(number: int, rank: int, kind: str, cpu_ns: int | None) -> Step:
         start_ns=number * STEP_MS * MS,
         duration_ns=STEP_MS * MS,
         own_ns=int(OWN_MS * MS),
+        sender_ns=0 if number % SENDER_STEPS else int(SENDER_MS * MS),
         cpu_ns=cpu_ns,
     )
 
@@ -98,9 +101,23 @@ def test_it_stays_known_while_a_viewer_comes_and_goes() -> None:
         if number < 1000 or number % 10:
             continue
         cost, counted = meter.cost(), meter._levels
-        truth = (sum(extra[level] for level in counted) / len(counted) + OWN_MS) / STEP_MS
+        truth = (sum(extra[level] for level in counted) / len(counted) + OWN_MS + SENDER_MS / SENDER_STEPS) / STEP_MS
         assert cost is not None, number
         assert cost.ratio == pytest.approx(truth, rel=0.05), number
+
+
+def test_the_start_of_the_sender_thread_is_no_cost_of_a_step() -> None:
+    """The first step has the CPU time of that: imports, sockets, the way to the collector."""
+    meter, schedule = CostMeter(), SamplingSchedule()
+    schedule.full.value, schedule.watched.value = 8, 1
+    for number in range(SHARE_STEPS):
+        kind = "unwatched" if schedule.is_unwatched(number) else "shadow" if schedule.is_shadow(number) else "ok"
+        first = step(number, 0, kind, 80 * MS)
+        first.sender_ns = 0 if number else 200 * MS
+        meter.add(first)
+    cost = meter.cost()
+    assert cost is not None
+    assert cost.ratio == pytest.approx(OWN_MS / STEP_MS)
 
 
 def test_without_noise_it_is_exact() -> None:
@@ -157,7 +174,7 @@ def test_what_unwatched_steps_cost_is_that_of_all_of_them() -> None:
         one = step(
             number, 0, "shadow" if number % 32 == 10 else "unwatched", 80 * MS if near or number % 32 == 10 else None
         )
-        one.own_ns = 64_000 if near else 2000
+        one.own_ns, one.sender_ns = 64_000 if near else 2000, 0
         meter.add(one)
     cost = meter.cost()
     assert cost is not None
