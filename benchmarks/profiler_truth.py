@@ -1,9 +1,9 @@
 """Whether ddpwatch's stamps agree with torch.profiler's: both watch the same steps of the same job.
 
-    OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 benchmarks/profiler_truth.py [--strategy fsdp2]
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 benchmarks/profiler_truth.py [--strategy fsdp2] [--batch 512]
 
-Takes about a minute. Budget: stamps within 0.1 ms, overlap within a percentage point, and of a job with FSDP2 the
-exposed time within a percentage point of the step.
+Takes about a minute; longer with a larger batch, which adds compute. Budget: stamps within 0.1 ms, overlap within a
+percentage point, and of a job with FSDP2 the exposed time within a percentage point of the step.
 
 For every step, the start and the end of each span are compared, and so is the overlap, which HolisticTraceAnalysis's
 formula gives from the profiler's events alone. A difference is ddpwatch's value minus the profiler's. FSDP2 gathers
@@ -121,9 +121,9 @@ def with_fsdp2() -> nn.Module:
     return model
 
 
-def train(model: nn.Module, records: list[StepRecord], rounds: Rounds, steps: int) -> Events:
+def train(model: nn.Module, batch: int, records: list[StepRecord], rounds: Rounds, steps: int) -> Events:
     """The profiler's events of the reference job by name, in ns of the monotonic clock."""
-    profiler = under_both(model, torch.randn(BATCH, WIDTH), [ProfilerActivity.CPU], records, rounds, steps)
+    profiler = under_both(model, torch.randn(batch, WIDTH), [ProfilerActivity.CPU], records, rounds, steps)
     assert profiler.profiler is not None
     assert profiler.profiler.kineto_results is not None
     zero = profiler.profiler.kineto_results.trace_start_ns() - time.time_ns() + time.monotonic_ns()
@@ -223,6 +223,7 @@ def copies_out(events: Events, start: int, end: int) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=STEPS, help="to compare (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=BATCH, help="samples in a rank's batch (default: %(default)s)")
     parser.add_argument("--strategy", choices=("ddp", "fsdp2"), default="ddp", help="default: %(default)s")
     args = parser.parse_args()
     dist.init_process_group("gloo")
@@ -232,7 +233,7 @@ def main() -> None:
     with Rounds.of_job() as rounds:
         torch.manual_seed(0)
         model, check = (with_ddp, compare) if args.strategy == "ddp" else (with_fsdp2, compare_sharded)
-        events = train(model(), records, rounds, args.steps)
+        events = train(model(), args.batch, records, rounds, args.steps)
         steps = [sent(record) for record in records][1:-1]  # the profiler saw these from start to end
         for step in steps:
             check(step, events, differences)
