@@ -173,6 +173,25 @@ def test_two_modules_whose_forwards_lie_in_another_step_than_their_backwards() -
     assert all((None in step.comm_done) == (step.status == "shadow") for step in steps if step.comm_label)
 
 
+def test_a_gradient_of_the_input_alone_reduces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As adversarial training and gradient penalties take it; also in a shadow step, whose launches nobody sees."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # no naps
+    watched = Watched(shadows())
+    for _ in range(10):
+        inputs = torch.ones(2, 8, requires_grad=True)
+        torch.autograd.grad(watched.ddp(inputs).sum(), inputs)
+        watched.ddp(inputs.detach()).sum().backward()
+        watched.recorder.optimizer_begin()
+        watched.recorder.optimizer_end()
+    watched.recorder.finish()
+    drain()
+    assert watched.errors == []
+    steps = [record.message(0, 0) for record in watched.records]
+    assert [record.reductions for record in watched.records] == [1] * 10
+    assert [step.comm_label for step in steps[2:]] == [list(range(LAYERS))] * 8
+    assert all(step.comm_seq == list(range(LAYERS)) for step in steps[2:])
+
+
 class Hooked(Layer):
     """Has a hook on its own output."""
 
