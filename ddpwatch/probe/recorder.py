@@ -144,6 +144,7 @@ class StepRecorder:
         if self.phase == "":  # one more forward of the open step
             if self._forwards >= MAX_FORWARDS:
                 return False
+            self._optimizer_depth = 0  # see `forward_begin`
             self._forwards += 1
             self._syncs = self._syncs or syncs
         else:
@@ -151,7 +152,7 @@ class StepRecorder:
             if end is None or record is None or not self._syncs or now >= self._stretch_until:
                 return False
             record.ends.append(end)
-            self._optimizer_end, self._forwards = None, 1
+            self._optimizer_end, self._optimizer_depth, self._forwards = None, 0, 1
             self._synced, self._unsynced, self._syncs = slot, 0, syncs
             self.steps += 1
             self.phase, self._phase_start = "", now
@@ -168,6 +169,7 @@ class StepRecorder:
             syncs: Whether its backward will synchronise gradients.
         """
         now = self.clock()
+        self._optimizer_depth = 0  # one that has not returned has raised, or this is its closure's forward
         if self.phase in ("forward", "backward", "sync"):
             self.abort(now)
         elif self.phase == "" and self._forwards >= MAX_FORWARDS:  # no optimizer ends it any more
