@@ -26,6 +26,7 @@ LoaderRef = Callable[[], object | None]  # a weak reference to a DataLoader's it
 MAX_REDUCTIONS = 64  # in one step; then every reduced backward is a step of its own
 MAX_WAITS = 1024  # for data, between two forwards; of more, only the newest count
 MAX_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
+MAX_COLLECTIVES = 32_768  # of FSDP2's, in one step; more, and no forward that is seen follows
 STRETCH_NS = 25_000_000  # of unwatched steps: half of how far ahead the collector grants a budget
 
 
@@ -388,6 +389,10 @@ class StepRecorder:
     def collective_launch(self, bucket: BucketRecord) -> bool:
         """A collective that does not belong to a backward alone is issued; whether the open step has it now."""
         if self.current is None or self.phase in ("", "input"):
+            return False
+        if len(self.current.buckets) >= MAX_COLLECTIVES:
+            self.current.buckets.clear()
+            self.abort()
             return False
         if self.current.first_seq is None:
             self.current.first_seq = bucket.seq
