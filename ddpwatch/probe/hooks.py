@@ -88,7 +88,7 @@ class DdpProbe(GuardedProbe):
         self._has_stats = hasattr(ddp.reducer, "get_backward_stats")
         self._stats: list[int] | None = None  # DDP's ready times in this backward
         self._forward_end_ns = 0
-        self._tracker = LayoutTracker()
+        self._tracker = LayoutTracker(ddp)
         self._layout = ModuleLayout(module, param_base, len(named))
         self._group: Callable[[], object | None] = lambda: None
         self._enter_group(ddp.process_group)

@@ -116,6 +116,32 @@ def test_the_buckets_of_a_module_that_is_never_rebuilt_are_known() -> None:
     assert all(at is not None for at in step.comm_ready)
 
 
+class Looked(nn.Module):
+    """An embedding with sparse gradients, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(64, 4, sparse=True), nn.Linear(4, 2)
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(self.embedding(positions))
+        return out
+
+
+def test_sparse_gradients_change_no_layout() -> None:
+    """They have as many bytes as a batch has positions."""
+    watched = Watched(module=Looked())
+    for positions in range(1, 15):
+        watched.ddp(torch.arange(positions)).sum().backward()
+    watched.recorder.finish()
+    drain()
+    assert watched.errors == []
+    assert len({tuple(record.message(0, 0).comm_bytes) for record in watched.records}) > 10
+    assert len(watched.layouts) < 5
+    found = [{watched.layouts[-1].params[i] for i in bucket.params} for bucket in watched.layouts[-1].buckets]
+    assert sorted(map(sorted, found)) == [["embedding.weight"], ["layer.bias", "layer.weight"]]
+
+
 def test_a_job_without_an_optimizer_ends_every_step_with_its_backward() -> None:
     """Also a shadow step, and one whose comm hook cannot be seen: nothing may pile up."""
     for watched in (
