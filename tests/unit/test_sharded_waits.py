@@ -115,22 +115,21 @@ def test_a_gather_for_a_validation_belongs_to_no_step(by_hand: bool) -> None:
     assert probe._recorder.current.buckets == []
 
 
-def test_forwards_that_pass_by_the_hooks_pile_up_nothing() -> None:
+@pytest.mark.parametrize("found_in_its_first_forward", [False, True])
+def test_forwards_that_pass_by_the_hooks_pile_up_nothing(found_in_its_first_forward: bool) -> None:
     """Those of `register_fsdp_forward_method`: no step ends, or none ever starts."""
     from ddpwatch.probe.fsdp import MAX_EARLY
 
-    for found_in_its_first_forward in (False, True):
-        probe = a_probe()
-        records: list[StepRecord] = []
-        now = itertools.count()
-        probe._recorder = StepRecorder(records.append, lambda: next(now))
-        if found_in_its_first_forward:
-            probe._forward_begin(None, ())
-        for _ in range(MAX_COLLECTIVES + MAX_EARLY + 2):
-            issue_early(probe)
-        assert len(probe._early) == MAX_EARLY
-        assert probe._recorder.current is None
-        assert [(record.status, record.buckets) for record in records] == [("aborted", [])] * found_in_its_first_forward
+    probe, now = a_probe(), itertools.count()
+    records: list[StepRecord] = []
+    probe._recorder = StepRecorder(records.append, lambda: next(now))
+    if found_in_its_first_forward:
+        probe._forward_begin(None, ())
+    for _ in range(MAX_COLLECTIVES + MAX_EARLY + 2):
+        issue_early(probe)
+    assert len(probe._early) == MAX_EARLY
+    assert probe._recorder.current is None
+    assert [(record.status, record.buckets) for record in records] == [("aborted", [])] * found_in_its_first_forward
 
 
 def test_on_a_gpu_the_compute_stream_is_stamped_before_it_waits() -> None:
