@@ -193,9 +193,10 @@ class DdpProbe(GuardedProbe):
         if not timed and self._recorder.forward_goes_unwatched(module.require_backward_grad_sync):
             return
         self._in_backward = False
-        self._recorder.forward_begin(module.require_backward_grad_sync)
-        if self._recorder.phase and self._host and module.will_sync_module_buffers():
-            self._expect_buffers(module)
+        if not _in_another():
+            self._recorder.forward_begin(module.require_backward_grad_sync)
+            if self._recorder.phase and self._host and module.will_sync_module_buffers():
+                self._expect_buffers(module)
         if not self._recorder.phase and self.reducer_group is not None:
             self.reducer_group.switch(module, False)
 
@@ -220,9 +221,12 @@ class DdpProbe(GuardedProbe):
         if not torch.is_grad_enabled():
             self._recorder.validation_end()
             return
-        self._recorder.forward_end()
         # DDP's reducer counts its ready times from prepare_for_backward, the last thing its forward does.
-        self._forward_end_ns = self._recorder.since
+        if _in_another():
+            self._forward_end_ns = time.monotonic_ns()
+        else:
+            self._recorder.forward_end()
+            self._forward_end_ns = self._recorder.since
         self._will_sync = module.require_backward_grad_sync
         self._expect_backward(output)
 
@@ -354,6 +358,11 @@ class DdpProbe(GuardedProbe):
         ddp = self._ddp()
         if self.active and ddp is not None and self._group_hooks is None:
             self._group_hooks = GroupHooks(ddp.process_group, self)
+
+
+def _in_another() -> bool:
+    """Whether a forward that starts, or has just ended, is a part of the forward of a DDP module around this one."""
+    return DistributedDataParallel._active_ddp_module is not None
 
 
 def _foreign_hook_of(ddp: DistributedDataParallel) -> str:

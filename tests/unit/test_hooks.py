@@ -218,6 +218,33 @@ def test_a_gradient_of_the_input_alone_reduces_nothing(monkeypatch: pytest.Monke
     assert all(step.comm_seq == list(range(LAYERS)) for step in steps[2:])
 
 
+class Around(nn.Module):
+    """A DDP module and a layer, as TorchRec makes them: the DDP module around both leaves the inner one alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.layer = DistributedDataParallel(nn.Linear(8, 8)), nn.Linear(8, 8)
+        self._ddp_params_and_buffers_to_ignore = [f"inner.module.{name}" for name in ("weight", "bias")]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(self.inner(inputs))
+        return out
+
+
+def test_a_module_inside_another_takes_part_in_its_steps() -> None:
+    around = Around()
+    watched = Watched(shadows(), module=around)
+    inner = DdpProbe(around.inner, 1, 200, watched.recorder, watched.publish, watched.errors.append)
+    steps = watched.train(8)
+    inner.close()
+    assert [step.status for step in steps] == ["warmup", *["ok"] * 4, "shadow", "ok", "shadow"]
+    for step in steps:
+        assert sorted(step.comm_module) == [0, 1]
+        (forward,) = (span for span in step.spans if span.phase == "forward")
+        launches = [launch for launch, ready in zip(step.comm_launch, step.comm_ready, strict=True) if ready]
+        assert all(launch >= forward.end for launch in launches)
+
+
 class Hooked(Layer):
     """Has a hook on its own output."""
 
