@@ -47,9 +47,9 @@ from ddpwatch.probe.sharded_comm import (
     see_all_reduces,
 )
 
+MAX_EARLY = 1024  # collectives between two forwards; of more, only the newest count
 _log = logging.getLogger("ddpwatch")
 _COMMS = {"_all_gather_comm": TimedAllGather, "_reduce_scatter_comm": TimedReduceScatter}
-MAX_EARLY = 1024  # collectives between two forwards; of more, only the newest count
 _GROUPS = {"shard_process_group": "sharding", "replicate_process_group": "replication"}
 
 
