@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from trainer import checkpoint
 from trainer.config import TrainConfig
@@ -25,6 +25,7 @@ from trainer.strategies import build_strategy
 from trainer.task import Task, build_task, check_config
 
 MAX_TEST_SAMPLES = 2048
+TEST_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -130,10 +131,10 @@ class Trainer:
         if self.data.test is None:
             return result
         self.strategy.share_state()
-        share = range(self.world.rank, min(len(self.data.test), MAX_TEST_SAMPLES), self.world.size)  # type: ignore[arg-type]
+        batches = test_batches(min(len(self.data.test), MAX_TEST_SAMPLES), self.world)  # type: ignore[arg-type]
         sums = torch.zeros(3, device=self.world.device, dtype=torch.float64)
         self.model.eval()
-        for inputs, targets in DataLoader(Subset(self.data.test, share), batch_size=64):
+        for inputs, targets in DataLoader(self.data.test, batch_sampler=batches):
             sums += self._score(inputs.to(self.world.device), targets.to(self.world.device))
         self.model.train()
         dist.all_reduce(sums)
@@ -176,6 +177,13 @@ class Trainer:
             self.stream.load_state_dict(own["stream"])
             torch.set_rng_state(own["random"].cpu())
             self.strategy.load_state_dict(own["strategy"])
+
+
+def test_batches(samples: int, world: World) -> list[list[int]]:
+    """Deal out the test samples, in as many batches on every rank: a sharded model needs all ranks in each forward."""
+    share = torch.arange(samples)[world.rank :: world.size]
+    count = -(-samples // (TEST_BATCH * world.size))
+    return [batch.tolist() for batch in share.tensor_split(count) if len(batch)]
 
 
 def checkpoint_setup(config: TrainConfig) -> dict[str, Any]:

@@ -53,13 +53,17 @@ def bucket_layout(ddp: DistributedDataParallel) -> list[BucketLayout]:
 class LayoutTracker:
     """Follows one module's buckets: they change when DDP rebuilds them, and DDP logs their parameters later still.
 
+    Args:
+        ddp: The module. Sparse gradients have another size each time, so they do not show a change.
+
     Attributes:
         buckets: The newest, in index order; ``params`` are empty until DDP logs them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ddp: DistributedDataParallel) -> None:
         self.buckets: list[BucketLayout] = []
         self._tries = LAYOUT_TRIES
+        self._sizes_vary = bool(_sparse_ids(ddp))
 
     def update(self, ddp: DistributedDataParallel, sizes: list[int]) -> bool:
         """Looks for a change after a reduced backward; whether there is one.
@@ -69,6 +73,7 @@ class LayoutTracker:
             sizes: Bytes of the buckets that were launched, in index order; empty where they were not seen.
         """
         held = [bucket.nbytes for bucket in self.buckets]
+        sizes = [] if self._sizes_vary else sizes
         if sizes and sizes != held:
             self._tries = LAYOUT_TRIES
         elif self._tries == 0 or (sizes and all(bucket.params for bucket in self.buckets)):

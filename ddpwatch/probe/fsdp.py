@@ -47,6 +47,7 @@ from ddpwatch.probe.sharded_comm import (
     see_all_reduces,
 )
 
+MAX_EARLY = 1024  # collectives between two forwards; of more, only the newest count
 _log = logging.getLogger("ddpwatch")
 _COMMS = {"_all_gather_comm": TimedAllGather, "_reduce_scatter_comm": TimedReduceScatter}
 _GROUPS = {"shard_process_group": "sharding", "replicate_process_group": "replication"}
@@ -304,6 +305,7 @@ class FsdpProbe(GuardedProbe):
             over = self._recorder.phase == "between" and not self._awaits_backward
             if over or not self._recorder.collective_launch(entry):
                 self._early.append(entry)
+                del self._early[:-MAX_EARLY]
             self._recorder.charge(time.monotonic_ns() - entered)
             entry.launch = self._recorder.clock()
             return entry

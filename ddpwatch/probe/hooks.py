@@ -88,7 +88,7 @@ class DdpProbe(GuardedProbe):
         self._has_stats = hasattr(ddp.reducer, "get_backward_stats")
         self._stats: list[int] | None = None  # DDP's ready times in this backward
         self._forward_end_ns = 0
-        self._tracker = LayoutTracker()
+        self._tracker = LayoutTracker(ddp)
         self._layout = ModuleLayout(module, param_base, len(named))
         self._group: Callable[[], object | None] = lambda: None
         self._enter_group(ddp.process_group)
@@ -99,6 +99,7 @@ class DdpProbe(GuardedProbe):
         self._inner_handle: RemovableHandle | None = None
         self._launched: list[BucketRecord] = []
         self._observed = True  # whether this backward's collectives are seen
+        self._asked = False  # whether this backward has launched one that is left alone
         self.foreign_hook = _foreign_hook_of(ddp)
         self.reducer_group: ReducerGroup | None = None
         self._group_hooks: GroupHooks | None = None
@@ -192,9 +193,10 @@ class DdpProbe(GuardedProbe):
         if not timed and self._recorder.forward_goes_unwatched(module.require_backward_grad_sync):
             return
         self._in_backward = False
-        self._recorder.forward_begin(module.require_backward_grad_sync)
-        if self._recorder.phase and self._host and module.will_sync_module_buffers():
-            self._expect_buffers(module)
+        if not _in_another():
+            self._recorder.forward_begin(module.require_backward_grad_sync)
+            if self._recorder.phase and self._host and module.will_sync_module_buffers():
+                self._expect_buffers(module)
         if not self._recorder.phase and self.reducer_group is not None:
             self.reducer_group.switch(module, False)
 
@@ -219,9 +221,12 @@ class DdpProbe(GuardedProbe):
         if not torch.is_grad_enabled():
             self._recorder.validation_end()
             return
-        self._recorder.forward_end()
         # DDP's reducer counts its ready times from prepare_for_backward, the last thing its forward does.
-        self._forward_end_ns = self._recorder.since
+        if _in_another():
+            self._forward_end_ns = time.monotonic_ns()
+        else:
+            self._recorder.forward_end()
+            self._forward_end_ns = self._recorder.since
         self._will_sync = module.require_backward_grad_sync
         self._expect_backward(output)
 
@@ -231,7 +236,7 @@ class DdpProbe(GuardedProbe):
         self._recorder.backward_begin()
         if not self._in_backward:
             self._in_backward = True
-            self._launched, self._stats = [], None
+            self._launched, self._stats, self._asked = [], None, False
             self._count_issued()
             self._observed = not (self._host and self._recorder.shadow)
             if self.reducer_group is not None and (ddp := self._ddp()) is not None:
@@ -251,7 +256,8 @@ class DdpProbe(GuardedProbe):
         self._in_backward = False
         launched, self._launched = self._launched, []
         derived = self._blind or not self._observed
-        reduced = bool(launched) or (derived and self._will_sync)
+        issued = self._issued, self.issue_count() if derived else None
+        reduced = bool(launched) or (derived and self._will_sync and self._may_have_reduced(*issued))
         self._recorder.backward_end(reduced)
         record, ddp = self._recorder.current, self._ddp()
         if record is None or ddp is None or not reduced:
@@ -264,11 +270,19 @@ class DdpProbe(GuardedProbe):
             if self._tracker.update(ddp, sizes):
                 self._change_layout(_foreign_hook_of(ddp))
         if self._host and derived:
-            issued = self._issued, self.issue_count()
             record.later.append(partial(derive_launches, self._layout, self._stats, self._forward_end_ns, issued))
         elif self._host:
             record.later.append(partial(derive_ready, self._layout, self._stats, self._forward_end_ns, launched))
         record.untimed = record.untimed or derived or not self.timed or self._recorder.shadow
+
+    def _may_have_reduced(self, before: int | None, after: int | None) -> bool:
+        """Whether a backward whose launches nobody saw has reduced. `torch.autograd.grad`, for one, reduces nothing.
+
+        Args:
+            before: How many collectives the group had issued before it, None if not known.
+            after: How many it has issued now.
+        """
+        return self._blind or self._asked or before is None or before != after
 
     def _change_layout(self, comm_hook: str) -> None:
         """Publishes the new buckets. What the sender thread learns about them goes into an object of their own."""
@@ -300,6 +314,7 @@ class DdpProbe(GuardedProbe):
         On a GPU, shadow steps have it as well: DDP's own ready times are the host's, which say nothing there.
         """
         if not self.active or (self._recorder.shadow and (self._host or not self._recorder.phase)):
+            self._asked = True
             return 0
         try:
             at = self._recorder.clock()
@@ -343,6 +358,11 @@ class DdpProbe(GuardedProbe):
         ddp = self._ddp()
         if self.active and ddp is not None and self._group_hooks is None:
             self._group_hooks = GroupHooks(ddp.process_group, self)
+
+
+def _in_another() -> bool:
+    """Whether a forward that starts, or has just ended, is a part of the forward of a DDP module around this one."""
+    return DistributedDataParallel._active_ddp_module is not None
 
 
 def _foreign_hook_of(ddp: DistributedDataParallel) -> str:

@@ -54,7 +54,7 @@ def hello_of(
         module=module_name(module),
         parameters=sum(p.numel() for p in module.parameters()),
         timing_source=timing_source,
-        script=Path(sys.argv[0]).name,
+        script=as_text(Path(sys.argv[0]).name, 1024),
         ddp=flags,
     )
 
@@ -66,6 +66,11 @@ def ddp_flags(ddp: DistributedDataParallel) -> Flags:
     cap = getattr(ddp, "bucket_bytes_cap", None)
     flags["bucket_cap_mb"] = None if cap is None else cap / (1 << 20)
     return flags
+
+
+def as_text(value: object, most: int) -> str:
+    """What messages can hold of a value: so many characters of it, and none that is no Unicode, as in file names."""
+    return str(value)[:most].encode(errors="replace").decode()
 
 
 def module_name(module: object) -> str:

@@ -26,6 +26,7 @@ LoaderRef = Callable[[], object | None]  # a weak reference to a DataLoader's it
 MAX_REDUCTIONS = 64  # in one step; then every reduced backward is a step of its own
 MAX_WAITS = 1024  # for data, between two forwards; of more, only the newest count
 MAX_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
+MAX_COLLECTIVES = 32_768  # of FSDP2's, in one step; more, and no forward that is seen follows
 STRETCH_NS = 25_000_000  # of unwatched steps: half of how far ahead the collector grants a budget
 
 
@@ -144,6 +145,7 @@ class StepRecorder:
         if self.phase == "":  # one more forward of the open step
             if self._forwards >= MAX_FORWARDS:
                 return False
+            self._optimizer_depth = 0  # see `forward_begin`
             self._forwards += 1
             self._syncs = self._syncs or syncs
         else:
@@ -151,7 +153,7 @@ class StepRecorder:
             if end is None or record is None or not self._syncs or now >= self._stretch_until:
                 return False
             record.ends.append(end)
-            self._optimizer_end, self._forwards = None, 1
+            self._optimizer_end, self._optimizer_depth, self._forwards = None, 0, 1
             self._synced, self._unsynced, self._syncs = slot, 0, syncs
             self.steps += 1
             self.phase, self._phase_start = "", now
@@ -168,6 +170,7 @@ class StepRecorder:
             syncs: Whether its backward will synchronise gradients.
         """
         now = self.clock()
+        self._optimizer_depth = 0  # one that has not returned has raised, or this is its closure's forward
         if self.phase in ("forward", "backward", "sync"):
             self.abort(now)
         elif self.phase == "" and self._forwards >= MAX_FORWARDS:  # no optimizer ends it any more
@@ -386,6 +389,10 @@ class StepRecorder:
     def collective_launch(self, bucket: BucketRecord) -> bool:
         """A collective that does not belong to a backward alone is issued; whether the open step has it now."""
         if self.current is None or self.phase in ("", "input"):
+            return False
+        if len(self.current.buckets) >= MAX_COLLECTIVES:
+            self.current.buckets.clear()
+            self.abort()
             return False
         if self.current.first_seq is None:
             self.current.first_seq = bucket.seq

@@ -30,7 +30,7 @@ from ddpwatch.probe.gc_pauses import GcPauses
 from ddpwatch.probe.guest import JobUnwatchedError
 from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.hooks import DdpProbe
-from ddpwatch.probe.identity import Flags, ddp_flags, hello_of
+from ddpwatch.probe.identity import Flags, as_text, ddp_flags, hello_of
 from ddpwatch.probe.outbox import Outbox
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.rendezvous import Rendezvous
@@ -184,7 +184,7 @@ class ProbeSession:
 
     def mark(self, name: str) -> None:
         """Adds a named moment to this rank's timeline."""
-        self.outbox.post(Mark(rank=self.rank, name=name[:1024], start_ns=time.monotonic_ns()))
+        self.outbox.post(Mark(rank=self.rank, name=as_text(name, 1024), start_ns=time.monotonic_ns()))
 
     def _mark_validation(self, start: int, end: int) -> None:
         self.outbox.post(Mark(rank=self.rank, kind="validation", name="validation", start_ns=start, end_ns=end))
@@ -249,7 +249,7 @@ class ProbeSession:
         """Finished, or the exception that ends this process (the interpreter notes it before it exits)."""
         error = self._ended_by or getattr(sys, "last_value", None)
         reason: EndReason = "finished" if error is None else "exception"
-        detail = "" if error is None else f"{type(error).__name__}: {error}".splitlines()[0][:500]
+        detail = "" if error is None else as_text(f"{type(error).__name__}: {error}".splitlines()[0], 500)
         recorder = self.recorder
         return Bye(
             rank=self.rank,

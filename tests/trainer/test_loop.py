@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainer import TrainConfig, Trainer, TrainerError
+from trainer import TrainConfig, Trainer, TrainerError, loop
 from trainer.checkpoint import load_newest
 from trainer.distributed import World
 from trainer.loop import checkpoint_setup
@@ -27,6 +27,17 @@ def test_every_strategy_learns_alone(alone: World, strategy: str) -> None:
     assert result.steps == 40
     assert result.test_accuracy is not None
     assert result.test_accuracy > 0.5
+
+
+@pytest.mark.parametrize("samples", [1, 128, 129, 360, 2048])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_rank_tests_in_as_many_batches(samples: int, size: int) -> None:
+    """Otherwise a sharded model would gather its parameters once more on some ranks, and wait for the others."""
+    worlds = [World(rank, rank, size, torch.device("cpu")) for rank in range(size)]
+    dealt = [loop.test_batches(samples, world) for world in worlds]
+    assert len({len(batches) for batches in dealt if batches}) == 1
+    assert max(len(batch) for batches in dealt for batch in batches) <= loop.TEST_BATCH
+    assert sorted(sample for batches in dealt for batch in batches for sample in batch) == list(range(samples))
 
 
 def test_progress_is_printed_by_step(alone: World, capsys: pytest.CaptureFixture[str]) -> None:

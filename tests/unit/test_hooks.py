@@ -116,6 +116,32 @@ def test_the_buckets_of_a_module_that_is_never_rebuilt_are_known() -> None:
     assert all(at is not None for at in step.comm_ready)
 
 
+class Looked(nn.Module):
+    """An embedding with sparse gradients, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(64, 4, sparse=True), nn.Linear(4, 2)
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(self.embedding(positions))
+        return out
+
+
+def test_sparse_gradients_change_no_layout() -> None:
+    """They have as many bytes as a batch has positions."""
+    watched = Watched(module=Looked())
+    for positions in range(1, 15):
+        watched.ddp(torch.arange(positions)).sum().backward()
+    watched.recorder.finish()
+    drain()
+    assert watched.errors == []
+    assert len({tuple(record.message(0, 0).comm_bytes) for record in watched.records}) > 10
+    assert len(watched.layouts) < 5
+    found = [{watched.layouts[-1].params[i] for i in bucket.params} for bucket in watched.layouts[-1].buckets]
+    assert sorted(map(sorted, found)) == [["embedding.weight"], ["layer.bias", "layer.weight"]]
+
+
 def test_a_job_without_an_optimizer_ends_every_step_with_its_backward() -> None:
     """Also a shadow step, and one whose comm hook cannot be seen: nothing may pile up."""
     for watched in (
@@ -171,6 +197,52 @@ def test_two_modules_whose_forwards_lie_in_another_step_than_their_backwards() -
     assert sum(step.comm_module.count(0) for step in steps) >= 9 * LAYERS
     assert sum(backwards) == 20
     assert all((None in step.comm_done) == (step.status == "shadow") for step in steps if step.comm_label)
+
+
+def test_a_gradient_of_the_input_alone_reduces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As adversarial training and gradient penalties take it; also in a shadow step, whose launches nobody sees."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # no naps
+    watched = Watched(shadows())
+    for _ in range(10):
+        inputs = torch.ones(2, 8, requires_grad=True)
+        torch.autograd.grad(watched.ddp(inputs).sum(), inputs)
+        watched.ddp(inputs.detach()).sum().backward()
+        watched.recorder.optimizer_begin()
+        watched.recorder.optimizer_end()
+    watched.recorder.finish()
+    drain()
+    assert watched.errors == []
+    steps = [record.message(0, 0) for record in watched.records]
+    assert [record.reductions for record in watched.records] == [1] * 10
+    assert [step.comm_label for step in steps[2:]] == [list(range(LAYERS))] * 8
+    assert all(step.comm_seq == list(range(LAYERS)) for step in steps[2:])
+
+
+class Around(nn.Module):
+    """A DDP module and a layer, as TorchRec makes them: the DDP module around both leaves the inner one alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.layer = DistributedDataParallel(nn.Linear(8, 8)), nn.Linear(8, 8)
+        self._ddp_params_and_buffers_to_ignore = [f"inner.module.{name}" for name in ("weight", "bias")]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(self.inner(inputs))
+        return out
+
+
+def test_a_module_inside_another_takes_part_in_its_steps() -> None:
+    around = Around()
+    watched = Watched(shadows(), module=around)
+    inner = DdpProbe(around.inner, 1, 200, watched.recorder, watched.publish, watched.errors.append)
+    steps = watched.train(8)
+    inner.close()
+    assert [step.status for step in steps] == ["warmup", *["ok"] * 4, "shadow", "ok", "shadow"]
+    for step in steps:
+        assert sorted(step.comm_module) == [0, 1]
+        (forward,) = (span for span in step.spans if span.phase == "forward")
+        launches = [launch for launch, ready in zip(step.comm_launch, step.comm_ready, strict=True) if ready]
+        assert all(launch >= forward.end for launch in launches)
 
 
 class Hooked(Layer):

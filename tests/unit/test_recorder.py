@@ -256,6 +256,22 @@ def test_an_exception_in_the_forward_aborts_the_step() -> None:
     assert [step.status for step in script.messages()] == ["aborted", "ok"]
 
 
+@pytest.mark.parametrize("make", [lambda: Script(), lambda: Script(EverySecond()), lambda: in_a_stretch()])
+def test_an_optimizer_that_raises_spoils_no_later_step(
+    make: Callable[[], Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of memory, say: the script goes on, and its next optimizer ends the step. Also an unwatched one."""
+    script = make()
+    pass_steps(script, 1)
+    before = script.recorder.steps
+    with monkeypatch.context() as patch:
+        patch.setattr(script, "optimize", script.recorder.optimizer_begin)
+        pass_steps(script, 1)
+    pass_steps(script, 4)
+    script.recorder.finish()
+    assert script.recorder.steps == before + 5
+
+
 def test_without_an_optimizer_a_synced_backward_ends_the_step() -> None:
     script = Script()
     for _ in range(3):

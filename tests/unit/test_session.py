@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Bye
+from ddpwatch.messages import Bye, Mark, decode, encode
 from ddpwatch.probe.session import ProbeSession
 
 
@@ -26,6 +28,26 @@ def test_one_gpu_is_watched_in_a_process() -> None:
         ProbeSession._check_gpu(session, module(0))
     with pytest.raises(DdpwatchError, match="computes on cuda:2, while cuda:1 is watched"):
         ProbeSession._check_gpu(session, module(1, 2))
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProbeSession]:
+    """Without a collector."""
+    monkeypatch.setenv("DDPWATCH_RECORD_DIR", "/dev/null")
+    made = ProbeSession()
+    yield made
+    made.close()
+    made.sender._context.term()
+
+
+def test_what_a_script_says_neither_raises_nor_ends_the_watching(session: ProbeSession) -> None:
+    """An epoch's number as a mark, and the name of a file that is no Unicode."""
+    session.mark(7)  # type: ignore[arg-type]
+    session.mark(os.fsdecode(b"\xff.pt"))
+    session.end(FileNotFoundError(os.fsdecode(b"\xff.pt")))
+    names = [decode(encode(mark)).name for mark in session.outbox.messages if isinstance(mark, Mark)]
+    assert names == ["7", "?.pt"]
+    assert decode(encode(session._goodbye())).detail == "FileNotFoundError: ?.pt"
 
 
 def test_the_goodbye_is_sent_though_the_gpu_answers_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

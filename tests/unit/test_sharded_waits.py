@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from ddpwatch.analysis.step import bucket_keys
 from ddpwatch.probe.record import BucketRecord, StepRecord, without
-from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.probe.recorder import MAX_COLLECTIVES, StepRecorder
 
 pytestmark = pytest.mark.xdist_group("sharded waits")
 
@@ -112,6 +113,23 @@ def test_a_gather_for_a_validation_belongs_to_no_step(by_hand: bool) -> None:
     probe._forward_begin(None, ())
     assert probe._recorder.current.step == 1
     assert probe._recorder.current.buckets == []
+
+
+@pytest.mark.parametrize("found_in_its_first_forward", [False, True])
+def test_forwards_that_pass_by_the_hooks_pile_up_nothing(found_in_its_first_forward: bool) -> None:
+    """Those of `register_fsdp_forward_method`: no step ends, or none ever starts."""
+    from ddpwatch.probe.fsdp import MAX_EARLY
+
+    probe, now = a_probe(), itertools.count()
+    records: list[StepRecord] = []
+    probe._recorder = StepRecorder(records.append, lambda: next(now))
+    if found_in_its_first_forward:
+        probe._forward_begin(None, ())
+    for _ in range(MAX_COLLECTIVES + MAX_EARLY + 2):
+        issue_early(probe)
+    assert len(probe._early) == MAX_EARLY
+    assert probe._recorder.current is None
+    assert [(record.status, record.buckets) for record in records] == [("aborted", [])] * found_in_its_first_forward
 
 
 def test_on_a_gpu_the_compute_stream_is_stamped_before_it_waits() -> None:
