@@ -16,7 +16,7 @@ _LEAST_ROWS = 4  # of changes, before there is room for details
 _WIDE = 120
 _BEST = "◀"
 _LEGEND = "▓ step, of it ╱ exposed communication   ┄ to the end of the interval"
-_SHORTER = {"bucket cap": "cap", " as fast as the others": " without lateness", " batches": "", " (the bound)": ""}
+_SHORTER = {"bucket cap": "cap", " as fast as the others": " like the others", " batches": "", " (the bound)": ""}
 
 
 def paint_whatif(model: WhatIfModel, width: int, height: int, selected: str | None = None) -> list[Row]:

@@ -18,7 +18,8 @@ class WhatIfView(RunView):
     DEFINITIONS = """\
   measured  the mean of the full steps that are kept
   interval  holds the step under that change nine times of ten
-  gain      measured, less predicted
+  gain      measured, less predicted; of a slow rank, the verdict counts
+            only what others wait for it until the next rank launches
   ◀         the change of code that gains most, if that is more than
             its error
   ╱         exposed communication, as replayed
