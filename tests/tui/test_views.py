@@ -12,7 +12,7 @@ from textual import events
 from textual.command import CommandList
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Hello, Mark, Node, Step
+from ddpwatch.messages import Hello, Mark, Node, Span, Step
 from ddpwatch.tui.models.ranks import METRICS as RANK_METRICS
 from ddpwatch.tui.screens import HELP, SIGNS, AskScreen, HelpScreen
 from ddpwatch.tui.settings import Settings, load_settings
@@ -260,6 +260,19 @@ class TestRanks:
             await pilot.press("v", *["pagedown"] * 20)
             assert "199" in body(app)
             assert "lateness by rank and step" in body(app)
+
+    async def test_lateness_says_that_it_has_waits_for_buffers_in_it(self):
+        messages = list(run(12))
+        for message in messages:
+            if isinstance(message, Step):
+                message.spans[:0] = [Span("forward", MS, MS), Span("sync", MS, 2 * MS)]
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, messages)
+            await pilot.press("4")
+            assert re.search(r"^ lateness with waits for buffers  0\.0 ms .* [\d.]+ ms", body(app), re.MULTILINE)
+            await pilot.press("m")
+            assert "buffers" not in body(app)
 
     async def test_many_hosts_are_rows_the_worst_first(self):
         """24 hosts of 2 ranks; rank 41, on host20, is late, and host03 is not connected."""

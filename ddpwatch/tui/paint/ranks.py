@@ -83,11 +83,9 @@ def paint_heat(
 def _paint_title(canvas: Canvas, heat: HeatMap) -> None:
     canvas.fill(0, canvas.width, 0, " ", "heading")
     grouped = max((len(group) for group in heat.groups), default=1)
-    what = (
-        f"{heat.metric.title} by rank and step"
-        if grouped == 1
-        else f"{heat.metric.title}, worst of {grouped} ranks a row"
-    )
+    title = heat.metric.title + (" with waits for buffers" if heat.buffers else "")
+    by = "" if heat.buffers else " by rank and step"
+    what = title + (by if grouped == 1 else f", worst of {grouped} ranks a row")
     if heat.clock_error_ns is not None:
         what += f", clocks ±{ms(heat.clock_error_ns)} ms"
     x = canvas.put(1, 0, shorten(what, canvas.width - 2), "heading-strong") + 2

@@ -37,7 +37,9 @@ class RanksView(RunView):
   s         by number, or by cost, highest first
   cost      rank-seconds that all others waited for the rank, and their
             share of the run's rank-time
-  lateness  how long after the first rank it launches a bucket, at most
+  lateness  how long after the first rank it launches a bucket, at most;
+            with waits for DDP's buffers, which are blamed on the rank
+            waited for
   The colour scale ends at a value that only 2 % of the cells exceed.
   For overlap it is reversed: low values stand out."""
     BINDINGS: ClassVar[list[BindingType]] = [
