@@ -330,19 +330,29 @@ class TestDevices:
 
     async def test_with_more_than_fit_the_least_busy_come_first(self):
         app = app_on()
-        async with app.run_test(size=(80, 28)) as pilot:
+        async with app.run_test(size=(80, 15)) as pilot:
             busy = [device(0, 90.0 - 5 * (7 * index % 8), "cuda", index) for index in range(8)]
             await watching(pilot, [*run(20), *busy, device(0)])
             await pilot.press("5")
-            assert "2 of 9 devices, 7 not shown" in body(app)
-            shown = re.findall(r"GPU\d|CPU", body(app))
-            assert shown == ["GPU1", "GPU2"]
+            assert "4 of 9 devices, 5 not shown" in body(app)
+            assert re.findall(r"GPU\d|CPU", body(app)) == ["GPU1", "GPU2", "GPU3", "GPU4"]
             await pilot.press(*["down"] * 8)
-            assert re.findall(r"(▶| )(GPU\d|CPU) ", body(app)) == [(" ", "GPU0"), ("▶", "CPU")]
+            assert re.findall(r"▶?(?:GPU\d|CPU) ", body(app)) == ["GPU6 ", "GPU7 ", "GPU0 ", "▶CPU "]
+
+    async def test_one_line_each_where_cards_of_all_do_not_fit(self):
+        app = app_on()
+        async with app.run_test(size=(80, 28)) as pilot:
+            await watching(pilot, [*run(20), *(device(0, 90.0, "cuda", index) for index in range(8)), device(0)])
+            await pilot.press("5")
+            assert "not shown" not in body(app)
+            lines = re.findall(r"^[▶ ](GPU\d|CPU) .* \d\d % .*mem .* GiB", body(app), re.MULTILINE)
+            assert lines == [*(f"GPU{index}" for index in range(8)), "CPU"]
+            assert re.search(r"^ CPU .* waiting 10 % ", body(app), re.MULTILINE)  # the ranks that are on it
+            await pilot.press(*["down"] * 8)
             await pilot.resize_terminal(80, 70)
             await pilot.pause()
-            assert "not shown" not in body(app)
             assert re.findall(r"▶(GPU\d|CPU)", body(app)) == ["CPU"]
+            assert body(app).count("\n busy ") == 9
 
     async def test_busy_that_is_only_waiting_is_seen(self):
         app = app_on()
@@ -370,9 +380,9 @@ class TestLog:
             assert re.search(r"straggler, over, steps 1–\d+: cost 0\.\d+ rank-s, \d\.\d % of the run", body(app))
             cost = re.search(r"cost (.* rank-s)", body(app))[1]  # its share falls as the run goes on
             await pilot.press("m")
-            assert re.search(rf"step 19 +ended: rank 1 is late by 40 ms in each step: .*; cost {cost}", body(app))
+            assert re.search(rf"step 19 +ended: rank 1 was late by 40 ms in each step: .*; cost {cost}", body(app))
             assert "cleared" not in body(app)
-            assert len(re.findall("rank 1 is late", body(app).partition("attached")[2])) == 2  # its start and its end
+            assert len(re.findall("rank 1 (?:is|was) late", body(app).partition("attached")[2])) == 2  # start and end
             await pilot.press("m", "m", "enter")
             assert app.view is app.views.timeline
             assert app.session.paused
@@ -463,6 +473,19 @@ class TestEverywhere:
             assert re.search(r"^ +49 .*\n +50◀ running", screen_text(app), re.MULTILINE)
             await pilot.press("2")
             assert "rank 50 at" in body(app) or "r50 " in body(app)
+
+    async def test_the_rank_that_the_verdict_names_is_in_sight_until_another_one_is_selected(self):
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, run(12, world=64, late_rank=50))
+            await pilot.press("2")
+            assert "rank 50 at" in body(app)
+            await pilot.press("4", "v", "enter")
+            assert " rank 50 on node1" in body(app)
+            await pilot.press("escape", "k", "enter")
+            assert " rank 49 on node1" in body(app)
+            await pilot.press("2")
+            assert "rank 49 at" in body(app)
 
     async def test_copy_is_what_the_terminal_is_sent(self, monkeypatch):
         app = app_on()

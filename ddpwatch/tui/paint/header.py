@@ -101,7 +101,8 @@ def step_text(model: Overview) -> str:
 
 def _crowded(model: Overview, width: int) -> str:
     """The first line's right end on a screen whose second line has no room for all figures."""
-    extra = fit(_health(model), max(min(width - len(step_text(model)) - 48, 21), 0))  # 21: in short
+    room = min(width - len(step_text(model)) - 48, 21)  # 21: in short
+    extra = fit(_health(model), room) if room > len("drops 99") else []
     return "".join(text for text, _ in extra) + "  " + step_text(model)
 
 

@@ -63,6 +63,7 @@ class RanksView(RunView):
         self.maps = HeatMaps()
         self.first = 0
         self.detail = False
+        self.shown: int | None = None  # the selected rank, or what is in its place
 
     def map(self, width: int, height: int) -> HeatMap | None:
         """The heatmap for a body of that size; None before the first step."""
@@ -86,12 +87,8 @@ class RanksView(RunView):
         heat = self.map(width, height)
         if heat is None or not heat.groups:
             return []
-        followed = self.session.followed_rank()
-        rank = self.session.rank if followed is None else followed
-        row = next((i for i, group in enumerate(heat.groups) if rank in group), None)
-        if row is None:
-            row, rank = 0, heat.groups[0][0]
-        self.session.rank = rank
+        rank = self.shown = self.session.rank_in_sight([rank for group in heat.groups for rank in group])
+        row = next(i for i, group in enumerate(heat.groups) if rank in group)
         if self.detail and rank is not None:
             return self._detail(rank, width, height)
         room = max((height - TOP_ROWS - 1) // self._cell(heat, width, height)[1], 1)
@@ -139,7 +136,7 @@ class RanksView(RunView):
 
     def action_detail(self) -> None:
         """Shows the selected rank in detail."""
-        self.detail = True
+        self.detail, self.session.rank = True, self.shown
         self.repaint()
 
     def action_back(self) -> None:
@@ -153,7 +150,7 @@ class RanksView(RunView):
         if heat is None or not heat.groups:
             return
         self.session.follow_slowest = False
-        row = next((i for i, group in enumerate(heat.groups) if self.session.rank in group), 0)
+        row = next((i for i, group in enumerate(heat.groups) if self.shown in group), 0)
         self.session.rank = heat.groups[min(max(row + by, 0), len(heat.groups) - 1)][0]
         self.repaint()
 
@@ -166,6 +163,6 @@ class RanksView(RunView):
         if y < TOP_ROWS or row >= len(heat.groups):
             return
         group = heat.groups[row]
-        self.detail = self.session.rank in group
-        self.session.rank = self.session.rank if self.detail else group[0]
+        self.detail = self.shown in group
+        self.session.rank = self.shown if self.detail else group[0]
         self.repaint()

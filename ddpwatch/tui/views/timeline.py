@@ -89,11 +89,7 @@ class TimelineView(RunView):
         """Keeps window, cursor and first rank within the timeline."""
         self.window = self.window.fitted(timeline.length_ns)
         at = self.cursor.at_ns if self.cursor.at_ns >= 0 else timeline.length_ns // 2
-        followed = self.session.followed_rank()
-        rank = self.session.rank if followed is None else followed
-        if rank not in timeline.ranks:
-            rank = timeline.ranks[0] if timeline.ranks else None
-        self.session.rank = rank
+        rank = self.session.rank_in_sight(timeline.ranks)
         self.cursor = Cursor(min(at, timeline.length_ns - 1), rank, self.cursor.mark_ns)
         room = ranks_in_view(timeline, height, self.density)
         index = timeline.ranks.index(rank) if rank is not None else 0
@@ -113,6 +109,7 @@ class TimelineView(RunView):
 
     def _move_cursor(self, at_ns: int) -> None:
         self.cursor = Cursor(at_ns, self.cursor.rank, self.cursor.mark_ns)
+        self.session.rank = self.cursor.rank if self.session.rank is None else self.session.rank
         self.window = self.window.showing(at_ns)
         self.repaint()
 

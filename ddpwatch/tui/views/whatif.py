@@ -16,10 +16,12 @@ class WhatIfView(RunView):
     NAME = "What if"
     KEYS = (("↑↓", "select"),)
     DEFINITIONS = """\
-  measured  the mean of the full steps that are kept
+  measured  the mean of the full steps that are kept, also of those
+            before an incident
   interval  holds the step under that change nine times of ten
-  gain      measured, less predicted; of a slow rank, the verdict counts
-            only what others wait for it until the next rank launches
+  gain      measured, less predicted; the verdict's is of the steps
+            that the incident struck, and of a slow rank what others
+            wait for it until the next rank launches
   ◀         the change of code that gains most, if that is more than
             its error
   ╱         exposed communication, as replayed
