@@ -330,7 +330,9 @@ class DashboardApp(App[int]):
 
     def action_runs(self) -> None:
         """Offers the live runs and the recordings of ended ones."""
-        if isinstance(self.feed, LiveFeed) and not isinstance(self.screen, RunPicker):
+        if not isinstance(self.feed, LiveFeed):
+            self.notify("a replay shows one recording", timeout=2)
+        elif not isinstance(self.screen, RunPicker):
             self.push_screen(RunPicker(self.feed.runs(), self.feed.ended()), self._choose_run)
 
     def _choose_run(self, run: RunInfo | Path | None) -> None:

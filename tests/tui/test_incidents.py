@@ -128,6 +128,15 @@ def test_a_death_is_not_later_than_its_step():
     ]
 
 
+def test_a_death_has_a_step_and_does_not_last():
+    ends = {1: {"reason": "killed", "in_flight": [1]}}
+    lines, _ = listed([replace(HANG, kind="death", message="rank 2 was killed", evidence={"ends": ends})], (80, 19))
+    assert re.match(r"▶ ● death +2 +forward +11 ", lines[1])
+    assert lines[2].startswith(" death, at step 11: cost ")
+    assert "struck 1 step" in [line.strip() for line in lines]
+    assert not any("reason" in line for line in lines)
+
+
 def test_what_lasted_to_the_end_of_a_run_that_is_over():
     found = Diagnosed([replace(LATE, open=True, gain=0.3)])
     rows = incident_rows(found, 9, state_of([layout()]).layouts)

@@ -274,6 +274,23 @@ class TestRanks:
             await pilot.press("m")
             assert "buffers" not in body(app)
 
+    async def test_before_the_first_step_a_view_says_that_there_is_none(self):
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, [hello(0), hello(1)])
+            for key in "248":
+                await pilot.press(key)
+                assert "no step" in body(app)
+
+    async def test_one_rank_s_figures_fit_on_80_columns(self):
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, run(12))
+            await pilot.press("4", "enter")
+            assert "…" not in "\n".join(body(app).splitlines()[1:5])
+            for name in ("drops 0", "data 1.0 ms", "exposed 10.0 ms", "optim 4.0 ms", "other "):
+                assert name in body(app)
+
     async def test_many_hosts_are_rows_the_worst_first(self):
         """24 hosts of 2 ranks; rank 41, on host20, is late, and host03 is not connected."""
         app = app_on()

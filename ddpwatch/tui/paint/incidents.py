@@ -26,7 +26,7 @@ _BADGES = {"bad": "badge-bad", "warn": "badge-wait", "dim": "badge-ended"}
 _WHEN = {"now": ("●", "bad"), "over": ("✓", "good"), "later": ("·", "faint")}
 _LEAST_ROWS = 4  # of the list, before its details get any
 _ROOMY = 110
-_ELSEWHERE = ("stacks", "call_sites", "no_stack", "device")
+_ELSEWHERE = ("stacks", "call_sites", "no_stack", "device", "ends")
 
 
 def name_of(kind: Kind) -> str:
@@ -144,6 +144,8 @@ def _when(row: ListedIncident, ended: bool) -> str:
     since = row.incident.since_step
     if row.when == "later":
         return "later than the position"
+    if row.incident.kind == "death" and since is not None:
+        return f"at step {since}"
     if row.when == "now" and ended:
         return "lasted to the end" if since is None else f"lasted from step {since} to the end"
     if row.when == "now":
@@ -161,7 +163,7 @@ def _end_of(line: str, width: int) -> str:
 
 def _evidence(incident: Incident) -> list[str]:
     known = [(key, value) for key, value in incident.evidence.items() if key not in _ELSEWHERE]
-    watched = [("struck", f"{incident.steps} steps")] if incident.steps else []
+    watched = [("struck", f"{incident.steps} step{'' if incident.steps == 1 else 's'}")] if incident.steps else []
     figures = [f"{key.removesuffix('_ms').replace('_', ' ')} {_value(key, value)}" for key, value in known]
     return [clean(text, 200) for text in (*(f"{key} {value}" for key, value in watched), *figures)]
 

@@ -12,6 +12,7 @@ from ddpwatch.tui.models.log import mark_duration
 from ddpwatch.tui.models.overview import filtered
 from ddpwatch.tui.models.ranks import METRICS, HeatMap, HeatMaps, by_host, costliest_first, groups_of, with_diagnosis
 from ddpwatch.tui.paint.canvas import Row
+from ddpwatch.tui.paint.page import no_step
 from ddpwatch.tui.paint.ranks import TOP_ROWS, cell_size, columns_for, paint_heat, paint_rank
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
@@ -86,7 +87,7 @@ class RanksView(RunView):
         """See `RunView.body`."""
         heat = self.map(width, height)
         if heat is None or not heat.groups:
-            return []
+            return no_step(width, height, "no step after the warm-up yet" if heat is None else "no such rank")
         rank = self.shown = self.session.rank_in_sight([rank for group in heat.groups for rank in group])
         row = next(i for i, group in enumerate(heat.groups) if rank in group)
         if self.detail and rank is not None:

@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from ddpwatch.tui.models.lanes import step_lanes
 from ddpwatch.tui.models.timeline import Cursor, Timeline, Window, inspect, timeline_of_seconds, timeline_of_step
 from ddpwatch.tui.paint.canvas import Row
+from ddpwatch.tui.paint.page import no_step
 from ddpwatch.tui.paint.timeline import paint_timeline, ranks_in_view, timeline_axis, timeline_rows
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
@@ -67,7 +68,7 @@ class TimelineView(RunView):
         """See `RunView.body`."""
         timeline = self.timeline()
         if timeline is None:
-            return []
+            return no_step(width, height)
         self._fit(timeline, height)
         found = inspect(timeline, self.cursor, self.session.state.layouts)
         return paint_timeline(timeline, self.window, self.cursor, found, (width, height), self.first, self.density)

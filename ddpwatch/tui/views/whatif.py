@@ -60,7 +60,8 @@ class WhatIfView(RunView):
             self.forget()
         self._take()
         self._ask()
-        return paint_whatif(self._model, width, height, self.selected)
+        model = self._model if self.session.steps else WhatIfModel(failure="no step yet")
+        return paint_whatif(model, width, height, self.selected)
 
     def _take(self) -> None:
         """Takes the newest answer."""
