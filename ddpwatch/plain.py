@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddpwatch import rundir
 from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.wording import ranks_named
 from ddpwatch.analysis.incident_news import IncidentNews, cost_text, lost_text, message_text, steps_text
 from ddpwatch.analysis.step import NS_PER_MS
 from ddpwatch.analysis.window import summarise
@@ -99,7 +100,7 @@ class RunLines:
 
 
 def _ranks(incident: Incident) -> str:
-    return f"rank {', '.join(map(str, incident.ranks[:4]))}" if incident.ranks else "all ranks"
+    return ranks_named(incident.ranks) if incident.ranks else "all ranks"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -287,7 +288,8 @@ def print_lines(
 def _wait_for_run() -> RunInfo:
     info = rundir.newest_run()
     if info is None:
-        _narrate(f"waiting for a run (looking in {rundir.directory()}); start one with --watch")
+        how = "call ddpwatch.watch(model) in its script, or start it with ddpwatch run"
+        _narrate(f"waiting for a run (looking in {rundir.directory()}); {how}")
     while info is None:
         time.sleep(0.5)
         info = rundir.newest_run()

@@ -108,11 +108,11 @@ def cost_text(incident: Incident) -> str:
 
 
 def steps_text(incident: Incident) -> str:
-    """``12–40``; ``12–`` while it lasts."""
+    """``12–40``; ``12–`` while it lasts; a death has one step."""
     since, until = incident.since_step, incident.until_step
     if since is None:
         return "–"
-    if incident.open:
+    if incident.open and incident.kind != "death":
         return f"{since}–"
     return f"{since}" if until in (None, since) else f"{since}–{until}"
 

@@ -34,7 +34,7 @@ from ddpwatch.tui.screens import MODAL_CSS, AskScreen, HelpScreen, RunPicker
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.settings import Settings, load_settings
 from ddpwatch.tui.step_export import step_frames, write_step
-from ddpwatch.tui.text import clean
+from ddpwatch.tui.text import clean, percent
 from ddpwatch.tui.views import RunView, Views
 
 JOIN_S = 0.5
@@ -248,7 +248,9 @@ class DashboardApp(App[int]):
     def _moved(self, found: bool) -> None:
         if not found:
             progress = self.session.overview.diagnosed.progress
-            self.notify("none found" if progress is None else f"none found yet: diagnosing, {progress:.0%}", timeout=2)
+            self.notify(
+                "none found" if progress is None else f"none found yet: diagnosing, {percent(progress)}", timeout=2
+            )
         self.tick()
 
     def show_step(self, number: int) -> None:
@@ -328,7 +330,9 @@ class DashboardApp(App[int]):
 
     def action_runs(self) -> None:
         """Offers the live runs and the recordings of ended ones."""
-        if isinstance(self.feed, LiveFeed) and not isinstance(self.screen, RunPicker):
+        if not isinstance(self.feed, LiveFeed):
+            self.notify("a replay shows one recording", timeout=2)
+        elif not isinstance(self.screen, RunPicker):
             self.push_screen(RunPicker(self.feed.runs(), self.feed.ended()), self._choose_run)
 
     def _choose_run(self, run: RunInfo | Path | None) -> None:

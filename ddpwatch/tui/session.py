@@ -210,6 +210,11 @@ class ViewerSession:
         slowest = self.overview.slowest
         return slowest.ranks[0] if self.follow_slowest and slowest is not None else None
 
+    def rank_in_sight(self, ranks: Sequence[int]) -> int | None:
+        """Of these ranks the followed one, or the selected one, or the first that the verdict names, or the first."""
+        wanted = (self.followed_rank(), self.rank, *self.overview.verdict.ranks[:1], *ranks[:1])
+        return next((rank for rank in wanted if rank in ranks), None)
+
     # -- what the user chooses -------------------------------------------------------------------------------
 
     @property

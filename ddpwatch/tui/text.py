@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
+from ddpwatch.analysis.diagnosis.wording import spans
 from ddpwatch.report.format import UNKNOWN, one_of, percent, size
 from ddpwatch.report.format import clean as harmless_text
 
@@ -70,18 +71,6 @@ def flow(parts: Sequence[str], width: int, lines: int, gap: str = " · ") -> lis
         else:
             out.append(part)
     return [shorten(line, width) for line in out]
-
-
-def spans(numbers: Sequence[int], most: int = 4) -> str:
-    """Ascending numbers with runs as ``616–623``; of many runs, the first few."""
-    runs: list[list[int]] = []
-    for value in numbers:
-        if runs and value == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], value]
-        else:
-            runs.append([value])
-    texts = ["–".join(map(str, run)) if run[-1] - run[0] > 1 else ",".join(map(str, run)) for run in runs]
-    return ",".join(texts[:most]) + ("…" if len(texts) > most else "")
 
 
 def number(value: float | None) -> str:

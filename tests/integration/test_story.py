@@ -39,7 +39,7 @@ SHARE, STUCK_NS, PAUSE_NS, LATE_PART = 0.02, 1.5e9, 125e6, 0.25
 LATE_BY = r"late by \d+ ms in (?:each step|\d+ of \d+ watched steps)"
 SLOW_BACKWARD = re.compile(
     rf"rank 1 is {LATE_BY}: its backward takes \d+ ms longer, "
-    r"from (?:4\.weight|4\.bias|bucket \d+ \(4\.bias\)) on.*; without it, a step would be \d+ % shorter"
+    r"from (?:4\.weight|4\.bias|bucket \d+ \(4\.bias\)) on.*; without the wait for it, a step would be \d+ % shorter"
 )
 SLOW_INPUT = re.compile(rf"rank 0 is {LATE_BY}: its wait for data takes \d+ ms longer")
 

@@ -96,7 +96,7 @@ def test_the_list_and_the_details_of_one():
     assert "late 12.5 ms" in details
     lines, _ = listed([HANG, replace(LATE, gain=0.3, share=0.02)], (80, 19), selected=1)
     assert "straggler, over, steps 4–6: cost 2.00 rank-s, 2.0 % of the run" in lines[3]
-    assert "without it, its steps would have been 30.0 % shorter" in lines[5]
+    assert "without the wait for it, its steps would have been 30.0 % shorter" in lines[5]
     assert ascii_text("●").isascii()
 
 
@@ -128,6 +128,15 @@ def test_a_death_is_not_later_than_its_step():
     ]
 
 
+def test_a_death_has_a_step_and_does_not_last():
+    ends = {1: {"reason": "killed", "in_flight": [1]}}
+    lines, _ = listed([replace(HANG, kind="death", message="rank 2 was killed", evidence={"ends": ends})], (80, 19))
+    assert re.match(r"▶ ● death +2 +forward +11 ", lines[1])
+    assert lines[2].startswith(" death, at step 11: cost ")
+    assert "struck 1 step" in [line.strip() for line in lines]
+    assert not any("reason" in line for line in lines)
+
+
 def test_what_lasted_to_the_end_of_a_run_that_is_over():
     found = Diagnosed([replace(LATE, open=True, gain=0.3)])
     rows = incident_rows(found, 9, state_of([layout()]).layouts)
@@ -137,8 +146,8 @@ def test_what_lasted_to_the_end_of_a_run_that_is_over():
 
 
 def test_what_is_not_known_yet_is_said():
-    assert "diagnosing the recording: 42%" in plain(paint_incidents([], Diagnosed(progress=0.42), (80, 10), 0, 0))[1]
-    assert "where the time went: diagnosing … 42%" in "\n".join(
+    assert "diagnosing the recording: 42 %" in plain(paint_incidents([], Diagnosed(progress=0.42), (80, 10), 0, 0))[1]
+    assert "where the time went: diagnosing … 42 %" in "\n".join(
         plain(paint_lost(Overview(diagnosed=Diagnosed(progress=0.42)), 60, 6))
     )
 

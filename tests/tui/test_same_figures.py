@@ -237,7 +237,7 @@ def at_cursor(text):
 
 
 def changes_on(text, scenarios):
-    shown = searched(text, measured="measured +N ", steps="what if: N full steps")
+    shown = searched(text, measured="measured +N ", steps="what if: the N full steps kept")
     for row in scenarios:
         name = re.escape(row["change"])
         line = re.search(rf"{name}(?: ◀)? +{NUMBER} +{NUMBER} … {NUMBER} +([+−][\d.]+) +([+−][\d.]+) %", text)
@@ -562,6 +562,8 @@ async def test_three_faults_at_different_times(tmp_path, capsys):
         ("pause", [3]), ("slow_input", [2]), ("straggler", [1]),
     ]  # fmt: skip
     assert {row["ranks"][0]: row["since_step"] for row in rows} == {1: 40, 3: 120, 2: 160}
+    assert not any(" is late" in row["message"] or " takes " in row["message"] for row in rows)
+    assert sum(" was late by " in row["message"] and " took " in row["message"] for row in rows) == 2
 
     opened = open_recording(file)
     assert incidents_of({"incidents": opened.incidents()}) == rows

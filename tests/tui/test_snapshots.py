@@ -153,7 +153,7 @@ def body_shown(app, name, world, lines):
     shown = {
         "overview": lambda: (
             f"step {app.session.step_shown.step}" in body,
-            re.search(r"rank  .*status .*late ms", body) is not None,
+            re.search(r"rank  .*(?:status|more) .*late ms", body) is not None,
             {0, 1} <= numbers,
             "running" in body,
             width < 110 or "where a step goes, ms" in body,
@@ -162,7 +162,7 @@ def body_shown(app, name, world, lines):
             f"step {app.session.step_shown.step}" in body,
             "▶" in body and "▲" in body,
             len(re.findall(r"rank \d+", body)) > min(world, 2),
-            f"rank {app.session.rank} at" in body or f"r{app.session.rank} " in body,
+            f"rank {app.views.timeline.cursor.rank} at" in body or f"r{app.views.timeline.cursor.rank} " in body,
             "forward" in body and "backward" in body,
         ),
         "buckets": lambda: (

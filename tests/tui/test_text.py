@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from ddpwatch.analysis.diagnosis.wording import buckets_named, ranks_named
 from ddpwatch.tui.paint.canvas import Canvas, plain
 from ddpwatch.tui.text import Field, clean, fit, flow, ms, number, shorten, spans, wrap
 
@@ -90,6 +91,10 @@ def test_runs_of_numbers_are_spans():
     assert spans(range(616, 624)) == "616–623"
     assert spans([0, 2, 4, 6, 8]) == "0,2,4,6…"
     assert spans([]) == ""
+    assert ranks_named([0, 1, 2, 3, 4, *range(6, 16)]) == "ranks 0–4, 6–15"
+    assert ranks_named([2, 3]) == "ranks 2, 3"
+    assert ranks_named(range(0, 14, 2)) == "ranks 0, 2, 4, 6, 8, 10 …"
+    assert buckets_named([1]) == "bucket 1"
 
 
 def test_no_part_is_broken_between_lines():

@@ -12,7 +12,7 @@ from textual import events
 from textual.command import CommandList
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Hello, Mark, Node, Step
+from ddpwatch.messages import Hello, Mark, Node, Span, Step
 from ddpwatch.tui.models.ranks import METRICS as RANK_METRICS
 from ddpwatch.tui.screens import HELP, SIGNS, AskScreen, HelpScreen
 from ddpwatch.tui.settings import Settings, load_settings
@@ -261,6 +261,36 @@ class TestRanks:
             assert "199" in body(app)
             assert "lateness by rank and step" in body(app)
 
+    async def test_lateness_says_that_it_has_waits_for_buffers_in_it(self):
+        messages = list(run(12))
+        for message in messages:
+            if isinstance(message, Step):
+                message.spans[:0] = [Span("forward", MS, MS), Span("sync", MS, 2 * MS)]
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, messages)
+            await pilot.press("4")
+            assert re.search(r"^ lateness with waits for buffers  0\.0 ms .* [\d.]+ ms", body(app), re.MULTILINE)
+            await pilot.press("m")
+            assert "buffers" not in body(app)
+
+    async def test_before_the_first_step_a_view_says_that_there_is_none(self):
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, [hello(0), hello(1)])
+            for key in "248":
+                await pilot.press(key)
+                assert "no step" in body(app)
+
+    async def test_one_rank_s_figures_fit_on_80_columns(self):
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, run(12))
+            await pilot.press("4", "enter")
+            assert "…" not in "\n".join(body(app).splitlines()[1:5])
+            for name in ("drops 0", "data 1.0 ms", "exposed 10.0 ms", "optim 4.0 ms", "other "):
+                assert name in body(app)
+
     async def test_many_hosts_are_rows_the_worst_first(self):
         """24 hosts of 2 ranks; rank 41, on host20, is late, and host03 is not connected."""
         app = app_on()
@@ -317,19 +347,29 @@ class TestDevices:
 
     async def test_with_more_than_fit_the_least_busy_come_first(self):
         app = app_on()
-        async with app.run_test(size=(80, 28)) as pilot:
+        async with app.run_test(size=(80, 15)) as pilot:
             busy = [device(0, 90.0 - 5 * (7 * index % 8), "cuda", index) for index in range(8)]
             await watching(pilot, [*run(20), *busy, device(0)])
             await pilot.press("5")
-            assert "2 of 9 devices, 7 not shown" in body(app)
-            shown = re.findall(r"GPU\d|CPU", body(app))
-            assert shown == ["GPU1", "GPU2"]
+            assert "4 of 9 devices, 5 not shown" in body(app)
+            assert re.findall(r"GPU\d|CPU", body(app)) == ["GPU1", "GPU2", "GPU3", "GPU4"]
             await pilot.press(*["down"] * 8)
-            assert re.findall(r"(▶| )(GPU\d|CPU) ", body(app)) == [(" ", "GPU0"), ("▶", "CPU")]
+            assert re.findall(r"▶?(?:GPU\d|CPU) ", body(app)) == ["GPU6 ", "GPU7 ", "GPU0 ", "▶CPU "]
+
+    async def test_one_line_each_where_cards_of_all_do_not_fit(self):
+        app = app_on()
+        async with app.run_test(size=(80, 28)) as pilot:
+            await watching(pilot, [*run(20), *(device(0, 90.0, "cuda", index) for index in range(8)), device(0)])
+            await pilot.press("5")
+            assert "not shown" not in body(app)
+            lines = re.findall(r"^[▶ ](GPU\d|CPU) .* \d\d % .*mem .* GiB", body(app), re.MULTILINE)
+            assert lines == [*(f"GPU{index}" for index in range(8)), "CPU"]
+            assert re.search(r"^ CPU .* waiting 10 % ", body(app), re.MULTILINE)  # the ranks that are on it
+            await pilot.press(*["down"] * 8)
             await pilot.resize_terminal(80, 70)
             await pilot.pause()
-            assert "not shown" not in body(app)
             assert re.findall(r"▶(GPU\d|CPU)", body(app)) == ["CPU"]
+            assert body(app).count("\n busy ") == 9
 
     async def test_busy_that_is_only_waiting_is_seen(self):
         app = app_on()
@@ -357,9 +397,9 @@ class TestLog:
             assert re.search(r"straggler, over, steps 1–\d+: cost 0\.\d+ rank-s, \d\.\d % of the run", body(app))
             cost = re.search(r"cost (.* rank-s)", body(app))[1]  # its share falls as the run goes on
             await pilot.press("m")
-            assert re.search(rf"step 19 +ended: rank 1 is late by 40 ms in each step: .*; cost {cost}", body(app))
+            assert re.search(rf"step 19 +ended: rank 1 was late by 40 ms in each step: .*; cost {cost}", body(app))
             assert "cleared" not in body(app)
-            assert len(re.findall("rank 1 is late", body(app).partition("attached")[2])) == 2  # its start and its end
+            assert len(re.findall("rank 1 (?:is|was) late", body(app).partition("attached")[2])) == 2  # start and end
             await pilot.press("m", "m", "enter")
             assert app.view is app.views.timeline
             assert app.session.paused
@@ -450,6 +490,19 @@ class TestEverywhere:
             assert re.search(r"^ +49 .*\n +50◀ running", screen_text(app), re.MULTILINE)
             await pilot.press("2")
             assert "rank 50 at" in body(app) or "r50 " in body(app)
+
+    async def test_the_rank_that_the_verdict_names_is_in_sight_until_another_one_is_selected(self):
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, run(12, world=64, late_rank=50))
+            await pilot.press("2")
+            assert "rank 50 at" in body(app)
+            await pilot.press("4", "v", "enter")
+            assert " rank 50 on node1" in body(app)
+            await pilot.press("escape", "k", "enter")
+            assert " rank 49 on node1" in body(app)
+            await pilot.press("2")
+            assert "rank 49 at" in body(app)
 
     async def test_copy_is_what_the_terminal_is_sent(self, monkeypatch):
         app = app_on()

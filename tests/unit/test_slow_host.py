@@ -98,4 +98,4 @@ def test_two_hosts_of_one_name_are_two() -> None:
         pass
     [slow] = [row for row in run.incidents() if row["kind"] in ("slow_host", "straggler")]
     assert (slow["kind"], slow["ranks"]) == ("slow_host", [3, 4, 5])
-    assert slow["message"].startswith("host node (ranks 3, 4, 5) is slow: 2 of its 3 ranks are late")
+    assert slow["message"].startswith("host node (ranks 3–5) is slow: 2 of its 3 ranks are late")

@@ -62,8 +62,8 @@ class TestVerdict:
         found = judged(run(late_rank=1))
         assert (found.kind, found.severity, found.rank, found.bucket) == ("straggler", "bad", 1, 1)
         assert found.text == (
-            "rank 1 is late by 40 ms in each step: its backward takes 40 ms longer, from b on; without it, a step "
-            "would be 21 % shorter"
+            "rank 1 is late by 40 ms in each step: its backward takes 40 ms longer, from b on; without the wait for "
+            "it, a step would be 21 % shorter"
         )
 
     def test_slow_input_on_one_rank_and_on_all(self):
@@ -74,6 +74,7 @@ class TestVerdict:
         found = judged([hello(0), hello(1), *one])
         assert (found.kind, found.rank) == ("slow_input", 0)
         assert "rank 0 is late by 40 ms in each step: its wait for data takes 40 ms longer" in found.text
+        assert "; without the wait for rank 0, a step would be " in found.text
         both = [step(rank, n, **late) for n in range(20) for rank in range(2)]
         found = judged([hello(0), hello(1), *both])
         assert (found.kind, found.rank) == ("slow_input", None)

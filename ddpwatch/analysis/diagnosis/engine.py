@@ -217,7 +217,7 @@ class Diagnosis:
         late = self._late.pop(key)
         late.end()
         if not late.streak.dissolved:
-            self._keep(replace(self._incident(late), open=False))
+            self._keep(self._incident(late))
 
     def _keep(self, incident: Incident) -> None:
         self._ended.append(incident)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpwatch.analysis.diagnosis.wording import where_ended
+from ddpwatch.analysis.diagnosis.wording import spans, where_ended
 
 NAMED_RANKS = 16
 OTHER_COLLECTIVES = 0.5  # per step
@@ -104,7 +104,7 @@ def _missing_ranks(files: list[int] | None, world_size: int) -> list[Finding]:
     missing = [] if files is None else sorted(set(range(world_size)) - set(files))
     if not missing:
         return []
-    names = ", ".join(map(str, missing[:NAMED_RANKS])) + (", …" if len(missing) > NAMED_RANKS else "")
+    names = spans(missing, NAMED_RANKS, ", ")
     whose = f"rank {names}" if len(missing) == 1 else f"{len(missing)} of {world_size} ranks ({names})"
     text = f"the recording of {whose} is missing: every rank records into its own file, and it is not here"
     return [_finding("missing_ranks", "warning", text, ranks=missing[:NAMED_RANKS], count=len(missing))]

@@ -77,7 +77,8 @@ class LateRank:
                 self._older_ns += self._due_to_it([waits])
 
     def end(self) -> None:
-        """Forgets what came after its last late step, if that turned out to be another incident."""
+        """It is over: forgets what came after its last late step, if that turned out to be another incident."""
+        self.streak.open = False
         while self._kept and self._kept[-1].step > self.streak.until:
             self.span_ns -= self._kept.pop().total
             self._cost_ns = None

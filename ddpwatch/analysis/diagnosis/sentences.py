@@ -30,14 +30,15 @@ _PAUSE_NOUNS = {"gc": "garbage collection", "checkpoint": "checkpoint", "compila
 
 
 def late_rank_sentence(incident: Incident, names: LayerNames | None) -> str:
-    """What a late rank does, since when, and why, as far as that is known."""
+    """What a late rank does, or did, and why, as far as that is known."""
     rank, evidence = incident.ranks[0], incident.evidence
-    text = f"rank {rank} is late by {in_ms(evidence['late_ms'] * NS_PER_MS)}{_how_often(incident)}"
+    is_late, gets, takes = ("is late", "gets", "takes") if incident.open else ("was late", "got", "took")
+    text = f"rank {rank} {is_late} by {in_ms(evidence['late_ms'] * NS_PER_MS)}{_how_often(incident)}"
     text += _whose(evidence["group"])
     if incident.kind == "drift":
-        text += ", and gets later and later"
+        text += f", and {gets} later and later"
     if incident.phase:
-        text += f": {phase_named(incident.phase)} takes {in_ms(evidence['excess_ms'] * NS_PER_MS)} longer"
+        text += f": {phase_named(incident.phase)} {takes} {in_ms(evidence['excess_ms'] * NS_PER_MS)} longer"
     if names is not None and incident.param is not None and (layer := names.layer(incident.param, rank)):
         text += f", from {layer} on"
     elif incident.bucket is not None and incident.phase in ("", "backward"):
@@ -85,23 +86,24 @@ def pause_sentence(ranks: Sequence[int], phase: str, step: int, longest_ns: int,
     return f"{who} paused for {in_ms(longest_ns)}{why} at step {step}"
 
 
-def exposed_sentence(share: float, bucket: int | None, is_last: bool, names: LayerNames | None) -> str:
+def exposed_sentence(share: float, bucket: int | None, is_last: bool, names: LayerNames | None, is_open: bool) -> str:
     """Transfers that no compute hides."""
-    text = f"exposed communication: transfers that no compute hides take {100 * share:.0f} % of a step"
+    hides, take = ("hides", "take") if is_open else ("hid", "took")
+    text = f"exposed communication: transfers that no compute {hides} {take} {100 * share:.0f} % of a step"
     if bucket is None:
         return text
     which = f"{'the last ' if is_last else ''}{unit(names)}"
     return f"{text}, most of it {which} {bucket}{bucket_layer(bucket, names)}"
 
 
-def input_sentence(share: float) -> str:
+def input_sentence(share: float, is_open: bool) -> str:
     """All ranks wait for data."""
-    return f"slow input: the loop waits for data during {100 * share:.0f} % of a step"
+    return f"slow input: the loop {'waits' if is_open else 'waited'} for data during {100 * share:.0f} % of a step"
 
 
-def link_sentence(slower: float) -> str:
+def link_sentence(slower: float, is_open: bool) -> str:
     """Transfers have become slower."""
-    return f"transfers take {slower:.1f} times as long as before"
+    return f"transfers {'take' if is_open else 'took'} {slower:.1f} times as long as before"
 
 
 def drift_sentence(growth: float) -> str:

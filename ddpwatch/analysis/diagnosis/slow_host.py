@@ -85,10 +85,12 @@ def _joined(host: str, called: str, ranks: Sequence[int], late: Sequence[Inciden
     since = min((incident.since_step for incident in late if incident.since_step is not None), default=None)
     until = max((incident.until_step for incident in late if incident.until_step is not None), default=None)
     named = sorted({rank for incident in late for rank in incident.ranks})
-    who = "all of its ranks are" if len(named) == len(ranks) else f"{len(named)} of its {len(ranks)} ranks are"
-    text = f"host {called} is slow: {who} late, by up to {in_ms(late_ms * NS_PER_MS)} in each step"
+    is_open = any(incident.open for incident in late)
+    is_slow, are, takes = ("is", "are", "takes") if is_open else ("was", "were", "took")
+    who = "all of its ranks" if len(named) == len(ranks) else f"{len(named)} of its {len(ranks)} ranks"
+    text = f"host {called} {is_slow} slow: {who} {are} late, by up to {in_ms(late_ms * NS_PER_MS)} in each step"
     if phase:
-        text += f": {phase_named(phase).replace('its ', 'their ', 1)} takes longer"
+        text += f": {phase_named(phase).replace('its ', 'their ', 1)} {takes} longer"
     return Incident(
         kind="slow_host",
         severity="warning",
@@ -102,7 +104,7 @@ def _joined(host: str, called: str, ranks: Sequence[int], late: Sequence[Inciden
         steps=max(incident.steps for incident in late),
         cost_ns=sum(incident.cost_ns for incident in late),
         gain=_gain(late),
-        open=any(incident.open for incident in late),
+        open=is_open,
         evidence={"host": host, "late_ranks": named, "late_ms": late_ms, "step_ms": worst.evidence["step_ms"]},
     )
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
-from ddpwatch.analysis.diagnosis.wording import how_ended, in_ms, ranks_named
+from ddpwatch.analysis.diagnosis.wording import how_ended, in_ms, ranks_named, without
 from ddpwatch.analysis.window import Summary
 from ddpwatch.messages import Bye
 
@@ -76,7 +76,7 @@ def of_incident(incident: Incident) -> Verdict:
     """An incident as a verdict, with what a step would gain without it."""
     text = incident.message + (f" ({incident.device})" if incident.device else "")
     if incident.gain:
-        text += f"; without it, a step would be {_percent(incident.gain)} shorter"
+        text += f"; {without(incident)}, a step would be {_percent(incident.gain)} shorter"
     severity: Severity = "bad" if incident.severity == "error" or incident.kind in _BAD else "warn"
     rank = incident.ranks[0] if len(incident.ranks) == 1 else None
     peers = tuple(incident.evidence.get("group", ()))

@@ -136,9 +136,9 @@ class WholeRun:
         bucket = None
         if share is self._exposed:
             bucket = max(self._bucket_ns, key=self._bucket_ns.__getitem__, default=None)
-            message = exposed_sentence(per_step, bucket, bucket == self._last_bucket, names)
+            message = exposed_sentence(per_step, bucket, bucket == self._last_bucket, names, is_open)
         else:
-            message = input_sentence(per_step)
+            message = input_sentence(per_step, is_open)
         return Incident(
             kind=share.kind,
             severity="warning",
@@ -263,7 +263,7 @@ class _Link:
         return Incident(
             kind="slow_link",
             severity="warning",
-            message=link_sentence(self._slower),
+            message=link_sentence(self._slower, is_open),
             phase="exposed_comm",
             since_step=self._since,
             until_step=self._until,

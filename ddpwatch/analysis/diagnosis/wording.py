@@ -41,18 +41,38 @@ def in_live_phase(phase: str, step: int) -> str:
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
-    """``rank 1`` or ``ranks 1, 2``; of many, the first few."""
+    """``rank 1``, ``ranks 1, 2`` or ``ranks 0–4, 6–15``, of ascending numbers."""
     return _named("rank", ranks)
 
 
 def buckets_named(indices: Sequence[int]) -> str:
-    """``bucket 1`` or ``buckets 1, 2``; of many, the first few."""
+    """``bucket 1``, ``buckets 1, 2`` or ``buckets 0–2``, of ascending numbers."""
     return _named("bucket", indices)
 
 
 def _named(noun: str, numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_MOST_NAMED])) + (" …" if len(numbers) > _MOST_NAMED else "")
-    return f"{noun} {shown}" if len(numbers) == 1 else f"{noun}s {shown}"
+    return f"{noun}{'' if len(numbers) == 1 else 's'} {spans(numbers, _MOST_NAMED, ', ')}"
+
+
+def spans(numbers: Sequence[int], most: int = 4, gap: str = ",") -> str:
+    """Ascending numbers, three or more in a row as ``616–623``; the first ``most`` of many such runs."""
+    runs: list[list[int]] = []
+    for value in numbers:
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], value]
+        else:
+            runs.append([value])
+    texts = ["–".join(map(str, run)) if run[-1] - run[0] > 1 else gap.join(map(str, run)) for run in runs]
+    return gap.join(texts[:most]) + (f"{gap.strip(',')}…" if len(texts) > most else "")
+
+
+def without(incident: Incident) -> str:
+    """Without what a step would be shorter by the incident's gain. Of late ranks, that is what others wait for them."""
+    if not incident.ranks:
+        return "without it"
+    if incident.phase == "data":  # which is a wait, too
+        return f"without the wait for {ranks_named(incident.ranks)}"
+    return f"without the wait for {'it' if len(incident.ranks) == 1 else 'them'}"
 
 
 def how_ended(reason: str, detail: str, signal: int | None) -> str:

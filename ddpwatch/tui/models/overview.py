@@ -16,6 +16,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.verdict import Verdict
 from ddpwatch.analysis.diagnosis.wording import ACTIVITIES, LIVE_PHASES
+from ddpwatch.analysis.step import buffer_waits
 from ddpwatch.analysis.window import RankSummary, Summariser, Summary
 from ddpwatch.messages import Beat, Bye, Hello, Status
 from ddpwatch.sampling.cost import Cost
@@ -111,6 +112,7 @@ class Overview:
         hosts: The host of each rank; empty if all ranks are on one.
         unseen: The ranks of which nothing is known, because their host's agent is not connected.
         clock_error_ns: How far lateness may be off because hosts have clocks of their own; None on one clock.
+        buffers: Whether ranks wait for DDP's buffers: that makes them late, and is no rank's own lateness.
     """
 
     link: LinkState = LinkState()
@@ -141,6 +143,7 @@ class Overview:
     hosts: Mapping[int, str] = field(default_factory=dict)
     unseen: frozenset[int] = frozenset()
     clock_error_ns: int | None = None
+    buffers: bool = False
 
     @property
     def slowest(self) -> Incident | None:
@@ -237,6 +240,7 @@ class OverviewBuilder:
             hosts=_hosts(state),
             unseen=state.unseen,
             clock_error_ns=newest.skew.error if newest and state.clocks.several and newest.comparable else None,
+            buffers=shown is not None and any(map(buffer_waits, islice(shown.ranks.values(), 1))),
         )
 
     def due(self, state: RunState) -> bool:

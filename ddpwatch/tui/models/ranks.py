@@ -58,6 +58,7 @@ class HeatMap:
         hosts: Each row's host, or hosts; empty if there is only one.
         unseen: How many of each row's ranks are unseen; empty if all are seen.
         clock_error_ns: How far lateness may be off; None if it is not over several clocks.
+        buffers: Lateness has waits for DDP's buffers in it.
     """
 
     metric: RankMetric
@@ -73,6 +74,7 @@ class HeatMap:
     hosts: Sequence[str] = ()
     unseen: Sequence[int] = ()
     clock_error_ns: int | None = None
+    buffers: bool = False
 
     def level(self, column: int, row: int) -> int | None:
         """0 to SHADES - 1, None if unknown."""
@@ -122,6 +124,7 @@ def with_diagnosis(heat: HeatMap, overview: Overview) -> HeatMap:
         hosts=[_hosts_named(row, overview.hosts) for row in heat.groups] if overview.hosts else (),
         unseen=[len(overview.unseen.intersection(row)) for row in heat.groups] if overview.unseen else (),
         clock_error_ns=overview.clock_error_ns if heat.metric.name == "late" else None,
+        buffers=overview.buffers and heat.metric.name == "late",
     )
 
 

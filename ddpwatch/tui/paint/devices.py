@@ -19,6 +19,7 @@ _LEAST_CHART = 6
 _MOST_CHART = 14
 _WIDE = 120
 _CARD_ROWS = 4
+_MUCH_WAITING = 0.1  # of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +132,29 @@ def _paint_panel_chart(canvas: Canvas, devices: Sequence[DeviceLine], box: tuple
 
 
 def cards_that_fit(width: int, height: int) -> int:
-    """How many cards fit on a body of that size."""
+    """How many cards of full height fit on a body of that size."""
     return max((height - 1 - (0 if width >= _WIDE else 2 * _LEAST_CHART)) // _CARD_ROWS, 1)
 
 
-def paint_devices(cards: Sequence[DeviceCard], size: tuple[int, int], selected: int, hidden: int = 0) -> list[Row]:
+def card_rows(devices: int, width: int, height: int) -> tuple[int, int]:
+    """The rows of a card, and how many cards fit: if not all do at full height, each is one row."""
+    fitting = cards_that_fit(width, height)
+    if devices <= fitting:
+        return _CARD_ROWS, fitting
+    return 1, max(height - 1 - (0 if width >= _WIDE else _LEAST_CHART), 1)
+
+
+def paint_devices(
+    cards: Sequence[DeviceCard], size: tuple[int, int], selected: int, hidden: int = 0, tall: int = _CARD_ROWS
+) -> list[Row]:
     """Cards on the left (or above), histories of the selected device beside (or below) them.
 
     Args:
-        cards: The devices in view, at most `cards_that_fit`.
+        cards: The devices in view.
         size: Columns and rows.
         selected: The index of the card whose histories are shown.
         hidden: How many devices are not in view. If there are any, the cards have the order of `worst_first`.
+        tall: The rows of a card (see `card_rows`).
     """
     width, height = size
     canvas = Canvas(width, height)
@@ -156,11 +168,26 @@ def paint_devices(cards: Sequence[DeviceCard], size: tuple[int, int], selected: 
         return canvas.rows()
     wide = width >= _WIDE
     for index, card in enumerate(cards):
-        _paint_card(canvas, card, 1 + index * _CARD_ROWS, width // 2 - 2 if wide else width - 2, index == selected)
-    below = 1 + len(cards) * _CARD_ROWS
+        paint = _paint_card if tall > 1 else _paint_line
+        paint(canvas, card, 1 + index * tall, width // 2 - 2 if wide else width - 2, index == selected)
+    below = 1 + len(cards) * tall
     box = (width // 2, 1, width - width // 2, height - 1) if wide else (0, below, width, height - below)
     _paint_histories(canvas, cards[selected].line, box)
     return canvas.rows()
+
+
+def _paint_line(canvas: Canvas, card: DeviceCard, y: int, width: int, selected: bool) -> None:
+    """What matters most of a card: how busy the device is, how much of that is waiting, and what limits it."""
+    canvas.put(0, y, "▶" if selected else " ", "warn")
+    name, busy, *figures = device_fields(card.line.device)
+    limits = [field for field in limit_fields(card.line.device) if field.style == "warn"]
+    waits = [] if card.shares is None else [_waiting_field(card.shares)]
+    canvas.put_runs(1, y, fit([name, busy, *waits, *limits, *figures], width))
+
+
+def _waiting_field(shares: StepShares) -> Field:
+    text = f"waiting {percent(shares.waiting):>4}"
+    return Field(text, text, 0, "warn" if shares.waiting >= _MUCH_WAITING else "dim")
 
 
 def _paint_card(canvas: Canvas, card: DeviceCard, y: int, width: int, selected: bool) -> None:
@@ -192,7 +219,7 @@ def _paint_shares(canvas: Canvas, card: DeviceCard, y: int, width: int) -> None:
     canvas.fill(1, 1 + compute, y, "▓", "backward")
     canvas.fill(1 + compute, 1 + compute + waiting, y, "╱", "exposed")
     canvas.fill(1 + compute + waiting, 1 + room, y, "·", "idle")
-    canvas.put(1 + room, y, text, "warn" if shares.waiting >= 0.1 else "dim")
+    canvas.put(1 + room, y, text, "warn" if shares.waiting >= _MUCH_WAITING else "dim")
 
 
 def _paint_histories(canvas: Canvas, line: DeviceLine, box: tuple[int, int, int, int]) -> None:

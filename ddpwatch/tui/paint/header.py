@@ -25,7 +25,8 @@ _SIGNS: dict[Severity, tuple[str, str]] = {
     "warn": ("!", "warn"),
     "bad": ("✗", "bad"),
 }
-KEYS = (("?", "help"), ("q", "quit"), ("space", "pause"), ("/", "filter"), ("a", "runs"))
+_RUNS = ("a", "runs")  # a replay shows one recording
+KEYS = (("?", "help"), ("q", "quit"), ("space", "pause"), ("/", "filter"), _RUNS)
 _ROOMY = 100
 _FULL_TABS = 70
 MOST_VERDICT_ROWS = 4
@@ -101,7 +102,8 @@ def step_text(model: Overview) -> str:
 
 def _crowded(model: Overview, width: int) -> str:
     """The first line's right end on a screen whose second line has no room for all figures."""
-    extra = fit(_health(model), max(min(width - len(step_text(model)) - 48, 21), 0))  # 21: in short
+    room = min(width - len(step_text(model)) - 48, 21)  # 21: in short
+    extra = fit(_health(model), room) if room > len("drops 99") else []
     return "".join(text for text, _ in extra) + "  " + step_text(model)
 
 
@@ -349,7 +351,8 @@ def paint_footer(model: Overview, width: int, height: int = 1, tabs: Sequence[Ta
         x = canvas.put(x, 0, tab.text(width), "tab-current" if tab.current else "tab")
     x += 1 if tabs else 0
     keys = (*REPLAY_KEYS, *keys) if model.link.replay else keys
-    ordered = [*KEYS[:2], *keys, *KEYS[2:]] if width < _ROOMY * 2 or not tabs else [*keys, *KEYS]
+    common = tuple(key for key in KEYS if key != _RUNS or not model.link.replay)
+    ordered = [*common[:2], *keys, *common[2:]] if width < _ROOMY * 2 or not tabs else [*keys, *common]
     for key, what in ordered:
         if x + len(key) + len(what) + 3 > width:
             x = canvas.put(x, 0, f" {key} ", "key") if (key, what) == KEYS[0] and x + len(key) + 2 <= width else x

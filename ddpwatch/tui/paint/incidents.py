@@ -7,12 +7,12 @@ from typing import Any
 
 from ddpwatch.analysis.diagnosis.incident import Incident, Kind
 from ddpwatch.analysis.diagnosis.sentences import ordinal
-from ddpwatch.analysis.diagnosis.wording import stack_lines
+from ddpwatch.analysis.diagnosis.wording import stack_lines, without
 from ddpwatch.analysis.incident_news import cost_text, message_text, seconds_text, share_text, steps_text
 from ddpwatch.tui.models.incidents import Diagnosed, ListedIncident
 from ddpwatch.tui.models.log import style_of
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, flow, number, shorten, spans, wrap
+from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, flow, number, percent, shorten, spans, wrap
 
 LETTERS: dict[Kind, str] = {
     "straggler": "S", "intermittent": "I", "pause": "P", "drift": "D", "slow_input": "W", "exposed_comm": "E",
@@ -26,7 +26,7 @@ _BADGES = {"bad": "badge-bad", "warn": "badge-wait", "dim": "badge-ended"}
 _WHEN = {"now": ("●", "bad"), "over": ("✓", "good"), "later": ("·", "faint")}
 _LEAST_ROWS = 4  # of the list, before its details get any
 _ROOMY = 110
-_ELSEWHERE = ("stacks", "call_sites", "no_stack", "device")
+_ELSEWHERE = ("stacks", "call_sites", "no_stack", "device", "ends")
 
 
 def name_of(kind: Kind) -> str:
@@ -68,7 +68,9 @@ def paint_incidents(
     width, height = size
     canvas = Canvas(width, height)
     if not rows:
-        text = "no incident so far" if found.progress is None else f"diagnosing the recording: {found.progress:.0%}"
+        text = (
+            "no incident so far" if found.progress is None else f"diagnosing the recording: {percent(found.progress)}"
+        )
         canvas.put(1, 1, text, "dim")
         return canvas.rows()
     _put_cells(canvas, 0, _HEADINGS, ["heading"] * len(_HEADINGS), "heading")
@@ -126,7 +128,7 @@ def _paint_details(canvas: Canvas, row: ListedIncident, y: int, ended: bool) -> 
     lines = [(line, style_of(incident)) for line in wrap(clean(incident.message, 400), width - 2, 3)]
     if incident.gain:
         would = "a step would be" if incident.open and not ended else "its steps would have been"
-        lines.append((f"without it, {would} {share_text(incident.gain)} shorter", "text"))
+        lines.append((f"{without(incident)}, {would} {share_text(incident.gain)} shorter", "text"))
     lines += [
         (line, "warn") for line in wrap(clean(incident.device and f"cause: {incident.device}", 400), width - 2, 2)
     ]
@@ -142,6 +144,8 @@ def _when(row: ListedIncident, ended: bool) -> str:
     since = row.incident.since_step
     if row.when == "later":
         return "later than the position"
+    if row.incident.kind == "death" and since is not None:
+        return f"at step {since}"
     if row.when == "now" and ended:
         return "lasted to the end" if since is None else f"lasted from step {since} to the end"
     if row.when == "now":
@@ -159,7 +163,7 @@ def _end_of(line: str, width: int) -> str:
 
 def _evidence(incident: Incident) -> list[str]:
     known = [(key, value) for key, value in incident.evidence.items() if key not in _ELSEWHERE]
-    watched = [("struck", f"{incident.steps} steps")] if incident.steps else []
+    watched = [("struck", f"{incident.steps} step{'' if incident.steps == 1 else 's'}")] if incident.steps else []
     figures = [f"{key.removesuffix('_ms').replace('_', ' ')} {_value(key, value)}" for key, value in known]
     return [clean(text, 200) for text in (*(f"{key} {value}" for key, value in watched), *figures)]
 

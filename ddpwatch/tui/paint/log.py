@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ddpwatch.tui.models.log import LogLine
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.text import clean, shorten
+from ddpwatch.tui.text import clean, percent, shorten
 
 _ROOMY = 60
 
@@ -28,7 +28,7 @@ def paint_lists(lists: Sequence[tuple[str, int]], list_shown: int, width: int, p
         text = shorten(f"{name} {count}", max(width - x - 1, 0))
         x = canvas.put(x, 0, text, "heading-strong" if index == list_shown else "heading") + 3
     if progress is not None:
-        canvas.put(x, 0, shorten(f"diagnosing … {progress:.0%}", max(width - x - 1, 0)), "heading-warn")
+        canvas.put(x, 0, shorten(f"diagnosing … {percent(progress)}", max(width - x - 1, 0)), "heading-warn")
     return canvas.rows()
 
 

@@ -10,7 +10,7 @@ from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.glyphs import COMM, PHASES
-from ddpwatch.tui.text import shorten
+from ddpwatch.tui.text import percent, shorten
 
 MOST_ROWS = 10  # with heading and bar
 _STYLES: dict[tuple[AccountName, str], tuple[str, str]] = {  # in the order of the bar
@@ -34,7 +34,7 @@ def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
     canvas = Canvas(width, height)
     lost, progress = model.diagnosed.lost, model.diagnosed.progress
     if progress is not None:
-        _put_heading(canvas, f"where the time went: diagnosing … {progress:.0%}")
+        _put_heading(canvas, f"where the time went: diagnosing … {percent(progress)}")
     else:
         whose = "the recording" if model.diagnosed.whole else "the run so far"
         _put_heading(canvas, f"{lost_text(lost, 0) or 'nothing known'} of {whose}")
@@ -46,7 +46,7 @@ def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
 def lost_line(found: Diagnosed, width: int) -> str:
     """The lost time as a sentence, with as many of the largest accounts as fit."""
     if found.progress is not None:
-        return f"where the time went: diagnosing … {found.progress:.0%}"
+        return f"where the time went: diagnosing … {percent(found.progress)}"
     texts = [lost_text(found.lost, most) for most in (3, 2, 1)]
     return next((text for text in texts if len(text) <= width), shorten(texts[-1], width))
 

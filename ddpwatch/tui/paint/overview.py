@@ -57,7 +57,8 @@ def _body(model: Overview, boxes: ScreenLayout, start: int | None) -> Iterable[P
         yield box, paint_history(model.history, box.width, box.height, model.lanes.step, incidents)
     box = boxes.table
     shown = lines_shown(model, start, max(box.height - 1, 0))
-    yield box, paint_table(shown, box.width, box.height, hosts=bool(model.hosts))
+    others = len(model.ranks) - len(shown)
+    yield box, paint_table(shown, box.width, box.height, hosts=bool(model.hosts), others=others)
     box = boxes.devices
     yield box, paint_device_panel(model.devices, box.width, box.height)
     box = boxes.lost

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ddpwatch.tui.models.overview import Overview
-from ddpwatch.tui.paint.canvas import Row
+from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.header import Keys, Tab, line_below, paint_footer, paint_header, paint_verdict, verdict_lines
 from ddpwatch.tui.paint.screen_layout import Box
 from ddpwatch.tui.paint.waiting import paint_waiting
+from ddpwatch.tui.text import UNKNOWN, shorten
 
 ONE_LINE = 150  # columns in which most verdicts fit
 SMALL = 16  # a screen with fewer rows has one for the verdict
@@ -51,6 +52,13 @@ def verdict_rows(model: Overview, width: int, height: int) -> int:
     if height < SMALL:
         return 1 if height >= 6 else 0
     return max(len(verdict_lines(model, width)) + bool(line_below(model, width)), 1 if width >= ONE_LINE else 2)
+
+
+def no_step(width: int, height: int, what: str = "no step yet") -> list[Row]:
+    """A body that has nothing to show, and why."""
+    canvas = Canvas(width, height)
+    canvas.put(1, 1, shorten(f"{UNKNOWN} {what}", max(width - 2, 0)), "dim")
+    return canvas.rows()
 
 
 def nothing_known(model: Overview) -> bool:

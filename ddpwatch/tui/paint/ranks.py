@@ -13,7 +13,7 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.devices import device_fields
 from ddpwatch.tui.paint.incidents import paint_strip, strip_legend
 from ddpwatch.tui.paint.split import PHASE_STYLES
-from ddpwatch.tui.text import UNKNOWN, clean, fit, ms, percent, shorten
+from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, ms, percent, shorten
 
 GUTTER = 12
 TOP_ROWS = 2  # title and strip
@@ -83,11 +83,9 @@ def paint_heat(
 def _paint_title(canvas: Canvas, heat: HeatMap) -> None:
     canvas.fill(0, canvas.width, 0, " ", "heading")
     grouped = max((len(group) for group in heat.groups), default=1)
-    what = (
-        f"{heat.metric.title} by rank and step"
-        if grouped == 1
-        else f"{heat.metric.title}, worst of {grouped} ranks a row"
-    )
+    title = heat.metric.title + (" with waits for buffers" if heat.buffers else "")
+    by = "" if heat.buffers else " by rank and step"
+    what = title + (by if grouped == 1 else f", worst of {grouped} ranks a row")
     if heat.clock_error_ns is not None:
         what += f", clocks ±{ms(heat.clock_error_ns)} ms"
     x = canvas.put(1, 0, shorten(what, canvas.width - 2), "heading-strong") + 2
@@ -158,17 +156,18 @@ def paint_rank(
     name = f"rank {row.rank} on {clean(row.host, 32) or UNKNOWN}, pid {UNKNOWN if row.pid is None else row.pid}"
     canvas.put(1, 0, shorten(f"{name}: {clean(row.status, 60)}   Escape: back", width - 2), "heading-strong")
     summary = row.summary
-    line = (
-        f"step {ms(summary.step_ns)} ms   late {ms(summary.late_ns)} ms   wait {ms(summary.wait_ns)} ms   "
-        f"overlap {percent(summary.overlap)}   exposed {ms(summary.exposed_ns)} ms   drops {row.dropped}"
-    )
+    figures = [
+        f"step {ms(summary.step_ns)} ms", f"late {ms(summary.late_ns)} ms", f"wait {ms(summary.wait_ns)} ms",
+        f"overlap {percent(summary.overlap)}", f"exposed {ms(summary.exposed_ns)} ms", f"drops {row.dropped}",
+    ]  # fmt: skip
     if summary.clock_error_ns is not None:
-        line += f"   clock ±{ms(summary.clock_error_ns)} ms"
-    canvas.put(1, 1, shorten(line, width - 2))
-    below = min(len(devices) + 1 + min(len(marks), 4), max(height - 10, 0))
-    chart = max(height - 4 - below, 0)
-    _paint_phases(canvas, summary.phases_ns, history, 3, chart)
-    y = 3 + chart + 1
+        figures.append(f"clock ±{ms(summary.clock_error_ns)} ms")
+    canvas.put_runs(1, 1, fit([Field(text, text, number) for number, text in enumerate(figures)], width - 2))
+    top = 2 + _paint_phase_means(canvas, summary.phases_ns, 2)
+    below = min(len(devices) + 1 + min(len(marks), 4), max(height - top - 7, 0))
+    chart = max(height - top - 1 - below, 0)
+    _paint_phases(canvas, history, top, chart)
+    y = top + chart + 1
     for device in devices[: max(below - 1, 0)]:
         canvas.put_runs(1, y, fit([*device_fields(device.device)], width - 2))
         y += 1
@@ -178,14 +177,19 @@ def paint_rank(
     return canvas.rows()
 
 
-def _paint_phases(
-    canvas: Canvas, means: Mapping[str, float], history: Sequence[StepFigures], y: int, height: int
-) -> None:
-    """The mean of each phase, and a column per step, its phases stacked in their order."""
-    x = 1
+def _paint_phase_means(canvas: Canvas, means: Mapping[str, float], y: int) -> int:
+    """The mean of each phase, from row ``y`` on; returns how many rows that takes."""
+    x, first = 1, y
     for phase, full, _, style, glyph in PHASE_STYLES:
-        x = canvas.put(x, y - 1, glyph * 2, style)
-        x = canvas.put(x, y - 1, f" {full} {ms(means.get(phase))} ms  ", "dim")
+        text = f" {full} {ms(means.get(phase))} ms  "
+        if x > 1 and x + 2 + len(text.rstrip()) > canvas.width:
+            x, y = 1, y + 1
+        x = canvas.put(canvas.put(x, y, glyph * 2, style), y, text, "dim")
+    return y - first + 1
+
+
+def _paint_phases(canvas: Canvas, history: Sequence[StepFigures], y: int, height: int) -> None:
+    """A column per step, its phases stacked in their order."""
     shown = history[-(canvas.width - 12) :]
     longest = max((figures.step_ns for figures in shown), default=0) or 1
     canvas.put(1, y, f"{ms(longest):>6} ms", "dim")

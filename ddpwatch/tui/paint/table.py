@@ -51,8 +51,13 @@ def columns_for(width: int) -> list[Column]:
     return columns
 
 
-def paint_table(ranks: Sequence[RankLine], width: int, height: int, first: int = 0, hosts: bool = False) -> list[Row]:
-    """A heading and one line per rank, from the ``first`` on. Several ``hosts`` have a column at any width."""
+def paint_table(
+    ranks: Sequence[RankLine], width: int, height: int, first: int = 0, hosts: bool = False, others: int = 0
+) -> list[Row]:
+    """A heading and one line per rank, from the ``first`` on. Several ``hosts`` have a column at any width.
+
+    ``others`` are not among the ``ranks``: the heading says how many there is no room for.
+    """
     canvas = Canvas(width, height)
     columns = columns_for(width)
     host = _HOST if width - sum(column.width for column in columns) - 7 - _HOST >= 34 else 0
@@ -60,21 +65,22 @@ def paint_table(ranks: Sequence[RankLine], width: int, height: int, first: int =
         longest = max((cell_len(row.host) for row in ranks[:height]), default=0)
         host = min(max(longest, 4), _HOST_MOST) + 2
         columns = columns_for(width - host)
-    _paint_heading(canvas, columns, host)
     room = max(canvas.height - 1, 0)
+    _paint_heading(canvas, columns, host, max(len(ranks) - room, 0) + others)
     first = min(max(first, 0), max(len(ranks) - room, 0))
     for y, row in enumerate(ranks[first : first + room], start=1):
         _paint_row(canvas, row, columns, host, y)
     return canvas.rows()
 
 
-def _paint_heading(canvas: Canvas, columns: Sequence[Column], host: int) -> None:
+def _paint_heading(canvas: Canvas, columns: Sequence[Column], host: int, left_out: int) -> None:
     canvas.fill(0, canvas.width, 0, " ", "heading")
     canvas.put(1, 0, "rank", "heading")
     if host:
         canvas.put(7, 0, "host / pid" if host >= _HOST else "host", "heading")
-    canvas.put(7 + host, 0, "status", "heading")
     x = _figures_at(canvas, columns, host)
+    status = ("status",) if not left_out else (f"status ({left_out} more)", f"{left_out} more")
+    canvas.put(7 + host, 0, next((text for text in status if len(text) <= x - host - 8), status[-1]), "heading")
     for column in columns:
         canvas.put(x, 0, f"{column.heading:>{column.width - 1}}", "heading")
         x += column.width

@@ -31,10 +31,10 @@ def _lines(link: LinkState, width: int) -> Row:
             ("press 7 for its output", "dim"),
         ]
     return [
-        ("waiting for a run – start one with", "strong"),
+        ("waiting for a run", "strong"),
         ("", "text"),
-        ("torchrun --nproc-per-node=2 demo/train.py --watch", "good"),
+        ("call ddpwatch.watch(model) in your script, and start it as usual", "good"),
+        ("or, without touching it: ddpwatch run -- torchrun … train.py", "dim"),
         ("", "text"),
-        ("or call ddpwatch.watch(model) in your own script", "dim"),
         (f"looking in {link.directory}", "dim"),
     ]

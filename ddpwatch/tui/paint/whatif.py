@@ -13,10 +13,10 @@ _GUTTER, _WIDE_GUTTER = 28, 42
 _STEP, _INTERVAL, _GAIN = 8, 16, 9
 _DETAIL_ROWS = 5
 _LEAST_ROWS = 4  # of changes, before there is room for details
-_WIDE = 120
+_WIDE, _ROOMY = 120, 64
 _BEST = "◀"
 _LEGEND = "▓ step, of it ╱ exposed communication   ┄ to the end of the interval"
-_SHORTER = {"bucket cap": "cap", " as fast as the others": " without lateness", " batches": "", " (the bound)": ""}
+_SHORTER = {"bucket cap": "cap", " as fast as the others": " like the others", " batches": "", " (the bound)": ""}
 
 
 def paint_whatif(model: WhatIfModel, width: int, height: int, selected: str | None = None) -> list[Row]:
@@ -36,7 +36,7 @@ def paint_whatif(model: WhatIfModel, width: int, height: int, selected: str | No
 
 def _title(answer: Answer) -> str:
     off = percent(abs(answer.error), 1)
-    return f"what if: {answer.steps} full steps, replayed with other settings (unchanged: {off} off)"
+    return f"what if: the {answer.steps} full steps kept, replayed with other settings (unchanged: {off} off)"
 
 
 def _paint_verdict(canvas: Canvas, model: WhatIfModel, y: int) -> int:
@@ -88,13 +88,17 @@ def _paint_heading(canvas: Canvas, answer: Answer, y: int, shown: int) -> tuple[
     left = len(answer.scenarios) - shown
     canvas.put(2, y, f"change (↓ {left} more)" if left else "change", "heading")
     x = _gutter(canvas)
-    for head, column in (("step ms", _STEP), ("90 % interval", _INTERVAL), *_gain_columns(canvas)):
+    for head, column in (("step ms", _STEP), *_interval_column(canvas), *_gain_columns(canvas)):
         canvas.put(x, y, f"{head:>{column}}", "heading")
         x += column
     if canvas.width >= _WIDE:
         canvas.put(x + 1, y, shorten(_LEGEND, canvas.width - x - 2), "heading")
     longest = max(answer.measured_ms, *(scenario.prediction.high for scenario in answer.scenarios), 1e-9)
     return x + 1, max(canvas.width - x - 2, 0) / longest
+
+
+def _interval_column(canvas: Canvas) -> Sequence[tuple[str, int]]:
+    return (("90 % interval", _INTERVAL),) if canvas.width >= _ROOMY else ()
 
 
 def _gain_columns(canvas: Canvas) -> Sequence[tuple[str, int]]:
@@ -108,7 +112,7 @@ def _paint_change(canvas: Canvas, scenario: Scenario, y: int, bar: tuple[int, fl
     canvas.put(2, y, f"{shorten(name, gutter - 4)}{f' {_BEST}' if best else ''}", style)
     cells = [
         (number(found.step_ms), _STEP),
-        (f"{number(found.low)} … {number(found.high)}", _INTERVAL),
+        *((f"{number(found.low)} … {number(found.high)}", column) for _, column in _interval_column(canvas)),
         *([(_signed(found.gain_ms), _GAIN)] if canvas.width >= _WIDE else []),
         (f"{_signed(100 * found.gain)} %", _GAIN),
     ]
@@ -125,7 +129,7 @@ def _shorter(change: str) -> str:
 
 
 def _signed(value: float) -> str:
-    text = f"{value:+.1f}" if abs(value) < 99.95 else f"{value:+.0f}"
+    text = f"{round(value, 1) + 0.0:+.1f}" if abs(value) < 99.95 else f"{value:+.0f}"  # no negative zero
     return text.replace("-", "−")
 
 

@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 from ddpwatch.tui.models.devices import DeviceKey, DeviceLine, step_shares, worst_first
 from ddpwatch.tui.models.hosts import host_lines
 from ddpwatch.tui.paint.canvas import Row
-from ddpwatch.tui.paint.devices import DeviceCard, cards_that_fit, paint_devices
+from ddpwatch.tui.paint.devices import DeviceCard, card_rows, cards_that_fit, paint_devices
 from ddpwatch.tui.paint.hosts import paint_hosts
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
@@ -52,12 +52,12 @@ class DevicesView(RunView):
             lines = host_lines(self.session.overview)
             self.first = max(min(self.first, len(lines) - height + 1), 0)
             return paint_hosts(lines, (width, height), self.first)
-        room = cards_that_fit(width, height)
+        tall, room = card_rows(len(self.session.overview.devices), width, height)
         devices = self._listed(room)
         index = self._index(devices)
         self.first = min(max(self.first, index - room + 1), index, max(len(devices) - room, 0))
         cards = [self._card(line) for line in devices[self.first : self.first + room]]
-        return paint_devices(cards, (width, height), index - self.first, len(devices) - len(cards))
+        return paint_devices(cards, (width, height), index - self.first, len(devices) - len(cards), tall)
 
     def _shows_hosts(self, room: int) -> bool:
         overview = self.session.overview
@@ -89,7 +89,7 @@ class DevicesView(RunView):
             self.first = max(self.first + by, 0)
             self.repaint()
             return
-        devices = self._listed(cards_that_fit(self.size.width, self.body_height))
+        devices = self._listed(card_rows(len(self.session.overview.devices), self.size.width, self.body_height)[1])
         if devices:
             index = min(max(self._index(devices) + by, 0), len(devices) - 1)
             self.selected = devices[index].key

@@ -19,6 +19,7 @@ class OverviewView(RunView):
             (forward or backward)
   exposed   communication time in which it did not, so training waits
   late      how long after the first rank it launched a bucket, at most
+            (also if it waited for DDP's buffers)
   wait      how long its bucket waited for the last rank, at most
   slowest   the latest rank, if it is late beyond the noise
   cost      the share of a step that watching adds: CPU time of watched

@@ -12,6 +12,7 @@ from ddpwatch.tui.models.log import mark_duration
 from ddpwatch.tui.models.overview import filtered
 from ddpwatch.tui.models.ranks import METRICS, HeatMap, HeatMaps, by_host, costliest_first, groups_of, with_diagnosis
 from ddpwatch.tui.paint.canvas import Row
+from ddpwatch.tui.paint.page import no_step
 from ddpwatch.tui.paint.ranks import TOP_ROWS, cell_size, columns_for, paint_heat, paint_rank
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
@@ -37,7 +38,9 @@ class RanksView(RunView):
   s         by number, or by cost, highest first
   cost      rank-seconds that all others waited for the rank, and their
             share of the run's rank-time
-  lateness  how long after the first rank it launches a bucket, at most
+  lateness  how long after the first rank it launches a bucket, at most;
+            with waits for DDP's buffers, which are blamed on the rank
+            waited for
   The colour scale ends at a value that only 2 % of the cells exceed.
   For overlap it is reversed: low values stand out."""
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -61,6 +64,7 @@ class RanksView(RunView):
         self.maps = HeatMaps()
         self.first = 0
         self.detail = False
+        self.shown: int | None = None  # the selected rank, or what is in its place
 
     def map(self, width: int, height: int) -> HeatMap | None:
         """The heatmap for a body of that size; None before the first step."""
@@ -83,13 +87,9 @@ class RanksView(RunView):
         """See `RunView.body`."""
         heat = self.map(width, height)
         if heat is None or not heat.groups:
-            return []
-        followed = self.session.followed_rank()
-        rank = self.session.rank if followed is None else followed
-        row = next((i for i, group in enumerate(heat.groups) if rank in group), None)
-        if row is None:
-            row, rank = 0, heat.groups[0][0]
-        self.session.rank = rank
+            return no_step(width, height, "no step after the warm-up yet" if heat is None else "no such rank")
+        rank = self.shown = self.session.rank_in_sight([rank for group in heat.groups for rank in group])
+        row = next(i for i, group in enumerate(heat.groups) if rank in group)
         if self.detail and rank is not None:
             return self._detail(rank, width, height)
         room = max((height - TOP_ROWS - 1) // self._cell(heat, width, height)[1], 1)
@@ -137,7 +137,7 @@ class RanksView(RunView):
 
     def action_detail(self) -> None:
         """Shows the selected rank in detail."""
-        self.detail = True
+        self.detail, self.session.rank = True, self.shown
         self.repaint()
 
     def action_back(self) -> None:
@@ -151,7 +151,7 @@ class RanksView(RunView):
         if heat is None or not heat.groups:
             return
         self.session.follow_slowest = False
-        row = next((i for i, group in enumerate(heat.groups) if self.session.rank in group), 0)
+        row = next((i for i, group in enumerate(heat.groups) if self.shown in group), 0)
         self.session.rank = heat.groups[min(max(row + by, 0), len(heat.groups) - 1)][0]
         self.repaint()
 
@@ -164,6 +164,6 @@ class RanksView(RunView):
         if y < TOP_ROWS or row >= len(heat.groups):
             return
         group = heat.groups[row]
-        self.detail = self.session.rank in group
-        self.session.rank = self.session.rank if self.detail else group[0]
+        self.detail = self.shown in group
+        self.session.rank = self.shown if self.detail else group[0]
         self.repaint()

@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from ddpwatch.tui.models.lanes import step_lanes
 from ddpwatch.tui.models.timeline import Cursor, Timeline, Window, inspect, timeline_of_seconds, timeline_of_step
 from ddpwatch.tui.paint.canvas import Row
+from ddpwatch.tui.paint.page import no_step
 from ddpwatch.tui.paint.timeline import paint_timeline, ranks_in_view, timeline_axis, timeline_rows
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
@@ -67,7 +68,7 @@ class TimelineView(RunView):
         """See `RunView.body`."""
         timeline = self.timeline()
         if timeline is None:
-            return []
+            return no_step(width, height)
         self._fit(timeline, height)
         found = inspect(timeline, self.cursor, self.session.state.layouts)
         return paint_timeline(timeline, self.window, self.cursor, found, (width, height), self.first, self.density)
@@ -89,11 +90,7 @@ class TimelineView(RunView):
         """Keeps window, cursor and first rank within the timeline."""
         self.window = self.window.fitted(timeline.length_ns)
         at = self.cursor.at_ns if self.cursor.at_ns >= 0 else timeline.length_ns // 2
-        followed = self.session.followed_rank()
-        rank = self.session.rank if followed is None else followed
-        if rank not in timeline.ranks:
-            rank = timeline.ranks[0] if timeline.ranks else None
-        self.session.rank = rank
+        rank = self.session.rank_in_sight(timeline.ranks)
         self.cursor = Cursor(min(at, timeline.length_ns - 1), rank, self.cursor.mark_ns)
         room = ranks_in_view(timeline, height, self.density)
         index = timeline.ranks.index(rank) if rank is not None else 0
@@ -113,6 +110,7 @@ class TimelineView(RunView):
 
     def _move_cursor(self, at_ns: int) -> None:
         self.cursor = Cursor(at_ns, self.cursor.rank, self.cursor.mark_ns)
+        self.session.rank = self.cursor.rank if self.session.rank is None else self.session.rank
         self.window = self.window.showing(at_ns)
         self.repaint()
 

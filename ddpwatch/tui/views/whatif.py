@@ -16,9 +16,12 @@ class WhatIfView(RunView):
     NAME = "What if"
     KEYS = (("↑↓", "select"),)
     DEFINITIONS = """\
-  measured  the mean of the full steps that are kept
+  measured  the mean of the full steps that are kept, also of those
+            before an incident
   interval  holds the step under that change nine times of ten
-  gain      measured, less predicted
+  gain      measured, less predicted; the verdict's is of the steps
+            that the incident struck, and of a slow rank what others
+            wait for it until the next rank launches
   ◀         the change of code that gains most, if that is more than
             its error
   ╱         exposed communication, as replayed
@@ -57,7 +60,8 @@ class WhatIfView(RunView):
             self.forget()
         self._take()
         self._ask()
-        return paint_whatif(self._model, width, height, self.selected)
+        model = self._model if self.session.steps else WhatIfModel(failure="no step yet")
+        return paint_whatif(model, width, height, self.selected)
 
     def _take(self) -> None:
         """Takes the newest answer."""

@@ -1,0 +1,56 @@
+"""What an incident's sentence says while it lasts, and once it is over."""
+
+from dataclasses import replace
+
+import pytest
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.sentences import (
+    exposed_sentence,
+    input_sentence,
+    late_rank_sentence,
+    link_sentence,
+)
+from ddpwatch.analysis.diagnosis.slow_host import Host, by_host
+
+EVIDENCE = {"late_ms": 30.0, "excess_ms": 29.0, "group": [0, 1, 2, 3], "step_ms": 120.0}
+LATE = Incident("drift", "warning", "", (2,), "backward", bucket=1, since_step=4, until_step=9, evidence=EVIDENCE)
+
+
+@pytest.mark.parametrize(
+    ("is_open", "text"),
+    [
+        (
+            True,
+            "rank 2 is late by 30 ms in each step, and gets later and later: its backward takes 29 ms longer, from ",
+        ),
+        (
+            False,
+            "rank 2 was late by 30 ms in each step, and got later and later: its backward took 29 ms longer, from ",
+        ),
+    ],
+)
+def test_a_late_rank(is_open: bool, text: str) -> None:
+    assert late_rank_sentence(replace(LATE, open=is_open), None) == f"{text}bucket 1 on"
+
+
+@pytest.mark.parametrize(
+    ("is_open", "text"),
+    [
+        (True, "host b is slow: all of its ranks are late, by up to 30 ms in each step: their backward takes longer"),
+        (False, "host b was slow: all of its ranks were late, by up to 30 ms in each step: their backward took longer"),
+    ],
+)
+def test_a_slow_host(is_open: bool, text: str) -> None:
+    late = [replace(LATE, kind="straggler", ranks=(rank,), open=is_open) for rank in (2, 3)]
+    (joined,) = by_host(late, {rank: Host("ab"[rank // 2]) for rank in range(4)})
+    assert (joined.message, joined.open) == (text, is_open)
+
+
+def test_what_slows_all_ranks() -> None:
+    assert exposed_sentence(0.12, None, False, None, True).endswith("that no compute hides take 12 % of a step")
+    assert exposed_sentence(0.12, None, False, None, False).endswith("that no compute hid took 12 % of a step")
+    assert input_sentence(0.12, True) == "slow input: the loop waits for data during 12 % of a step"
+    assert input_sentence(0.12, False) == "slow input: the loop waited for data during 12 % of a step"
+    assert link_sentence(2.0, True) == "transfers take 2.0 times as long as before"
+    assert link_sentence(2.0, False) == "transfers took 2.0 times as long as before"
