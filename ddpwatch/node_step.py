@@ -34,6 +34,7 @@ from ddpwatch.messages import (
 from ddpwatch.transport import Envelope, Frame
 
 MAX_INTS: Final = 1 << 21  # of one message: more than any single step has
+MAX_EXPANDED: Final = 2 * MAX_INTS  # of its ranks together: of equal columns, one is in the message
 MAX_LENGTH: Final = 65_536  # of a column, as in a Step
 _HEAD_BYTES: Final = 32 << 10  # of a message, at most, beside its columns: 4,096 ranks
 _COUNT_LIMIT: Final = 1 << 53  # an absent count is 0, others are one more
@@ -46,6 +47,7 @@ _PLAIN: Final = ("hook_param", "hook_ns", "comm_group", "comm_seq", "comm_module
 _HOOKS: Final = ("hook_param", "hook_ns")
 _WAITS: Final = ("comm_wait_begin", "comm_wait_end")
 _COLUMNS: Final = 4 + len(_PLAIN) + 8 + 2 * len(_WAITS)
+_PAIRS: Final = (2, 3)  # columns that hold two numbers of each entry
 
 Ints = list[int]
 _In = TypeVar("_In")
@@ -65,10 +67,12 @@ def pack(node: int, steps: Sequence[Step], hooks: Collection[int] | None = None)
     """
     codes: Ints = []
     values: Ints = []
+    expanded = 0
     for column in _columns(steps, hooks):
         before: Ints = []
         by_length: dict[int, Ints] = {}
         for row in column:
+            expanded += len(row)
             if row == before:
                 codes.append(0)
                 continue
@@ -76,8 +80,8 @@ def pack(node: int, steps: Sequence[Step], hooks: Collection[int] | None = None)
             reference = by_length.get(len(row))
             values += row if reference is None else map(sub, row, reference)
             before = by_length[len(row)] = row
-    if len(codes) + len(values) > MAX_INTS:
-        raise FrameError("oversize", f"{len(values)} numbers in one step of a node")
+    if len(codes) + len(values) > MAX_INTS or expanded > MAX_EXPANDED:
+        raise FrameError("oversize", f"{expanded} numbers in one step of a node")
     packed = _bytes(codes + values)
     if len(packed) > MAX_FRAME_BYTES - _HEAD_BYTES:
         raise FrameError("oversize", f"{len(packed)} bytes in one step of a node")
@@ -191,7 +195,7 @@ def _about(scalars: Ints) -> dict[str, Any]:
     number, micro_steps, epoch, own_ns, sender_ns, dropped = counts
     if min(*counts, first, clock_error, cpu, duration_ns, status) < 0:
         raise ValueError("a negative count")
-    if max(*counts, first, clock_error, cpu) > _COUNT_LIMIT:
+    if max(*counts, first - 1, clock_error - 1, cpu - 1) >= _COUNT_LIMIT:
         raise ValueError("a count out of range")
     _in_range([start_ns, duration_ns])
     return {
@@ -288,23 +292,27 @@ def _in_range(values: Ints) -> Ints:
 
 def _unpacked(words: Ints, ranks: int) -> Iterator[list[Ints]]:
     """The columns, each of all ranks."""
-    at = _COLUMNS * ranks
+    at, expanded = _COLUMNS * ranks, 0
     if len(words) < at:
         raise ValueError("too short")
-    for first in range(0, _COLUMNS * ranks, ranks):
+    for number in range(_COLUMNS):
+        longest = MAX_LENGTH * (2 if number in _PAIRS else 1)
         column: list[Ints] = []
         before: Ints = []
         by_length: dict[int, Ints] = {}
-        for code in words[first : first + ranks]:
+        for code in words[number * ranks : (number + 1) * ranks]:
             if code:
                 row = words[at : at + code - 1]
-                if not 0 < code <= 2 * MAX_LENGTH + 1 or len(row) < code - 1:
+                if not 0 < code <= longest + 1 or len(row) < code - 1:
                     raise ValueError("bad length")
                 reference = by_length.get(len(row))
                 before = row if reference is None else _wrapped(list(map(add, row, reference)))
                 by_length[len(row)] = before
                 at += len(row)
             column.append(before)
+            expanded += len(before)
+            if expanded > MAX_EXPANDED:
+                raise ValueError("too many numbers")
         yield column
     if at != len(words):
         raise ValueError("too long")

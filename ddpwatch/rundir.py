@@ -19,7 +19,7 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
 
@@ -35,6 +35,7 @@ KEEP_NOTES_S = 30 * 86_400  # a job that runs for longer before it is restarted 
 CLAIMED_S = 10  # more than enough to lock a file that was created
 NOTE, UNFINISHED = ".note", ".new"
 SHARED_MEMORY = Path("/dev/shm")
+MOUNTS = Path("/proc/self/mounts")
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes, and ZeroMQ needs a few
 
@@ -133,7 +134,7 @@ def _memory_directory(run_directory: Path) -> Path | None:
 def file_system(path: Path) -> str:
     """Kind of the file system that a path is on, e.g. ``tmpfs``; empty where that is not known."""
     try:
-        mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+        mounts = [line.split()[1:3] for line in os.fsdecode(MOUNTS.read_bytes()).splitlines()]
     except OSError:
         return ""
     real = path.resolve()
@@ -217,13 +218,20 @@ def publish(claimed: int, info: RunInfo) -> None:
     os.pwrite(claimed, content.ljust(os.fstat(claimed).st_size), 0)  # in one go: somebody may be reading it
 
 
+def renew(claimed: int, run_id: str) -> None:
+    """Touches what a run has here, given its claim, before a cleaner of /tmp takes it for left over.
+
+    Writing to a mapped page does not change its file's time. May raise OSError.
+    """
+    os.utime(claimed)
+    for path in _mapped(run_id):
+        os.utime(path)
+
+
 def remove(run_id: str) -> None:
     """Removes a run's file, sockets, lease and black boxes. The log stays."""
-    base = directory()
     leftovers = [_path(run_id, suffix) for suffix in (".json", ".in", ".pub")]
-    for place in {base, _memory_directory(base) or base}:
-        leftovers += [*place.glob(f"{run_id}.box*"), place / f"{run_id}.lease"]
-    for path in leftovers:
+    for path in (*leftovers, *_mapped(run_id)):
         with contextlib.suppress(OSError):
             path.unlink()
 
@@ -236,14 +244,30 @@ def blackbox(run_id: str, rank: int) -> Path | None:
     return _in_memory(run_id, f".box{rank}")
 
 
+def blackboxes(run_id: str, ranks: Iterable[int]) -> list[Path]:
+    """Paths of several ranks' black boxes, found at once; empty without a place for them."""
+    first = blackbox(run_id, 0)
+    return [] if first is None else [first.with_name(f"{run_id}.box{rank}") for rank in ranks]
+
+
 def lease(run_id: str) -> Path | None:
     """Path of the run's lease (`ddpwatch.sampling.lease`), which is where the black boxes are."""
     return _in_memory(run_id, ".lease")
 
 
 def _in_memory(run_id: str, suffix: str) -> Path | None:
-    place = _memory_directory(directory())
+    try:
+        place = _memory_directory(directory())
+    except DdpwatchError:  # somebody has taken its place while the run goes on
+        return None
     return None if place is None else place / f"{check_run_id(run_id)}{suffix}"
+
+
+def _mapped(run_id: str) -> list[Path]:
+    """The run's black boxes and lease."""
+    base = directory()
+    places = {base, _memory_directory(base) or base}
+    return [path for place in places for suffix in ("box*", "lease") for path in place.glob(f"{run_id}.{suffix}")]
 
 
 def log(run_id: str) -> Path:
@@ -295,7 +319,11 @@ def last_view(run_id: str) -> Path:
 
 def last_views() -> list[Path]:
     """The recordings that ended runs have left, newest first. Removes all but `KEEP_LAST_VIEWS`."""
-    found = sorted(directory().glob("*.mcap"), key=lambda path: path.stat().st_mtime, reverse=True)
+    dated = []
+    for path in directory().glob("*.mcap"):
+        with contextlib.suppress(OSError):  # another collector may have removed it just now
+            dated.append((path.stat().st_mtime, path))
+    found = [path for _, path in sorted(dated, reverse=True)]
     for path in found[KEEP_LAST_VIEWS:]:
         with contextlib.suppress(OSError):
             path.unlink()

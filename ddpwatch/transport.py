@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -70,6 +71,26 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     def parts(self, topic: bytes) -> list[bytes]:
         """The envelope as a multipart message."""
         return [topic, _HEADER.pack(self.seq, self.received_ns), self.frame]
+
+
+class ReceiveClock:
+    """Receive times: the system's time, that never goes back. Where that is set back, healthy ranks would seem silent.
+
+    Args:
+        wall: ns since the Unix epoch.
+        steady: ns of a clock that nobody sets.
+    """
+
+    def __init__(self, wall: Callable[[], int] = time.time_ns, steady: Callable[[], int] = time.monotonic_ns) -> None:
+        self._wall = wall
+        self._steady = steady
+        self._offset_ns = wall() - steady()
+
+    def now_ns(self) -> int:
+        """What time it is, in ns since the Unix epoch."""
+        steady_ns = self._steady()
+        self._offset_ns = max(self._offset_ns, self._wall() - steady_ns)
+        return steady_ns + self._offset_ns
 
 
 Frame = tuple[Message, Envelope]

@@ -90,7 +90,7 @@ class Attention:
     def _open_slot(self) -> int | None:
         """The slot that the rank in front is in, by the black boxes."""
         running = (rank for rank, entry in self._ranks.items() if entry.ended is None)
-        boxes = (blackbox.read(rundir.blackbox(self._run_id, rank)) for rank in running)
+        boxes = map(blackbox.read, rundir.blackboxes(self._run_id, running))
         return max((box.slot for box in boxes if box is not None), default=None)
 
     def _steps_in(self, ns: int) -> int:

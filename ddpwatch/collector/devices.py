@@ -55,7 +55,7 @@ class DeviceThread(threading.Thread):
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(_SAMPLES)
         while not self._stopping.wait(SAMPLE_S):
-            with contextlib.suppress(zmq.Again):
+            with contextlib.suppress(zmq.Again, OSError, psutil.Error):  # no memory or files just now: one sample less
                 samples: list[Message] = [*devices.sample(), *ranks.sample(self._pids())]
                 for sample in samples:
                     socket.send(encode(sample), zmq.DONTWAIT)

@@ -93,7 +93,7 @@ def _lines(path: Path) -> dict[str, list[float]]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")
     except OSError:
         return ""
 

@@ -102,7 +102,7 @@ class Hosts:
                 self._uplink.wanted_ppm = wanted_ppm
             return
         if self._root is not None:
-            wanted_ppm = max(wanted_ppm, self._root.nodes.wanted_ppm)
+            wanted_ppm = max(wanted_ppm, self._root.nodes.wanted_ppm(time.monotonic()))
         if is_due or self._attention.is_news(wanted_ppm):
             self._attention.renew(wanted_ppm, time.monotonic_ns())
             if self._root is not None:

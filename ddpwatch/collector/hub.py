@@ -45,7 +45,8 @@ KEEP_RANK_MARKS = 16  # per rank at least
 KEEP_RANK_SAMPLES = 600  # per rank: ten minutes, too
 KEEP_SAMPLES = 16_384  # of all ranks, and as many of all devices
 KEEP_EXCHANGES = 64  # per node: one every 2 s, for the two minutes over which offsets are fitted
-KEEP_LAYOUTS = 4  # per rank
+KEEP_LAYOUTS = 4  # per rank and module
+KEEP_RANK_LAYOUTS = 256  # per rank
 KEEP_BYTES = 64 * 1024 * 1024
 OVERHEAD_BYTES = 200  # of an envelope and its frame, as Python objects
 _RANK = b"\xa4rank"  # a msgpack key; the sizes of the numbers that follow it, by their first byte
@@ -62,8 +63,9 @@ class SharedBody:
 
 @dataclass(frozen=True, slots=True)
 class KeptLayout:
-    """One rank's layout: the frame's head up to the rank, and the body that it shares with equal layouts."""
+    """One rank's layout of a module: the frame's head up to the rank, and the body that it shares with equal ones."""
 
+    module: int
     seq: int
     received_ns: int
     head: bytes
@@ -82,7 +84,7 @@ class RankEntry:
     Attributes:
         newest: Its newest hello, heartbeat and goodbye, and each of its groups, by type and the group's id.
         layouts: Its newest layouts.
-        ended: When and why it ended.
+        ended: When (by this host's wall clock) and why it ended.
         seen_ns: Receive time of its newest frame (ns since the Unix epoch).
         nbytes: Size of all but the layouts' bodies.
         shares: How many ranks' share of the memory it has.
@@ -311,7 +313,7 @@ class Hub:
     def _keep_rank(self, entry: RankEntry, message: Message, envelope: Envelope) -> None:
         entry.seen_ns = envelope.received_ns
         if isinstance(message, Layout):
-            self._keep_layout(entry, envelope)
+            self._keep_layout(entry, message.module, envelope)
             return
         if isinstance(message, Step):
             self._keep_step(entry, envelope)
@@ -323,11 +325,11 @@ class Hub:
         else:
             self._keep_newest(entry, (type(message), message.id if isinstance(message, Group) else 0), envelope)
             if isinstance(message, Bye):
-                entry.ended = message.at_ns, message.reason
+                entry.ended = _ended_ns(entry, message, envelope), message.reason
             elif isinstance(message, Hello):
                 entry.ended = None
 
-    def _keep_layout(self, entry: RankEntry, envelope: Envelope) -> None:
+    def _keep_layout(self, entry: RankEntry, module: int, envelope: Envelope) -> None:
         """Ranks of a job mostly have equal layouts, which then share a body."""
         head, content = _split(envelope.frame)
         key = hashlib.blake2b(content, digest_size=16).digest()
@@ -336,13 +338,14 @@ class Hub:
             self._kept_bytes += len(content)
         body = self._bodies[key]
         body.users += 1
-        entry.layouts.append(KeptLayout(envelope.seq, envelope.received_ns, head, key, body))
+        entry.layouts.append(KeptLayout(module, envelope.seq, envelope.received_ns, head, key, body))
         self._count(entry, len(head) + OVERHEAD_BYTES)
-        if len(entry.layouts) > KEEP_LAYOUTS:
-            self._drop_layout(entry)
+        of_module = [layout for layout in entry.layouts if layout.module == module]
+        if len(of_module) > KEEP_LAYOUTS or len(entry.layouts) > KEEP_RANK_LAYOUTS:
+            self._drop_layout(entry, of_module[0] if len(of_module) > KEEP_LAYOUTS else entry.layouts[0])
 
-    def _drop_layout(self, entry: RankEntry) -> None:
-        layout = entry.layouts.popleft()
+    def _drop_layout(self, entry: RankEntry, layout: KeptLayout) -> None:
+        entry.layouts.remove(layout)
         self._count(entry, -len(layout.head) - OVERHEAD_BYTES)
         layout.body.users -= 1
         if not layout.body.users:
@@ -377,9 +380,20 @@ class Hub:
         elif entry.samples:
             self._count(entry, -_size(entry.samples.popleft()))
         elif entry.layouts:
-            self._drop_layout(entry)
+            self._drop_layout(entry, entry.layouts[0])
         else:
             self._count(entry, -_size(entry.newest.pop(next(iter(entry.newest)))))
+
+
+def _ended_ns(entry: RankEntry, bye: Bye, envelope: Envelope) -> int:
+    """When a rank ended, by this host's wall clock. Its own clock may be another host's; its newest heartbeat maps it.
+
+    The receive time alone would put what follows from a death first: a death is sent some time after it was noticed.
+    """
+    beat, sent = entry.last_beat, entry.newest.get((Beat, 0))
+    if beat is None or sent is None:
+        return envelope.received_ns
+    return min(sent.received_ns + bye.at_ns - beat.at_ns, envelope.received_ns)
 
 
 def _not_from_node(message: Message, node: int, ranks: Collection[int]) -> str:

@@ -147,7 +147,8 @@ def _departure(status: int | None) -> Departure:
 def _proc_state(pid: int) -> tuple[str, int | None]:
     """State letter and wait status from /proc/PID/stat; an empty state means that the process is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()  # a name may be no UTF-8
     except OSError:
         return ("?", None) if not Path("/proc/self/stat").exists() and psutil.pid_exists(pid) else ("", None)
+    fields = stat.rpartition(b")")[2].decode().split()
     return fields[0], int(fields[-1])

@@ -26,6 +26,7 @@ class AdmittedNode:
         restarts: How many of its agents have died.
         seq: The newest batch of this agent.
         lost: Frames that its agents had no room for.
+        lost_before: Of these, those of agents that have died.
         seen_s: When something came last, in monotonic seconds.
         wanted_ppm: The budget that viewers at the agent ask for.
     """
@@ -38,6 +39,7 @@ class AdmittedNode:
     restarts: int = 0
     seq: int = 0
     lost: int = 0
+    lost_before: int = 0
     seen_s: float = 0.0
     wanted_ppm: int = 0
 
@@ -101,7 +103,7 @@ class Nodes:
             self.refused["replayed"] += 1
             return False
         if message.restarts > node.restarts:
-            node.restarts, node.seq = message.restarts, 0
+            node.restarts, node.seq, node.lost_before = message.restarts, 0, node.lost
         node.connection, node.host = connection, message.host
         return True
 
@@ -110,17 +112,16 @@ class Nodes:
         if batch.seq <= node.seq:
             self.refused["repeated"] += 1
             return []
-        node.seq, node.lost = batch.seq, batch.lost
+        node.seq, node.lost = batch.seq, node.lost_before + batch.lost
         return batch.frames
 
     def of_rank(self, rank: int) -> AdmittedNode | None:
         """The host of a rank; None for one of the root's own."""
         return self._of_rank.get(rank)
 
-    @property
-    def wanted_ppm(self) -> int:
-        """The largest budget that viewers at agents ask for."""
-        return max((node.wanted_ppm for node in self._nodes.values()), default=0)
+    def wanted_ppm(self, now_s: float) -> int:
+        """The largest budget that viewers at agents ask for. An agent that is out of sight asks for nothing."""
+        return max((node.wanted_ppm for node in self._nodes.values() if not node.is_unseen(now_s)), default=0)
 
     def news(self, now_s: float) -> Iterator[Node]:
         """The states of hosts that joined or changed, and of those that were not sent for a while."""

@@ -12,11 +12,14 @@ import msgspec
 from msgspec import Meta
 
 from ddpwatch.messages import Count, Name, Ns
+from ddpwatch.sampling.lease import FULL_PPM
 
 PROTOCOL_VERSION: Final = 1
 UNSEEN_S: Final = 6.0  # without anything from an agent, it is not known how its ranks are
 ZAP_DOMAIN: Final = b"ddpwatch"
 Frames = Annotated[list[bytes], Meta(max_length=65536)]
+Budget = Annotated[int, Meta(ge=0, le=FULL_PPM)]
+Slot = Annotated[int, Meta(ge=0, lt=1 << 44)]  # what the ranks' page holds (`ddpwatch.sampling.lease`)
 
 
 class Open(msgspec.Struct, tag="open", frozen=True):
@@ -46,7 +49,7 @@ class Ping(msgspec.Struct, tag="ping", frozen=True):
     """A sign of life and a measurement of the clocks. ``wanted_ppm`` is the budget that the agent's viewers ask for."""
 
     sent_ns: Ns
-    wanted_ppm: Count = 0
+    wanted_ppm: Budget = 0
 
 
 class Welcome(msgspec.Struct, tag="welcome", frozen=True):
@@ -80,8 +83,8 @@ class Pong(msgspec.Struct, tag="pong", frozen=True):
 class GrantedLease(msgspec.Struct, tag="lease", frozen=True):
     """A lease from the root: what sampling may cost from a slot on, for `ddpwatch.sampling.lease.LEASE_NS`."""
 
-    ppm: Count
-    first_slot: Count
+    ppm: Budget
+    first_slot: Slot
 
 
 Up = Open | Introduction | Batch | Ping

@@ -30,7 +30,7 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Hello, Message, Status, decode, encode, run_before, type_name
 from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Envelope, ReceiveClock
 
 TICK_S = 0.5
 GOODBYE_GRACE_S = 0.5  # between a process's end and the arrival of the goodbye it may have sent
@@ -75,6 +75,7 @@ class Collector:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._hub = Hub(options.world_size, options.restarts, (clock.boot_id(), clock.time_namespace()))
+        self._clock = ReceiveClock()
         self._context = transport.Context()
         ingest, publish = rundir.endpoints(options.run_id)
         # The claim comes first: binding takes a socket's path from others.
@@ -135,7 +136,8 @@ class Collector:
                 self._turn()
             self._end_run()
             self._serve_snapshots(time.monotonic() + LINGER_S)
-            rundir.remove(self._options.run_id)  # not after an error: then the next collector needs it
+            with contextlib.suppress(DdpwatchError):  # the run directory is not to be used any more
+                rundir.remove(self._options.run_id)  # not after an error: then the next collector needs it
         finally:
             self._devices.stop()
             self._close()
@@ -153,7 +155,7 @@ class Collector:
         if self._ranks in ready:
             self._receive_from_ranks()
         for node, frame in self._hosts.turn(ready):
-            accepted = self._hub.accept_from_node(frame, node.number, node.ranks, time.time_ns())
+            accepted = self._hub.accept_from_node(frame, node.number, node.ranks, self._clock.now_ns())
             if accepted is not None:
                 self._spread(*accepted)
         if self._signal is not None:
@@ -194,13 +196,13 @@ class Collector:
                 return
             while self._ranks.get(transport.RCVMORE):
                 parts.append(self._ranks.recv(transport.DONTWAIT))
-            accepted = self._hub.accept(parts, time.time_ns())
+            accepted = self._hub.accept(parts, self._clock.now_ns())
             if accepted is not None:
                 self._distribute(*accepted)
 
     def _publish(self, message: Message, frame: bytes | None = None) -> None:
         """Keeps and distributes a message that comes from the collector itself."""
-        self._distribute(message, self._hub.keep(message, frame or encode(message), time.time_ns()))
+        self._distribute(message, self._hub.keep(message, frame or encode(message), self._clock.now_ns()))
 
     def _distribute(self, message: Message, envelope: Envelope) -> None:
         """Spreads a frame from this host, and follows the process of the rank that it introduces."""
@@ -250,10 +252,11 @@ class Collector:
         self._publish(status)
 
     def _renew_claim(self, now: float) -> None:
-        """Touches the run's file now and then: what is old is taken for left over, by us and by a cleaner of /tmp."""
+        """Touches the run's files now and then: what is old is taken for left over, by us and by a cleaner of /tmp."""
         if now - self._renewed > RENEW_S:
             self._renewed = now
-            os.utime(self._claim)
+            with contextlib.suppress(DdpwatchError, OSError):  # the directory is gone, or read-only
+                rundir.renew(self._claim, self._options.run_id)
 
     # -- ends of ranks and of the run ------------------------------------------------------------------------
 
@@ -276,7 +279,7 @@ class Collector:
         missing = len(here) - len(self._departed) - self._connections.count()
         if missing <= 0:
             return {}
-        silent = self._hub.silent_ranks(time.time_ns(), int(SILENT_S * 1e9))
+        silent = self._hub.silent_ranks(self._clock.now_ns(), int(SILENT_S * 1e9))
         hidden = [rank for rank in silent if rank in here and rank not in self._departed]
         hidden = [rank for rank in hidden if not self._liveness.is_followed(rank)]
         lost = Departure("lost", GONE, None, time.monotonic_ns())
@@ -353,7 +356,8 @@ class Collector:
             source.close()
         for end in self._wake:
             end.close()
-        self._context.term()
+        if not self._devices.is_alive():  # one that waits for a driver for ever keeps its socket
+            self._context.term()
 
     # -- recording -------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.clocks import Clock, clock_of
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
+from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, StepFigures, bucket_keys, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
 from ddpwatch.messages import Bye, Device, Hello, Layout, Mark, Message, Step
@@ -216,7 +217,7 @@ class _Tracer:
         self._device_pids: dict[tuple[str, str, int], int] = {}
         self._lanes: dict[tuple[int, int], _Lanes] = {}
         self._named: set[tuple[int, int]] = set()
-        self._params: dict[tuple[int, int], tuple[int, list[str]]] = {}
+        self._layouts = Layouts(self._assembler.groups)
         self._flows = 0
         struck = (row[key] for row in line.incidents for key in ("since_step", "until_step"))
         self._times = _StepTimes(number for number in struck if number is not None)
@@ -252,14 +253,13 @@ class _Tracer:
             self._hosts[message.host] = message.rank
             yield from self._process(message.rank, f"rank {message.rank} ({message.host})")
         elif isinstance(message, Layout):
-            self._params[message.module, message.epoch] = (message.param_base, message.params)
+            self._layouts.apply(message)
         elif isinstance(message, Mark):
             yield from self._mark(message)
         elif isinstance(message, Device):
             yield from self._device(message)
         elif isinstance(message, Bye) and message.rank is not None:
-            own = message.by == "rank"
-            at = message.at_ns + self._offset(message.rank if own else None)
+            at = message.at_ns + self._offset(message.rank)  # the collector that noticed it is on the rank's host
             yield from self._moment(message.rank, f"{message.reason} {message.detail}".strip(), "end", at)
 
     def _offset(self, rank: int | None) -> int:
@@ -338,7 +338,7 @@ class _Tracer:
         for param, at in zip(step.hook_param, step.hook_ns, strict=True):
             tid = yield from self._lane(rank, HOOK_LANE)
             yield {
-                "ph": "i", "s": "t", "name": self._param(param, step.epoch), "cat": "hook", "pid": rank,
+                "ph": "i", "s": "t", "name": self._param(param, rank), "cat": "hook", "pid": rank,
                 "tid": tid, "ts": self._us(start + at), "args": {"step": step.step, "parameter": param},
             }  # fmt: skip
 
@@ -425,11 +425,8 @@ class _Tracer:
     def _us(self, at_ns: int) -> float:
         return _us(at_ns - self._line.start)
 
-    def _param(self, param: int, epoch: int) -> str:
-        for (_, known), (base, names) in self._params.items():
-            if known <= epoch and 0 <= param - base < len(names):
-                return names[param - base]
-        return f"parameter {param}"
+    def _param(self, param: int, rank: int) -> str:
+        return self._layouts.layer(param, rank) or self._layouts.layer(param) or f"parameter {param}"
 
 
 def _split(flight: Flight | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Up: lines. ``+TOPIC`` subscribes, ``-TOPIC`` unsubscribes, an empty one says tha
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -120,7 +121,7 @@ class Unpacker:
 
 def _parse_opening(words: list[str]) -> Opening:
     """Raises DdpwatchError if the protocol is another one."""
-    if words[:1] != [str(PROTOCOL)] or len(words) != 4 or not words[3].isdigit():
+    if words[:1] != [str(PROTOCOL)] or len(words) != 4 or not re.fullmatch(r"[0-9]{1,7}", words[3]):
         version = words[1][:20] if len(words) > 1 else "?"
         raise DdpwatchError(f"ddpwatch {version} there does not speak with {__version__} here", "install the same one")
     return Opening(PROTOCOL, words[1], words[2], int(words[3]))

@@ -9,13 +9,16 @@ The files remain plain MCAP: private records have an opcode that the format rese
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import resource
 import struct
 import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import zstandard
@@ -92,6 +95,22 @@ class Record:
     def end(self) -> int:
         """Offset of the next record."""
         return self.offset + HEAD.size + len(self.content)
+
+
+def open_to_read(path: Path) -> int:
+    """Opens a file; returns its descriptor. A thousand rank files are more than a process may open by default.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if error.errno != errno.EMFILE or soft == hard:
+            raise
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def record_at(fd: int, offset: int) -> Record | None:

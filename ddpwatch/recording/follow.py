@@ -5,6 +5,7 @@ A `GrowingFile` reads one recording; `FollowSource` merges those of all ranks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mcap.opcode import Opcode
+from mcap.records import Metadata
 
 from ddpwatch import node_step
 from ddpwatch.errors import UsageError
@@ -25,9 +27,11 @@ from ddpwatch.recording.container import (
     chunk_messages,
     describes_chunk,
     metadata_of,
+    open_to_read,
     record_at,
 )
-from ddpwatch.recording.part import Part
+from ddpwatch.recording.names import is_older_part, older_part
+from ddpwatch.recording.part import Part, int_field
 from ddpwatch.recording.part_chain import foreign_ranks, identity_of, run_of
 from ddpwatch.recording.reader import Recording
 from ddpwatch.transport import Envelope, Frame
@@ -71,7 +75,7 @@ class FollowSource:
         self._run = run_of(recording.chains[0].newest)
         self._known = {chain.identity for chain in recording.chains}  # recordings and files to skip
         self._searched = time.monotonic()
-        self._files = [GrowingFile([part.path for part in chain.parts], sleep) for chain in recording.chains]
+        self._files = [GrowingFile([part.path for part in chain.parts]) for chain in recording.chains]
         self._foreign = dict(zip(self._files, foreign_ranks(recording.chains), strict=True))
         self._file_of: dict[int, GrowingFile] = {}  # of a rank
 
@@ -126,7 +130,7 @@ class FollowSource:
             try:
                 part = Part(file)
                 if identity_of(part) not in self._known and run_of(part) == self._run:
-                    self._files.append(GrowingFile([file], self._sleep))
+                    self._files.append(GrowingFile([file]))
             except (UsageError, OSError):
                 continue  # it was created or removed just now
             self._known |= {str(file), identity_of(part)}
@@ -137,7 +141,6 @@ class GrowingFile:
 
     Args:
         paths: Its parts; the last one grows.
-        sleep: Waits between two polls, in seconds.
 
     Attributes:
         over: No more frames will come: the recorder has written the end, or the file is damaged.
@@ -147,16 +150,16 @@ class GrowingFile:
         grew_at: When the file last had something new (`time.monotonic`).
     """
 
-    def __init__(self, paths: list[Path], sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, paths: list[Path]) -> None:
         self.path = paths[-1]
         self.over = False
         self.unreadable = 0
         self.waiting: deque[Frame] = deque()
         self.newest_ns = 0
         self.grew_at = time.monotonic()
-        self._sleep = sleep
         self._remaining = paths
         self._first = True
+        self._number = 0
         self._continued = False
         self._fd = -1
         self._open(self._remaining.pop(0))
@@ -183,8 +186,9 @@ class GrowingFile:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _open(self, path: Path) -> None:
+        opened = open_to_read(path)
         self.close()
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = opened
         self._offset = len(MAGIC)
         self._chunk_at = 0
         self._continued = False
@@ -208,10 +212,9 @@ class GrowingFile:
         elif record.opcode == ROW_OPCODE and not describes_chunk(record, self._chunk_at):
             self.over = True  # the chunk before it is damaged and was not recognised
         elif record.opcode == Opcode.METADATA:
-            metadata = metadata_of(record)
-            self._continued = metadata.name == END_NAME and "continued" in metadata.metadata
+            self._take_metadata(metadata_of(record))
         elif record.opcode == Opcode.FOOTER:
-            self.over = not self._next_part()
+            self.over = not (self._next_part() or self._continued)  # on a full disk, the next part comes later
 
     def _take_chunk(self, content: bytes) -> None:
         for raw in chunk_messages(content):
@@ -224,27 +227,33 @@ class GrowingFile:
                 continue
             self.newest_ns = max(self.newest_ns, raw.log_time)
 
+    def _take_metadata(self, metadata: Metadata) -> None:
+        if metadata.name == END_NAME:
+            self._continued = "continued" in metadata.metadata and not is_older_part(self.path, self._number)
+        else:
+            self._number = int_field(metadata.metadata, "part")
+
     def _next_part(self) -> bool:
-        """Opens the next part; False after the last one."""
-        self._first = False
-        if self._remaining:
-            self._open(self._remaining.pop(0))
-            return True
-        return self._continued and self._reopen_if_replaced(wait_s=2.0)
-
-    def _reopen_if_replaced(self, wait_s: float = 0.0) -> bool:
-        """Opens the file that has replaced this one at its path; False if none has.
-
-        Between the end of a part and the first byte of the next, the path is free for a moment.
-        """
-        deadline = time.monotonic() + wait_s
-        while not self._is_replaced():
-            if time.monotonic() >= deadline:
-                return False
-            self._sleep(POLL_S)
-        self._first = False
-        self._open(self.path)
+        """Opens the next part; False if it is not there, or not yet."""
+        if not self._remaining:
+            return self._continued and self._reopen_if_replaced()
+        self._open_next(self._remaining.pop(0))
         return True
+
+    def _reopen_if_replaced(self) -> bool:
+        """Opens the part after this one, once another file has taken its path; False if none has."""
+        if not self._is_replaced():
+            return False
+        self._open_next(self.path)
+        return True
+
+    def _open_next(self, path: Path) -> None:
+        """Opens the next part: the one at that path, unless that is a later one by now."""
+        due = older_part(self.path, self._number + 1)
+        self._first = False
+        self._open(path)
+        with contextlib.suppress(FileNotFoundError):
+            self._open(due)
 
     def _is_replaced(self) -> bool:
         try:

@@ -51,11 +51,22 @@ def _reserved(path: Path) -> bool:
     return True
 
 
+def older_part(path: Path, number: int) -> Path:
+    """Where a part is once the recording's name has gone to the next one."""
+    return path.with_name(f"{path.stem}.{number:04d}{path.suffix}")
+
+
+def is_older_part(path: Path, number: int) -> bool:
+    """Whether that is the path of an older part, of that number. A recording's own name may end in digits as well."""
+    return path.stem.endswith(f".{number:04d}")
+
+
 def parts_of(path: Path) -> list[Path]:
-    """The older parts of a recording of that name."""
-    part = re.compile(rf"{re.escape(path.stem)}\.\d{{4}}{re.escape(path.suffix)}")
+    """The older parts of a recording of that name, oldest first."""
+    part = re.compile(rf"{re.escape(path.stem)}\.(?:\d{{4}}|[1-9]\d{{4}}){re.escape(path.suffix)}")
     with contextlib.suppress(OSError):
-        return [other for other in path.parent.iterdir() if part.fullmatch(other.name)]
+        found = [other for other in path.parent.iterdir() if part.fullmatch(other.name)]
+        return sorted(found, key=lambda other: (len(other.name), other.name))
     return []
 
 

@@ -26,6 +26,7 @@ from ddpwatch.recording.container import (
     chunk_messages,
     describes_chunk,
     metadata_of,
+    open_to_read,
     record_at,
     records,
 )
@@ -169,8 +170,10 @@ class Part:
     def _selected(self, fd: int, selection: Selection) -> Iterator[tuple[list[RawMessage], bool]]:
         """The messages of each chunk that the selection needs, with whether more than context is wanted."""
         self.cut_tail = not self.index.complete
+        after = self.index.steps[0] - 1 if self.index.steps is not None else -1
         for row in self.index:
-            wanted = selection.wants_chunk(row)
+            wanted = selection.wants_chunk(row, after)
+            after = row.last_step if row.has_steps else after
             if wanted or selection.wants_context(row):
                 yield self._chunk(fd, row), wanted
                 if self.cut_tail and self.index.complete:
@@ -206,7 +209,7 @@ class _File:
 
     def __enter__(self) -> _File:
         try:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = open_to_read(self._path)
             os.pread(self._fd, 1, 0)
         except OSError as error:
             raise UsageError(f"{self._path}: {error.strerror}", "give a file that was written with --record") from error

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Hello
+from ddpwatch.recording.names import is_older_part
 from ddpwatch.recording.part import Part, int_field
 from ddpwatch.recording.selection import CONTEXT_ONLY, Selection
 from ddpwatch.transport import Frame
@@ -116,21 +117,24 @@ def run_of(part: Part) -> str:
 
 
 def chains_of(parts: Iterable[Part]) -> list[PartChain]:
-    """Groups parts by recording. A file that is given twice counts once."""
-    found: dict[str, list[Part]] = {}
+    """Groups parts by recording. A file that is given twice counts once; of its copies, the longest counts."""
+    found: dict[str, dict[int, tuple[int, Part]]] = {}
     seen = set()
     for part in parts:
         status = part.path.stat()
-        if (status.st_dev, status.st_ino) not in seen:
-            seen.add((status.st_dev, status.st_ino))
-            found.setdefault(identity_of(part), []).append(part)
-    return [PartChain(sorted(chain, key=lambda part: part.number)) for chain in found.values()]
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        chain = found.setdefault(identity_of(part), {})
+        if part.number not in chain or chain[part.number][0] < status.st_size:
+            chain[part.number] = status.st_size, part
+    return [PartChain([chain[number][1] for number in sorted(chain)]) for chain in found.values()]
 
 
 def with_siblings(newest: Part) -> list[Part]:
     """The file and the older parts of the same recording in its directory."""
     path, found = newest.path, [newest]
-    if "recording_id" not in newest.metadata or PART_NAME.search(path.stem) or not newest.number:
+    if "recording_id" not in newest.metadata or is_older_part(path, newest.number) or not newest.number:
         return found
     for file in path.parent.glob(f"{_escaped(path.stem)}.*{path.suffix}"):
         if PART_NAME.search(file.stem) and PART_NAME.sub("", file.stem) == path.stem:

@@ -19,7 +19,7 @@ from ddpwatch.messages import Bye, Hello, decode
 from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.recording.names import parts_of
 from ddpwatch.recording.resilient import RETRY_S, ResilientWriter
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Envelope, ReceiveClock
 
 FLUSH_S = 0.5
 _log = logging.getLogger("ddpwatch.recording")
@@ -57,6 +57,7 @@ class RankFile:
         self._hello = hello
         self._bye: Bye | None = None
         self._seq = 0
+        self._clock = ReceiveClock()
         self._flushed = time.monotonic()
 
     @property
@@ -75,7 +76,7 @@ class RankFile:
         message = decode(frame)
         if isinstance(message, Bye):
             self._bye = message
-        self._writer.write_message(message, Envelope(self._seq, time.time_ns(), frame))
+        self._writer.write_message(message, Envelope(self._seq, self._clock.now_ns(), frame))
         if time.monotonic() - self._flushed >= FLUSH_S:
             self._writer.flush()
             self._flushed = time.monotonic()

@@ -1,9 +1,9 @@
 """A recording in parts: a new file by size or age, and a cap on all of them together.
 
 The newest part always has the name that the user gave; a full one is renamed to ``NAME.0000.mcap``,
-``NAME.0001.mcap`` and so on. Each part starts with the context of its frames (the ranks and their bucket layouts), so
-that it can be read alone; a reader of several parts skips these repeated frames. Where another recorder goes on, the
-ranks introduce themselves again instead.
+``NAME.0001.mcap`` and so on. Each part starts with the context of its frames (the ranks, their process groups and
+bucket layouts), so that it can be read alone; a reader of several parts skips these repeated frames. Where another
+recorder goes on, the ranks introduce themselves again instead.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Bye, Hello, Layout, Message, NodeStep, Step, encode
+from ddpwatch.messages import Bye, Group, Hello, Layout, Message, NodeStep, Step, encode
 from ddpwatch.node_step import without_hooks
 from ddpwatch.recording.limits import Limits
-from ddpwatch.recording.names import next_part, parts_of
+from ddpwatch.recording.names import next_part, older_part, parts_of
 from ddpwatch.recording.part import Part
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.transport import Envelope
 
 
 class ContextMessages:
-    """The messages that later frames need to be understood: who the ranks are, their bucket layouts, their ends.
+    """What later frames need to be understood: who the ranks are, their process groups, bucket layouts, and ends.
 
     Attributes:
         newest_ns: Receive time of the newest frame (ns since the Unix epoch).
@@ -35,6 +37,7 @@ class ContextMessages:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[object, ...], Message] = {}
+        self._members: dict[int, list[int]] = {}  # of a group: mostly all ranks send the same
         self.newest_ns = 0
 
     def __len__(self) -> int:
@@ -49,11 +52,18 @@ class ContextMessages:
         if isinstance(message, Hello):
             self._kept["hello", message.rank] = message
             self._kept.pop(("bye", message.rank), None)
+        elif isinstance(message, Group):
+            self._kept["group", message.rank, message.id] = self._sharing_members(message)
         elif isinstance(message, Layout):
             self._kept["layout", message.rank, message.module, message.epoch] = message
             self._kept.pop(("layout", message.rank, message.module, message.epoch - 4), None)
         elif isinstance(message, Bye) and message.rank is not None:
             self._kept["bye", message.rank] = message
+
+    def _sharing_members(self, group: Group) -> Group:
+        """The group with the list that another rank has sent, if that is equal: of a thousand ranks, each names all."""
+        members = self._members.setdefault(group.id, group.ranks)
+        return replace(group, ranks=members) if members == group.ranks else group
 
 
 class RotatingWriter:
@@ -169,7 +179,7 @@ class RotatingWriter:
         """Starts the part after the one that another recorder has left."""
         self._about["recording_id"] = left.metadata["recording_id"]
         self._number = left.number
-        self._parts = [(path, path.stat().st_size) for path in sorted(parts_of(self.path))]
+        self._parts = [(part.path, part.path.stat().st_size) for part in _older_parts(left, self.path)]
         self.lost_before = left.lost
         self.dropped_parts = left.number + (left.path != self.path) - len(self._parts)
         self._start_part(self._next_writer(in_place=left.path == self.path), self._number + 1)
@@ -204,7 +214,7 @@ class RotatingWriter:
             if self.path.exists():
                 raise FileExistsError(errno.EEXIST, "another file has taken the name")
             return
-        older = self.path.with_name(f"{self.path.stem}.{self._number:04d}{self.path.suffix}")
+        older = older_part(self.path, self._number)
         nbytes = self.path.stat().st_size
         try:
             os.link(self.path, older)
@@ -229,11 +239,20 @@ class RotatingWriter:
 
 def _newest_part(path: Path, run_id: str) -> Part | None:
     """What a recorder of this run has written last; None if it left nothing that is readable."""
-    for file in [path, *sorted(parts_of(path), reverse=True)]:
+    for file in [path, *reversed(parts_of(path))]:
         with contextlib.suppress(UsageError):
             part = Part(file)
             return part if part.metadata.get("run_id") == run_id and "recording_id" in part.metadata else None
     return None
+
+
+def _older_parts(newest: Part, path: Path) -> Iterator[Part]:
+    """The parts of the same recording that have a number in their names, oldest first."""
+    for file in parts_of(path):
+        with contextlib.suppress(UsageError):
+            part = Part(file)
+            if part.metadata.get("recording_id") == newest.metadata["recording_id"]:
+                yield part
 
 
 def summary_of(step: Step) -> Step:

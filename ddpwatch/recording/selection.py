@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Beat, Bye, Hello, Layout, Mark, Message, Step
+from ddpwatch.messages import Beat, Bye, Group, Hello, Layout, Mark, Message, Step
 from ddpwatch.recording.container import NO_STEP, ChunkRow, kind_bit
 
-CONTEXT = (Hello, Layout, Bye, Mark)
-_ALWAYS = (Hello, Layout, Bye)
-_ALWAYS_KINDS = sum(kind_bit(kind) for kind in ("hello", "layout", "bye"))
+CONTEXT = (Hello, Group, Layout, Bye, Mark)
+_ALWAYS = (Hello, Group, Layout, Bye)
+_ALWAYS_KINDS = sum(kind_bit(kind) for kind in ("hello", "group", "layout", "bye"))
 _MARK = kind_bit("mark")
 _STEPS = kind_bit("step") | kind_bit("node_step")
 
@@ -19,8 +19,8 @@ _STEPS = kind_bit("step") | kind_bit("node_step")
 class Selection:
     """Steps ``first`` to ``stop - 1``, of these ranks, received at ``start_ns`` or later.
 
-    The context that frames need to be understood (who the ranks are, bucket layouts, ends) is always selected; so are
-    marks received at ``start_ns`` or later.
+    The context that frames need to be understood (who the ranks are, process groups, bucket layouts, ends) is always
+    selected; so are marks received at ``start_ns`` or later.
 
     Attributes:
         first: First step.
@@ -53,15 +53,23 @@ class Selection:
             self.context and other.context,
         )
 
-    def wants_chunk(self, row: ChunkRow) -> bool:
-        """Whether the chunk may hold selected frames other than context."""
+    def wants_chunk(self, row: ChunkRow, after: int) -> bool:
+        """Whether the chunk may hold selected frames other than context.
+
+        Args:
+            row: Of the chunk.
+            after: The newest step in the chunks before it.
+        """
         if row.end_ns < self.start_ns:
             return False
         if self.first == 0 and self.stop is None:
             return True
-        if row.kinds & _STEPS and row.first_step > row.last_step:
+        stop = NO_STEP if self.stop is None else self.stop
+        if not row.kinds & _STEPS:  # it was written during the step after those
+            return self.first <= after + 1 and after < stop
+        if row.first_step > row.last_step:
             return True  # it holds steps and does not say which
-        return row.first_step < (NO_STEP if self.stop is None else self.stop) and row.last_step >= self.first
+        return row.first_step < stop and row.last_step >= self.first
 
     def wants_context(self, row: ChunkRow) -> bool:
         """Whether the chunk may hold context."""

@@ -23,7 +23,7 @@ from ddpwatch.export.anonymize import anonymous, word
 from ddpwatch.export.chrome_trace import align, write_chrome
 from ddpwatch.export.tables import TABLES, step_rows
 from ddpwatch.export.writers import FORMATS, export
-from ddpwatch.messages import MESSAGE_TYPES, Beat, Bye, Device, Hello, Mark, Message, Status, Step
+from ddpwatch.messages import MESSAGE_TYPES, Beat, Bye, Device, Group, Hello, Layout, Mark, Message, Status, Step
 from ddpwatch.recording import open_recording
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection, selection_of
@@ -139,6 +139,33 @@ def test_the_trace_follows_a_clock_that_drifts() -> None:
             starts.setdefault(event["name"], []).append(event["ts"])
     apart = [abs(a - b) / 1000 for a, b in starts.values()]
     assert max(apart[50:]) - min(apart[50:]) < 4
+
+
+def test_an_end_is_on_the_clock_of_the_host_that_noticed_it() -> None:
+    """Rank 1's clock is 7 s ahead; its own host's agent says when it was killed."""
+    at = 12 * 110 * MS
+    kill = Bye(rank=1, by="collector", reason="killed", at_ns=at + 7_000 * MS)
+    ran = [message for message, _ in run_of(steps=12, boots=("a", "b")) if not isinstance(message, Bye)]
+    frames = [(message, Envelope(0, BEGIN, b"")) for message in (*ran, kill)]
+    out = io.BytesIO()
+    write_chrome(frames, align(frames), out)
+    (end,) = [event for event in json.loads(out.getvalue())["traceEvents"] if event.get("cat") == "end"]
+    assert end["ts"] == pytest.approx(at / 1000, abs=4_000)
+
+
+def test_parameters_have_the_names_of_their_own_group() -> None:
+    """As with pipeline stages: each calls its module 0, and has other layers."""
+    ran: list[Message] = [hello_of(0, 2), hello_of(1, 2)]
+    for rank in (0, 1):
+        ran.append(Group(rank=rank, id=100 + rank, ranks=[rank]))
+        ran.append(Layout(rank=rank, group=100 + rank, params=[f"{rank}.{n}" for n in "abc"], buckets=[]))
+    ran += [replace(step_of(rank, 0), comm_group=[100 + rank] * 2) for rank in (0, 1)]
+    frames = [(message, Envelope(0, BEGIN, b"")) for message in ran]
+    out = io.BytesIO()
+    write_chrome(frames, align(frames), out)
+    hooks = [event for event in json.loads(out.getvalue())["traceEvents"] if event.get("cat") == "hook"]
+    assert {event["name"] for event in hooks if event["pid"] == 0} == {"0.a", "0.b", "0.c"}
+    assert {event["name"] for event in hooks if event["pid"] == 1} == {"1.a", "1.b", "1.c"}
 
 
 def test_any_number_of_buckets_is_in_flight(tmp_path: Path) -> None:

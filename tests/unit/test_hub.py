@@ -16,11 +16,13 @@ from ddpwatch.collector.hub import (
     KEEP_BYTES,
     KEEP_DEVICES,
     KEEP_EXCHANGES,
+    KEEP_RANK_LAYOUTS,
     KEEP_SAMPLES,
     KEEP_STEPS,
     Hub,
 )
 from ddpwatch.messages import (
+    Beat,
     BucketLayout,
     Bye,
     ClockExchange,
@@ -143,10 +145,20 @@ def bye(rank: int, reason: EndReason, at_ns: int) -> Bye:
 def test_the_first_failure_is_the_reason_of_the_end() -> None:
     hub = Hub()
     assert hub.end_reason() == "lost"
-    keep(hub, bye(0, "finished", 1))
+    keep(hub, bye(0, "finished", 1), 1)
     assert hub.end_reason() == "finished"
-    keep(hub, bye(1, "exception", 9))
-    keep(hub, bye(2, "killed", 5))
+    keep(hub, bye(1, "exception", 9), 9)
+    keep(hub, bye(2, "killed", 5), 5)
+    assert hub.end_reason() == "killed"
+
+
+def test_the_first_failure_is_found_whatever_the_hosts_clocks_say() -> None:
+    """Rank 0 is killed, which its collector says half a second later; rank 0's host has been up for longer."""
+    hub, booted_s = Hub(), {0: 5_000, 1: 100}
+    for rank, since in booted_s.items():
+        keep(hub, Beat(rank=rank, at_ns=since * SECOND_NS, step=1, phase="", since_ns=0), 50 * SECOND_NS)
+    keep(hub, bye(1, "exception", booted_s[1] * SECOND_NS + 1_100_000_000), 51_100_000_000)
+    keep(hub, bye(0, "killed", booted_s[0] * SECOND_NS + 1_000_000_000), 51_500_000_000)
     assert hub.end_reason() == "killed"
 
 
@@ -256,6 +268,15 @@ def test_a_layout_is_kept_as_long_as_any_rank_has_it() -> None:
         send(hub, layout(1, epoch))
     assert len(hub._bodies) == 4
     assert hub._kept_bytes < 4 * len(encode(layout(0))) + 8 * 500
+
+
+def test_the_layouts_of_every_module_are_kept() -> None:
+    """Each of a job's modules has one at its start, and another after its first backward."""
+    hub, sent = Hub(), [replace(layout(0, epoch), module=module) for epoch in (1, 2) for module in range(6)]
+    send(hub, *sent)
+    assert kept(hub) == sent
+    send(hub, *[replace(layout(0), module=module) for module in range(1000)])
+    assert len(kept(hub)) == KEEP_RANK_LAYOUTS
 
 
 @pytest.mark.parametrize("kind", [mark, hello, layout, step])

@@ -10,7 +10,9 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from ddpwatch import node_step
 from ddpwatch.messages import FrameError, NodeStep, PhaseName, Span, Step, StepStatus, decode, encode
 from ddpwatch.node_step import expand, pack, read, without_hooks
 from ddpwatch.transport import Envelope
@@ -133,11 +135,34 @@ def test_a_damaged_message_is_refused_or_gives_valid_steps(chance: random.Random
         assert decode(encode(one)) == one
 
 
+@pytest.mark.parametrize("beyond", [{"step": 1 << 53}, {"hook_param": [1] * 65_537, "hook_ns": [1] * 65_537}])
+def test_what_no_frame_can_hold_is_refused(beyond: dict[str, Any]) -> None:
+    """Viewers keep steps encoded."""
+    with pytest.raises(FrameError):
+        decode(encode(replace(step(), **beyond)))
+    with pytest.raises(FrameError):
+        expand(pack(0, [replace(step(), **beyond)]))
+
+
 def test_a_bomb_is_refused_before_it_takes_memory() -> None:
     bomb = zstandard.compress(bytes(1 << 28))
     assert len(bomb) < 1 << 16
     with pytest.raises(FrameError):
         expand(NodeStep(node=0, step=0, ranks=[0], columns=bomb))
+
+
+def test_a_bomb_of_equal_columns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few bytes for each of many ranks, which would all get columns of the largest size."""
+    at = list(range(node_step.MAX_LENGTH))
+    ranks = [replace(step(rank), hook_param=at, hook_ns=at) for rank in range(64)]
+    with pytest.raises(FrameError, match="oversize"):
+        pack(0, ranks)
+    with monkeypatch.context() as without_limit:
+        without_limit.setattr(node_step, "MAX_EXPANDED", 1 << 40)
+        bomb = pack(0, ranks)
+    assert len(bomb.columns) < 1 << 16
+    with pytest.raises(FrameError, match="too many numbers"):
+        expand(bomb)
 
 
 def test_equal_columns_cost_nothing() -> None:

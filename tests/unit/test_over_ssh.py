@@ -291,6 +291,13 @@ def test_pieces_of_any_size() -> None:
         assert unpacker.opening == protocol.opening("r", 3)
 
 
+@pytest.mark.parametrize("ranks", ["²", "9" * 5000, "-1", ""])
+def test_a_first_line_that_makes_no_sense_is_refused(ranks: str) -> None:
+    line = protocol.opening("r", 3).line().decode().removesuffix("3\n") + ranks
+    with pytest.raises(DdpwatchError, match="does not speak"):
+        list(protocol.Unpacker().feed(f"{line}\n".encode()))
+
+
 def test_requests() -> None:
     for topic in (b"live", b"snap.0123456789abcdef", b"want.10000"):
         assert protocol.parse_request(protocol.request(b"+", topic).rstrip()) == (b"+", topic)

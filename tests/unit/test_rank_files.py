@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import time
 from pathlib import Path
@@ -229,6 +230,24 @@ def test_a_rank_without_a_file_is_named(tmp_path: Path) -> None:
     assert kinds(tmp_path)["missing_ranks"]["evidence"] == {"ranks": [1], "count": 1}
     recorded(tmp_path, rank=1, world=3)
     assert "missing_ranks" not in kinds(tmp_path)
+
+
+def test_more_files_than_a_process_may_open_by_default(tmp_path: Path) -> None:
+    """A job of a thousand ranks has as many, and all are read side by side."""
+    for rank in range(40):
+        recorded(tmp_path, rank)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = max(int(file.name) for file in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 20, hard))
+    try:
+        assert Recording(tmp_path).rank_files == list(range(40))
+        assert len({message.rank for message, _ in Recording(tmp_path) if isinstance(message, Step)}) == 40
+        resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 20, hard))
+        source = FollowSource(tmp_path, sleep=lambda _: None)
+        assert len({message.rank for message in read(source) if isinstance(message, Step)}) == 40
+        source.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_of_several_runs_the_newest_is_read(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mcap.reader import make_reader
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Beat, BucketLayout, Bye, Hello, Layout, Message, Step, encode
+from ddpwatch.messages import Beat, BucketLayout, Bye, Device, Group, Hello, Layout, Message, Step, encode
 from ddpwatch.recording import container, open_recording
 from ddpwatch.recording.follow import FollowSource
 from ddpwatch.recording.limits import Limits, environment_of, limits_from_environment, parse_bytes
@@ -185,6 +185,52 @@ def test_a_part_can_be_read_alone(tmp_path: Path) -> None:
     assert len(steps_of(alone)) > 4
 
 
+def groups_of(frames: object) -> list[Group]:
+    return [m for m, _ in frames if isinstance(m, Group)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(max_bytes=160_000)])
+def test_groups_are_known_wherever_reading_starts(limits: Limits, tmp_path: Path) -> None:
+    """A rank names its groups once. Without them, only ranks of the default group are compared."""
+    groups = [Group(rank=rank, id=number, ranks=[0, 1]) for rank in (0, 1) for number in (7, 8)]
+    writer = RotatingWriter(tmp_path / "a.mcap", None, limits)
+    sent = list(messages(6000))
+    sent[30:30] = [(group, sent[30][1]) for group in groups]  # in another chunk than hellos and layouts
+    for number, (message, at) in enumerate(sent):
+        writer.write_message(message, Envelope(number + 1, at, encode(message)))
+        if number % 10 == 9:
+            writer.flush()
+    writer.close()
+    recording = Recording(tmp_path / "a.mcap")
+    assert recording.dropped_parts > 2 or not limits.max_bytes
+    assert groups_of(recording) == groups
+    assert groups_of(recording.select(Selection(5900, 5903))) == groups
+    assert groups_of(recording.select(Selection(5900, 5903, frozenset({1})))) == groups[2:]
+    assert groups_of(recording.seek(BEGIN + 5900 * STEP_NS)) == groups
+    assert groups_of(Recording(recording.parts[0].path)) == groups
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_what_was_sampled_during_long_steps_is_selected_with_them(end: bool, tmp_path: Path) -> None:
+    """Between two steps of some seconds lie chunks without any."""
+    writer = RotatingWriter(tmp_path / "a.mcap")
+    for number in range(1, 101):
+        second = BEGIN + number * 10 * STEP_NS
+        device = Device(host="h", kind="cpu", at_ns=number)
+        writer.write_message(device, Envelope(2 * number, second, encode(device)))
+        writer.flush()
+        if number % 5 == 0:
+            one = step(number // 5)
+            writer.write_message(one, Envelope(2 * number + 1, second, encode(one)))
+            writer.flush()
+    writer.close() if end else writer.abandon()
+    recording = Recording(tmp_path / "a.mcap")
+    for first in (1, 8, 20):
+        found = [m.at_ns for m, _ in recording.select(Selection(first, first + 1)) if isinstance(m, Device)]
+        assert found == list(range(max(5 * first - 4, 1), min(5 * first + 5, 100) + 1))
+    assert [m for m, _ in recording.select(Selection(8, 9)) if isinstance(m, Step)] == [step(8)]
+
+
 def test_the_cap_drops_the_oldest_and_says_so(tmp_path: Path) -> None:
     limits = Limits(max_bytes=160_000)
     recording = Recording(record(tmp_path / "a.mcap", steps=6000, limits=limits))
@@ -236,6 +282,25 @@ def test_killed_in_the_middle_of_a_rotation(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(Killed):
         writer.flush()
     assert [message.step for message, _ in Recording(tmp_path / "a.mcap") if isinstance(message, Step)] == [0]
+
+
+def test_a_recordings_name_may_end_in_digits(tmp_path: Path) -> None:
+    recording = Recording(record(tmp_path / "run.20261123.mcap", steps=200, limits=Limits(part_bytes=5000)))
+    assert len(recording.parts) > 3
+    assert recording.missing_parts == 0
+    assert len(steps_of(recording)) == 400
+
+
+def test_a_copy_beside_a_recording_does_not_count(tmp_path: Path) -> None:
+    """Nor does one that was made while the recording grew."""
+    record(tmp_path / "run.mcap", steps=200, limits=Limits(part_bytes=5000))
+    whole = [m for m, _ in Recording(tmp_path / "run.mcap")]
+    for name, copied in (("run.mcap", "copy.mcap"), ("run.0001.mcap", "0.mcap"), ("run.mcap", "1.mcap")):
+        (tmp_path / copied).write_bytes((tmp_path / name).read_bytes())
+    (tmp_path / "1.mcap").write_bytes((tmp_path / "run.mcap").read_bytes()[:-500])
+    recording = Recording(tmp_path)
+    assert [m for m, _ in recording] == whole
+    assert not recording.cut_tail
 
 
 def test_missing_parts_are_reported(tmp_path: Path) -> None:
@@ -330,6 +395,55 @@ def test_a_file_is_followed_while_it_is_written(tmp_path: Path) -> None:
         seen += [m for m, _ in source.read(0)]
     source.close()
     assert seen == [m for m, _ in sent]
+
+
+def test_parts_that_came_while_nobody_looked_are_followed_in_order(tmp_path: Path) -> None:
+    """A viewer that was suspended finds several."""
+    sent = [(m, Envelope(n + 1, at, encode(m))) for n, (m, at) in enumerate(messages(100))]
+    writer = RotatingWriter(tmp_path / "a.mcap", None, Limits(part_bytes=5000))
+    source = FollowSource(tmp_path / "a.mcap", sleep=lambda _: None)
+    for number, frame in enumerate(sent):
+        writer.write_message(*frame)
+        if number % 7 == 6:
+            writer.flush()
+    writer.close()
+    seen: list[Message] = []
+    while not source.over:
+        seen += [m for m, _ in source.read(0)]
+    source.close()
+    assert len(Recording(tmp_path / "a.mcap").parts) > 3
+    assert seen == [m for m, _ in sent]
+
+
+def test_a_part_that_comes_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk was full just then."""
+    writer = RotatingWriter(tmp_path / "a.mcap", None, Limits(part_bytes=1))
+    source = FollowSource(tmp_path / "a.mcap", sleep=lambda _: None)
+    writer.write_message(step(0), Envelope(1, BEGIN, encode(step(0))))
+
+    def fail(*_: object) -> RecordingWriter:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("ddpwatch.recording.rotation.RecordingWriter", fail)
+        with pytest.raises(OSError, match="No space"):
+            writer.flush()
+    writer.abandon()
+    assert steps_of(source.read(0)) == [(0, 0)]
+    assert source.read(0) == []
+    assert not source.over
+    writer.reopen()
+    writer.write_message(step(1), Envelope(2, BEGIN + 1, encode(step(1))))
+    writer.close()
+    assert steps_of(source.read(0)) == [(1, 0)]
+    assert source.read(0) == []
+    assert source.over
+    source.close()
+    alone = FollowSource(tmp_path / "a.0000.mcap", sleep=lambda _: None)
+    assert steps_of(alone.read(0)) == [(0, 0)]
+    assert alone.read(0) == []
+    assert alone.over
+    alone.close()
 
 
 def test_a_half_written_chunk_is_waited_for(tmp_path: Path) -> None:

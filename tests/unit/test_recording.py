@@ -11,7 +11,7 @@ import pytest
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Beat, Step, encode
 from ddpwatch.recording.limits import Limits
-from ddpwatch.recording.names import reserve
+from ddpwatch.recording.names import parts_of, reserve
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.rotation import RotatingWriter
 from ddpwatch.recording.writer import RecordingWriter
@@ -224,6 +224,32 @@ def test_it_keeps_to_the_cap(tmp_path: Path) -> None:
     assert recording.missing_parts == 0
     kept = numbers(recording)
     assert kept == list(range(kept[0], 40))
+
+
+def test_the_cap_removes_no_other_recording(tmp_path: Path) -> None:
+    """One whose name looks like that of an older part."""
+    write(one := tmp_path / "one.mcap", 1)
+    file, other = tmp_path / "parts" / "a.mcap", tmp_path / "parts" / "a.2024.mcap"
+    limits = Limits(max_bytes=4 * one.stat().st_size, part_bytes=700)
+    file.parent.mkdir()
+    died(file, 0, limits)
+    write(other, 1)
+    for first in range(5, 40, 5):
+        died(file, first, limits)
+    assert other.exists()
+    recording = Recording(file)
+    assert recording.dropped_parts > 0
+    assert recording.missing_parts == 0
+
+
+def test_parts_beyond_ten_thousand_are_its_own(tmp_path: Path) -> None:
+    """On a fast job with a small cap, they come within a day."""
+    died(tmp_path / "a.mcap", 0)
+    part = tmp_path / "a.mcap"
+    for number in (9999, 10_000):
+        (tmp_path / f"a.{number}.mcap").write_bytes(part.read_bytes())
+    (tmp_path / "a.20261123.mcap").write_bytes(part.read_bytes())  # a recording of its own
+    assert [path.name for path in parts_of(part)] == ["a.9999.mcap", "a.10000.mcap"]
 
 
 def test_it_does_not_adopt_the_recording_of_another_run(tmp_path: Path) -> None:

@@ -178,3 +178,38 @@ def test_a_command_says_where_it_looks_instead(nowhere: str) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("XDG_RUNTIME_DIR") == 1
     assert nowhere in done.stderr
+
+
+def test_a_mount_whose_name_is_no_text_is_one_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = os.fsencode(tmp_path)
+    (tmp_path / "mounts").write_bytes(b"a / ext4 rw 0 0\nb /media/caf\xe9 vfat rw 0 0\nc " + place + b" nfs4 rw 0 0\n")
+    monkeypatch.setattr(rundir, "MOUNTS", tmp_path / "mounts")
+    assert rundir.file_system(tmp_path) == "nfs4"
+
+
+def test_the_newest_last_views_are_found_while_others_go(run_directory: Path) -> None:
+    """Collectors that end at the same time remove them."""
+    for number in range(rundir.KEEP_LAST_VIEWS + 1):
+        (view := rundir.last_view(f"run-{number}")).touch()
+        os.utime(view, (number, number))
+    rundir.last_view("gone").symlink_to(run_directory / "nowhere")  # listed, and not there
+    found = [path.stem for path in rundir.last_views()]
+    assert found == [f"run-{number}" for number in range(rundir.KEEP_LAST_VIEWS, 0, -1)]
+    assert not rundir.last_view("run-0").exists()
+
+
+def test_a_long_run_keeps_its_mapped_files(run_directory: Path) -> None:
+    """A cleaner of /tmp removes what is old. Ranks write to their black boxes, which leaves the files' times."""
+    claim = rundir.claim("train-1")
+    paths = [run_directory / "train-1.json"]
+    for path in (rundir.blackbox("train-1", 0), rundir.lease("train-1")):
+        assert path is not None
+        path.touch()
+        paths.append(path)
+    for path in paths:
+        os.utime(path, (0, 0))
+    rundir.renew(claim, "train-1")
+    os.close(claim)
+    assert all(path.stat().st_mtime for path in paths)
+    rundir.remove("train-1")
+    assert not any(path.exists() for path in paths)

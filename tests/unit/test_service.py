@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,14 +15,18 @@ import pytest
 import zmq
 
 from ddpwatch import rundir, transport
+from ddpwatch.blackbox import BlackBox
 from ddpwatch.clock import boot_id
-from ddpwatch.collector import service
+from ddpwatch.collector import devices, liveness, service
+from ddpwatch.collector.devices import DeviceSampler
+from ddpwatch.collector.liveness import Departure
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.service import GONE, Collector, Options
 from ddpwatch.control import Listen
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.keys import new_key_pair
-from ddpwatch.messages import Hello, encode
+from ddpwatch.messages import Device, Hello, encode
+from ddpwatch.transport import ReceiveClock
 
 
 @pytest.fixture
@@ -123,6 +130,111 @@ def test_a_run_file_that_cannot_be_written_does_not_end_the_collector(
 
     monkeypatch.setattr(rundir, "publish", fail)
     assert introduce(collector, 0, "before") == [""]
+
+
+def test_a_run_directory_that_is_open_to_others_by_now_does_not_end_the_collector(
+    collector: Collector, ranks: list[transport.Socket], run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does one that is gone, or on a disk that became read-only."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    run_directory.chmod(0o755)
+    monkeypatch.setattr(os, "utime", fail)
+    collector._renew_claim(time.monotonic() + 2 * service.RENEW_S)
+    bye = collector._goodbye_for(0, Departure("killed", "SIGKILL", 9, 1))
+    assert (bye.reason, bye.step) == ("killed", None)
+    assert collector._attention._open_slot() is None
+    monkeypatch.setattr(service, "LINGER_S", 0.0)
+    monkeypatch.setattr(collector, "_is_over", lambda: True)
+    collector.run()
+
+
+def test_a_driver_that_never_answers_does_not_hold_up_the_end(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML may hang in the kernel once a GPU has fallen off the bus."""
+    asked, answers = threading.Event(), threading.Event()
+
+    def hang(_: DeviceSampler) -> list[Device]:
+        asked.set()
+        answers.wait()
+        return []
+
+    monkeypatch.setattr(devices, "SAMPLE_S", 0.01)
+    monkeypatch.setattr(DeviceSampler, "sample", hang)
+    collector._devices.start()
+    assert asked.wait(60.0)
+    collector._devices.stop()
+    closing = threading.Thread(target=collector._close, daemon=True)
+    closing.start()
+    closing.join(30.0)
+    closed = not closing.is_alive()
+    answers.set()
+    collector._devices.join()
+    collector._context.term()
+    assert closed
+
+
+def test_a_place_is_looked_for_once_and_not_for_each_of_a_thousand_ranks(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames wait meanwhile."""
+    asked = []
+    real = rundir.file_system
+    monkeypatch.setattr(rundir, "file_system", lambda path: asked.append(path) or real(path))
+    for rank in range(1000):
+        hello = Hello(run_id="r", rank=rank, world_size=1000, host="h", pid=1)
+        collector._hub.keep(hello, encode(hello), 1)
+    box = BlackBox()
+    box.open(rundir.blackbox("r", 999))
+    box.begin_step(7, 5)
+    asked.clear()
+    assert collector._attention._open_slot() == 5
+    assert len(asked) <= 2
+
+
+def test_a_sample_that_fails_is_not_the_last(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = iter([OSError(errno.EMFILE, "Too many open files"), [], [Device(host="h", kind="cpu", at_ns=3)]])
+
+    def sample(_: DeviceSampler) -> list[Device]:
+        found = next(samples, [])
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(devices, "SAMPLE_S", 0.01)
+    monkeypatch.setattr(DeviceSampler, "sample", sample)
+    collector._devices.start()
+    arrived = collector._devices.frames.poll(30_000)
+    collector._devices.stop()
+    assert arrived
+
+
+def test_the_death_of_a_process_whose_name_is_no_text() -> None:
+    """A name of more than 15 bytes is cut, maybe within a character."""
+    script = "import time; open('/proc/self/comm', 'wb').write(b'caf\\xc3'); print(flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert liveness._proc_state(process.pid) == ("Z", 9)
+
+
+def test_receive_times_never_go_back(collector: Collector) -> None:
+    """Where the system's clock is set back by a minute, all ranks would seem to be silent for a minute."""
+    wall, steady = 1_000_000_000_000, 5_000
+    collector._clock = ReceiveClock(lambda: wall, lambda: steady)
+    hello = Hello(run_id="r", rank=0, world_size=3, host="h", pid=1)
+    received = []
+    for jump in (0, 50, -60_000_000_000, 0, 3_600_000_000_000):
+        wall, steady = wall + jump + 10, steady + 10
+        collector._publish(hello)
+        received.append(collector._hub.ranks[0].seen_ns)
+    assert [at - received[0] for at in received] == [0, 60, 70, 80, received[4] - received[0]]
+    assert received[4] == wall
 
 
 def test_while_late_viewers_have_their_chance_failed_handshakes_are_still_received(collector: Collector) -> None:

@@ -20,12 +20,24 @@ from ddpwatch.collector.attention import Attention
 from ddpwatch.collector.hosts import Hosts, whole_run
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.nodes import AdmittedNode, Nodes
-from ddpwatch.collector.protocol import Batch, GrantedLease, Introduction, Open, Ping, Pong, Welcome, pack, unpack_down
+from ddpwatch.collector.protocol import (
+    Batch,
+    GrantedLease,
+    Introduction,
+    Open,
+    Ping,
+    Pong,
+    Welcome,
+    pack,
+    unpack_down,
+    unpack_up,
+)  # fmt: skip
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.uplink import BATCH_BYTES, WINDOW, ClockPings, Uplink, UpQueue
 from ddpwatch.control import Admit, Connect, ControlSocket, Listen, Listening, Unreachable
 from ddpwatch.keys import KeyPair, new_key_pair
 from ddpwatch.messages import Beat, ClockExchange, Message, decode, encode
+from ddpwatch.sampling.lease import FULL_PPM
 from tests.support.frames import hello
 
 NODE = "0a1b2c3d4e5f"
@@ -237,7 +249,7 @@ def test_frames_go_up_in_order_and_leases_come_down(pair: Pair) -> None:
         send(agent, beat(step))
     pair.until(lambda: len(pair.beats()) == 5 and agent.is_done)
     assert pair.beats() == [(2, step) for step in range(5)]
-    assert root.nodes.wanted_ppm == 7
+    assert root.nodes.wanted_ppm(time.monotonic()) == 7
     assert agent.welcome is not None
     assert agent.welcome.run_id == "run"
     root.lease((20_000, 41))
@@ -455,6 +467,18 @@ def test_an_agent_that_was_started_again_counts_from_one(pair: Pair) -> None:
     first.send(pack(Ping(1)))
     pair.until(lambda: first.poll(0) and isinstance(unpack_down(first.recv()), Welcome) is False)
     assert pair.received == [(NODE, b"1"), (NODE, b"2")]
+    assert node_of(pair).lost == 3
+    second.send(pack(Batch(2, [b"3"], lost=2)))
+    pair.until(lambda: len(pair.received) == 3)
+    assert node_of(pair).lost == 5
+
+
+def test_a_budget_that_is_none_is_refused() -> None:
+    """It would take the place of the slot in the ranks' page, and nothing could be granted any more."""
+    assert unpack_up(pack(Ping(1, FULL_PPM))) == Ping(1, FULL_PPM)
+    assert unpack_up(pack(Ping(1, 1 << 40))) is None
+    assert unpack_down(pack(GrantedLease(FULL_PPM, 1 << 43))) == GrantedLease(FULL_PPM, 1 << 43)
+    assert unpack_down(pack(GrantedLease(1, 1 << 50))) is None
 
 
 def test_a_rank_is_on_the_first_host_that_names_it_until_that_one_gives_it_up() -> None:
@@ -478,6 +502,8 @@ def test_a_silent_node_is_unseen_until_it_sends_again(pair: Pair) -> None:
     assert not node_of(pair).is_unseen(now + 5)
     (state,) = root.nodes.news(now + 7)
     assert (state.connected, node_of(pair).is_unseen(now + 7)) == (False, True)
+    node_of(pair).wanted_ppm = 7  # by a viewer that is gone with its agent
+    assert (root.nodes.wanted_ppm(now), root.nodes.wanted_ppm(now + 7)) == (7, 0)
     node_of(pair).seen_s = now + 8
     (state,) = root.nodes.news(now + 8)
     assert state.connected
