@@ -323,6 +323,20 @@ def test_the_victims_of_the_launcher_are_not_to_blame() -> None:
     assert set(found.evidence["ends"]) == {0, 1}
 
 
+def test_the_first_death_is_the_cause_whatever_its_host_calls_the_time() -> None:
+    """The clock of rank 0's host is ahead by more than an hour; the other rank's end was noticed a second later."""
+    run, ahead_ns = Run(), 5000 * S
+    for rank, clock_ns in ((0, run.clock_ns + ahead_ns), (1, run.clock_ns)):
+        beat = Beat(rank=rank, at_ns=clock_ns, step=40, phase="backward", since_ns=clock_ns)
+        run.liveness.beat(rank, beat, run.received_ns)
+    first, then = killed(0), bye(1, "exception", detail="RuntimeError: Connection closed by peer")
+    first.at_ns, then.at_ns = run.clock_ns + ahead_ns + S, run.clock_ns + 2 * S
+    run.now_s += 3
+    run.leave(0, first)
+    run.leave(1, then)
+    assert only(run.liveness.incidents(run.received_ns)).ranks == (0,)
+
+
 def stack(run: Run, rank: int, *frames: str) -> None:
     lines = "".join(f'  File "{file}", line {line} in {name}\n' for file, line, name in (f.split() for f in frames))
     text = f"Thread 0x00007f (most recent call first):\n{lines}\nThread 0x1 (most recent call first):\n"

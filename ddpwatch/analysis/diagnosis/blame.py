@@ -52,6 +52,13 @@ class RankLife:
         """Where it was at its newest heartbeat."""
         return "" if self.beat is None else self.beat.phase
 
+    @property
+    def ended_ns(self) -> int:
+        """When it ended, as a receive time: its newest heartbeat maps its own clock, which may be another host's."""
+        if self.bye is None or self.beat is None:
+            return self.bye_ns
+        return min(self.received_ns + self.bye.at_ns - self.beat.at_ns, self.bye_ns)
+
     def clock_ns(self, now_ns: int) -> int:
         """What time it is on the rank's clock."""
         return 0 if self.beat is None else self.beat.at_ns + max(0, now_ns - self.received_ns)

@@ -325,7 +325,7 @@ class RankLiveness:
         dead = [life for life in self._lives.values() if life.bye is not None and life.bye.reason != "finished"]
         if not dead:
             return []
-        dead.sort(key=lambda life: (_by_launcher(life.bye), 0 if life.bye is None else life.bye.at_ns))
+        dead.sort(key=lambda life: (_by_launcher(life.bye), life.ended_ns))
         first = dead[0]
         assert first.bye is not None
         alive = [life for life in self._lives.values() if life.bye is None]
