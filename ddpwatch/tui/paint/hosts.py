@@ -68,10 +68,7 @@ def paint_hosts(lines: Sequence[HostLine], size: tuple[int, int], first: int) ->
     canvas = Canvas(width, height)
     room = width if width < 2 * _LEAST_LIMITS else width - _LEAST_LIMITS // 2
     end = paint_grid(canvas, columns_that_fit(COLUMNS, room), lines, first, None, width=room) + 2
-    shown = lines[first : first + max(height - 1, 0)]
-    if len(shown) < len(lines):
-        canvas.put(end, 0, f"{len(lines) - len(shown)} more", "heading")
-    for y, line in enumerate(shown, start=1):
+    for y, line in enumerate(lines[first : first + max(height - 1, 0)], start=1):
         if line.unseen:
             canvas.put(end, y, "unseen", "warn")
         elif line.machine is not None and width - end > _LEAST_LIMITS:

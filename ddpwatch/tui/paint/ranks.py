@@ -23,7 +23,7 @@ _COST = 20
 _GROUPS = 9
 _HOST = 18
 _SCALE = 30
-_ROOMY = 70
+_ROOMY, _WRAPPED = 70, 100
 
 
 def columns_for(width: int, overview: Overview) -> int:
@@ -182,7 +182,7 @@ def _paint_phase_means(canvas: Canvas, means: Mapping[str, float], y: int) -> in
     x, first = 1, y
     for phase, full, _, style, glyph in PHASE_STYLES:
         text = f" {full} {ms(means.get(phase))} ms  "
-        if x > 1 and x + 2 + len(text.rstrip()) > canvas.width:
+        if canvas.width < _WRAPPED and x > 1 and x + 2 + len(text.rstrip()) > canvas.width:
             x, y = 1, y + 1
         x = canvas.put(canvas.put(x, y, glyph * 2, style), y, text, "dim")
     return y - first + 1
