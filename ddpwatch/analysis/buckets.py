@@ -207,7 +207,14 @@ def bucket_columns(across: StepAcrossRanks) -> BucketColumns:
     done = [_since(at, step.comm_done) for at, step in zip(origins, steps, strict=True)]
     stamps, count = _medians(issued), len(keys)
     medians = stamps[:count], stamps[count:], _medians(done), _medians([fact.exposed for fact in facts.values()])
-    return _columns(across, _buckets_of(keys), steps[-1].comm_bytes, medians, keys)
+    skew, buckets = across.skew, _buckets_of(keys)
+    if len(skew.buckets) < count or len(keys.groups) > 1:
+        return _columns(across, buckets, steps[-1].comm_bytes, medians, keys)
+    first = across.ranks[min(facts)]
+    skews, ops = list(skew.buckets.values()), first.comm_op or repeat(ALL_REDUCE)
+    rows = zip(first.comm_bytes, skews, ops, strict=False)
+    bandwidths = [busbw(nbytes, one.transfer, one.ranks, op) for nbytes, one, op in rows]
+    return _compared(buckets, steps[-1].comm_bytes, medians, skews, bandwidths)
 
 
 def _uneven_columns(across: StepAcrossRanks) -> BucketColumns:
@@ -244,19 +251,30 @@ def _columns(
     keys: Sequence[BucketKey],
 ) -> BucketColumns:
     """Adds what comes of comparing the ranks, of the buckets with these keys."""
-    ready, launch, done, exposed = medians
     bandwidths, skews = bus_bandwidths(across), list(map(across.skew.buckets.get, keys))
+    return _compared(buckets, sizes, medians, skews, list(map(bandwidths.get, keys)))
+
+
+def _compared(
+    buckets: tuple[Bucket, ...],
+    sizes: Sequence[int],
+    medians: Sequence[Sequence[float | None]],
+    skews: Sequence[BucketSkew | None],
+    bandwidths: Sequence[float | None],
+) -> BucketColumns:
+    """Of each bucket its size, its medians (ready, launch, done, exposed), and what comparing the ranks gives."""
+    ready, launch, done, exposed = medians
     return BucketColumns(
-        buckets=buckets,
-        nbytes=sizes,
-        ready=ready,
-        launch=[at or 0.0 for at in launch],
-        done=done,
-        transfer=[None if skew is None else skew.transfer for skew in skews],
-        wait=[None if skew is None else skew.last - skew.first for skew in skews],
-        exposed=exposed,
-        busbw=list(map(bandwidths.get, keys)),
-        last_ranks=[() if skew is None else skew.last_ranks for skew in skews],
+        buckets,
+        sizes,
+        ready,
+        [at or 0.0 for at in launch],
+        done,
+        [None if skew is None else skew.transfer for skew in skews],
+        [None if skew is None else skew.last - skew.first for skew in skews],
+        exposed,
+        bandwidths,
+        [() if skew is None else skew.last_ranks for skew in skews],
     )
 
 

@@ -68,16 +68,19 @@ def rank_facts(step: Step, found: StepFigures, offset: int = 0, keys: BucketKeys
         offset: Puts it onto the common time line (ns).
         keys: Its buckets, where they are known.
     """
-    origin, starts = step.start_ns + offset, starts_of(step)
-    launch = array("q", [origin + at for at in step.comm_launch])
+    origin, starts, done = step.start_ns + offset, step.comm_launch, step.comm_done
+    launch = start = array("q", [origin + at for at in starts])
+    if step.comm_start:
+        starts = starts_of(step)
+        start = array("q", [origin + at for at in starts])
     return RankFacts(
         found,
         keys or bucket_keys(step),
         (step.comm_first_seq, step.comm_seq),
         launch,
-        array("q", [origin + at for at in starts]) if step.comm_start else launch,
-        _absolute(step.comm_done, origin),
-        _exposed(starts, step.comm_done, found.exposed),
+        start,
+        _absolute(done, origin),
+        _exposed(starts, done, found.exposed),
         (step.own_ns + step.sender_ns) / step.duration_ns if step.duration_ns else None,
         step.clock_error_ns or 0,
         origin,
@@ -177,9 +180,12 @@ def launch_skew(
 
     The default group, if its members are not known, has all ranks of ``facts``. Any other group is then left out.
     """
-    common = common_keys(facts.values())
-    distinct = [common] if common is not None else {id(fact.keys): fact.keys for fact in facts.values()}.values()
-    groups = list(dict.fromkeys(group for keys in distinct for group in keys.groups))
+    groups: Sequence[int]
+    if (common := common_keys(facts.values())) is not None:
+        groups = common.groups
+    else:
+        distinct = {id(fact.keys): fact.keys for fact in facts.values()}
+        groups = list(dict.fromkeys(group for keys in distinct.values() for group in keys.groups))
     if len(groups) == 1:
         return _group_skew(facts, groups[0], members, shifts)
     skews = [_group_skew(facts, group, members, shifts) for group in groups]
@@ -211,9 +217,10 @@ def _group_skew(facts: Mapping[int, RankFacts], group: int, members: Members, sh
 
 
 def _skew_of(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], shifts: Shifts) -> LaunchSkew:
+    """Compares two ranks or more."""
     ranks = tuple(sorted(facts))
     found = [facts[rank] for rank in ranks]
-    launches = [_aligned(fact.launch, fact, keys) for fact in found]
+    launches = [fact.launch if fact.keys is keys else _aligned(fact.launch, fact, keys) for fact in found]
     columns = list(zip(*launches, strict=True))
     first, last = list(map(min, columns)), list(map(max, columns))
     last_ranks: list[tuple[int, ...]] = [(ranks[column.index(at)],) for column, at in zip(columns, last, strict=True)]
@@ -262,7 +269,7 @@ def _numbered_keys(fact: RankFacts) -> list[tuple[BucketKey, int | None]]:
 
 def _aligned(column: Sequence[_Stamp], fact: RankFacts, keys: tuple[BucketKey, ...]) -> Sequence[_Stamp]:
     """One of a rank's columns, reduced to the given buckets in their order."""
-    if fact.keys is keys or fact.keys == keys:
+    if fact.keys == keys:
         return column
     positions = {key: position for position, key in enumerate(fact.keys)}
     return [column[positions[key]] for key in keys]
@@ -276,7 +283,8 @@ def _last_starts(found: Sequence[RankFacts], keys: tuple[BucketKey, ...], launch
 
 
 def _transfers(found: Sequence[RankFacts], keys: tuple[BucketKey, ...], last: Sequence[int]) -> list[int | None]:
-    columns = zip(*[_aligned(fact.done, fact, keys) for fact in found], strict=True)
+    rows = [fact.done if fact.keys is keys else _aligned(fact.done, fact, keys) for fact in found]
+    columns = zip(*rows, strict=True)
     if None not in [fact.figures.comm_ns for fact in found]:
         return list(map(sub, map(max, cast("Iterator[tuple[int, ...]]", columns)), last))
     return [

@@ -268,8 +268,8 @@ class ReportBuilder:
                 samples.exposed.values.append(figure.exposed_ns)
             if fact.cost is not None:
                 samples.cost.values.append(fact.cost)
-            if rank in skew.late:
-                samples.late.values.append(skew.late[rank])
+            if (late := skew.late.get(rank)) is not None:
+                samples.late.values.append(late)
                 samples.wait.values.append(skew.wait[rank])
         for rank, error in skew.errors.items():
             samples = self._rank(rank)

@@ -235,7 +235,10 @@ def _uses(step: Step) -> tuple[str, ...]:
 def first_compute(step: Step) -> int:
     """From when on stamps of buckets count: the step's first backward, with FSDP2 its first forward (0 without)."""
     phase = "forward" if step.comm_wait_begin else "backward"
-    return next((span.start for span in step.spans if span.phase == phase), 0)
+    for span in step.spans:
+        if span.phase == phase:
+            return span.start
+    return 0
 
 
 def _exposed(step: Step, spans: _Spans, comm: Intervals | None) -> Intervals:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -25,6 +24,7 @@ from ddpwatch.analysis.diagnosis.incident import AccountName
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.analysis.launch_skew import BucketSkew, RankFacts
+from ddpwatch.analysis.means import summed
 from ddpwatch.analysis.step import BucketKey, claims_of, split
 from ddpwatch.messages import Mark, Step
 from ddpwatch.sampling.levels import is_watched
@@ -241,7 +241,7 @@ class Ledger:
                     _add(waits, waited[last].awaited if held_up else last, ns)
                 transferred += part.transfer
                 unknown += part.unknown
-        spent = _columns_summed(rows)
+        spent = summed(rows)
         spent.pop("exposed_comm", None)
         found.accounts = {_KEYS[phase]: ns for phase, ns in spent.items() if ns}
         found.accounts[_TRANSFER], found.accounts[_EXPOSED] = transferred, unknown
@@ -289,15 +289,6 @@ class Ledger:
             self.accounts[_KEYS[phase]] += total(intersect(left, stretches))
             left = subtract(left, stretches)
         self.accounts[rest] += total(left)
-
-
-def _columns_summed(rows: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """The sum of each column. Mostly all rows have the same columns."""
-    names = list(rows[0]) if rows else []
-    if False not in [list(row) == names for row in rows]:
-        return dict(zip(names, map(sum, zip(*[row.values() for row in rows], strict=True)), strict=True))
-    every = dict.fromkeys(chain.from_iterable(rows))
-    return {name: sum([row.get(name, 0) for row in rows]) for name in every}
 
 
 def _with_pauses(step: Step, exposed: Intervals, pauses: Pauses) -> tuple[dict[str, int], Intervals]:
