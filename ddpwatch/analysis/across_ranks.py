@@ -22,9 +22,9 @@ from ddpwatch.analysis.launch_skew import (
     nobody_known,
     rank_facts,
 )
-from ddpwatch.analysis.step import StepFigures, figures
+from ddpwatch.analysis.step import BucketKeys, StepFigures, figures, launched_alike
 from ddpwatch.messages import Message, Step, decode, encode
-from ddpwatch.sampling.levels import is_counted, is_timed
+from ddpwatch.sampling.levels import FULL, is_counted, is_timed
 
 __all__ = ["METRICS", "NO_SKEW", "BucketSkew", "LaunchSkew", "RankFacts", "StepAcrossRanks"]
 
@@ -38,6 +38,8 @@ class _Frames(Mapping[int, Step]):
     Attributes:
         packed: Whether some may be.
     """
+
+    __slots__ = ("_frames", "packed")
 
     def __init__(self, frames: dict[int, Step | bytes]) -> None:
         self._frames = frames
@@ -68,6 +70,8 @@ class _Frames(Mapping[int, Step]):
 
 class _Figures(Mapping[int, StepFigures]):
     """The ranks' figures, computed on the first access."""
+
+    __slots__ = ("_frames", "known")
 
     def __init__(self, frames: Mapping[int, Step]) -> None:
         self._frames = frames
@@ -181,11 +185,16 @@ class StepAcrossRanks:
         return self.shifts[rank].offset if rank in self.shifts else 0
 
     def _include(self, step: Step) -> None:
-        self.start_ns = min(self.start_ns, step.start_ns)
-        self.end_ns = max(self.end_ns, step.start_ns + step.duration_ns)
-        self.longest_ns = max(self.longest_ns, step.duration_ns)
-        self.counted = self.counted and is_counted(step.status)
-        self.timed = self.timed and is_timed(step.status)
+        start, duration = step.start_ns, step.duration_ns
+        if start < self.start_ns:
+            self.start_ns = start
+        if start + duration > self.end_ns:
+            self.end_ns = start + duration
+        if duration > self.longest_ns:
+            self.longest_ns = duration
+        if step.status != FULL:
+            self.counted = self.counted and is_counted(step.status)
+            self.timed = self.timed and is_timed(step.status)
         self.reduced = self.reduced and step.reduced
 
     def _exclude(self, rank: int) -> None:
@@ -208,11 +217,23 @@ class StepAcrossRanks:
     def all_facts(self) -> dict[int, RankFacts]:
         """Every rank's share."""
         if len(self._facts) < len(self._frames):
-            for rank, frame in self.ranks.items():
-                if rank not in self._facts:
-                    offset = self._offset_of(rank) if self.shifts else 0
-                    self._facts[rank] = rank_facts(frame, self._figures[rank], offset)
+            self._find_facts()
         return self._facts
+
+    def _find_facts(self) -> None:
+        """Computes what is missing. Mostly all ranks launch alike."""
+        facts, known = self._facts, self._figures.known
+        before: Step | None = None
+        keys: BucketKeys | None = None
+        for rank, frame in self.ranks.items():
+            if rank in facts:
+                continue
+            if (found := known.get(rank)) is None:
+                found = known[rank] = figures(frame)
+            offset = self._offset_of(rank) if self.shifts else 0
+            alike = before is not None and launched_alike(before, frame)
+            facts[rank] = rank_facts(frame, found, offset, keys if alike else None)
+            before, keys = frame, facts[rank].keys
 
     @property
     def skew(self) -> LaunchSkew:

@@ -15,7 +15,7 @@ from itertools import repeat
 from typing import NamedTuple, cast
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.launch_skew import BucketSkew, the_only
+from ddpwatch.analysis.launch_skew import BucketSkew, common_keys, the_only
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, first_compute
 from ddpwatch.messages import ALL_REDUCE, CollectiveOp
 
@@ -163,9 +163,10 @@ def busbw(nbytes: int, transfer_ns: float | None, ranks: int, op: CollectiveOp =
 def bus_bandwidths(across: StepAcrossRanks) -> dict[BucketKey, float | None]:
     """The `busbw` of every compared bucket of a step. Sizes are those on the lowest rank of the bucket's group."""
     compared, found = across.skew.buckets, dict[BucketKey, float | None]()
-    for rank, step in sorted(across.ranks.items()):
+    for rank in sorted(across.members):
         if len(found) == len(compared):
             break
+        step = across.ranks[rank]
         rows = zip(across.facts_of(rank).keys, step.comm_bytes, step.comm_op or repeat(ALL_REDUCE), strict=False)
         for key, nbytes, op in rows:
             if key not in found and (skew := compared.get(key)) is not None:
@@ -197,18 +198,23 @@ def bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
 def bucket_columns(across: StepAcrossRanks) -> BucketColumns:
     """The same, column by column."""
     facts = across.all_facts()
-    keys = next(iter(facts.values())).keys if facts else ()
-    if any(fact.keys is not keys for fact in facts.values()) or any(key[2] for key in keys):
+    keys = common_keys(facts.values())
+    if keys is None or keys.repeated:
         return _uneven_columns(across)
     steps = [across.ranks[rank] for rank in facts]
     origins = list(map(first_compute, steps))
-    medians = (
-        _medians([_since(at, step.comm_ready) for at, step in zip(origins, steps, strict=True)]),
-        _medians([_since(at, step.comm_launch) for at, step in zip(origins, steps, strict=True)]),
-        _medians([_since(at, step.comm_done) for at, step in zip(origins, steps, strict=True)]),
-        _medians([fact.exposed for fact in facts.values()]),
-    )
-    return _columns(across, _buckets_of(keys), steps[-1].comm_bytes if steps else (), medians, keys)
+    issued = [_since(at, [*step.comm_ready, *step.comm_launch]) for at, step in zip(origins, steps, strict=True)]
+    done = [_since(at, step.comm_done) for at, step in zip(origins, steps, strict=True)]
+    stamps, count = _medians(issued), len(keys)
+    medians = stamps[:count], stamps[count:], _medians(done), _medians([fact.exposed for fact in facts.values()])
+    skew, buckets = across.skew, _buckets_of(keys)
+    if len(skew.buckets) < count or len(keys.groups) > 1:
+        return _columns(across, buckets, steps[-1].comm_bytes, medians, keys)
+    first = across.ranks[min(facts)]
+    skews, ops = list(skew.buckets.values()), first.comm_op or repeat(ALL_REDUCE)
+    rows = zip(first.comm_bytes, skews, ops, strict=False)
+    bandwidths = [busbw(nbytes, one.transfer, one.ranks, op) for nbytes, one, op in rows]
+    return _compared(buckets, steps[-1].comm_bytes, medians, skews, bandwidths)
 
 
 def _uneven_columns(across: StepAcrossRanks) -> BucketColumns:
@@ -245,19 +251,30 @@ def _columns(
     keys: Sequence[BucketKey],
 ) -> BucketColumns:
     """Adds what comes of comparing the ranks, of the buckets with these keys."""
-    ready, launch, done, exposed = medians
     bandwidths, skews = bus_bandwidths(across), list(map(across.skew.buckets.get, keys))
+    return _compared(buckets, sizes, medians, skews, list(map(bandwidths.get, keys)))
+
+
+def _compared(
+    buckets: tuple[Bucket, ...],
+    sizes: Sequence[int],
+    medians: Sequence[Sequence[float | None]],
+    skews: Sequence[BucketSkew | None],
+    bandwidths: Sequence[float | None],
+) -> BucketColumns:
+    """Of each bucket its size, its medians (ready, launch, done, exposed), and what comparing the ranks gives."""
+    ready, launch, done, exposed = medians
     return BucketColumns(
-        buckets=buckets,
-        nbytes=sizes,
-        ready=ready,
-        launch=[at or 0.0 for at in launch],
-        done=done,
-        transfer=[None if skew is None else skew.transfer for skew in skews],
-        wait=[None if skew is None else skew.last - skew.first for skew in skews],
-        exposed=exposed,
-        busbw=list(map(bandwidths.get, keys)),
-        last_ranks=[() if skew is None else skew.last_ranks for skew in skews],
+        buckets,
+        sizes,
+        ready,
+        [at or 0.0 for at in launch],
+        done,
+        [None if skew is None else skew.transfer for skew in skews],
+        [None if skew is None else skew.last - skew.first for skew in skews],
+        exposed,
+        bandwidths,
+        [() if skew is None else skew.last_ranks for skew in skews],
     )
 
 
@@ -283,7 +300,7 @@ def _since(origin: int, column: Sequence[int | None]) -> Sequence[int | None]:
 
 def _medians(columns: Sequence[Sequence[int | None]]) -> list[float | None]:
     """Per bucket the median over the ranks, of a column per rank."""
-    if any(None in column for column in columns):
+    if True in [None in column for column in columns]:
         return [_p50(values) for values in zip(*columns, strict=True)]
     known = zip(*cast("Sequence[Sequence[int]]", columns), strict=True)
     if len(columns) == 2:

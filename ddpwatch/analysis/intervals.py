@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 Interval = tuple[int, int]
 Intervals = list[Interval]
+_NEVER = (1 << 80, 1 << 80)  # beyond all stamps, absolute ones included
 
 
 def union(intervals: Iterable[Interval]) -> Intervals:
@@ -43,20 +44,22 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """The points of ``a`` that are not in ``b``."""
+    """The points of ``a`` that are not in ``b``, whose intervals may touch."""
     if not a or not b or b[-1][1] <= a[0][0] or b[0][0] >= a[-1][1]:
         return a
     rest: Intervals = []
-    j = 0
+    holes = iter(b)
+    low, high = next(holes)
     for start, end in a:
-        while j < len(b) and b[j][1] <= start:
-            j += 1
-        k = j
-        while k < len(b) and b[k][0] < end:
-            if b[k][0] > start:
-                rest.append((start, b[k][0]))
-            start = max(start, b[k][1])
-            k += 1
+        while high <= start:
+            low, high = next(holes, _NEVER)
+        while low < end:
+            if low > start:
+                rest.append((start, low))
+            start = high
+            if high >= end:
+                break
+            low, high = next(holes, _NEVER)
         if start < end:
             rest.append((start, end))
     return rest

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter, sub
 from typing import NamedTuple, TypeVar, cast
@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar, cast
 from ddpwatch.analysis.clock_error import NO_SHIFTS, ClockErrors, Shifts, on_one_time_line
 from ddpwatch.analysis.groups import Members
 from ddpwatch.analysis.intervals import Intervals, total_within
-from ddpwatch.analysis.step import BucketKey, StepFigures, bucket_keys, starts_of
+from ddpwatch.analysis.step import BucketKey, BucketKeys, StepFigures, bucket_keys, buffer_waits, starts_of
 from ddpwatch.messages import DEFAULT_GROUP, Step
 
 _Stamp = TypeVar("_Stamp", int, int | None)
@@ -41,33 +41,50 @@ class RankFacts(NamedTuple):
         exposed: Per bucket, how much of [start, done] was exposed (ns); None where that is not known.
         cost: The probe's own time as a share of the step; None for a step without duration.
         clock_error: How far the stamps may be off on the rank's own clock, which a GPU does not stamp with (ns).
+        origin: When the step started, on the common time line (ns).
+        waits: When it waited for a collective before it launched others, from the step's start: with FSDP2 for
+            parameters, with DDP for buffers. Other waits of DDP's come after the launches.
     """
 
     figures: StepFigures
-    keys: tuple[BucketKey, ...]
-    seqs: tuple[int | None, tuple[int, ...]]
+    keys: BucketKeys
+    seqs: tuple[int | None, Sequence[int]]
     launch: Sequence[int]
     start: Sequence[int]
     done: Sequence[int | None]
     exposed: tuple[int | None, ...]
     cost: float | None
-    clock_error: int = 0
+    clock_error: int
+    origin: int
+    waits: Intervals
 
 
-def rank_facts(step: Step, found: StepFigures, offset: int = 0) -> RankFacts:
-    """Computes one rank's share of a step from its figures; ``offset`` (ns) puts it onto the common time line."""
-    start = step.start_ns + offset
-    launch = array("q", [start + launch for launch in step.comm_launch])
+def rank_facts(step: Step, found: StepFigures, offset: int = 0, keys: BucketKeys | None = None) -> RankFacts:
+    """Computes one rank's share of a step from its figures.
+
+    Args:
+        step: The rank's step.
+        found: Its figures.
+        offset: Puts it onto the common time line (ns).
+        keys: Its buckets, where they are known.
+    """
+    origin, starts, done = step.start_ns + offset, step.comm_launch, step.comm_done
+    launch = start = array("q", [origin + at for at in starts])
+    if step.comm_start:
+        starts = starts_of(step)
+        start = array("q", [origin + at for at in starts])
     return RankFacts(
-        figures=found,
-        keys=bucket_keys(step),
-        seqs=(step.comm_first_seq, tuple(step.comm_seq)),
-        launch=launch,
-        start=array("q", [start + at for at in starts_of(step)]) if step.comm_start else launch,
-        done=_absolute(step.comm_done, start),
-        exposed=_exposed(starts_of(step), step.comm_done, found.exposed),
-        cost=(step.own_ns + step.sender_ns) / step.duration_ns if step.duration_ns else None,
-        clock_error=step.clock_error_ns or 0,
+        found,
+        keys or bucket_keys(step),
+        (step.comm_first_seq, step.comm_seq),
+        launch,
+        start,
+        _absolute(done, origin),
+        _exposed(starts, done, found.exposed),
+        (step.own_ns + step.sender_ns) / step.duration_ns if step.duration_ns else None,
+        step.clock_error_ns or 0,
+        origin,
+        found.exposed if step.comm_wait_begin else buffer_waits(step),
     )
 
 
@@ -84,6 +101,17 @@ def _exposed(starts: Sequence[int], done: Sequence[int | None], exposed: Interva
     return tuple(
         [None if end is None else 0 if end <= first else total_within(exposed, start, end) for start, end in buckets]
     )
+
+
+def common_keys(facts: Iterable[RankFacts]) -> BucketKeys | None:
+    """The buckets of ranks that all launched alike; None if they did not, or without a rank."""
+    found = None
+    for fact in facts:
+        if fact.keys is not found:
+            if found is not None:
+                return None
+            found = fact.keys
+    return found
 
 
 # -- ranks compared ------------------------------------------------------------------------------------------
@@ -152,8 +180,12 @@ def launch_skew(
 
     The default group, if its members are not known, has all ranks of ``facts``. Any other group is then left out.
     """
-    distinct = {id(fact.keys): fact.keys for fact in facts.values()}
-    groups = list(dict.fromkeys(key[3] for keys in distinct.values() for key in keys))
+    groups: Sequence[int]
+    if (common := common_keys(facts.values())) is not None:
+        groups = common.groups
+    else:
+        distinct = {id(fact.keys): fact.keys for fact in facts.values()}
+        groups = list(dict.fromkeys(group for keys in distinct.values() for group in keys.groups))
     if len(groups) == 1:
         return _group_skew(facts, groups[0], members, shifts)
     skews = [_group_skew(facts, group, members, shifts) for group in groups]
@@ -174,7 +206,7 @@ def _group_skew(facts: Mapping[int, RankFacts], group: int, members: Members, sh
     known = members(group)
     if known is None and group == DEFAULT_GROUP:
         known = tuple(sorted(facts))
-    if known is None or len(known) < 2 or not all(rank in facts for rank in known):
+    if known is None or len(known) < 2 or not all(map(facts.__contains__, known)):
         return NO_SKEW
     if shifts and not on_one_time_line(known, shifts):
         return NO_SKEW
@@ -185,26 +217,28 @@ def _group_skew(facts: Mapping[int, RankFacts], group: int, members: Members, sh
 
 
 def _skew_of(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], shifts: Shifts) -> LaunchSkew:
-    ranks = sorted(facts)
-    launches = {rank: _aligned(facts[rank].launch, facts[rank], keys) for rank in ranks}
-    columns = list(zip(*launches.values(), strict=True))
+    """Compares two ranks or more."""
+    ranks = tuple(sorted(facts))
+    found = [facts[rank] for rank in ranks]
+    launches = [fact.launch if fact.keys is keys else _aligned(fact.launch, fact, keys) for fact in found]
+    columns = list(zip(*launches, strict=True))
     first, last = list(map(min, columns)), list(map(max, columns))
     last_ranks: list[tuple[int, ...]] = [(ranks[column.index(at)],) for column, at in zip(columns, last, strict=True)]
-    transfers = _transfers(facts, keys, _last_starts(facts, keys, last))
+    transfers = _transfers(found, keys, _last_starts(found, keys, last))
     errors, error = dict[int, int](), 0
-    if shifts or any(map(_clock_error, facts.values())):
+    if shifts or any(map(_clock_error, found)):
         known = ClockErrors({rank: facts[rank].clock_error for rank in ranks}, shifts)
         errors, error = known.ranks, known.joint
         last_ranks = [known.may_be_last(column) for column in columns]
         transfers = [None if transfer is None or transfer <= error else transfer for transfer in transfers]
     rows = map(BucketSkew, first, last, last_ranks, repeat(len(ranks)), transfers)
     return LaunchSkew(
-        buckets=dict(zip(keys, rows, strict=True)),
-        late={rank: max(map(sub, row, first)) for rank, row in launches.items()},
-        wait={rank: max(map(sub, last, row)) for rank, row in launches.items()},
-        peers=dict.fromkeys(ranks, tuple(ranks)),
-        errors=errors,
-        error=error,
+        dict(zip(keys, rows, strict=True)),
+        {rank: max(map(sub, row, first)) for rank, row in zip(ranks, launches, strict=True)},
+        {rank: max(map(sub, last, row)) for rank, row in zip(ranks, launches, strict=True)},
+        dict.fromkeys(ranks, ranks),
+        errors,
+        error,
     )
 
 
@@ -214,14 +248,15 @@ _clock_error = attrgetter("clock_error")
 def _common_keys(facts: Mapping[int, RankFacts], group: int) -> tuple[BucketKey, ...]:
     """The keys of the group that all ranks have for the same collectives, in launch order of the lowest rank."""
     lowest = facts[min(facts)]
-    if all(fact.keys is lowest.keys and fact.seqs == lowest.seqs for fact in facts.values()):
-        return _of_group(lowest.keys, group)
+    keys, seqs = lowest.keys, lowest.seqs
+    if False not in [fact.keys is keys and fact.seqs == seqs for fact in facts.values()]:
+        return keys if keys.groups == (group,) else _of_group(keys, group)
     shared = set(_numbered_keys(lowest)).intersection(*map(_numbered_keys, facts.values()))
     return _of_group(tuple(key for key, seq in _numbered_keys(lowest) if (key, seq) in shared), group)
 
 
 def _of_group(keys: tuple[BucketKey, ...], group: int) -> tuple[BucketKey, ...]:
-    return keys if all(key[3] == group for key in keys) else tuple(key for key in keys if key[3] == group)
+    return tuple(key for key in keys if key[3] == group)
 
 
 def _numbered_keys(fact: RankFacts) -> list[tuple[BucketKey, int | None]]:
@@ -240,16 +275,17 @@ def _aligned(column: Sequence[_Stamp], fact: RankFacts, keys: tuple[BucketKey, .
     return [column[positions[key]] for key in keys]
 
 
-def _last_starts(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], launches: Sequence[int]) -> Sequence[int]:
+def _last_starts(found: Sequence[RankFacts], keys: tuple[BucketKey, ...], launches: Sequence[int]) -> Sequence[int]:
     """Per bucket the latest start, which is the latest launch where no start is known."""
-    if all(fact.start is fact.launch for fact in facts.values()):
+    if False not in [fact.start is fact.launch for fact in found]:
         return launches
-    return list(map(max, zip(*(_aligned(fact.start, fact, keys) for fact in facts.values()), strict=True)))
+    return list(map(max, zip(*(_aligned(fact.start, fact, keys) for fact in found), strict=True)))
 
 
-def _transfers(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], last: Sequence[int]) -> list[int | None]:
-    columns = zip(*(_aligned(fact.done, fact, keys) for fact in facts.values()), strict=True)
-    if None not in [fact.figures.comm_ns for fact in facts.values()]:
+def _transfers(found: Sequence[RankFacts], keys: tuple[BucketKey, ...], last: Sequence[int]) -> list[int | None]:
+    rows = [fact.done if fact.keys is keys else _aligned(fact.done, fact, keys) for fact in found]
+    columns = zip(*rows, strict=True)
+    if None not in [fact.figures.comm_ns for fact in found]:
         return list(map(sub, map(max, cast("Iterator[tuple[int, ...]]", columns)), last))
     return [
         None if None in done else max(cast("tuple[int, ...]", done)) - at

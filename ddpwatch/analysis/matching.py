@@ -10,7 +10,7 @@ on from the last matched one. A step that a rank took alone, without a collectiv
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from ddpwatch.analysis.groups import Members
 from ddpwatch.messages import DEFAULT_GROUP, Step
@@ -70,10 +70,10 @@ class _Lead:
         If the lead's own step is unwatched, or lost, it lies between those that are known: there at ``counted``, if
         that is possible.
         """
+        if (same := self.numbers.get(seq)) is not None:
+            return same
         following = None
         for known, number in reversed(self.numbers.items()):
-            if known == seq:
-                return number
             if known < seq:
                 at_least = max(counted, number + 1)
                 return at_least if following is None else min(at_least, following - 1)
@@ -202,14 +202,13 @@ def _is_alone(step: Step) -> bool:
     return not step.synced and is_counted(step.status)
 
 
-def _firsts(step: Step) -> Iterator[tuple[int, int]]:
+def _firsts(step: Step) -> Iterable[tuple[int, int]]:
     """The step's groups, each with the sequence number of the first collective in it."""
-    if step.comm_first_seq is None:
-        return
+    if (first := step.comm_first_seq) is None:
+        return ()
     if not step.comm_group:
-        yield DEFAULT_GROUP, step.comm_first_seq
-    seen: set[int] = set()
+        return ((DEFAULT_GROUP, first),)
+    found: dict[int, int] = {}
     for group, offset in zip(step.comm_group, step.comm_seq, strict=False):
-        if group not in seen:
-            seen.add(group)
-            yield group, step.comm_first_seq + offset
+        found.setdefault(group, first + offset)
+    return found.items()

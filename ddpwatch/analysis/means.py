@@ -7,13 +7,15 @@ bears the same name has the same value. ``docs/metrics.md`` says which rank-step
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from ddpwatch.analysis.step import PHASES, StepFigures
 
 STARTING_STEPS = 12  # of a process: it still settles its buckets, its caches and its memory
 ENOUGH_FULL = 3  # full steps after these, to do without them
+MOST_PENDING = 16
 
 
 class Sums:
@@ -23,11 +25,12 @@ class Sums:
         count: How many rank-steps.
     """
 
-    __slots__ = ("_comm", "_data_unseen", "_exposed", "_phases", "_step", "_unmeasured", "count")
+    __slots__ = ("_comm", "_data_unseen", "_exposed", "_pending", "_phases", "_step", "_unmeasured", "count")
 
     def __init__(self, figures: Iterable[StepFigures] = ()) -> None:
         self.count = self._step = self._comm = self._exposed = self._data_unseen = self._unmeasured = 0
         self._phases = dict.fromkeys(PHASES, 0)
+        self._pending: list[dict[str, int]] = []  # phases that are not in the sums yet: columns are summed faster
         for figure in figures:
             self.add(figure)
 
@@ -35,9 +38,9 @@ class Sums:
         """Adds one watched rank-step."""
         self.count += 1
         self._step += figure.step_ns
-        phases = self._phases
-        for phase, ns in figure.phases_ns.items():
-            phases[phase] += ns
+        self._pending.append(figure.phases_ns)
+        if len(self._pending) >= MOST_PENDING:
+            self._add_pending()
         self._data_unseen += "data" not in figure.phases_ns
         if figure.comm_ns is None or figure.exposed_ns is None:
             self._unmeasured += 1
@@ -53,8 +56,14 @@ class Sums:
         self._exposed += other._exposed
         self._data_unseen += other._data_unseen
         self._unmeasured += other._unmeasured
+        other._add_pending()
         for phase, ns in other._phases.items():
             self._phases[phase] += ns
+
+    def _add_pending(self) -> None:
+        for phase, ns in summed(self._pending).items():
+            self._phases[phase] += ns
+        self._pending.clear()
 
     @property
     def measured(self) -> bool:
@@ -71,6 +80,7 @@ class Sums:
         """The mean of each phase. ``data`` is only known if it is in every rank-step; otherwise ``between`` has it."""
         if not self.count:
             return dict.fromkeys(PHASES)
+        self._add_pending()
         found: dict[str, float | None] = {phase: ns / self.count for phase, ns in self._phases.items()}
         if self._data_unseen:
             found |= {"data": None, "between": (self._phases["data"] + self._phases["between"]) / self.count}
@@ -162,6 +172,15 @@ class MeanBuilder:
     def steps(self) -> int:
         """How many steps the means are over."""
         return sum(self._steps[kind] for kind in chosen(self._steps))
+
+
+def summed(rows: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of each column. Mostly all rows have the same columns."""
+    names = list(rows[0]) if rows else []
+    if False not in [list(row) == names for row in rows]:
+        return dict(zip(names, map(sum, zip(*[row.values() for row in rows], strict=True)), strict=True))
+    every = dict.fromkeys(chain.from_iterable(rows))
+    return {name: sum([row.get(name, 0) for row in rows]) for name in every}
 
 
 def merged(several: Iterable[Sums]) -> Sums:

@@ -11,16 +11,16 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any
+from typing import Any, cast
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import MOST_NAMED, Bucket, BucketColumns, bucket_columns, most_often_last
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.groups import OtherCollectives
-from ddpwatch.analysis.launch_skew import RankFacts, the_only
+from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts, the_only
 from ddpwatch.analysis.means import MeanBuilder, Sums, merged
 from ddpwatch.analysis.step import NS_PER_MS, missing_steps
 from ddpwatch.messages import Bye, Hello, Message, Status, Step, StepStatus, run_before
@@ -92,30 +92,39 @@ class BucketSamples:
 
     def extend(self, steps: BucketsTogether, position: int) -> None:
         """Adds the bucket at that position in the steps of its layout."""
+        count = len(steps.nbytes)
         self.nbytes = steps.nbytes[position]
         self.last.update(steps.last[position])
-        for figure, column in steps.columns.items():
-            own = column[position :: len(steps.nbytes)]
-            getattr(self, figure).values.extend(value for value in own if value == value)
-
-
-_FIGURES = ("ready", "launch", "done", "transfer", "exposed", "busbw")
+        for number, figure in enumerate(_FIGURES):
+            own = steps.values[number * count + position :: len(_FIGURES) * count]
+            getattr(self, figure).values.extend([value for value in own if value == value] if steps.unknown else own)
 
 
 @dataclass(slots=True)
 class BucketsTogether:
-    """The samples of buckets that are always launched together: of each figure, one after the other, step by step."""
+    """The samples of buckets that are always launched together.
+
+    Attributes:
+        nbytes: Of each bucket.
+        values: Step by step, of each of the `_FIGURES` a value per bucket: NaN where it is not known.
+        unknown: Whether some are not.
+        last: Per bucket, which ranks launched it last.
+    """
 
     nbytes: Sequence[int] = ()
-    columns: dict[str, array[float]] = field(default_factory=lambda: {figure: array("d") for figure in _FIGURES})
+    values: array[float] = field(default_factory=lambda: array("d"))
+    unknown: bool = False
     last: list[Counter[tuple[int, ...]]] = field(default_factory=list)
 
     def add(self, found: BucketColumns) -> None:
         """Adds the buckets of one step."""
         self.nbytes = found.nbytes
-        for figure, column in self.columns.items():
-            values = getattr(found, figure)
-            column.extend([math.nan if value is None else value for value in values] if None in values else values)
+        values = [*found.ready, *found.launch, *found.done, *found.transfer, *found.exposed, *found.busbw]
+        if None in values:
+            self.unknown = True
+            self.values.extend([math.nan if value is None else value for value in values])
+        else:
+            self.values.extend(cast("list[float]", values))
         self.last = self.last or [Counter() for _ in found.buckets]
         for last, ranks in zip(self.last, found.last_ranks, strict=True):
             if ranks:
@@ -223,11 +232,13 @@ class ReportBuilder:
         return self.ranks[rank]
 
     def _step(self, step: Step) -> None:
-        rank = self._rank(step.rank)
+        rank = self.ranks.get(step.rank) or self._rank(step.rank)
+        before, rank.last_step = rank.last_step, step
         rank.steps += 1
-        rank.missing += missing_steps(rank.last_step, step)
-        rank.last_step = step
-        rank.dropped = max(rank.dropped, step.dropped)
+        if before is not None and step.step != before.step + 1:
+            rank.missing += missing_steps(before, step)
+        if step.dropped > rank.dropped:
+            rank.dropped = step.dropped
         self._cost.add(step)
         self._others.add(step)
 
@@ -240,31 +251,26 @@ class ReportBuilder:
             self._statuses["unreduced"] += 1
         if not across.counted:
             return
-        self._means.add(across.step, across.figures)
-        self._step_ns.add(fmean([figure.step_ns for figure in across.figures.values()]))
-        for rank, facts in across.all_facts().items():
-            self._count_rank(rank, facts)
-        self._count_skew(across)
-        epoch = max(step.epoch for step in steps)
+        facts = across.all_facts()
+        self._means.add(across.step, {rank: fact.figures for rank, fact in facts.items()})
+        self._step_ns.add(fmean([fact.figures.step_ns for fact in facts.values()]))
+        self._count_ranks(facts, across.skew)
         columns = bucket_columns(across)
-        self._buckets[epoch, columns.buckets].add(columns)
+        self._buckets[max([step.epoch for step in steps]), columns.buckets].add(columns)
 
-    def _count_rank(self, rank: int, facts: RankFacts) -> None:
-        samples, figure = self._rank(rank), facts.figures
-        samples.step.values.append(figure.step_ns)
-        if figure.overlap is not None:
-            samples.overlap.values.append(figure.overlap)
-        if figure.exposed_ns is not None:
-            samples.exposed.values.append(figure.exposed_ns)
-        if facts.cost is not None:
-            samples.cost.values.append(facts.cost)
-
-    def _count_skew(self, across: StepAcrossRanks) -> None:
-        skew = across.skew
-        for rank, late in skew.late.items():
-            samples_of_rank = self._rank(rank)
-            samples_of_rank.late.values.append(late)
-            samples_of_rank.wait.values.append(skew.wait[rank])
+    def _count_ranks(self, facts: Mapping[int, RankFacts], skew: LaunchSkew) -> None:
+        for rank, fact in facts.items():
+            samples, figure = self.ranks.get(rank) or self._rank(rank), fact.figures
+            samples.step.values.append(figure.step_ns)
+            if figure.overlap is not None:
+                samples.overlap.values.append(figure.overlap)
+            if figure.exposed_ns is not None:
+                samples.exposed.values.append(figure.exposed_ns)
+            if fact.cost is not None:
+                samples.cost.values.append(fact.cost)
+            if (late := skew.late.get(rank)) is not None:
+                samples.late.values.append(late)
+                samples.wait.values.append(skew.wait[rank])
         for rank, error in skew.errors.items():
             samples = self._rank(rank)
             samples.clock_error_ns = max(error, samples.clock_error_ns or 0)

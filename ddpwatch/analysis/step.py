@@ -8,8 +8,7 @@ of the waits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from operator import attrgetter
 from typing import NamedTuple, cast
@@ -65,20 +64,74 @@ def missing_steps(before: Step | None, step: Step) -> int:
 def figures(step: Step) -> StepFigures:
     """Computes the figures of one step."""
     comm = comm_of(step)
-    measured = comm is not None
-    inside = _within(comm or [], step)
-    spans = _spans_of(step)
-    claims = _claims(step, spans, inside if measured else None)
-    exposed = claims["exposed_comm"]
+    inside = [] if comm is None else _within(comm, step)
+    phases, exposed = _in_turn(step, None if comm is None else inside) or _in_any_order(step)
+    if not is_watched(step.status):
+        phases = {}
+    if comm is None:
+        return StepFigures(step.duration_ns, phases, None, None, None, exposed)
     comm_ns, exposed_ns = total(inside), total(exposed)
-    return StepFigures(
-        step_ns=step.duration_ns,
-        phases_ns=split(step.duration_ns, claims, _are_apart(spans, claims)) if is_watched(step.status) else {},
-        comm_ns=comm_ns if measured else None,
-        exposed_ns=exposed_ns if measured else None,
-        overlap=(comm_ns - exposed_ns) / comm_ns if measured and comm_ns else None,
-        exposed=exposed,
-    )
+    overlap = (comm_ns - exposed_ns) / comm_ns if comm_ns else None
+    return StepFigures(step.duration_ns, phases, comm_ns, exposed_ns, overlap, exposed)
+
+
+_Split = tuple[dict[str, int], Intervals]  # phases (ns), and when communication was exposed
+
+
+def _in_turn(step: Step, comm: Intervals | None) -> _Split | None:
+    """Splits a step whose spans come one after the other, as nearly all do, in one pass.
+
+    None for any other step, and where two phases may claim the same time: waits for data are expected in the only gap,
+    exposed communication between the last gap and the optimizer.
+    """
+    compute: Intervals = []
+    sync: Intervals = []
+    gaps: Intervals = []
+    spent = {"forward": 0, "backward": 0, "sync": 0, "optimizer": 0}
+    since, gap_ns, optimizer = 0, 0, step.duration_ns
+    for span in step.spans:
+        phase, start, end = span.phase, span.start, span.end
+        if start < since or end < start:
+            return None
+        if phase == "forward" and since < start:
+            gaps.append((since, start))
+            gap_ns += start - since
+        spent[phase] += end - start
+        since = end
+        if start == end:
+            continue
+        if phase == "sync":
+            sync.append((start, end))
+        elif phase != "optimizer":
+            compute.append((start, end))
+        elif start < optimizer:
+            optimizer = start
+    if since > step.duration_ns:
+        return None
+    if comm is None or step.comm_wait_begin:
+        waits = sync if len(sync) < 2 else union(sync)
+        exposed = waits if comm is None else intersect(comm, waits)
+    else:
+        exposed = subtract(comm, compute)
+        if exposed and (exposed[-1][1] > optimizer or (gaps and exposed[0][0] < gaps[-1][1])):
+            return None
+    phases: dict[str, int] = {}
+    if step.data is not None:
+        data = _data_of(step)
+        if data and not (len(gaps) == 1 and gaps[0][0] <= data[0][0] and data[-1][1] <= gaps[0][1]):
+            return None
+        phases["data"] = total(data)
+        gap_ns -= phases["data"]
+    phases["between"], phases["forward"], phases["backward"] = gap_ns, spent["forward"], spent["backward"]
+    phases["exposed_comm"], phases["optimizer"] = total(exposed), spent["optimizer"]
+    phases["other"] = step.duration_ns - sum(phases.values())
+    return phases, exposed
+
+
+def _in_any_order(step: Step) -> _Split:
+    """The same for any step."""
+    claims = claims_of(step)
+    return split(step.duration_ns, claims), claims["exposed_comm"]
 
 
 def claims_of(step: Step) -> dict[str, Intervals]:
@@ -101,68 +154,69 @@ def _claims(step: Step, spans: _Spans, comm: Intervals | None) -> dict[str, Inte
 
 
 class _Spans(NamedTuple):
-    """When the rank was in which kind of span, and in the gap before a forward, as far as the step goes.
-
-    Attributes:
-        apart: Whether no two of them share a point.
-    """
+    """When the rank was in which kind of span, and in the gap before a forward, as far as the step goes."""
 
     forward: Intervals
     backward: Intervals
     sync: Intervals
     optimizer: Intervals
     gaps: Intervals
-    apart: bool
 
 
 def _spans_of(step: Step) -> _Spans:
     """Reads the spans once. A gap starts at the end of the span before, or with the step."""
     found: dict[str, Intervals] = {"forward": [], "backward": [], "sync": [], "optimizer": [], "gap": []}
-    since, apart = 0, True
+    since = 0
     for span in sorted(step.spans, key=_start):
         phase, start, end = span.phase, span.start, span.end
         if phase == "forward" and since < start:
             found["gap"].append((since, start))
         if start < end:
             found[phase].append((start, end))
-        apart = apart and since <= start <= end
         since = end
-    stretches = [several if len(several) < 2 else union(several) for several in found.values()]
-    if not apart or since > step.duration_ns:
-        stretches = [_within(several, step) for several in stretches]
-    forward, backward, sync, optimizer, gaps = stretches
-    return _Spans(forward, backward, sync, optimizer, gaps, apart)
+    return _Spans(*(_within(union(several), step) for several in found.values()))
 
 
-def _are_apart(spans: _Spans, claims: Mapping[str, Intervals]) -> bool:
-    """Whether claims plainly share no point: data is waited for in the only gap, communication exposed after it."""
-    if not spans.apart:
-        return False
-    data, exposed, gaps, optimizer = claims.get("data"), claims["exposed_comm"], spans.gaps, spans.optimizer
-    if data and not (len(gaps) == 1 and gaps[0][0] <= data[0][0] and data[-1][1] <= gaps[0][1]):
-        return False
-    if not exposed:
-        return True
-    after = not gaps or gaps[-1][1] <= exposed[0][0]
-    return after and (not optimizer or exposed[-1][1] <= optimizer[0][0])
+def launched_alike(one: Step, other: Step) -> bool:
+    """Whether it is plain that the `bucket_keys` of two ranks are the same; otherwise they may be all the same."""
+    return (
+        one.comm_label == other.comm_label
+        and one.comm_module == other.comm_module
+        and one.comm_group == other.comm_group
+        and not (one.comm_op or other.comm_op)
+    )
 
 
-def bucket_keys(step: Step) -> tuple[BucketKey, ...]:
-    """The keys of the step's buckets, in launch order; one tuple for all ranks that launched alike."""
+class BucketKeys(tuple[BucketKey, ...]):
+    """The keys of a step's buckets, in launch order; one object for all ranks and steps that launch alike."""
+
+    @cached_property
+    def groups(self) -> tuple[int, ...]:
+        """Their groups, in the order of the first bucket of each."""
+        return tuple(dict.fromkeys(key[3] for key in self))
+
+    @cached_property
+    def repeated(self) -> bool:
+        """Whether a bucket is in more than one backward."""
+        return any(key[2] for key in self)
+
+
+def bucket_keys(step: Step) -> BucketKeys:
+    """The keys of the step's buckets."""
     return _keys(tuple(step.comm_module), tuple(step.comm_label), tuple(step.comm_group), _uses(step))
 
 
 @lru_cache(maxsize=256)
 def _keys(
     modules: tuple[int, ...], indices: tuple[int, ...], groups: tuple[int, ...], uses: tuple[str, ...]
-) -> tuple[BucketKey, ...]:
+) -> BucketKeys:
     seen: dict[tuple[int, int, str], int] = {}
     keys = []
     rows = zip(modules, indices, groups or [DEFAULT_GROUP] * len(indices), uses or [""] * len(indices), strict=True)
     for module, index, group, use in rows:
         turn = seen[module, index, use] = seen.get((module, index, use), -1) + 1
         keys.append((module, index, turn, group, use))
-    return tuple(keys)
+    return BucketKeys(keys)
 
 
 def _uses(step: Step) -> tuple[str, ...]:
@@ -181,7 +235,10 @@ def _uses(step: Step) -> tuple[str, ...]:
 def first_compute(step: Step) -> int:
     """From when on stamps of buckets count: the step's first backward, with FSDP2 its first forward (0 without)."""
     phase = "forward" if step.comm_wait_begin else "backward"
-    return next((span.start for span in step.spans if span.phase == phase), 0)
+    for span in step.spans:
+        if span.phase == phase:
+            return span.start
+    return 0
 
 
 def _exposed(step: Step, spans: _Spans, comm: Intervals | None) -> Intervals:
@@ -230,7 +287,8 @@ def comm_of(step: Step) -> Intervals | None:
     if None in step.comm_done or not is_timed(step.status):
         return None
     buckets = zip(starts_of(step), cast("list[int]", step.comm_done), strict=True)
-    return union(chain(buffer_waits(step), buckets))
+    waits = buffer_waits(step)
+    return union(chain(waits, buckets) if waits else buckets)
 
 
 def starts_of(step: Step) -> list[int]:
@@ -240,14 +298,11 @@ def starts_of(step: Step) -> list[int]:
     return [launch if at is None else at for launch, at in zip(step.comm_launch, step.comm_start, strict=True)]
 
 
-def split(duration_ns: int, claims: dict[str, Intervals], apart: bool = False) -> dict[str, int]:
-    """Splits the step. The first of several phases gets what they all claim; "other" gets what none of them claims.
-
-    ``apart`` says that no two claims share a point; without it, that is looked at.
-    """
+def split(duration_ns: int, claims: dict[str, Intervals]) -> dict[str, int]:
+    """Splits the step. The first of several phases gets what they all claim; "other" gets what none of them claims."""
     sizes = {name: total(claim) for name, claim in claims.items()}
     claimed = sum(sizes.values())
-    if not apart and not _disjoint(sorted(chain.from_iterable(claims.values()))):
+    if not _disjoint(sorted(chain.from_iterable(claims.values()))):
         claimed = total(union(chain.from_iterable(claims.values())))
         taken: Intervals = []
         for name, claim in claims.items():

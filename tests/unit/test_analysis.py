@@ -13,7 +13,7 @@ from ddpwatch.analysis.attachments import ATTACHED_STEPS, AttachmentBuilder
 from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.diagnosis.findings import findings
 from ddpwatch.analysis.report_figures import ReportBuilder
-from ddpwatch.analysis.step import PHASES, figures
+from ddpwatch.analysis.step import PHASES, claims_of, figures, split
 from ddpwatch.messages import BucketLayout, Bye, Hello, Layout, Span, Step
 from ddpwatch.report.format import clean, percent, size
 from ddpwatch.report.text import render_report
@@ -124,6 +124,34 @@ def test_phases_add_up_whatever_the_spans(spans: list[tuple[str, int, int]], buc
     assert sum(result.phases_ns.values()) == 100
     assert all(ns >= 0 for ns in result.phases_ns.values())
     assert result.phases_ns["exposed_comm"] == result.exposed_ns
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["forward", "backward", "sync", "optimizer"]), st.integers(0, 3), st.integers(0, 12)),
+        max_size=8,
+    ),
+    st.lists(st.tuples(st.integers(0, 80), st.one_of(st.none(), st.integers(0, 80))), max_size=4),
+    st.one_of(st.none(), st.lists(st.tuples(st.integers(-5, 20), st.integers(0, 25)), max_size=2)),
+    st.booleans(),
+)
+def test_spans_in_turn_are_read_as_any_others(
+    spans: list[tuple[str, int, int]],
+    buckets: list[tuple[int, int | None]],
+    data: list[tuple[int, int]] | None,
+    says_its_waits: bool,
+) -> None:
+    """They are split in one pass; what the phases claim gives the same."""
+    step = make_step(buckets=[(a / MS, None if b is None else b / MS) for a, b in buckets])
+    at, step.spans, step.data = 0, [], data
+    for phase, gap, length in spans:
+        step.spans.append(Span(phase, at + gap, at + gap + length))  # type: ignore[arg-type]
+        at += gap + length
+    step.duration_ns = at + 3
+    step.comm_wait_begin = [at for at, _ in buckets] if says_its_waits else []
+    result, claims = figures(step), claims_of(step)
+    assert result.exposed == claims["exposed_comm"]
+    assert list(result.phases_ns.items()) == list(split(step.duration_ns, claims).items())
 
 
 def across_ranks(*steps: Step) -> StepAcrossRanks:

@@ -15,6 +15,7 @@ from benchmarks.fleet import PARAMS, Disturbance, Fleet, Shape, zeros
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.change import change
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
+from ddpwatch.analysis.diagnosis.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS, alarm_counts, deviations, scale
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.streak import rhythm
@@ -544,6 +545,24 @@ def test_a_trend_is_the_line_of_the_least_squares(values, first):
 def test_deviations_are_from_the_median_rank():
     assert deviations([5, 9]) == [-4, 4]
     assert deviations([1, 5, 2, 3]) == [-1, 3, 0, 1]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("faulty", [range(0), range(100, 160, 3), range(200, 260)])
+def test_noise_is_what_it_was_when_it_was_due_whenever_it_is_needed(world, faulty):
+    """Who looks at it in every step finds the same as who looks at it now and then."""
+    rng = random.Random(world)
+    always, rarely = GroupLateness(tuple(range(world))), GroupLateness(tuple(range(world)))
+    for number in range(300):
+        launches = [int(rng.gauss(0, (1 + number % 7) * MS)) for _ in range(world)]
+        launches[-1] += 40 * MS * (number in faulty)
+        found, same = (one.add(number, launches, 100 * MS + number) for one in (always, rarely))
+        assert [(streak.rank, streak.since) for streak in found] == [(streak.rank, streak.since) for streak in same]
+        always._estimate_memory()
+        assert always.scale_ns >= 0
+        if number % 37 == 36:
+            rarely._estimate_memory()
+            assert (always.scale_ns, always._memory) == (rarely.scale_ns, rarely._memory)
 
 
 def test_the_scale_of_noise_is_not_moved_by_faults():

@@ -39,6 +39,12 @@ def test_intersection_and_difference(a: list[Interval], b: list[Interval]) -> No
 
 
 @given(SPANS, SPANS)
+def test_what_is_taken_away_may_touch(a: list[Interval], b: list[Interval]) -> None:
+    points = [(at, at + 1) for start, end in union(b) for at in range(start, end)]
+    assert subtract(union(a), points) == subtract(union(a), union(b))
+
+
+@given(SPANS, SPANS)
 def test_parts_of_a_set_add_up(a: list[Interval], b: list[Interval]) -> None:
     whole = union(a)
     assert total(intersect(whole, union(b))) + total(subtract(whole, union(b))) == total(whole)

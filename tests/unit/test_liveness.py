@@ -65,7 +65,8 @@ class Run:
     def end_step(self, rank: int, number: int = 40, duration_s: float = 1.0) -> None:
         """The rank sends a step that ends now."""
         start_ns = self.clock_ns - int(duration_s * S)
-        self.liveness.step(rank, step(rank, number, start_ns=start_ns, duration_ns=int(duration_s * S)))
+        one = step(rank, number, start_ns=start_ns, duration_ns=int(duration_s * S))
+        self.liveness.step(one, self.received_ns)
 
     def leave(self, rank: int, message: Any) -> None:
         del self.places[rank]

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -25,6 +24,7 @@ from ddpwatch.analysis.diagnosis.incident import AccountName
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.analysis.launch_skew import BucketSkew, RankFacts
+from ddpwatch.analysis.means import summed
 from ddpwatch.analysis.step import BucketKey, claims_of, split
 from ddpwatch.messages import Mark, Step
 from ddpwatch.sampling.levels import is_watched
@@ -110,15 +110,14 @@ def split_exposed(facts: RankFacts, exposed: Intervals, buckets: Mapping[BucketK
     if not size or not buckets:
         return ExposedSplit({}, 0, size)
     measured = facts.figures.comm_ns is not None
-    if not measured and not all(key in buckets for key in facts.keys):
+    if not measured and not all(map(buckets.__contains__, facts.keys)):
         return ExposedSplit({}, 0, size)
     find = _awaited if measured else _awaited_in_sync
     waits: dict[int, int] = {}
     for since, until in exposed:
         skew = find(facts, buckets, since, until)
         if skew is not None and skew.last > since:
-            rank = NOBODY if skew.last_rank is None else skew.last_rank
-            waits[rank] = waits.get(rank, 0) + min(skew.last, until) - since
+            _add(waits, NOBODY if (rank := skew.last_rank) is None else rank, min(skew.last, until) - since)
     return ExposedSplit(waits, size - sum(waits.values()), 0)
 
 
@@ -183,9 +182,8 @@ class Ledger:
     def add(self, across: StepAcrossRanks) -> StepSplit:
         """Takes the next step; returns its split."""
         steps = list(across.ranks.values())
-        found = StepSplit(
-            across.step, sum(step.duration_ns for step in steps), across.longest_ns, across.start_ns, across.end_ns
-        )
+        total_ns = sum([step.duration_ns for step in steps])
+        found = StepSplit(across.step, total_ns, across.longest_ns, across.start_ns, across.end_ns)
         pauses = self._pauses(steps, found) if self._marks else {}
         if across.counted:
             self._split_watched(across, found, pauses)
@@ -218,7 +216,7 @@ class Ledger:
         return pauses
 
     def _split_watched(self, across: StepAcrossRanks, found: StepSplit, pauses: Mapping[int, Pauses]) -> None:
-        buckets = across.skew.buckets
+        buckets, waits = across.skew.buckets, found.waits
         rows: list[Mapping[str, int]] = []
         transferred = unknown = 0
         waited = waits_for_buffers(across)
@@ -226,7 +224,7 @@ class Ledger:
             phases: Mapping[str, int] = facts.figures.phases_ns
             exposed = facts.figures.exposed
             if exposed:
-                start = across.start_of(rank)
+                start = facts.origin
                 exposed = [(start + since, start + until) for since, until in exposed]
             if rank in pauses:
                 phases, exposed = _with_pauses(across.ranks[rank], exposed, pauses[rank])
@@ -234,17 +232,17 @@ class Ledger:
             if exposed and rank in waited:
                 ns, travelled, exposed = waited[rank].split(exposed)
                 if ns:
-                    _add(found.waits, waited[rank].awaited, ns)
+                    _add(waits, waited[rank].awaited, ns)
                 transferred += travelled
             if exposed:
                 part = split_exposed(facts, exposed, buckets)
                 for last, ns in part.waits.items():
                     held_up = last in waited and waited[last].explains(across.skew.late[last])
-                    _add(found.waits, waited[last].awaited if held_up else last, ns)
+                    _add(waits, waited[last].awaited if held_up else last, ns)
                 transferred += part.transfer
                 unknown += part.unknown
-        names = dict.fromkeys(chain.from_iterable(rows))
-        spent = {phase: sum([row.get(phase, 0) for row in rows]) for phase in names if phase != "exposed_comm"}
+        spent = summed(rows)
+        spent.pop("exposed_comm", None)
         found.accounts = {_KEYS[phase]: ns for phase, ns in spent.items() if ns}
         found.accounts[_TRANSFER], found.accounts[_EXPOSED] = transferred, unknown
         self.watched_ns += found.total

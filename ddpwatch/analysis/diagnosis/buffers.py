@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, total_within
-from ddpwatch.analysis.step import buffer_waits
 
 
 class BufferWait(NamedTuple):
@@ -42,10 +41,11 @@ class BufferWait(NamedTuple):
 def waits_for_buffers(across: StepAcrossRanks) -> dict[int, BufferWait]:
     """Per rank that waited. Only the first broadcast of a step is compared; what others take counts as transfer."""
     waits: dict[int, Intervals] = {}
-    for rank, step in across.ranks.items():
-        if own := buffer_waits(step):
-            start = across.start_of(rank)
-            waits[rank] = [(start + since, start + until) for since, until in own]
+    for rank, facts in across.all_facts().items():
+        if facts.waits and not across.ranks[rank].comm_wait_begin:
+            waits[rank] = [(facts.origin + since, facts.origin + until) for since, until in facts.waits]
+    if not waits:
+        return {}
     found = {rank: BufferWait(rank, times[0][0], times) for rank, times in waits.items()}
     peers = across.skew.peers  # of one group, on one time line
     for group in {id(ranks): ranks for ranks in peers.values()}.values():

@@ -21,6 +21,8 @@ KEEP_HOOKED = 16  # newest late steps with hook fires
 class StepFacts:
     """One step with its split, and what a typical rank spent on each phase (ns)."""
 
+    __slots__ = ("_typical", "across", "split")
+
     def __init__(self, across: StepAcrossRanks, split: StepSplit) -> None:
         self.across = across
         self.split = split

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
@@ -26,8 +27,9 @@ from ddpwatch.analysis.diagnosis.slow_host import Host, by_host, late_together
 from ddpwatch.analysis.diagnosis.unsound import Unsound
 from ddpwatch.analysis.diagnosis.whole_run import WholeRun
 from ddpwatch.analysis.groups import Groups
-from ddpwatch.analysis.intervals import Intervals, total_within
-from ddpwatch.analysis.step import BucketKey, buffer_waits
+from ddpwatch.analysis.intervals import total_within
+from ddpwatch.analysis.launch_skew import common_keys
+from ddpwatch.analysis.step import BucketKey
 from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Node, RankSample, Stack, Status, Step
 
 KEEP_JUDGED = KEEP_STEPS  # newest watched steps: their waits, and those since, may turn out to be one rank's doing
@@ -73,11 +75,11 @@ class Diagnosis:
 
         A mark counts in the step that it lies in, or before which it lies, if it comes before that step.
         """
-        self._now_ns = max(self._now_ns, received_ns)
+        if received_ns > self._now_ns:
+            self._now_ns = received_ns
         self._looked = None
         if isinstance(message, Step):
-            self._liveness.step(message.rank, message)
-            self._liveness.seen(message.rank, received_ns)
+            self._liveness.step(message, received_ns)
         elif isinstance(message, Beat):
             self._liveness.beat(message.rank, message, received_ns)
         elif isinstance(message, Mark):
@@ -116,11 +118,11 @@ class Diagnosis:
         if across.counted:
             self._recent.append(facts)
             started = list(self._watch(facts))
-        known = list(self._late.values())
-        for late in known:
-            late.add_split(split)
-            late.add_facts(facts)
-        self._end({late.streak.rank for _, late in started})
+        if self._late:
+            for late in self._late.values():
+                late.add_split(split)
+                late.add_facts(facts)
+            self._end({late.streak.rank for _, late in started})
         for watch, late in started:
             if self._is_news(late):
                 late.catch_up(self._splits, self._recent)
@@ -171,10 +173,9 @@ class Diagnosis:
         across, facts_of = facts.across, facts.across.all_facts()
         spent = [facts_of[rank].figures.phases_ns for rank in late.ranks]
         for phase in WATCHED_PHASES:
-            try:
-                values = [phases[phase] for phases in spent]
-            except KeyError:
+            if False in [phase in phases for phases in spent]:
                 continue  # on some rank, it was not seen
+            values = [phases[phase] for phases in spent]
             watch = group, phase
             for streak in self._lateness(watch, late.ranks).add(across.step, values, across.longest_ns):
                 if 2 * late.mean_in(streak) >= streak.typical_ns:
@@ -329,10 +330,10 @@ def _ranks_with(across: StepAcrossRanks, key: BucketKey) -> tuple[int, ...]:
     """The ranks that launched a bucket, in ascending order."""
     facts, skew = across.all_facts(), across.skew
     peers = next(iter(skew.peers.values()))
-    keys = facts[peers[0]].keys
-    whole = len(peers) == skew.buckets[key].ranks and (keys[-1] == key or key in keys)
-    if whole and all(facts[rank].keys is keys for rank in peers):
-        return peers
+    if len(peers) == skew.buckets[key].ranks:
+        keys = common_keys([facts[rank] for rank in peers])
+        if keys is not None and (keys[-1] == key or key in keys):
+            return peers
     return tuple(rank for rank in sorted(skew.peers) if key in facts[rank].keys)
 
 
@@ -342,25 +343,18 @@ def _share(incident: Incident, total: int) -> float | None:
     return incident.cost_ns / (total + unseen) if total + unseen else None
 
 
+_waits = attrgetter("waits")
+
+
 def _gain(incident: Incident) -> float:
     return incident.gain or 0.0
 
 
 def _launches(across: StepAcrossRanks, ranks: Sequence[int], key: BucketKey) -> list[int]:
-    """When ranks launched a bucket, had they never waited for a collective before: each wait makes up for lateness.
-
-    With FSDP2 these are waits for parameters, with DDP for buffers. Other waits of DDP's come after the launches.
-    """
+    """When ranks launched a bucket, had they never waited for a collective before: each wait makes up for lateness."""
     facts_of = across.all_facts()
     facts = [facts_of[rank] for rank in ranks]
     launches = [one.launch[-1] if one.keys[-1] == key else one.launch[one.keys.index(key)] for one in facts]
-    waits = [_waits(across, rank) for rank in ranks]
-    if not any(waits):
+    if not any(map(_waits, facts)):
         return launches
-    rows = zip(ranks, launches, waits, strict=True)
-    return [at - total_within(before, 0, at - across.start_of(rank)) for rank, at, before in rows]
-
-
-def _waits(across: StepAcrossRanks, rank: int) -> Intervals:
-    step = across.ranks[rank]
-    return across.figures[rank].exposed if step.comm_wait_begin else buffer_waits(step)
+    return [at - total_within(one.waits, 0, at - one.origin) for one, at in zip(facts, launches, strict=True)]

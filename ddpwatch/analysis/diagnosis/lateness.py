@@ -75,29 +75,31 @@ class _Exceeded:
 class GroupLateness:
     """Follows one group's ranks, by one figure of each step.
 
+    How large noise is, and how long it lasts, is estimated now and then, and worked out only if a deviation is large
+    enough to matter: mostly none is.
+
     Attributes:
         ranks: Its members, in ascending order.
         streaks: The open ones, by rank.
-        low_ns: Deviations above this are late, as far as noise goes.
         step_ns: A typical step.
-        newest: The deviations in the newest step, in the order of the ranks.
     """
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
         self.streaks: dict[int, Streak] = {}
-        self.low_ns = 0.0
         self.step_ns = 0.0
-        self.scale_ns = 0.0
-        self.newest: Sequence[int] = ()
+        self._sized = 0  # when the size of noise was estimated last
+        self._scale_ns: float | None = None  # once it was needed
+        self._limits: list[tuple[float, _Exceeded]] = []  # of the thresholds, ascending; once they were needed
+        self._least_ns = 0.0  # no limit is below, however small noise is
         self._rows: deque[tuple[int, array[int]]] = deque(maxlen=KEEP_STEPS)
         self._exceeded = {threshold: _Exceeded() for threshold in THRESHOLDS}
-        self._limits: list[tuple[float, _Exceeded]] = []  # of the thresholds, ascending
         self._positions = {rank: index for index, rank in enumerate(ranks)}
         self._durations: deque[int] = deque(maxlen=SETTLE)
         self._typical: dict[Threshold, int] = {}
         self._seen = 0
         self._memory = ASSUMED_MEMORY  # how many steps noise lasts
+        self._memory_due = 0  # when that was to be estimated, if it has not been
         self._struck: deque[tuple[int, int]] = deque(maxlen=KEEP_STRUCK)  # first and last steps of newest streaks
         self._over: dict[int, int] = {}  # by position, the end of the rank's streak before
         self._changed: list[Streak] = []  # in the newest step, what streaks became
@@ -111,14 +113,17 @@ class GroupLateness:
         late = array("q", deviations(launches))
         if error_ns:  # what clocks of several hosts leave open is nobody's lateness
             late = array("q", [max(0, value - error_ns) + min(0, value + error_ns) for value in late])
-        self.newest = late
         self._durations.append(step_ns)
         self._rows.append((step, late))
         self._seen += 1  # the rows that are kept do not grow for ever
         if self._seen % SCALE_EVERY == 0 or self._seen <= 2 * FEWEST:
-            self._estimate_limits()
+            self._estimate_size()
         if self._seen % MEMORY_EVERY == 0:
-            self._memory = self._estimate_memory()
+            self._memory_due = self._seen
+            if self.streaks or self._struck:  # which rows are calm changes with them
+                self._estimate_memory()
+        if not self.streaks and self._seen % RHYTHM_EVERY and max(late) <= self._least_ns:
+            return []
         self._typical.clear()
         self._changed.clear()
         candidates = self._note(late)
@@ -129,30 +134,55 @@ class GroupLateness:
             found.append(rhythmic)
         return found
 
-    def _estimate_limits(self) -> None:
-        rows = islice(reversed(self._rows), max(1, POOLED // len(self.ranks)))
+    def _estimate_size(self) -> None:
+        """Noise is estimated from the newest rows: these, and not those that come until it is worked out."""
+        self.step_ns = median(self._durations)
+        self._sized, self._scale_ns = self._seen, None
+        self._limits = []
+        self._least_ns = LOW.at(0.0, self.step_ns)
+
+    @property
+    def scale_ns(self) -> float:
+        """The standard deviation of noise."""
+        if self._scale_ns is None:
+            self._scale_ns = self._scale(self._seen - self._sized)
+        return self._scale_ns
+
+    @property
+    def low_ns(self) -> float:
+        """Deviations above this are late, as far as noise goes."""
+        return LOW.at(self.scale_ns, self.step_ns)
+
+    def _known_limits(self) -> list[tuple[float, _Exceeded]]:
+        if not self._limits:
+            scale_ns, step_ns = self.scale_ns, self.step_ns
+            self._limits = [(at.at(scale_ns, step_ns), exceeded) for at, exceeded in self._exceeded.items()]
+        return self._limits
+
+    def _scale(self, ago: int) -> float:
+        """The standard deviation of noise, from the rows that were the newest so many steps ago."""
+        rows = islice(reversed(self._rows), ago, ago + max(1, POOLED // len(self.ranks)))
         if len(self.ranks) == 2:
-            values = [row[0] for _, row in rows]
-        else:
-            values = [value for _, row in rows for value in row]
-        self.step_ns, self.scale_ns = median(self._durations), scale(values)
-        self._limits = [(at.at(self.scale_ns, self.step_ns), exceeded) for at, exceeded in self._exceeded.items()]
-        self.low_ns = self._limits[0][0]
+            return scale([row[0] for _, row in rows])
+        return scale([value for _, row in rows for value in row])
 
-    def _estimate_memory(self) -> float:
+    def _estimate_memory(self) -> None:
         """How many successive steps noise makes alike: 1 if each step is independent of the one before."""
-        rows = self._calm_rows()
+        if not self._memory_due:
+            return
+        ago = self._seen - self._memory_due
+        rows = self._calm_rows(ago)
         count = sum(row is not None for row in rows)
-        if count < MEMORY_AFTER:
-            return self._memory
-        ranks = 1 if len(self.ranks) == 2 else min(len(self.ranks), MOST_COMPARED)
-        columns = zip(*[_UNKNOWN[:ranks] if row is None else row[:ranks] for row in rows], strict=True)
-        kept = median(_kept(column, 4 * self.scale_ns) for column in columns)
-        return memory(kept, count)
+        if count >= MEMORY_AFTER:
+            limit = 4 * (self.scale_ns if self._sized == self._memory_due else self._scale(ago))
+            ranks = 1 if len(self.ranks) == 2 else min(len(self.ranks), MOST_COMPARED)
+            columns = zip(*[_UNKNOWN[:ranks] if row is None else row[:ranks] for row in rows], strict=True)
+            self._memory = memory(median(_kept(column, limit) for column in columns), count)
+        self._memory_due = 0
 
-    def _calm_rows(self) -> list[array[int] | None]:
-        """The rows before the newest ones, newest first; None for a step of a streak, which shows more than noise."""
-        rows = list(islice(reversed(self._rows), MEMORY_AFTER, MEMORY_STEPS))
+    def _calm_rows(self, ago: int) -> list[array[int] | None]:
+        """The rows before those newest then, newest first; None for a step of a streak, which shows more than noise."""
+        rows = list(islice(reversed(self._rows), ago + MEMORY_AFTER, ago + MEMORY_STEPS))
         first = min((step for step, _ in rows), default=0)
         struck = [(since, until) for since, until in self._struck if until >= first]
         struck += [(streak.since, _NO_END) for streak in self.streaks.values()]
@@ -162,16 +192,19 @@ class GroupLateness:
 
     def _note(self, late: Sequence[int]) -> list[int]:
         """Notes who exceeded which threshold; returns the ranks (by position) that may be named now."""
-        found = [] if max(late) <= self.low_ns else [at for at, value in enumerate(late) if value > self.low_ns]
-        for limit, exceeded in self._limits:
-            for index in found:
-                if late[index] > limit:
-                    exceeded.note(index, self._seen)
+        found: list[int] = []
+        if max(late) > self._least_ns:
+            limits = self._known_limits()
+            found = [at for at, value in enumerate(late) if value > limits[0][0]]
+            for limit, exceeded in limits:
+                for index in found:
+                    if late[index] > limit:
+                        exceeded.note(index, self._seen)
         if not self.streaks:
             return found
-        number = self._rows[-1][0]
+        number, low = self._rows[-1][0], self.low_ns
         for rank, streak in list(self.streaks.items()):
-            struck = streak.add(number, late[self._positions[rank]], self.low_ns)
+            struck = streak.add(number, late[self._positions[rank]], low)
             if not streak.open:
                 self._forget(self._positions[rank], self.streaks.pop(rank), streak.until)
             elif struck and streak.count % CHANGE_EVERY == 0:
@@ -233,6 +266,7 @@ class GroupLateness:
             if not mask & 1 or mask.bit_count() < FEWEST_LATE:
                 continue
             counts = alarm_counts(self._clean_rate(threshold, index), len(self.ranks))
+            self._estimate_memory()
             lasts = self._memory if threshold in LASTING else 1.0
             if self._alarming(mask, counts, lasts) is None:
                 continue
@@ -290,17 +324,20 @@ class GroupLateness:
         limit = threshold.at(self.scale_ns, self.step_ns)
         values = [row[index] for _, row in islice(reversed(self._rows), window)]
         typical = median(value for value in values if value > limit)
-        return self._open(index, typical, sum(value > max(self.low_ns, typical / 2) for value in values) / window)
+        late = max(self.low_ns, typical / 2)
+        return self._open(index, typical, sum(value > late for value in values) / window)
 
     def _open(self, index: int, typical: float, share: float) -> Streak | None:
         """A new streak, from its first late step on; None if that is too few of them."""
-        limit = max(self.low_ns, typical / 2)
+        self._estimate_memory()
+        low = self.low_ns
+        limit = max(low, typical / 2)
         rows = list(islice(self._rows, self._first(index, limit, share), None))
         expected = sum(row[index] > limit for _, row in rows) / len(rows)
         since, expected = rows[0][0], max(expected, share)
         streak = Streak(self.ranks[index], self.step_ns, since, since, typical, expected, named=rows[-1][0])
         for step, row in rows:
-            streak.add(step, row[index], self.low_ns)
+            streak.add(step, row[index], low)
         if streak.count < FEWEST_IN_STREAK:
             return None
         streak.open = True

@@ -98,13 +98,20 @@ class RankLiveness:
         life.received_ns = received_ns
         self.seen(rank, received_ns)
 
-    def step(self, rank: int, step: Step) -> None:
+    def step(self, step: Step, received_ns: int) -> None:
         """A rank's step came, numbered as the rank numbers it."""
-        life = self._life(rank)
+        life = self._lives.get(step.rank) or self._life(step.rank)
         life.stepped_ns = self._now_ns
         life.stillness.add_step(step)
-        end_ns = step.start_ns + step.duration_ns
-        for hang in (*self._hangs.values(), *self._settling) if self._hangs or self._settling else ():
+        if self._hangs or self._settling:
+            self._account(step)
+        life.seen_ns = received_ns
+        self._check(received_ns)
+
+    def _account(self, step: Step) -> None:
+        """A step that ends after a rank stood still says for how long."""
+        rank, end_ns = step.rank, step.start_ns + step.duration_ns
+        for hang in (*self._hangs.values(), *self._settling):
             if rank in hang.still and end_ns > hang.still[rank] + STILL_NS:
                 hang.settle(rank, end_ns, step.step)
 

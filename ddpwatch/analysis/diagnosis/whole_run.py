@@ -21,6 +21,7 @@ from ddpwatch.analysis.diagnosis.sentences import (
     link_sentence,
 )
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE
+from ddpwatch.analysis.launch_skew import common_keys
 
 WINDOW = 16  # newest watched steps
 WORTH_A_LOOK = 0.02  # of a step: less input, or exposed transfer, is none
@@ -94,11 +95,14 @@ class WholeRun:
                 self._link.add(facts)
             if self._measured:
                 self._follow(self._exposed, split, transfer)
-            self._follow(self._input, split, _common_input(facts))
-        self._count(self._exposed, split, transfer)
-        self._count(self._input, split, waits)
+            self._follow(self._input, split, _common_input(facts) if waits else 0)
+        if self._exposed.since is not None:
+            self._count(self._exposed, split, transfer)
+        if self._input.since is not None:
+            self._count(self._input, split, waits)
         self._link.count(split)
-        self._trend.add(facts)
+        if across.counted:
+            self._trend.add(facts)
 
     def _follow(self, share: _Share, split: StepSplit, ns: int) -> None:
         was = share.since
@@ -114,19 +118,18 @@ class WholeRun:
 
     @staticmethod
     def _count(share: _Share, split: StepSplit, ns: int) -> None:
-        if share.since is not None:
-            share.count += 1
-            share.cost_ns += ns
-            share.span_ns += split.total
-            share.until = split.step
+        share.count += 1
+        share.cost_ns += ns
+        share.span_ns += split.total
+        share.until = split.step
 
     def _note_buckets(self, facts: StepFacts) -> None:
         """Per bucket of a measured step, what is exposed on the rank that waits least: that is its transfer."""
         found = list(facts.across.all_facts().values())
-        keys = found[0].keys
-        if any(fact.keys is not keys for fact in found):
+        keys = common_keys(found)
+        if keys is None:
             return
-        columns = cast("Iterator[tuple[int, ...]]", zip(*(fact.exposed for fact in found), strict=True))
+        columns = cast("Iterator[tuple[int, ...]]", zip(*[fact.exposed for fact in found], strict=True))
         for key, least in zip(keys, map(min, columns), strict=True):
             self._bucket_ns[key[1]] += least
             self._last_bucket = key[1]
@@ -211,7 +214,7 @@ class _Link:
                 return
             base = self._older.median
             limit = max(LINK_SLOWER * base, base + LINK_SHARE * facts.across.longest_ns)
-            if all(transfer > limit for _, transfer in self._newest()):
+            if self._steps[-1][1] > limit and all(transfer > limit for _, transfer in self._newest()):
                 self._since, self._base = self._steps[-LINK_STEPS][0], base
                 self._start(facts.across.step)
         if self._since is not None and self._base:
@@ -284,9 +287,7 @@ class _Trend:
         self._every = 1  # how many blocks of steps make one of them
 
     def add(self, facts: StepFacts) -> None:
-        """Takes the next step."""
-        if not facts.across.counted:
-            return
+        """Takes the next step that counts."""
         self._block.append(facts.split.total - sum(facts.split.waits.values()))
         if len(self._block) < BLOCK_STEPS * self._every:
             return
