@@ -1,7 +1,7 @@
 """How often the diagnosis finds a fault, names its rank, cause, layer and period, and how often it is wrong.
 
     python benchmarks/diagnosis.py                          made-up jobs of 2 to 1,024 ranks
-    python benchmarks/diagnosis.py --quick                  a sample of these, in two minutes
+    python benchmarks/diagnosis.py --quick                  a sample of these, in three minutes
     python benchmarks/diagnosis.py --real                   jobs on this machine, with 2 to 4 Gloo ranks
     python benchmarks/diagnosis.py --case traceml           every rank's step equally long, as all wait for one
 

@@ -33,7 +33,8 @@ def facts(row: Row) -> str:
         found.append(f"{seconds_text(row['seconds'] * NS_PER_S)} rank-s, {share_text(row['share'])} of the run")
     if row["gain"]:
         found.append(f"a step would be {percent(row['gain'], 1)} shorter without it")
-    found.append("lasts to the end" if row["open"] else "over")
+    if row["kind"] != "death":
+        found.append("lasts to the end" if row["open"] else "over")
     return " · ".join(filter(None, found))
 
 

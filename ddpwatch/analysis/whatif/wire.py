@@ -34,7 +34,7 @@ class Wire(msgspec.Struct, kw_only=True):
     """All of ``wire.json``.
 
     ``compute_beside`` is how many times longer compute takes beside an all-reduce, ``encode_ns_per_byte`` what a comm
-    hook spends on a byte of gradient, there and back (``fp16``, ``bf16``), and ``copy`` what a plain copy takes.
+    hook spends on a byte of gradient, there and back (``fp16``, ``bf16``).
     """
 
     version: int = WIRE_VERSION
