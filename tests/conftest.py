@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "integration" not in item.path.parts:
             item.add_marker(pytest.mark.flaky(reruns=0))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """In a fresh clone, the worker that comes first rewrites a module's asserts; the others load its bytecode."""
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open() as module:
+        fcntl.flock(module, fcntl.LOCK_EX)
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

@@ -20,11 +20,11 @@ from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import report_of
 from ddpwatch.rundir import RunInfo
 from ddpwatch.state import RunState
+from tests.support.fork_server import TORCHRUN_IMPORTS
 from tests.support.jobs import (
     SCRIPTS,
     Frames,
     Job,
-    TorchrunJob,
     collector_pids,
     live,
     messages,
@@ -74,7 +74,9 @@ def test_who_hangs_is_named_in_a_step_that_is_not_watched(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("run_directory")
 def test_one_rank_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "out.mcap"
-    with TorchrunJob(TRAIN, *ENDLESS, "--record", str(file), log=tmp_path / "log") as job:
+    torchrun = ("--standalone", "--nproc-per-node=2", str(TRAIN), *ENDLESS, "--record", str(file))
+    options = {"log": tmp_path / "log", "ranks": 0, "preload": TORCHRUN_IMPORTS}
+    with Job("torch.distributed.run", *torchrun, **options) as job:
         info = the_run(job)
         with live(info) as source:
             frames = read_until(source, begun, "both ranks train")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,15 +11,14 @@ import pytest
 
 from ddpwatch import rundir
 from ddpwatch.messages import Bye, Hello, Step
-from tests.support.fork_server import ROOT
+from tests.support.fork_server import TORCHRUN_IMPORTS
 from tests.support.hosts import LINKS, Host, linked, listeners, skip, why_not
 from tests.support.jobs import (
     DDPWATCH,
-    ENVIRONMENT,
-    PATIENCE_S,
+    PROBE_IMPORTS,
     SCRIPTS,
     Frames,
-    family,
+    Job,
     kill,
     live,
     messages,
@@ -29,7 +26,7 @@ from tests.support.jobs import (
     wait_for,
 )
 
-pytestmark = pytest.mark.seconds(60)
+pytestmark = pytest.mark.seconds(40)
 COMPARED = 30  # the script's steps until then
 STORE = 2  # torchrun's rendezvous is on the second host: it stays when the first one leaves
 # A node counts as gone after 10 s without a sign of life; a round waits for 3 s for further nodes.
@@ -43,7 +40,7 @@ class Nodes:
         self.folder = folder
         self._directory = run_directory
         self.hosts = linked(["alpha", "beta", "gamma"], run_directory)
-        self.launchers: dict[str, subprocess.Popen[bytes]] = {}
+        self.torchruns: dict[str, Job] = {}
         self.runs: list[str] = []
 
     def join(self, number: int) -> None:
@@ -51,20 +48,18 @@ class Nodes:
         host = self.hosts[number - 1]
         options = ["--nnodes=1:3", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=elastic"]
         options += [f"--rdzv-endpoint={LINKS['eth0']}.{STORE}:29400", f"--local-addr={LINKS['eth0']}.{number}"]
-        options += [f"--rdzv-conf={RENDEZVOUS},is_host={int(number == STORE)}", str(SCRIPTS / "hosts.py"), "-"]
+        options += [f"--rdzv-conf={RENDEZVOUS},is_host={int(number == STORE)}", "--no-python"]
         # Torch's agents share one store across rounds only among those that were there in the first.
         about = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "eth0", "DDPWATCH_IFNAME": "mon0"}
         about |= {"DDPWATCH_DIR": str(self._directory), "DDPWATCH_STEPS": "full"}
-        with self.log(host).open("wb") as log:
-            self.launchers[host.name] = subprocess.Popen(
-                host.entered(sys.executable, "-m", "torch.distributed.run", *options, str(self.folder)),
-                cwd=ROOT,
-                env={**os.environ, **ENVIRONMENT, **about},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self.torchruns[host.name] = Job(
+            SCRIPTS / "torchrun_on_host.py",
+            *(str(host.pid), *options, str(SCRIPTS / "hosts.py"), "-", str(self.folder)),
+            log=self.log(host),
+            ranks=0,
+            preload=(*TORCHRUN_IMPORTS, *PROBE_IMPORTS),
+            **about,
+        )
 
     def log(self, host: Host) -> Path:
         """What torchrun and the rank there have printed."""
@@ -75,7 +70,7 @@ class Nodes:
         found: list[rundir.RunInfo] = []
 
         def there() -> bool:
-            assert self.launchers[host.name].poll() is None, self.log(host).read_text()
+            assert self.torchruns[host.name].process.poll() is None, self.log(host).read_text()
             new = [info for info in runs_on(host) if info.run_id not in self.runs and "." not in info.run_id]
             self.runs.extend(info.run_id for info in new)
             found.extend(info for info in new if info.world_size == ranks)
@@ -95,9 +90,8 @@ class Nodes:
 
     def close(self) -> None:
         """Ends all."""
-        for launcher in self.launchers.values():
-            kill(family(launcher.pid))
-            launcher.wait()
+        for torchrun in self.torchruns.values():
+            torchrun.kill_everything()
         for host in self.hosts:
             kill(host.processes("ddpwatch.collector"))
             host.close()
@@ -153,7 +147,7 @@ def test_each_membership_is_a_run_that_names_the_one_before(nodes: Nodes) -> Non
     seen(first, ["alpha", "beta"])
 
     with live(first) as viewer:  # rank 0's node leaves, but for the root: it sees how all have ended
-        kill(family(nodes.launchers["alpha"].pid))
+        nodes.torchruns["alpha"].kill_everything()
         frames = read_until(viewer, lambda frames: any(bye.rank is None for bye in messages(frames, Bye)), "the end")  # type: ignore[union-attr]
     ends = {bye.rank: bye.reason for bye in messages(frames, Bye) if isinstance(bye, Bye)}
     assert ends[0] in ("killed", "lost")  # its signal is known unless somebody reaps it at once
@@ -171,7 +165,7 @@ def test_each_membership_is_a_run_that_names_the_one_before(nodes: Nodes) -> Non
 
     (nodes.folder / "stop").touch()
     for host in (beta, gamma):
-        assert nodes.launchers[host.name].wait(PATIENCE_S) == 0, nodes.log(host).read_text()
+        assert nodes.torchruns[host.name].wait() == 0, nodes.log(host).read_text()
     said = "".join(nodes.log(host).read_text() for host in nodes.hosts)
     assert said.count("bit-identical True") >= 5
     assert "bit-identical False" not in said

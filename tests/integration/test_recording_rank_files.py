@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from ddpwatch import rundir
 from ddpwatch.recording.reader import Recording
-from tests.support.jobs import ROOT, Job, ddpwatch, finished, wait_for
+from tests.support.jobs import ROOT, SCRIPTS, Job, ddpwatch, wait_for
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 TRAINING = ["--model", "mlp:width=64", "--data", "digits", "--watch", "--inject", "slow-forward:ms=20"]
@@ -36,25 +35,14 @@ def report(place: Path) -> dict[str, Any]:
     return found
 
 
-ENDS = """
-import sys, torch
-from ddpwatch.probe.session import watch_recorder
-watch = watch_recorder(torch.nn.Linear(1, 1))
-try:
-    sys.exit(1)
-finally:
-    watch.close()
-"""
-
-
-def test_a_rank_that_ends_by_itself_is_followed_by_the_next_in_its_place(folder: Path) -> None:
+def test_a_rank_that_ends_by_itself_is_followed_by_the_next_in_its_place(folder: Path, tmp_path: Path) -> None:
     """A rank ends alike by ``sys.exit``, and where torchrun's SIGTERM makes it close: ddpwatch sees no failure."""
-    for _ in range(2):
-        done = finished(sys.executable, "-c", ENDS, TORCHELASTIC_RUN_ID="none", LOCAL_RANK="0")
-        assert done.returncode == 1, done.stderr
+    about = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0"}
+    with Job(SCRIPTS / "ends.py", ranks=0, log=tmp_path / "log", **about) as job:
+        assert job.wait() == 0, job.output()
     runs = sorted(folder.iterdir(), key=lambda run: run.stat().st_mtime)
-    about = [json.loads(Recording(run / "rank00000.mcap").attachments()["run.json"]) for run in runs]
-    assert [run["previous"] for run in about] == [None, runs[0].name]
+    found = [json.loads(Recording(run / "rank00000.mcap").attachments()["run.json"]) for run in runs]
+    assert [run["previous"] for run in found] == [None, runs[0].name]
 
 
 def test_jobs_that_record_to_one_directory(folder: Path, tmp_path: Path) -> None:

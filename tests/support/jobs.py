@@ -25,6 +25,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 DDPWATCH = [sys.executable, "-c", "from ddpwatch.cli import main; main()"]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
 PATIENCE_S = 240.0
+PROBE_IMPORTS = ("ddpwatch.probe.session", "trainer.cli")  # what most jobs preload
 SMALL_GPT = ("--model", "gpt:width=64,layers=2,heads=2", "--bucket-cap-mb", "0.1")  # a step takes some milliseconds
 Frames = list[Frame]
 First = TypeVar("First")
@@ -34,18 +35,18 @@ Second = TypeVar("Second")
 class Job:
     """A job of several ranks. Use as a context manager: whatever is left of it at the end is killed.
 
-    The ranks are forked by the fork server, which takes a fraction of a second. See `Request` for ``tears_down``.
+    The ranks are forked by the fork server, which takes a fraction of a second. See `Request` for the arguments.
     """
 
     process: subprocess.Popen[bytes] | Launcher
 
     def __init__(
         self,
-        script: Path,
+        script: Path | str,
         *arguments: str,
         log: Path,
         ranks: int = 2,
-        preload: Sequence[str] = ("ddpwatch.probe.session", "trainer.cli"),
+        preload: Sequence[str] = PROBE_IMPORTS,
         streams: Path | None = None,
         tears_down: bool = False,
         **environment: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from itertools import accumulate
 
 from ddpwatch.analysis.whatif.assignment import MIB, Parameter, initial, limits_of, rebuilt
@@ -48,14 +49,14 @@ class MadeUpJob:
         """Another setting of the same job."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
-    @property
+    @cached_property
     def parameters(self) -> list[Parameter]:
         """In order of registration; gradients come in the reverse order."""
         return [
             Parameter(int(mib * MIB) // 4 * 4, "float32 cpu", rows=0 if mib < 0.1 else 64) for mib in self.sizes_mib
         ]
 
-    @property
+    @cached_property
     def buckets(self) -> list[list[int]]:
         limits = limits_of(int((self.cap_mib or 25) * MIB), self.cap_mib is None)
         if self.find_unused:
@@ -159,13 +160,19 @@ class MadeUpJob:
         return MS * (self.data_ms + FORWARD_MS * noise), at, backward, MS * OPTIMIZER_MS
 
     def recorded(self) -> Recorded:
-        """What a recording of it shows."""
-        builder = RecordedBuilder()
-        for message in self.messages():
-            builder.apply(message)
-        return builder.build()
+        """What a recording of it shows: of equal jobs the same, which no test changes."""
+        return recorded(self)
 
     @property
     def step_ms(self) -> float:
         """Its mean step, as a recording would measure it."""
         return self.recorded().measured_ns / MS
+
+
+@cache
+def recorded(job: MadeUpJob) -> Recorded:
+    """What a recording of the job shows."""
+    builder = RecordedBuilder()
+    for message in job.messages():
+        builder.apply(message)
+    return builder.build()
