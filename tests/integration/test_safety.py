@@ -120,9 +120,12 @@ class Outcome:
 
 
 def forked(ranks: int, logs: Path, script: str, *arguments: str, **options: Any) -> int:
-    """A forked job that leaves each rank's output in ``logs/RANK``; the exit code."""
+    """A forked job that leaves each rank's output in ``logs/RANK``; the exit code.
+
+    How an interpreter is taken apart matters in watched ranks only: torch alone may abort there.
+    """
     logs.mkdir(exist_ok=True)
-    options = {"streams": logs, "tears_down": True, **options}
+    options = {"streams": logs, "tears_down": options.get("DDPWATCH") == "1", **options}
     with Job(SCRIPTS / script, *arguments, ranks=ranks, log=logs / "log", **options) as job:
         return job.wait()
 

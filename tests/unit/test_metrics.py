@@ -30,6 +30,7 @@ from tests.support.prometheus import check_with_promtool, scrape
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "docs" / "grafana.json"
 LATE_MS = [rank * 7 % 97 for rank in range(1024)]
+ONE_FLEET = pytest.mark.xdist_group("fleet")  # which takes seconds to make
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +93,13 @@ def fleet() -> Board:
     return Board(RUN, Meter().read(state_of([*introductions, *steps, status()])))
 
 
+@ONE_FLEET
 def test_the_number_of_series_is_bounded(fleet: Board) -> None:
     assert len(fleet.values["late"]) == TOP + 1
     assert sum(map(len, fleet.values.values())) < 100
 
 
+@ONE_FLEET
 def test_the_latest_ranks_and_the_others_add_up_to_all(fleet: Board) -> None:
     *latest, others = fleet.values["late"]
     first = sorted(range(len(LATE_MS)), key=lambda rank: (-LATE_MS[rank], rank))[:TOP]
@@ -106,6 +109,7 @@ def test_the_latest_ranks_and_the_others_add_up_to_all(fleet: Board) -> None:
     assert others.value + sum(sample.value for sample in latest) == pytest.approx(sum(LATE_MS) / 1000)
 
 
+@ONE_FLEET
 def test_promtool_has_nothing_to_say_of_1024_ranks(fleet: Board) -> None:
     with listening(fleet, "127.0.0.1:0") as url:
         check_with_promtool(url)
