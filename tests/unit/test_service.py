@@ -28,11 +28,13 @@ from ddpwatch.keys import new_key_pair
 from ddpwatch.messages import Device, Hello, encode
 from ddpwatch.transport import ReceiveClock
 
+RUN = f"r{os.getpid()}"  # black boxes of all run directories on disks are in one place
+
 
 @pytest.fixture
 def collector(run_directory: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     monkeypatch.setattr(service, "SILENT_S", 0.01)
-    made = Collector(Options(run_id="r", world_size=3, watch_pid=os.getpid()))
+    made = Collector(Options(run_id=RUN, world_size=3, watch_pid=os.getpid()))
     yield made
     if not made._ranks.closed:
         made._close()
@@ -47,7 +49,7 @@ def ranks(collector: Collector) -> Iterator[list[transport.Socket]]:
         sockets.append(transport.rank_push(context))
         sockets[-1].connect("ipc://" + os.environ["DDPWATCH_DIR"] + "/r.in")
         hello = Hello(
-            run_id="r", rank=rank, world_size=3, host="h", pid=os.getpid(), boot_id=boot_id(), pid_ns="pid:[1]"
+            run_id=RUN, rank=rank, world_size=3, host="h", pid=os.getpid(), boot_id=boot_id(), pid_ns="pid:[1]"
         )
         sockets[-1].send(encode(hello))
         turn_until(collector, lambda known=rank + 1: len(collector._hub.ranks) == known)  # type: ignore[misc]
@@ -98,9 +100,9 @@ def test_one_that_fails_leaves_the_run_to_its_successor(
     held = os.dup(collector._claim)
     with pytest.raises(MemoryError):
         collector.run()
-    assert [info.run_id for info in rundir.live_runs()] == ["r"]
-    successor = Collector(Options(run_id="r", world_size=3, watch_pid=os.getpid(), claim=held, restarts=1))
-    assert [info.run_id for info in rundir.live_runs()] == ["r"]
+    assert [info.run_id for info in rundir.live_runs()] == [RUN]
+    successor = Collector(Options(run_id=RUN, world_size=3, watch_pid=os.getpid(), claim=held, restarts=1))
+    assert [info.run_id for info in rundir.live_runs()] == [RUN]
     successor._close()
     assert rundir.live_runs() == []
     assert list(run_directory.iterdir()) == []
@@ -109,7 +111,7 @@ def test_one_that_fails_leaves_the_run_to_its_successor(
 def introduce(collector: Collector, rank: int, previous: str) -> list[str]:
     """What the run's file names as the run before, once a rank has named that one."""
     about = {"host": "h", "pid": 1, "world_size": 4, "previous": previous}
-    hello = Hello(run_id="r", rank=rank, **about)  # type: ignore[arg-type]
+    hello = Hello(run_id=RUN, rank=rank, **about)  # type: ignore[arg-type]
     collector._spread(hello, collector._hub.keep(hello, encode(hello), 1))
     return [info.previous for info in rundir.live_runs()]
 
@@ -185,10 +187,10 @@ def test_a_place_is_looked_for_once_and_not_for_each_of_a_thousand_ranks(
     real = rundir.file_system
     monkeypatch.setattr(rundir, "file_system", lambda path: asked.append(path) or real(path))
     for rank in range(1000):
-        hello = Hello(run_id="r", rank=rank, world_size=1000, host="h", pid=1)
+        hello = Hello(run_id=RUN, rank=rank, world_size=1000, host="h", pid=1)
         collector._hub.keep(hello, encode(hello), 1)
     box = BlackBox()
-    box.open(rundir.blackbox("r", 999))
+    box.open(rundir.blackbox(RUN, 999))
     box.begin_step(7, 5)
     asked.clear()
     assert collector._attention._open_slot() == 5
@@ -227,7 +229,7 @@ def test_receive_times_never_go_back(collector: Collector) -> None:
     """Where the system's clock is set back by a minute, all ranks would seem to be silent for a minute."""
     wall, steady = 1_000_000_000_000, 5_000
     collector._clock = ReceiveClock(lambda: wall, lambda: steady)
-    hello = Hello(run_id="r", rank=0, world_size=3, host="h", pid=1)
+    hello = Hello(run_id=RUN, rank=0, world_size=3, host="h", pid=1)
     received = []
     for jump in (0, 50, -60_000_000_000, 0, 3_600_000_000_000):
         wall, steady = wall + jump + 10, steady + 10
@@ -239,7 +241,7 @@ def test_receive_times_never_go_back(collector: Collector) -> None:
 
 def test_while_late_viewers_have_their_chance_failed_handshakes_are_still_received(collector: Collector) -> None:
     """An event that nobody receives blocks ZeroMQ, and with it the viewers."""
-    root = Root(collector._context, Listen(new_key_pair()), "r", lambda: None)
+    root = Root(collector._context, Listen(new_key_pair()), RUN, lambda: None)
     collector._hosts._root = root
     monitor = root.sources[2]
     turn_until(collector, root.listen)
