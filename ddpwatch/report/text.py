@@ -30,7 +30,8 @@ def _head(report: dict[str, Any]) -> list[str]:
     lines = [
         f"{clean(run['id'] or 'run')}: {clean(run['model'] or '?')} on {run['world_size'] or UNKNOWN} ranks "
         f"({clean(run['backend'] or '?')}, torch {clean(run['torch'] or '?')}, {hosts}), times from {source} stamps",
-        f"{steps['count']} step{'s' * (steps['count'] != 1)} ({steps['warmup']} warm-up, {steps['aborted']} aborted, {steps['shadow']} shadow, "
+        f"{steps['count']} step{'s' * (steps['count'] != 1)} "
+        f"({steps['warmup']} warm-up, {steps['aborted']} aborted, {steps['shadow']} shadow, "
         f"{steps['unwatched']} unwatched{_unresolved(steps)}), "
         f"p50 {number(steps['step_ms_p50'])} ms, p90 {number(steps['step_ms_p90'])} ms",
         f"step {number(steps['step_ms'])} ms, overlap {percent(overlap['ratio'])}, communication "
