@@ -12,6 +12,8 @@ from ddpwatch.analysis.matching import NumberedStep, StepMatcher
 from ddpwatch.messages import Bye, ClockExchange, Group, Hello, Message, Step
 
 OPEN_STEPS = 1024  # steps that wait for their last ranks; older ones are closed with the ranks they have
+OPEN_RANK_STEPS = 131_072  # the same, of all ranks together: some 0.4 GB
+LEAST_OPEN_STEPS = 64  # however many ranks there are
 
 
 class StepAssembler:
@@ -28,6 +30,7 @@ class StepAssembler:
         self._ranks = ranks
         self._world_size = 0
         self._expected = 1
+        self._room = OPEN_STEPS
         self._clocks = ClockDomains()
         self._open: OrderedDict[int, StepAcrossRanks] = OrderedDict()
         self.groups = Groups()
@@ -56,7 +59,7 @@ class StepAssembler:
             across.add(step)
             if len(across) >= self._expected:
                 found.append(self._closed(self._open.pop(number)))
-            elif len(self._open) > OPEN_STEPS:
+            elif len(self._open) > self._room:
                 found.append(self._closed(self._open.popitem(last=False)[1]))
         return found
 
@@ -70,6 +73,7 @@ class StepAssembler:
         self._clocks.meet(hello)
         self._world_size = max(self._world_size, hello.world_size)
         self._expected = self._world_size if self._ranks is None else min(self._world_size, self._ranks)
+        self._room = min(OPEN_STEPS, max(LEAST_OPEN_STEPS, OPEN_RANK_STEPS // self._expected))
 
     def _closed(self, across: StepAcrossRanks) -> StepAcrossRanks:
         if self._clocks.several:
