@@ -4,7 +4,8 @@ A rank asks under a nonce of its own and accepts only the answer to that. A coun
 and rank 0 answers all of them, also those whose ranks have gone.
 
 Only ``check``, ``add``, ``get`` and ``set`` are called, which return at once: a waiting call would hold the store's
-lock, and the training thread would wait with it.
+lock, and the training thread would wait with it. The other way round, rank 0, which answers as long as the job lasts,
+has a connection of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
+import torch.distributed as dist
 
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.keys import SECRET_FILE, Seal
@@ -24,6 +26,54 @@ ASK_AGAIN_S = 5.0  # a question may get lost: its rank counted it, and rank 0 lo
 MOST_LOOKS = 4096  # at a time: anybody who reaches the store may have set the counter
 Kind = TypeVar("Kind")
 _log = logging.getLogger("ddpwatch")
+
+
+class OwnConnection:
+    """The job's store, over a connection of its own.
+
+    A connection takes one call at a time. While the training thread waits for a name (in ``new_group`` with a rank that
+    is late), another thread that asks would wait as well. The connection is made by the first call.
+
+    Args:
+        store: The job's c10d store. One that is no ``TCPStore``, or that cannot be cloned (older torch), is used as it
+            is.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._job_store = store
+        self._own: Any = None
+
+    def _store(self) -> Any:
+        if self._own is None:
+            self._own = self._job_store
+            try:
+                if _is_tcp(self._job_store):
+                    self._own = self._job_store.clone()
+            except Exception as error:  # no such method, or no further connection
+                _log.debug("ddpwatch shares the job's connection to the store: %s", error)
+        return self._own
+
+    def check(self, names: list[str]) -> bool:
+        """Whether all these names are there."""
+        return bool(self._store().check(names))
+
+    def add(self, name: str, amount: int) -> int:
+        """Adds to a counter; returns its new value."""
+        return int(self._store().add(name, amount))
+
+    def get(self, name: str) -> bytes:
+        """What is under a name that is there."""
+        return bytes(self._store().get(name))
+
+    def set(self, name: str, text: str) -> None:
+        """Puts something under a name."""
+        self._store().set(name, text)
+
+
+def _is_tcp(store: Any) -> bool:
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return isinstance(store, dist.TCPStore)
 
 
 class Letter(msgspec.Struct):

@@ -23,7 +23,7 @@ from ddpwatch.probe.desk import Asking, Desk
 from ddpwatch.probe.guest import CollectorAddress, Guest, JobUnwatchedError, is_first_here
 from ddpwatch.probe.identity import attempt
 from ddpwatch.probe.lineage import succeed
-from ddpwatch.probe.mailbox import Question, understood
+from ddpwatch.probe.mailbox import OwnConnection, Question, understood
 from ddpwatch.recording.names import reserve
 
 FIND_TIMEOUT_S = 60.0
@@ -69,8 +69,9 @@ class Rendezvous:
             return
         try:  # `find` reports an error: the other ranks want an answer, too
             if store is not None and world_size > 1:
-                self._desk = Desk(store, self._prefix, Seal(), world_size)
-                self._desk = Desk(store, self._prefix, seal_of(), world_size)
+                own = OwnConnection(store)
+                self._desk = Desk(own, self._prefix, Seal(), world_size)
+                self._desk = Desk(own, self._prefix, seal_of(), world_size)
             if not os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a rank file
                 self._collector = self._start_collector(record)
         except Exception as error:

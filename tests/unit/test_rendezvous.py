@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,3 +227,30 @@ def test_questions_that_were_left_do_not_delay_the_answers(spawned: list[list[st
     first = rendezvous(0, 3, store)
     found(first)
     assert ask_and_answer(first, rendezvous(1, 3, store), rendezvous(2, 3, store)) == [found(first)] * 2
+
+
+def test_rank_0_answers_while_its_training_thread_waits_for_a_name() -> None:
+    """As in ``new_group`` with a rank that is late. Over the job's own connection, it would wait as well, and hang."""
+    store = dist.PrefixStore("job", dist.TCPStore("127.0.0.1", 0, 1, is_master=True, timeout=timedelta(seconds=60)))
+    waits = threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        store.get("late")
+
+    own = mailbox.OwnConnection(store)
+    assert not own.check(["late"])
+    training = threading.Thread(target=wait, daemon=True)
+    training.start()
+    assert waits.wait(30)
+    own.set("late", "here")
+    training.join(30)
+    assert not training.is_alive()
+    assert own.get("late") == b"here"
+
+
+def test_a_store_without_connections_is_used_as_it_is() -> None:
+    store = dist.HashStore()
+    own = mailbox.OwnConnection(store)
+    own.set("name", "text")
+    assert (own.add("count", 2), store.get("name"), own.check(["name", "nothing"])) == (2, b"text", False)
