@@ -48,8 +48,7 @@ class Follower:
                 self.liveness.beat(message.rank, message, at_ns)
                 self.phases[message.rank] = message.phase
             elif isinstance(message, Step):
-                self.liveness.seen(message.rank, at_ns)
-                self.liveness.step(message.rank, message)
+                self.liveness.step(message, at_ns)
             elif isinstance(message, Stack):
                 self.liveness.stack(message)
             elif isinstance(message, Bye):

@@ -47,7 +47,7 @@ def ranks(collector: Collector) -> Iterator[list[transport.Socket]]:
     sockets = []
     for rank in range(3):
         sockets.append(transport.rank_push(context))
-        sockets[-1].connect("ipc://" + os.environ["DDPWATCH_DIR"] + "/r.in")
+        sockets[-1].connect("ipc://" + os.environ["DDPWATCH_DIR"] + f"/{RUN}.in")
         hello = Hello(
             run_id=RUN, rank=rank, world_size=3, host="h", pid=os.getpid(), boot_id=boot_id(), pid_ns="pid:[1]"
         )
