@@ -20,6 +20,7 @@ import pytest
 
 from ddpwatch import blackbox, rundir
 from ddpwatch.clock import pid_namespace
+from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Step
 from ddpwatch.recording.part import Part
 from ddpwatch.recording.reader import Recording
@@ -112,6 +113,18 @@ def steps_in(file: Path) -> list[int]:
     return sorted(message.step for message, _ in Recording(file) if isinstance(message, Step))
 
 
+def records_on(file: Path) -> None:
+    """Waits until the recording has more steps."""
+
+    def steps() -> int:
+        with contextlib.suppress(DdpwatchError):  # it has no frame yet
+            return len(steps_in(file))
+        return 0
+
+    before = steps()
+    wait_for(lambda: steps() > before + 2, "steps are recorded")
+
+
 @pytest.mark.usefixtures("namespaces")
 def test_a_read_only_container_with_no_place_to_write_trains_unwatched(tmp_path: Path) -> None:
     with Container(READ_ONLY, tmp_path, DDPWATCH_DIR="/ddpwatch") as job:
@@ -135,6 +148,7 @@ def test_a_read_only_container_whose_runs_are_in_shared_memory_is_watched(
         assert [box.stat().st_size for box in job.path("/dev/shm/ddpwatch").glob("*.box0")] == [4096]
         fill(job.path("/dev/shm/full"))
         trains_on(job)
+        records_on(file)
         job.stop()
     assert "ddpwatch" not in job.output().replace("run `ddpwatch` in another terminal", "")
     steps = steps_in(file)  # the collector may have been killed before it closed the file
