@@ -9,6 +9,7 @@ wire.json`` uses it. It is a job of its own: a watched job never gets an added c
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import socket
 import sys
@@ -33,7 +34,9 @@ MOST_ROUNDS = 30
 FEWEST_ROUNDS = 3
 FEWEST_SIZES = 8
 LEAST_REDUCES = 13  # per size: one to see how long it takes, three alone, three beside compute, three pairs
-CAST_BYTES = 16 << 20
+HOOK_BYTES = 16 << 20
+MATRIX_BYTES = 4 << 20  # of a gradient that PowerSGD compresses
+POWERSGD_RANKS = (1, 2)
 COMPUTE_S = 0.05
 MATRIX_ROWS = 256
 
@@ -131,7 +134,8 @@ class Sweep:
             device=self._device.type,
             sizes=sizes,
             compute_beside=self._compute_beside(),
-            encode_ns_per_byte={name: self._cast(dtype) for name, dtype in _CASTS},
+            encode_ns_per_byte={name: self._cast(dtype) for name, dtype in _CASTS}
+            | {f"powersgd-{rank}": self._power_sgd(rank) for rank in POWERSGD_RANKS},
         )
 
     def _too_long(self, before: WireSize, nbytes: int, started: float) -> bool:
@@ -222,10 +226,30 @@ class Sweep:
         return both
 
     def _cast(self, dtype: torch.dtype) -> float:
-        """Ns per byte of gradient for a cast there and back."""
-        full = self._buffers[0][: min(len(self._buffers[0]), CAST_BYTES // 4)]
-        taken = [self._timed(lambda: full.copy_(full.to(dtype))) for _ in range(5)]
-        return 1e9 * self._agreed(median(taken)) / (4 * len(full))
+        """Ns per byte of gradient for what torch's hook does: a cast there, a division, and a cast back."""
+        full, ranks = self._buffers[0][: HOOK_BYTES // 4], dist.get_world_size()
+        return self._ns_per_byte(lambda: full.copy_(full.to(dtype).div_(ranks)), full)
+
+    def _power_sgd(self, rank: int) -> float:
+        """Ns per byte of gradient for what torch's PowerSGD hook computes for square matrices, its error included."""
+        full = self._buffers[0][: HOOK_BYTES // 4]
+        rows = math.isqrt(min(len(full), MATRIX_BYTES // 4))
+        gradients = full[: len(full) // rows**2 * rows**2].view(-1, 1, rows, rows)
+        errors = torch.zeros_like(gradients)
+        right = torch.ones(1, rows, rank, device=self._device)
+
+        def there_and_back() -> None:
+            kept = gradients.add_(errors).clone()
+            for matrix in gradients:
+                left = torch.linalg.qr(torch.bmm(matrix, right)).Q
+                torch.bmm(left, torch.bmm(matrix.transpose(1, 2), left).transpose(1, 2), out=matrix)
+            torch.sub(kept, gradients, out=errors)
+
+        return self._ns_per_byte(there_and_back, gradients)
+
+    def _ns_per_byte(self, call: Callable[[], object], gradients: torch.Tensor) -> float:
+        taken = [self._timed(call) for _ in range(5)]
+        return 1e9 * self._agreed(median(taken)) / gradients.nbytes
 
     def _timed(self, call: Callable[[], object]) -> float:
         """Seconds that a call takes, all that it started on a GPU included."""

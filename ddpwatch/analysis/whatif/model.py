@@ -43,6 +43,7 @@ LEAST_COPY = 0.001  # ns per byte; below, DDP copied nothing
 COPIES_PER_CAST = 2.0  # a cast there and back costs about as much as so many copies
 COPIES_PER_THIN = 20.0  # and so do PowerSGD's products, with the copies and sums around them
 CAST_DOUBT = 0.6  # of either
+LIKELY_RANK_ONE = 0.5  # of PowerSGD's cost with more: a product with a vector is faster than one with a thin matrix
 QUARTERS = 4
 UNEVEN_LINK = 0.03  # by which the mean step's bytes are slower than the fastest step's where the link is the limit
 NO_ERROR = 1e-4  # a smaller standard error moves nothing
@@ -70,6 +71,7 @@ class Physics:
         cast: ns that a comm hook takes to make a byte of gradient fp16 and large again.
         bf16: What a cast to bf16 takes, as a multiple of that.
         thin: ns that PowerSGD takes for a byte of gradient, there and back, besides its collectives.
+        rank_one: What it takes with rank 1, as a multiple of that.
         copy: ns that DDP takes to copy a byte back after the wait.
         lag: ns from a bucket's last gradient to its launch.
     """
@@ -83,6 +85,7 @@ class Physics:
     cast: Guess
     bf16: float
     thin: Guess
+    rank_one: float
     copy: float
     lag: float
 
@@ -191,9 +194,10 @@ def fit(recorded: Recorded, wire: Wire | None = None) -> Physics:
         compute_slowdown=_compute_slowdown(recorded, seen, wire),
         comm_slowdown=comm,
         link=link_share(samples, curve.latency, len(recorded.sizes), best),
-        cast=_cast(copy, recorded.gpu, wire),
-        bf16=1.0 if wire is None else wire.bf16_to_fp16,
-        thin=_copies(COPIES_PER_THIN, copy, recorded.gpu),
+        cast=_hook_cost("fp16", wire) or _copies(COPIES_PER_CAST, copy, recorded.gpu),
+        bf16=(wire and wire.cost_ratio("bf16", "fp16")) or 1.0,
+        thin=_hook_cost("powersgd-2", wire) or _copies(COPIES_PER_THIN, copy, recorded.gpu),
+        rank_one=(wire and wire.cost_ratio("powersgd-1", "powersgd-2")) or LIKELY_RANK_ONE,
         copy=copy,
         lag=_lag(recorded),
     )
@@ -315,11 +319,9 @@ def _copy(recorded: Recorded) -> float:
     return median(rates)
 
 
-def _cast(copy: float, gpu: bool, wire: Wire | None) -> Guess:
-    known = wire.encode_ns_per_byte.get("fp16") if wire is not None else None
-    if known is not None:
-        return Guess(known, SWEEP_DOUBT * known)
-    return _copies(COPIES_PER_CAST, copy, gpu)
+def _hook_cost(hook: str, wire: Wire | None) -> Guess | None:
+    known = None if wire is None else wire.encode_ns_per_byte.get(hook)
+    return None if known is None else Guess(known, SWEEP_DOUBT * known)
 
 
 def _copies(count: float, copy: float, gpu: bool) -> Guess:

@@ -22,7 +22,6 @@ from ddpwatch.analysis.whatif.model import Physics
 from ddpwatch.analysis.whatif.recorded import Recorded
 from ddpwatch.errors import UsageError
 
-RANK_ONE = 0.5  # of what PowerSGD costs with more: a product with a vector is faster than one with a thin matrix
 LEAST_COMPRESSION = 2  # PowerSGD leaves a matrix alone that it would not make this much smaller
 FLOAT32_BYTES = 4
 MOST_CAP_MIB = 1 << 20
@@ -219,7 +218,7 @@ def _casts(physics: Physics, change: Change) -> tuple[float, float]:
     if not change.hook:
         return 0.0, 0.0
     if change.powersgd_rank:
-        cost = physics.thin.value * (RANK_ONE if change.powersgd_rank == 1 else 1.0)
+        cost = physics.thin.value * (physics.rank_one if change.powersgd_rank == 1 else 1.0)
     else:
         cost = physics.cast.value * (physics.bf16 if change.hook == "bf16" else 1.0)
     return cost / 2, cost / 2

@@ -34,7 +34,7 @@ class Wire(msgspec.Struct, kw_only=True):
     """All of ``wire.json``.
 
     ``compute_beside`` is how many times longer compute takes beside an all-reduce, ``encode_ns_per_byte`` what a comm
-    hook spends on a byte of gradient, there and back (``fp16``, ``bf16``).
+    hook spends on a byte of gradient, there and back (``fp16``, ``bf16``, ``powersgd-1``, ``powersgd-2``).
     """
 
     version: int = WIRE_VERSION
@@ -47,11 +47,10 @@ class Wire(msgspec.Struct, kw_only=True):
     compute_beside: Annotated[float, Meta(ge=1, le=100)] | None = None
     encode_ns_per_byte: dict[str, Annotated[float, Meta(ge=0, le=1e6)]] = {}
 
-    @property
-    def bf16_to_fp16(self) -> float:
-        """How many times longer a cast to bf16 takes than one to fp16."""
-        fp16, bf16 = (self.encode_ns_per_byte.get(name, 0.0) for name in ("fp16", "bf16"))
-        return bf16 / fp16 if fp16 and bf16 else 1.0
+    def cost_ratio(self, hook: str, other: str) -> float | None:
+        """How many times longer a hook takes for a byte than another; None if either was not measured."""
+        taken, compared = (self.encode_ns_per_byte.get(name) for name in (hook, other))
+        return taken / compared if taken and compared else None
 
     @property
     def slowdown(self) -> float | None:
