@@ -34,8 +34,8 @@ MOST_ROUNDS = 30
 FEWEST_ROUNDS = 3
 FEWEST_SIZES = 8
 LEAST_REDUCES = 13  # per size: one to see how long it takes, three alone, three beside compute, three pairs
-HOOK_BYTES = 16 << 20
-MATRIX_BYTES = 4 << 20  # of a gradient that PowerSGD compresses
+HOOK_BYTES = 16 << 20  # of gradients, for what comm hooks compute
+BUCKET_BYTES = 4 << 20  # of those, in one bucket, or one matrix
 POWERSGD_RANKS = (1, 2)
 COMPUTE_S = 0.05
 MATRIX_ROWS = 256
@@ -226,14 +226,19 @@ class Sweep:
         return both
 
     def _cast(self, dtype: torch.dtype) -> float:
-        """Ns per byte of gradient for what torch's hook does: a cast there, a division, and a cast back."""
+        """Ns per byte of gradient for what torch's hook does, bucket by bucket: a cast, a division, and a cast back."""
         full, ranks = self._buffers[0][: HOOK_BYTES // 4], dist.get_world_size()
-        return self._ns_per_byte(lambda: full.copy_(full.to(dtype).div_(ranks)), full)
+
+        def there_and_back() -> None:
+            for bucket in full.split(BUCKET_BYTES // 4):
+                bucket.copy_(bucket.to(dtype).div_(ranks))
+
+        return self._ns_per_byte(there_and_back, full)
 
     def _power_sgd(self, rank: int) -> float:
         """Ns per byte of gradient for what torch's PowerSGD hook computes for square matrices, its error included."""
         full = self._buffers[0][: HOOK_BYTES // 4]
-        rows = math.isqrt(min(len(full), MATRIX_BYTES // 4))
+        rows = math.isqrt(min(len(full), BUCKET_BYTES // 4))
         gradients = full[: len(full) // rows**2 * rows**2].view(-1, 1, rows, rows)
         errors = torch.zeros_like(gradients)
         right = torch.ones(1, rows, rank, device=self._device)
