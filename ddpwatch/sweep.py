@@ -227,10 +227,11 @@ class Sweep:
 
     def _cast(self, dtype: torch.dtype) -> float:
         """Ns per byte of gradient for what torch's hook does, bucket by bucket: a cast, a division, and a cast back."""
-        full, ranks = self._buffers[0][: HOOK_BYTES // 4], dist.get_world_size()
+        full, ranks, most = self._buffers[0][: HOOK_BYTES // 4], dist.get_world_size(), BUCKET_BYTES // 4
+        buckets = [full[at : at + most] for at in range(0, len(full), most)]
 
         def there_and_back() -> None:
-            for bucket in full.split(BUCKET_BYTES // 4):
+            for bucket in buckets:
                 bucket.copy_(bucket.to(dtype).div_(ranks))
 
         return self._ns_per_byte(there_and_back, full)

@@ -71,6 +71,8 @@ def test_a_sweep_writes_what_what_if_reads(recorded: Path, tmp_path: Path) -> No
         assert job.wait() == 0, job.output()
     wire = read_wire(file)
     assert (wire.backend, wire.world_size) == ("gloo", 2)
+    assert set(wire.encode_ns_per_byte) == {"fp16", "bf16", "powersgd-1", "powersgd-2"}
+    assert min(wire.encode_ns_per_byte.values()) > 0
     assert len(wire.sizes) >= FEWEST_SIZES  # on a slow machine, the largest ones do not fit into two seconds
     assert all((size.pair_ms is None) == (size.nbytes < LARGE_BYTES) for size in wire.sizes)
     found, _ = recorded_in(recorded)

@@ -16,7 +16,7 @@ from ddpwatch.analysis.whatif import answer
 from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
 from ddpwatch.analysis.whatif.assignment import MIB, limits_of
 from ddpwatch.analysis.whatif.cost import Guess
-from ddpwatch.analysis.whatif.model import fit, noise
+from ddpwatch.analysis.whatif.model import LIKELY_RANK_ONE, fit, noise
 from ddpwatch.analysis.whatif.recorded import RecordedBuilder
 from ddpwatch.analysis.whatif.replay import Replay
 from ddpwatch.analysis.whatif.scenarios import Change, plan, recorded_limits
@@ -91,6 +91,22 @@ def test_each_cast_costs_what_a_sweep_found_for_it() -> None:
         found[bf16] = [answer.step_ms for answer in asked.ask([Change(hook="fp16"), Change(hook="bf16")])]
     assert found[0.2][0] == found[0.2][1]
     assert max(found[1.0]) > 1.01 * min(found[1.0]) == 1.01 * found[0.2][0]
+
+
+def test_power_sgd_costs_what_a_sweep_found_for_its_rank() -> None:
+    known = {"powersgd-1": 1.0, "powersgd-2": 4.0}
+    costs = {rank: fitted_cost(f"powersgd-{rank}", known) for rank in (1, 2, 3)}
+    assert costs == pytest.approx({1: 1.0, 2: 4.0, 3: 4.0})
+    without = fitted_cost("powersgd-2", {})
+    assert fitted_cost("powersgd-1", {}) == pytest.approx(LIKELY_RANK_ONE * without)
+
+
+def fitted_cost(hook: str, known: dict[str, float]) -> float:
+    """Ns that a hook computes for a byte, there and back."""
+    recorded = GLOO.recorded()
+    physics = fit(recorded, wire(encode_ns_per_byte=known))
+    found = plan(recorded, physics, Change(hook=hook))
+    return 2 * sum(found.encode) / sum(found.sizes)
 
 
 def test_a_sweep_carries_what_one_bucket_size_does_not() -> None:
