@@ -310,7 +310,9 @@ def report(
     html: Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write an HTML report to OUT.")] = None,
     fail_on: Annotated[
         str | None,
-        typer.Option(metavar="KINDS", help="Exit with 1 if there is such an incident, e.g. straggler,hang, or any."),
+        typer.Option(
+            metavar="KINDS", help="Exit with 1 if there is an incident of these kinds: straggler,hang, or any."
+        ),
     ] = None,
     steps: Steps = None,
     ranks: Ranks = None,
@@ -350,7 +352,8 @@ def compare(
     ],
     as_json: Json = False,
     fail_if_slower: Annotated[
-        str | None, typer.Option(metavar="PERCENT", help="Exit with 1 if a run is slower by more than, e.g., 5%.")
+        str | None,
+        typer.Option(metavar="PERCENT", help="Exit with 1 if a run is slower by more than PERCENT, e.g. 5%."),
     ] = None,
     steps: Steps = None,
     ranks: Ranks = None,
@@ -377,7 +380,9 @@ def whatif(
         str, typer.Argument(metavar="FILE|DIR|RUN", help="A recording, a directory of rank files, or a live run.")
     ],
     cap: Annotated[str | None, typer.Option(metavar="MIB", help="Other bucket caps, e.g. 1,5,10,25,50.")] = None,
-    first_cap: Annotated[str | None, typer.Option(metavar="MIB", help="Another cap of the first bucket.")] = None,
+    first_cap: Annotated[
+        str | None, typer.Option(metavar="MIB", help="Other caps of the first bucket, e.g. 1,2.")
+    ] = None,
     hook: Annotated[str | None, typer.Option(metavar="NAME", help="Comm hooks: fp16, bf16, powersgd-RANK.")] = None,
     link: Annotated[str | None, typer.Option(metavar="X", help="A network X times as fast.")] = None,
     without_rank: Annotated[int | None, typer.Option(metavar="R", help="Rank R as fast as the others.")] = None,
@@ -386,7 +391,7 @@ def whatif(
     accumulate: Annotated[str | None, typer.Option(metavar="K", help="Reduce once in K batches.")] = None,
     bucket_view: Annotated[bool, typer.Option("--bucket-view", help="With gradient_as_bucket_view.")] = False,
     static_graph: Annotated[bool, typer.Option("--static-graph", help="With static_graph.")] = False,
-    free: Annotated[bool, typer.Option("--free", help="Communication for free: the bound.")] = False,
+    free: Annotated[bool, typer.Option("--free", help="Communication takes no time: the bound.")] = False,
     wire: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What collectives cost, from python -m ddpwatch.sweep.")
     ] = None,
@@ -394,7 +399,7 @@ def whatif(
 ) -> None:
     """Predict the step time under other settings.
 
-    Without options, show the five changes that would gain most. Two options also count together.
+    Without options, show the five changes that would gain most. Two options are predicted alone and together.
     """
     from ddpwatch.report.whatif import WhatIfOptions, answer, check_answered, read_wire, recorded_in, recorded_live
     from ddpwatch.report.whatif_text import render_whatif

@@ -164,7 +164,7 @@ class CollectorProcess:
             self._abandon()
             raise DdpwatchError(f"the collector {what}", f"its log is {self._log_file}")
         if self._is_ready:
-            _log.warning("ddpwatch starts its collector again (%d of %d): it %s", self._restarts + 1, RESTARTS, what)
+            _log.warning("ddpwatch restarts its collector (%d of %d): it %s", self._restarts + 1, RESTARTS, what)
         self._hang_up()
         self._restarts += 1
         self._start()

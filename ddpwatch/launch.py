@@ -97,7 +97,7 @@ class Launch:
             return lines
         if logs := sorted(rundir.directory().glob(f"{self.name}*.log")):
             return [f"a collector was started, but ended before it could be watched: see {log}" for log in logs]
-        return ["no rank came to a DistributedDataParallel module that could be watched: nothing was watched"]
+        return ["no rank reached a DistributedDataParallel module that could be watched: nothing was watched"]
 
     def recorded(self) -> list[str]:
         """The rank files of this job on this machine, a line per folder."""
@@ -329,7 +329,7 @@ def _refusal(command: str, error: OSError) -> UsageError:
     if isinstance(error, PermissionError) and Path(command).is_dir():
         return UsageError(f"{name} is a directory", "give the whole command after --")
     if isinstance(error, FileNotFoundError) and shutil.which(command) is not None:
-        return UsageError(f"{name}: the interpreter that its first line names is not there", "correct its #! line")
+        return UsageError(f"{name}: the interpreter that its first line names does not exist", "correct its #! line")
     why, hint = REFUSALS.get(error.errno or 0, (error.strerror or str(error), "does it run without ddpwatch?"))
     return UsageError(f"{name}: {why}", hint)
 

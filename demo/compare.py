@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     with process_group(world):
         files = {variant: args.out / f"{variant.replace(':', '-')}.mcap" for variant in configs}
-        if world.rank == 0:  # which starts the recorders: no recording is written over
+        if world.rank == 0:  # which starts the recorders: no recording is overwritten
             for file in files.values():
                 file.unlink(missing_ok=True)
         results = {variant: run(config, world, files[variant]) for variant, config in configs.items()}

@@ -281,7 +281,7 @@ def _describe(a: RunSeries, b: RunSeries, found: tuple[float, float, float], ver
         return f"no difference {between} ({interval})"
     if verdict == "unclear":
         hidden = f"up to {max(-low, high):.0f} %"
-        return f"no difference {between} that chance could not make ({interval}), but {hidden} could hide in the noise"
+        return f"no difference {between} beyond chance ({interval}), but {hidden} could hide in the noise"
     ends = sorted((abs(low), abs(high)))
     text = f"{b.name} is {abs(ratio):.1f} % {verdict} than {a.name} ({ends[0]:.1f} to {ends[1]:.1f})"
     if phase:

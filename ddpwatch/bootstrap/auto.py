@@ -74,7 +74,7 @@ def _end(workers: ModuleType) -> None:
             error = training.get_error()
             session.end(getattr(error, "_base_exc", error))
     except Exception as error:
-        _log.warning("ddpwatch does not know how the training has ended: %s", error)
+        _log.warning("ddpwatch does not know how the training ended: %s", error)
 
 
 def _watch(model: Any) -> None:

@@ -59,9 +59,9 @@ def _trouble(name: str, value: str) -> tuple[str, str] | None:
     if name == "DDPWATCH" and value.lower() in OFF:
         return "jobs are watched all the same", "only DDPWATCH=0 turns ddpwatch off"
     if name == "DDPWATCH_CUDA_STREAM" and value not in ("own", "pool"):
-        return "this is not a choice, and is ignored", "own or pool"
+        return "not a valid choice: it is ignored", "own or pool"
     if name == "DDPWATCH_STEPS" and value not in (*LONGEST_WATCHED_PERIOD, "full"):
-        return "this is not a choice, and is ignored", "few, all or full"
+        return "not a valid choice: it is ignored", "few, all or full"
     if name in LIMITS:
         return _trouble_of_limit(name, value)
     return None

@@ -160,7 +160,7 @@ class Loopback:
             self._rank.send(self.sent[-1])
         self._until(lambda: len(self._received) >= len(self.sent))
         if self._received != self.sent:
-            raise SelfTestError("the viewer received other frames than were sent")
+            raise SelfTestError("the viewer received other frames than those that were sent")
 
     def _until(self, condition: Callable[[], bool]) -> None:
         """Reads as the viewer until the condition holds."""

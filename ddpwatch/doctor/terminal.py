@@ -30,7 +30,7 @@ def kind(is_terminal: bool, term: str) -> Check:
     """Whether the dashboard can open."""
     if not is_terminal:
         hint = "the dashboard needs one: ssh -t, docker run -it, kubectl exec -it, srun --pty"
-        return _section.none("terminal", "input or output is none: commands print plain lines", hint)
+        return _section.none("terminal", "input or output is not a terminal: commands print plain lines", hint)
     if term in DUMB:
         text = f"TERM={term}: it cannot place the cursor, which the dashboard does"
         return _section.warn("terminal", text, "set TERM, e.g. to xterm-256color, or use --plain")
@@ -40,7 +40,7 @@ def kind(is_terminal: bool, term: str) -> Check:
 def colours(environ: Mapping[str, str], theme: str) -> Check:
     """Which colours the dashboard uses, and why."""
     if theme == "none":
-        why = "NO_COLOR is set" if environ.get("NO_COLOR") else "so the settings say"
+        why = "NO_COLOR is set" if environ.get("NO_COLOR") else "from the settings"
         return _section.ok("colours", f"none: {why}")
     if theme == "ansi":
         text = f"16 (TERM={environ.get('TERM', '')}, COLORTERM is {environ.get('COLORTERM') or 'not set'})"
@@ -59,7 +59,7 @@ def characters(locale: str) -> Check:
 def dimensions(columns: int, lines: int) -> Check:
     """Whether the views fit."""
     if columns < SMALLEST[0] or lines < SMALLEST[1]:
-        text = f"{columns}x{lines}: views are made for {SMALLEST[0]}x{SMALLEST[1]}, and cut off"
+        text = f"{columns}x{lines}: views need {SMALLEST[0]}x{SMALLEST[1]}, and are cut off"
         return _section.warn("size", text, "enlarge the window, or use --plain")
     return _section.ok("size", f"{columns}x{lines}")
 

@@ -72,7 +72,9 @@ def cuda(runtime: str, devices: int) -> Check:
         return _section.ok("CUDA", f"{devices} devices, runtime {runtime}")
     text = f"runtime {runtime}, but no device" if runtime else "none: this torch computes on CPUs"
     hint = (
-        "jobs on CPUs are watched all the same" if not runtime else "is there a driver, and CUDA_VISIBLE_DEVICES right?"
+        "jobs on CPUs are watched all the same"
+        if not runtime
+        else "is there a driver, and is CUDA_VISIBLE_DEVICES right?"
     )
     return _section.none("CUDA", text, hint)
 

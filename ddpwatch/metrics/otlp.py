@@ -32,7 +32,7 @@ def metrics_url(text: str) -> str:
     """
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{text!r} is no URL of a collector", "give e.g. --otlp http://127.0.0.1:4318")
+        raise UsageError(f"{text!r} is not a collector's URL", "give e.g. --otlp http://127.0.0.1:4318")
     return text if parts.path.strip("/") else text.rstrip("/") + METRICS_PATH
 
 

@@ -24,7 +24,7 @@ def parse_listen(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{text!r} is no address to listen on", f"give HOST:PORT, such as {DEFAULT_LISTEN}")
+        raise UsageError(f"{text!r} is not an address to listen on", f"give HOST:PORT, such as {DEFAULT_LISTEN}")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

@@ -58,5 +58,5 @@ def parse(url: str) -> Address:
     match = _URL.fullmatch(url)
     if match is None:
         hint = "give ssh://[USER@]NODE[:PORT][/RUN]; other options go into ~/.ssh/config"
-        raise UsageError(f"{url[:200]!r} is no address of a run", hint)
+        raise UsageError(f"{url[:200]!r} is not the address of a run", hint)
     return Address(match["node"].replace("[", "").replace("]", ""), match["port"] or "", match["run"] or "")

@@ -89,7 +89,7 @@ class Unpacker:
             self._read_line()
         if self.opening is None:
             if len(self._skipped) + len(self._buffer) > _BANNER_BYTES:
-                raise DdpwatchError("something else than ddpwatch answers", "what does the login shell print there?")
+                raise DdpwatchError("something other than ddpwatch answers", "what does the login shell print there?")
             return
         yield from self._messages()
 

@@ -53,7 +53,7 @@ def own_stream(device: torch.device, environment: Mapping[str, str] = os.environ
     """
     wanted = environment.get("DDPWATCH_CUDA_STREAM", "pool")
     if wanted not in ("own", "pool"):
-        _log.warning("DDPWATCH_CUDA_STREAM is %r, which is not a choice; hint: own or pool", wanted[:50])
+        _log.warning("DDPWATCH_CUDA_STREAM is %r, which is not a valid choice; hint: own or pool", wanted[:50])
     return torch.cuda.Stream(device) if wanted == "own" else None  # type: ignore[no-untyped-call]
 
 

@@ -93,7 +93,7 @@ def understood(answer: str, kind: type[Kind]) -> Kind:
         return msgspec.json.decode(answer, type=kind)
     except msgspec.DecodeError as error:
         hint = f"somebody else writes to the store: {SECRET_FILE} keeps them out"
-        raise DdpwatchError("the job's store holds something else than rank 0's answer", hint) from error
+        raise DdpwatchError("the job's store holds something other than rank 0's answer", hint) from error
 
 
 class Question:
@@ -164,5 +164,5 @@ class Inbox:
             return msgspec.json.decode(self._seal.opened(name, self._store.get(name).decode()), type=Letter)
         except (DdpwatchError, ValueError) as error:
             level, self._level = self._level, logging.DEBUG
-            _log.log(level, "ddpwatch leaves a rank unanswered: %s", error)
+            _log.log(level, "ddpwatch did not answer a rank: %s", error)
             return None

@@ -108,7 +108,7 @@ class Rendezvous:
             try:
                 self._desk.serve(self._address, self._collector)
             except Exception as error:
-                _log.debug("ddpwatch answers no rank any longer: %s", error)
+                _log.debug("ddpwatch no longer answers other ranks: %s", error)
                 self._store = self._desk = None
 
     @property

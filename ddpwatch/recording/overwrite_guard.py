@@ -22,4 +22,4 @@ def check_output(path: Path) -> None:
     except OSError:
         return  # writing will report it
     if head == MAGIC:
-        raise UsageError(f"{path} is a recording, and would be written over", "give the output another name")
+        raise UsageError(f"{path} is a recording, and would be overwritten", "give the output another name")

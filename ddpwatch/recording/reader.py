@@ -164,7 +164,7 @@ class Recording:
             UsageError: No step is; the hint says which there are.
         """
         if not selection.everything and next(self._steps(replace(selection, context=False)), None) is None:
-            raise UsageError(f"{self.path}: nothing of what was selected is in it", self._contents())
+            raise UsageError(f"{self.path}: it has none of the selected steps and ranks", self._contents())
 
     def attachments(self) -> dict[str, bytes]:
         """The documents in the files, by name; the newest of each."""
@@ -176,7 +176,7 @@ class Recording:
         ranks = {m.rank for chain in self.chains for m, _ in chain.frames(CONTEXT_ONLY) if isinstance(m, Hello)}
         if self.steps is None or not ranks:
             return "omit --steps and --ranks"
-        return f"it holds the steps {self.steps[0]} to {self.steps[1]} of the ranks {min(ranks)} to {max(ranks)}"
+        return f"it has the steps {self.steps[0]} to {self.steps[1]} of the ranks {min(ranks)} to {max(ranks)}"
 
     def _step_at(self, number: int) -> Position | None:
         received = [at_ns for _, at_ns in self._steps(Selection(number, number + 1, context=False))]

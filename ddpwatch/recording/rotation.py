@@ -107,7 +107,7 @@ class RotatingWriter:
             self._resume(left)
             return
         if parts_of(self.path):
-            raise UsageError(f"a part of {path} exists", "give another name: no recording is written over")
+            raise UsageError(f"a part of {path} exists", "give another name: no recording is overwritten")
         self._start_part(RecordingWriter(self.path, {**self._about, "part": "0"}), 0)
         with contextlib.suppress(OSError):
             next_part(self.path).unlink()  # the reservation

@@ -52,7 +52,7 @@ class RecordingWriter:
         try:
             self._file = _create(self.path)
         except FileExistsError as error:
-            raise UsageError(f"{path} exists", "give another name: no recording is written over") from error
+            raise UsageError(f"{path} exists", "give another name: no recording is overwritten") from error
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}", "give a file in a directory that you can write to") from error
         status = os.fstat(self._file.fileno())

@@ -78,7 +78,7 @@ def parse_kinds(text: str) -> frozenset[str]:
     kinds = frozenset(filter(None, (kind.strip() for kind in text.split(","))))
     if not kinds or not kinds <= {ANY, *KINDS}:
         unknown = ", ".join(sorted(kinds - {ANY, *KINDS})) or text
-        raise UsageError(f"{unknown!r} is no kind of incident", f"there are {', '.join(KINDS)}; or give any")
+        raise UsageError(f"{unknown!r} is not a kind of incident", f"give some of {', '.join(KINDS)}, or any")
     return kinds
 
 

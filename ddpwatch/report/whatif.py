@@ -68,7 +68,9 @@ def _numbers(option: str, text: str | None, least: float, most: float) -> list[f
     except ValueError:
         found = [least - 1]
     if not all(least <= number <= most for number in found):
-        raise UsageError(f"{option} {text} is no list of numbers from {least:g} to {most:g}", f"give e.g. {option} 2,4")
+        raise UsageError(
+            f"{option} {text} is not a list of numbers from {least:g} to {most:g}", f"give e.g. {option} 2,4"
+        )
     return found
 
 

@@ -202,7 +202,7 @@ def schedule_of(environment: Mapping[str, str] = os.environ, shadows: bool = Tru
     if wanted == "full":
         return None
     if wanted not in LONGEST_WATCHED_PERIOD:
-        _log.warning("DDPWATCH_STEPS is %r, which is not a choice; hint: few, all or full", wanted[:50])
+        _log.warning("DDPWATCH_STEPS is %r, which is not a valid choice; hint: few, all or full", wanted[:50])
         wanted = ""
     longest = LONGEST_WATCHED_PERIOD[wanted]
     return SamplingSchedule(longest if shadows else 4 * longest, shadows)

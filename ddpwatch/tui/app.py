@@ -256,7 +256,7 @@ class DashboardApp(App[int]):
     def show_step(self, number: int) -> None:
         """Pauses at a step, in the Timeline."""
         if not self.session.replay and number < min(self.session.state.steps, default=number):
-            self.notify(f"step {number} is no longer kept: a recording has it", timeout=4)
+            self.notify(f"step {number} is no longer in memory: a recording has it", timeout=4)
             return
         self._moved(self.controller.go_to_step(number))
         self.show_view(self.views.timeline)

@@ -153,8 +153,8 @@ def test_a_killed_collector_is_started_again(tmp_path: Path) -> None:
             frames += read_until(source, lambda seen: any(m.rank is None for m in messages(seen, Bye)), "the goodbye")
         wait_for(lambda: not rundir.live_runs(), "the second collector ends")
         assert all(rank.is_running() for rank in job.ranks())
-    assert job.output().count("started again") + job.output().count("starts its collector again") == 1
-    assert "ddpwatch starts its collector again (1 of 3): it died: SIGKILL" in job.output()
+    assert job.output().count("started again") + job.output().count("restarts its collector") == 1
+    assert "ddpwatch restarts its collector (1 of 3): it died: SIGKILL" in job.output()
     for message, envelope in Recording(file):
         state.apply(message, envelope.received_ns)
     steps = {rank: [step.step for step in messages_of(file, Step) if step.rank == rank] for rank in (0, 1)}

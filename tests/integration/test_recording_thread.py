@@ -311,8 +311,8 @@ def test_the_verbs(tmp_path: Path) -> None:
     done = cli("report", str(file), "--steps", "500:600")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"ddpwatch: error: {file}: nothing of what was selected is in it\n"
-        "hint: it holds the steps 0 to 39 of the ranks 0 to 1\n"
+        f"ddpwatch: error: {file}: it has none of the selected steps and ranks\n"
+        "hint: it has the steps 0 to 39 of the ranks 0 to 1\n"
     )
     done = cli("export", str(file), "--format", "chrome", "-o", str(tmp_path / "trace.json"))
     assert done.returncode == 0

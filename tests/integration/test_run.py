@@ -186,7 +186,7 @@ def test_without_a_dashboard_the_job_is_still_ours(tmp_path: Path, monkeypatch: 
     ("text", "mode", "why"),
     [
         ("echo no first line\n", 0o755, "neither a program nor a script"),
-        ("#!/no/such/interpreter\n", 0o755, "the interpreter that its first line names is not there"),
+        ("#!/no/such/interpreter\n", 0o755, "the interpreter that its first line names does not exist"),
         ("#!/bin/sh\n", 0o644, "permission denied"),
         (None, 0o755, "is a directory"),
     ],

@@ -43,6 +43,7 @@ VARYING = re.compile(r"[IWE]\d{4} [\d:.]+( \d+)?|\[\d+/\d+\]")
 COMPILERS = ("torch._inductor.compile_fx", "torch._dynamo.backends.common", "torch.distributed.checkpoint")
 OURS = ("said ", "WARNING:ddpwatch:")
 Sections = dict[str, str]
+SAME = "same"
 
 
 @dataclass
@@ -109,14 +110,14 @@ class Outcome:
     path: Path | None = None  # of the recording, and of when cases started and ended
 
     def verdict(self, case: str) -> str:
-        """One cell of the table."""
+        """What was found of one case."""
         pairs = [(plain[case], watched[case]) for plain, watched in zip(self.plain, self.watched, strict=True)]
         if not all(plain.all == watched.all for plain, watched in pairs):
             return "DIFFERENT"
         if any(plain.raised for plain, _ in pairs):
             return "same error"
         seen = all(steps[case] for steps in self.steps) or not (SAFETY | SHARDED)[case].reduces
-        return "same" if seen else "same, not watched"
+        return SAME if seen else "same, not watched"
 
 
 def forked(ranks: int, logs: Path, script: str, *arguments: str, **options: Any) -> int:
@@ -324,7 +325,7 @@ def test_only_watch_itself_says_something(two_ranks: Outcome, three_ranks: Outco
         assert all("before model.register_comm_hook(" in text for text in said.values())
 
 
-def test_the_tables_in_the_docs(
+def test_the_lists_in_the_docs(
     two_ranks: Outcome,
     three_ranks: Outcome,
     by_hand: Outcome,
@@ -333,25 +334,40 @@ def test_the_tables_in_the_docs(
     request: pytest.FixtureRequest,
 ) -> None:
     if shutil.which("c++") is None:
-        pytest.skip("without a C++ compiler inductor's rows are different")
+        pytest.skip("without a C++ compiler inductor's lines are different")
     text = TABLE.read_text()
-    rows = [
-        [case, one.doc, two_ranks.verdict(case), "–" if one.slow else three_ranks.verdict(case)]
+    run = [
+        (case, one.doc, on_both(two_ranks.verdict(case), "" if one.slow else three_ranks.verdict(case)))
         for case, one in SAFETY.items()
     ]
-    written = filled(text, "run", table(["case", "what the job does", "2 ranks", "3 ranks"], rows))
-    rows = [[case, one.doc, by_hand.verdict(case)] for case, one in SAFETY_API.items()]
-    written = filled(written, "api", table(["case", "what the job does", "2 ranks"], rows))
+    api = [(case, one.doc, on_both(by_hand.verdict(case), SAME)) for case, one in SAFETY_API.items()]
     by_ranks = {2: sharded_on_2, 4: sharded_on_4}
-    rows = [[case, one.doc, str(one.ranks), by_ranks[one.ranks].verdict(case)] for case, one in SHARDED.items()]
-    written = filled(written, "sharded", table(["case", "what the job does", "ranks", "verdict"], rows))
+    sharded = [(case, one.doc, on_ranks(one.ranks, by_ranks[one.ranks].verdict(case))) for case, one in SHARDED.items()]
+    written = text
+    for name, rows in {"run": run, "sharded": sharded, "api": api}.items():
+        written = filled(written, name, listed(rows))
     if request.config.getoption("--write-table", default=False):
         TABLE.write_text(written)
-    assert written == text or TABLE.read_text() == written, "the tables no longer fit: make safety-table"
+    assert written == text or TABLE.read_text() == written, "the lists no longer fit: make safety-table"
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
+def on_both(two: str, three: str) -> str:
+    """What a line adds: nothing if all was the same on 2 and on 3 ranks; without a verdict, it was not run."""
+    if not three:
+        return "2 ranks only" if two == SAME else f"{two}, 2 ranks only"
+    if two != three:
+        return f"2 ranks: {two}, 3 ranks: {three}"
+    return "" if two == SAME else two
+
+
+def on_ranks(ranks: int, verdict: str) -> str:
+    """The same for a case that ran on so many ranks, which are usually 2."""
+    return ", ".join([f"{ranks} ranks"] * (ranks != 2) + [verdict] * (verdict != SAME))
+
+
+def listed(rows: list[tuple[str, str, str]]) -> str:
+    """A line per case: its name, what the job does, and what is special."""
+    return "\n".join(f"- **{case}**: {doc}{f' ({note})' if note else ''}" for case, doc, note in rows)
 
 
 def filled(text: str, name: str, content: str) -> str:

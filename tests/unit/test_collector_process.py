@@ -71,7 +71,7 @@ def test_one_that_dies_is_started_again_three_times(
         error = ask_until_it_gives_up(CollectorProcess("run", 1, None))
     assert error.message == "the collector died: SIGKILL"
     assert rundir.log("run").read_text().split() == [str(number) for number in range(RESTARTS + 1)]
-    said = "ddpwatch starts its collector again ({} of 3): it died: SIGKILL"
+    said = "ddpwatch restarts its collector ({} of 3): it died: SIGKILL"
     assert [record.getMessage() for record in caplog.records] == [said.format(number) for number in (1, 2, 3)]
 
 

@@ -123,7 +123,7 @@ def test_recordings_are_compared(tmp_path: Path) -> None:
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="two recordings"):
         compare_recordings([record(tmp_path / "a.mcap")])
-    with pytest.raises(UsageError, match="nothing of what was selected"):
+    with pytest.raises(UsageError, match="none of the selected steps and ranks"):
         compare_recordings([tmp_path / "a.mcap", record(tmp_path / "b.mcap")], Selection(first=500))
 
 

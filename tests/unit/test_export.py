@@ -342,7 +342,7 @@ def test_a_recording_is_never_written_over(form: str, how: str, recorded: Path, 
         else:
             export(Recording(source), form, folder if form in ("csv", "parquet") else out, ALL)
 
-    with pytest.raises(UsageError, match="is a recording, and would be written over") as error:
+    with pytest.raises(UsageError, match="is a recording, and would be overwritten") as error:
         write()
     assert error.value.exit_code == 2
     assert out.read_bytes() == before
@@ -440,9 +440,9 @@ def test_what_cannot_be_exported(recorded: Path, tmp_path: Path) -> None:
         export(Recording(recorded), "xls", tmp_path / "out", ALL)
     with pytest.raises(UsageError, match="No such file or directory"):
         export(Recording(recorded), "chrome", tmp_path / "missing" / "out", ALL)
-    with pytest.raises(UsageError, match="nothing of what was selected") as error:
+    with pytest.raises(UsageError, match="none of the selected steps and ranks") as error:
         export(Recording(recorded), "csv", tmp_path / "out", Selection(ranks=frozenset({7})))
-    assert error.value.hint == "it holds the steps 0 to 11 of the ranks 0 to 1"
+    assert error.value.hint == "it has the steps 0 to 11 of the ranks 0 to 1"
     assert not (tmp_path / "out").exists()
 
 

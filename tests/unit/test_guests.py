@@ -259,7 +259,7 @@ def test_what_is_no_answer_of_rank_0s_is_refused_in_one_line(job: Job, lie: str)
     question = job.ranks[2]._question
     assert question is not None
     job.store.set(f"ddpwatch/1/answer/{question._letter.nonce}", lie)
-    with pytest.raises(DdpwatchError, match="something else than rank 0's answer"):
+    with pytest.raises(DdpwatchError, match="something other than rank 0's answer"):
         job.find(2)
 
 
@@ -274,7 +274,7 @@ def test_what_is_no_address_of_a_root_is_refused_and_costs_nobody_else(job: Job,
     assert guest_2._join is not None
     prefix = guest.join_prefix(guest_2._address.session)
     job.store.set(f"{prefix}/answer/{guest_2._join._letter.nonce}", lie)
-    with pytest.raises(DdpwatchError, match="something else than rank 0's answer"):
+    with pytest.raises(DdpwatchError, match="something other than rank 0's answer"):
         job.find(2)
     job.ranks.pop(2).leave()
     for _ in range(4):

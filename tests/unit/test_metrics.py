@@ -157,7 +157,7 @@ def test_where_to_listen(text: str, found: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "9464", "localhost:", "localhost:http", "localhost:65536"])
 def test_nowhere_to_listen(text: str) -> None:
-    with pytest.raises(UsageError, match="no address to listen on"):
+    with pytest.raises(UsageError, match="is not an address to listen on"):
         parse_listen(text)
 
 
@@ -241,7 +241,7 @@ def check_pushed(found: Any, metric: Metric, samples: Sequence[Sample]) -> None:
 
 @pytest.mark.parametrize("text", ["", "127.0.0.1:4318", "ftp://host", "http://"])
 def test_no_url(text: str) -> None:
-    with pytest.raises(UsageError, match="is no URL of a collector"):
+    with pytest.raises(UsageError, match="is not a collector's URL"):
         metrics_url(text)
 
 

@@ -231,7 +231,7 @@ def test_plain_lines(ssh: FakeSsh, publisher: Publisher, capsys: pytest.CaptureF
         (1, "", "This account is \x1b[31mnot available.\n", "me@node: This account is [31mnot available.", ""),
         (0, "", "", "me@node: ssh ended with exit code 0", ""),
         (0, "", SAYS.format(7), "ddpwatch 9.9 there does not speak", "install the same one"),
-        (0, "", "x" * 70_000, "something else than ddpwatch answers", "login shell"),
+        (0, "", "x" * 70_000, "something other than ddpwatch answers", "login shell"),
         (0, "", SAYS.format(1) + "Password:" * 10, "a message of", "terminal"),
     ],
 )
@@ -277,7 +277,7 @@ def test_the_command(url: str, command: str, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )  # fmt: skip
 def test_no_option_and_nothing_for_a_shell(url: str) -> None:
-    with pytest.raises(UsageError, match="is no address of a run"):
+    with pytest.raises(UsageError, match="is not the address of a run"):
         address.parse(url)
 
 

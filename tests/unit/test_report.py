@@ -223,7 +223,7 @@ def test_what_is_only_worth_knowing_fails_where_it_is_named() -> None:
 
 @pytest.mark.parametrize("text", ["", ",", "hang;death", "Hang"])
 def test_what_is_no_kind(text: str) -> None:
-    with pytest.raises(UsageError, match="no kind of incident"):
+    with pytest.raises(UsageError, match="not a kind of incident"):
         parse_kinds(text)
 
 

@@ -136,7 +136,7 @@ def shadow() -> Iterator[Message]:
 @pytest.mark.parametrize(
     ("messages", "line"),
     [
-        (sharded, "what-if knows DDP only, and this job uses FSDP2"),
+        (sharded, "what-if supports DDP only, and this job uses FSDP2"),
         (shadow, "0 full steps of all ranks, and 5 are needed"),
     ],
 )

@@ -166,9 +166,9 @@ def test_a_ring_moves_each_byte_nearly_twice() -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no wire.json"),
-        (b"[1]", "no wire.json"),
-        (b'{"backend": "gloo", "world_size": 2, "sizes": []}', "no wire.json"),
+        (b"", "not a wire.json"),
+        (b"[1]", "not a wire.json"),
+        (b'{"backend": "gloo", "world_size": 2, "sizes": []}', "not a wire.json"),
         (write_wire(wire(version=2)), "has version 2"),
         (write_wire(wire(sizes=wire().sizes[:1] * 2)), "twice"),
     ],

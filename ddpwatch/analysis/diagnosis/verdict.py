@@ -96,7 +96,7 @@ def _healthy(summary: Summary, incidents: Sequence[Incident], ranks: int, comple
         why = "one rank has nobody to talk to" if ranks == 1 else "no bucket was launched"
         return Verdict("no_comm", "ok", f"no communication: {why}")
     if summary.exposed_ns is None or not summary.step_ns:
-        return Verdict("unmeasured", "none", "when buckets complete is not measured here, so overlap is unknown")
+        return Verdict("unmeasured", "none", "completion is not measured here, so overlap is unknown")
     share = summary.exposed_ns / summary.step_ns
     text = f"nothing stands out; exposed communication {in_ms(summary.exposed_ns)} of {in_ms(summary.step_ns)}"
     return Verdict("hidden", "ok", f"{text} ({_percent(share)}){_past(incidents)}")

@@ -182,7 +182,7 @@ class RecordedBuilder:
     def _check_job(self) -> None:
         """Refuses what is no DDP job of one module on one clock."""
         if self._sharded:
-            raise UsageError("what-if knows DDP only, and this job uses FSDP2")
+            raise UsageError("what-if supports DDP only, and this job uses FSDP2")
         if not self._steps or not self._hellos:
             raise UsageError("no step is readable", "record a longer stretch of the job")
         if len(self._hellos) < 2:
@@ -190,10 +190,10 @@ class RecordedBuilder:
         if not any(layout.buckets for layout in self._layouts.values()):
             raise UsageError("the bucket layout is missing", "record from the start of the job, or at its end")
         if len(self._layouts) > 1:
-            raise UsageError(f"what-if knows jobs with one DDP module, and this one has {len(self._layouts)}")
+            raise UsageError(f"what-if supports jobs with one DDP module, and this one has {len(self._layouts)}")
         if len(self._groups) > 1:
             raise UsageError(
-                f"what-if knows jobs that reduce in one process group, and this one has {len(self._groups)}"
+                f"what-if supports jobs that reduce in one process group, and this one has {len(self._groups)}"
             )
         if self._uncomparable:
             raise UsageError("the ranks have different clocks, so that their times cannot be compared")

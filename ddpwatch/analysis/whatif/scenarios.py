@@ -276,7 +276,7 @@ def parse_hook(text: str) -> str:
         return name
     if name == "powersgd" and (not rank or (rank.isdecimal() and 1 <= int(rank) <= 1024)):
         return f"powersgd-{int(rank or 1)}"
-    raise UsageError(f"{text!r} is no comm hook that what-if knows", "give fp16, bf16 or powersgd-2")
+    raise UsageError(f"{text!r} is not a comm hook that what-if supports", "give fp16, bf16 or powersgd-2")
 
 
 def refusal(recorded: Recorded, physics: Physics, change: Change) -> str:

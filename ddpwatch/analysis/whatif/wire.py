@@ -74,12 +74,12 @@ def parse_wire(content: bytes) -> Wire:
     try:
         wire = msgspec.json.decode(content, type=Wire)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"this is no wire.json: {error}", "make one with python -m ddpwatch.sweep") from None
+        raise UsageError(f"this is not a wire.json: {error}", "make one with python -m ddpwatch.sweep") from None
     if wire.version > WIRE_VERSION:
         raise UsageError(f"wire.json has version {wire.version}, and this ddpwatch reads up to {WIRE_VERSION}")
     by_size = {size.nbytes: size for size in wire.sizes}
     if len(by_size) < len(wire.sizes):
-        raise UsageError("this is no wire.json: a size is in it twice", "make one with python -m ddpwatch.sweep")
+        raise UsageError("this is not a wire.json: a size is in it twice", "make one with python -m ddpwatch.sweep")
     wire.sizes = [by_size[nbytes] for nbytes in sorted(by_size)]
     return wire
 

@@ -67,7 +67,7 @@ def _lines(change: Change) -> Iterator[str]:
     elif change.hook:
         yield _HOOKS[change.hook]
     if change.accumulate > 1:
-        yield f"with model.no_sync(): around all but each {_ordinal(change.accumulate)} backward"
+        yield f"with model.no_sync(): around all but every {_ordinal(change.accumulate)} backward"
 
 
 def _ordinal(number: int) -> str:
