@@ -303,8 +303,7 @@ class RunState:
 
     def verdict(self, summary: Summary, incidents: Sequence[Incident]) -> Verdict:
         """What matters most now, given the figures of the newest steps and all incidents."""
-        complete = len(self.ranks) >= self.world_size
-        return verdict(summary, incidents, len(self.ranks), self.end, complete, self.finished_steps)
+        return verdict(summary, incidents, len(self.ranks), self.end, self.world_size, self.finished_steps)
 
     @property
     def unseen(self) -> frozenset[int]:
