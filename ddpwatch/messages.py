@@ -12,7 +12,7 @@ What was not measured is ``None``, never 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
@@ -480,13 +480,13 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-def run_before(named: Iterable[str]) -> str:
-    """The run that a job was before, given what its ranks' hellos name; empty if none does.
+def run_before(named: Mapping[int, str]) -> str:
+    """The run that a job was before, given what the hello of each rank names; empty if none does.
 
-    That is the one that most ranks name, and of several the last in the alphabet: the same one everywhere.
+    That is the one that most ranks name, and of several that of the lowest rank: the same one everywhere.
     """
-    counts = Counter(filter(None, named))
-    return max(counts, key=lambda run_id: (counts[run_id], run_id), default="")
+    counts = Counter(run_id for _, run_id in sorted(named.items()) if run_id)
+    return max(counts, key=counts.__getitem__, default="")  # of equals, the first
 
 
 def encode(message: Message) -> bytes:
