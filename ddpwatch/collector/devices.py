@@ -51,15 +51,14 @@ class DeviceThread(threading.Thread):
     def run(self) -> None:
         """Samples until `stop`."""
         devices, ranks = DeviceSampler(), RankSampler()
-        socket = self._context.socket(zmq.PUSH)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(_SAMPLES)
-        while not self._stopping.wait(SAMPLE_S):
-            with contextlib.suppress(zmq.Again, OSError, psutil.Error):  # no memory or files just now: one sample less
-                samples: list[Message] = [*devices.sample(), *ranks.sample(self._pids())]
-                for sample in samples:
-                    socket.send(encode(sample), zmq.DONTWAIT)
-        socket.close()
+        with self._context.socket(zmq.PUSH) as socket:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(_SAMPLES)
+            while not self._stopping.wait(SAMPLE_S):
+                with contextlib.suppress(zmq.Again, OSError, psutil.Error):  # no memory or files just now: one less
+                    samples: list[Message] = [*devices.sample(), *ranks.sample(self._pids())]
+                    for sample in samples:
+                        socket.send(encode(sample), zmq.DONTWAIT)
 
     def stop(self) -> None:
         """Ends the thread."""

@@ -179,6 +179,23 @@ def test_a_driver_that_never_answers_does_not_hold_up_the_end(
     assert closed
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_sampler_that_dies_leaves_no_socket_behind(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end would wait for it."""
+
+    def fail(_: DeviceSampler) -> list[Device]:
+        raise ZeroDivisionError
+
+    opened: list[transport.Socket] = []
+    real = collector._context.socket
+    monkeypatch.setattr(collector._context, "socket", lambda kind: opened.append(real(kind)) or opened[-1])
+    monkeypatch.setattr(devices, "SAMPLE_S", 0.01)
+    monkeypatch.setattr(DeviceSampler, "sample", fail)
+    collector._devices.start()
+    collector._devices.join(60.0)
+    assert [socket.closed for socket in opened] == [True]
+
+
 def test_a_place_is_looked_for_once_and_not_for_each_of_a_thousand_ranks(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
