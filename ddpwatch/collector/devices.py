@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import zmq
 
-from ddpwatch import transport
+from ddpwatch import clock, transport
 from ddpwatch.collector.host_counters import HostCounters
 from ddpwatch.collector.rank_samples import RankSampler
 from ddpwatch.messages import Device, Message, encode
@@ -74,7 +74,7 @@ class DeviceSampler:
     """
 
     def __init__(self, nvml: Any = None) -> None:
-        self._host = socket.gethostname()
+        self._host, self._boot_id = socket.gethostname(), clock.boot_id()
         self._nvml, self._handles = _open_nvml(nvml)
         self._counters = HostCounters()
         self._net = NetCounters()
@@ -90,6 +90,7 @@ class DeviceSampler:
         now_ns = time.monotonic_ns()
         return Device(
             host=self._host,
+            boot_id=self._boot_id,
             kind="cpu",
             at_ns=now_ns,
             name=f"{psutil.cpu_count() or '?'} CPUs",
@@ -106,6 +107,7 @@ class DeviceSampler:
         memory = query(nvml.nvmlDeviceGetMemoryInfo, handle)
         return Device(
             host=self._host,
+            boot_id=self._boot_id,
             kind="cuda",
             at_ns=time.monotonic_ns(),
             index=index,
