@@ -123,12 +123,11 @@ class RecordingWriter:
 
     def abandon(self) -> None:
         """Closes the file without an end. It keeps what was flushed, and nothing of what the disk refused in part."""
-        raw = self._file.raw  # its buffer would be written once more
-        if not raw.closed:
+        if not self._file.closed:
             with contextlib.suppress(OSError):
-                os.ftruncate(raw.fileno(), self._flushed)
+                os.ftruncate(self._file.fileno(), self._flushed)
             with contextlib.suppress(OSError):
-                raw.close()
+                self._file.raw.close()  # without the buffer, which would be written once more
 
 
 def _create(path: Path) -> io.BufferedWriter:
