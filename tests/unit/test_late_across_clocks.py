@@ -46,6 +46,19 @@ def test_lateness_beyond_the_error_is_named(seed: int) -> None:
     assert named(seed, late_ms=60) == {3}
 
 
+@pytest.mark.parametrize(("later_ms", "count"), [(0, 1), (80, 2)])
+def test_a_late_rank_is_one_incident_when_clocks_are_known_better(later_ms: int, count: int) -> None:
+    """Rank 3 is late by 60 ms. What is sure of it grows from 30 to 55 ms at step 40; if it changes, by more."""
+    dice, group = random.Random(1), GroupLateness(RANKS)
+    found: list[Streak] = []
+    for number in range(100):
+        launches = [dice.gauss(100, 1) for _ in RANKS]
+        launches[3] += 60 + later_ms * (number >= 40)
+        error_ns = (30 if number < 40 else 5) * MS
+        found += group.add(number, [int(at * MS) for at in launches], STEP_NS, error_ns=error_ns)
+    assert [streak.rank for streak in found] == [3] * count
+
+
 def test_what_clocks_may_be_off_by_does_not_average_out() -> None:
     """Rank 3 seems to be 20 ms early, and 80 ms late in every tenth step: with this error, nothing shows it is late."""
     group = GroupLateness(RANKS)

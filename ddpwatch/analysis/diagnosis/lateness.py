@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise, takewhile
 from operator import mul, sub
-from statistics import median
+from statistics import fmean, median
 
 from ddpwatch.analysis.diagnosis.change import CHANGE_EVERY, CHANGE_STEPS, change
 from ddpwatch.analysis.diagnosis.noise import (
@@ -247,7 +247,7 @@ class GroupLateness:
         newest = islice(reversed(streak.values), streak.pending, CHANGE_STEPS)
         values = list(newest)[::-1]
         since = change(values, self.low_ns) if values else None
-        if since is None:
+        if since is None or (self._bias and self._shows_better(values, since)):
             return
         late = [value for step, value, struck in values if step >= since and struck]
         index, watched = self._positions[streak.rank], sum(step >= since for step, _, _ in values)
@@ -261,6 +261,15 @@ class GroupLateness:
         if not streak.dissolved:
             self._struck.append((streak.since, streak.until))
         self._changed.append(changed)
+
+    def _shows_better(self, values: Sequence[tuple[int, int, bool]], since: int) -> bool:
+        """Whether a rank's deviations grow because clocks are known better from that step on."""
+        errors = {step: error_ns for (step, _), (_, error_ns) in zip(self._rows, self._measured, strict=True)}
+        before, after = (
+            [(value, errors[step]) for step, value, _ in values if (step >= since) == late] for late in (False, True)
+        )
+        (was, error), (became, rest) = (map(fmean, zip(*stretch, strict=True)) for stretch in (before, after))
+        return became - was < 2 * (error - rest)
 
     def mean_in(self, streak: Streak) -> float:
         """The rank's mean deviation in the late steps of a streak, which another figure of it may show.
