@@ -12,7 +12,7 @@ What was not measured is ``None``, never 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
@@ -29,6 +29,7 @@ Ns = Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]
 Name = Annotated[str, Meta(max_length=1024)]
 Column = Annotated[list[Ns], Meta(max_length=65536)]
 SparseColumn = Annotated[list[Ns | None], Meta(max_length=65536)]
+DeviceKey = tuple[str, str, str, int]  # host, its boot, kind, index
 
 PhaseName = Literal["forward", "backward", "sync", "optimizer"]
 # What they mean: `ddpwatch.sampling.levels`. Readers from before "unresolved" refuse such a step, and count it as
@@ -290,10 +291,11 @@ class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True):
     ``iowait`` percent was idle for want of a disk. ``run_queue`` threads run or wait for a core. Some thread waited
     for a core ``cpu_pressure`` percent of the time, for memory ``memory_pressure`` percent. In ``cgroup_throttled``
     percent of its periods, the collector's cgroup, which is rank 0's, had used up its CPU quota. ``net_faulty`` is the
-    interface with most errors and drops.
+    interface with most errors and drops. ``boot_id`` distinguishes hosts of one name, and is empty in older recordings.
     """
 
     host: Name
+    boot_id: Name = ""
     kind: Literal["cpu", "cuda"]
     at_ns: Ns
     index: Count = 0
@@ -329,6 +331,11 @@ class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True):
     net_tx_drops_s: float | None = None
     net_rx_drops_s: float | None = None
     net_faulty: Name = ""
+
+    @property
+    def key(self) -> DeviceKey:
+        """What identifies the device."""
+        return self.host, self.boot_id, self.kind, self.index
 
 
 class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True):
@@ -480,13 +487,13 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-def run_before(named: Iterable[str]) -> str:
-    """The run that a job was before, given what its ranks' hellos name; empty if none does.
+def run_before(named: Mapping[int, str]) -> str:
+    """The run that a job was before, given what the hello of each rank names; empty if none does.
 
-    That is the one that most ranks name, and of several the last in the alphabet: the same one everywhere.
+    That is the one that most ranks name, and of several that of the lowest rank: the same one everywhere.
     """
-    counts = Counter(filter(None, named))
-    return max(counts, key=lambda run_id: (counts[run_id], run_id), default="")
+    counts = Counter(run_id for _, run_id in sorted(named.items()) if run_id)
+    return max(counts, key=counts.__getitem__, default="")  # of equals, the first
 
 
 def encode(message: Message) -> bytes:

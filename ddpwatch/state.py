@@ -27,6 +27,7 @@ from ddpwatch.messages import (
     Bye,
     ClockExchange,
     Device,
+    DeviceKey,
     Group,
     Hello,
     Layout,
@@ -116,7 +117,7 @@ class RunState:
     ranks: dict[int, RankState] = field(default_factory=dict)
     steps: OrderedDict[int, StepAcrossRanks] = field(default_factory=OrderedDict)
     layouts: Layouts = field(init=False)
-    devices: dict[tuple[str, str, int], deque[Device]] = field(default_factory=dict)
+    devices: dict[DeviceKey, deque[Device]] = field(default_factory=dict)
     nodes: dict[int, Node] = field(default_factory=dict)
     marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=KEEP_MARKS))
     ends: deque[Bye] = field(default_factory=lambda: deque(maxlen=KEEP_ENDS))
@@ -124,7 +125,7 @@ class RunState:
     end: Bye | None = None
     clocks: ClockDomains = field(default_factory=ClockDomains)
     cost: CostMeter = field(default_factory=CostMeter)
-    _sampled_ns: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    _sampled_ns: dict[DeviceKey, int] = field(default_factory=dict)
     _unseen: set[int] = field(default_factory=set)  # ranks
     _restarts_before: int = 0
     diagnosis: Diagnosis = field(init=False)
@@ -206,7 +207,7 @@ class RunState:
             self._unseen.update(node.ranks)
 
     def _apply_device(self, device: Device, received_ns: int) -> None:
-        key = (device.host, device.kind, device.index)
+        key = device.key
         if key not in self.devices:
             for gone in [other for other, at in self._sampled_ns.items() if received_ns - at > DEVICE_GONE_NS]:
                 del self.devices[gone], self._sampled_ns[gone]
@@ -303,8 +304,7 @@ class RunState:
 
     def verdict(self, summary: Summary, incidents: Sequence[Incident]) -> Verdict:
         """What matters most now, given the figures of the newest steps and all incidents."""
-        complete = len(self.ranks) >= self.world_size
-        return verdict(summary, incidents, len(self.ranks), self.end, complete, self.finished_steps)
+        return verdict(summary, incidents, len(self.ranks), self.end, self.world_size, self.finished_steps)
 
     @property
     def unseen(self) -> frozenset[int]:

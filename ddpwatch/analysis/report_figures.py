@@ -282,7 +282,7 @@ class ReportBuilder:
         first = hellos[0] if hellos else None
         return {
             "id": first.run_id if first else None,
-            "previous": run_before(hello.previous for hello in hellos) or None,
+            "previous": run_before({hello.rank: hello.previous for hello in hellos}) or None,
             "world_size": first.world_size if first else None,
             "backend": first.backend if first else None,
             "hosts": sorted({hello.host for hello in hellos}),

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import zmq
 
-from ddpwatch import transport
+from ddpwatch import clock, transport
 from ddpwatch.collector.host_counters import HostCounters
 from ddpwatch.collector.rank_samples import RankSampler
 from ddpwatch.messages import Device, Message, encode
@@ -51,15 +51,14 @@ class DeviceThread(threading.Thread):
     def run(self) -> None:
         """Samples until `stop`."""
         devices, ranks = DeviceSampler(), RankSampler()
-        socket = self._context.socket(zmq.PUSH)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(_SAMPLES)
-        while not self._stopping.wait(SAMPLE_S):
-            with contextlib.suppress(zmq.Again, OSError, psutil.Error):  # no memory or files just now: one sample less
-                samples: list[Message] = [*devices.sample(), *ranks.sample(self._pids())]
-                for sample in samples:
-                    socket.send(encode(sample), zmq.DONTWAIT)
-        socket.close()
+        with self._context.socket(zmq.PUSH) as socket:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(_SAMPLES)
+            while not self._stopping.wait(SAMPLE_S):
+                with contextlib.suppress(zmq.Again, OSError, psutil.Error):  # no memory or files just now: one less
+                    samples: list[Message] = [*devices.sample(), *ranks.sample(self._pids())]
+                    for sample in samples:
+                        socket.send(encode(sample), zmq.DONTWAIT)
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -75,7 +74,7 @@ class DeviceSampler:
     """
 
     def __init__(self, nvml: Any = None) -> None:
-        self._host = socket.gethostname()
+        self._host, self._boot_id = socket.gethostname(), clock.boot_id()
         self._nvml, self._handles = _open_nvml(nvml)
         self._counters = HostCounters()
         self._net = NetCounters()
@@ -91,6 +90,7 @@ class DeviceSampler:
         now_ns = time.monotonic_ns()
         return Device(
             host=self._host,
+            boot_id=self._boot_id,
             kind="cpu",
             at_ns=now_ns,
             name=f"{psutil.cpu_count() or '?'} CPUs",
@@ -107,6 +107,7 @@ class DeviceSampler:
         memory = query(nvml.nvmlDeviceGetMemoryInfo, handle)
         return Device(
             host=self._host,
+            boot_id=self._boot_id,
             kind="cuda",
             at_ns=time.monotonic_ns(),
             index=index,

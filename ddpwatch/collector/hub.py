@@ -20,6 +20,7 @@ from ddpwatch.messages import (
     Bye,
     ClockExchange,
     Device,
+    DeviceKey,
     EndReason,
     FrameError,
     Group,
@@ -131,7 +132,7 @@ class Hub:
         self._seq = restarts << RESTART_BITS
         self._kept_bytes = 0
         self._own_bytes = 0  # of that, the collector's own messages
-        self._devices: dict[tuple[str, str, int], deque[Envelope]] = {}  # the most recently sampled last
+        self._devices: dict[DeviceKey, deque[Envelope]] = {}  # the most recently sampled last
         self._bodies: dict[bytes, SharedBody] = {}  # of layouts
         self._own: dict[type[Message], Envelope] = {}  # the newest status, and the run's end
         self._nodes: dict[int, RankEntry] = {}
@@ -255,13 +256,12 @@ class Hub:
         self._kept_bytes += nbytes
 
     def _keep_device(self, device: Device, envelope: Envelope) -> None:
-        key = (device.host, device.kind, device.index)
-        samples = self._devices.pop(key, None) or deque()
+        samples = self._devices.pop(device.key, None) or deque()
         if not samples:
             self._drop_devices_before(envelope.received_ns - DEVICE_GONE_NS)
         samples.append(envelope)
         self._count_own(_size(envelope))
-        self._devices[key] = samples
+        self._devices[device.key] = samples
         while len(samples) > min(KEEP_DEVICE_SAMPLES, KEEP_SAMPLES // len(self._devices)):
             self._count_own(-_size(samples.popleft()))
         if len(self._devices) > KEEP_DEVICES:

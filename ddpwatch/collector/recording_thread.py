@@ -78,7 +78,8 @@ class RecordingThread(threading.Thread):
     @property
     def lost(self) -> int:
         """Frames that did not reach the disk."""
-        return self._refused + (0 if self._writer is None else self._writer.lost)
+        waiting = len(self._queue) if self._failure else 0  # for ever
+        return self._refused + waiting + (0 if self._writer is None else self._writer.lost)
 
     @property
     def state(self) -> RecordingState:
@@ -123,8 +124,9 @@ class RecordingThread(threading.Thread):
 
     def _write_backlog(self, writer: ResilientWriter) -> None:
         while self._queue:
-            message, envelope = self._queue.popleft()
-            self._written_bytes += len(envelope.frame)
+            message, envelope = self._queue[0]
             self._attachments.apply(message)
+            self._queue.popleft()
+            self._written_bytes += len(envelope.frame)
             writer.write_message(message, envelope)
         writer.flush()

@@ -229,7 +229,7 @@ class Collector:
         if not rundir.is_run_id(hello.previous):
             return
         self._previous[hello.rank] = hello.previous
-        if (previous := run_before(self._previous.values())) != self._info.previous:
+        if (previous := run_before(self._previous)) != self._info.previous:
             self._info.previous = previous
             with contextlib.suppress(DdpwatchError, OSError):  # the file was removed, or the disk is full
                 rundir.publish(self._claim, self._info)

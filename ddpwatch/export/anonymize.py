@@ -168,6 +168,7 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
     Mark: {"name": _word("mark")},
     Device: {
         "host": _word("host"),
+        "boot_id": _word("boot"),
         "uuid": _word("device"),
         "name": _PRODUCT,
         "net_faulty": _word("interface", r"(?:eth|ib|bond)\d{1,3}|lo"),

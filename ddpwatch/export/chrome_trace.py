@@ -26,7 +26,7 @@ from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, StepFigures, bucket_keys, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
-from ddpwatch.messages import Bye, Device, Hello, Layout, Mark, Message, Step
+from ddpwatch.messages import Bye, Device, DeviceKey, Hello, Layout, Mark, Message, Step
 from ddpwatch.transport import Frame
 
 Event = dict[str, Any]
@@ -213,8 +213,8 @@ class _Tracer:
         self._offsets = dict(line.offsets)  # as the run goes on
         self._around = around
         self._assembler = StepAssembler(ranks)
-        self._hosts: dict[str, int] = {}  # a rank on it
-        self._device_pids: dict[tuple[str, str, int], int] = {}
+        self._hosts: dict[tuple[str, str], int] = {}  # a rank on it, by name and boot, and by name alone
+        self._device_pids: dict[DeviceKey, int] = {}
         self._lanes: dict[tuple[int, int], _Lanes] = {}
         self._named: set[tuple[int, int]] = set()
         self._layouts = Layouts(self._assembler.groups)
@@ -250,7 +250,7 @@ class _Tracer:
 
     def _other(self, message: Message) -> Iterator[Event]:
         if isinstance(message, Hello):
-            self._hosts[message.host] = message.rank
+            self._hosts[message.host, message.boot_id] = self._hosts[message.host, ""] = message.rank
             yield from self._process(message.rank, f"rank {message.rank} ({message.host})")
         elif isinstance(message, Layout):
             self._layouts.apply(message)
@@ -281,13 +281,12 @@ class _Tracer:
         yield {"ph": "i", "s": "p", "name": name, "cat": category, "pid": rank, "tid": tid, "ts": self._us(at)}
 
     def _device(self, device: Device) -> Iterator[Event]:
-        at = device.at_ns + self._offset(self._hosts.get(device.host))
+        at = device.at_ns + self._offset(self._hosts.get((device.host, device.boot_id)))
         if self._shown(at, at) is None:
             return
-        key = (device.host, device.kind, device.index)
-        pid = self._device_pids.get(key)
+        pid = self._device_pids.get(device.key)
         if pid is None:
-            pid = self._device_pids[key] = DEVICE_PIDS + len(self._device_pids)
+            pid = self._device_pids[device.key] = DEVICE_PIDS + len(self._device_pids)
             name = f"{device.host} {'host' if device.kind == 'cpu' else f'GPU {device.index}'} {device.name}".strip()
             yield from self._process(pid, name)
         for field, name in _GAUGES:

@@ -75,7 +75,7 @@ class FollowSource:
         self._run = run_of(recording.chains[0].newest)
         self._known = {chain.identity for chain in recording.chains}  # recordings and files to skip
         self._searched = time.monotonic()
-        self._files = [GrowingFile([part.path for part in chain.parts]) for chain in recording.chains]
+        self._files = [GrowingFile([part.path for part in chain.parts], chain.ahead_ns) for chain in recording.chains]
         self._foreign = dict(zip(self._files, foreign_ranks(recording.chains), strict=True))
         self._file_of: dict[int, GrowingFile] = {}  # of a rank
 
@@ -141,6 +141,7 @@ class GrowingFile:
 
     Args:
         paths: Its parts; the last one grows.
+        ahead_ns: See `PartChain`.
 
     Attributes:
         over: No more frames will come: the recorder has written the end, or the file is damaged.
@@ -150,8 +151,9 @@ class GrowingFile:
         grew_at: When the file last had something new (`time.monotonic`).
     """
 
-    def __init__(self, paths: list[Path]) -> None:
+    def __init__(self, paths: list[Path], ahead_ns: int = 0) -> None:
         self.path = paths[-1]
+        self._ahead_ns = ahead_ns
         self.over = False
         self.unreadable = 0
         self.waiting: deque[Frame] = deque()
@@ -220,12 +222,13 @@ class GrowingFile:
         for raw in chunk_messages(content):
             if raw.sequence == 0 and not self._first:
                 continue
+            received_ns = raw.log_time - self._ahead_ns
             try:
-                self.waiting += node_step.read(Envelope(raw.sequence, raw.log_time, raw.data))
+                self.waiting += node_step.read(Envelope(raw.sequence, received_ns, raw.data))
             except FrameError:
                 self.unreadable += 1
                 continue
-            self.newest_ns = max(self.newest_ns, raw.log_time)
+            self.newest_ns = max(self.newest_ns, received_ns)
 
     def _take_metadata(self, metadata: Metadata) -> None:
         if metadata.name == END_NAME:

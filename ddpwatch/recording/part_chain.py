@@ -5,25 +5,32 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Hello
+from ddpwatch.messages import Hello, Step
 from ddpwatch.recording.names import is_older_part
 from ddpwatch.recording.part import Part, int_field
 from ddpwatch.recording.selection import CONTEXT_ONLY, Selection
-from ddpwatch.transport import Frame
+from ddpwatch.transport import Envelope, Frame
 
 PART_NAME = re.compile(r"\.(\d{4,8})$")
 NAMED_RUNS = 5
+WALL_CLOCKS_NS = 5_000_000_000  # apart by more: what lies between is no network, and no slow start
 
 
 @dataclass(frozen=True, slots=True)
 class PartChain:
-    """The parts of one recording, oldest first; at least one."""
+    """The parts of one recording, oldest first; at least one.
+
+    Attributes:
+        ahead_ns: By how much its recorder's wall clock is ahead of those of the recordings that it is merged with.
+            Receive times are without it.
+    """
 
     parts: list[Part]
+    ahead_ns: int = 0
 
     @property
     def newest(self) -> Part:
@@ -62,12 +69,24 @@ class PartChain:
     @property
     def start_ns(self) -> int:
         """Receive time of the first frame (ns since the Unix epoch); 0 without any."""
-        return next((span[0] for part in self.parts if (span := part.index.span_ns) is not None), 0)
+        return next((span[0] - self.ahead_ns for part in self.parts if (span := part.index.span_ns) is not None), 0)
+
+    @property
+    def span_ns(self) -> tuple[int, int] | None:
+        """Receive time of the first and the last frame (ns since the Unix epoch); None without any."""
+        found = [span for part in self.parts if (span := part.index.span_ns) is not None]
+        if not found:
+            return None
+        return min(first for first, _ in found) - self.ahead_ns, max(last for _, last in found) - self.ahead_ns
 
     def frames(self, selection: Selection) -> Iterator[Frame]:
         """The selected frames of all parts."""
+        ahead_ns = self.ahead_ns
+        if ahead_ns and selection.start_ns:
+            selection = replace(selection, start_ns=selection.start_ns + ahead_ns)
         for number, part in enumerate(self.parts):
-            yield from part.frames(selection, first=number == 0)
+            frames = part.frames(selection, first=number == 0)
+            yield from _received_earlier(frames, ahead_ns) if ahead_ns else frames
 
     def ranks(self) -> frozenset[int]:
         """The ranks in it."""
@@ -78,16 +97,51 @@ class PartChain:
     def lead_in(self, at_ns: int, steps: int, span_ns: int) -> int:
         """See `Recording.lead_in`. Takes a quarter more steps than asked for, since some ranks may be behind."""
         newest = 0
+        at_ns += self.ahead_ns
         for row in (row for part in reversed(self.parts) for row in part.index.backwards(at_ns)):
             if row.has_steps:
                 newest = max(newest, row.last_step)
                 if row.last_step < newest - steps - steps // 4 and row.end_ns < at_ns - span_ns:
-                    return row.start_ns
+                    return row.start_ns - self.ahead_ns
         return 0
+
+    def first_step(self) -> int:
+        """The number of its first step; 0 if no index lists them."""
+        return min((steps[0] for part in self.parts if (steps := part.index.steps) is not None), default=0)
+
+    def step_ns(self, number: int) -> int | None:
+        """Receive time of a step, or else of the next one; None if there is none."""
+        frames = self.frames(Selection(number, context=False))
+        return next((envelope.received_ns for message, envelope in frames if isinstance(message, Step)), None)
 
     @property
     def _is_continued(self) -> bool:
         return "continued" in self.newest.end
+
+
+def _received_earlier(frames: Iterable[Frame], by_ns: int) -> Iterator[Frame]:
+    for message, envelope in frames:
+        yield message, Envelope(envelope.seq, envelope.received_ns - by_ns, envelope.frame)
+
+
+def with_one_wall_clock(chains: Sequence[PartChain]) -> list[PartChain]:
+    """Puts receive times onto the wall clock of the first recording, where those of others differ by seconds.
+
+    All ranks send the same step at about the same time.
+    """
+    starts = [chain.start_ns for chain in chains] if len(chains) > 1 else [0]
+    if max(starts) - min(starts) <= WALL_CLOCKS_NS:
+        return list(chains)
+    return [chains[0], *(replace(chain, ahead_ns=_ahead_ns(chain, chains[0])) for chain in chains[1:])]
+
+
+def _ahead_ns(chain: PartChain, other: PartChain) -> int:
+    """By how much the wall clock of one recording is ahead of another's; 0 if that is not clear."""
+    number = max(chain.first_step(), other.first_step())
+    at_ns, other_ns = chain.step_ns(number), other.step_ns(number)
+    if at_ns is None or other_ns is None or abs(at_ns - other_ns) <= WALL_CLOCKS_NS:
+        return 0
+    return at_ns - other_ns
 
 
 def foreign_ranks(chains: Sequence[PartChain]) -> list[frozenset[int]]:

@@ -16,7 +16,13 @@ from pathlib import Path
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Hello, Step
 from ddpwatch.recording.part import Part
-from ddpwatch.recording.part_chain import chains_of, foreign_ranks, parts_of_newest_run, with_siblings
+from ddpwatch.recording.part_chain import (
+    chains_of,
+    foreign_ranks,
+    parts_of_newest_run,
+    with_one_wall_clock,
+    with_siblings,
+)
 from ddpwatch.recording.seek import Position
 from ddpwatch.recording.selection import CONTEXT_ONLY, Selection
 from ddpwatch.transport import Envelope, Frame
@@ -30,8 +36,9 @@ class Recording:
 
     Args:
         path: A file, a directory with one file per rank or node, or several of these, which are merged by receive
-            time. A rank that is in several comes from the one with the fewest ranks. The older parts of a rotated
-            recording are found beside the newest. Of several runs in a directory, the newest is read.
+            time. If wall clocks differ by seconds, the first recording's counts. A rank that is in several comes from
+            the one with the fewest ranks. The older parts of a rotated recording are found beside the newest. Of
+            several runs in a directory, the newest is read.
 
     Raises:
         UsageError: A file cannot be opened, is not an MCAP file, or was written by a newer major version.
@@ -51,7 +58,8 @@ class Recording:
             raise UsageError("no recording was given", "give a file that was written with --record")
         self.path = paths[0]
         self.notes: list[str] = []
-        self.chains = chains_of([part for item in paths for part in self._parts_of(item)])
+        self.chains = with_one_wall_clock(chains_of([part for item in paths for part in self._parts_of(item)]))
+        self._note_wall_clocks()
         self._note_formats()
         self.frames = 0
         self.skipped = 0
@@ -84,7 +92,7 @@ class Recording:
     @property
     def span_ns(self) -> tuple[int, int]:
         """Receive time of the first and the last frame (ns since the Unix epoch), from the index; zeros without any."""
-        found = [span for part in self.parts if (span := part.index.span_ns) is not None]
+        found = [span for chain in self.chains if (span := chain.span_ns) is not None]
         return (min(first for first, _ in found), max(last for _, last in found)) if found else (0, 0)
 
     @property
@@ -201,6 +209,13 @@ class Recording:
         newest, note = parts_of_newest_run(parts)
         self.notes += [note] if note else []
         return newest
+
+    def _note_wall_clocks(self) -> None:
+        ahead = [chain.ahead_ns for chain in self.chains]
+        if any(ahead):
+            apart_s = (max(ahead) - min(ahead)) / 1e9
+            text = f"the wall clocks of these recordings differ by {apart_s:.0f} s, as their steps show"
+            self.notes.append(f"{text}: receive times are those of {self.chains[0].newest.path}")
 
     def _note_formats(self) -> None:
         found = [part.note for part in self.parts if part.note]

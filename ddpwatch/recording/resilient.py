@@ -57,7 +57,6 @@ class ResilientWriter:
         self._context = ContextMessages()
         self._writer: RotatingWriter | None = None
         self._failed_at: float | None = None
-        self._unflushed = 0
         self._open()
 
     def write_message(self, message: Message, envelope: Envelope) -> None:
@@ -67,7 +66,6 @@ class ResilientWriter:
             self._context.apply(message, envelope.received_ns)  # otherwise the writer does it
             self.lost += 1
             return
-        self._unflushed += 1
         try:
             self._writer.write_message(message, envelope)
         except OSError as error:
@@ -80,7 +78,6 @@ class ResilientWriter:
             return
         try:
             self.nbytes = self._writer.flush()
-            self._unflushed = 0
         except OSError as error:
             self._fail(error)
 
@@ -102,9 +99,11 @@ class ResilientWriter:
             self._fail(error)
 
     def abandon(self) -> None:
-        """See `RecordingWriter.abandon`."""
+        """See `RecordingWriter.abandon`. Counts what was not flushed as lost."""
         if self._writer is not None:
             self._writer.abandon()
+            self.lost += self._writer.unflushed
+            self._writer.unflushed = 0
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -134,7 +133,5 @@ class ResilientWriter:
         if not self.error:
             _log.error("ddpwatch does not record to %s until it can be written again: %s", self.path, reason)
         self.error = reason
-        self.lost += self._unflushed
-        self._unflushed = 0
         self._failed_at = time.monotonic()
         self.abandon()

@@ -27,6 +27,8 @@ from ddpwatch.recording.part import Part
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.transport import Envelope
 
+_Key = tuple[object, ...]
+
 
 class ContextMessages:
     """What later frames need to be understood: who the ranks are, their process groups, bucket layouts, and ends.
@@ -36,29 +38,40 @@ class ContextMessages:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[object, ...], Message] = {}
+        self._kept: dict[_Key, Message] = {}
+        self._fresh: set[_Key] = set()  # what no part is known to have
         self._members: dict[int, list[int]] = {}  # of a group: mostly all ranks send the same
         self.newest_ns = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __iter__(self) -> Iterator[Message]:
-        return iter(self._kept.values())
+    def envelopes(self) -> Iterator[tuple[Message, Envelope]]:
+        """Its frames for the next part. Those that an earlier part has are marked as repeated: by sequence number 0."""
+        for key, message in self._kept.items():
+            yield message, Envelope(int(key in self._fresh), self.newest_ns, encode(message))
+
+    def written(self) -> None:
+        """All of it has reached the disk."""
+        self._fresh.clear()
 
     def apply(self, message: Message, received_ns: int) -> None:
         """Keeps the message if it is context, whether it reaches the disk or not."""
         self.newest_ns = received_ns
         if isinstance(message, Hello):
-            self._kept["hello", message.rank] = message
+            self._keep(("hello", message.rank), message)
             self._kept.pop(("bye", message.rank), None)
         elif isinstance(message, Group):
-            self._kept["group", message.rank, message.id] = self._sharing_members(message)
+            self._keep(("group", message.rank, message.id), self._sharing_members(message))
         elif isinstance(message, Layout):
-            self._kept["layout", message.rank, message.module, message.epoch] = message
+            self._keep(("layout", message.rank, message.module, message.epoch), message)
             self._kept.pop(("layout", message.rank, message.module, message.epoch - 4), None)
         elif isinstance(message, Bye) and message.rank is not None:
-            self._kept["bye", message.rank] = message
+            self._keep(("bye", message.rank), message)
+
+    def _keep(self, key: _Key, message: Message) -> None:
+        self._kept[key] = message
+        self._fresh.add(key)
 
     def _sharing_members(self, group: Group) -> Group:
         """The group with the list that another rank has sent, if that is equal: of a thousand ranks, each names all."""
@@ -84,6 +97,7 @@ class RotatingWriter:
         frames: Frames written so far, over all parts.
         dropped_parts: How many of the oldest parts were removed to stay within the cap.
         lost_before: Frames that the recorder had lost whose recording this one continues.
+        unflushed: Frames since the last `flush`, which a failing disk may not have taken.
     """
 
     def __init__(
@@ -96,7 +110,7 @@ class RotatingWriter:
         resume: bool = False,
     ) -> None:
         self.path = Path(path)
-        self.dropped_parts = self.lost_before = 0
+        self.dropped_parts = self.lost_before = self.unflushed = 0
         self._limits = limits or Limits()
         self._clock = clock
         self._about = {"recording_id": secrets.token_hex(8), **(about or {})}
@@ -119,6 +133,7 @@ class RotatingWriter:
 
     def write_message(self, message: Message, envelope: Envelope) -> None:
         """Adds a frame. May raise OSError."""
+        self.unflushed += 1
         self._context.apply(message, envelope.received_ns)
         if isinstance(message, (Step, NodeStep)) and message.step % self._limits.every:
             summary = summary_of(message) if isinstance(message, Step) else without_hooks(message)
@@ -137,6 +152,8 @@ class RotatingWriter:
         size = self._writer.flush()
         if not self._writer.in_place():
             raise FileNotFoundError(2, "the file or its directory was removed")
+        self.unflushed = 0
+        self._context.written()
         limit = self._limits.part_limit
         old = self._limits.part_age_s and self._clock() - self._opened >= self._limits.part_age_s
         if (limit and size >= limit) or (old and self._writer.frames > len(self._context)):
@@ -166,8 +183,8 @@ class RotatingWriter:
         """Writes the context first. Its frames count as written in the part before."""
         self._writer, self._number = writer, number
         self._opened = self._clock()
-        for message in self._context:
-            writer.write_message(message, Envelope(0, self._context.newest_ns, encode(message)))
+        for message, envelope in self._context.envelopes():
+            writer.write_message(message, envelope)
         self._closed_frames -= writer.frames
 
     def _rotate(self) -> None:

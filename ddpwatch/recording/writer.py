@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -55,6 +55,7 @@ class RecordingWriter:
             raise UsageError(f"{path} exists", "give another name: no recording is overwritten") from error
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}", "give a file in a directory that you can write to") from error
+        self._flushed = 0  # bytes
         status = os.fstat(self._file.fileno())
         self._identity = (status.st_dev, status.st_ino)
         head = {
@@ -88,7 +89,8 @@ class RecordingWriter:
 
     def flush(self) -> int:
         """Closes the open chunk and hands everything to the operating system; returns the file's size in bytes."""
-        return self._writer.flush()
+        self._flushed = self._writer.flush()
+        return self._flushed
 
     def in_place(self) -> bool:
         """Whether the file is still at its path; it or its directory may have been removed."""
@@ -120,12 +122,15 @@ class RecordingWriter:
             self._file.close()
 
     def abandon(self) -> None:
-        """Closes the file without an end; what was flushed stays readable."""
-        with contextlib.suppress(OSError):  # the last buffer may be what the disk refused
-            self._file.close()
+        """Closes the file without an end. It keeps what was flushed, and nothing of what the disk refused in part."""
+        if not self._file.closed:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), self._flushed)
+            with contextlib.suppress(OSError):
+                self._file.raw.close()  # without the buffer, which would be written once more
 
 
-def _create(path: Path) -> BinaryIO:
+def _create(path: Path) -> io.BufferedWriter:
     """Opens a file that is new or empty. Truncates nothing."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     if os.fstat(file).st_size:

@@ -192,7 +192,7 @@ def test_a_bug_in_the_recorder_is_reported_and_counted(
     feed(recorder, 0, 1)
     wait_for(lambda: not recorder.is_alive(), "the recorder gives up")
     feed(recorder, 1, 3)
-    assert recorder.state.error == "the recorder failed: ZeroDivisionError; 3 frames lost"
+    assert recorder.state.error == "the recorder failed: ZeroDivisionError; 4 frames lost"
 
 
 # -- kill -9 -------------------------------------------------------------------------------------------------

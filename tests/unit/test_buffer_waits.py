@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.clocks import Shift
+from ddpwatch.analysis.diagnosis.buffers import NOBODY, waits_for_buffers
 from ddpwatch.analysis.step import buffer_waits, figures, named_stretches
 from ddpwatch.messages import Group, Message, Span, Step
 from tests.support.frames import MS, START_NS, STEP_MS, hello, layout, state_of, step
@@ -56,6 +59,17 @@ def test_only_the_rank_that_they_wait_for_is_late(late: int, waits: dict[int, in
     accounts = {(account.name, account.rank): account.ns for account in diagnosis.lost().accounts}
     assert accounts["waiting", late] == STEPS * waited_ms * MS
     assert {rank for name, rank in accounts if name == "waiting"} == {late}
+
+
+@pytest.mark.parametrize(("late_ms", "awaited"), [(10, NOBODY), (40, 2)])
+def test_whom_they_wait_for_is_said_if_clocks_show_it(late_ms: int, awaited: int) -> None:
+    """Ranks 2 and 3 are on another host, whose clock may be off by 20 ms. Rank 0 waits for rank 2."""
+    across = StepAcrossRanks(0)
+    for rank in range(4):
+        across.add(broadcasting(rank, 0, late_ms if rank == 2 else 0, late_ms if rank == 0 else 0, late_ms))
+    near, far = Shift(("a", ""), ("a", ""), 0, 0), Shift(("b", ""), ("a", ""), 0, 20 * MS)
+    across.align({0: near, 1: near, 2: far, 3: far})
+    assert waits_for_buffers(across)[0].awaited == awaited
 
 
 def test_ranks_of_another_group_are_not_waited_for() -> None:

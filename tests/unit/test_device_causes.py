@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 import pytest
+from msgspec.structs import replace
 
 from ddpwatch.analysis.clocks import Shift
 from ddpwatch.analysis.diagnosis.devices import MOST_SERIES, DeviceCauses
@@ -17,9 +18,9 @@ HEAT, POWER, IDLE = 0x40, 0x04, 0x01
 FAULT = (60, 90)  # seconds from when until when it lasts
 
 
-def hello(rank: int, host: str = "a", gpu: bool = False) -> Hello:
+def hello(rank: int, host: str = "a", gpu: bool = False, boot_id: str = "") -> Hello:
     uuid = f"GPU-{rank}" if gpu else ""
-    return Hello(run_id="r", rank=rank, world_size=8, host=host, pid=1, device_uuid=uuid)
+    return Hello(run_id="r", rank=rank, world_size=8, host=host, boot_id=boot_id, pid=1, device_uuid=uuid)
 
 
 def waiting(rank: int, second: int, share: float, run: float = 0.5) -> RankSample:
@@ -243,6 +244,29 @@ def test_time_that_goes_back_is_another_clock() -> None:
     series.add(100, [1.0])
     series.add(5, [2.0])
     assert series.means(0, 1000) == [2.0]
+
+
+def stolen_from(second: int, boot_id: str) -> Device:
+    """A sample of a host: in the fault, from that boot on."""
+    return replace(host("node", second, steal=31.0 if boot_id == "two" and second > FAULT[0] else 0.0), boot_id=boot_id)
+
+
+def test_hosts_of_one_name_are_two() -> None:
+    causes = DeviceCauses()
+    for rank, boot_id in enumerate(("one", "two")):
+        causes.hello(hello(rank, "node", boot_id=boot_id))
+    for second in range(1, FAULT[1] + 1):
+        for boot_id in ("two", "one"):
+            causes.device(stolen_from(second, boot_id))
+    assert [text(causes, rank) for rank in (0, 1)] == ["", "host node: 31 % of CPU time stolen"]
+
+
+def test_samples_of_older_recordings_do_not_name_the_boot() -> None:
+    causes = DeviceCauses()
+    causes.hello(hello(0, "node", boot_id="two"))
+    for second in range(1, FAULT[1] + 1):
+        causes.device(replace(stolen_from(second, "two"), boot_id=""))
+    assert text(causes) == "31 % of CPU time stolen"
 
 
 def test_devices_are_limited() -> None:

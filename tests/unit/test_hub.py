@@ -69,6 +69,14 @@ def test_ten_minutes_of_every_device_are_kept() -> None:
     assert kept(hub) == [device(kind, index, second) for second in newest for kind, index in keys]
 
 
+def test_devices_of_hosts_of_one_name_have_their_own_ten_minutes() -> None:
+    hub = Hub()
+    for second in range(600):
+        for boot_id in ("one", "two"):
+            keep(hub, replace(device("cpu", 0, second), boot_id=boot_id), second * SECOND_NS)
+    assert Counter(m.boot_id for m in kept(hub) if isinstance(m, Device)) == {"one": 600, "two": 600}
+
+
 def test_more_devices_than_hosts_have_stay_bounded() -> None:
     """Those without a sample for the longest time go first."""
     hub = Hub()

@@ -25,7 +25,7 @@ from ddpwatch.report.build import report_of
 from ddpwatch.state import RankStatus, RunState
 from ddpwatch.stillness import STILL_NS
 from ddpwatch.transport import Envelope, Frame
-from tests.support.frames import EPOCH_NS, MS, START_NS, STEP_MS, beat, bye, hello, layout, status, synchronous
+from tests.support.frames import EPOCH_NS, MS, START_NS, STEP_MS, beat, bye, hello, layout, status, step, synchronous
 
 HOSTS, PER_HOST = 3, 2
 WORLD = HOSTS * PER_HOST
@@ -273,6 +273,64 @@ def test_a_directory_of_nodes_recordings_is_one_run(tmp_path: Path, recorded: tu
     errors = [row["clock_error_ms"] for row in together["ranks"]]
     assert all(error is not None for error in errors)
     assert max(errors) > max(row["clock_error_ms"] for row in whole["ranks"])
+
+
+def with_wall_clocks_apart(folder: Path, apart_s: int) -> Path:
+    """As `per_node`, with each node's wall clock that much ahead of the one before."""
+    for host in range(HOSTS):
+        mine = [
+            (message, received_ns + host * apart_s * 10**9)
+            for message, received_ns in run(False)
+            if getattr(message, "rank", None) in range(host * PER_HOST, (host + 1) * PER_HOST)
+        ]
+        write(folder / f"host{host}.mcap", mine)
+    return folder
+
+
+def test_nodes_whose_wall_clocks_differ_are_compared_all_the_same(
+    tmp_path: Path, recorded: tuple[Recording, Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By more time than steps wait for their last ranks."""
+    monkeypatch.setattr("ddpwatch.analysis.assembly.OPEN_STEPS", 16)
+    together, whole = report_of(with_wall_clocks_apart(tmp_path, 120)), report_of(recorded[0].path)
+    rows = {row["rank"]: row for row in together["ranks"]}
+    assert all(row["late_ms_p50"] is not None for row in rows.values())
+    assert abs(rows[LATE]["late_ms_p50"] - 20) <= rows[LATE]["clock_error_ms"]
+    assert together["phases_ms"] == whole["phases_ms"]
+    assert together["recording"]["seconds"] == pytest.approx(whole["recording"]["seconds"], abs=0.2)
+    [note] = together["recording"]["notes"]
+    assert note == (
+        "the wall clocks of these recordings differ by 240 s, as their steps show: receive times are those of "
+        f"{tmp_path / 'host0.mcap'}"
+    )
+
+
+def test_a_position_is_one_in_recordings_whose_wall_clocks_differ(tmp_path: Path) -> None:
+    """Times are those of the first."""
+    recording = Recording(with_wall_clocks_apart(tmp_path, 120))
+    assert recording.span_ns == (EPOCH_NS, EPOCH_NS + STEPS * STEP_MS * MS)
+    found = recording.find_step(30)
+    assert found is not None
+    assert found.at_ns == EPOCH_NS + 31 * STEP_MS * MS
+    assert steps_of(recording.seek(found.at_ns))[:WORLD] == [(30, rank) for rank in range(WORLD)]
+    assert recording.lead_in(recording.span_ns[1], 2, 0.0) <= recording.span_ns[1]
+
+
+def test_nodes_whose_wall_clocks_differ_are_followed_step_by_step(tmp_path: Path) -> None:
+    steps = [m.step for m, _ in follow_frames(with_wall_clocks_apart(tmp_path, 120)) if isinstance(m, Step)]
+    assert steps == sorted(steps)
+    assert len(steps) == STEPS * WORLD
+
+
+def test_a_node_that_records_later_has_no_other_wall_clock(tmp_path: Path) -> None:
+    recorders = {0: 0, 1: 3}
+    for rank, first in recorders.items():
+        frames: Run = [(hello(rank, 2), EPOCH_NS + first * 10**10)]
+        frames += [(step(rank, number), EPOCH_NS + number * 10**10) for number in range(first, 6)]
+        write(tmp_path / f"rank{rank}.mcap", frames)
+    recording = Recording(tmp_path)
+    assert recording.span_ns == (EPOCH_NS, EPOCH_NS + 5 * 10**10)
+    assert not recording.notes
 
 
 def test_the_roots_recording_beside_those_of_nodes_counts_once(

@@ -26,6 +26,7 @@ from ddpwatch.messages import (
     Step,
     decode,
     encode,
+    run_before,
     type_name,
 )
 
@@ -130,3 +131,18 @@ def test_a_bucket_of_an_older_recording_has_no_name() -> None:
 def test_fields_of_the_future_are_ignored() -> None:
     raw = msgspec.to_builtins(EXAMPLES[3])
     assert decode(msgspec.msgpack.encode({**raw, "colour": "blue"})) == EXAMPLES[3]
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ({}, ""),
+        ({0: "", 1: ""}, ""),
+        ({0: "run-1", 1: "run-2", 2: "run-2"}, "run-2"),
+        ({0: "", 1: "run-1", 2: "run-2"}, "run-1"),
+        ({2: "run-3", 1: "run-2", 3: "run-2", 0: "run-3", 4: ""}, "run-3"),
+    ],
+)
+def test_of_runs_before_the_one_counts_that_most_ranks_name(named: dict[int, str], expected: str) -> None:
+    """Of several that as many name, that of the lowest rank, in whatever order their hellos came."""
+    assert run_before(named) == expected

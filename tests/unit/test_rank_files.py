@@ -22,6 +22,7 @@ from ddpwatch.recording.resilient import ResilientWriter
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
 from ddpwatch.transport import Envelope
+from tests.support.frames import layout
 from tests.support.runs import hello_of, step_of
 
 
@@ -152,6 +153,23 @@ def test_a_disk_that_is_full_for_a_while(
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]  # at once, and the sum at the end
     assert "No space left on device" in caplog.text
     assert "2 frames" in caplog.text
+
+
+def test_a_layout_that_comes_while_the_disk_is_full_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next part has it, and it is no repetition. What the parts before have is repeated there, and read once."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    file = started(tmp_path)
+    add(file, 0, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr("ddpwatch.recording.mcap_writer.McapWriter.close_chunk", full)
+        file.send(encode(layout(0)))
+    add(file, 0, 1)
+    file.close()
+    frames = [type(message).__name__ for message, _ in Recording(file.path)]
+    assert frames == ["Hello", "Step", "Layout", "Step"]
 
 
 def test_killed_after_a_loss(tmp_path: Path) -> None:

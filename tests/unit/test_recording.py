@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,6 +16,7 @@ from ddpwatch.messages import Beat, Step, encode
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.names import parts_of, reserve
 from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.resilient import ResilientWriter
 from ddpwatch.recording.rotation import RotatingWriter
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
@@ -189,6 +193,55 @@ def test_a_reserved_name_is_free_for_its_recorder_only(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".mcap"] == ["a.mcap"]
     os.utime(tmp_path / "a-2.mcap.next", times=(0, 0))
     assert reserve(tmp_path / "a.mcap").name == "a-2.mcap"
+
+
+@contextlib.contextmanager
+def room_for(nbytes: int) -> Iterator[None]:
+    """Files cannot grow beyond that: what a disk does that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def add(writer: ResilientWriter, *numbers: int) -> None:
+    for number in numbers:
+        writer.write_message(beat(number), Envelope(number + 1, 1_000 + number, encode(beat(number))))
+    writer.flush()
+
+
+def test_each_frame_is_kept_or_counted_wherever_the_disk_is_full(tmp_path: Path) -> None:
+    """A chunk may be on it, and what describes the chunk not."""
+    writer = ResilientWriter(tmp_path / "whole.mcap", {}, Limits())
+    sizes = []
+    for number in (0, 2):
+        add(writer, number, number + 1)
+        sizes.append(writer.nbytes or 0)
+    writer.close()
+    for room in range(*sizes):
+        file = tmp_path / f"{room}.mcap"
+        writer = ResilientWriter(file, {}, Limits(), retry_s=0.0)
+        add(writer, 0, 1)
+        with room_for(room):
+            add(writer, 2, 3)
+        add(writer, 4, 5)
+        writer.close()
+        assert (numbers(Recording(file)), writer.lost) == ([0, 1, 4, 5], 2)
+
+
+def test_what_reached_the_disk_is_not_lost_if_the_next_part_cannot_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> RecordingWriter:
+        raise OSError(28, "No space left on device")
+
+    writer = ResilientWriter(tmp_path / "a.mcap", {}, Limits(part_bytes=1))
+    monkeypatch.setattr(RotatingWriter, "_next_writer", full)
+    add(writer, 0, 1)
+    assert writer.error == "No space left on device"
+    assert (numbers(Recording(tmp_path / "a.mcap")), writer.lost) == ([0, 1], 0)
 
 
 def died(path: Path, first: int, limits: Limits | None = None, resume: bool = True) -> None:

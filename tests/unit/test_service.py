@@ -117,10 +117,10 @@ def introduce(collector: Collector, rank: int, previous: str) -> list[str]:
 
 
 def test_the_runs_file_names_the_run_before_once_a_rank_does(collector: Collector) -> None:
-    """On whichever host. Where ranks name several, the most frequent one counts, and the last of several of those."""
-    named = ["", "../r", "run-1", "run-2", "run-1", "run-1", "../r", "../r", "../r", ""]
+    """On whichever host. Where ranks name several, the most frequent one counts, and of several that of the lowest."""
+    named = ["", "../r", "run-1", "run-2", "run-2", "run-1", "../r", "../r", "../r", ""]
     found = [introduce(collector, rank, previous) for rank, previous in enumerate(named)]
-    assert found == [[name] for name in ("", "", "run-1", "run-2", *["run-1"] * 6)]
+    assert found == [[name] for name in ("", "", "run-1", "run-1", "run-2", *["run-1"] * 5)]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), DdpwatchError("was removed")])
@@ -177,6 +177,23 @@ def test_a_driver_that_never_answers_does_not_hold_up_the_end(
     collector._devices.join()
     collector._context.term()
     assert closed
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_sampler_that_dies_leaves_no_socket_behind(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end would wait for it."""
+
+    def fail(_: DeviceSampler) -> list[Device]:
+        raise ZeroDivisionError
+
+    opened: list[transport.Socket] = []
+    real = collector._context.socket
+    monkeypatch.setattr(collector._context, "socket", lambda kind: opened.append(real(kind)) or opened[-1])
+    monkeypatch.setattr(devices, "SAMPLE_S", 0.01)
+    monkeypatch.setattr(DeviceSampler, "sample", fail)
+    collector._devices.start()
+    collector._devices.join(60.0)
+    assert [socket.closed for socket in opened] == [True]
 
 
 def test_a_place_is_looked_for_once_and_not_for_each_of_a_thousand_ranks(

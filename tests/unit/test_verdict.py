@@ -39,6 +39,16 @@ class TestVerdict:
         assert (found.kind, found.severity) == ("hidden", "ok")
         assert found.text == "nothing stands out; exposed communication 2.0 ms of 100 ms (2.0 %)"
 
+    def test_ranks_of_one_host_are_not_all(self):
+        """As on a host whose `ddpwatch` shows its own ranks only: what the others do is not known there."""
+        quick = {"comm_done": [60 * MS, 82 * MS]}
+        steps = [step(rank, n, **quick) for n in range(20) for rank in (2, 3)]
+        found = judged([hello(2, 4), hello(3, 4), *steps])
+        assert (found.kind, found.severity) == ("partial", "none")
+        assert found.text == (
+            "only 2 of 4 ranks report here, so late ones do not show; exposed communication 2.0 ms of 100 ms (2.0 %)"
+        )
+
     def test_exposed_names_the_worst_bucket(self):
         found = judged(run())
         assert (found.kind, found.severity, found.bucket) == ("exposed_comm", "warn", 1)

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.buffers import waits_for_buffers
+from ddpwatch.analysis.diagnosis.buffers import NOBODY, waits_for_buffers
 from ddpwatch.analysis.diagnosis.incident import AccountName
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
@@ -39,7 +39,6 @@ PAUSE_PHASES = {  # by a mark's kind
     "compile": "compilation",
     "validation": "validation",
 }
-NOBODY = -1  # waited for whichever of several ranks was last: their clocks do not show which
 REFERENCES = 8  # newest watched steps, and newest long ones: what an unwatched one may resemble
 LONG = 1.05  # a long step takes longer than usual, by this factor
 LIKE = 1.25  # an unwatched step that took longer than the most similar watched one, by this factor, is not like it

@@ -6,11 +6,14 @@ sends. A rank that waits there launches its buckets late, but is not late itself
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
+from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, total_within
+
+NOBODY = -1  # waited for whichever of several ranks was last: their clocks do not show which
 
 
 class BufferWait(NamedTuple):
@@ -18,7 +21,7 @@ class BufferWait(NamedTuple):
 
     Attributes:
         awaited: Whom it waited for: the rank that reached the broadcast last before this one went on. Itself if it
-            waited for nobody, or if nobody can be compared with it.
+            waited for nobody, or if nobody can be compared with it; `NOBODY` if clocks do not show who that was.
         came: When ``awaited`` reached the broadcast.
         times: When this rank waited.
     """
@@ -47,11 +50,14 @@ def waits_for_buffers(across: StepAcrossRanks) -> dict[int, BufferWait]:
     if not waits:
         return {}
     found = {rank: BufferWait(rank, times[0][0], times) for rank, times in waits.items()}
-    peers = across.skew.peers  # of one group, on one time line
+    peers, error = across.skew.peers, across.skew.error  # of one group, on one time line
     for group in {id(ranks): ranks for ranks in peers.values()}.values():
         came = sorted((waits[rank][0][0], -rank) for rank in group if rank in waits)
         for rank in group:
             if rank in waits and peers[rank] is group:
-                at, awaited = came[bisect_right(came, (waits[rank][0][1], 0)) - 1]
-                found[rank] = BufferWait(-awaited, at, waits[rank])
+                went_on = waits[rank][0][1]
+                at, awaited = came[bisect_right(came, (went_on, 0)) - 1]
+                candidates = bisect_right(came, (went_on + error, 0)) - bisect_left(came, (at - error, -math.inf))
+                sure = not error or candidates == 1
+                found[rank] = BufferWait(-awaited if sure else NOBODY, at, waits[rank])
     return found

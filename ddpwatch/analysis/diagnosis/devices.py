@@ -31,6 +31,7 @@ from ddpwatch.analysis.diagnosis.device_signals import (
     rank_columns,
 )
 from ddpwatch.analysis.diagnosis.series import Series
+from ddpwatch.analysis.diagnosis.slow_host import Host
 from ddpwatch.analysis.diagnosis.thresholds import WORSE_FACTOR
 from ddpwatch.messages import Device, Hello, RankSample
 
@@ -39,6 +40,7 @@ BEFORE_NS = 300_000_000_000  # to compare with
 BEFORE_SAMPLES = 10  # at least
 MOST_PEERS = 64  # the median of so many is that of all
 MOST_SERIES = 4096  # of ranks, of GPUs, and of hosts
+_UNKNOWN = Host("")
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
@@ -64,39 +66,45 @@ class DeviceCauses:
     _ranks: _Level = field(default_factory=lambda: _Level(RANK_FIELDS))
     _gpus: _Level = field(default_factory=lambda: _Level(GPU_FIELDS))
     _hosts: _Level = field(default_factory=lambda: _Level(HOST_FIELDS))
-    _host_of: dict[int, str] = field(default_factory=dict)
-    _gpu_of: dict[int, tuple[str, str]] = field(default_factory=dict)
-    _ecc_errors: dict[tuple[str, str], int] = field(default_factory=dict)
-    _faulty: dict[str, str] = field(default_factory=dict)
-    _offsets: dict[str, int] = field(default_factory=dict)  # what puts a host's clock onto the time line
+    _host_of: dict[int, Host] = field(default_factory=dict)
+    _gpu_of: dict[int, tuple[Host, str]] = field(default_factory=dict)
+    _ecc_errors: dict[tuple[Host, str], int] = field(default_factory=dict)
+    _faulty: dict[Host, str] = field(default_factory=dict)
+    _offsets: dict[Host, int] = field(default_factory=dict)  # what puts a host's clock onto the time line
+    _named: dict[str, Host] = field(default_factory=dict)  # whose samples, in older recordings, have no boot
 
     def hello(self, hello: Hello) -> None:
         """Notes where a rank runs."""
-        _remember(self._host_of, hello.rank, hello.host)
+        host = Host(hello.host, hello.boot_id)
+        _remember(self._host_of, hello.rank, host)
+        _remember(self._named, hello.host, host)
         self._gpu_of.pop(hello.rank, None)
         if hello.device_uuid:
-            _remember(self._gpu_of, hello.rank, (hello.host, hello.device_uuid))
+            _remember(self._gpu_of, hello.rank, (host, hello.device_uuid))
 
     def clocks(self, shifts: Shifts) -> None:
         """Notes how the clocks of the ranks' hosts differ, by rank: samples are stamped with these."""
         for rank, shift in shifts.items():
-            _remember(self._offsets, self._host_of.get(rank, ""), shift.offset)
+            _remember(self._offsets, self._host_of.get(rank, _UNKNOWN), shift.offset)
 
     def device(self, device: Device) -> None:
         """Takes a sample of a GPU or host."""
+        host = Host(device.host, device.boot_id)
+        if not device.boot_id:
+            host = self._named.get(device.host, host)
         if device.kind == "cpu":
             if device.net_faulty:
-                _remember(self._faulty, device.host, device.net_faulty)
-            self._hosts.add(device.host, device.host, device.at_ns, host_columns(device))
+                _remember(self._faulty, host, device.net_faulty)
+            self._hosts.add(host, host, device.at_ns, host_columns(device))
             return
-        key = (device.host, device.uuid)
-        self._gpus.add(key, device.host, device.at_ns, gpu_columns(device, self._ecc_errors.get(key)))
+        key = (host, device.uuid)
+        self._gpus.add(key, host, device.at_ns, gpu_columns(device, self._ecc_errors.get(key)))
         if device.ecc_errors is not None:
             _remember(self._ecc_errors, key, device.ecc_errors)
 
     def rank_sample(self, sample: RankSample) -> None:
         """Takes a sample of a rank's process."""
-        self._ranks.add(sample.rank, self._host_of.get(sample.rank, ""), sample.at_ns, rank_columns(sample))
+        self._ranks.add(sample.rank, self._host_of.get(sample.rank, _UNKNOWN), sample.at_ns, rank_columns(sample))
 
     def cause(self, rank: int | None, start_ns: int, end_ns: int) -> DeviceCause | None:
         """What was wrong with a rank's core, GPU or host in that time; None if nothing was, as far as is known.
@@ -125,13 +133,13 @@ class DeviceCauses:
         """
         window = _Window(start_ns, end_ns, self._offsets)
         ranks = _spread(list(self._ranks.past)) if rank is None else (rank,)
-        hosts = _spread(list(self._hosts.past)) if rank is None else (self._host_of.get(rank, ""),)
+        hosts = _spread(list(self._hosts.past)) if rank is None else (self._host_of.get(rank, _UNKNOWN),)
         found = [denied for each in ranks for denied in self._ranks.denied(each, window, excess_ns)]
         found += [denied for each in hosts for denied in self._hosts.denied(each, window, excess_ns)]
         return max(found, default=Denied(0.0, ""))
 
     def _of(self, rank: int, window: _Window) -> Iterator[_Found]:
-        host, gpu = self._host_of.get(rank, ""), self._gpu_of.get(rank)
+        host, gpu = self._host_of.get(rank, _UNKNOWN), self._gpu_of.get(rank)
         yield from self._ranks.causes_of(rank, self._ranks.past, RANK_SIGNALS, window)
         if gpu is not None:
             yield from self._gpus.causes_of(gpu, self._gpus_in_use(), GPU_SIGNALS, window)
@@ -153,18 +161,18 @@ class DeviceCauses:
         text = found.signal.text(found.row)
         if found.signal.name.startswith("net_") and (interface := self._faulty.get(found.host)):
             text = f"{interface}: {text}"
-        if found.signal in (*HOST_SIGNALS, CPU_PRESSURE) and found.host and len(self._hosts.past) > 1:
-            text = f"host {found.host}: {text}"
+        if found.signal in (*HOST_SIGNALS, CPU_PRESSURE) and found.host.name and len(self._hosts.past) > 1:
+            text = f"host {found.host.name}: {text}"
         return text
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A signal that is a cause: how much, before and with the peers, and on which host ("" if on all)."""
+    """A signal that is a cause: how much, before and with the peers, and on which host (without a name if on all)."""
 
     signal: Signal
     row: Row
-    host: str
+    host: Host
     value: float
     before: float | None
     peers: float | None
@@ -177,7 +185,7 @@ class _Found:
     def evidence(self) -> dict[str, Any]:
         compared = {"value": self.value, "before": self.before, "peers": self.peers}
         rounded = {name: None if value is None else round(value, 4) for name, value in compared.items()}
-        return {"cause": self.signal.name, "host": self.host, **rounded, "figures": _known(self.row)}
+        return {"cause": self.signal.name, "host": self.host.name, **rounded, "figures": _known(self.row)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +194,13 @@ class _Window:
 
     start_ns: int
     end_ns: int
-    offsets: Mapping[str, int]
+    offsets: Mapping[Host, int]
 
-    def now(self, host: str) -> tuple[int, int]:
+    def now(self, host: Host) -> tuple[int, int]:
         shift = self.offsets.get(host, 0)
         return self.start_ns - shift, self.end_ns - shift + SAMPLE_NS
 
-    def before(self, host: str) -> tuple[int, int]:
+    def before(self, host: Host) -> tuple[int, int]:
         start_ns = self.start_ns - self.offsets.get(host, 0)
         return start_ns - BEFORE_NS, start_ns
 
@@ -203,9 +211,9 @@ class _Level:
 
     fields: tuple[str, ...]
     past: dict[Hashable, Series] = field(default_factory=dict)
-    host_of: dict[Hashable, str] = field(default_factory=dict)
+    host_of: dict[Hashable, Host] = field(default_factory=dict)
 
-    def add(self, key: Hashable, host: str, at_ns: int, columns: Columns) -> None:
+    def add(self, key: Hashable, host: Host, at_ns: int, columns: Columns) -> None:
         if key not in self.past:
             _remember(self.past, key, Series(len(self.fields)))
         _remember(self.host_of, key, host)
@@ -213,11 +221,11 @@ class _Level:
 
     def now(self, key: Hashable, window: _Window) -> Row:
         """Means over the time in question."""
-        return self._means(key, window.now(self.host_of.get(key, "")))
+        return self._means(key, window.now(self.host_of.get(key, _UNKNOWN)))
 
     def before(self, key: Hashable, window: _Window) -> Row:
         """Means over the minutes before it; all None if there were hardly any samples."""
-        span = window.before(self.host_of.get(key, ""))
+        span = window.before(self.host_of.get(key, _UNKNOWN))
         enough = key in self.past and self.past[key].count(*span) >= BEFORE_SAMPLES
         return self._means(key if enough else None, span)
 
@@ -225,7 +233,7 @@ class _Level:
         """What was denied in a step, beyond what is usual."""
         if key not in self.past:
             return
-        span = window.now(self.host_of.get(key, ""))
+        span = window.now(self.host_of.get(key, _UNKNOWN))
         covered = max(self.past[key].count(*span) * SAMPLE_NS, excess_ns)
         now, before = self._means(key, span), self.before(key, window)
         for name in self.fields:
@@ -265,7 +273,7 @@ class _Level:
             row = next(rows[key] for key, value in known.items() if value == typical)
             before = _median(signal.compared(self.before(key, window)) for key in known)
             if _is_worse(signal, row, before or 0.0):
-                yield _Found(signal, row, "", typical, before, None)
+                yield _Found(signal, row, _UNKNOWN, typical, before, None)
 
 
 def _remember(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:

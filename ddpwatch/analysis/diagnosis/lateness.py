@@ -6,8 +6,8 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise, takewhile
-from operator import mul
-from statistics import median
+from operator import mul, sub
+from statistics import fmean, median
 
 from ddpwatch.analysis.diagnosis.change import CHANGE_EVERY, CHANGE_STEPS, change
 from ddpwatch.analysis.diagnosis.noise import (
@@ -39,6 +39,7 @@ MOST_COMPARED = 16  # ranks whose noise shows how long it lasts
 ASSUMED_MEMORY = 6.0  # before it is known
 MANY_RANKS = 16  # among so many, one more or less does not change a median
 RHYTHM_EVERY, RHYTHM_STEPS = 16, 128  # watched steps: how often a rhythm is looked for, and in how many
+BIAS_STEPS = 32  # newest steps: what clocks of several hosts seem to be off by
 _ALL = (1 << KEEP_STEPS) - 1
 _NO_END = 1 << 62
 _UNKNOWN = (None,) * MOST_COMPARED
@@ -93,7 +94,10 @@ class GroupLateness:
         self._limits: list[tuple[float, _Exceeded]] = []  # of the thresholds, ascending; once they were needed
         self._least_ns = 0.0  # no limit is below, however small noise is
         self._rows: deque[tuple[int, array[int]]] = deque(maxlen=KEEP_STEPS)
+        self._measured: deque[tuple[array[int], int]] = deque(maxlen=KEEP_STEPS)  # as clocks show it, and their error
+        self._bias: Sequence[float] = ()  # by position, what clocks seem to add; empty without an error
         self._exceeded = {threshold: _Exceeded() for threshold in THRESHOLDS}
+        self._noisy = self._exceeded  # the same of what is known of noise: without the bias, but with the error
         self._positions = {rank: index for index, rank in enumerate(ranks)}
         self._durations: deque[int] = deque(maxlen=SETTLE)
         self._typical: dict[Threshold, int] = {}
@@ -110,11 +114,15 @@ class GroupLateness:
         Returns:
             The streaks that start to show with this step.
         """
-        late = array("q", deviations(launches))
+        late = measured = array("q", deviations(launches))
         if error_ns:  # what clocks of several hosts leave open is nobody's lateness
-            late = array("q", [max(0, value - error_ns) + min(0, value + error_ns) for value in late])
+            late = array("q", [max(0, value - error_ns) + min(0, value + error_ns) for value in measured])
         self._durations.append(step_ns)
         self._rows.append((step, late))
+        self._measured.append((measured, error_ns))
+        if error_ns and not self._bias:
+            self._noisy = {threshold: _Exceeded() for threshold in THRESHOLDS}
+            self._bias = [0.0] * len(self.ranks)
         self._seen += 1  # the rows that are kept do not grow for ever
         if self._seen % SCALE_EVERY == 0 or self._seen <= 2 * FEWEST:
             self._estimate_size()
@@ -122,6 +130,8 @@ class GroupLateness:
             self._memory_due = self._seen
             if self.streaks or self._struck:  # which rows are calm changes with them
                 self._estimate_memory()
+        if self._bias:
+            self._note_noise(measured)
         if not self.streaks and self._seen % RHYTHM_EVERY and max(late) <= self._least_ns:
             return []
         self._typical.clear()
@@ -140,6 +150,15 @@ class GroupLateness:
         self._sized, self._scale_ns = self._seen, None
         self._limits = []
         self._least_ns = LOW.at(0.0, self.step_ns)
+        if self._bias:
+            self._bias = self._estimate_bias(self._measured[-1][1])
+
+    def _estimate_bias(self, error_ns: int) -> list[float]:
+        """By how much each rank always differs from the others, as far as the clocks' error explains it."""
+        rows = [row for row, _ in islice(reversed(self._measured), BIAS_STEPS)]
+        usual = list(map(median, zip(*rows, strict=True)))
+        middle = median(usual)
+        return [max(-error_ns, min(error_ns, value - middle)) for value in usual]
 
     @property
     def scale_ns(self) -> float:
@@ -161,10 +180,12 @@ class GroupLateness:
 
     def _scale(self, ago: int) -> float:
         """The standard deviation of noise, from the rows that were the newest so many steps ago."""
-        rows = islice(reversed(self._rows), ago, ago + max(1, POOLED // len(self.ranks)))
+        rows = islice(reversed(self._measured), ago, ago + max(1, POOLED // len(self.ranks)))
         if len(self.ranks) == 2:
-            return scale([row[0] for _, row in rows])
-        return scale([value for _, row in rows for value in row])
+            return scale([row[0] for row, _ in rows])
+        if self._bias:
+            return scale([int(value) for row, _ in rows for value in map(sub, row, self._bias)])
+        return scale([value for row, _ in rows for value in row])
 
     def _estimate_memory(self) -> None:
         """How many successive steps noise makes alike: 1 if each step is independent of the one before."""
@@ -182,13 +203,23 @@ class GroupLateness:
 
     def _calm_rows(self, ago: int) -> list[array[int] | None]:
         """The rows before those newest then, newest first; None for a step of a streak, which shows more than noise."""
-        rows = list(islice(reversed(self._rows), ago + MEMORY_AFTER, ago + MEMORY_STEPS))
+        newest = zip(reversed(self._rows), reversed(self._measured), strict=True)
+        rows = [(step, row) for (step, _), (row, _) in islice(newest, ago + MEMORY_AFTER, ago + MEMORY_STEPS)]
         first = min((step for step, _ in rows), default=0)
         struck = [(since, until) for since, until in self._struck if until >= first]
         struck += [(streak.since, _NO_END) for streak in self.streaks.values()]
         if not struck:
             return [row for _, row in rows]
         return [None if any(since <= step <= until for since, until in struck) else row for step, row in rows]
+
+    def _note_noise(self, measured: Sequence[int]) -> None:
+        """Notes who exceeded which threshold by noise: clocks hide that of some ranks, and not that of others."""
+        noise = list(map(sub, measured, self._bias))
+        if max(noise) > self._least_ns:
+            for (limit, _), exceeded in zip(self._known_limits(), self._noisy.values(), strict=True):
+                for index, value in enumerate(noise):
+                    if value > limit:
+                        exceeded.note(index, self._seen)
 
     def _note(self, late: Sequence[int]) -> list[int]:
         """Notes who exceeded which threshold; returns the ranks (by position) that may be named now."""
@@ -216,7 +247,7 @@ class GroupLateness:
         newest = islice(reversed(streak.values), streak.pending, CHANGE_STEPS)
         values = list(newest)[::-1]
         since = change(values, self.low_ns) if values else None
-        if since is None:
+        if since is None or (self._bias and self._shows_better(values, since)):
             return
         late = [value for step, value, struck in values if step >= since and struck]
         index, watched = self._positions[streak.rank], sum(step >= since for step, _, _ in values)
@@ -231,11 +262,24 @@ class GroupLateness:
             self._struck.append((streak.since, streak.until))
         self._changed.append(changed)
 
+    def _shows_better(self, values: Sequence[tuple[int, int, bool]], since: int) -> bool:
+        """Whether a rank's deviations grow because clocks are known better from that step on."""
+        errors = {step: error_ns for (step, _), (_, error_ns) in zip(self._rows, self._measured, strict=True)}
+        before, after = (
+            [(value, errors[step]) for step, value, _ in values if (step >= since) == late] for late in (False, True)
+        )
+        (was, error), (became, rest) = (map(fmean, zip(*stretch, strict=True)) for stretch in (before, after))
+        return became - was < 2 * (error - rest)
+
     def mean_in(self, streak: Streak) -> float:
-        """The rank's mean deviation in the late steps of a streak, which another figure of it may show."""
+        """The rank's mean deviation in the late steps of a streak, which another figure of it may show.
+
+        At least: the clocks may be off by the same in all of them.
+        """
         late = {step for step, _, struck in streak.values if struck}
         index = self._positions[streak.rank]
-        found = [row[index] for step, row in self._rows if step in late]
+        rows = zip(self._rows, self._measured, strict=True)
+        found = [row[index] - error_ns for (step, _), (row, error_ns) in rows if step in late]
         return sum(found) / len(found) if found else 0.0
 
     def dismiss(self, streak: Streak) -> None:
@@ -300,9 +344,9 @@ class GroupLateness:
         ranks = len(self.ranks)
         if ranks > MANY_RANKS:
             if threshold not in self._typical:
-                self._typical[threshold] = _middle(self._exceeded[threshold].masks(self._seen).values(), ranks)
+                self._typical[threshold] = _middle(self._noisy[threshold].masks(self._seen).values(), ranks)
             return self._typical[threshold]
-        masks = self._exceeded[threshold].masks(self._seen)
+        masks = self._noisy[threshold].masks(self._seen)
         return _middle((mask for other, mask in masks.items() if other != index), ranks - 1)
 
     def _find_rhythm(self) -> Streak | None:

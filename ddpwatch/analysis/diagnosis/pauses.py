@@ -190,10 +190,13 @@ def _who(facts: StepFacts, excess: int) -> tuple[tuple[int, ...], str]:
     across = facts.across
     late = across.skew.late if across.counted else {}
     rank = max(late, key=late.__getitem__, default=None)
-    if rank is not None and 2 * late[rank] >= excess:
-        found = facts.excess(rank, across.skew.peers[rank])
-        phase = max(found, key=found.__getitem__, default="")
-        return (rank,), phase if found and 2 * found[phase] >= late[rank] else ""
+    if rank is not None:
+        at_least = late[rank] - across.skew.error
+        others = (ns for other, ns in late.items() if other != rank)
+        if 2 * at_least >= excess and at_least >= max(others, default=0):
+            found = facts.excess(rank, across.skew.peers[rank])
+            phase = max(found, key=found.__getitem__, default="")
+            return (rank,), phase if found and 2 * found[phase] >= at_least else ""
     return (), _longest_phase(facts, excess)
 
 

@@ -22,8 +22,8 @@ class Verdict:
     """What matters most now.
 
     Attributes:
-        kind: A stable word: that of an incident, or ``hidden``, ``no_comm``, ``unmeasured``, ``starting``,
-            ``collecting`` or ``ended``.
+        kind: A stable word: that of an incident, or ``hidden``, ``partial``, ``no_comm``, ``unmeasured``,
+            ``starting``, ``collecting`` or ``ended``.
         rank, bucket: Which ones are to blame, if any.
         ranks: All that it names.
         peers: Whom these were compared with, if that is known.
@@ -45,7 +45,7 @@ def verdict(
     incidents: Sequence[Incident],
     ranks: int,
     end: Bye | None = None,
-    complete: bool = True,
+    world_size: int = 0,
     finished_steps: int = 0,
 ) -> Verdict:
     """What matters most: a death, a hang, what costs most of a step at the moment; else how communication is hidden.
@@ -55,7 +55,7 @@ def verdict(
         incidents: All that was found so far.
         ranks: How many ranks are known.
         end: The end of the whole run, once it is over.
-        complete: Whether every rank of the run has attached.
+        world_size: How many ranks the run has.
         finished_steps: How many steps the run has taken.
     """
     fatal = [incident for incident in incidents if incident.kind == "death" or (incident.kind == "hang" and not end)]
@@ -64,7 +64,7 @@ def verdict(
         return of_incident(min(fatal, key=lambda incident: incident.kind != "death"))
     lasting = [incident for incident in incidents if incident.open and incident.severity != "info"]
     worst = max(lasting, key=_urgency, default=None)
-    found = _healthy(summary, incidents, ranks, complete) if worst is None else of_incident(worst)
+    found = _healthy(summary, incidents, ranks, world_size) if worst is None else of_incident(worst)
     return _prefixed(found, finished_steps, end)
 
 
@@ -87,8 +87,8 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
 
 
-def _healthy(summary: Summary, incidents: Sequence[Incident], ranks: int, complete: bool) -> Verdict:
-    if not ranks or (not complete and not summary.count):
+def _healthy(summary: Summary, incidents: Sequence[Incident], ranks: int, world_size: int) -> Verdict:
+    if not ranks or (ranks < world_size and not summary.count):
         return Verdict("starting", "none", "waiting for every rank's first step")
     if summary.count < ENOUGH_STEPS:
         return Verdict("collecting", "none", f"collecting: {summary.count} of {ENOUGH_STEPS} steps for a first verdict")
@@ -98,8 +98,11 @@ def _healthy(summary: Summary, incidents: Sequence[Incident], ranks: int, comple
     if summary.exposed_ns is None or not summary.step_ns:
         return Verdict("unmeasured", "none", "completion is not measured here, so overlap is unknown")
     share = summary.exposed_ns / summary.step_ns
-    text = f"nothing stands out; exposed communication {in_ms(summary.exposed_ns)} of {in_ms(summary.step_ns)}"
-    return Verdict("hidden", "ok", f"{text} ({_percent(share)}){_past(incidents)}")
+    text = f"exposed communication {in_ms(summary.exposed_ns)} of {in_ms(summary.step_ns)} ({_percent(share)})"
+    if ranks < world_size:  # as on a host that shows only its own ranks
+        text = f"only {ranks} of {world_size} ranks report here, so late ones do not show; {text}"
+        return Verdict("partial", "none", text + _past(incidents))
+    return Verdict("hidden", "ok", f"nothing stands out; {text}{_past(incidents)}")
 
 
 def _past(incidents: Sequence[Incident]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ddpwatch.analysis.window import RankSummary
-from ddpwatch.messages import Device
+from ddpwatch.messages import Device, DeviceKey
 from ddpwatch.state import RunState
 
 HISTORY_S = 120
@@ -15,7 +15,7 @@ HISTORY_S = 120
 WORST_FIRST = "first the lowest clock, then the least busy"
 
 History = tuple[tuple[int, float], ...]
-DeviceKey = tuple[str, str, int]  # host, kind, index
+_Place = tuple[str, str, str]  # host, its boot, and a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class DeviceLine:
     @property
     def key(self) -> DeviceKey:
         """What identifies the device."""
-        return self.device.host, self.device.kind, self.device.index
+        return self.device.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class DeviceLines:
         made = {key: self._line(key, samples, ranks) for key, samples in state.devices.items() if samples}
         self._made = made
         lines = made.values()
-        return tuple(sorted(lines, key=lambda line: (line.device.kind != "cuda", line.device.host, line.device.index)))
+        return tuple(sorted(lines, key=lambda line: (line.device.kind != "cuda", line.key)))
 
-    def _line(self, key: DeviceKey, samples: Sequence[Device], ranks: Mapping[tuple[str, str], set[int]]) -> DeviceLine:
+    def _line(self, key: DeviceKey, samples: Sequence[Device], ranks: Mapping[_Place, set[int]]) -> DeviceLine:
         known, newest = self._made.get(key), samples[-1]
         own = _ranks_on(newest, ranks)
         if known is not None and known.device is newest and known.ranks == own:
@@ -74,19 +74,21 @@ class DeviceLines:
         return _device_line(samples, own)
 
 
-def _ranks_by_device(state: RunState) -> dict[tuple[str, str], set[int]]:
-    ranks: dict[tuple[str, str], set[int]] = {}  # by host and GPU, and by host alone
+def _ranks_by_device(state: RunState) -> dict[_Place, set[int]]:
+    ranks: dict[_Place, set[int]] = {}  # by host and GPU, and by host alone
+    older = {host for host, boot_id, *_ in state.devices if not boot_id}  # recorded before devices had it
     for rank in state.ranks.values():
-        if rank.hello is not None:
-            ranks.setdefault((rank.hello.host, rank.hello.device_uuid), set()).add(rank.rank)
-            ranks.setdefault((rank.hello.host, ""), set()).add(rank.rank)
+        if (hello := rank.hello) is not None:
+            boot_id = "" if hello.host in older else hello.boot_id
+            ranks.setdefault((hello.host, boot_id, hello.device_uuid), set()).add(rank.rank)
+            ranks.setdefault((hello.host, boot_id, ""), set()).add(rank.rank)
     return ranks
 
 
-def _ranks_on(device: Device, ranks: Mapping[tuple[str, str], set[int]]) -> set[int]:
+def _ranks_on(device: Device, ranks: Mapping[_Place, set[int]]) -> set[int]:
     if device.kind == "cuda" and not device.uuid:
         return set()
-    return ranks.get((device.host, device.uuid if device.kind == "cuda" else ""), set())
+    return ranks.get((device.host, device.boot_id, device.uuid if device.kind == "cuda" else ""), set())
 
 
 def worst_first(devices: Sequence[DeviceLine]) -> tuple[DeviceLine, ...]:

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from ddpwatch.tui.models.devices import DeviceKey, DeviceLine, step_shares, worst_first
+from ddpwatch.messages import DeviceKey
+from ddpwatch.tui.models.devices import DeviceLine, step_shares, worst_first
 from ddpwatch.tui.models.hosts import host_lines
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.devices import DeviceCard, card_rows, cards_that_fit, paint_devices
