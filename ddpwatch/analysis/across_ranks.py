@@ -22,7 +22,7 @@ from ddpwatch.analysis.launch_skew import (
     nobody_known,
     rank_facts,
 )
-from ddpwatch.analysis.step import BucketKeys, StepFigures, figures, launched_alike
+from ddpwatch.analysis.step import StepFigures, figures
 from ddpwatch.messages import Message, Step, decode, encode
 from ddpwatch.sampling.levels import FULL, is_counted, is_timed
 
@@ -221,19 +221,14 @@ class StepAcrossRanks:
         return self._facts
 
     def _find_facts(self) -> None:
-        """Computes what is missing. Mostly all ranks launch alike."""
+        """Computes what is missing."""
         facts, known = self._facts, self._figures.known
-        before: Step | None = None
-        keys: BucketKeys | None = None
         for rank, frame in self.ranks.items():
             if rank in facts:
                 continue
             if (found := known.get(rank)) is None:
                 found = known[rank] = figures(frame)
-            offset = self._offset_of(rank) if self.shifts else 0
-            alike = before is not None and launched_alike(before, frame)
-            facts[rank] = rank_facts(frame, found, offset, keys if alike else None)
-            before, keys = frame, facts[rank].keys
+            facts[rank] = rank_facts(frame, found, self._offset_of(rank) if self.shifts else 0)
 
     @property
     def skew(self) -> LaunchSkew:

@@ -59,15 +59,8 @@ class RankFacts(NamedTuple):
     waits: Intervals
 
 
-def rank_facts(step: Step, found: StepFigures, offset: int = 0, keys: BucketKeys | None = None) -> RankFacts:
-    """Computes one rank's share of a step from its figures.
-
-    Args:
-        step: The rank's step.
-        found: Its figures.
-        offset: Puts it onto the common time line (ns).
-        keys: Its buckets, where they are known.
-    """
+def rank_facts(step: Step, found: StepFigures, offset: int = 0) -> RankFacts:
+    """Computes one rank's share of a step from its figures. ``offset`` puts it onto the common time line (ns)."""
     origin, starts, done = step.start_ns + offset, step.comm_launch, step.comm_done
     launch = start = array("q", [origin + at for at in starts])
     if step.comm_start:
@@ -75,7 +68,7 @@ def rank_facts(step: Step, found: StepFigures, offset: int = 0, keys: BucketKeys
         start = array("q", [origin + at for at in starts])
     return RankFacts(
         found,
-        keys or bucket_keys(step),
+        bucket_keys(step),
         (step.comm_first_seq, step.comm_seq),
         launch,
         start,

@@ -8,66 +8,69 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
-from typing import NamedTuple
+from itertools import chain, compress
+from typing import NamedTuple, TypeVar
 
 from ddpwatch.analysis.step import PHASES, StepFigures
 
 STARTING_STEPS = 12  # of a process: it still settles its buckets, its caches and its memory
 ENOUGH_FULL = 3  # full steps after these, to do without them
 MOST_PENDING = 16
+_Name = TypeVar("_Name")
 
 
 class Sums:
-    """Sums over rank-steps, and the means that follow. Times in ns; None without a rank-step, or if not measured.
+    """Sums over rank-steps, and the means that follow. Times in ns; None without a rank-step, or if not measured."""
 
-    Attributes:
-        count: How many rank-steps.
-    """
-
-    __slots__ = ("_comm", "_data_unseen", "_exposed", "_pending", "_phases", "_step", "_unmeasured", "count")
+    __slots__ = ("_comm", "_count", "_data_unseen", "_exposed", "_pending", "_phases", "_step", "_unmeasured")
 
     def __init__(self, figures: Iterable[StepFigures] = ()) -> None:
-        self.count = self._step = self._comm = self._exposed = self._data_unseen = self._unmeasured = 0
+        self._count = self._step = self._comm = self._exposed = self._data_unseen = self._unmeasured = 0
         self._phases = dict.fromkeys(PHASES, 0)
-        self._pending: list[dict[str, int]] = []  # phases that are not in the sums yet: columns are summed faster
-        for figure in figures:
-            self.add(figure)
+        self._pending = list(figures)  # not in the sums yet: columns are summed faster
 
     def add(self, figure: StepFigures) -> None:
         """Adds one watched rank-step."""
-        self.count += 1
-        self._step += figure.step_ns
-        self._pending.append(figure.phases_ns)
+        self._pending.append(figure)
         if len(self._pending) >= MOST_PENDING:
             self._add_pending()
-        self._data_unseen += "data" not in figure.phases_ns
-        if figure.comm_ns is None or figure.exposed_ns is None:
-            self._unmeasured += 1
-        else:
-            self._comm += figure.comm_ns
-            self._exposed += figure.exposed_ns
 
     def merge(self, other: Sums) -> None:
         """Adds the rank-steps of other sums."""
-        self.count += other.count
+        self._count += other.count
         self._step += other._step
         self._comm += other._comm
         self._exposed += other._exposed
         self._data_unseen += other._data_unseen
         self._unmeasured += other._unmeasured
-        other._add_pending()
         for phase, ns in other._phases.items():
             self._phases[phase] += ns
 
     def _add_pending(self) -> None:
-        for phase, ns in summed(self._pending).items():
+        if not self._pending:
+            return
+        steps, phases, comm, exposed, *_ = zip(*self._pending, strict=True)
+        self._count += len(steps)
+        self._step += sum(steps)
+        for phase, ns in summed(phases).items():
             self._phases[phase] += ns
+        self._data_unseen += ["data" in row for row in phases].count(False)
+        measured = [None not in both for both in zip(comm, exposed, strict=True)]
+        self._unmeasured += measured.count(False)
+        self._comm += sum(compress(comm, measured))
+        self._exposed += sum(compress(exposed, measured))
         self._pending.clear()
+
+    @property
+    def count(self) -> int:
+        """How many rank-steps."""
+        self._add_pending()
+        return self._count
 
     @property
     def measured(self) -> bool:
         """Whether every completion was measured."""
+        self._add_pending()
         return not self._unmeasured
 
     @property
@@ -80,7 +83,6 @@ class Sums:
         """The mean of each phase. ``data`` is only known if it is in every rank-step; otherwise ``between`` has it."""
         if not self.count:
             return dict.fromkeys(PHASES)
-        self._add_pending()
         found: dict[str, float | None] = {phase: ns / self.count for phase, ns in self._phases.items()}
         if self._data_unseen:
             found |= {"data": None, "between": (self._phases["data"] + self._phases["between"]) / self.count}
@@ -104,7 +106,7 @@ class Sums:
     @property
     def overlap(self) -> float | None:
         """The share of all communication that was hidden; None without any."""
-        return (self._comm - self._exposed) / self._comm if self._comm and self.measured else None
+        return (self._comm - self._exposed) / self._comm if self.measured and self._comm else None
 
 
 class Kind(NamedTuple):
@@ -174,7 +176,7 @@ class MeanBuilder:
         return sum(self._steps[kind] for kind in chosen(self._steps))
 
 
-def summed(rows: Sequence[Mapping[str, int]]) -> dict[str, int]:
+def summed(rows: Sequence[Mapping[_Name, int]]) -> dict[_Name, int]:
     """The sum of each column. Mostly all rows have the same columns."""
     names = list(rows[0]) if rows else []
     if False not in [list(row) == names for row in rows]:

@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.messages import DEFAULT_GROUP, Step
-from ddpwatch.sampling.levels import is_timed, is_watched
+from ddpwatch.sampling.levels import FULL, is_timed, is_watched
 
 PHASES = ("data", "between", "forward", "backward", "exposed_comm", "optimizer", "other")
 NS_PER_MS = 1e6
@@ -66,7 +66,7 @@ def figures(step: Step) -> StepFigures:
     comm = comm_of(step)
     inside = [] if comm is None else _within(comm, step)
     phases, exposed = _in_turn(step, None if comm is None else inside) or _in_any_order(step)
-    if not is_watched(step.status):
+    if step.status != FULL and not is_watched(step.status):
         phases = {}
     if comm is None:
         return StepFigures(step.duration_ns, phases, None, None, None, exposed)
@@ -177,16 +177,6 @@ def _spans_of(step: Step) -> _Spans:
     return _Spans(*(_within(union(several), step) for several in found.values()))
 
 
-def launched_alike(one: Step, other: Step) -> bool:
-    """Whether it is plain that the `bucket_keys` of two ranks are the same; otherwise they may be all the same."""
-    return (
-        one.comm_label == other.comm_label
-        and one.comm_module == other.comm_module
-        and one.comm_group == other.comm_group
-        and not (one.comm_op or other.comm_op)
-    )
-
-
 class BucketKeys(tuple[BucketKey, ...]):
     """The keys of a step's buckets, in launch order; one object for all ranks and steps that launch alike."""
 
@@ -201,9 +191,20 @@ class BucketKeys(tuple[BucketKey, ...]):
         return any(key[2] for key in self)
 
 
+_Columns = tuple[list[int], list[int], list[int]]
+_newest: tuple[_Columns, BucketKeys] = (([], [], []), BucketKeys())
+
+
 def bucket_keys(step: Step) -> BucketKeys:
-    """The keys of the step's buckets."""
-    return _keys(tuple(step.comm_module), tuple(step.comm_label), tuple(step.comm_group), _uses(step))
+    """The keys of the step's buckets. Mostly all ranks, and all steps, launch the same: those are compared first."""
+    global _newest
+    known, keys = _newest
+    columns = step.comm_module, step.comm_label, step.comm_group
+    if step.comm_op or columns != known:
+        keys = _keys(*map(tuple, columns), _uses(step))
+        if not step.comm_op:
+            _newest = (([*columns[0]], [*columns[1]], [*columns[2]]), keys)
+    return keys
 
 
 @lru_cache(maxsize=256)
@@ -284,7 +285,7 @@ def named_stretches(step: Step) -> list[tuple[str, int, int]]:
 
 def comm_of(step: Step) -> Intervals | None:
     """C: when a bucket was in flight, or the rank waited for buffers. None if a completion was not measured."""
-    if None in step.comm_done or not is_timed(step.status):
+    if (step.status != FULL and not is_timed(step.status)) or None in step.comm_done:
         return None
     buckets = zip(starts_of(step), cast("list[int]", step.comm_done), strict=True)
     waits = buffer_waits(step)

@@ -3,6 +3,7 @@
 | what                        | found by                                                                             |
 |-----------------------------|--------------------------------------------------------------------------------------|
 | start, end of the forward   | forward (pre-)hook of the module, outside FSDP2's own                                |
+| the same of other methods   | the calls of FSDP2's own hooks that `register_fsdp_forward_method` makes             |
 | start of the backward       | tensor hooks on the forward's outputs, ahead of FSDP2's own                          |
 | end of the backward         | a callback that runs after FSDP2's own last one                                      |
 | launch, end of a collective | a stamp right before it, and one after it (`ddpwatch.probe.sharded_comm`)            |
@@ -16,15 +17,17 @@ A collective that is synchronous is one that the training thread waits for: on t
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import wraps
+from types import CodeType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
@@ -51,6 +54,8 @@ MAX_EARLY = 1024  # collectives between two forwards; of more, only the newest c
 _log = logging.getLogger("ddpwatch")
 _COMMS = {"_all_gather_comm": TimedAllGather, "_reduce_scatter_comm": TimedReduceScatter}
 _GROUPS = {"shard_process_group": "sharding", "replicate_process_group": "replication"}
+# What runs in place of a method that the job has registered as a forward
+_METHOD = next((code for code in register_fsdp_forward_method.__code__.co_consts if isinstance(code, CodeType)), None)
 
 
 class FsdpProbe(GuardedProbe):
@@ -91,6 +96,7 @@ class FsdpProbe(GuardedProbe):
         self._gathering: dict[int, BucketRecord] = {}  # on a GPU, what nothing has waited for yet
         self._reducing: list[BucketRecord] = []
         self._validating = self._awaits_backward = self._reduced_before = self._stepped_aside = False
+        self._methods = methods_under_way() > 0  # whether forwards have been methods other than ``forward``
         self._handles: list[RemovableHandle] = []
         self._see_no_more: Callable[[], object] = lambda: None
         try:
@@ -115,6 +121,7 @@ class FsdpProbe(GuardedProbe):
                 self._stamp_waits(label, group)
         self._announce(model, named, param_base)
         self._handles.extend(self._attach(model))
+        self._stamp_methods(model._get_fsdp_state())
         if model._get_fsdp_state()._training_state == TrainingState.FORWARD:  # found in its first forward
             self._guarded(self._forward_begin, starts_step=True)(model, ())
 
@@ -139,6 +146,9 @@ class FsdpProbe(GuardedProbe):
                     setattr(group, name, comm.__wrapped__)
             for name in ("wait_for_unshard", "post_backward", "finalize_backward"):
                 group.__dict__.pop(name, None)
+        if (model := self._model()) is not None:
+            for name in ("_pre_forward", "_post_forward"):
+                model._get_fsdp_state().__dict__.pop(name, None)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -215,9 +225,35 @@ class FsdpProbe(GuardedProbe):
                     )
 
     def _attach(self, model: Any) -> Iterator[RemovableHandle]:
-        begin = PortableHook(self._guarded(self._forward_begin, starts_step=True))
-        yield model.register_forward_pre_hook(begin, prepend=True)
-        yield model.register_forward_hook(PortableHook(self._guarded(self._forward_end)), prepend=True)
+        begin = self._guarded(self._unless_within(self._forward_begin), starts_step=True)
+        yield model.register_forward_pre_hook(PortableHook(begin), prepend=True)
+        end = self._guarded(self._unless_within(self._forward_end))
+        yield model.register_forward_hook(PortableHook(end), prepend=True)
+
+    def _stamp_methods(self, state: Any) -> None:
+        """Calls back before FSDP2's own hooks where a registered method calls them: for ``forward``, torch does."""
+
+        def begin(module: Any, arguments: Any, options: Any) -> None:
+            self._methods = True
+            self._unless_within(self._forward_begin, methods=1)(module, arguments)
+
+        end = self._unless_within(self._forward_end, methods=1)
+        state._pre_forward = _preceded(state._pre_forward, self._guarded(begin, starts_step=True))
+        state._post_forward = _preceded(state._post_forward, self._guarded(end))
+
+    def _unless_within(self, call: Callable[..., None], methods: int = 0) -> Callable[..., None]:
+        """Leaves out a forward that is a part of another: a registered method may call the module, or another method.
+
+        Args:
+            call: Takes the forward's start, or its end.
+            methods: How many registered methods are the forward itself.
+        """
+
+        def outermost(*arguments: Any) -> None:
+            if not self._methods or methods_under_way() <= methods:
+                call(*arguments)
+
+        return outermost
 
     # -- forward and backward ----------------------------------------------------------------------------------
 
@@ -369,9 +405,9 @@ class FsdpProbe(GuardedProbe):
     def _stamp_waits(self, label: int, group: FSDPParamGroup) -> None:
         """Calls back before FSDP2 lets the compute stream of a parameter group wait."""
         before = {
-            "wait_for_unshard": lambda: self._waits_for(self._gathering.pop(label, None)),
-            "post_backward": lambda: self._waits_for(*self._reducing[: self._too_many()]),
-            "finalize_backward": lambda: self._waits_for(*self._reducing),
+            "wait_for_unshard": lambda *_: self._waits_for(self._gathering.pop(label, None)),
+            "post_backward": lambda *_: self._waits_for(*self._reducing[: self._too_many()]),
+            "finalize_backward": lambda *_: self._waits_for(*self._reducing),
         }
         for name, call in before.items():
             setattr(group, name, _preceded(getattr(group, name), self._guarded(call)))
@@ -392,10 +428,19 @@ class FsdpProbe(GuardedProbe):
         self._reducing = [entry for entry in self._reducing if entry not in entries]
 
 
-def _preceded(method: Callable[..., Any], before: Callable[[], None]) -> Callable[..., Any]:
+def methods_under_way() -> int:
+    """How many methods that the job has registered as forwards have called what runs now."""
+    frame, count = sys._getframe(), 0
+    while (before := frame.f_back) is not None:
+        frame = before
+        count += frame.f_code is _METHOD
+    return count
+
+
+def _preceded(method: Callable[..., Any], before: Callable[..., None]) -> Callable[..., Any]:
     @wraps(method)
     def preceded(*arguments: Any, **options: Any) -> Any:
-        before()
+        before(*arguments)
         return method(*arguments, **options)
 
     return preceded

@@ -16,6 +16,7 @@ import wrapt
 from torch import nn
 
 from ddpwatch.probe import session, watch
+from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 from tests.support.probe import gloo_group
 
@@ -23,12 +24,12 @@ pytestmark = pytest.mark.xdist_group("sharded waits")  # FSDP2 is slow to import
 __all__ = ["gloo_group"]
 
 
-def sharded() -> Any:
+def sharded(kind: type[nn.Sequential] = nn.Sequential) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (1,))
-    return fully_shard(nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=mesh), nn.Linear(4, 4)), mesh=mesh)
+    return fully_shard(kind(fully_shard(nn.Linear(4, 4), mesh=mesh), nn.Linear(4, 4)), mesh=mesh)
 
 
 def replicated(groups: int = 2) -> Any:
@@ -143,11 +144,82 @@ def test_the_all_reduce_of_another_model_is_left_alone() -> None:
         probe.close()
 
 
+class Scorer(nn.Sequential):
+    def score(self, inputs: torch.Tensor) -> torch.Tensor:
+        """A forward that does not pass by the module's hooks."""
+        return nn.Sequential.forward(self, inputs).sum()
+
+    def score_twice(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Forwards within a forward."""
+        return self(inputs).sum() + self.score(inputs)
+
+    def fail(self, inputs: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no score")
+
+
+def trained(model: Any, method: str, recorder: StepRecorder) -> None:
+    """One step, with the optimizer's stamps."""
+    getattr(model, method)(torch.ones(2, 4)).sum().backward()
+    recorder.optimizer_begin()
+    recorder.optimizer_end()
+
+
+@pytest.mark.parametrize("method", ["score", "score_twice", "forward_of_module"])
+@pytest.mark.parametrize("found", ["before", "in its first forward"])
+def test_a_method_that_is_registered_as_a_forward_is_one(method: str, found: str) -> None:
+    """Also if it calls the module or another such method, and after one that has failed."""
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
+    from ddpwatch.probe.fsdp import FsdpProbe
+
+    model: Any = sharded(Scorer)
+    for name in ("score", "score_twice", "fail"):
+        register_fsdp_forward_method(model, name)
+    model.forward_of_module = model.__call__
+    records: list[StepRecord] = []
+    recorder = StepRecorder(records.append)
+    probes: list[FsdpProbe] = []
+    state = model._get_fsdp_state()
+    lazy_init = state._lazy_init
+
+    def watched() -> None:
+        lazy_init()
+        if not probes:
+            probes.append(FsdpProbe(model, 0, 0, recorder, lambda message: None, raised))
+
+    if found == "before":
+        watched()
+    else:
+        state._lazy_init = watched
+    for _ in range(2):
+        trained(model, method, recorder)
+    with pytest.raises(ValueError, match="no score"):
+        model.fail(torch.ones(2, 4))
+    for _ in range(2):
+        trained(model, method, recorder)
+    with torch.no_grad():
+        getattr(model, method)(torch.ones(2, 4))
+    trained(model, method, recorder)
+    assert [record.status for record in records] == ["warmup", "ok", "aborted", "ok", "ok"][: len(records)]
+    assert len(records) >= 4
+    for record in records:
+        if record.status != "aborted":
+            phases = list(dict.fromkeys(phase for phase, _, _ in record.spans))
+            assert phases == ["forward", "backward", "sync", "optimizer"]
+    probes[0].close()
+    assert not {"_pre_forward", "_post_forward"} & set(vars(state))
+
+
+def raised(error: Exception) -> None:
+    raise error
+
+
 @pytest.mark.parametrize(
     "place",
     [
         "_fsdp_collectives.dist", "_fsdp_state._get_module_fsdp_state", "FSDPParamGroup._all_gather_comm",
         "FSDPParamGroup._reduce_scatter_comm", "FSDPParamGroup.fsdp_params", "FSDPParamGroup.mesh_info",
+        "FSDPState._pre_forward", "FSDPState._post_forward",
     ],
 )  # fmt: skip
 def test_without_one_of_its_places_the_probe_steps_aside(
@@ -160,10 +232,11 @@ def test_without_one_of_its_places_the_probe_steps_aside(
     owner, name = place.split(".")
     group = model[0]._get_fsdp_state()._fsdp_param_group
     hooks = [*model._forward_pre_hooks, *model._forward_hooks]
-    found = {"_fsdp_collectives": collectives, "_fsdp_state": _fsdp_state, "FSDPParamGroup": group}[owner]
+    state = type(model._get_fsdp_state())
+    owners = {"_fsdp_collectives": collectives, "_fsdp_state": _fsdp_state, "FSDPParamGroup": group, "FSDPState": state}
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.delitem(sys.modules, "ddpwatch.probe.fsdp", raising=False)  # imported once more, as in a new process
-        patch.delattr(found, name)
+        patch.delattr(owners[owner], name)
         assert watch(model)._probe is None
     ours = session._session
     assert ours is not None

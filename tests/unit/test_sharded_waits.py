@@ -117,7 +117,7 @@ def test_a_gather_for_a_validation_belongs_to_no_step(by_hand: bool) -> None:
 
 @pytest.mark.parametrize("found_in_its_first_forward", [False, True])
 def test_forwards_that_pass_by_the_hooks_pile_up_nothing(found_in_its_first_forward: bool) -> None:
-    """Those of `register_fsdp_forward_method`: no step ends, or none ever starts."""
+    """Such as those of a submodule alone: no step ends, or none ever starts."""
     from ddpwatch.probe.fsdp import MAX_EARLY
 
     probe, now = a_probe(), itertools.count()

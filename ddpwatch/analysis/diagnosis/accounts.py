@@ -43,6 +43,7 @@ REFERENCES = 8  # newest watched steps, and newest long ones: what an unwatched 
 LONG = 1.05  # a long step takes longer than usual, by this factor
 LIKE = 1.25  # an unwatched step that took longer than the most similar watched one, by this factor, is not like it
 KEEP_MARKS = 64  # per rank, that no step has covered yet
+MOST_PENDING = 32  # steps
 
 _KEYS: dict[str, AccountKey] = {
     "forward": ("compute", "forward"),
@@ -150,13 +151,13 @@ class Ledger:
     """Splits step after step, and adds up.
 
     Attributes:
-        accounts: All but the waits (ns).
         waits: By the rank that was waited for (ns).
         watched_ns: Rank-time of watched steps.
     """
 
     def __init__(self) -> None:
-        self.accounts: Counter[AccountKey] = Counter()
+        self._accounts: Counter[AccountKey] = Counter()
+        self._pending: list[dict[AccountKey, int]] = []  # not in there yet: columns are summed faster
         self.waits: Counter[int] = Counter()
         self.watched_ns = 0
         self._ends: dict[int, int] = {}  # of each rank's newest step, absolute
@@ -165,6 +166,17 @@ class Ledger:
         self._references: deque[tuple[float, StepSplit]] = deque(maxlen=REFERENCES)
         self._usual = RollingMedian(REFERENCES)
         self._long: deque[tuple[float, StepSplit]] = deque(maxlen=REFERENCES)
+
+    @property
+    def accounts(self) -> Counter[AccountKey]:
+        """All but the waits (ns)."""
+        self._add_pending()
+        return self._accounts
+
+    def _add_pending(self) -> None:
+        for key, ns in summed(self._pending).items():
+            self._accounts[key] += ns
+        self._pending.clear()
 
     @property
     def rank_ns(self) -> int:
@@ -189,8 +201,9 @@ class Ledger:
         else:
             self._split_other(steps, found)
         self._add_gaps(steps, pauses)
-        for key, ns in found.accounts.items():
-            self.accounts[key] += ns
+        self._pending.append(found.accounts)
+        if len(self._pending) >= MOST_PENDING:
+            self._add_pending()
         for rank, ns in found.waits.items():
             self.waits[rank] += ns
         return found

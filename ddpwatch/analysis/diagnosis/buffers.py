@@ -44,8 +44,9 @@ class BufferWait(NamedTuple):
 def waits_for_buffers(across: StepAcrossRanks) -> dict[int, BufferWait]:
     """Per rank that waited. Only the first broadcast of a step is compared; what others take counts as transfer."""
     waits: dict[int, Intervals] = {}
-    for rank, facts in across.all_facts().items():
-        if facts.waits and not across.ranks[rank].comm_wait_begin:
+    waiting = [(rank, facts) for rank, facts in across.all_facts().items() if facts.waits]
+    for rank, facts in waiting:
+        if not across.ranks[rank].comm_wait_begin:
             waits[rank] = [(facts.origin + since, facts.origin + until) for since, until in facts.waits]
     if not waits:
         return {}

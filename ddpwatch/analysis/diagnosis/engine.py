@@ -173,9 +173,10 @@ class Diagnosis:
         across, facts_of = facts.across, facts.across.all_facts()
         spent = [facts_of[rank].figures.phases_ns for rank in late.ranks]
         for phase in WATCHED_PHASES:
-            if False in [phase in phases for phases in spent]:
-                continue  # on some rank, it was not seen
-            values = [phases[phase] for phases in spent]
+            try:
+                values = [phases[phase] for phases in spent]
+            except KeyError:  # on some rank, it was not seen
+                continue
             watch = group, phase
             for streak in self._lateness(watch, late.ranks).add(across.step, values, across.longest_ns):
                 if 2 * late.mean_in(streak) >= streak.typical_ns:

@@ -76,30 +76,28 @@ class _Exceeded:
 class GroupLateness:
     """Follows one group's ranks, by one figure of each step.
 
-    How large noise is, and how long it lasts, is estimated now and then, and worked out only if a deviation is large
-    enough to matter: mostly none is.
+    How large noise is, how long it lasts, and what a typical step is, is estimated now and then, and worked out only if
+    a deviation is large enough to matter: mostly none is.
 
     Attributes:
         ranks: Its members, in ascending order.
         streaks: The open ones, by rank.
-        step_ns: A typical step.
     """
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
         self.streaks: dict[int, Streak] = {}
-        self.step_ns = 0.0
-        self._sized = 0  # when the size of noise was estimated last
+        self._sized = 0  # when the size of noise and the typical step were estimated last
         self._scale_ns: float | None = None  # once it was needed
+        self._step_ns: float | None = None  # once it was needed
         self._limits: list[tuple[float, _Exceeded]] = []  # of the thresholds, ascending; once they were needed
-        self._least_ns = 0.0  # no limit is below, however small noise is
         self._rows: deque[tuple[int, array[int]]] = deque(maxlen=KEEP_STEPS)
         self._measured: deque[tuple[array[int], int]] = deque(maxlen=KEEP_STEPS)  # as clocks show it, and their error
         self._bias: Sequence[float] = ()  # by position, what clocks seem to add; empty without an error
         self._exceeded = {threshold: _Exceeded() for threshold in THRESHOLDS}
         self._noisy = self._exceeded  # the same of what is known of noise: without the bias, but with the error
         self._positions = {rank: index for index, rank in enumerate(ranks)}
-        self._durations: deque[int] = deque(maxlen=SETTLE)
+        self._durations: deque[int] = deque(maxlen=SETTLE + SCALE_EVERY)
         self._typical: dict[Threshold, int] = {}
         self._seen = 0
         self._memory = ASSUMED_MEMORY  # how many steps noise lasts
@@ -123,16 +121,16 @@ class GroupLateness:
         if error_ns and not self._bias:
             self._noisy = {threshold: _Exceeded() for threshold in THRESHOLDS}
             self._bias = [0.0] * len(self.ranks)
-        self._seen += 1  # the rows that are kept do not grow for ever
-        if self._seen % SCALE_EVERY == 0 or self._seen <= 2 * FEWEST:
+        seen = self._seen = self._seen + 1  # the rows that are kept do not grow for ever
+        if seen % SCALE_EVERY == 0 or seen <= 2 * FEWEST:
             self._estimate_size()
-        if self._seen % MEMORY_EVERY == 0:
-            self._memory_due = self._seen
+        if seen % MEMORY_EVERY == 0:
+            self._memory_due = seen
             if self.streaks or self._struck:  # which rows are calm changes with them
                 self._estimate_memory()
         if self._bias:
             self._note_noise(measured)
-        if not self.streaks and self._seen % RHYTHM_EVERY and max(late) <= self._least_ns:
+        if seen % RHYTHM_EVERY and not self.streaks and not self._matters(max(late)):
             return []
         self._typical.clear()
         self._changed.clear()
@@ -146,10 +144,8 @@ class GroupLateness:
 
     def _estimate_size(self) -> None:
         """Noise is estimated from the newest rows: these, and not those that come until it is worked out."""
-        self.step_ns = median(self._durations)
-        self._sized, self._scale_ns = self._seen, None
+        self._sized, self._scale_ns, self._step_ns = self._seen, None, None
         self._limits = []
-        self._least_ns = LOW.at(0.0, self.step_ns)
         if self._bias:
             self._bias = self._estimate_bias(self._measured[-1][1])
 
@@ -159,6 +155,18 @@ class GroupLateness:
         usual = list(map(median, zip(*rows, strict=True)))
         middle = median(usual)
         return [max(-error_ns, min(error_ns, value - middle)) for value in usual]
+
+    def _matters(self, late_ns: float) -> bool:
+        """Whether a deviation may be above a limit, however small noise is."""
+        return late_ns > LOW.ns and late_ns > LOW.at(0.0, self.step_ns)
+
+    @property
+    def step_ns(self) -> float:
+        """A typical step."""
+        if self._step_ns is None:
+            ago = self._seen - self._sized
+            self._step_ns = median(islice(reversed(self._durations), ago, ago + SETTLE))
+        return self._step_ns
 
     @property
     def scale_ns(self) -> float:
@@ -215,7 +223,7 @@ class GroupLateness:
     def _note_noise(self, measured: Sequence[int]) -> None:
         """Notes who exceeded which threshold by noise: clocks hide that of some ranks, and not that of others."""
         noise = list(map(sub, measured, self._bias))
-        if max(noise) > self._least_ns:
+        if self._matters(max(noise)):
             for (limit, _), exceeded in zip(self._known_limits(), self._noisy.values(), strict=True):
                 for index, value in enumerate(noise):
                     if value > limit:
@@ -224,7 +232,7 @@ class GroupLateness:
     def _note(self, late: Sequence[int]) -> list[int]:
         """Notes who exceeded which threshold; returns the ranks (by position) that may be named now."""
         found: list[int] = []
-        if max(late) > self._least_ns:
+        if self._matters(max(late)):
             limits = self._known_limits()
             found = [at for at, value in enumerate(late) if value > limits[0][0]]
             for limit, exceeded in limits:

@@ -172,13 +172,17 @@ class RankLiveness:
         if self._now_ns < self._due_ns:
             return
         self._due_ns = self._now_ns + CHECK_NS
-        found = {} if self._over else {lives[0].rank: self._blame(lives) for lives in self._dependent()}
+        found = {} if self._over or self._all_go_on() else {ls[0].rank: self._blame(ls) for ls in self._dependent()}
         for key in [key for key in self._hangs if found.get(key) is None]:
             self._end(self._hangs.pop(key))
         for key, blamed in found.items():
             if blamed is not None:
                 self._go_on(key, blamed)
         self._settle()
+
+    def _all_go_on(self) -> bool:
+        """Whether no rank has ended or stands still, so that nobody can be to blame."""
+        return not any(life.bye is not None or life.stands_still(self._now_ns) for life in self._lives.values())
 
     def _blame(self, lives: list[RankLife]) -> Blame | None:
         alive = [life for life in lives if life.bye is None]

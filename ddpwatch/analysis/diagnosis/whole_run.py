@@ -132,7 +132,8 @@ class WholeRun:
         columns = cast("Iterator[tuple[int, ...]]", zip(*[fact.exposed for fact in found], strict=True))
         for key, least in zip(keys, map(min, columns), strict=True):
             self._bucket_ns[key[1]] += least
-            self._last_bucket = key[1]
+        if keys:
+            self._last_bucket = keys[-1][1]
 
     def _share_incident(self, share: _Share, names: LayerNames | None, is_open: bool) -> Incident:
         per_step = share.cost_ns / share.span_ns if share.span_ns else 0.0
