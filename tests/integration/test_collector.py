@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -24,18 +25,20 @@ from ddpwatch.over_ssh import link
 from ddpwatch.recording.reader import Recording
 from ddpwatch.sampling.lease import Lease
 from tests.support.fake_ssh import FakeSsh
+from tests.support.fork_server import COLLECTOR, Launcher, Request
 from tests.support.jobs import PATIENCE_S, live, messages, read_until
 
 
 class Stage:
-    """A collector, and a socket in place of the ranks."""
+    """A collector in a forked process, and a socket in place of the ranks."""
 
     def __init__(self, record: Path, world_size: int = 1) -> None:
         self.run_id = rundir.new_run_id("stage")
         self.ingest, self.publish = rundir.endpoints(self.run_id)
-        command = [sys.executable, "-m", "ddpwatch.collector", "--run-id", self.run_id, "--record", str(record)]
-        command += ["--world-size", str(world_size), "--watch-pid", str(os.getpid())]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        arguments = ["--run-id", self.run_id, "--record", str(record)]
+        arguments += ["--world-size", str(world_size), "--watch-pid", str(os.getpid())]
+        environment = dict(os.environ)
+        self.process = Launcher(Request("ddpwatch.collector", arguments, 0, environment, COLLECTOR, tears_down=False))
         self.context = transport.Context()
         self.socket = transport.rank_push(self.context)
         self.socket.connect(self.ingest)
@@ -58,7 +61,7 @@ class Stage:
     def close(self) -> None:
         self.socket.close(linger=0)
         self.context.term()
-        self.process.kill()
+        self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
 

@@ -22,6 +22,7 @@ from ddpwatch.rundir import RunInfo
 from ddpwatch.state import RunState
 from tests.support.fork_server import TORCHRUN_IMPORTS
 from tests.support.jobs import (
+    PROBE_IMPORTS,
     SCRIPTS,
     Frames,
     Job,
@@ -74,9 +75,9 @@ def test_who_hangs_is_named_in_a_step_that_is_not_watched(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("run_directory")
 def test_one_rank_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "out.mcap"
-    torchrun = ("--standalone", "--nproc-per-node=2", str(TRAIN), *ENDLESS, "--record", str(file))
-    options = {"log": tmp_path / "log", "ranks": 0, "preload": TORCHRUN_IMPORTS}
-    with Job("torch.distributed.run", *torchrun, **options) as job:
+    torchrun = ("-", "--standalone", "--nproc-per-node=2", "--no-python", str(TRAIN), *ENDLESS, "--record", str(file))
+    options = {"log": tmp_path / "log", "ranks": 0, "preload": (*TORCHRUN_IMPORTS, *PROBE_IMPORTS)}
+    with Job(SCRIPTS / "torchrun_on_host.py", *torchrun, **options) as job:
         info = the_run(job)
         with live(info) as source:
             frames = read_until(source, begun, "both ranks train")

@@ -172,7 +172,7 @@ def test_a_signal_to_the_whole_job_keeps_the_goodbyes_of_its_ranks(stage: Stage,
             stage.send(hello, step(2))
             read_until(viewer, lambda frames: len(messages(frames, Step)) == 2, "the second step")
         rank.terminate()
-        stage.process.terminate()
+        stage.process.send_signal(signal.SIGTERM)
         assert stage.process.wait(10) == 0
     recorded = [message for message, _ in Recording(tmp_path / "run.mcap")]
     assert [(bye.rank, bye.detail) for bye in recorded if isinstance(bye, Bye)] == [

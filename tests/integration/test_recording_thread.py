@@ -25,13 +25,8 @@ from ddpwatch.state import RunState
 from ddpwatch.transport import Envelope
 from tests.integration.test_collector import Stage
 from tests.support import frames
-from tests.support.jobs import live, messages, read_until, wait_for
+from tests.support.jobs import DDPWATCH, ddpwatch, live, messages, read_until, wait_for
 from tests.support.runs import hello_of, run_of, step_of
-
-
-def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from ddpwatch.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_collector_starts_without_what_it_needs_later() -> None:
@@ -205,15 +200,7 @@ def test_a_killed_viewer_that_records_harms_nobody(tmp_path: Path) -> None:
     try:
         stage.send(stage.hello(), *[step_of(0, n) for n in range(20)])
         wait_for(lambda: stage.run_id in [info.run_id for info in rundir.live_runs()], "the run is listed")
-        command = [
-            sys.executable,
-            "-c",
-            "from ddpwatch.cli import main; main()",
-            "record",
-            "-o",
-            str(tmp_path / "b.mcap"),
-        ]
-        viewer = subprocess.Popen([*command, stage.run_id])
+        viewer = subprocess.Popen([*DDPWATCH, "record", "-o", str(tmp_path / "b.mcap"), stage.run_id])
         wait_for(lambda: (tmp_path / "b.mcap").exists() and _has_steps(tmp_path / "b.mcap", 20), "it records")
         viewer.kill()
         viewer.wait()
@@ -301,22 +288,22 @@ def test_the_verbs(tmp_path: Path) -> None:
 
     file, other = record(tmp_path / "a.mcap", run_of(steps=40, seed=1)), tmp_path / "b.mcap"
     record(other, run_of(steps=40, seed=2, slower=1.3))
-    done = cli("compare", str(file), str(other), "--fail-if-slower", "5%")
+    done = ddpwatch("compare", str(file), str(other), "--fail-if-slower", "5%")
     assert done.returncode == 1
     assert "b is " in done.stdout
     assert "more than 5.0%" in done.stderr
-    done = cli("report", str(file), "--markdown", "--steps", "10:20")
+    done = ddpwatch("report", str(file), "--markdown", "--steps", "10:20")
     assert done.returncode == 0
     assert "10 steps" in done.stdout
-    done = cli("report", str(file), "--steps", "500:600")
+    done = ddpwatch("report", str(file), "--steps", "500:600")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"ddpwatch: error: {file}: it has none of the selected steps and ranks\n"
         "hint: it has the steps 0 to 39 of the ranks 0 to 1\n"
     )
-    done = cli("export", str(file), "--format", "chrome", "-o", str(tmp_path / "trace.json"))
+    done = ddpwatch("export", str(file), "--format", "chrome", "-o", str(tmp_path / "trace.json"))
     assert done.returncode == 0
     assert "ui.perfetto.dev" in done.stderr
-    done = cli("replay", str(file), "--plain", "--follow")
+    done = ddpwatch("replay", str(file), "--plain", "--follow")
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) >= 3

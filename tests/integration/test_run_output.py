@@ -16,13 +16,15 @@ import pytest
 
 from tests.support.jobs import PATIENCE_S, finished, kill, running, wait_for
 
-# `ddpwatch run` with a dashboard that is closed at once.
+# `ddpwatch run` with a dashboard that is closed at once, and so need not be imported.
 RUN = """
 import sys
-import ddpwatch.tui.app
+from types import SimpleNamespace
+
 from ddpwatch.launch import Launch, run_with_dashboard
 
-ddpwatch.tui.app.run_dashboard = lambda spec: None
+sys.modules["ddpwatch.tui.app"] = SimpleNamespace(run_dashboard=lambda spec: None)
+sys.modules["ddpwatch.tui.feed"] = SimpleNamespace(AttachSpec=dict)
 sys.exit(run_with_dashboard(Launch(sys.argv[1:], None, {})))
 """
 LINES = 2000  # of 1 KiB: more than a pipe or a small tmpfs holds

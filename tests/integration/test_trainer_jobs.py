@@ -83,7 +83,7 @@ def test_a_mistake_is_one_line_and_no_process_group(tmp_path: Path) -> None:
 
 
 def test_digits_are_learnt(tmp_path: Path) -> None:
-    learn = ("--model", "resnet:width=16", "--data", "digits", "--steps", "200", "--batch-size", "32", "--lr", "5e-3")
+    learn = ("--model", "resnet:width=16", "--data", "digits", "--steps", "100", "--batch-size", "32", "--lr", "5e-3")
     with Job(TRAIN, *learn, "--schedule", "cosine", "--evaluate", log=tmp_path / "log") as job:
         assert job.wait() == 0, job.output()
         assert float(job.output().split("accuracy ")[1]) >= 0.97

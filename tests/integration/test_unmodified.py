@@ -171,8 +171,8 @@ def left_below(folder: Path) -> list[psutil.Process]:
 def unwatched(script: Script, path: Path, saved: Path) -> list[str]:
     """The output of the same ranks, all of them forked."""
     streams = path / "streams"
-    log, options = path / "log", {"preload": script.preload, "streams": streams, "tears_down": True}
-    with Job(script.twin, str(saved), log=log, **options) as job:
+    log = path / "log"
+    with Job(script.twin, str(saved), log=log, preload=script.preload, streams=streams) as job:
         code = job.wait()
     said = ["".join(log.read_text() for log in streams.glob(f"*/{name}.log")) for name in ("stdout", "stderr")]
     assert code == 0, said

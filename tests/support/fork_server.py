@@ -36,14 +36,18 @@ ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "FORK_SERVER"  # names the server's socket to the workers of pytest-xdist
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.optim")
 TORCHRUN_IMPORTS = ("torch.distributed.launcher.api",)
+COLLECTOR = ("ddpwatch.collector.service", "ddpwatch.analysis.attachments")
 # What the workers of pytest-xdist need. Not what belongs to a plugin: that must be imported after pytest.
 TESTS = (
     "trainer.cli", "ddpwatch.probe.session", "ddpwatch.collector.service", "ddpwatch.report.files", "ddpwatch.tui.app",
-    "demo.compare", "benchmarks.diagnosis_cases", "benchmarks.synthetic", "textual.pilot", "typer.testing",
+    "ddpwatch.cli", "ddpwatch.launch", "ddpwatch.export.writers", "demo.compare", "benchmarks.diagnosis_cases",
+    "benchmarks.synthetic", "textual.pilot", "typer.testing",
 )  # fmt: skip
 FRAMEWORKS = ("lightning", "accelerate.commands.launch", "transformers.trainer")  # what tests of frameworks preload
-# Not ray.train: it draws random ids as it is imported, and all forked workers would go on with the same ones.
-RAY = ("ray", "tensorboardX", "pydantic", "pandas", "pyarrow.dataset", "pyarrow.fs", "pyarrow.parquet", "requests")
+RAY = (
+    "tests.support.ray_imports", "ray.autoscaler.v2.monitor", "tensorboardX", "pydantic", "pandas", "pyarrow.dataset",
+    "pyarrow.fs", "pyarrow.parquet", "requests",
+)  # fmt: skip
 EXECUTABLE = "FORKED_EXECUTABLE"  # names what a forked rank starts when it starts Python, if not that
 
 
@@ -182,6 +186,12 @@ class Launcher:
             self._connection.close()
         return self.returncode
 
+    def send_signal(self, number: int) -> None:
+        """A signal to the ranks, not to the launcher, unless they have ended."""
+        for pid in self.ranks if self.poll() is None else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
 
 # -- in the server -----------------------------------------------------------------------------------------------
 
@@ -252,8 +262,8 @@ def launch(job: Request, connection: socket.socket, streams: Sequence[int]) -> R
             become(rank, job, port_out)
             return job
         pids.append(pid)
-    store = agent_store()  # only now: it starts a thread, and a fork would not copy that
-    os.write(port_in, b"%5d" % store.port * len(pids))
+    store = agent_store() if job.ranks else None  # only now: it starts a thread, and a fork would not copy that
+    os.write(port_in, b"%5d" % (store.port if store else 0) * len(pids))
     connection.send(json.dumps([os.getpid(), *pids]).encode())
     connection.send(b"%d" % wait(pids))
     os._exit(0)

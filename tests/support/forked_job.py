@@ -14,8 +14,9 @@ from pathlib import Path
 from tests.support.fork_server import Launcher, Request
 
 STAND_IN = """#!/bin/sh
+[ "$1" = -u ] && shift  # all that is run here is
 case "$1" in {scripts}) exec {python} -m tests.support.forked_job 0 - {preload} {before} "$@";; esac
-exec {python} "$@"
+exec {python} -u "$@"
 """
 
 

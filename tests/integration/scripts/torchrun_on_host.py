@@ -1,4 +1,4 @@
-"""torchrun on the simulated host that process PID keeps: ``torchrun_on_host.py PID …``.
+"""torchrun on the simulated host that process PID keeps: ``torchrun_on_host.py PID …``. With ``-``, on this machine.
 
 It forks its ranks, so that they need not import torch. Their command is a script's path with its arguments.
 """
@@ -52,6 +52,7 @@ def fork(_: SubprocessHandler, command: Sequence[str], environment: dict[str, st
 
 
 if __name__ == "__main__":
-    enter(sys.argv.pop(1))
+    if (host := sys.argv.pop(1)) != "-":
+        enter(host)
     SubprocessHandler._popen = fork
     runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)

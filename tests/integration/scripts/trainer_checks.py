@@ -141,11 +141,12 @@ def flat(trainer: Trainer) -> Tensor:
 
 
 def resumed(config: TrainConfig) -> tuple[Trainer, Trainer, dict[str, Any]]:
-    """A run of 60 steps; one broken off after 50 (in its second epoch) and resumed; what its hook remembered."""
+    """A run of 30 steps; one broken off after 25 (in its second epoch) and resumed; what its hook remembered."""
     folder = [tempfile.mkdtemp() if WORLD.rank == 0 else ""]
     dist.broadcast_object_list(folder)
-    config = replace(config, schedule="cosine", warmup_steps=10, checkpoint=Path(folder[0]), steps=60)
-    broken = Trainer(config, WORLD, must_stop=lambda step: step > 50)
+    config = replace(config, schedule="cosine", warmup_steps=5, checkpoint=Path(folder[0]), steps=30)
+    config = replace(config, batch_sizes=(32,))  # an epoch has 22 of them
+    broken = Trainer(config, WORLD, must_stop=lambda step: step > 25)
     broken.fit()
     broken.save_checkpoint()
     return trained(config), trained(config, Path(folder[0])), copy.deepcopy(broken.strategy.state_dict())

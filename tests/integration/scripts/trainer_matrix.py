@@ -22,9 +22,9 @@ from trainer.strategies import SHARDED
 WORLD = World.from_environment()
 ALONE = World(0, 0, 1, WORLD.device)
 SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.05, "log_every": 10_000}
-DIGITS = TrainConfig(model="mlp:width=128", data="digits", steps=12, batch_sizes=(8,), bucket_cap_mb=0.05, **SGD)
+DIGITS = TrainConfig(model="mlp:width=128", data="digits", steps=8, batch_sizes=(8,), bucket_cap_mb=0.05, **SGD)
 TEXT = TrainConfig(
-    model="gpt:width=32,layers=2,heads=2", data="text:block_size=16,max_kib=64", steps=12, bucket_cap_mb=0.05, **SGD
+    model="gpt:width=32,layers=2,heads=2", data="text:block_size=16,max_kib=64", steps=8, bucket_cap_mb=0.05, **SGD
 )
 BRANCHES = replace(DIGITS, model="branches:width=64")
 OPTIONS = HookOptions(powersgd_start=3)
