@@ -104,11 +104,18 @@ def test_no_more_time_is_accounted_for_than_has_passed(served: Served, scraped: 
     assert 0 < accounts["waiting"] / sum(accounts.values()) <= scraped["ddpwatch_lost_time_ratio"][()] < 1
 
 
+def total(served: Served, name: str) -> float:
+    return scrape(served.url).get(f"ddpwatch_{name}_total", {}).get((), 0.0)
+
+
 def test_the_counts_are_those_of_another_viewer(served: Served) -> None:
     with live(served.info) as viewer:
-        before = read_until(viewer, lambda seen: messages(seen, Step) and messages(seen, Layout), "steps")
+        kinds = (Step, Layout, Status)
+        before = read_until(viewer, lambda seen: all(messages(seen, kind) for kind in kinds), "steps and a status")
         steps = 1 + max(step.step for step in messages(before, Step))
-        wait_for(lambda: scrape(served.url)["ddpwatch_steps_total"][()] >= steps, "the newest step is counted")
+        wait_for(lambda: total(served, "steps") >= steps, "the newest step is counted")
+        status = min(status.frames for status in messages(before, Status))  # this viewer has seen all since then
+        wait_for(lambda: total(served, "frames") >= status, "a status that it has seen counts")
         found = scrape(served.url)
         counted, frames = found["ddpwatch_steps_total"][()], found["ddpwatch_frames_total"][()]
 

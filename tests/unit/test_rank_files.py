@@ -13,7 +13,7 @@ import pytest
 
 from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.messages import Beat, Bye, Hello, Message, Step, encode
-from ddpwatch.recording import follow
+from ddpwatch.recording import follow, rank_file
 from ddpwatch.recording.follow import FollowSource
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.rank_file import RankFile
@@ -21,7 +21,7 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.resilient import ResilientWriter
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
-from ddpwatch.transport import Envelope
+from ddpwatch.transport import Envelope, ReceiveClock
 from tests.support.frames import layout
 from tests.support.runs import hello_of, step_of
 
@@ -308,6 +308,8 @@ def read(source: FollowSource) -> list[Message]:
 
 def test_all_files_are_followed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order of time, to the end of the last one, and including one that starts later."""
+    clock = ReceiveClock()  # one for all: two of them may differ by more than steps here do
+    monkeypatch.setattr(rank_file, "ReceiveClock", lambda: clock)
     monkeypatch.setattr(follow, "SEARCH_S", 0.0)
     recorded(tmp_path, 0, "an older run")
     files = [started(tmp_path, 0)]
