@@ -7,7 +7,9 @@ cap, DDP's options, bf16, accumulation, and two and three ranks. Both need root 
 without it, they say so and end. ``--part speed`` measures how long an answer takes, for a made-up job.
 
 Each job records every step in full. Every pair of settings that differ in one thing is a prediction: from the recording
-of the one, the measured step of the other. ``--keep DIR`` leaves the recordings, and uses those that are there;
+of the one, the measured step of the other. With ``--rounds N``, the settings of one link run in turns, there and back,
+N times: a machine that drifts then slows none of them alone. A prediction is the mean of what the rounds' recordings
+say, and what it predicts the mean of the rounds. ``--keep DIR`` leaves the recordings, and uses those that are there;
 ``--again DIR`` predicts once more from them alone, which needs no root. ``the same buckets`` are caps that make equal
 buckets: their predictions say that nothing changes, so their errors are how much two runs of one setting differ, and no
 prediction can be better than that.
@@ -51,7 +53,7 @@ from benchmarks.whatif_jobs import (
 )
 from benchmarks.whatif_speed import print_speed
 from ddpwatch.analysis.step import NS_PER_MS
-from ddpwatch.analysis.whatif.answer import WhatIf
+from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
 from ddpwatch.analysis.whatif.model import noise
 from ddpwatch.analysis.whatif.recorded import Recorded
 from ddpwatch.analysis.whatif.scenarios import Change
@@ -183,13 +185,9 @@ def quantile(errors: Sequence[float], share: float) -> float:
 
 def changes(source: Setting, target: Setting) -> tuple[str, Change] | None:
     """What turns one setting into the other: the table's row and the change; None if it is not one thing."""
-    differ = [
-        f.name for f in fields(Setting) if f.name != "round" and getattr(source, f.name) != getattr(target, f.name)
-    ]
-    if source.hook or len(differ) > 1:
+    differ = [f.name for f in fields(Setting) if getattr(source, f.name) != getattr(target, f.name)]
+    if source.hook or len(differ) != 1:
         return None
-    if not differ:
-        return ("the same setting again", Change()) if source.round != target.round else ("reproduced", Change())
     return _CHANGES[differ[0]](source, target) if differ[0] in _CHANGES else None
 
 
@@ -230,29 +228,60 @@ _CHANGES: dict[str, Callable[[Setting, Setting], tuple[str, Change] | None]] = {
 }
 
 
+def by_setting(runs: dict[Setting, Recorded]) -> dict[Setting, list[Recorded]]:
+    """The recordings of all rounds of each setting."""
+    settings: dict[Setting, list[Recorded]] = {}
+    for setting, recorded in runs.items():
+        settings.setdefault(replace(setting, round=0), []).append(recorded)
+    return settings
+
+
 def score(runs: dict[Setting, Recorded], wires: dict[str, Wire], suffix: str) -> Iterator[Scored]:
     """Predicts each pair; with ``wires``, only what a sweep may help."""
-    for source, recorded in runs.items():
+    settings = by_setting(runs)
+    for source, recordings in settings.items():
         if wires and source.wire not in wires:
             continue
-        asked = WhatIf(recorded, wires.get(source.wire))
-        for target, measured in runs.items():
+        asked = [WhatIf(recorded, wires.get(source.wire)) for recorded in recordings]
+        yield from reproduced(source, recordings, asked, suffix)
+        for target, measured in settings.items():
             found = changes(source, target)
             if found is None:
                 continue
             kind, change = found
-            if kind == "another cap" and recorded.sizes == measured.sizes:
+            if kind == "another cap" and recordings[0].sizes == measured[0].sizes:
                 kind = "the same buckets"
-            measured_ms = measured.measured_ns / NS_PER_MS / (target.accumulate / source.accumulate)
-            if kind == "reproduced":
-                replayed_ms = asked.replayed.mean / NS_PER_MS
-                yield Scored(kind + suffix, source.name, target.name, replayed_ms, measured_ms,
-                             replayed_ms / measured_ms - 1, True, 0.0)  # fmt: skip
-            for one in asked.ask([change]) if kind != "reproduced" else []:
-                error = one.step_ms / measured_ms - 1
-                inside = one.low <= measured_ms <= one.high
-                yield Scored(kind + suffix, source.name, target.name, one.step_ms, measured_ms, error, inside,
-                             (one.high - one.step_ms) / measured_ms)  # fmt: skip
+            measured_ms = mean_step_ms(measured) / (target.accumulate / source.accumulate)
+            answers = [answer for one in asked for answer in one.ask([change])]
+            if answers:
+                yield scored(kind + suffix, source, target, answers, measured_ms)
+
+
+def reproduced(
+    source: Setting, recordings: Sequence[Recorded], asked: Sequence[WhatIf], suffix: str
+) -> Iterator[Scored]:
+    """Each recording against itself, and as a prediction of each other one of its setting."""
+    for recorded, one in zip(recordings, asked, strict=True):
+        measured_ms = recorded.measured_ns / NS_PER_MS
+        replayed_ms = one.replayed.mean / NS_PER_MS
+        yield Scored(f"reproduced{suffix}", source.name, source.name, replayed_ms, measured_ms,
+                     replayed_ms / measured_ms - 1, True, 0.0)  # fmt: skip
+        for other in recordings:
+            if other is not recorded:
+                answers = one.ask([Change()])
+                yield scored(f"the same setting again{suffix}", source, source, answers, mean_step_ms([other]))
+
+
+def scored(kind: str, source: Setting, target: Setting, answers: Sequence[Prediction], measured_ms: float) -> Scored:
+    """The mean of what the rounds' recordings predict, against the mean of what the rounds measured."""
+    step_ms, low, high = (fmean(getattr(one, name) for one in answers) for name in ("step_ms", "low", "high"))
+    return Scored(kind, source.name, target.name, step_ms, measured_ms, step_ms / measured_ms - 1,
+                  low <= measured_ms <= high, (high - step_ms) / measured_ms)  # fmt: skip
+
+
+def mean_step_ms(recordings: Sequence[Recorded]) -> float:
+    """The mean step of all rounds."""
+    return fmean(recorded.measured_ns for recorded in recordings) / NS_PER_MS
 
 
 @dataclass(frozen=True)
@@ -271,21 +300,24 @@ class Best:
 def best_caps(runs: dict[Setting, Recorded], wires: dict[str, Wire]) -> Best:
     """How often the cap that is called best is near the best of those measured."""
     found, possible, asked = 0, 0.0, 0
-    for source, recorded in runs.items():
+    settings = by_setting(runs)
+    for source, recordings in settings.items():
         peers = {
             target.cap_mib: measured
-            for target, measured in runs.items()
+            for target, measured in settings.items()
             if not source.hook and replace(source, cap_mib=target.cap_mib) == target
         }
-        measured = measured_by_buckets(list(peers.values()))
+        measured = measured_by_buckets([run for rounds in peers.values() for run in rounds])
         if len(measured) < 2 or (wires and source.wire not in wires):
             continue
-        asked_for = WhatIf(recorded, wires.get(source.wire)).ask([Change(cap_mib=cap) for cap in peers])
-        if asked_for and asked_for[0].cap_mib is not None:
-            asked += 1
-            chosen = measured[tuple(peers[asked_for[0].cap_mib].sizes)]
-            found += chosen[0] <= (1 + NEAR_BEST) * min(measured.values())[0]
-            possible += perfect(list(measured.values()))
+        best = min(measured.values())[0]
+        for recorded in recordings:
+            asked_for = WhatIf(recorded, wires.get(source.wire)).ask([Change(cap_mib=cap) for cap in peers])
+            if asked_for and asked_for[0].cap_mib is not None:
+                asked += 1
+                chosen = measured[tuple(peers[asked_for[0].cap_mib][0].sizes)]
+                found += chosen[0] <= (1 + NEAR_BEST) * best
+                possible += perfect(list(measured.values()))
     return Best(found, possible, asked)
 
 

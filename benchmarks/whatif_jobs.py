@@ -21,7 +21,7 @@ LINKS_MBIT = (200.0, 1000.0, 4000.0)
 CAPS_MIB = (1.0, 2.0, 5.0, 10.0, 25.0, 60.0)
 MODELS = ("gpt:width=384,layers=4", "mlp:width=1536,layers=6")
 RANKS = (2, 3)
-CAPS_OF_MORE_MIB = (1.0, 5.0, 25.0)  # with more than two ranks, which take longer
+CAPS_BY_RANKS = {2: CAPS_MIB, 3: (1.0, 5.0, 25.0)}  # more ranks take longer
 HOOKS = ("fp16", "powersgd")
 HOOK_CAP_MIB = 5.0
 STRAGGLER_MS = 40
@@ -84,33 +84,38 @@ class Setting:
 
 
 def pair_settings(rounds: int, quick: bool) -> Iterator[Setting]:
-    """Caps, hooks, stragglers. Rounds are outermost: what disturbs the machine then hits no setting alone."""
+    """Caps, hooks, stragglers; a network after the other."""
     chosen: dict[str, Any] = QUICK if quick else {}
-    for number in range(rounds):
-        for ranks in chosen.get("ranks", RANKS):
-            for mbit in chosen.get("links", LINKS_MBIT):
-                for model in chosen.get("models", MODELS):
-                    caps = chosen.get("caps", CAPS_MIB if ranks == 2 else CAPS_OF_MORE_MIB)
-                    plain = [Setting(model, ranks, mbit, cap, round=number) for cap in caps]
-                    yield from plain
-                    at = replace(plain[0], cap_mib=HOOK_CAP_MIB)
-                    yield from (replace(at, hook=hook) for hook in HOOKS)
-                    yield replace(at, straggler=True)
+    for ranks in chosen.get("ranks", RANKS):
+        for mbit in chosen.get("links", LINKS_MBIT):
+            for model in chosen.get("models", MODELS):
+                plain = [Setting(model, ranks, mbit, cap) for cap in chosen.get("caps", CAPS_BY_RANKS[ranks])]
+                at = replace(plain[0], cap_mib=HOOK_CAP_MIB)
+                hooks = [replace(at, hook=hook) for hook in HOOKS]
+                yield from in_turns([*plain, *hooks, replace(at, straggler=True)], rounds)
 
 
 def option_settings(rounds: int, quick: bool) -> Iterator[Setting]:
     """DDP's options, accumulation, bf16 and the number of ranks, each against the job without."""
+    for mbit in OPTIONS_LINKS_MBIT[:1] if quick else OPTIONS_LINKS_MBIT:
+        plain = Setting(OPTIONS_MODEL, 2, mbit, OPTIONS_CAP_MIB)
+        unused = replace(plain, find_unused=True)
+        settings = [
+            plain,
+            replace(plain, first_mib=OPTIONS_FIRST_MIB),
+            replace(plain, bucket_view=True),
+            replace(plain, hook="bf16"),
+            *(replace(plain, accumulate=batches) for batches in (2, 4)),
+            *(unused, replace(unused, static_graph=True)),
+            *(replace(plain, ranks=ranks) for ranks in OPTIONS_RANKS),
+        ]
+        yield from in_turns(settings, rounds)
+
+
+def in_turns(settings: Sequence[Setting], rounds: int) -> Iterator[Setting]:
+    """There and back, so many times in all: a drift of the machine then adds as much to each setting."""
     for number in range(rounds):
-        for mbit in OPTIONS_LINKS_MBIT[:1] if quick else OPTIONS_LINKS_MBIT:
-            plain = Setting(OPTIONS_MODEL, 2, mbit, OPTIONS_CAP_MIB, round=number)
-            unused = replace(plain, find_unused=True)
-            yield plain
-            yield replace(plain, first_mib=OPTIONS_FIRST_MIB)
-            yield replace(plain, bucket_view=True)
-            yield replace(plain, hook="bf16")
-            yield from (replace(plain, accumulate=batches) for batches in (2, 4))
-            yield from (unused, replace(unused, static_graph=True))
-            yield from (replace(plain, ranks=ranks) for ranks in OPTIONS_RANKS)
+        yield from (replace(one, round=number) for one in (settings if number % 2 == 0 else reversed(settings)))
 
 
 def record(

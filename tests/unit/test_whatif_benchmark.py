@@ -54,7 +54,7 @@ def test_each_setting_of_the_options_is_predicted_from_the_job_without() -> None
     plain, unused = settings[0], Setting(settings[0].model, 2, settings[0].mbit, OPTIONS_CAP_MIB, find_unused=True)
     assert len({setting.name for setting in settings}) == len(settings)
     assert [changes(plain, target) for target in settings] == [
-        ("reproduced", Change()),
+        None,
         ("another first cap", Change(cap_mib=OPTIONS_CAP_MIB, first_mib=OPTIONS_FIRST_MIB)),
         ("bucket_view", Change(bucket_view=True)),
         ("bf16", Change(hook="bf16")),
@@ -73,8 +73,31 @@ def test_each_setting_of_the_options_is_predicted_from_the_job_without() -> None
 def test_pairs_differ_in_one_thing() -> None:
     settings = list(pair_settings(1, quick=False))
     kinds = {found[0] for one in settings for other in settings if (found := changes(one, other))}
-    assert kinds == {"reproduced", "another cap", "another link", "fp16", "powersgd", "straggler removed",
-                     "2 → 3 ranks", "3 → 2 ranks"}  # fmt: skip
+    assert kinds == {"another cap", "another link", "fp16", "powersgd", "straggler removed", "2 → 3 ranks",
+                     "3 → 2 ranks"}  # fmt: skip
+
+
+def test_rounds_run_in_turns_there_and_back_on_one_link() -> None:
+    settings = list(pair_settings(2, quick=True))
+    half = len(settings) // 2
+    assert [(one.cap_mib, one.hook, one.straggler) for one in settings[:half]] == [
+        (one.cap_mib, one.hook, one.straggler) for one in reversed(settings[half:])
+    ]
+    assert [one.round for one in settings] == [0] * half + [1] * half
+    links = [one.mbit for one in pair_settings(2, quick=False) if one.ranks == 2]
+    assert links == sorted(links)
+
+
+def test_a_drift_that_slows_each_setting_in_one_round_is_no_error(runs: dict[Setting, Recorded]) -> None:
+    (first, fast), (_, _), (last, other) = runs.items()
+    slow = JOB.but(cap_mib=last.cap_mib, seed=7, data_ms=JOB.data_ms + 50).recorded()
+    slower = JOB.but(cap_mib=first.cap_mib, seed=8, data_ms=JOB.data_ms + 50).recorded()
+    drifted = {first: fast, replace(first, round=1): slower, last: other, replace(last, round=1): slow}
+    found = [one for one in score(drifted, {}, "") if one.kind in ("another cap", "the same setting again")]
+    errors = {kind: [abs(one.error) for one in found if one.kind == kind] for kind in ("another cap",
+              "the same setting again")}  # fmt: skip
+    assert [len(each) for each in errors.values()] == [2, 4]
+    assert max(errors["another cap"]) < 0.05 < min(errors["the same setting again"])
 
 
 def test_accumulation_is_judged_per_batch() -> None:
