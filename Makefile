@@ -35,7 +35,7 @@ demo: install
 
 # Hundreds of processes start: without bytecode files each would compile our modules again, and torch's idle threads spin.
 test: install
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --fork-workers --reruns 1 -raR
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --fork-workers --reruns 1 --rerun-show-tracebacks -raR
 
 check: install
 	$(BIN)/ruff check .
