@@ -116,7 +116,7 @@ def blame(lives: Sequence[RankLife], counts: Mapping[int, Counts], now_ns: int) 
     """
     if not lives or not all(life.stands_still(now_ns) for life in lives):
         return None
-    found = _behind(counts)
+    found = behind(counts)
     silent = _silent(lives, now_ns)
     if silent is not None and (found is None or found[0] == "crossed" or found[1] & silent[1]):
         found = silent  # a rank that waits sends heartbeats
@@ -134,7 +134,7 @@ def blame(lives: Sequence[RankLife], counts: Mapping[int, Counts], now_ns: int) 
 Found = tuple[Why, set[int], Mapping[int, int]]
 
 
-def _behind(counts: Mapping[int, Counts]) -> Found | None:
+def behind(counts: Mapping[int, Counts]) -> Found | None:
     """Those who have issued the fewest collectives in a group, and wait for nobody in another."""
     issued = _by_group(counts)
     behind: dict[int, Mapping[int, int]] = {}

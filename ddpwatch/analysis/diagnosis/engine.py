@@ -16,6 +16,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts import UNWATCHED, Ledger, StepSplit
 from ddpwatch.analysis.diagnosis.cause import StepFacts
 from ddpwatch.analysis.diagnosis.devices import DeviceCause, DeviceCauses
+from ddpwatch.analysis.diagnosis.held_up import HeldUp
 from ddpwatch.analysis.diagnosis.incident import Account, Incident, LostTime
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.lateness import GroupLateness
@@ -60,9 +61,11 @@ class Diagnosis:
         self._ended: list[Incident] = []
         self._whole = WholeRun()
         self._unsound = Unsound()
-        self._liveness = RankLiveness(groups or Groups())
+        groups = groups or Groups()
+        self._liveness = RankLiveness(groups)
+        self._held_up = HeldUp(groups)
         self._devices = DeviceCauses()
-        self._pauses = Pauses(self._devices)
+        self._pauses = Pauses(self._devices, self._held_up)
         self._hosts: dict[int, Host] = {}
         self._causes: dict[tuple[int, int], tuple[int, DeviceCause | None]] = {}
         self._splits: deque[StepSplit] = deque(maxlen=MOST_SPLITS)
@@ -82,6 +85,7 @@ class Diagnosis:
             self._liveness.step(message, received_ns)
         elif isinstance(message, Beat):
             self._liveness.beat(message.rank, message, received_ns)
+            self._held_up.beat(message)
         elif isinstance(message, Mark):
             self._ledger.mark(message)
             self._liveness.seen(message.rank, received_ns)

@@ -11,6 +11,7 @@ from statistics import median
 from ddpwatch.analysis.diagnosis.accounts import PAUSE_PHASES
 from ddpwatch.analysis.diagnosis.cause import COMPARED_PHASES, StepFacts
 from ddpwatch.analysis.diagnosis.devices import DeviceCause, DeviceCauses
+from ddpwatch.analysis.diagnosis.held_up import HeldUp
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
@@ -80,10 +81,12 @@ class Pauses:
 
     Args:
         devices: What devices did meanwhile.
+        held_up: What heartbeats said meanwhile.
     """
 
-    def __init__(self, devices: DeviceCauses) -> None:
+    def __init__(self, devices: DeviceCauses, held_up: HeldUp) -> None:
         self._devices = devices
+        self._held_up = held_up
         self._durations = RollingMedian(WINDOW)
         self._tail = Tail()
         self._found: list[_Pause] = []
@@ -137,11 +140,11 @@ class Pauses:
         """A single step that took far longer than others, and that no mark explains."""
         if 2 * max((sum(phases.values()) for phases in facts.split.pauses.values()), default=0) >= excess:
             return
-        ranks, phase = _who(facts, excess)
+        ranks, phase = self._who(facts, excess)
         if any(other.streak.rank in ranks and other.streak.typical_ns >= WITHIN * excess for other in late):
             return
         step = facts.across.step
-        cost = facts.split.waits.get(ranks[0], 0) if len(ranks) == 1 else excess * len(facts.across)
+        cost = _cost(facts, ranks, excess)
         pause = _Pause(ranks, phase, step, ranks_in_run=len(facts.across), unwatched=not facts.across.counted)
         pause.add(step, excess, cost)
         pause.span_ns, pause.unusual = (facts.split.start_ns, facts.split.end_ns), unusual
@@ -150,6 +153,23 @@ class Pauses:
             before.merge(pause)
         else:
             self._fresh.append(self._keep(pause))
+
+    def _who(self, facts: StepFacts, excess: int) -> tuple[tuple[int, ...], str]:
+        """Whose pause it was, empty for no single rank's, and its phase."""
+        across = facts.across
+        if not across.counted:
+            rank = self._held_up.by(across, excess)
+            return (() if rank is None else (rank,)), ""
+        late = across.skew.late
+        rank = max(late, key=late.__getitem__, default=None)
+        if rank is not None:
+            at_least = late[rank] - across.skew.error
+            others = (ns for other, ns in late.items() if other != rank)
+            if 2 * at_least >= excess and at_least >= max(others, default=0):
+                found = facts.excess(rank, across.skew.peers[rank])
+                phase = max(found, key=found.__getitem__, default="")
+                return (rank,), phase if found and 2 * found[phase] >= at_least else ""
+        return (), _longest_phase(facts, excess)
 
     def _explain(self, pause: _Pause) -> None:
         """Looks up what devices did meanwhile."""
@@ -185,25 +205,19 @@ class Pauses:
         return pause
 
 
-def _who(facts: StepFacts, excess: int) -> tuple[tuple[int, ...], str]:
-    """Whose pause it was, empty for no single rank's, and its phase."""
+def _cost(facts: StepFacts, ranks: Sequence[int], excess: int) -> int:
+    """What the others waited for a rank, or what all ranks spent."""
     across = facts.across
-    late = across.skew.late if across.counted else {}
-    rank = max(late, key=late.__getitem__, default=None)
-    if rank is not None:
-        at_least = late[rank] - across.skew.error
-        others = (ns for other, ns in late.items() if other != rank)
-        if 2 * at_least >= excess and at_least >= max(others, default=0):
-            found = facts.excess(rank, across.skew.peers[rank])
-            phase = max(found, key=found.__getitem__, default="")
-            return (rank,), phase if found and 2 * found[phase] >= at_least else ""
-    return (), _longest_phase(facts, excess)
+    if not ranks:
+        return excess * len(across)
+    if across.counted:
+        return facts.split.waits.get(ranks[0], 0)
+    usual = across.longest_ns - excess
+    return sum(max(0, step.duration_ns - usual) for rank, step in across.ranks.items() if rank not in ranks)
 
 
 def _longest_phase(facts: StepFacts, excess: int) -> str:
     """The phase that all ranks spent most of it in; "" if that is not known."""
-    if not facts.across.counted:
-        return ""
     rows = [figures.phases_ns for figures in facts.across.figures.values()]
     spent = {phase: median(row.get(phase, 0) for row in rows) for phase in (*COMPARED_PHASES, "exposed_comm")}
     phase = max(spent, key=spent.__getitem__)

@@ -1,0 +1,85 @@
+"""A stall in a step that nobody watched: whom the others waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.messages import Beat, Message, Step
+from tests.support.frames import MS, START_NS, STEP_MS, beat, hello, state_of, step, unwatched
+
+CALM, STALL_MS = 40, 2000
+START_MS = CALM * STEP_MS  # of the stall's step
+
+
+def bare(rank: int, number: int, start_ms: int, duration_ms: int) -> Step:
+    one = unwatched(rank, number)
+    one.start_ns, one.duration_ns = START_NS + start_ms * MS, duration_ms * MS
+    return one
+
+
+def beats(rank: int, issued: int | None, at_ms: Iterable[int] = (600, 1100, 1600)) -> list[Beat]:
+    """What a rank sends in the stall's step, from its start (ms), having issued so many collectives."""
+    return [
+        beat(rank, CALM, phase="", issued=issued, at_ns=START_NS + (START_MS + at) * MS, since_ns=START_NS)
+        for at in at_ms
+    ]
+
+
+def stalls(messages: Sequence[Message], ranks: int = 3, took: Sequence[tuple[int, int]] | None = None) -> list[Incident]:
+    """The pauses of a run whose last step stalls, unless each rank's start (ms in that step) and duration are given."""
+    calm = [step(rank, number) for number in range(CALM) for rank in range(ranks)]
+    ends = took or [(0, STEP_MS + STALL_MS)] * ranks
+    last = [bare(rank, CALM, START_MS + start, duration) for rank, (start, duration) in enumerate(ends)]
+    state = state_of([*(hello(rank, ranks) for rank in range(ranks)), *calm, *messages, *last])
+    return [one for one in state.diagnosis.incidents() if one.kind == "pause"]
+
+
+def test_it_is_the_rank_that_has_issued_fewer_collectives() -> None:
+    """Of real stalls of two seconds, a third were said to be every rank's."""
+    (found,) = stalls([*beats(0, 120), *beats(1, 118), *beats(2, 120)])
+    assert (found.ranks, found.cost_ns) == ((1,), 2 * STALL_MS * MS)
+    assert found.message == f"rank 1 paused for {STALL_MS} ms at step {CALM}"
+
+
+def test_it_is_the_rank_that_sends_nothing_as_one_that_is_stopped() -> None:
+    (found,) = stalls([*beats(0, 120), *beats(1, 120), *beats(2, 118, at_ms=(10, 2090))])
+    assert found.ranks == (2,)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [beats(0, 120), beats(1, 120), beats(2, 120)],  # the network, perhaps
+        [beats(0, None), beats(1, None), beats(2, None)],
+        [beats(0, 118), beats(1, 118), beats(2, 120)],
+        [beats(0, 120, [50]), beats(1, 118, [50]), beats(2, 120, [50])],  # before the stall
+        [[*beats(0, 118, [600]), *beats(0, 120, [1600])], beats(1, 119), beats(2, 120)],  # another one later
+        [beats(0, 120), [], []],  # two are silent
+    ],
+)
+def test_it_is_nobody_s_if_nothing_shows_whose(messages: list[list[Beat]]) -> None:
+    (found,) = stalls([one for of_rank in messages for one in of_rank])
+    assert (found.ranks, found.cost_ns) == ((), 3 * STALL_MS * MS)
+
+
+def test_a_rank_that_stalls_after_its_last_collective_ends_its_step_last_and_starts_the_next_one_last() -> None:
+    long, usual = STEP_MS + STALL_MS, STEP_MS
+    (found,) = stalls([], took=[(0, usual), (0, long), (0, usual)])
+    assert (found.ranks, found.cost_ns) == ((1,), 0)  # nobody waits in this step
+    (found,) = stalls([], took=[(0, long), (STALL_MS, usual), (0, long)])
+    assert (found.ranks, found.cost_ns) == ((1,), 2 * STALL_MS * MS)
+
+
+def test_both_steps_of_such_a_stall_are_one_incident() -> None:
+    long, usual = STEP_MS + STALL_MS, STEP_MS
+    after = [bare(0, CALM + 1, START_MS + usual, long), bare(1, CALM + 1, START_MS + long, usual)]
+    calm = [step(rank, number) for number in range(CALM) for rank in range(2)]
+    last = [bare(0, CALM, START_MS, usual), bare(1, CALM, START_MS, long)]
+    state = state_of([hello(0), hello(1), *calm, *last, *after])
+    (found,) = [one for one in state.diagnosis.incidents() if one.kind == "pause"]
+    assert (found.ranks, found.cost_ns, found.until_step) == ((1,), STALL_MS * MS, CALM + 1)
+    accounts = {(account.name, account.rank): account.ns for account in state.diagnosis.lost().accounts}
+    assert accounts["waiting", 1] == STALL_MS * MS
