@@ -56,7 +56,8 @@ Every = Annotated[int, typer.Option(metavar="N", min=1, help="Keep the hook fire
 Run = Annotated[
     str | None,
     typer.Argument(
-        metavar="RUN", help="Run id or its start, ssh://[USER@]NODE[:PORT][/RUN], or an ipc:// endpoint (default: newest run)."
+        metavar="RUN",
+        help="Run id or its start, ssh://[USER@]NODE[:PORT][/RUN], or an ipc:// endpoint (default: newest run).",
     ),
 ]
 
@@ -238,7 +239,9 @@ def metrics(
     run: Run = None,
     listen: Annotated[
         str | None,
-        typer.Option("--listen", metavar="HOST:PORT", help="Serve Prometheus there (default without --otlp: 127.0.0.1:9464)."),
+        typer.Option(
+            "--listen", metavar="HOST:PORT", help="Serve Prometheus there (default without --otlp: 127.0.0.1:9464)."
+        ),
     ] = None,
     otlp: Annotated[
         str | None, typer.Option("--otlp", metavar="URL", help="Push to this OpenTelemetry collector (OTLP over HTTP).")
@@ -353,7 +356,10 @@ def compare(
     as_json: Json = False,
     fail_if_slower: Annotated[
         str | None,
-        typer.Option(metavar="PERCENT", help="Exit with 1 if a run is slower by more than PERCENT, e.g. 5%, or cannot be compared."),
+        typer.Option(
+            metavar="PERCENT",
+            help="Exit with 1 if a run is slower by more than PERCENT, e.g. 5%, or cannot be compared.",
+        ),
     ] = None,
     steps: Steps = None,
     ranks: Ranks = None,
@@ -388,7 +394,9 @@ def whatif(
     without_rank: Annotated[int | None, typer.Option(metavar="R", help="With rank R as fast as the others.")] = None,
     no_input: Annotated[bool, typer.Option("--no-input", help="Without waits for data.")] = False,
     world: Annotated[str | None, typer.Option(metavar="N", help="With N ranks, e.g. 8,16.")] = None,
-    accumulate: Annotated[str | None, typer.Option(metavar="K", help="Reduce gradients once in K batches, e.g. 2,4.")] = None,
+    accumulate: Annotated[
+        str | None, typer.Option(metavar="K", help="Reduce gradients once in K batches, e.g. 2,4.")
+    ] = None,
     bucket_view: Annotated[bool, typer.Option("--bucket-view", help="With gradient_as_bucket_view.")] = False,
     static_graph: Annotated[bool, typer.Option("--static-graph", help="With static_graph.")] = False,
     free: Annotated[bool, typer.Option("--free", help="With communication that takes no time: the bound.")] = False,
@@ -433,7 +441,9 @@ def export(
     form: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="One of chrome, csv, parquet, ndjson.")
     ] = "chrome",
-    anonymize: Annotated[bool, typer.Option("--anonymize", help="Replace hosts, paths, names and exception messages with hashes.")] = False,
+    anonymize: Annotated[
+        bool, typer.Option("--anonymize", help="Replace hosts, paths, names and exception messages with hashes.")
+    ] = False,
     steps: Steps = None,
     ranks: Ranks = None,
 ) -> None:

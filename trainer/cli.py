@@ -110,10 +110,16 @@ def _add_hook_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--powersgd-rank", type=int, default=HOOK_DEFAULTS.powersgd_rank, metavar="R")
     group.add_argument("--powersgd-start", type=int, default=HOOK_DEFAULTS.powersgd_start, metavar="STEP")
     group.add_argument(
-        "--no-error-feedback", action="store_false", dest="powersgd_error_feedback", help="powersgd: drop what a step's compression loses"
+        "--no-error-feedback",
+        action="store_false",
+        dest="powersgd_error_feedback",
+        help="powersgd: drop what a step's compression loses",
     )
     group.add_argument(
-        "--no-warm-start", action="store_false", dest="powersgd_warm_start", help="powersgd: start each step from random factors"
+        "--no-warm-start",
+        action="store_false",
+        dest="powersgd_warm_start",
+        help="powersgd: start each step from random factors",
     )
     group.add_argument(
         "--weights",
@@ -122,10 +128,17 @@ def _add_hook_options(group: argparse._ArgumentGroup) -> None:
         help="weighted: one per rank, or by local samples (default)",
     )
     group.add_argument(
-        "--aggregate", choices=("mean", "median", "trimmed-mean"), default=HOOK_DEFAULTS.aggregate, help="gathered: how to combine"
+        "--aggregate",
+        choices=("mean", "median", "trimmed-mean"),
+        default=HOOK_DEFAULTS.aggregate,
+        help="gathered: how to combine",
     )
     group.add_argument(
-        "--trim", type=int, default=HOOK_DEFAULTS.trim, metavar="K", help="trimmed-mean: drop the K largest and smallest"
+        "--trim",
+        type=int,
+        default=HOOK_DEFAULTS.trim,
+        metavar="K",
+        help="trimmed-mean: drop the K largest and smallest",
     )
 
 
