@@ -320,7 +320,7 @@ def report(
     steps: Steps = None,
     ranks: Ranks = None,
 ) -> None:
-    """Show where a recording's time went, and who cost it."""
+    """Show where a recording's time went, and who is to blame."""
     from ddpwatch.recording.overwrite_guard import check_output
     from ddpwatch.recording.selection import selection_of
     from ddpwatch.report.build import Drawn, report_of
