@@ -56,7 +56,8 @@ Every = Annotated[int, typer.Option(metavar="N", min=1, help="Keep the hook fire
 Run = Annotated[
     str | None,
     typer.Argument(
-        metavar="RUN", help="Run id, its start, ssh://[USER@]NODE[/RUN], or an ipc:// endpoint (default: newest run)."
+        metavar="RUN",
+        help="Run id or its start, ssh://[USER@]NODE[:PORT][/RUN], or an ipc:// endpoint (default: newest run).",
     ),
 ]
 
@@ -181,7 +182,7 @@ def run(
     record_to: Annotated[Path | None, typer.Option("--record", metavar="FILE", help="Record to FILE.")] = None,
     max_size: MaxSize = None,
     every: Every = 1,
-    headless: Annotated[bool, typer.Option("--headless", help="No dashboard; print a line every few seconds.")] = False,
+    headless: Annotated[bool, typer.Option("--headless", help="Print lines instead of the dashboard.")] = False,
     budget: Budget = None,
 ) -> None:
     """Run a job and watch it, without changing its script.
@@ -213,7 +214,7 @@ def record(
     every: Every = 1,
     budget: Annotated[
         str | None,
-        typer.Option("--budget", metavar="PERCENT", help="Let watching cost up to PERCENT of a step meanwhile."),
+        typer.Option("--budget", metavar="PERCENT", help="Let watching cost up to PERCENT of a step while you record."),
     ] = None,
 ) -> None:
     """Record a running job until it ends or you press Ctrl-C."""
@@ -238,7 +239,9 @@ def metrics(
     run: Run = None,
     listen: Annotated[
         str | None,
-        typer.Option("--listen", metavar="HOST:PORT", help="Serve Prometheus there (default: 127.0.0.1:9464)."),
+        typer.Option(
+            "--listen", metavar="HOST:PORT", help="Serve Prometheus there (default without --otlp: 127.0.0.1:9464)."
+        ),
     ] = None,
     otlp: Annotated[
         str | None, typer.Option("--otlp", metavar="URL", help="Push to this OpenTelemetry collector (OTLP over HTTP).")
@@ -270,14 +273,14 @@ def replay(
     start: Annotated[
         str | None, typer.Option("--from", metavar="TARGET", help="Start at a step (120) or a time (1:30, 90s).")
     ] = None,
-    loop: Annotated[bool, typer.Option("--loop", help="Start over at the end.")] = False,
+    loop: Annotated[bool, typer.Option("--loop", help="Start again at the end.")] = False,
     plain: Plain = False,
     theme: Theme = None,
     ascii_only: Ascii = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Show a file live while it is being written.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Show a file live while it is written.")] = False,
     baseline: Baseline = None,
 ) -> None:
-    """Replay a recording, or follow one that is being written."""
+    """Replay a recording, or follow one while it is written."""
     from ddpwatch.recording.seek import locate, parse_target
 
     if follow and (speed is not None or start is not None or loop):
@@ -311,13 +314,13 @@ def report(
     fail_on: Annotated[
         str | None,
         typer.Option(
-            metavar="KINDS", help="Exit with 1 if there is an incident of these kinds: straggler,hang, or any."
+            metavar="KINDS", help="Exit with 1 if there is an incident of these kinds, e.g. straggler,hang, or any."
         ),
     ] = None,
     steps: Steps = None,
     ranks: Ranks = None,
 ) -> None:
-    """Print where a recording's time went, its incidents and its figures."""
+    """Show where a recording's time went, and who is to blame."""
     from ddpwatch.recording.overwrite_guard import check_output
     from ddpwatch.recording.selection import selection_of
     from ddpwatch.report.build import Drawn, report_of
@@ -353,12 +356,15 @@ def compare(
     as_json: Json = False,
     fail_if_slower: Annotated[
         str | None,
-        typer.Option(metavar="PERCENT", help="Exit with 1 if a run is slower by more than PERCENT, e.g. 5%."),
+        typer.Option(
+            metavar="PERCENT",
+            help="Exit with 1 if a run is slower by more than PERCENT, e.g. 5%, or cannot be compared.",
+        ),
     ] = None,
     steps: Steps = None,
     ranks: Ranks = None,
 ) -> None:
-    """Compare recordings, and say whether one is slower."""
+    """Compare recordings: is one slower, by how much, and why?"""
     from ddpwatch.recording.selection import selection_of
     from ddpwatch.report.build import compare_recordings, parse_percent, slower_than
 
@@ -384,22 +390,24 @@ def whatif(
         str | None, typer.Option(metavar="MIB", help="Other caps of the first bucket, e.g. 1,2.")
     ] = None,
     hook: Annotated[str | None, typer.Option(metavar="NAME", help="Comm hooks: fp16, bf16, powersgd-RANK.")] = None,
-    link: Annotated[str | None, typer.Option(metavar="X", help="A network X times as fast.")] = None,
-    without_rank: Annotated[int | None, typer.Option(metavar="R", help="Rank R as fast as the others.")] = None,
-    no_input: Annotated[bool, typer.Option("--no-input", help="No wait for data.")] = False,
-    world: Annotated[str | None, typer.Option(metavar="N", help="N ranks.")] = None,
-    accumulate: Annotated[str | None, typer.Option(metavar="K", help="Reduce once in K batches.")] = None,
+    link: Annotated[str | None, typer.Option(metavar="X", help="Networks X times as fast, e.g. 2,10.")] = None,
+    without_rank: Annotated[int | None, typer.Option(metavar="R", help="With rank R as fast as the others.")] = None,
+    no_input: Annotated[bool, typer.Option("--no-input", help="Without waits for data.")] = False,
+    world: Annotated[str | None, typer.Option(metavar="N", help="With N ranks, e.g. 8,16.")] = None,
+    accumulate: Annotated[
+        str | None, typer.Option(metavar="K", help="Reduce gradients once in K batches, e.g. 2,4.")
+    ] = None,
     bucket_view: Annotated[bool, typer.Option("--bucket-view", help="With gradient_as_bucket_view.")] = False,
     static_graph: Annotated[bool, typer.Option("--static-graph", help="With static_graph.")] = False,
-    free: Annotated[bool, typer.Option("--free", help="Communication takes no time: the bound.")] = False,
+    free: Annotated[bool, typer.Option("--free", help="With communication that takes no time: the bound.")] = False,
     wire: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What collectives cost, from python -m ddpwatch.sweep.")
+        Path | None, typer.Option(metavar="FILE", help="Costs of collectives, measured by python -m ddpwatch.sweep.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict the step time under other settings.
 
-    Without options, show the five changes that would gain most. Two options are predicted alone and together.
+    Without options, show the five changes that would gain most. Options are predicted alone and in pairs.
     """
     from ddpwatch.report.whatif import WhatIfOptions, answer, check_answered, read_wire, recorded_in, recorded_live
     from ddpwatch.report.whatif_text import render_whatif
@@ -433,7 +441,9 @@ def export(
     form: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="One of chrome, csv, parquet, ndjson.")
     ] = "chrome",
-    anonymize: Annotated[bool, typer.Option("--anonymize", help="Replace hosts, paths and names with hashes.")] = False,
+    anonymize: Annotated[
+        bool, typer.Option("--anonymize", help="Replace hosts, paths, names and exception messages with hashes.")
+    ] = False,
     steps: Steps = None,
     ranks: Ranks = None,
 ) -> None:

@@ -102,7 +102,7 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
         help=f"repeatable: {spec.describe(MODULE_HOOKS)}",
     )  # fmt: skip
     group.add_argument("--bucket-cap-mb", type=float, metavar="MIB", help="largest bucket (default: 25, the first 1)")
-    group.add_argument("--find-unused-parameters", action="store_true", help="ddp: expect some to have no gradient")
+    group.add_argument("--find-unused-parameters", action="store_true", help="ddp: expect some without a gradient")
     _add_hook_options(parser.add_argument_group("comm hook options"))
 
 
@@ -110,10 +110,16 @@ def _add_hook_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--powersgd-rank", type=int, default=HOOK_DEFAULTS.powersgd_rank, metavar="R")
     group.add_argument("--powersgd-start", type=int, default=HOOK_DEFAULTS.powersgd_start, metavar="STEP")
     group.add_argument(
-        "--no-error-feedback", action="store_false", dest="powersgd_error_feedback", help="forget what was lost"
+        "--no-error-feedback",
+        action="store_false",
+        dest="powersgd_error_feedback",
+        help="powersgd: drop what a step's compression loses",
     )
     group.add_argument(
-        "--no-warm-start", action="store_false", dest="powersgd_warm_start", help="start from random factors each step"
+        "--no-warm-start",
+        action="store_false",
+        dest="powersgd_warm_start",
+        help="powersgd: start each step from random factors",
     )
     group.add_argument(
         "--weights",
@@ -122,10 +128,17 @@ def _add_hook_options(group: argparse._ArgumentGroup) -> None:
         help="weighted: one per rank, or by local samples (default)",
     )
     group.add_argument(
-        "--aggregate", choices=("mean", "median", "trimmed-mean"), default=HOOK_DEFAULTS.aggregate, help="gathered"
+        "--aggregate",
+        choices=("mean", "median", "trimmed-mean"),
+        default=HOOK_DEFAULTS.aggregate,
+        help="gathered: how to combine",
     )
     group.add_argument(
-        "--trim", type=int, default=HOOK_DEFAULTS.trim, metavar="K", help="trimmed-mean: drop K at each end"
+        "--trim",
+        type=int,
+        default=HOOK_DEFAULTS.trim,
+        metavar="K",
+        help="trimmed-mean: drop the K largest and smallest",
     )
 
 
@@ -155,8 +168,8 @@ def _add_loop(parser: argparse.ArgumentParser) -> None:
 def _add_files(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("checkpoints")
     group.add_argument("--checkpoint", type=Path, metavar="DIR", help="save here at the end, and when interrupted")
-    group.add_argument("--checkpoint-every", type=int, metavar="N", help="and every N steps")
-    group.add_argument("--resume", action="store_true", help="continue from the newest; restarts by torchrun always do")
+    group.add_argument("--checkpoint-every", type=int, metavar="N", help="save every N steps as well")
+    group.add_argument("--resume", action="store_true", help="continue from the newest; torchrun's restarts always do")
     group.add_argument("--save-params", type=Path, metavar="FILE", help="rank 0 writes the final parameters here")
 
 
@@ -169,8 +182,8 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
 
 def _add_watching(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("watching")
-    group.add_argument("--watch", action="store_true", help="publish the run; see it with `ddpwatch`")
-    group.add_argument("--record", type=Path, metavar="FILE", help="also write it to FILE (implies --watch)")
+    group.add_argument("--watch", action="store_true", help="watch the run; `ddpwatch` shows it")
+    group.add_argument("--record", type=Path, metavar="FILE", help="record the run to FILE (implies --watch)")
 
 
 def weights(text: str) -> tuple[float, ...] | None:

@@ -483,7 +483,7 @@ class StepRecorder:
         now = self.clock()
         if self.current is not None:
             self.current.spans.append((phase, self._phase_start, now))
-        self.phase = following  # as `_enter` does; one more call is noticeable here (docs/architecture.md)
+        self.phase = following  # as `_enter` does; one more call is noticeable here (CONTRIBUTING.md)
         self._phase_start = now
         self.box.enter(following)
 
