@@ -16,11 +16,12 @@ from ddpwatch.sampling.levels import UNWATCHED, is_counted
 STILL_NS: Final = 3_000_000_000
 STILL_STEPS: Final = 2.0  # how many steps' time a rank may stand still where steps are long
 START_NS: Final = 60_000_000_000  # before the first step ends: libraries load, connections are made
-DATA_NS: Final = 30_000_000_000
+DATA_NS: Final = 30_000_000_000  # in which all ranks may wait for data, or be between steps
+AWAITED_DATA_NS: Final = 7_000_000_000  # in which one may wait for data while others wait for it
 LASTING_NS: Final = 600_000_000_000  # NCCL's own patience
 ENDLESS_NS: Final = 1 << 62
 _PATIENCE_NS: Final = {
-    "data": DATA_NS,
+    "data": AWAITED_DATA_NS,
     "save": LASTING_NS,
     "compile": LASTING_NS,
     "validation": LASTING_NS,

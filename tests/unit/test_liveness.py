@@ -169,7 +169,7 @@ def test_a_gap_in_all_frames_is_nobodys_silence() -> None:
     ("activity", "lasts_s", "named"),
     [
         ("validation", 30, False), ("compile", 60, False), ("save", 90, False), ("graph", 1000, False),
-        ("data", 25, False), ("data", 31, True), ("validation", 601, True),
+        ("data", 6, False), ("data", 8, True), ("validation", 601, True),
     ],
 )  # fmt: skip
 def test_what_may_last_is_no_hang(activity: str, lasts_s: float, named: bool) -> None:
@@ -180,7 +180,17 @@ def test_what_may_last_is_no_hang(activity: str, lasts_s: float, named: bool) ->
     assert [incident.ranks for incident in found] == ([(1,)] if named else [])
     if activity == "data" and named:
         assert found[0].phase == "data"
-        assert found[0].message == "rank 1 waiting for data at step 40 for 30 s; rank 0 waits for bucket 0"
+        assert found[0].message == "rank 1 waiting for data at step 40 for 8 s; rank 0 waits for bucket 0"
+
+
+@pytest.mark.parametrize("phase", ["input", ""])  # "" in a step that nobody watches
+def test_all_ranks_may_wait_for_data(phase: str) -> None:
+    """As at the start of an epoch, when the loader starts its processes."""
+    run = Run()
+    for rank in (0, 1):
+        run.put(rank, phase, activity="data", issued_in=[(0, 7)])
+    assert run.go(29.0) == []
+    assert only(run.go(2.0)).ranks == ()
 
 
 def test_long_steps_are_no_hang_and_the_first_takes_its_time() -> None:

@@ -53,6 +53,11 @@ class RankLife:
         return "" if self.beat is None else self.beat.phase
 
     @property
+    def activity(self) -> str:
+        """What it did besides."""
+        return "" if self.beat is None else self.beat.activity
+
+    @property
     def ended_ns(self) -> int:
         """When it ended, as a receive time: its newest heartbeat maps its own clock, which may be another host's."""
         if self.bye is None or self.beat is None:
@@ -77,8 +82,7 @@ class RankLife:
         """Whether that is longer than what it does explains."""
         if not self.silent_ns(now_ns):
             return self.stillness.lasts_too_long
-        lasting = self.beat is not None and self.beat.activity in _LONG
-        return not lasting or self.clock_ns(now_ns) - self.stillness.since_ns > LASTING_NS
+        return self.activity not in _LONG or self.clock_ns(now_ns) - self.stillness.since_ns > LASTING_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,7 @@ def _unknown(lives: Sequence[RankLife], now_ns: int) -> Blame | None:
     """Nobody is behind. Between the steps, ranks may well do things that ddpwatch does not know of."""
     if not all(life.lasts_too_long(now_ns) for life in lives):
         return None
-    idle = all(life.phase in _BETWEEN_STEPS for life in lives)
+    idle = all(life.phase in _BETWEEN_STEPS or life.activity == "data" for life in lives)
     if idle and (len(lives) == 1 or min(life.stillness.still_ns for life in lives) <= DATA_NS):
         return None
     return Blame("unknown", (), tuple(life.rank for life in lives))
