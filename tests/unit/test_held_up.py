@@ -28,7 +28,9 @@ def beats(rank: int, issued: int | None, at_ms: Iterable[int] = (600, 1100, 1600
     ]
 
 
-def stalls(messages: Sequence[Message], ranks: int = 3, took: Sequence[tuple[int, int]] | None = None) -> list[Incident]:
+def stalls(
+    messages: Sequence[Message], ranks: int = 3, took: Sequence[tuple[int, int]] | None = None
+) -> list[Incident]:
     """The pauses of a run whose last step stalls, unless each rank's start (ms in that step) and duration are given."""
     calm = [step(rank, number) for number in range(CALM) for rank in range(ranks)]
     ends = took or [(0, STEP_MS + STALL_MS)] * ranks
