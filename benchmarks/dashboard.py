@@ -74,6 +74,7 @@ class SyntheticSource:
         self.over = False
         self.unreadable = self.missed = 0
         self.trouble = ""
+        self.notes: list[str] = []
         self._fleet = Fleet(world, late={1: 12.0}, gpus=world > 2)
         self._waiting = [*self._fleet.introduction(), *self._fleet.devices(0)]
         self._pool = [[self._fleet.step(rank, number) for rank in range(world)] for number in range(1, POOL + 1)]

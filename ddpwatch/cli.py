@@ -464,12 +464,17 @@ def _print_json(document: object) -> None:
 def _opened(file: Path) -> Recording:
     """Opens a recording and prints its notes."""
     from ddpwatch.recording.reader import Recording
-    from ddpwatch.report.format import clean
 
     recording = Recording(file)
     for note in recording.notes:
-        typer.echo(f"note: {clean(note)}", err=True)
+        _print_note(note)
     return recording
+
+
+def _print_note(note: str) -> None:
+    from ddpwatch.report.format import clean
+
+    typer.echo(f"note: {clean(note)}", err=True)
 
 
 def _print_lines(
@@ -481,7 +486,7 @@ def _print_lines(
     if follow:
         from ddpwatch.recording.follow import follow_frames
 
-        print_lines(follow_frames(file))
+        print_lines(follow_frames(file, note=_print_note))
         return
     replay_lines(recording, position.at_ns if position is not None else 0, speed, loop)
 

@@ -37,12 +37,14 @@ class Source(Protocol):
         unreadable: Frames that could not be decoded, skipped.
         missed: Frames lost on the way.
         trouble: Why no frames come at present, or none will any more, if the source knows: one line.
+        notes: What else a user has to know of the frames, one line each; whoever reads them removes them.
     """
 
     over: bool
     unreadable: int
     missed: int
     trouble: str
+    notes: list[str]
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
         """Returns the next frames; waits up to ``timeout_s`` for the first.
@@ -106,6 +108,7 @@ class LiveSource:
         self.unreadable = 0
         self.missed = 0
         self.trouble = ""
+        self.notes: list[str] = []
         self._as_sent = as_sent
         self._token = secrets.token_hex(8).encode()
         self._context: transport.Context | None = None

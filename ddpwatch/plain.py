@@ -113,12 +113,11 @@ def line(state: RunState, incidents: Sequence[Incident]) -> str:
     """The state of a run in one line, which ends with the verdict."""
     summary = summarise(state.recent())
     newest = state.newest_step()
-    drops = sum(rank.dropped for rank in state.ranks.values())
     found = state.verdict(summary, incidents)
     return (
         f"{UNKNOWN if newest is None else newest.step:>8}  {number(summary.rate, 2):>6}  "
         f"{_ms(summary.step_ns):>8}  {percent(summary.overlap):>7}  {_ms(summary.exposed_ns):>10}  "
-        f"{_full(state):>5}  {drops:>5}  {_notes(state)}{clean(found.text)}"
+        f"{_full(state):>5}  {state.dropped:>5}  {_notes(state)}{clean(found.text)}"
     )
 
 

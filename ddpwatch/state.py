@@ -16,7 +16,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import ClockDomains
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.verdict import Verdict, verdict
+from ddpwatch.analysis.diagnosis.verdict import Verdict, verdict, with_unseen
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.matching import NumberedStep, StepMatcher
@@ -304,7 +304,8 @@ class RunState:
 
     def verdict(self, summary: Summary, incidents: Sequence[Incident]) -> Verdict:
         """What matters most now, given the figures of the newest steps and all incidents."""
-        return verdict(summary, incidents, len(self.ranks), self.end, self.world_size, self.finished_steps)
+        found = verdict(summary, incidents, len(self.ranks), self.end, self.world_size, self.finished_steps)
+        return found if self.end is not None else with_unseen(found, self.unseen)
 
     @property
     def unseen(self) -> frozenset[int]:
@@ -315,6 +316,12 @@ class RunState:
     def finished_steps(self) -> int:
         """How many steps the rank that is furthest has taken."""
         return max((rank.last_step.step + 1 for rank in self.ranks.values() if rank.last_step is not None), default=0)
+
+    @property
+    def dropped(self) -> int:
+        """Frames that ranks and agents dropped, as they say themselves."""
+        ranks = sum(rank.dropped for rank in self.ranks.values())
+        return ranks + sum(node.dropped for node in self.nodes.values())
 
     @property
     def missing_steps(self) -> int | None:

@@ -185,7 +185,7 @@ class Hub:
             entry = self._keep_node(message, envelope)
             self._make_room(entry)
         elif isinstance(message, Status) or message.rank is None:
-            self._count_own(_size(envelope) - _size(self._own.get(type(message))))
+            self._count_own(size_of(envelope) - size_of(self._own.get(type(message))))
             self._own[type(message)] = envelope
         else:
             entry = self._rank(message.rank)
@@ -260,10 +260,10 @@ class Hub:
         if not samples:
             self._drop_devices_before(envelope.received_ns - DEVICE_GONE_NS)
         samples.append(envelope)
-        self._count_own(_size(envelope))
+        self._count_own(size_of(envelope))
         self._devices[device.key] = samples
         while len(samples) > min(KEEP_DEVICE_SAMPLES, KEEP_SAMPLES // len(self._devices)):
-            self._count_own(-_size(samples.popleft()))
+            self._count_own(-size_of(samples.popleft()))
         if len(self._devices) > KEEP_DEVICES:
             self._drop_device()
 
@@ -275,20 +275,20 @@ class Hub:
     def _drop_device(self) -> None:
         """Drops the device without a sample for the longest time."""
         dropped = self._devices.pop(next(iter(self._devices)))
-        self._count_own(-sum(map(_size, dropped)))
+        self._count_own(-sum(map(size_of, dropped)))
 
     def _keep_sample(self, entry: RankEntry, envelope: Envelope, limit: int) -> None:
         """It comes from a collector, so it is no sign of life."""
         entry.samples.append(envelope)
-        self._count(entry, _size(envelope))
+        self._count(entry, size_of(envelope))
         while len(entry.samples) > limit:
-            self._count(entry, -_size(entry.samples.popleft()))
+            self._count(entry, -size_of(entry.samples.popleft()))
 
     def _keep_step(self, entry: RankEntry, envelope: Envelope) -> None:
         entry.steps.append(envelope)
-        self._count(entry, _size(envelope))
+        self._count(entry, size_of(envelope))
         if len(entry.steps) > KEEP_STEPS:
-            self._count(entry, -_size(entry.steps.popleft()))
+            self._count(entry, -size_of(entry.steps.popleft()))
 
     def _keep_node(self, message: NodeStep | ClockExchange | Node, envelope: Envelope) -> RankEntry:
         entry = self._nodes.setdefault(message.node, RankEntry())
@@ -307,7 +307,7 @@ class Hub:
         return entry
 
     def _keep_newest(self, entry: RankEntry, key: tuple[type[Message], int], envelope: Envelope) -> None:
-        self._count(entry, _size(envelope) - _size(entry.newest.get(key)))
+        self._count(entry, size_of(envelope) - size_of(entry.newest.get(key)))
         entry.newest[key] = envelope
 
     def _keep_rank(self, entry: RankEntry, message: Message, envelope: Envelope) -> None:
@@ -319,9 +319,9 @@ class Hub:
             self._keep_step(entry, envelope)
         elif isinstance(message, Mark):
             entry.marks.append(envelope)
-            self._count(entry, _size(envelope))
+            self._count(entry, size_of(envelope))
             while len(entry.marks) > max(KEEP_MARKS // len(self.ranks), KEEP_RANK_MARKS):
-                self._count(entry, -_size(entry.marks.popleft()))
+                self._count(entry, -size_of(entry.marks.popleft()))
         else:
             self._keep_newest(entry, (type(message), message.id if isinstance(message, Group) else 0), envelope)
             if isinstance(message, Bye):
@@ -374,15 +374,15 @@ class Hub:
     def _drop(self, entry: RankEntry) -> None:
         """Drops a rank's oldest step; without any, what is next in importance."""
         if entry.steps:
-            self._count(entry, -_size(entry.steps.popleft()))
+            self._count(entry, -size_of(entry.steps.popleft()))
         elif entry.marks:
-            self._count(entry, -_size(entry.marks.popleft()))
+            self._count(entry, -size_of(entry.marks.popleft()))
         elif entry.samples:
-            self._count(entry, -_size(entry.samples.popleft()))
+            self._count(entry, -size_of(entry.samples.popleft()))
         elif entry.layouts:
             self._drop_layout(entry, entry.layouts[0])
         else:
-            self._count(entry, -_size(entry.newest.pop(next(iter(entry.newest)))))
+            self._count(entry, -size_of(entry.newest.pop(next(iter(entry.newest)))))
 
 
 def _ended_ns(entry: RankEntry, bye: Bye, envelope: Envelope) -> int:
@@ -408,7 +408,8 @@ def _not_from_node(message: Message, node: int, ranks: Collection[int]) -> str:
     return "" if message.rank in ranks else "foreign rank"
 
 
-def _size(envelope: Envelope | None) -> int:
+def size_of(envelope: Envelope | None) -> int:
+    """What an envelope and its frame take in memory, in bytes."""
     return 0 if envelope is None else len(envelope.frame) + OVERHEAD_BYTES
 
 

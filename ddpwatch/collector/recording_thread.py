@@ -14,16 +14,17 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpwatch.messages import Hello, Layout, Message
+from ddpwatch.collector.hub import size_of
+from ddpwatch.messages import Hello, Layout, Message, decode
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.resilient import RETRY_S, ResilientWriter
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.transport import Envelope
 
 if TYPE_CHECKING:
     from ddpwatch.analysis.attachments import AttachmentBuilder
 
 FLUSH_S = 0.25
-BACKLOG_BYTES = 64 * 1024 * 1024
+BACKLOG_BYTES = 64 * 1024 * 1024  # of memory
 RESERVED_BYTES = 64 * 1024 * 1024  # beyond the backlog, for hellos and layouts
 CLOSE_S = 10.0
 _log = logging.getLogger("ddpwatch.collector")
@@ -40,6 +41,8 @@ class RecordingState:
 class RecordingThread(threading.Thread):
     """Queues frames and writes them.
 
+    They wait encoded, and are decoded again to be written: a decoded step takes several times the memory.
+
     Args:
         path: The recording.
         about: Its metadata.
@@ -54,7 +57,7 @@ class RecordingThread(threading.Thread):
         super().__init__(name="ddpwatch-recorder", daemon=True)
         self._open_writer = partial(ResilientWriter, Path(path), about, limits, retry_s, resume=resume)
         self._writer: ResilientWriter | None = None
-        self._queue: deque[Frame] = deque()
+        self._queue: deque[Envelope] = deque()
         self._queued_bytes = 0
         self._written_bytes = 0
         self._stopping = threading.Event()
@@ -72,8 +75,8 @@ class RecordingThread(threading.Thread):
         if self._failure or self._queued_bytes - self._written_bytes > room:
             self._refused += 1
             return
-        self._queued_bytes += len(envelope.frame)
-        self._queue.append((message, envelope))
+        self._queued_bytes += size_of(envelope)
+        self._queue.append(envelope)
 
     @property
     def lost(self) -> int:
@@ -124,9 +127,10 @@ class RecordingThread(threading.Thread):
 
     def _write_backlog(self, writer: ResilientWriter) -> None:
         while self._queue:
-            message, envelope = self._queue[0]
+            envelope = self._queue[0]
+            message = decode(envelope.frame)
             self._attachments.apply(message)
             self._queue.popleft()
-            self._written_bytes += len(envelope.frame)
+            self._written_bytes += size_of(envelope)
             writer.write_message(message, envelope)
         writer.flush()

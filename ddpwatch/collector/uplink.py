@@ -254,8 +254,9 @@ class Uplink:
 
     @property
     def is_done(self) -> bool:
-        """Whether all has arrived, or nobody is there to receive it."""
-        return not self._queue or not self._is_welcome
+        """Whether all has arrived, or nobody is there to receive it. A root may still have to answer the first time."""
+        is_gone = not self._is_welcome and self.welcome is not None
+        return not self._queue or is_gone or self.is_unreachable
 
     def close(self) -> None:
         """Closes the connection."""

@@ -71,7 +71,7 @@ METRICS = (
     ),
     Metric("cost", "ratio", "What watching adds to a step, as a share of it"),
     Metric("own_cost", "ratio", "What the probe measures of itself, as a share of a step (p50)"),
-    Metric("dropped_frames", "", "Frames that ranks dropped", counter=True),
+    Metric("dropped_frames", "", "Frames that ranks and agents dropped", counter=True),
     Metric("frames", "", "Frames that the collector received", counter=True),
     Metric("refused_frames", "", "Frames that the collector refused", counter=True),
     Metric("missing_steps", "", "Steps of single ranks that never came", counter=True),
@@ -170,7 +170,7 @@ def _lost(state: RunState) -> Iterator[Row]:
 
 def _frames(state: RunState) -> Iterator[Row]:
     status = state.status
-    yield Row("dropped_frames", sum(rank.dropped for rank in state.ranks.values()) if state.ranks else None)
+    yield Row("dropped_frames", state.dropped if state.ranks else None)
     yield Row("frames", None if status is None else status.frames)
     yield Row("refused_frames", None if status is None else sum(status.refused.values()))
     yield Row("missing_steps", state.missing_steps if state.ranks else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from typing import NamedTuple
 
@@ -42,7 +43,12 @@ def ending(node: str, code: int, stderr: str, printed: str = "") -> Ending:
 
 
 def _ended(code: int) -> str:
-    return f"ssh ended with exit code {code}" if code >= 0 else f"ssh was killed by {signal.Signals(-code).name}"
+    if code >= 0:
+        return f"ssh ended with exit code {code}"
+    name = f"signal {-code}"  # most real-time signals have no name
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-code).name
+    return f"ssh was killed by {name}"
 
 
 def _hint(node: str, code: int, said: str) -> str:

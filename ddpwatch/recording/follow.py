@@ -32,7 +32,18 @@ from ddpwatch.recording.container import (
 )
 from ddpwatch.recording.names import is_older_part, older_part
 from ddpwatch.recording.part import Part, int_field
-from ddpwatch.recording.part_chain import foreign_ranks, identity_of, run_of
+from ddpwatch.recording.part_chain import (
+    PartChain,
+    chains_of,
+    clock_difference_ns,
+    foreign_ranks,
+    identity_of,
+    received_earlier,
+    run_of,
+    steps_apart_ns,
+    wall_clocks_note,
+    with_siblings,
+)
 from ddpwatch.recording.reader import Recording
 from ddpwatch.transport import Envelope, Frame
 
@@ -47,7 +58,8 @@ class FollowSource:
 
     Frames of several files come in the order of their receive times. They wait for the file that is behind, but no
     longer than `HOLD_S`, since its rank may be dead. Files of ranks that start later are found. A rank that is in
-    several files comes from one: as in `Recording`, or else from the first with a frame of it.
+    several files comes from one: as in `Recording`, or else from the first with a frame of it. Receive times are those
+    of the first file, as in `Recording`, also if the steps that show how wall clocks differ come later.
 
     Args:
         path: The file or directory.
@@ -60,6 +72,7 @@ class FollowSource:
         over: No more frames will come: the recorders have written their ends, or the files are damaged.
         unreadable: Frames that could not be decoded, skipped.
         missed: Always 0, since a file loses nothing.
+        notes: See `Source`.
     """
 
     def __init__(self, path: str | os.PathLike[str], sleep: Callable[[float], None] = time.sleep) -> None:
@@ -68,6 +81,7 @@ class FollowSource:
         self.unreadable = 0
         self.missed = 0
         self.trouble = ""
+        self.notes: list[str] = []
         self._sleep = sleep
         self._seq = 0
         self._queue: deque[Frame] = deque()
@@ -78,6 +92,9 @@ class FollowSource:
         self._files = [GrowingFile([part.path for part in chain.parts], chain.ahead_ns) for chain in recording.chains]
         self._foreign = dict(zip(self._files, foreign_ranks(recording.chains), strict=True))
         self._file_of: dict[int, GrowingFile] = {}  # of a rank
+        self._unaligned = [file for file in self._files[1:] if not file.ahead_ns]
+        self._noted = self._wall_clocks()
+        self._align(dict(zip(self._files, recording.chains, strict=True)).get)
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
         """See `Source.read`."""
@@ -131,9 +148,45 @@ class FollowSource:
                 part = Part(file)
                 if identity_of(part) not in self._known and run_of(part) == self._run:
                     self._files.append(GrowingFile([file]))
+                    self._unaligned.append(self._files[-1])
             except (UsageError, OSError):
                 continue  # it was created or removed just now
             self._known |= {str(file), identity_of(part)}
+        self._align(_chain_of)
+
+    def _align(self, chain_of: Callable[[GrowingFile], PartChain | None]) -> None:
+        """Finds by how much wall clocks differ: by steps; until these come, by when files start and end."""
+        first = chain_of(self._files[0]) if self._unaligned else None
+        if first is None or first.span_ns is None:
+            return
+        for file in tuple(self._unaligned):
+            if (chain := chain_of(file)) is None or chain.span_ns is None:
+                continue
+            apart = steps_apart_ns(chain, first) if clock_difference_ns(chain.start_ns - first.start_ns) else 0
+            if apart is not None:
+                self._unaligned.remove(file)
+            file.align(clock_difference_ns(_spans_apart_ns(chain, first) if apart is None else apart))
+        if not self._unaligned and (note := self._wall_clocks()) != self._noted:
+            self._noted = note
+            self.notes.append(note)
+
+    def _wall_clocks(self) -> str:
+        return wall_clocks_note([file.ahead_ns for file in self._files], self._files[0].path)
+
+
+def _chain_of(file: GrowingFile) -> PartChain | None:
+    """What a file has by now."""
+    try:
+        (chain,) = chains_of(with_siblings(Part(file.path)))
+        return chain
+    except (UsageError, OSError):
+        return None  # it was removed, or is being replaced
+
+
+def _spans_apart_ns(chain: PartChain, other: PartChain) -> int:
+    """By how much later a recording starts, or has grown, than another one: the lesser of both."""
+    (start_ns, end_ns), (other_start_ns, other_end_ns) = chain.span_ns or (0, 0), other.span_ns or (0, 0)
+    return min(start_ns - other_start_ns, end_ns - other_end_ns, key=abs)
 
 
 class GrowingFile:
@@ -144,6 +197,7 @@ class GrowingFile:
         ahead_ns: See `PartChain`.
 
     Attributes:
+        ahead_ns: The same, as far as is known by now.
         over: No more frames will come: the recorder has written the end, or the file is damaged.
         unreadable: Frames that could not be decoded, skipped.
         waiting: Frames that were read and not yet taken.
@@ -153,7 +207,7 @@ class GrowingFile:
 
     def __init__(self, paths: list[Path], ahead_ns: int = 0) -> None:
         self.path = paths[-1]
-        self._ahead_ns = ahead_ns
+        self.ahead_ns = ahead_ns
         self.over = False
         self.unreadable = 0
         self.waiting: deque[Frame] = deque()
@@ -173,6 +227,13 @@ class GrowingFile:
             advanced = True
             self.grew_at = time.monotonic()
         return advanced
+
+    def align(self, ahead_ns: int) -> None:
+        """Corrects receive times from now on, also of frames that wait."""
+        by_ns, self.ahead_ns = ahead_ns - self.ahead_ns, ahead_ns
+        if by_ns:
+            self.waiting = deque(received_earlier(self.waiting, by_ns))
+            self.newest_ns -= by_ns
 
     def take(self, until_ns: int | None) -> Iterator[Frame]:
         """Takes the waiting frames that were received by then; None for all."""
@@ -222,7 +283,7 @@ class GrowingFile:
         for raw in chunk_messages(content):
             if raw.sequence == 0 and not self._first:
                 continue
-            received_ns = raw.log_time - self._ahead_ns
+            received_ns = raw.log_time - self.ahead_ns
             try:
                 self.waiting += node_step.read(Envelope(raw.sequence, received_ns, raw.data))
             except FrameError:
@@ -267,14 +328,27 @@ class GrowingFile:
 
 
 def follow_frames(
-    path: str | os.PathLike[str], timeout_s: float = TIMEOUT_S, clock: Callable[[], float] = time.monotonic
+    path: str | os.PathLike[str],
+    timeout_s: float = TIMEOUT_S,
+    clock: Callable[[], float] = time.monotonic,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Frame]:
-    """The frames of a growing recording, until its end, the run's end, or ``timeout_s`` without a frame."""
+    """The frames of a growing recording, until its end, the run's end, or ``timeout_s`` without a frame.
+
+    Args:
+        path: The file or directory.
+        timeout_s: See above.
+        clock: Monotonic seconds.
+        note: Takes each of the source's notes.
+    """
     source = FollowSource(path)
     last_frame = clock()
     try:
         while not source.over and clock() - last_frame < timeout_s:
-            for message, envelope in source.read(0.2):
+            frames = source.read(0.2)
+            while source.notes:
+                note(source.notes.pop(0))
+            for message, envelope in frames:
                 last_frame = clock()
                 yield message, envelope
                 if isinstance(message, Bye) and message.rank is None:

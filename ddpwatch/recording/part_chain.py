@@ -86,7 +86,7 @@ class PartChain:
             selection = replace(selection, start_ns=selection.start_ns + ahead_ns)
         for number, part in enumerate(self.parts):
             frames = part.frames(selection, first=number == 0)
-            yield from _received_earlier(frames, ahead_ns) if ahead_ns else frames
+            yield from received_earlier(frames, ahead_ns) if ahead_ns else frames
 
     def ranks(self) -> frozenset[int]:
         """The ranks in it."""
@@ -119,7 +119,8 @@ class PartChain:
         return "continued" in self.newest.end
 
 
-def _received_earlier(frames: Iterable[Frame], by_ns: int) -> Iterator[Frame]:
+def received_earlier(frames: Iterable[Frame], by_ns: int) -> Iterator[Frame]:
+    """The frames with other receive times."""
     for message, envelope in frames:
         yield message, Envelope(envelope.seq, envelope.received_ns - by_ns, envelope.frame)
 
@@ -137,11 +138,27 @@ def with_one_wall_clock(chains: Sequence[PartChain]) -> list[PartChain]:
 
 def _ahead_ns(chain: PartChain, other: PartChain) -> int:
     """By how much the wall clock of one recording is ahead of another's; 0 if that is not clear."""
+    return clock_difference_ns(steps_apart_ns(chain, other) or 0)
+
+
+def clock_difference_ns(apart_ns: int) -> int:
+    """What of a difference of receive times wall clocks make: 0 if a network or a slow start explains it."""
+    return apart_ns if abs(apart_ns) > WALL_CLOCKS_NS else 0
+
+
+def steps_apart_ns(chain: PartChain, other: PartChain) -> int | None:
+    """By how much later one recording got a step than another one; None as long as they have no step in common."""
     number = max(chain.first_step(), other.first_step())
     at_ns, other_ns = chain.step_ns(number), other.step_ns(number)
-    if at_ns is None or other_ns is None or abs(at_ns - other_ns) <= WALL_CLOCKS_NS:
-        return 0
-    return at_ns - other_ns
+    return None if at_ns is None or other_ns is None else at_ns - other_ns
+
+
+def wall_clocks_note(ahead_ns: Sequence[int], first: Path) -> str:
+    """What users have to know of recordings whose wall clocks differ; empty if none do."""
+    if not any(ahead_ns):
+        return ""
+    text = f"the wall clocks of these recordings differ by {(max(ahead_ns) - min(ahead_ns)) / 1e9:.0f} s"
+    return f"{text}, as their steps show: receive times are those of {first}"
 
 
 def foreign_ranks(chains: Sequence[PartChain]) -> list[frozenset[int]]:

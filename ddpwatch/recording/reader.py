@@ -20,6 +20,7 @@ from ddpwatch.recording.part_chain import (
     chains_of,
     foreign_ranks,
     parts_of_newest_run,
+    wall_clocks_note,
     with_one_wall_clock,
     with_siblings,
 )
@@ -211,11 +212,8 @@ class Recording:
         return newest
 
     def _note_wall_clocks(self) -> None:
-        ahead = [chain.ahead_ns for chain in self.chains]
-        if any(ahead):
-            apart_s = (max(ahead) - min(ahead)) / 1e9
-            text = f"the wall clocks of these recordings differ by {apart_s:.0f} s, as their steps show"
-            self.notes.append(f"{text}: receive times are those of {self.chains[0].newest.path}")
+        if note := wall_clocks_note([chain.ahead_ns for chain in self.chains], self.chains[0].newest.path):
+            self.notes.append(note)
 
     def _note_formats(self) -> None:
         found = [part.note for part in self.parts if part.note]

@@ -171,6 +171,8 @@ class DashboardApp(App[int]):
                     self.notify(note)
             case posted.Trouble(text):
                 self.session.trouble = text
+            case posted.Note(text):
+                self.session.add_note(text, self._wall())
             case posted.Rewound():
                 self.session.rewind()
             case posted.Arrived(step):

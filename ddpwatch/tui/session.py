@@ -10,7 +10,7 @@ from ddpwatch.state import StepAcrossRanks
 from ddpwatch.transport import Frame
 from ddpwatch.tui.feed.events import BATCH
 from ddpwatch.tui.models.incidents import Diagnosed
-from ddpwatch.tui.models.log import JobOutput
+from ddpwatch.tui.models.log import JobOutput, LogLine
 from ddpwatch.tui.models.overview import (
     Link,
     LinkState,
@@ -111,6 +111,10 @@ class ViewerSession:
     def add_output(self, lines: Iterable[str], unfinished: str, wall_s: float) -> None:
         """Takes lines of the job's output (see `JobOutput.add`)."""
         self.output.add(lines, unfinished, int(wall_s * 1e9))
+
+    def add_note(self, text: str, wall_s: float) -> None:
+        """Logs what the user has to know of the frames."""
+        self.log.add(LogLine(int(wall_s * 1e9), "run", f"note: {text}", "warn"))
 
     # -- what the views draw ---------------------------------------------------------------------------------
 

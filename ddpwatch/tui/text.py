@@ -13,8 +13,8 @@ from ddpwatch.report.format import UNKNOWN, one_of, percent, size
 from ddpwatch.report.format import clean as harmless_text
 
 __all__ = [
-    "UNKNOWN", "Field", "clean", "fit", "flow", "ms", "number", "one_of", "percent", "shorten", "size", "spans",
-    "with_unit", "wrap",
+    "UNKNOWN", "Field", "clean", "clean_host", "fit", "flow", "ms", "number", "one_of", "percent", "shorten", "size",
+    "spans", "with_unit", "wrap",
 ]  # fmt: skip
 
 _NS_PER_MS = 1e6
@@ -30,6 +30,12 @@ def clean(name: str, width: int) -> str:
     if not harmless.isascii():
         harmless = "".join(c for c in harmless if unicodedata.category(c) not in _COMBINING and cell_len(c) > 0)
     return shorten(harmless, width)
+
+
+def clean_host(called: str, width: int) -> str:
+    """As `clean`, for what a host is called: its ranks, which distinguish it from others of its name, are not cut."""
+    name, gap, ranks = called.partition(" (")
+    return clean(name, width - cell_len(gap + ranks)) + clean(gap + ranks, width)
 
 
 def shorten(text: str, width: int) -> str:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from ddpwatch import rundir
 from ddpwatch.analysis.window import summarise
 from ddpwatch.collector.recording_thread import RecordingThread
-from ddpwatch.messages import Beat, Bye, Hello, Layout, Message, Status, Step, encode
+from ddpwatch.messages import Beat, Bye, Hello, Layout, Message, Status, Step, decode, encode
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
@@ -157,7 +158,7 @@ def test_a_backlog_loses_no_hello_and_no_layout(
     """They make all else readable. Even of them, no sender can queue without bound."""
     (tmp_path / "disk").mkdir()
     monkeypatch.setattr("ddpwatch.collector.recording_thread.BACKLOG_BYTES", 10_000)
-    monkeypatch.setattr("ddpwatch.collector.recording_thread.RESERVED_BYTES", 10_000, raising=False)
+    monkeypatch.setattr("ddpwatch.collector.recording_thread.RESERVED_BYTES", 30_000)
     feed(recorder, 0, 200)  # its thread has not started, so nothing is written
     for rank in range(20):
         for message in (hello_of(rank, 20), frames.layout(rank)):
@@ -173,6 +174,26 @@ def test_a_backlog_loses_no_hello_and_no_layout(
     recorded = [message for message, _ in Recording(tmp_path / "disk" / "a.mcap")]
     assert {m.rank for m in recorded if isinstance(m, Hello)} == set(range(20))
     assert {m.rank for m in recorded if isinstance(m, Layout)} == set(range(20))
+
+
+@pytest.mark.parametrize("message", [frames.beat(0, 1, "sync"), step_of(0, 1)], ids=["heartbeats", "steps"])
+def test_a_backlog_takes_no_more_memory_than_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: Message
+) -> None:
+    """Small frames cost more than their bytes, and decoded ones several times as much."""
+    recorder = RecordingThread(str(tmp_path / "a.mcap"), {}, Limits())  # not started, so nothing is written
+    limit, frame = 1 << 20, encode(message)
+    monkeypatch.setattr("ddpwatch.collector.recording_thread.BACKLOG_BYTES", limit)
+    tracemalloc.start()
+    try:
+        before, number = tracemalloc.get_traced_memory()[0], 0
+        while not recorder.lost:
+            number += 1
+            received = bytes(bytearray(frame))  # each a copy of its own
+            recorder.take(decode(received), Envelope(number << 40, time.time_ns(), received))
+        assert 0.5 * limit < tracemalloc.get_traced_memory()[0] - before < 1.1 * limit
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_bug_in_the_recorder_is_reported_and_counted(

@@ -28,6 +28,7 @@ class FakeSource:
         self.over = False
         self.unreadable = 0
         self.trouble = ""
+        self.notes: list[str] = []
         self.closed = False
         self._passed_ns = 0
         self._batches: queue.SimpleQueue[list[Frame]] = queue.SimpleQueue()

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from ddpwatch.messages import Status
 from ddpwatch.tui.models.devices import DeviceLine, DeviceLines, mean_history, worst_first
 from ddpwatch.tui.models.history import SPARK_STEPS, HistoryPoint, StepHistory
+from ddpwatch.tui.models.host_names import host_names
 from ddpwatch.tui.models.overview import Link, LinkState, OverviewBuilder
 from ddpwatch.tui.paint.canvas import plain
 from ddpwatch.tui.paint.chart import chart, chart_rows
@@ -39,6 +40,11 @@ LIVE = LinkState(Link.LIVE)
 
 def overview(messages, link=LIVE):
     return OverviewBuilder().build(state_of(list(messages)), link)
+
+
+def lines_of(messages):
+    state = state_of(messages)
+    return DeviceLines().build(state, host_names(state))
 
 
 def text(rows):
@@ -179,7 +185,7 @@ def limits(sample):
 
 class TestDevices:
     def test_a_gpu_comes_before_the_host_and_is_charted(self):
-        rows = DeviceLines().build(state_of([device(0), device(0, 90.0, "cuda"), device(1, 90.0, "cuda")]))
+        rows = lines_of([device(0), device(0, 90.0, "cuda"), device(1, 90.0, "cuda")])
         assert [row.device.kind for row in rows] == ["cuda", "cpu"]
         shown = text(paint_device_panel(rows, 60, 20))
         for figure in ("GPU0", "NVIDIA H200", "90 %", "power 312 of 700 W", "temp 61.0 °C", "GPU busy %", "CPU"):
@@ -192,7 +198,7 @@ class TestDevices:
             sample = device(0, {1: 20.0, 5: None}.get(index, 95.0), "cuda", index)
             sample.sm_clock_mhz = 1410.0 if index == 3 else 1965.0 + index
             samples.append(sample)
-        rows = DeviceLines().build(state_of([*samples, device(0)]))
+        rows = lines_of([*samples, device(0)])
         worst = worst_first(rows)
         assert [line.device.index for line in worst[:4]] == [3, 5, 1, 0]
         assert worst[-1].device.kind == "cpu"
@@ -202,7 +208,7 @@ class TestDevices:
         assert "worst" not in text(paint_device_panel(rows, 60, 40))
 
     def test_what_a_device_does_not_say_is_a_dash(self):
-        shown = text(paint_device_panel(DeviceLines().build(state_of([device(0, None)])), 60, 8))
+        shown = text(paint_device_panel(lines_of([device(0, None)]), 60, 8))
         assert "power –" in shown
         assert "temp –" in shown
         assert "0 %" not in shown
@@ -220,7 +226,7 @@ class TestDevices:
         assert dict(limits(host)) == {
             "stolen 31 %": "warn", "quota used up 0 %": "dim", "swap 1.9 MiB/s": "warn", "eth0[2J 340 errors/s": "warn",
         }  # fmt: skip
-        assert "stolen 31 %" in text(paint_devices([DeviceCard(DeviceLine(host), 1, None)], (80, 12), 0))
+        assert "stolen 31 %" in text(paint_devices([DeviceCard(DeviceLine(host, "node1"), 1, None)], (80, 12), 0))
         assert limits(device(0)) == []
 
     def test_history_is_by_whole_seconds_so_that_a_chart_lasts_one(self):
@@ -229,11 +235,11 @@ class TestDevices:
             sample = device(0, 10.0 * index)
             sample.at_ns += index * 500_000_000
             half_seconds.append(sample)
-        (row,) = DeviceLines().build(state_of(half_seconds))
+        (row,) = lines_of(half_seconds)
         assert row.history == ((4, 5.0), (3, 25.0), (2, 45.0), (1, 65.0))
 
     def test_several_gpus_share_a_chart(self):
-        rows = DeviceLines().build(state_of([device(s, 20.0 + 60 * i, "cuda", i) for s in range(3) for i in range(2)]))
+        rows = lines_of([device(s, 20.0 + 60 * i, "cuda", i) for s in range(3) for i in range(2)])
         assert mean_history(rows) == ((2, 50.0), (1, 50.0))
 
     def test_chart_has_axes_in_percent_and_seconds(self):

@@ -24,6 +24,7 @@ from ddpwatch.tui.feed import FrameList, ReplayFeed, ReplaySpec
 from ddpwatch.tui.feed.events import Arrived, Attached, Failed, Frames, Missed, Over, Rewound
 from ddpwatch.tui.feed.playback import PlaybackClock
 from ddpwatch.tui.models.devices import HISTORY_S, DeviceLines
+from ddpwatch.tui.models.host_names import host_names
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.overview import Link, LinkState
 from ddpwatch.tui.models.whole import WholeRecording
@@ -176,7 +177,7 @@ def shown(state):
         "steps": [(view.step, dict(view.figures), view.skew) for view in state.steps.values()],
         "newest": newest and newest.step,
         "layouts": {key: state.layouts[key] for key in state.layouts},
-        "devices": DeviceLines().build(state),
+        "devices": DeviceLines().build(state, host_names(state)),
         "summary": asdict(summarise(state.recent())),
     }
 

@@ -7,6 +7,7 @@ import pytest
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.verdict import verdict
 from ddpwatch.analysis.window import Summary
+from ddpwatch.tui.models.host_names import host_names
 from ddpwatch.tui.models.overview import Overview, paused_overview, rank_status
 from ddpwatch.tui.models.verdict_facts import standstill_ns, verdict_facts
 from ddpwatch.tui.paint.header import line_below
@@ -24,7 +25,8 @@ BEAT_NS = beat().at_ns
 def found_of(incidents, **changes):
     state, found = state_of(list(run(40))), verdict(Summary(), incidents, 2, **changes)
     end = changes.get("end")
-    return Overview(verdict=found, facts=verdict_facts(found.incident, state), end=end, ended=end is not None)
+    facts = verdict_facts(found.incident, state, host_names(state))
+    return Overview(verdict=found, facts=facts, end=end, ended=end is not None)
 
 
 def shown(model):

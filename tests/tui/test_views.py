@@ -12,7 +12,7 @@ from textual import events
 from textual.command import CommandList
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Hello, Mark, Node, Span, Step
+from ddpwatch.messages import Device, Hello, Mark, Node, Span, Step
 from ddpwatch.tui.models.ranks import METRICS as RANK_METRICS
 from ddpwatch.tui.screens import HELP, SIGNS, AskScreen, HelpScreen
 from ddpwatch.tui.settings import Settings, load_settings
@@ -304,6 +304,12 @@ class TestRanks:
             assert re.match(r" host00–host02 +0–4", first_row(app))
             await pilot.press("v", "f")
             assert re.search(r"host20 +41◀", body(app))
+            await pilot.press("v")
+            assert re.search(r"^ 13 more +╵step", body(app), re.MULTILINE)
+            await pilot.press("5", "v")
+            assert re.search(r"^ +host +ranks .* 11 more $", body(app), re.MULTILINE)
+            await pilot.press(*["down"] * 11)
+            assert " more" not in body(app)
 
     async def test_ranks_of_few_hosts_have_rows_of_their_own(self):
         app = app_on()
@@ -314,6 +320,54 @@ class TestRanks:
             await pilot.resize_terminal(60, 20)
             await pilot.pause()
             assert re.match(r" +0 ", first_row(app))
+
+
+class TestHostsOfOneName:
+    """Two containers, both called "trainer", of two ranks each; the second one's agent is not connected."""
+
+    async def shown(self, pilot):
+        messages = [
+            msgspec.structs.replace(message, host="trainer", boot_id=f"boot {message.rank // 2}")
+            if isinstance(message, Hello)
+            else message
+            for message in run(20, world=4)
+            if not isinstance(message, Device)
+        ]
+        messages += [
+            msgspec.structs.replace(device(1, busy), host="trainer", boot_id=f"boot {host}", name="8 CPUs")
+            for host, busy in enumerate((11.0, 77.0))
+        ]
+        gone = msgspec.structs.replace(unseen_node(1, [2, 3]), host="trainer")
+        await watching(pilot, [*messages, gone])
+
+    async def test_each_has_a_line_of_its_own_and_its_own_figures(self):
+        app = app_on()
+        async with app.run_test(size=(120, 30)) as pilot:
+            await self.shown(pilot)
+            await pilot.press("5", "v")
+            assert re.search(r"trainer \(2,3\) +2,3 .*unseen", body(app))
+            assert re.search(r"trainer \(0,1\) +0,1 .*11 %", body(app))
+
+    async def test_every_view_says_which(self):
+        app = app_on()
+        async with app.run_test(size=(120, 40)) as pilot:
+            await self.shown(pilot)
+            assert re.search(r" 3 +trainer \(2,3\) ", body(app))
+            assert re.search(r"CPU.* trainer \(0,1\) ", body(app))
+            await pilot.press("4")
+            assert re.search(r"trainer \(0,1\) +1 ", body(app))
+            await pilot.press("5")
+            assert "CPU 8 CPUs trainer (2,3)" in body(app)
+            await pilot.press("7", "m")
+            assert "host trainer is not connected: ranks 2, 3 unseen" in body(app)
+
+    async def test_rows_of_hosts_are_theirs(self):
+        app = app_on()
+        async with app.run_test(size=(80, 10)) as pilot:
+            await self.shown(pilot)
+            await pilot.press("4")
+            assert re.search(r"trainer \(2,3\) +2–3 ", body(app))
+            assert re.search(r"trainer \(0,1\) +0–1 ", body(app))
 
 
 def first_row(app):

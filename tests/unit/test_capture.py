@@ -26,6 +26,7 @@ class Played:
         self.unreadable = 0
         self.missed = 0
         self.trouble = ""
+        self.notes: list[str] = []
         self.closed = False
         self._frames = [(m, Envelope(n + 1, at, encode(m))) for n, (m, at) in enumerate(frames)]
         self._before = before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import pytest
 
 from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.analysis.diagnosis.liveness import AGENT_SILENT_NS
+from ddpwatch.analysis.diagnosis.verdict import Verdict
+from ddpwatch.analysis.window import summarise
 from ddpwatch.capture import capture
 from ddpwatch.collector.node_steps import NodeStepPacker
 from ddpwatch.live_source import Source
 from ddpwatch.messages import ClockExchange, Message, Node, NodeStep, RankSample, Step, encode
 from ddpwatch.node_step import pack
-from ddpwatch.recording.follow import follow_frames
+from ddpwatch.recording.follow import FollowSource, follow_frames
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.rotation import RotatingWriter
@@ -217,6 +220,36 @@ def test_ranks_of_a_node_without_connection_are_unseen_until_it_is_back() -> Non
     assert state.status_of(2) is RankStatus.RUNNING
 
 
+def test_an_unseen_rank_is_not_said_to_be_late_and_nothing_is_said_to_be_well() -> None:
+    state = RunState()
+    for message, received_ns in run(False)[: -WORLD - 1]:
+        state.apply(message, received_ns)
+
+    def found() -> Verdict:
+        late = [incident for incident in state.diagnosis.incidents() if incident.kind == "straggler"]
+        return state.verdict(summarise(state.recent()), late)
+
+    assert (found().kind, found().ranks) == ("straggler", (LATE,))
+    state.apply(node(2, 0, connected=False), state.now_ns)
+    assert (found().kind, found().ranks) == ("straggler", (LATE,))
+    state.apply(node(1, 0, connected=False), state.now_ns)
+    assert (found().kind, found().severity, found().ranks, found().rank) == ("unseen", "warn", (2, 3, 4, 5), None)
+    assert found().text.startswith("ranks 2–5 are unseen: nothing comes from their host's agent; before that: rank 3")
+    state.apply(node(1, 0), state.now_ns)
+    assert found().kind == "straggler"
+    healthy = state.verdict(summarise(state.recent()), [])
+    assert (healthy.kind, healthy.severity) == ("unseen", "warn")
+    assert healthy.text.startswith("ranks 4, 5 are unseen: ")
+
+
+def test_what_agents_have_dropped_is_counted() -> None:
+    state = RunState()
+    for host, dropped in ((1, 7), (2, 0), (1, 9)):
+        state.apply(msgspec.structs.replace(node(host, 0), dropped=dropped), EPOCH_NS)
+    state.apply(beat(0, dropped=2), EPOCH_NS)
+    assert state.dropped == 11
+
+
 def still(state: RunState, seconds: int, nodes: dict[int, Node], beating: Iterable[int]) -> None:
     """For so long, these ranks say that they wait (all of them once), and the root what it knows of nodes."""
     for half in range(2 * seconds):
@@ -275,15 +308,19 @@ def test_a_directory_of_nodes_recordings_is_one_run(tmp_path: Path, recorded: tu
     assert max(errors) > max(row["clock_error_ms"] for row in whole["ranks"])
 
 
+def apart(host: int, apart_s: int) -> Run:
+    """What a node records of its own ranks, its wall clock being that much ahead of the one before."""
+    return [
+        (message, received_ns + host * apart_s * 10**9)
+        for message, received_ns in run(False)
+        if getattr(message, "rank", None) in range(host * PER_HOST, (host + 1) * PER_HOST)
+    ]
+
+
 def with_wall_clocks_apart(folder: Path, apart_s: int) -> Path:
     """As `per_node`, with each node's wall clock that much ahead of the one before."""
     for host in range(HOSTS):
-        mine = [
-            (message, received_ns + host * apart_s * 10**9)
-            for message, received_ns in run(False)
-            if getattr(message, "rank", None) in range(host * PER_HOST, (host + 1) * PER_HOST)
-        ]
-        write(folder / f"host{host}.mcap", mine)
+        write(folder / f"host{host}.mcap", apart(host, apart_s))
     return folder
 
 
@@ -320,6 +357,59 @@ def test_nodes_whose_wall_clocks_differ_are_followed_step_by_step(tmp_path: Path
     steps = [m.step for m, _ in follow_frames(with_wall_clocks_apart(tmp_path, 120)) if isinstance(m, Step)]
     assert steps == sorted(steps)
     assert len(steps) == STEPS * WORLD
+
+
+class Nodes:
+    """Nodes that record while they are followed."""
+
+    def __init__(self, folder: Path, apart_s: int) -> None:
+        self._folder = folder
+        self._left = {host: deque(apart(host, apart_s)) for host in range(HOSTS)}
+        self._writers: dict[int, RecordingWriter] = {}
+
+    def write(self, host: int, frames: int) -> None:
+        if host not in self._writers:
+            self._writers[host] = RecordingWriter(self._folder / f"host{host}.mcap", {"run_id": "r"})
+        for _ in range(min(frames, len(self._left[host]))):
+            message, received_ns = self._left[host].popleft()
+            self._writers[host].write_message(message, Envelope(1, received_ns, encode(message)))
+        self._writers[host].flush()
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+
+@pytest.mark.parametrize("apart_s", [120, -120])
+@pytest.mark.parametrize("early", [HOSTS, 1], ids=["all files are there", "others come later"])
+def test_nodes_whose_wall_clocks_differ_are_followed_from_before_their_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: int, apart_s: int
+) -> None:
+    """Step by step: nobody seems silent, and no rank's steps wait for minutes."""
+    monkeypatch.setattr("ddpwatch.recording.follow.SEARCH_S", 0.0)
+    nodes, state, introductions = Nodes(tmp_path, apart_s), RunState(), 2 * PER_HOST
+    for host in range(early):
+        nodes.write(host, introductions)
+    source = FollowSource(tmp_path, sleep=lambda _: None)
+    for host in range(early, HOSTS):
+        nodes.write(host, introductions)
+    for number in range(STEPS):
+        for host in range(HOSTS):
+            nodes.write(host, PER_HOST)
+        while frames := source.read(0.0):
+            for message, envelope in frames:
+                state.apply(message, envelope.received_ns)
+        assert state.now_ns <= EPOCH_NS + (number + 1) * STEP_MS * MS
+    complete = [across for across in state.steps.values() if len(across) == WORLD]
+    assert len(complete) >= STEPS - 3
+    assert summarise(complete).ranks[LATE].late_ns is not None
+    assert {state.status_of(rank) for rank in range(WORLD)} == {RankStatus.RUNNING}
+    assert source.notes == [
+        "the wall clocks of these recordings differ by 240 s, as their steps show: receive times are those of "
+        f"{tmp_path / 'host0.mcap'}"
+    ]
+    nodes.close()
+    source.close()
 
 
 def test_a_node_that_records_later_has_no_other_wall_clock(tmp_path: Path) -> None:

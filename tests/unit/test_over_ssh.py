@@ -308,3 +308,8 @@ def test_requests() -> None:
 def test_an_exit_code_of_ddpwatch_is_final() -> None:
     codes = (0, 1, 2, 126, 127, 137, 255, -9)
     assert [code for code in codes if ending("node", code, "").final] == [1, 2, 126, 127]
+
+
+def test_a_signal_without_a_name_is_named_by_its_number() -> None:
+    assert ending("node", -40, "").error.message == "node: ssh was killed by signal 40"
+    assert ending("node", -9, "").error.message == "node: ssh was killed by SIGKILL"

@@ -374,6 +374,16 @@ def test_an_agent_without_a_root_says_so_once_it_is_certain(pair: Pair, monkeypa
     assert agent.is_done  # nobody waits for what cannot be sent
 
 
+def test_what_a_short_job_has_sent_waits_for_the_roots_first_answer(pair: Pair) -> None:
+    """A job may end before its hosts are connected; the root waits for the ranks that it does not know."""
+    pair.start()
+    agent = pair.agent()
+    send(agent, beat(0))
+    while not agent.is_done:
+        pair.turn()
+    assert pair.beats() == [(2, 0)]
+
+
 def test_another_key_is_refused_and_counted(pair: Pair) -> None:
     root = pair.start()
     pair.dealer(new_key_pair()).send(pack(Open(0, 1)))

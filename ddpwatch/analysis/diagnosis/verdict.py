@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,7 +22,7 @@ class Verdict:
     """What matters most now.
 
     Attributes:
-        kind: A stable word: that of an incident, or ``hidden``, ``partial``, ``no_comm``, ``unmeasured``,
+        kind: A stable word: that of an incident, or ``hidden``, ``unseen``, ``partial``, ``no_comm``, ``unmeasured``,
             ``starting``, ``collecting`` or ``ended``.
         rank, bucket: Which ones are to blame, if any.
         ranks: All that it names.
@@ -66,6 +66,22 @@ def verdict(
     worst = max(lasting, key=_urgency, default=None)
     found = _healthy(summary, incidents, ranks, world_size) if worst is None else of_incident(worst)
     return _prefixed(found, finished_steps, end)
+
+
+def with_unseen(found: Verdict, unseen: Collection[int]) -> Verdict:
+    """The verdict while nothing is known of some ranks: these are not to blame, and not said to be well.
+
+    Args:
+        found: The verdict on what is known.
+        unseen: The ranks whose hosts are not connected.
+    """
+    is_theirs = bool(found.ranks) and set(found.ranks) <= set(unseen)
+    if not unseen or not (is_theirs or found.severity in ("none", "ok")):
+        return found
+    ranks = tuple(sorted(unseen))
+    are, their = ("is", "its") if len(ranks) == 1 else ("are", "their")
+    text = f"{ranks_named(ranks)} {are} unseen: nothing comes from {their} host's agent; before that: {found.text}"
+    return Verdict("unseen", "warn", text, ranks=ranks)
 
 
 def _urgency(incident: Incident) -> tuple[bool, float]:

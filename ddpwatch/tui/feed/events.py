@@ -54,6 +54,13 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """What the user has to know of the frames."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Over:
     """No more frames will come. ``note`` is for the user."""
 
@@ -86,4 +93,4 @@ class Failed:
     error: Exception
 
 
-FeedEvent = Waiting | Attached | Frames | Output | Trouble | Over | Rewound | Arrived | Missed | Failed
+FeedEvent = Waiting | Attached | Frames | Output | Trouble | Note | Over | Rewound | Arrived | Missed | Failed

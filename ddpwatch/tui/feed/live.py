@@ -15,7 +15,7 @@ from ddpwatch.messages import Bye
 from ddpwatch.output_copy import OutputBuffer
 from ddpwatch.recording.reader import Recording
 from ddpwatch.rundir import RunInfo
-from ddpwatch.tui.feed.events import BATCH, Attached, FeedEvent, Output, Over, Trouble, Waiting
+from ddpwatch.tui.feed.events import BATCH, Attached, FeedEvent, Note, Output, Over, Trouble, Waiting
 from ddpwatch.tui.feed.output_tail import OutputTail
 from ddpwatch.tui.feed.thread import POLL_S, ThreadFeed
 
@@ -128,6 +128,8 @@ class LiveFeed(ThreadFeed):
             if source.trouble != trouble:
                 trouble = source.trouble
                 self._post(Trouble(trouble))
+            while source.notes:
+                self._post(Note(source.notes.pop(0)))
             if any(isinstance(message, Bye) and message.rank is None for message, _ in frames) or source.over:
                 return not trouble
             if not frames and run is not None and time.monotonic() > look_at:

@@ -9,6 +9,7 @@ from itertools import islice
 from ddpwatch.analysis.window import RankSummary
 from ddpwatch.messages import Device, DeviceKey
 from ddpwatch.state import RunState
+from ddpwatch.tui.models.host_names import HostNames
 
 HISTORY_S = 120
 
@@ -23,6 +24,7 @@ class DeviceLine:
     """The newest sample of one device.
 
     Attributes:
+        host: What its host is called.
         history: Its mean utilisation in each of the last `HISTORY_S` whole seconds, as (age in s, %), oldest first.
         memory: The same for memory, in percent of the total.
         power: The same for power, in percent of the limit.
@@ -31,6 +33,7 @@ class DeviceLine:
     """
 
     device: Device
+    host: str
     history: History = ()
     memory: History = ()
     power: History = ()
@@ -58,20 +61,22 @@ class DeviceLines:
     def __init__(self) -> None:
         self._made: dict[DeviceKey, DeviceLine] = {}
 
-    def build(self, state: RunState) -> tuple[DeviceLine, ...]:
+    def build(self, state: RunState, hosts: HostNames) -> tuple[DeviceLine, ...]:
         """The lines, GPUs before hosts."""
         ranks = _ranks_by_device(state)
-        made = {key: self._line(key, samples, ranks) for key, samples in state.devices.items() if samples}
+        made = {key: self._line(key, samples, ranks, hosts) for key, samples in state.devices.items() if samples}
         self._made = made
         lines = made.values()
         return tuple(sorted(lines, key=lambda line: (line.device.kind != "cuda", line.key)))
 
-    def _line(self, key: DeviceKey, samples: Sequence[Device], ranks: Mapping[_Place, set[int]]) -> DeviceLine:
+    def _line(
+        self, key: DeviceKey, samples: Sequence[Device], ranks: Mapping[_Place, set[int]], hosts: HostNames
+    ) -> DeviceLine:
         known, newest = self._made.get(key), samples[-1]
-        own = _ranks_on(newest, ranks)
-        if known is not None and known.device is newest and known.ranks == own:
+        own, host = _ranks_on(newest, ranks), hosts.of_device(newest)
+        if known is not None and known.device is newest and known.host == host and known.ranks == own:
             return known
-        return _device_line(samples, own)
+        return _device_line(samples, host, own)
 
 
 def _ranks_by_device(state: RunState) -> dict[_Place, set[int]]:
@@ -114,9 +119,10 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _device_line(samples: Sequence[Device], own: set[int]) -> DeviceLine:
+def _device_line(samples: Sequence[Device], host: str, own: set[int]) -> DeviceLine:
     return DeviceLine(
         samples[-1],
+        host,
         _by_age(samples, lambda sample: sample.utilization),
         _by_age(samples, lambda sample: _percent(sample.memory_used, sample.memory_total)),
         _by_age(samples, lambda sample: _percent(sample.power_w, sample.power_limit_w)),

@@ -15,6 +15,7 @@ class HostLine:
     """One host.
 
     Attributes:
+        host: What it is called.
         cost_ns: Rank-time that others waited for its ranks.
         share: That, of the run's rank-time; None before anything is known.
         unseen: Its agent is not connected.
@@ -32,15 +33,15 @@ class HostLine:
 
 
 def host_lines(model: Overview) -> list[HostLine]:
-    """The hosts: costliest first, then those that are unseen, then by name."""
+    """The hosts: costliest first, then those that are unseen, then by their lowest ranks."""
     ranks: dict[str, list[int]] = {}
     for rank, host in sorted(model.hosts.items()):
         ranks.setdefault(host, []).append(rank)
-    machines = {line.device.host: line.device for line in model.devices if line.device.kind == "cpu"}
+    machines = {line.host: line.device for line in model.devices if line.device.kind == "cpu"}
     busy: dict[str, list[float]] = {}
     for line in model.devices:
         if line.device.kind == "cuda" and line.device.utilization is not None:
-            busy.setdefault(line.device.host, []).append(line.device.utilization)
+            busy.setdefault(line.host, []).append(line.device.utilization)
     cost, total = model.diagnosed.waited_for, model.diagnosed.lost.rank_ns
     lines = []
     for host, own in ranks.items():
@@ -48,4 +49,4 @@ def host_lines(model: Overview) -> list[HostLine]:
         share, unseen = spent / total if total else None, not model.unseen.isdisjoint(own)
         machine, used = (None, None) if unseen else (machines.get(host), busy.get(host))
         lines.append(HostLine(host, own, spent, share, unseen, machine, fmean(used) if used else None))
-    return sorted(lines, key=lambda line: (-line.cost_ns, not line.unseen, line.host))
+    return sorted(lines, key=lambda line: (-line.cost_ns, not line.unseen))

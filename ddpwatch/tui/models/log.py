@@ -113,10 +113,11 @@ class RunLog:
         if node.connected == (node.node not in self._unseen):
             return
         self._unseen ^= {node.node}
+        host = f"host {node.host}" if node.host else "another host"  # whose agent has not said its name yet
         if node.connected:
-            text, severity = f"host {node.host} is connected again", "good"
+            text, severity = f"{host} is connected again: {ranks_named(node.ranks)}", "good"
         else:
-            text, severity = f"host {node.host} is not connected: {ranks_named(node.ranks)} unseen", "warn"
+            text, severity = f"{host} is not connected: {ranks_named(node.ranks)} unseen", "warn"
         self.add(LogLine(at_ns, "rank", text, severity))
 
     def _pointer(self, whole: str, at_ns: int) -> None:

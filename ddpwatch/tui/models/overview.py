@@ -23,6 +23,7 @@ from ddpwatch.sampling.cost import Cost
 from ddpwatch.state import RankState, RankStatus, RunState, StepAcrossRanks
 from ddpwatch.tui.models.devices import DeviceLine, DeviceLines
 from ddpwatch.tui.models.history import HistoryPoint, StepHistory
+from ddpwatch.tui.models.host_names import HostNames, host_names
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.lanes import StepLanes, step_lanes
 from ddpwatch.tui.models.rank_filter import parse_filter
@@ -109,7 +110,7 @@ class Overview:
         ended: Whether the run had ended when that was judged; ``end`` goes on in a pause.
         standstill_ns: In a hang, for how long no rank has finished a step; None if other groups go on.
         worst: The lines of ranks that a table starts with if not all fit, worst first.
-        hosts: The host of each rank; empty if all ranks are on one.
+        hosts: What the host of each rank is called; empty if all ranks are on one.
         unseen: The ranks of which nothing is known, because their host's agent is not connected.
         clock_error_ns: How far lateness may be off because hosts have clocks of their own; None on one clock.
         buffers: Whether ranks wait for DDP's buffers: that makes them late, and is no rank's own lateness.
@@ -154,8 +155,11 @@ class Overview:
 class RankLines(Sequence[RankLine]):
     """The rank table's lines, each made when it is first read."""
 
-    def __init__(self, state: RunState, ranks: Sequence[int], summary: Summary, diagnosed: Diagnosed) -> None:
+    def __init__(
+        self, state: RunState, ranks: Sequence[int], hosts: HostNames, summary: Summary, diagnosed: Diagnosed
+    ) -> None:
         self.ranks = ranks
+        self._hosts = hosts
         self._state = state
         self._summary = summary
         self._blamed = diagnosed.slowest.ranks[0] if diagnosed.slowest else None
@@ -180,7 +184,8 @@ class RankLines(Sequence[RankLine]):
         if rank not in self._made:
             known = self._state.ranks[rank]
             status = rank_status(self._state, known, rank in self._stuck)
-            self._made[rank] = _rank_line(known, status, self._summary, rank == self._blamed)
+            host = self._hosts.of_rank.get(rank, "")
+            self._made[rank] = _rank_line(known, host, status, self._summary, rank == self._blamed)
         return self._made[rank]
 
 
@@ -211,7 +216,8 @@ class OverviewBuilder:
         summary = self.summary(state, link.at_rest)
         diagnosed = self.diagnosis(state, link.at_rest)
         verdict = state.verdict(summary, diagnosed.incidents)
-        lines = RankLines(state, filtered(state, state.ranks, filter_text), summary, diagnosed)
+        hosts = host_names(state)
+        lines = RankLines(state, filtered(state, state.ranks, filter_text), hosts, summary, diagnosed)
         return Overview(
             link=link,
             run_id=state.run_id or link.name,
@@ -222,22 +228,22 @@ class OverviewBuilder:
             cost=self._cost,
             newest_full=state.cost.newest_full(),
             verdict=verdict,
-            facts=verdict_facts(verdict.incident, state),
+            facts=verdict_facts(verdict.incident, state, hosts),
             standstill_ns=standstill_ns(diagnosed.incidents, state),
             diagnosed=diagnosed,
             end=state.end,
             ended=state.end is not None,
             status=state.status,
-            dropped=sum(rank.dropped for rank in state.ranks.values()),
+            dropped=state.dropped,
             missing_steps=state.missing_steps,
             lanes=self.lanes(shown, state, filter_text) if shown else None,
             ranks=lines,
             worst=_worst(state, lines, verdict.ranks, (whole if whole and whole.whole else diagnosed).waited_for),
-            devices=self._devices.build(state),
+            devices=self._devices.build(state, hosts),
             history=self._history.points(list(state.steps.values()), len(state.ranks)),
             filter=filter_text,
             groups=_groups(state),
-            hosts=_hosts(state),
+            hosts=hosts.of_rank if hosts.several else {},
             unseen=state.unseen,
             clock_error_ns=newest.skew.error if newest and state.clocks.several and newest.comparable else None,
             buffers=shown is not None and any(map(buffer_waits, islice(shown.ranks.values(), 1))),
@@ -291,12 +297,6 @@ def _groups(state: RunState) -> dict[int, tuple[int, ...]]:
     return found if len(set(found.values())) > 1 else {}
 
 
-def _hosts(state: RunState) -> dict[int, str]:
-    """The host of each rank; empty if there is only one."""
-    found = {rank.rank: rank.hello.host for rank in state.ranks.values() if rank.hello is not None}
-    return found if len(set(found.values())) > 1 else {}
-
-
 def filtered(state: RunState, ranks: Iterable[int], filter_text: str) -> list[int]:
     """Those of the ranks that the filter selects, in order."""
     test = parse_filter(filter_text)
@@ -342,11 +342,11 @@ def lines_shown(model: Overview, first: int | None, room: int) -> Sequence[RankL
     return model.ranks[start : start + room]
 
 
-def _rank_line(rank: RankState, status: tuple[str, str], summary: Summary, blamed: bool) -> RankLine:
+def _rank_line(rank: RankState, host: str, status: tuple[str, str], summary: Summary, blamed: bool) -> RankLine:
     text, severity = status
     return RankLine(
         rank=rank.rank,
-        host=rank.hello.host if rank.hello else "",
+        host=host,
         pid=rank.hello.pid if rank.hello else None,
         status=text,
         severity=severity,

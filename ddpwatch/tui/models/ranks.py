@@ -135,8 +135,9 @@ def _hosts_named(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
 
 def _short(host: str) -> str:
     """A host's name without its domain; an address as it is."""
-    name = host.partition(".")[0]
-    return host if name.isdecimal() else name
+    called, gap, ranks = host.partition(" ")
+    name = called.partition(".")[0]
+    return host if name.isdecimal() else f"{name}{gap}{ranks}"
 
 
 def by_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> list[Sequence[int]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.state import RankState, RunState
 from ddpwatch.stillness import STILL_NS
+from ddpwatch.tui.models.host_names import HostNames
 from ddpwatch.tui.models.incidents import Diagnosed, covers
 
 
@@ -29,7 +30,7 @@ class VerdictFacts:
     site: str = ""
 
 
-def verdict_facts(incident: Incident | None, state: RunState) -> VerdictFacts | None:
+def verdict_facts(incident: Incident | None, state: RunState, hosts: HostNames) -> VerdictFacts | None:
     """Facts on the verdict's incident; None if it is about none."""
     if incident is None:
         return None
@@ -39,7 +40,7 @@ def verdict_facts(incident: Incident | None, state: RunState) -> VerdictFacts | 
     return VerdictFacts(
         incident,
         _lasts_ns(incident, state),
-        host="" if hello is None else hello.host,
+        host="" if hello is None else hosts.of_rank.get(hello.rank, ""),
         pid=None if hello is None else hello.pid,
         site=next((site for at, site in sites.items() if at in incident.ranks), ""),
     )

@@ -11,7 +11,7 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.chart import paint_chart
 from ddpwatch.tui.paint.device_limits import limit_fields
 from ddpwatch.tui.paint.spark import sparkline
-from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, number, percent, shorten, size, with_unit
+from ddpwatch.tui.text import UNKNOWN, Field, clean, clean_host, fit, number, percent, shorten, size, with_unit
 
 _LEAST_PANEL_CHART = 5
 _SIDE_BY_SIDE = 72
@@ -34,15 +34,18 @@ class DeviceCard:
 # -- figures -------------------------------------------------------------------------------------------------
 
 
-def device_fields(device: Device) -> list[Field]:
+def device_fields(line: DeviceLine) -> list[Field]:
     """Name, utilisation, memory, power and temperature, for one line."""
-    name = _name(device)
+    name, device = _name(line), line.device
     return [Field(name, shorten(name, 24), 0, "strong"), _utilisation(device), *_figures(device)]
 
 
-def _name(device: Device) -> str:
-    kind = f"GPU{device.index}" if device.kind == "cuda" else "CPU"
-    return clean(f"{kind} {clean(device.name, 32)} {clean(device.host, 24)}", 80)
+def _name(line: DeviceLine) -> str:
+    return f"{_kind(line.device)} {clean(line.device.name, 32)} {clean_host(line.host, 24)}"
+
+
+def _kind(device: Device) -> str:
+    return f"GPU{device.index}" if device.kind == "cuda" else "CPU"
 
 
 def _utilisation(device: Device) -> Field:
@@ -98,19 +101,20 @@ def _paint_list(canvas: Canvas, devices: Sequence[DeviceLine], width: int, heigh
     if room < len(devices):
         devices, hidden = worst_first(devices), len(devices) - room
         canvas.put(1, 0, shorten(f"devices, worst first: {hidden} more (press 5)", canvas.width - 2), "heading")
-    y, several = 1, len({line.device.host for line in devices}) > 1
+    y, several = 1, len({line.host for line in devices}) > 1
     for line in devices[:room]:
-        for row in _panel_rows(line.device, width, tall, several):
+        for row in _panel_rows(line, width, tall, several):
             canvas.put_runs(1, y, row)
             y += 1
     return y - 1
 
 
-def _panel_rows(device: Device, width: int, tall: int, several: bool) -> list[Row]:
+def _panel_rows(line: DeviceLine, width: int, tall: int, several: bool) -> list[Row]:
     """One to three rows; where there are ``several`` hosts, the host is always named."""
-    name, utilisation, figures = _name(device), _utilisation(device), _figures(device)
+    device = line.device
+    name, utilisation, figures = _name(line), _utilisation(device), _figures(device)
     if tall == 1:
-        short = name.split(" ")[0] + (f" {clean(device.host, 16)}" if several else "")
+        short = _kind(device) + (f" {clean_host(line.host, 16)}" if several else "")
         return [fit([Field(short, short), utilisation, *figures], width)]
     heading = fit([Field(clean(name, width - 8), clean(name, max(width - 8, 4))), utilisation], width)
     bar = [meter(device.utilization, width)] if tall == 3 else []
@@ -179,7 +183,7 @@ def paint_devices(
 def _paint_line(canvas: Canvas, card: DeviceCard, y: int, width: int, selected: bool) -> None:
     """What matters most of a card: how busy the device is, how much of that is waiting, and what limits it."""
     canvas.put(0, y, "▶" if selected else " ", "warn")
-    name, busy, *figures = device_fields(card.line.device)
+    name, busy, *figures = device_fields(card.line)
     limits = [field for field in limit_fields(card.line.device) if field.style == "warn"]
     waits = [] if card.shares is None else [_waiting_field(card.shares)]
     canvas.put_runs(1, y, fit([name, busy, *waits, *limits, *figures], width))
@@ -192,7 +196,7 @@ def _waiting_field(shares: StepShares) -> Field:
 
 def _paint_card(canvas: Canvas, card: DeviceCard, y: int, width: int, selected: bool) -> None:
     canvas.put(0, y, "▶" if selected else " ", "warn")
-    canvas.put_runs(1, y, fit(device_fields(card.line.device), width))
+    canvas.put_runs(1, y, fit(device_fields(card.line), width))
     busy = card.line.device.utilization
     spark = sparkline([value for _, value in card.line.history], max(width // 3, 8), 100.0)
     x = canvas.put(1, y + 1, f"busy {percent(None if busy is None else busy / 100):>6} ", "dim")

@@ -17,7 +17,21 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.lost import lost_line
 from ddpwatch.tui.paint.screen_layout import WIDE
 from ddpwatch.tui.paint.spark import sparkline
-from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, fits, ms, number, percent, shorten, size, with_unit, wrap
+from ddpwatch.tui.text import (
+    UNKNOWN,
+    Field,
+    clean,
+    clean_host,
+    fit,
+    fits,
+    ms,
+    number,
+    percent,
+    shorten,
+    size,
+    with_unit,
+    wrap,
+)
 
 _SIGNS: dict[Severity, tuple[str, str]] = {
     "none": ("·", "dim"),
@@ -287,7 +301,7 @@ def _lasted(ns: int) -> str:
 
 def _facts(model: Overview, facts: VerdictFacts) -> list[Field]:
     hangs = model.verdict.incident is not None and model.verdict.incident.kind == "hang"
-    where = clean(facts.host, 32) + (f", pid {facts.pid}" if facts.pid is not None else "")
+    where = clean_host(facts.host, 32) + (f", pid {facts.pid}" if facts.pid is not None else "")
     site = f"at {clean(facts.site, 60)}" if facts.site else ""
     key = "7: stacks" if hangs else "7: details"
     return [

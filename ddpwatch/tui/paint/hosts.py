@@ -10,7 +10,7 @@ from ddpwatch.tui.models.hosts import HostLine
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.device_limits import limit_fields
 from ddpwatch.tui.paint.grid import GridColumn, columns_that_fit, paint_grid
-from ddpwatch.tui.text import UNKNOWN, clean, fit, size, spans, with_unit
+from ddpwatch.tui.text import UNKNOWN, clean_host, fit, size, spans, with_unit
 
 _LEAST_LIMITS = 20
 
@@ -47,7 +47,7 @@ def _cost_style(line: HostLine) -> str:
 
 
 COLUMNS: tuple[GridColumn[HostLine], ...] = (
-    GridColumn("host", 14, lambda line: clean(line.host, 13), lambda _: None, 0, _name_style),
+    GridColumn("host", 14, lambda line: clean_host(line.host, 13), lambda _: None, 0, _name_style),
     GridColumn("ranks", 11, lambda line: spans(line.ranks, 2), lambda _: None, 1),
     GridColumn("cost rank-s", 12, lambda line: seconds_text(line.cost_ns) if line.cost_ns else "", lambda _: None, 3,
                _cost_style),
@@ -63,11 +63,13 @@ COLUMNS: tuple[GridColumn[HostLine], ...] = (
 
 
 def paint_hosts(lines: Sequence[HostLine], size: tuple[int, int], first: int) -> list[Row]:
-    """The hosts from the ``first`` on; where there is room, what limits each, or that it is unseen."""
+    """The hosts from the ``first`` on, and how many are below; where there is room, what limits each, or "unseen"."""
     width, height = size
     canvas = Canvas(width, height)
     room = width if width < 2 * _LEAST_LIMITS else width - _LEAST_LIMITS // 2
     end = paint_grid(canvas, columns_that_fit(COLUMNS, room), lines, first, None, width=room) + 2
+    if (below := len(lines) - first - height + 1) > 0:
+        canvas.put(width - len(f"{below} more") - 1, 0, f"{below} more", "heading")
     for y, line in enumerate(lines[first : first + max(height - 1, 0)], start=1):
         if line.unseen:
             canvas.put(end, y, "unseen", "warn")

@@ -13,7 +13,7 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.devices import device_fields
 from ddpwatch.tui.paint.incidents import paint_strip, strip_legend
 from ddpwatch.tui.paint.split import PHASE_STYLES
-from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, ms, percent, shorten
+from ddpwatch.tui.text import UNKNOWN, Field, clean, clean_host, fit, ms, percent, shorten
 
 GUTTER = 12
 TOP_ROWS = 2  # title and strip
@@ -72,6 +72,8 @@ def paint_heat(
     canvas.put(1, 1, "incidents", "dim")
     for y, row in enumerate(range(first, min(first + room, len(heat.groups)))):
         _paint_row(canvas, heat, row, TOP_ROWS + y * cell[1], cell, selected, slowest)
+    if (below := len(heat.groups) - first - room) > 0:
+        canvas.put(1, height - 1, f"{below} more", "axis")
     if heat.steps:
         canvas.put(max(end - cell[0] * len(heat.steps), 0), height - 1, f"╵step {heat.steps[0]}", "axis")
         newest = f"{heat.steps[-1]}╵"
@@ -113,7 +115,7 @@ def _paint_row(
     left = _left(canvas.width, bool(heat.hosts))
     narrow = left == GUTTER and len(group) > 1
     if heat.hosts and (left > GUTTER or narrow):
-        canvas.put(1, y, shorten(clean(heat.hosts[row], 80), GUTTER - 3 if narrow else _HOST - 1), style)
+        canvas.put(1, y, clean_host(heat.hosts[row], GUTTER - 3 if narrow else _HOST - 1), style)
     if not heat.hosts or not narrow:
         canvas.put(1 + left - GUTTER, y, f"{name:>{GUTTER - 3}}{'◀' if slowest in group else ' '}", style)
     end = left + _columns(heat, canvas.width)
@@ -153,7 +155,7 @@ def paint_rank(
     """One rank: figures, where each of its steps went, its devices and its marks."""
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
-    name = f"rank {row.rank} on {clean(row.host, 32) or UNKNOWN}, pid {UNKNOWN if row.pid is None else row.pid}"
+    name = f"rank {row.rank} on {clean_host(row.host, 32) or UNKNOWN}, pid {UNKNOWN if row.pid is None else row.pid}"
     canvas.put(1, 0, shorten(f"{name}: {clean(row.status, 60)}   Escape: back", width - 2), "heading-strong")
     summary = row.summary
     figures = [
@@ -169,7 +171,7 @@ def paint_rank(
     _paint_phases(canvas, history, top, chart)
     y = top + chart + 1
     for device in devices[: max(below - 1, 0)]:
-        canvas.put_runs(1, y, fit([*device_fields(device.device)], width - 2))
+        canvas.put_runs(1, y, fit([*device_fields(device)], width - 2))
         y += 1
     for mark in marks[: max(height - y, 0)]:
         canvas.put(1, y, shorten(f"◆ {clean(mark, 120)}", width - 2), "mark")

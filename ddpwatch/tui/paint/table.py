@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from ddpwatch.tui.models.overview import RankLine
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.text import UNKNOWN, clean, ms, percent
+from ddpwatch.tui.text import UNKNOWN, clean, clean_host, ms, percent
 
 SLOWEST = "◀"
 
@@ -94,8 +94,8 @@ def _figures_at(canvas: Canvas, columns: Sequence[Column], host: int) -> int:
 def _paint_row(canvas: Canvas, row: RankLine, columns: Sequence[Column], host: int, y: int) -> None:
     canvas.put(1, y, f"{row.rank:>4}", "bad" if row.slowest or row.severity == "bad" else "strong")
     if host:
-        name = f"{clean(row.host, host - 10)} / {_number(row.pid)}" if host >= _HOST else row.host
-        canvas.put(7, y, clean(name, host - 1), "dim")
+        pid = f" / {_number(row.pid)}" if host >= _HOST else ""
+        canvas.put(7, y, clean_host(row.host, host - 1 - len(pid)) + pid, "dim")
     if row.slowest:
         canvas.put(5, y, SLOWEST, "bad")
     x = _figures_at(canvas, columns, host)

@@ -1,0 +1,46 @@
+"""What to call hosts: by their names, and by their ranks, too, where several have the same name, as containers do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddpwatch.analysis.diagnosis.slow_host import Host
+from ddpwatch.analysis.diagnosis.wording import spans
+from ddpwatch.messages import Device
+from ddpwatch.state import RunState
+
+_MOST_SPANS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class HostNames:
+    """No two hosts of a run have the same.
+
+    Attributes:
+        of_rank: What the host of each rank is called.
+        several: Whether there is more than one.
+    """
+
+    of_rank: Mapping[int, str]
+    several: bool
+    _called: Mapping[Host, str]
+
+    def of_device(self, device: Device) -> str:
+        """What a device's host is called: by its name alone if no rank is known there, and in older recordings."""
+        return self._called.get(Host(device.host, device.boot_id), device.host)
+
+
+def host_names(state: RunState) -> HostNames:
+    """What to call the hosts of a run's ranks."""
+    ranks: dict[Host, list[int]] = {}
+    for rank, known in state.ranks.items():
+        if known.hello is not None:
+            ranks.setdefault(Host(known.hello.host, known.hello.boot_id), []).append(rank)
+    same = Counter(host.name for host in ranks)
+    called = {
+        host: host.name if same[host.name] == 1 else f"{host.name} ({spans(own, _MOST_SPANS)})"
+        for host, own in ranks.items()
+    }
+    return HostNames({rank: called[host] for host, own in ranks.items() for rank in own}, len(ranks) > 1, called)
