@@ -3,56 +3,30 @@
 import base64
 import json
 import re
-from itertools import chain
 from pathlib import Path
 
-import msgspec
 import pytest
 from textual import events
 from textual.command import CommandList
 
-from ddpwatch.errors import UsageError
-from ddpwatch.messages import Hello, Mark, Node, Span, Step
-from ddpwatch.tui.models.ranks import METRICS as RANK_METRICS
+from ddpwatch.messages import Mark, Step
 from ddpwatch.tui.screens import HELP, SIGNS, AskScreen, HelpScreen
-from ddpwatch.tui.settings import Settings, load_settings
+from ddpwatch.tui.settings import Settings
 from ddpwatch.tui.views import VIEWS
-from tests.support.dashboards import FakeJobs, ended_recording, live_app, replay_app, screen_text, until
-from tests.support.frames import (
-    MS,
-    START_NS,
-    beat,
-    bye,
-    device,
-    hello,
-    killed,
-    run,
-    shadow,
-    step,
-    synchronous,
-    unwatched,
+from tests.support.dashboards import (
+    FakeJobs,
+    app_on,
+    body,
+    ended_recording,
+    live_app,
+    replay_app,
+    screen_text,
+    until,
+    watching,
 )
+from tests.support.frames import MS, START_NS, beat, bye, device, hello, killed, run, step, unwatched
 
 KEYS = {view.NAME: key for key, view in VIEWS.items()}
-
-
-async def watching(pilot, messages):
-    """Attaches to run-1 and applies all messages."""
-    messages = list(messages)
-    pilot.app.jobs.sources["run-1"].put(messages)
-    await until(pilot, lambda: pilot.app.session.state.frames >= len(messages))
-
-
-def app_on(**changes):
-    jobs = FakeJobs("run-1")
-    app = live_app(jobs, **changes)
-    app.jobs = jobs
-    return app
-
-
-def body(app):
-    """The lines between verdict and footer."""
-    return "\n".join(screen_text(app).splitlines()[3:-1])
 
 
 def whose(text):
@@ -152,306 +126,6 @@ class TestEveryView:
                 assert isinstance(app.screen, HelpScreen)
                 assert name in app.export_screenshot()
                 await pilot.press("escape")
-
-
-class TestTimeline:
-    async def test_cursor_zoom_pan_and_measure(self):
-        app = app_on()
-        async with app.run_test(size=(111, 30)) as pilot:
-            await watching(pilot, run(12))
-            await pilot.press("2", "space")
-            assert "rank 0 at 50.0 ms" in body(app)
-            await pilot.press("m", "right", "right", "l", "shift+right")
-            assert "measured 13.0 ms from 50.0 ms" in body(app)
-            assert "rank 0 at 63.0 ms" in body(app)
-            await pilot.press("plus", "plus")
-            assert app.view.window.length_ns == 25 * MS
-            await pilot.press("H")
-            assert app.view.window.start_ns < 63 * MS - 12 * MS
-            await pilot.press("0", "m", "j")
-            assert not app.view.window.zoomed
-            assert "measured" not in body(app)
-            assert "rank 1 at" in body(app)
-
-    async def test_jumps(self):
-        late = [(80, 80), *([(0, 0)] * 17), (300, 300), *([(0, 0)] * 9)]
-        messages = [*run(12), *chain.from_iterable(synchronous(late, 12, statuses={12: "aborted"}))]
-        app = app_on()
-        async with app.run_test(size=(111, 30)) as pilot:
-            await watching(pilot, messages)
-            await pilot.press("2", "S")
-            assert "step 30" in body(app)
-            await pilot.press("N")
-            assert "step 12 (aborted)" in body(app)
-            await pilot.press("n")
-            assert "step 30" in body(app)
-            await pilot.press("g", "7", "enter")
-            assert "step 7" in body(app)
-            assert app.session.paused
-
-    async def test_rolling_seconds(self):
-        app = app_on()
-        async with app.run_test(size=(111, 30)) as pilot:
-            await watching(pilot, run(60))
-            await pilot.press("2", "r")
-            assert "the last 3.0 s, steps 30–59" in body(app)
-            await pilot.press("r")
-            assert "the last" not in body(app)
-
-    async def test_a_click_sets_the_cursor(self):
-        app = app_on()
-        async with app.run_test(size=(111, 30)) as pilot:
-            await watching(pilot, run(12))
-            await pilot.press("2")
-            await pilot.click(offset=(10 + 72, 10))
-            assert "at 72.5 ms" in body(app)
-
-
-class TestBuckets:
-    async def test_sorted_by_any_column_and_drilled_into(self):
-        app = app_on()
-        async with app.run_test(size=(140, 30)) as pilot:
-            await watching(pilot, run(20, late_rank=1))
-            await pilot.press("3")
-            assert "bucket▼" in body(app)
-            assert [row.index for row in app.view.rows()] == [0, 1]
-            await pilot.press("s")
-            assert [row.index for row in app.view.rows()] == [1, 0]
-            await pilot.press("o")
-            assert [row.index for row in app.view.rows()] == [0, 1]
-            await pilot.press("down", "enter")
-            assert "bucket 1: 4.0 MiB, 2 parameters" in body(app)
-            fired = [line.split() for line in body(app).splitlines()[-25:] if line.strip().endswith((" a", " b"))]
-            assert fired == [["0", "29.0", "1", "b"], ["1", "39.0", "0", "a"]]
-            await pilot.press("escape")
-            assert "bytes▼" in body(app)
-
-    async def test_completions_are_those_of_full_steps_however_long_ago(self):
-        app = app_on()
-        async with app.run_test(size=(140, 30)) as pilot:
-            await watching(pilot, [hello(0, world=1), step(0, 1), step(0, 2), *(shadow(0, n) for n in range(3, 90))])
-            await pilot.press("3")
-            assert [row.done is not None for row in app.view.rows()] == [True, True]
-
-
-class TestRanks:
-    async def test_every_figure_and_one_rank(self):
-        app = app_on()
-        async with app.run_test(size=(140, 30)) as pilot:
-            await watching(pilot, [*run(20, world=4, late_rank=2), device(0), Mark(rank=2, name="save", start_ns=1)])
-            await pilot.press("4")
-            for metric in RANK_METRICS:
-                assert metric.title in body(app)
-                await pilot.press("m")
-            assert "2◀" in body(app)
-            await pilot.press("f", "enter")
-            assert "rank 2 on node1, pid 4002: running" in body(app)
-            assert "late 40.0 ms" in body(app)
-            assert "◆ save" in body(app)
-            assert "CPU 8 CPUs" in body(app)
-
-    async def test_a_thousand_ranks_fit_in_groups_or_scroll(self):
-        app = app_on()
-        async with app.run_test(size=(80, 24)) as pilot:
-            await watching(pilot, run(3, world=200))
-            await pilot.press("4")
-            assert "worst of 13 ranks a row" in body(app)
-            assert "195–199" in body(app)
-            await pilot.press("v", *["pagedown"] * 20)
-            assert "199" in body(app)
-            assert "lateness by rank and step" in body(app)
-
-    async def test_lateness_says_that_it_has_waits_for_buffers_in_it(self):
-        messages = list(run(12))
-        for message in messages:
-            if isinstance(message, Step):
-                message.spans[:0] = [Span("forward", MS, MS), Span("sync", MS, 2 * MS)]
-        app = app_on()
-        async with app.run_test(size=(80, 24)) as pilot:
-            await watching(pilot, messages)
-            await pilot.press("4")
-            assert re.search(r"^ lateness with waits for buffers  0\.0 ms .* [\d.]+ ms", body(app), re.MULTILINE)
-            await pilot.press("m")
-            assert "buffers" not in body(app)
-
-    async def test_before_the_first_step_a_view_says_that_there_is_none(self):
-        app = app_on()
-        async with app.run_test(size=(80, 24)) as pilot:
-            await watching(pilot, [hello(0), hello(1)])
-            for key in "248":
-                await pilot.press(key)
-                assert "no step" in body(app)
-
-    async def test_one_rank_s_figures_fit_on_80_columns(self):
-        app = app_on()
-        async with app.run_test(size=(80, 24)) as pilot:
-            await watching(pilot, run(12))
-            await pilot.press("4", "enter")
-            assert "…" not in "\n".join(body(app).splitlines()[1:5])
-            for name in ("drops 0", "data 1.0 ms", "exposed 10.0 ms", "optim 4.0 ms", "other "):
-                assert name in body(app)
-
-    async def test_many_hosts_are_rows_the_worst_first(self):
-        """24 hosts of 2 ranks; rank 41, on host20, is late, and host03 is not connected."""
-        app = app_on()
-        async with app.run_test(size=(100, 20)) as pilot:
-            await watching(pilot, [*on_hosts(run(20, world=48, late_rank=41), 2), unseen_node(3, [6, 7])])
-            await pilot.press("4")
-            assert re.match(r" host20 +40–41", first_row(app))
-            assert "worst of 2 ranks a row" in body(app)
-            assert re.search(r"host03 +6–7.* unseen", body(app))
-            await pilot.press("v")
-            assert re.match(r" host00–host02 +0–4", first_row(app))
-            await pilot.press("v", "f")
-            assert re.search(r"host20 +41◀", body(app))
-
-    async def test_ranks_of_few_hosts_have_rows_of_their_own(self):
-        app = app_on()
-        async with app.run_test(size=(100, 20)) as pilot:
-            await watching(pilot, on_hosts(run(20, world=4), 2))
-            await pilot.press("4")
-            assert re.match(r" host00 +0 ", first_row(app))
-            await pilot.resize_terminal(60, 20)
-            await pilot.pause()
-            assert re.match(r" +0 ", first_row(app))
-
-
-def first_row(app):
-    """The heatmap's first row, below the incidents."""
-    rows = body(app).splitlines()
-    return rows[next(y for y, row in enumerate(rows) if row.startswith(" incidents")) + 1]
-
-
-def on_hosts(messages, per_host):
-    """The same run, with so many ranks on each host."""
-
-    def moved(message):
-        host = f"host{message.rank // per_host:02d}" if isinstance(message, Hello) else ""
-        return msgspec.structs.replace(message, host=host) if host else message
-
-    return [moved(message) for message in messages]
-
-
-def unseen_node(number, ranks):
-    return Node(node=number, host=f"host{number:02d}", ranks=ranks, at_ns=0, seen_ns=0, connected=False)
-
-
-class TestDevices:
-    async def test_a_hosts_network_is_shown(self):
-        app = app_on()
-        async with app.run_test(size=(140, 30)) as pilot:
-            host = msgspec.structs.replace(device(1), net_tx_bytes_s=12e6, net_rx_bytes_s=3e3)
-            await watching(pilot, [*run(20), host])
-            await pilot.press("5")
-            assert "net ↑ 11.4 MiB/s ↓ 2.9 KiB/s" in body(app)
-
-    async def test_with_more_than_fit_the_least_busy_come_first(self):
-        app = app_on()
-        async with app.run_test(size=(80, 15)) as pilot:
-            busy = [device(0, 90.0 - 5 * (7 * index % 8), "cuda", index) for index in range(8)]
-            await watching(pilot, [*run(20), *busy, device(0)])
-            await pilot.press("5")
-            assert "4 of 9 devices, 5 not shown" in body(app)
-            assert re.findall(r"GPU\d|CPU", body(app)) == ["GPU1", "GPU2", "GPU3", "GPU4"]
-            await pilot.press(*["down"] * 8)
-            assert re.findall(r"▶?(?:GPU\d|CPU) ", body(app)) == ["GPU6 ", "GPU7 ", "GPU0 ", "▶CPU "]
-
-    async def test_one_line_each_where_cards_of_all_do_not_fit(self):
-        app = app_on()
-        async with app.run_test(size=(80, 28)) as pilot:
-            await watching(pilot, [*run(20), *(device(0, 90.0, "cuda", index) for index in range(8)), device(0)])
-            await pilot.press("5")
-            assert "not shown" not in body(app)
-            lines = re.findall(r"^[▶ ](GPU\d|CPU) .* \d\d % .*mem .* GiB", body(app), re.MULTILINE)
-            assert lines == [*(f"GPU{index}" for index in range(8)), "CPU"]
-            assert re.search(r"^ CPU .* waiting 10 % ", body(app), re.MULTILINE)  # the ranks that are on it
-            await pilot.press(*["down"] * 8)
-            await pilot.resize_terminal(80, 70)
-            await pilot.pause()
-            assert re.findall(r"▶(GPU\d|CPU)", body(app)) == ["CPU"]
-            assert body(app).count("\n busy ") == 9
-
-    async def test_busy_that_is_only_waiting_is_seen(self):
-        app = app_on()
-        async with app.run_test(size=(140, 30)) as pilot:
-            await watching(pilot, [*run(20, late_rank=1), device(0, 100.0), device(1, 99.0)])
-            await pilot.press("5")
-            assert "waiting 21 %" in body(app)  # of rank 0's step 36 %, of rank 1's 7 %
-            assert "busy % over the last seconds" in body(app)
-
-
-class TestLog:
-    async def test_an_incident_starts_and_ends_and_leads_to_its_step(self):
-        app = app_on()
-        async with app.run_test(size=(140, 30)) as pilot:
-            await watching(pilot, run(20, late_rank=1))
-            await pilot.press("7")
-            assert re.search(r"● straggler +1 +backward b +1–", body(app))
-            assert "watched steps 19" in body(app)
-            hidden = list(synchronous([(0, 0)] * 110, 20, start_ms=20 * 140, comm_done=[60 * MS, 80 * MS]))
-            app.jobs.sources["run-1"].put(chain.from_iterable(hidden[:70]), 10)
-            await until(pilot, lambda: app.session.overview.verdict.kind != "straggler")
-            app.jobs.sources["run-1"].put(chain.from_iterable(hidden[70:]), 50)
-            await until(pilot, lambda: "✓ straggler" in body(app))
-            assert "attached" not in body(app)
-            assert re.search(r"straggler, over, steps 1–\d+: cost 0\.\d+ rank-s, \d\.\d % of the run", body(app))
-            cost = re.search(r"cost (.* rank-s)", body(app))[1]  # its share falls as the run goes on
-            await pilot.press("m")
-            assert re.search(rf"step 19 +ended: rank 1 was late by 40 ms in each step: .*; cost {cost}", body(app))
-            assert "cleared" not in body(app)
-            assert len(re.findall("rank 1 (?:is|was) late", body(app).partition("attached")[2])) == 2  # start and end
-            await pilot.press("m", "m", "enter")
-            assert app.view is app.views.timeline
-            assert app.session.paused
-            assert "step 1 " in body(app)
-
-    async def test_a_view_that_was_hidden_shows_the_step_chosen_meanwhile(self):
-        app = app_on()
-        async with app.run_test(size=(140, 30)) as pilot:
-            await watching(pilot, run(20, late_rank=1))
-            await pilot.press("2", "space", "7", "m")
-            app.view.chosen = 1
-            await pilot.press("up")
-            chosen = app.view.current.step
-            await pilot.press("enter")
-            assert chosen not in (None, 19)
-            assert f"step {chosen}" in body(app)
-
-    async def test_the_job_s_output(self, output_buffer):
-        output_buffer.add(b"loss 3.2\n\x1b[31mloss 3.1\nunfinished")
-        app = app_on(output=output_buffer)
-        async with app.run_test(size=(100, 30)) as pilot:
-            await watching(pilot, run(3))
-            await pilot.press("7", "m")
-            await until(pilot, lambda: "loss 3.1" in body(app))
-            assert "incidents 0   events and incidents 4   the job's output 3" in body(app)
-            output_buffer.add(b" no more\n")
-            await until(pilot, lambda: "unfinished no more" in body(app))
-            await pilot.press("space")
-            output_buffer.add(b"later\n")
-            await until(pilot, lambda: "later" in app.session.output.lines[-1].text)
-            assert "later" not in body(app)
-
-    async def test_output_is_shown_before_the_run_starts_and_is_kept_then(self, output_buffer):
-        output_buffer.add(b"downloading\n")
-        jobs = FakeJobs()
-        app = live_app(jobs, job="torchrun train.py", output=output_buffer)
-        async with app.run_test(size=(100, 30)) as pilot:
-            await until(pilot, lambda: "torchrun train.py" in screen_text(app))
-            await pilot.press("7")
-            await until(pilot, lambda: "downloading" in screen_text(app))
-            jobs.start("run-1").put(list(run(3)))
-            await until(pilot, lambda: "rank 0 attached" in screen_text(app))
-            await pilot.press("m")
-            assert "downloading" in body(app)
-
-    async def test_output_after_the_end_of_the_run(self, output_buffer):
-        app = app_on(output=output_buffer)
-        async with app.run_test(size=(100, 30)) as pilot:
-            await watching(pilot, [*run(3), bye(0), bye(1), bye()])
-            await until(pilot, lambda: app.session.over)
-            output_buffer.add(b"saved the model\n")
-            await until(pilot, lambda: app.session.output.lines)
 
 
 class TestEverywhere:
@@ -618,39 +292,3 @@ class TestAfterTheRun:
         async with app.run_test(size=(100, 30)) as pilot:
             await until(pilot, lambda: "looking in /run/ddpwatch" in screen_text(app))
             assert app.failure is None
-
-
-class TestSettings:
-    def test_defaults_where_there_is_no_file(self, tmp_path):
-        assert load_settings(tmp_path / "none.toml") == Settings()
-
-    def test_what_is_written_holds(self, tmp_path):
-        path = tmp_path / "config.toml"
-        path.write_text('theme = "light"\nascii = true\nview = "ranks"\nrepaint_hz = 4\n')
-        assert load_settings(path) == Settings(theme="light", ascii=True, view="ranks", repaint_hz=4)
-
-    @pytest.mark.parametrize("text", ['theme = "pink"', "repaint_hz = 1000", "colour = 1", "theme ="])
-    def test_a_mistake_is_named(self, tmp_path, text):
-        path = tmp_path / "config.toml"
-        path.write_text(text)
-        with pytest.raises(UsageError, match=r"config\.toml"):
-            load_settings(path)
-
-    def test_the_terminal_decides(self, monkeypatch):
-        monkeypatch.delenv("COLORTERM", raising=False)
-        monkeypatch.setenv("TERM", "xterm-256color")
-        monkeypatch.delenv("NO_COLOR", raising=False)
-        assert Settings().resolved_theme() == "dark"
-        monkeypatch.setenv("TERM", "linux")
-        assert Settings().resolved_theme() == "ansi"
-        monkeypatch.setenv("NO_COLOR", "1")
-        assert Settings().resolved_theme() == "none"
-        assert Settings().override("contrast", True) == Settings(theme="contrast", ascii=True)
-        with pytest.raises(UsageError):
-            Settings().override("pink", None)
-
-    async def test_the_first_view(self):
-        app = app_on(settings=Settings(theme="light", view="ranks"))
-        async with app.run_test(size=(80, 24)) as pilot:
-            await watching(pilot, run(12))
-            assert "lateness by rank and step" in body(app)
