@@ -43,6 +43,7 @@ TESTS = (
     "ddpwatch.cli", "ddpwatch.launch", "ddpwatch.export.writers", "demo.compare", "benchmarks.diagnosis_cases",
     "benchmarks.synthetic", "textual.pilot", "typer.testing",
 )  # fmt: skip
+COMMAND = ("ddpwatch.cli", "ddpwatch.launch", "ddpwatch.plain", "ddpwatch.report.files")
 FRAMEWORKS = ("lightning", "accelerate.commands.launch", "transformers.trainer")  # what tests of frameworks preload
 RAY = (
     "tests.support.ray_imports", "ray.autoscaler.v2.monitor", "tensorboardX", "pydantic", "pandas", "pyarrow.dataset",
@@ -141,12 +142,13 @@ def server_address() -> str:
     return os.environ.get(ADDRESS) or the_server().address
 
 
-def requested(job: Request, log: Path | None) -> socket.socket:
-    """Asks for a job that writes to a file, or to where this process does; reports come on the connection."""
+def requested(job: Request, log: Path | None, streams: Sequence[int] = (0, 1, 2)) -> socket.socket:
+    """Asks for a job that writes to a file, or else has these streams; reports come on the connection."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(server_address())
     with open(os.devnull, "rb") as nothing, contextlib.nullcontext() if log is None else log.open("wb") as output:
-        streams = [0, 1, 2] if output is None else [nothing.fileno(), output.fileno(), output.fileno()]
+        if output is not None:
+            streams = [nothing.fileno(), output.fileno(), output.fileno()]
         socket.send_fds(connection, [json.dumps(asdict(job)).encode()], streams)
     return connection
 
@@ -163,10 +165,10 @@ class Launcher:
         returncode: None while it runs; negative where a signal ended it.
     """
 
-    def __init__(self, job: Request, log: Path | None = None) -> None:
+    def __init__(self, job: Request, log: Path | None = None, streams: Sequence[int] = (0, 1, 2)) -> None:
         self.returncode: int | None = None
         STARTED.update(forked=1, forked_ranks=job.ranks)
-        self._connection = requested(job, log)
+        self._connection = requested(job, log, streams)
         report = self._connection.recv(1 << 16)
         assert report, f"the job did not start: {log and log.read_text()}"
         self.pid, *self.ranks = json.loads(report)
