@@ -2,8 +2,8 @@
 
     stuck.py FOLDER [RECORDING]
 
-They start once there is a file ``watched`` in the folder. At step `HANGS`, rank 1 stays in its forward until there is
-one named ``go``. Then they train until there is one named ``mismatch``: at that, rank 1 calls another collective than
+They start once there is a file ``watched`` in the folder. At step `HANGS`, rank 1 stays in its forward until somebody
+opens the pipe ``go``. Then they train until there is a file ``mismatch``: at that, rank 1 calls another collective than
 the others, and nobody comes back from it. If that file is there from the start, they train as many steps as there were
 before the hang, and end.
 
@@ -33,8 +33,7 @@ FOLDER = Path(sys.argv[1])
 
 def held_up() -> None:
     """Where rank 1 stays."""
-    while not (FOLDER / "go").exists():
-        time.sleep(0.01)
+    open(FOLDER / "go").close()
 
 
 class Layer(nn.Linear):
