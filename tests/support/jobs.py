@@ -173,7 +173,7 @@ def forked_command(
 
 
 def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The ``ddpwatch`` command, run to its end. It is forked: to start and to import takes longer than most commands."""
+    """The ``ddpwatch`` command, run to its end. It is forked: its imports take longer than what it mostly does."""
     about = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     request = Request("ddpwatch", arguments, 0, about, COMMAND, tears_down=False)
     with open(os.devnull) as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:

@@ -40,14 +40,16 @@ class Layer(nn.Linear):
     """A layer that takes its time, and in one step of one rank for ever."""
 
     step = 0
+    hangs = True
     stacks: int | None = None  # taken in `train` so far; None if nobody takes any
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(0.002)
         while Layer.step == STACKS_AT and Layer.stacks is not None and Layer.stacks < ENOUGH_STACKS:
             time.sleep(0.001)
-        if Layer.step == HANGS and dist.get_rank() == 1:
+        if Layer.step == HANGS and Layer.hangs and dist.get_rank() == 1:
             held_up()
+            Layer.hangs = False
         return super().forward(x)
 
 
