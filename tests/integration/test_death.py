@@ -41,7 +41,7 @@ SLOW = ("--model", "mlp:width=64", "--data", "digits", "--inject", "slow-forward
 ENDLESS = (*SLOW, "--steps", "100000")
 TRAIN = SCRIPTS.parents[2] / "demo" / "train.py"
 KILLS = 30
-SECOND = 50  # steps
+SECOND = 25  # steps
 
 
 def begun(frames: Frames) -> bool:
@@ -152,7 +152,7 @@ def test_the_collector_is_killed_too(tmp_path: Path) -> None:
 def test_everything_is_killed_at_thirty_random_moments(run_directory: Path) -> None:
     """Ranks and collector of whole jobs: every recording opens, and what is missing is from the last second.
 
-    The ranks themselves note their steps. A second is counted in steps, of which a quiet machine does just under 50 in
+    The ranks themselves note their steps. A second is counted in steps, of which a quiet machine does just under 25 in
     that time. What the job's threads waited for a core comes on top: so load cannot fail this. A collector that has
     just come up has its second, too.
     """
