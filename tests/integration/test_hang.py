@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -94,6 +95,7 @@ def parameters(folder: Path) -> list[str]:
 @pytest.mark.usefixtures("run_directory")
 def test_who_hangs_is_named_with_the_line_it_is_at(tmp_path: Path, control: list[str]) -> None:
     follower, file = Follower(), tmp_path / "run.mcap"
+    os.mkfifo(tmp_path / "go")
     with Job(SCRIPT, str(tmp_path), str(file), log=tmp_path / "log", ranks=RANKS) as job:
         info = the_run(job)
         with live(info) as source:
@@ -101,7 +103,7 @@ def test_who_hangs_is_named_with_the_line_it_is_at(tmp_path: Path, control: list
             (tmp_path / "watched").touch()  # not before, so that live and replay see the same
             hang = follower.until(source, lambda one: stuck(one) and len(one.evidence["stacks"]) == RANKS)
             check_stuck(hang)
-            (tmp_path / "go").touch()
+            open(tmp_path / "go", "w").close()
             past = follower.until(source, stuck, open=False)
             assert (past.since_step, past.until_step) == (hang.since_step, hang.since_step)
             assert past.cost_ns >= hang.cost_ns > 2 * 3 * S
@@ -136,14 +138,14 @@ def check_stuck(hang: Incident) -> None:
     """Rank 1 is in its forward, as its stack says, and the others wait for it in their backwards."""
     assert hang.severity == "error"
     assert hang.message.startswith("rank 1 in ")
-    sleeping, waiting = line_of("time.sleep(0.01)"), line_of(".square().sum().backward()")
+    held_up, waiting = line_of('open(FOLDER / "go")'), line_of(".square().sum().backward()")
     assert hang.evidence["call_sites"] == {
-        1: f"stuck.py:{sleeping} in held_up", 0: f"stuck.py:{waiting} in train",
+        1: f"stuck.py:{held_up} in held_up", 0: f"stuck.py:{waiting} in train",
     }  # fmt: skip
-    assert hang.evidence["stacks"][1][0].endswith(f"stuck.py:{sleeping} in held_up")
+    assert hang.evidence["stacks"][1][0].endswith(f"stuck.py:{held_up} in held_up")
     assert len(set(hang.evidence["issued"].values())) == 2
     assert hang.evidence["issued"][1] < hang.evidence["issued"][0]
-    assert stack_lines(hang)[0] == f"rank 1 holds up the others at stuck.py:{sleeping} in held_up"
+    assert stack_lines(hang)[0] == f"rank 1 holds up the others at stuck.py:{held_up} in held_up"
 
 
 def check_stopped(job: Job, follower: Follower, source: LiveSource) -> None:

@@ -164,7 +164,7 @@ def test_a_collector_that_is_ended_by_a_signal_says_goodbye_and_closes_its_recor
 
 
 def test_a_signal_to_the_whole_job_keeps_the_goodbyes_of_its_ranks(stage: Stage, tmp_path: Path) -> None:
-    """As scancel sends it: the ranks die at the same time."""
+    """As scancel sends it: the ranks have just died, and nobody has reaped them."""
     with subprocess.Popen(["sleep", "100"]) as rank:
         hello = stage.hello(0)
         hello.pid = rank.pid
@@ -172,8 +172,9 @@ def test_a_signal_to_the_whole_job_keeps_the_goodbyes_of_its_ranks(stage: Stage,
             stage.send(hello, step(2))
             read_until(viewer, lambda frames: len(messages(frames, Step)) == 2, "the second step")
         rank.terminate()
+        os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
         stage.process.send_signal(signal.SIGTERM)
-        assert stage.process.wait(10) == 0
+        assert stage.process.wait(PATIENCE_S) == 0
     recorded = [message for message, _ in Recording(tmp_path / "run.mcap")]
     assert [(bye.rank, bye.detail) for bye in recorded if isinstance(bye, Bye)] == [
         (0, "SIGTERM"),

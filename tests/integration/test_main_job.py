@@ -39,7 +39,8 @@ from tests.support.jobs import (
 TRAIN = ROOT / "demo" / "train.py"
 ENDLESS = ("--steps", "100000")
 SLOW = ("--inject", "slow-forward:ms=100")  # the run lasts until devices were sampled
-QUICK = ("--model", "mlp", "--data", "digits", "--batch-size", "16")
+# Steps that are long beside what watching costs: whatever a busy machine makes of that, all of them can be full.
+CALM = ("--model", "mlp", "--data", "digits", "--batch-size", "16", "--inject", "slow-forward:ms=30")
 
 
 @pytest.mark.seconds(35)
@@ -129,7 +130,7 @@ def test_a_killed_collector_is_started_again(tmp_path: Path) -> None:
     While somebody looks, steps are full at once, and again with the second collector: the same ones on both ranks.
     """
     file, state = tmp_path / "run.mcap", RunState()
-    with Job(TRAIN, *QUICK, *ENDLESS, "--record", str(file), log=tmp_path / "log") as job:
+    with Job(TRAIN, *CALM, *ENDLESS, "--record", str(file), log=tmp_path / "log") as job:
         info = the_run(job)
         with live(info) as source:
             frames = read_until(source, lambda seen: any(m.step > 64 for m in messages(seen, Step)), "some steps")

@@ -262,6 +262,8 @@ def test_live_and_replay_agree_after_every_frame(tmp_path: Path) -> None:
     lived = []
     try:
         with live(stage.info) as source:
+            # It has its snapshot, from which older statuses are missing: what comes now it sees as it is recorded.
+            read_until(source, lambda seen: len(messages(seen, Status)) > 1, "two statuses")
             stage.send(*[m for m, _ in run_of(ranks=2, steps=40, seed=3) if not isinstance(m, Bye)])
             stage.send(Beat(rank=1, at_ns=5, step=39, phase="sync", since_ns=1, in_flight=[1]))
             frames = read_until(source, lambda seen: len(messages(seen, Step)) == 80, "all steps")

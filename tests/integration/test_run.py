@@ -203,7 +203,7 @@ def test_what_cannot_be_started_is_told(tmp_path: Path, text: str | None, mode: 
 
 def test_too_long_an_argument_list_is_told() -> None:
     longest = 131_072 - len("PYTHONPATH=") - 1  # of one string; the bootstrap makes it longer
-    done = ddpwatch("run", "--headless", "--", "true", PYTHONPATH="x" * longest)
+    done = finished(*DDPWATCH, "run", "--headless", "--", "true", PYTHONPATH="x" * longest)
     _is_refused(done, "true: the argument list is too long")
 
 

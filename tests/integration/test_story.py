@@ -27,9 +27,10 @@ from tests.support.jobs import PATIENCE_S, ROOT, Job
 
 SCRIPT = ROOT / "demo" / "story_job.py"
 SOON = 20  # steps until trouble is named, and until it is no longer
-PATIENCE = (PATIENCE_S, 0.05)  # seconds in all, and between two looks
+PATIENCE = (PATIENCE_S, 0.25)  # seconds in all, and between two looks, each of which paints the screen
 HEALTHY = 300  # steps without trouble
 INJECTED_MS = 80  # of lateness, or more
+CHANCE_MS = 4  # of lateness without trouble: it counts as noise, and the more of that, the later a rank is named
 ENOUGH = 8  # steps that show what a median of 16 says
 # What an incident is worth: a tenth of the step exposed, 4.5 % spent on input, a pause of 250 ms, 3 s without progress.
 # Half of that has to be in the ranks' stamps; and a quarter of the lateness that a finding adds up to, as it may be the
@@ -105,6 +106,12 @@ class Facts:
         ranks = self.steps.get(step, {})
         return ranks[rank].latest_ns(ranks[1 - rank]) if len(ranks) == 2 else 0
 
+    def is_disturbed(self, step: int) -> bool:
+        """Whether chance made a rank late, or almost as late as the one that the trouble strikes."""
+        late = [self.late_ms(step, rank) for rank in (0, 1)]
+        struck = {"slow-backward": 1, "slow-input": 0}.get(self.trouble.get(step, "none"))
+        return max(late) > CHANCE_MS if struck is None else late[struck] < INJECTED_MS
+
     def longest_ns(self, first: int, last: int) -> int:
         """From one step's backward to the end of the next one, at most: no step that the probe sees is longer."""
         steps = [self.steps.get(number, {}) for number in range(first - 2, last + 3)]
@@ -125,6 +132,8 @@ class Facts:
             return latest > LATE_PART * incident.steps * incident.evidence["late_ms"] * 1e6
         if incident.kind == "pause":  # a step took far longer than others
             return self.longest_ns(first, last) > PAUSE_NS
+        if incident.phase == "gc":  # again and again, a collection made others wait
+            return self.longest_ns(first, last) > incident.evidence["longest_ms"] * 1e6
         if incident.kind == "hang":  # a rank was stuck, or silent
             return self.longest_ns(first, last) > STUCK_NS
         if incident.kind == "slow_input":
@@ -144,15 +153,10 @@ def verdict(app):
     return app.session.overview.verdict
 
 
-def said(app):
-    """The verdict in one line."""
-    return " ".join(verdict(app).text.split())
-
-
 def words(app):
-    """The verdict in one line; it is on the screen."""
-    assert said(app) in " ".join(screen_text(app).split())
-    return said(app)
+    """The verdict in one line, if the screen shows it by now; else nothing. The next step may change it."""
+    said = " ".join(verdict(app).text.split())
+    return said if said in " ".join(screen_text(app).split()) else ""
 
 
 def late(slowest: Incident | None, rank: int) -> bool:
@@ -201,14 +205,12 @@ async def test_trouble_is_named_in_words_and_clears(run_directory, tmp_path):
         with Job(SCRIPT, str(trouble), "--record", str(file), log=tmp_path / "job.log") as job:
             await until(pilot, lambda: newest(app) >= HEALTHY, *PATIENCE)
             trouble.write_text("slow-backward")
-            await until(pilot, lambda: called_late(app, 1) and SLOW_BACKWARD.fullmatch(said(app)), *PATIENCE)
-            assert SLOW_BACKWARD.fullmatch(words(app))
+            await until(pilot, lambda: called_late(app, 1) and SLOW_BACKWARD.fullmatch(words(app)), *PATIENCE)
             trouble.write_text("none")
             await until(pilot, lambda: not called_late(app, 1), *PATIENCE)
 
             trouble.write_text("slow-input")
-            await until(pilot, lambda: called_late(app, 0) and SLOW_INPUT.match(said(app)), *PATIENCE)
-            assert SLOW_INPUT.match(words(app))
+            await until(pilot, lambda: called_late(app, 0) and SLOW_INPUT.match(words(app)), *PATIENCE)
             trouble.write_text("stop")
             assert job.wait() == 0, job.output()
         await until(pilot, lambda: "ENDED: finished" in screen_text(app), *PATIENCE)
@@ -222,28 +224,22 @@ async def test_trouble_is_named_in_words_and_clears(run_directory, tmp_path):
 def check_steps(steps: list[tuple[int, Incident | None]], facts: Facts) -> None:
     """Each trouble is named within `SOON` steps, and no longer than that after its end.
 
-    Only those steps count in which the ranks saw what was injected, and nothing that came on top.
+    Only those steps count in which the ranks saw what was injected, and nothing that came on top. What came on top
+    before is noise: it takes as many steps more to tell trouble from it.
     """
+
+    def soon(after: int, what: Callable[[Incident | None], bool], counts: Callable[[int], bool]) -> bool:
+        named = next(step for step, slowest in steps if step >= after and what(slowest))
+        return sum(map(counts, range(after, named))) <= SOON + sum(map(facts.is_disturbed, range(named)))
+
     slow = facts.first("slow-backward")
     over = facts.first("none", after=slow)
     wait = facts.first("slow-input")
-    assert soon(
-        steps, slow, lambda found: due_to(found, 1, "backward"), lambda step: facts.late_ms(step, 1) > INJECTED_MS
-    )
-    assert soon(steps, over, lambda found: not late(found, 1), lambda step: facts.late_ms(step, 1) < INJECTED_MS / 2)
-    assert soon(steps, wait, lambda found: due_to(found, 0, "data"), lambda step: facts.late_ms(step, 0) > INJECTED_MS)
+    assert soon(slow, lambda found: due_to(found, 1, "backward"), lambda step: facts.late_ms(step, 1) > INJECTED_MS)
+    assert soon(over, lambda found: not late(found, 1), lambda step: facts.late_ms(step, 1) < INJECTED_MS / 2)
+    assert soon(wait, lambda found: due_to(found, 0, "data"), lambda step: facts.late_ms(step, 0) > INJECTED_MS)
     for step, slowest in steps:
         assert slowest is None or facts.bear_out(slowest), (step, slowest)
-
-
-def soon(
-    steps: list[tuple[int, Incident | None]],
-    after: int,
-    what: Callable[[Incident | None], bool],
-    counts: Callable[[int], bool],
-) -> bool:
-    named = next(step for step, slowest in steps if step >= after and what(slowest))
-    return sum(map(counts, range(after, named))) <= SOON
 
 
 async def test_the_bucket_that_nothing_hides_is_named(run_directory, tmp_path):
@@ -252,8 +248,7 @@ async def test_the_bucket_that_nothing_hides_is_named(run_directory, tmp_path):
     app = watcher()
     async with app.run_test(size=(200, 50)) as pilot:
         with Job(SCRIPT, str(trouble), "--wide", log=tmp_path / "job.log") as job:
-            await until(pilot, lambda: verdict(app).kind == "exposed_comm", *PATIENCE)
             exposed = r"exposed communication: .* take \d+ % of a step, most of it the last bucket \d+ \(0\.\w+\).*$"
-            assert re.match(exposed, words(app)), words(app)
+            await until(pilot, lambda: verdict(app).kind == "exposed_comm" and re.match(exposed, words(app)), *PATIENCE)
             trouble.write_text("stop")
             assert job.wait() == 0, job.output()

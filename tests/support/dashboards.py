@@ -129,7 +129,7 @@ def replay_app(messages: Iterable[Message], clock: Clock | None = None, every_ms
     return DashboardApp(ReplaySpec("run.mcap", recording, 1.0, clock), clock=clock, ticking=False)
 
 
-async def until(pilot: Pilot[int], what: Callable[[], object], patience_s: float = 10, every_s: float = 0.005) -> None:
+async def until(pilot: Pilot[int], what: Callable[[], object], patience_s: float = 60, every_s: float = 0.005) -> None:
     """Lets the app work until a condition holds."""
     deadline = time.monotonic() + patience_s
     while not what():
@@ -145,3 +145,24 @@ def screen_text(app: DashboardApp) -> str:
     """The text of the view shown."""
     view = app.view
     return "\n".join("".join(segment.text for segment in view.render_line(y)) for y in range(view.size.height))
+
+
+def app_on(**changes: object) -> DashboardApp:
+    """An app on the live run ``run-1``, whose source `watching` feeds."""
+    jobs = FakeJobs("run-1")
+    app = live_app(jobs, **changes)  # type: ignore[arg-type]
+    app.jobs = jobs  # type: ignore[attr-defined]
+    return app
+
+
+async def watching(pilot: Pilot[int], messages: Iterable[Message]) -> None:
+    """Gives messages to the app of `app_on`, and waits until it has applied all."""
+    app, messages = pilot.app, list(messages)
+    before = app.session.state.frames  # type: ignore[attr-defined]
+    app.jobs.sources["run-1"].put(messages)  # type: ignore[attr-defined]
+    await until(pilot, lambda: app.session.state.frames >= before + len(messages))  # type: ignore[attr-defined]
+
+
+def body(app: DashboardApp) -> str:
+    """The lines between verdict and footer."""
+    return "\n".join(screen_text(app).splitlines()[3:-1])

@@ -43,6 +43,7 @@ TESTS = (
     "ddpwatch.cli", "ddpwatch.launch", "ddpwatch.export.writers", "demo.compare", "benchmarks.diagnosis_cases",
     "benchmarks.synthetic", "textual.pilot", "typer.testing",
 )  # fmt: skip
+COMMAND = ("ddpwatch.cli", "ddpwatch.launch", "ddpwatch.plain", "ddpwatch.report.files")
 FRAMEWORKS = ("lightning", "accelerate.commands.launch", "transformers.trainer")  # what tests of frameworks preload
 RAY = (
     "tests.support.ray_imports", "ray.autoscaler.v2.monitor", "tensorboardX", "pydantic", "pandas", "pyarrow.dataset",
@@ -60,7 +61,8 @@ class Request:
         ranks: How many; 0 for one process that is no rank, as ``python SCRIPT`` would start it.
         preload: Modules that no rank has to import. Jobs that preload the same ones share the import.
         streams: A directory for ``RANK/stdout.log`` and ``RANK/stderr.log``, in place of one output for all ranks.
-        tears_down: Whether a rank that succeeds takes its interpreter apart: 0.4 s of processor time with torch.
+        tears_down: Whether a rank takes its interpreter apart, unless an exception ends it. That takes 0.4 s of
+            processor time with torch.
     """
 
     script: str
@@ -141,12 +143,13 @@ def server_address() -> str:
     return os.environ.get(ADDRESS) or the_server().address
 
 
-def requested(job: Request, log: Path | None) -> socket.socket:
-    """Asks for a job that writes to a file, or to where this process does; reports come on the connection."""
+def requested(job: Request, log: Path | None, streams: Sequence[int] = (0, 1, 2)) -> socket.socket:
+    """Asks for a job that writes to a file, or else has these streams; reports come on the connection."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(server_address())
     with open(os.devnull, "rb") as nothing, contextlib.nullcontext() if log is None else log.open("wb") as output:
-        streams = [0, 1, 2] if output is None else [nothing.fileno(), output.fileno(), output.fileno()]
+        if output is not None:
+            streams = [nothing.fileno(), output.fileno(), output.fileno()]
         socket.send_fds(connection, [json.dumps(asdict(job)).encode()], streams)
     return connection
 
@@ -163,10 +166,10 @@ class Launcher:
         returncode: None while it runs; negative where a signal ended it.
     """
 
-    def __init__(self, job: Request, log: Path | None = None) -> None:
+    def __init__(self, job: Request, log: Path | None = None, streams: Sequence[int] = (0, 1, 2)) -> None:
         self.returncode: int | None = None
         STARTED.update(forked=1, forked_ranks=job.ranks)
-        self._connection = requested(job, log)
+        self._connection = requested(job, log, streams)
         report = self._connection.recv(1 << 16)
         assert report, f"the job did not start: {log and log.read_text()}"
         self.pid, *self.ranks = json.loads(report)
@@ -345,25 +348,27 @@ def main() -> None:
     job = serve(listener)
     if job is None:
         return
+    code = 0
     try:
         if job.script.endswith(".py"):
             runpy.run_path(job.script, run_name="__main__")
         else:
             runpy.run_module(job.script, run_name="__main__", alter_sys=True)
     except SystemExit as asked:
-        if asked.code not in (None, 0):
+        code = asked.code or 0
+        if not isinstance(code, int) or (code and job.tears_down):
             raise
     if not job.tears_down:
-        end()
+        end(code)
 
 
-def end() -> None:
+def end(code: int) -> None:
     """Ends this process as Python does, up to where it would free all modules."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 if __name__ == "__main__":

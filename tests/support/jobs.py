@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TypeVar
 
 import psutil
@@ -18,7 +19,7 @@ from ddpwatch import rundir
 from ddpwatch.live_source import LiveSource
 from ddpwatch.messages import Message
 from ddpwatch.transport import Frame
-from tests.support.fork_server import ROOT, Launcher, Request
+from tests.support.fork_server import COMMAND, ROOT, Launcher, Request
 
 SCRIPTS = ROOT / "tests" / "integration" / "scripts"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -172,8 +173,19 @@ def forked_command(
 
 
 def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The ``ddpwatch`` command, run to its end."""
-    return finished(*DDPWATCH, *arguments, **environment)
+    """The ``ddpwatch`` command, run to its end. It is forked: its imports take longer than what it mostly does."""
+    about = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    request = Request("ddpwatch", arguments, 0, about, COMMAND, tears_down=False)
+    with open(os.devnull) as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        command = Launcher(request, streams=[file.fileno() for file in (nothing, out, err)])
+        try:
+            code = command.wait(2 * PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            kill(family(command.pid))
+            raise
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(["ddpwatch", *arguments], code, out.read(), err.read())
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:

@@ -39,13 +39,6 @@ class Publisher:
         """The next topic that viewers have subscribed to (first byte: 1) or all left (0); empty without one."""
         return self._socket.recv() if self._socket.poll(50) else b""
 
-    def answer_if_asked(self, number: int) -> bool:
-        """Answers with this one number, if a viewer has asked by now."""
-        while self._socket.poll(0):
-            if self._answer(self._socket.recv(), [number], number):
-                return True
-        return False
-
     def answer(self, kept: list[int], newest: int | None, viewer: LiveSource | None = None) -> None:
         """Waits until a viewer asks for a snapshot, and sends these numbers; without the end if ``newest`` is None.
 

@@ -41,5 +41,5 @@ def feed_of():
     yield start
     for feed in feeds:
         feed.stop()
-        feed.join(10)
+        feed.join(60)
         assert not feed._thread.is_alive()

@@ -197,14 +197,14 @@ class TestQuit:
             await watching(pilot, jobs)
             await pilot.press(key)
         assert app.return_code == 0
-        app.feed.join(10)
+        app.feed.join(60)
         assert jobs.sources["run-1"].closed
 
     async def test_does_not_wait_for_a_source_that_hangs(self):
         released, source = threading.Event(), FakeSource()
 
         def hang(timeout_s, limit):
-            released.wait(10)
+            released.wait(60)
             return []
 
         source.read = hang
@@ -215,7 +215,7 @@ class TestQuit:
         assert app.return_code == 0
         assert app.feed._thread.is_alive()
         released.set()
-        app.feed.join(10)
+        app.feed.join(60)
         assert source.closed
 
     @pytest.mark.parametrize("key", ["question_mark", "a"])

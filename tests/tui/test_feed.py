@@ -13,7 +13,7 @@ from tests.support.frames import bye, hello, step
 
 def after_waiting(events):
     """The next event that is not `Waiting`."""
-    while isinstance(event := events.get(timeout=5), Waiting):
+    while isinstance(event := events.get(timeout=60), Waiting):
         pass
     return event
 
@@ -22,85 +22,85 @@ class TestLive:
     def test_waits_then_attaches_reads_and_ends(self, feed_of):
         jobs = FakeJobs()
         _, events = feed_of(jobs.feed())
-        assert events.get(timeout=5) == Waiting("/run/ddpwatch")
+        assert events.get(timeout=60) == Waiting("/run/ddpwatch")
         source = jobs.start("run-1")
         assert after_waiting(events) == Attached("run-1")
         source.put([hello(0), step(0)])
-        assert len(events.get(timeout=5).frames) == 2
+        assert len(events.get(timeout=60).frames) == 2
         source.put([bye()])
-        assert isinstance(events.get(timeout=5), Frames)
-        assert events.get(timeout=5) == Over()
+        assert isinstance(events.get(timeout=60), Frames)
+        assert events.get(timeout=60) == Over()
         assert source.closed
 
     def test_attaches_to_the_next_run_only_after_the_present_one(self, feed_of):
         jobs = FakeJobs("old", "run-1")
         _, events = feed_of(jobs.feed())
-        assert events.get(timeout=5) == Attached("run-1", several=True)
+        assert events.get(timeout=60) == Attached("run-1", several=True)
         jobs.start("run-2")
         jobs.sources["run-1"].put([bye()])
         jobs.end("run-1")
-        assert [type(events.get(timeout=5)) for _ in range(2)] == [Frames, Over]
-        assert events.get(timeout=5) == Attached("run-2")
+        assert [type(events.get(timeout=60)) for _ in range(2)] == [Frames, Over]
+        assert events.get(timeout=60) == Attached("run-2")
 
     def test_goes_on_when_a_collector_vanished_without_a_word(self, feed_of):
         jobs = FakeJobs("run-1")
         _, events = feed_of(jobs.feed())
-        assert events.get(timeout=5) == Attached("run-1")
+        assert events.get(timeout=60) == Attached("run-1")
         jobs.end("run-1")
         jobs.start("run-2")
-        assert events.get(timeout=5) == Attached("run-2")
+        assert events.get(timeout=60) == Attached("run-2")
 
     def test_a_run_asked_for_by_name_is_the_only_one(self, output_buffer, feed_of):
         jobs = FakeJobs("run-1")
         feed, events = feed_of(jobs.feed(run=jobs.runs[0], output=output_buffer))
-        assert events.get(timeout=5) == Attached("run-1")
+        assert events.get(timeout=60) == Attached("run-1")
         jobs.start("run-2")
         jobs.sources["run-1"].put([bye()])
-        assert [type(events.get(timeout=5)) for _ in range(2)] == [Frames, Over]
+        assert [type(events.get(timeout=60)) for _ in range(2)] == [Frames, Over]
         for line in ("one", "two"):  # posted once a round: between them it would have attached
             output_buffer.add(f"{line}\n".encode())
-            assert events.get(timeout=5) == Output([line])
+            assert events.get(timeout=60) == Output([line])
         feed.choose(jobs.runs[0])
-        assert events.get(timeout=5) == Attached("run-2")
+        assert events.get(timeout=60) == Attached("run-2")
 
     def test_an_endpoint(self, feed_of):
         jobs = FakeJobs("ipc:///x")
         _, events = feed_of(jobs.feed(endpoint="ipc:///x"))
-        assert events.get(timeout=5) == Attached("ipc:///x")
+        assert events.get(timeout=60) == Attached("ipc:///x")
 
     def test_what_is_wrong_with_the_connection(self, feed_of):
         jobs = FakeJobs("ssh://node")
         source = jobs.sources["ssh://node"]
         _, events = feed_of(jobs.feed(endpoint="ssh://node"))
-        assert events.get(timeout=5) == Attached("ssh://node")
+        assert events.get(timeout=60) == Attached("ssh://node")
         source.trouble = "broken; trying again"
-        assert events.get(timeout=5) == Trouble("broken; trying again")
+        assert events.get(timeout=60) == Trouble("broken; trying again")
         source.trouble = ""
-        assert events.get(timeout=5) == Trouble("")
+        assert events.get(timeout=60) == Trouble("")
         source.put([step(0)])
-        assert isinstance(events.get(timeout=5), Frames)
+        assert isinstance(events.get(timeout=60), Frames)
         source.trouble, source.over = "gone", True
-        assert events.get(timeout=5) == Trouble("gone")
+        assert events.get(timeout=60) == Trouble("gone")
 
     def test_what_breaks_is_posted(self, feed_of):
         def broken(endpoint):
             raise UsageError("no")
 
         _, events = feed_of(FakeJobs("run-1").feed(open_source=broken))
-        assert isinstance(events.get(timeout=5), Failed)
+        assert isinstance(events.get(timeout=60), Failed)
 
     def test_no_more_than_a_few_batches_wait(self, feed_of):
         jobs = FakeJobs("run-1")
         feed, events = feed_of(jobs.feed())
         for _ in range(MAX_BATCHES_WAITING + 2):
             jobs.sources["run-1"].put([step(0)])
-        assert events.get(timeout=5) == Attached("run-1")
-        taken = [events.get(timeout=5) for _ in range(MAX_BATCHES_WAITING)]
+        assert events.get(timeout=60) == Attached("run-1")
+        taken = [events.get(timeout=60) for _ in range(MAX_BATCHES_WAITING)]
         assert len(taken) == MAX_BATCHES_WAITING
         with pytest.raises(queue.Empty):
             events.get(timeout=0.3)
         feed.taken()
-        assert isinstance(events.get(timeout=5), Frames)
+        assert isinstance(events.get(timeout=60), Frames)
 
     def test_the_real_defaults_are_lazy(self):
         assert isinstance(open_feed(AttachSpec(), print), LiveFeed)

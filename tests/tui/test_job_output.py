@@ -69,7 +69,7 @@ def test_run_shows_the_dashboard_what_the_job_prints(run_directory, monkeypatch,
     seen = []
 
     def dashboard(spec):
-        tail, deadline = OutputTail(spec.output), time.monotonic() + 20
+        tail, deadline = OutputTail(spec.output), time.monotonic() + 60
         while not seen and time.monotonic() < deadline:
             seen.extend(tail.lines())
             time.sleep(0.01)

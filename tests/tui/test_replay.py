@@ -120,21 +120,21 @@ class TestReplay:
     def test_plays_to_the_end(self, feed_of):
         clock = Clock()
         feed, events = feed_of(ReplaySpec("x.mcap", FrameList(enveloped(run(5))), 1.0, clock))
-        assert events.get(timeout=5) == Attached("x.mcap")
-        frames = events.get(timeout=5).frames
+        assert events.get(timeout=60) == Attached("x.mcap")
+        frames = events.get(timeout=60).frames
         feed.play_to_end()
-        while isinstance(event := events.get(timeout=5), Frames):
+        while isinstance(event := events.get(timeout=60), Frames):
             frames += event.frames
             feed.taken()
         assert event == Arrived()
-        assert events.get(timeout=5) == Over()
+        assert events.get(timeout=60) == Over()
         assert [envelope.seq for _, envelope in frames] == list(range(1, len(enveloped(run(5))) + 1))
 
     def test_holds_while_paused(self, feed_of):
         clock = Clock()
         feed, events = feed_of(ReplaySpec("x", FrameList(enveloped(run(5))), 1.0, clock))
-        events.get(timeout=5)
-        events.get(timeout=5)
+        events.get(timeout=60)
+        events.get(timeout=60)
         feed.pause(True)
         acted = clock.advance(60)
         while not acted():
@@ -156,8 +156,8 @@ class TestReplay:
                 raise UsageError("cut")
 
         _, events = feed_of(ReplaySpec("x", Broken(enveloped([step(0)]))))
-        events.get(timeout=5)
-        assert isinstance(events.get(timeout=5), Failed)
+        events.get(timeout=60)
+        assert isinstance(events.get(timeout=60), Failed)
 
 
 def shown(state):
@@ -230,7 +230,7 @@ class Player:
 
     def arrive(self, kind=Arrived):
         """Takes events up to one of that kind, and gives that one."""
-        while not isinstance(event := self.events.get(timeout=10), kind):
+        while not isinstance(event := self.events.get(timeout=60), kind):
             if isinstance(event, Frames):
                 for message, envelope in event.frames:
                     self.state.apply(message, envelope.received_ns)
@@ -412,7 +412,7 @@ class TestWholeRun:
         while not read:
             pass
         whole.stop()
-        whole._thread.join(10)
+        whole._thread.join(60)
         assert not whole._thread.is_alive()
         assert not whole.ready
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpwatch import transport
-from ddpwatch.live_source import LiveSource
+from ddpwatch.live_source import ANSWER_S, LiveSource
 from ddpwatch.messages import Beat, encode
 from ddpwatch.transport import LIVE, Envelope
 from tests.support.publisher import Publisher
@@ -20,6 +20,31 @@ def publisher(tmp_path: Path) -> Iterator[Publisher]:
     made = Publisher(f"ipc://{tmp_path}/pub")
     yield made
     made.close()
+
+
+class Clock:
+    """The clock of a source, for a test to set."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def asks_after(self, source: LiveSource, seconds: float) -> bool:
+        """Whether the source asks for another snapshot once so much time has passed: each has a token of its own."""
+        self.now += seconds
+        token = source._token
+        source.read(0.0)
+        return source._token != token
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Ask for it before the source."""
+    made = Clock()
+    monkeypatch.setattr("ddpwatch.live_source.time", made)
+    return made
 
 
 @pytest.fixture
@@ -38,6 +63,12 @@ def read(source: LiveSource, count: int) -> list[int]:
     return found
 
 
+def finish_snapshot(source: LiveSource) -> None:
+    """Reads up to the end of the snapshot, which comes after the last of its frames."""
+    while not source._synced:
+        source.read(0.1)
+
+
 def test_a_late_viewer_has_missed_nothing(publisher: Publisher, source: LiveSource) -> None:
     publisher.answer([3, 7, 8], 8)
     publisher.live(8, 9)
@@ -49,7 +80,7 @@ def test_frames_of_a_gap_that_no_snapshot_has_are_missed(publisher: Publisher, s
     """The snapshot has three of 11 to 20; frames after the gap do not make up for the others."""
     publisher.answer([10], 10)
     assert read(source, 1) == [10]
-    source.read(1.0)
+    finish_snapshot(source)
     publisher.live(21, 22)
     publisher.answer([12, 15, 18, 21, 22], 22, source)
     publisher.live(23)
@@ -114,32 +145,34 @@ def test_a_viewer_without_an_answer_holds_a_bounded_number_of_frames(source: Liv
     assert sum(len(envelope.frame) for envelope in source._held_back) <= 64 << 20
 
 
-def test_a_snapshot_without_an_end_is_asked_for_again(
-    publisher: Publisher, source: LiveSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_without_an_end_is_asked_for_again(clock: Clock, publisher: Publisher, source: LiveSource) -> None:
     """What the first answer had is neither delivered nor counted twice."""
-    monkeypatch.setattr("ddpwatch.live_source.ANSWER_S", 0.2, raising=False)
     publisher.answer([3, 7], None)
     assert read(source, 2) == [3, 7]
-    source.read(1.0)
+    assert not clock.asks_after(source, ANSWER_S / 2)
+    assert clock.asks_after(source, ANSWER_S / 2)
     publisher.answer([3, 7, 8], 8)
     publisher.live(9)
     assert read(source, 2) == [8, 9]
     assert source.missed == 0
 
 
-def test_resyncs_are_limited_in_rate(publisher: Publisher, source: LiveSource) -> None:
+def test_resyncs_are_limited_in_rate(clock: Clock, publisher: Publisher, source: LiveSource) -> None:
     """A viewer that is too slow for the stream loses frames again and again, and every snapshot is more of them."""
-    asked = 0
-    number = 1
-    deadline = time.monotonic() + 3.0
-    while time.monotonic() < deadline:
-        if publisher.answer_if_asked(number):
-            asked += 1
-            publisher.live(number + 2)
-            number += 2
-        source.read(0.01)
-    assert 2 <= asked <= 5
+    publisher.answer([1], 1)
+    finish_snapshot(source)
+    pauses = []
+    for number in (3, 5, 7, 9):
+        token, before = source._token, clock.now
+        publisher.live(number)
+        while source._synced:
+            source.read(0.1)
+        while source._token == token and not clock.asks_after(source, 0.01):
+            pass
+        pauses.append(clock.now - before)
+        publisher.answer([number], number)
+        finish_snapshot(source)
+    assert pauses == pytest.approx([0.0, 0.5, 1.0, 2.0], abs=0.02)
 
 
 def test_a_collector_that_was_started_again(publisher: Publisher, source: LiveSource) -> None:

@@ -209,7 +209,7 @@ def test_a_push(board: Board, stub: Stub) -> None:
 
     with pushing(board, f"http://127.0.0.1:{stub.server_port}", every_ms=3_600_000) as url:
         assert url.endswith("/v1/metrics")
-    path, body = stub.posted.get(timeout=10)  # at the end
+    path, body = stub.posted.get(timeout=60)  # at the end
     assert path == "/v1/metrics"
     request = ExportMetricsServiceRequest.FromString(body)
     (resource,) = request.resource_metrics

@@ -172,12 +172,13 @@ def test_the_run_has_ended_when_ssh_is_back(
 def test_without_a_way_back_it_gives_up(
     ssh: FakeSsh, publisher: Publisher, source: LiveSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "GIVE_UP_S", 0.2)
     ssh.fails(255, "ssh: connect to host node port 22: No route to host\n")
     process_of(source).kill()
+    read_until(source, lambda _: len(ssh.calls()) > 2)
+    assert not source.over
+    monkeypatch.setattr(link, "GIVE_UP_S", 0.0)
     read_until(source, lambda _: source.over)
     assert source.trouble.startswith("me@node: ssh ended with exit code 255: ssh: connect to host node port 22: No")
-    assert len(ssh.calls()) > 2
 
 
 def test_a_connection_without_a_byte_is_dead(

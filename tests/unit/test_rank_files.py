@@ -27,8 +27,11 @@ from tests.support.runs import hello_of, step_of
 
 
 @pytest.fixture(autouse=True)
-def _flush_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files write at once, by one clock: two of them may differ by more than steps here do."""
     monkeypatch.setattr("ddpwatch.recording.rank_file.FLUSH_S", 0.0)
+    clock = ReceiveClock()
+    monkeypatch.setattr(rank_file, "ReceiveClock", lambda: clock)
 
 
 def hello(rank: int = 0, run_id: str = "train-1", world: int = 2) -> Hello:
@@ -308,8 +311,6 @@ def read(source: FollowSource) -> list[Message]:
 
 def test_all_files_are_followed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order of time, to the end of the last one, and including one that starts later."""
-    clock = ReceiveClock()  # one for all: two of them may differ by more than steps here do
-    monkeypatch.setattr(rank_file, "ReceiveClock", lambda: clock)
     monkeypatch.setattr(follow, "SEARCH_S", 0.0)
     recorded(tmp_path, 0, "an older run")
     files = [started(tmp_path, 0)]
@@ -335,6 +336,7 @@ def test_all_files_are_followed_together(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_rank_that_is_behind_is_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "HOLD_S", 600.0)
     files = [started(tmp_path, rank) for rank in (0, 1)]
     source = FollowSource(tmp_path, sleep=lambda _: None)
     read(source)

@@ -15,7 +15,7 @@ import pytest
 from ddpwatch import rundir
 from ddpwatch.clock import boot_id, pid_namespace, start_ticks
 from ddpwatch.errors import DdpwatchError
-from tests.support.jobs import ddpwatch
+from tests.support.jobs import DDPWATCH, finished
 
 NOBODY = 2**22 + 1  # above the largest pid
 DAY_S = 86_400
@@ -61,11 +61,11 @@ def test_what_another_host_left_is_shown_and_removed_by_age_only(run_directory: 
     path = left_by_a_collector(run_directory, "train-1", pid=NOBODY, boot_id="another", host="node7")
     assert live() == []
     assert names(run_directory, "train-1") == EVERYTHING
-    listed = ddpwatch("ls")
+    listed = finished(*DDPWATCH, "ls")
     assert [line.split()[:2] for line in listed.stdout.splitlines()] == [["run", "ranks"], ["train-1", "2"]]
     assert "on node7" in listed.stdout
-    assert json.loads(ddpwatch("ls", "--json").stdout) == []
-    refused = ddpwatch("attach", "train-1", "--plain")
+    assert json.loads(finished(*DDPWATCH, "ls", "--json").stdout) == []
+    refused = finished(*DDPWATCH, "attach", "train-1", "--plain")
     assert (refused.returncode, "on node7" in refused.stderr) == (2, True)
     os.utime(path, times=(time.time() - 31 * DAY_S,) * 2)
     assert live() == []
@@ -174,7 +174,7 @@ def test_a_runtime_directory_that_is_there_is_used(
 
 
 def test_a_command_says_where_it_looks_instead(nowhere: str) -> None:
-    done = ddpwatch("ls")
+    done = finished(*DDPWATCH, "ls")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("XDG_RUNTIME_DIR") == 1
     assert nowhere in done.stderr

@@ -34,8 +34,8 @@ from ddpwatch.probe import session  # noqa: F401 - likewise: what the first watc
 
 LANES = 6
 RANKS = 2
-PAUSE_S = 0.02  # in a step, so that the lanes leave each other room
-EARLY, LATE = 50, 100
+PAUSE_S = 0.04  # in a step, so that the lanes leave each other room
+EARLY, LATE = 25, 50
 LATE_THREADS = 5  # through which a step goes to the disk: sender, collector, recorder, and ZeroMQ's two
 PATIENCE = timedelta(seconds=120)
 

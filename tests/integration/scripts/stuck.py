@@ -2,8 +2,8 @@
 
     stuck.py FOLDER [RECORDING]
 
-They start once there is a file ``watched`` in the folder. At step `HANGS`, rank 1 stays in its forward until there is
-one named ``go``. Then they train until there is one named ``mismatch``: at that, rank 1 calls another collective than
+They start once there is a file ``watched`` in the folder. At step `HANGS`, rank 1 stays in its forward until somebody
+opens the pipe ``go``. Then they train until there is a file ``mismatch``: at that, rank 1 calls another collective than
 the others, and nobody comes back from it. If that file is there from the start, they train as many steps as there were
 before the hang, and end.
 
@@ -33,22 +33,23 @@ FOLDER = Path(sys.argv[1])
 
 def held_up() -> None:
     """Where rank 1 stays."""
-    while not (FOLDER / "go").exists():
-        time.sleep(0.01)
+    open(FOLDER / "go").close()
 
 
 class Layer(nn.Linear):
     """A layer that takes its time, and in one step of one rank for ever."""
 
     step = 0
+    hangs = True
     stacks: int | None = None  # taken in `train` so far; None if nobody takes any
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(0.002)
         while Layer.step == STACKS_AT and Layer.stacks is not None and Layer.stacks < ENOUGH_STACKS:
             time.sleep(0.001)
-        if Layer.step == HANGS and dist.get_rank() == 1:
+        if Layer.step == HANGS and Layer.hangs and dist.get_rank() == 1:
             held_up()
+            Layer.hangs = False
         return super().forward(x)
 
 

@@ -15,7 +15,7 @@ from ddpwatch.tui.models import whatif as model
 from ddpwatch.tui.models.whatif import LEAST_STEPS, MOST_RANK_STEPS, MOST_RANKS, Predictor, WhatIfModel, evidence_of
 from ddpwatch.tui.paint.whatif import paint_whatif
 from ddpwatch.tui.text import number
-from tests.support.dashboards import FakeJobs, ended_recording, live_app, screen_text, until
+from tests.support.dashboards import app_on, ended_recording, screen_text, until, watching
 from tests.support.frames import run, state_of, status
 from tests.support.whatif import MadeUpJob
 
@@ -25,19 +25,6 @@ JOB = MadeUpJob(backend="gloo", steps=60)
 @pytest.fixture(scope="module")
 def messages():
     return list(JOB.messages())
-
-
-def app_on():
-    jobs = FakeJobs("run-1")
-    app = live_app(jobs)
-    app.jobs = jobs
-    return app
-
-
-async def watching(pilot, messages):
-    before = pilot.app.session.state.frames
-    pilot.app.jobs.sources["run-1"].put(messages)
-    await until(pilot, lambda: pilot.app.session.state.frames >= before + len(messages))
 
 
 async def predicted(pilot):
@@ -119,7 +106,7 @@ class TestView:
         class Slow(answers.WhatIf):
             def ask(self, changes):
                 predicting.set()
-                assert released.wait(10)
+                assert released.wait(60)
                 return super().ask(changes)
 
         monkeypatch.setattr(model, "WhatIf", Slow)
@@ -127,7 +114,7 @@ class TestView:
         async with app.run_test(size=(80, 24)) as pilot:
             await watching(pilot, messages)
             await pilot.press("8")
-            assert predicting.wait(10)
+            assert predicting.wait(60)
             app.tick()
             assert "predicting …" in screen_text(app)
             await pilot.press("2")
@@ -136,7 +123,7 @@ class TestView:
             await pilot.press("8")
             assert "would gain" in await predicted(pilot)
             thread = app.views.whatif.predictor._thread
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
     async def test_the_answer_about_another_run_is_not_shown(self, messages):

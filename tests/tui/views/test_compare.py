@@ -16,26 +16,13 @@ from ddpwatch.tui.feed import AttachSpec
 from ddpwatch.tui.models import compare as compare_model
 from ddpwatch.tui.models.compare import RANK_STEPS_PER_CALL, CompareModel, LiveSeries, setups
 from ddpwatch.tui.paint.compare import paint_compare
-from tests.support.dashboards import FakeJobs, ended_recording, live_app, screen_text, until
+from tests.support.dashboards import app_on, ended_recording, screen_text, until, watching
 from tests.support.frames import hello, run, shadow, state_of, step
 
 
 @pytest.fixture
 def baseline(tmp_path):
     return ended_recording(tmp_path / "good.mcap", run(60))
-
-
-def app_on(**changes):
-    jobs = FakeJobs("run-1")
-    app = live_app(jobs, **changes)
-    app.jobs = jobs
-    return app
-
-
-async def watching(pilot, messages):
-    messages = list(messages)
-    pilot.app.jobs.sources["run-1"].put(messages)
-    await until(pilot, lambda: pilot.app.session.state.frames >= len(messages))
 
 
 async def compared(pilot):
@@ -86,14 +73,14 @@ class TestView:
             def select(self, selection):
                 reading.set()
                 for number, frame in enumerate(super().select(selection)):
-                    assert number < 50 or released.wait(10)
+                    assert number < 50 or released.wait(60)
                     yield frame
 
         monkeypatch.setattr(compare_model, "Recording", Slow)
         app = app_on(baseline=baseline)
         async with app.run_test(size=(120, 40)) as pilot:
             await watching(pilot, run(40))
-            assert reading.wait(10)
+            assert reading.wait(60)
             await pilot.press("6")
             await until(pilot, lambda: "reading good: " in screen_text(app))
             await pilot.press("2")
