@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise, takewhile
 from operator import mul, sub
 from statistics import fmean, median
+from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.change import CHANGE_EVERY, CHANGE_STEPS, change
 from ddpwatch.analysis.diagnosis.noise import (
@@ -43,6 +44,15 @@ BIAS_STEPS = 32  # newest steps: what clocks of several hosts seem to be off by
 _ALL = (1 << KEEP_STEPS) - 1
 _NO_END = 1 << 62
 _UNKNOWN = (None,) * MOST_COMPARED
+
+
+class _Row(NamedTuple):
+    """A watched step: by how much each rank (by position) is late beyond the clocks' error, and as clocks show it."""
+
+    step: int
+    late: array[int]
+    measured: array[int]
+    error_ns: int
 
 
 class _Exceeded:
@@ -91,8 +101,7 @@ class GroupLateness:
         self._scale_ns: float | None = None  # once it was needed
         self._step_ns: float | None = None  # once it was needed
         self._limits: list[tuple[float, _Exceeded]] = []  # of the thresholds, ascending; once they were needed
-        self._rows: deque[tuple[int, array[int]]] = deque(maxlen=KEEP_STEPS)
-        self._measured: deque[tuple[array[int], int]] = deque(maxlen=KEEP_STEPS)  # as clocks show it, and their error
+        self._rows: deque[_Row] = deque(maxlen=KEEP_STEPS)
         self._bias: Sequence[float] = ()  # by position, what clocks seem to add; empty without an error
         self._exceeded = {threshold: _Exceeded() for threshold in THRESHOLDS}
         self._noisy = self._exceeded  # the same of what is known of noise: without the bias, but with the error
@@ -116,8 +125,7 @@ class GroupLateness:
         if error_ns:  # what clocks of several hosts leave open is nobody's lateness
             late = array("q", [max(0, value - error_ns) + min(0, value + error_ns) for value in measured])
         self._durations.append(step_ns)
-        self._rows.append((step, late))
-        self._measured.append((measured, error_ns))
+        self._rows.append(_Row(step, late, measured, error_ns))
         if error_ns and not self._bias:
             self._noisy = {threshold: _Exceeded() for threshold in THRESHOLDS}
             self._bias = [0.0] * len(self.ranks)
@@ -147,11 +155,11 @@ class GroupLateness:
         self._sized, self._scale_ns, self._step_ns = self._seen, None, None
         self._limits = []
         if self._bias:
-            self._bias = self._estimate_bias(self._measured[-1][1])
+            self._bias = self._estimate_bias(self._rows[-1].error_ns)
 
     def _estimate_bias(self, error_ns: int) -> list[float]:
         """By how much each rank always differs from the others, as far as the clocks' error explains it."""
-        rows = [row for row, _ in islice(reversed(self._measured), BIAS_STEPS)]
+        rows = [row.measured for row in islice(reversed(self._rows), BIAS_STEPS)]
         usual = list(map(median, zip(*rows, strict=True)))
         middle = median(usual)
         return [max(-error_ns, min(error_ns, value - middle)) for value in usual]
@@ -188,12 +196,12 @@ class GroupLateness:
 
     def _scale(self, ago: int) -> float:
         """The standard deviation of noise, from the rows that were the newest so many steps ago."""
-        rows = islice(reversed(self._measured), ago, ago + max(1, POOLED // len(self.ranks)))
+        rows = islice(reversed(self._rows), ago, ago + max(1, POOLED // len(self.ranks)))
         if len(self.ranks) == 2:
-            return scale([row[0] for row, _ in rows])
+            return scale([row.measured[0] for row in rows])
         if self._bias:
-            return scale([int(value) for row, _ in rows for value in map(sub, row, self._bias)])
-        return scale([value for row, _ in rows for value in row])
+            return scale([int(value) for row in rows for value in map(sub, row.measured, self._bias)])
+        return scale([value for row in rows for value in row.measured])
 
     def _estimate_memory(self) -> None:
         """How many successive steps noise makes alike: 1 if each step is independent of the one before."""
@@ -211,14 +219,15 @@ class GroupLateness:
 
     def _calm_rows(self, ago: int) -> list[array[int] | None]:
         """The rows before those newest then, newest first; None for a step of a streak, which shows more than noise."""
-        newest = zip(reversed(self._rows), reversed(self._measured), strict=True)
-        rows = [(step, row) for (step, _), (row, _) in islice(newest, ago + MEMORY_AFTER, ago + MEMORY_STEPS)]
-        first = min((step for step, _ in rows), default=0)
+        rows = list(islice(reversed(self._rows), ago + MEMORY_AFTER, ago + MEMORY_STEPS))
+        first = rows[-1].step if rows else 0
         struck = [(since, until) for since, until in self._struck if until >= first]
         struck += [(streak.since, _NO_END) for streak in self.streaks.values()]
         if not struck:
-            return [row for _, row in rows]
-        return [None if any(since <= step <= until for since, until in struck) else row for step, row in rows]
+            return [row.measured for row in rows]
+        return [
+            None if any(since <= row.step <= until for since, until in struck) else row.measured for row in rows
+        ]
 
     def _note_noise(self, measured: Sequence[int]) -> None:
         """Notes who exceeded which threshold by noise: clocks hide that of some ranks, and not that of others."""
@@ -241,7 +250,7 @@ class GroupLateness:
                         exceeded.note(index, self._seen)
         if not self.streaks:
             return found
-        number, low = self._rows[-1][0], self.low_ns
+        number, low = self._rows[-1].step, self.low_ns
         for rank, streak in list(self.streaks.items()):
             struck = streak.add(number, late[self._positions[rank]], low)
             if not streak.open:
@@ -272,7 +281,7 @@ class GroupLateness:
 
     def _shows_better(self, values: Sequence[tuple[int, int, bool]], since: int) -> bool:
         """Whether a rank's deviations grow because clocks are known better from that step on."""
-        errors = {step: error_ns for (step, _), (_, error_ns) in zip(self._rows, self._measured, strict=True)}
+        errors = {row.step: row.error_ns for row in self._rows}
         before, after = (
             [(value, errors[step]) for step, value, _ in values if (step >= since) == late] for late in (False, True)
         )
@@ -286,8 +295,7 @@ class GroupLateness:
         """
         late = {step for step, _, struck in streak.values if struck}
         index = self._positions[streak.rank]
-        rows = zip(self._rows, self._measured, strict=True)
-        found = [row[index] - error_ns for (step, _), (row, error_ns) in rows if step in late]
+        found = [row.measured[index] - row.error_ns for row in self._rows if row.step in late]
         return sum(found) / len(found) if found else 0.0
 
     def dismiss(self, streak: Streak) -> None:
@@ -303,7 +311,7 @@ class GroupLateness:
         """What was late in a streak that is over does not name the rank again."""
         self._over[index] = until
         self._struck.append((streak.since, streak.until))
-        since = sum(1 for _ in takewhile(lambda row: row[0] > until, reversed(self._rows)))
+        since = sum(1 for _ in takewhile(lambda row: row.step > until, reversed(self._rows)))
         for exceeded in self._exceeded.values():
             exceeded.keep(index, self._seen, since)
 
@@ -338,7 +346,7 @@ class GroupLateness:
     def _late_by(self, index: int, threshold: Threshold) -> int:
         """In which steps the rank exceeds half of a threshold, as it is now: bit 0 is the newest step."""
         limit = threshold.at(self.scale_ns, self.step_ns) / 2
-        return sum(1 << age for age, (_, row) in enumerate(reversed(self._rows)) if row[index] > limit)
+        return sum(1 << age for age, row in enumerate(reversed(self._rows)) if row.late[index] > limit)
 
     def _clean_rate(self, threshold: Threshold, index: int) -> float:
         """How often a rank like the others exceeds a threshold: as often as the median of them has."""
@@ -365,7 +373,8 @@ class GroupLateness:
         if index is None or counts[index] < RHYTHM_STRUCK:
             return None
         since = self._over.get(index, -1)
-        rows = [(step, row[index]) for step, row in islice(reversed(self._rows), RHYTHM_STEPS) if step > since]
+        newest = islice(reversed(self._rows), RHYTHM_STEPS)
+        rows = [(row.step, row.late[index]) for row in newest if row.step > since]
         found = rhythm(rows, 4 * self.scale_ns)
         if found is None or found[1] < max(LOW.ns, LOW.share * self.step_ns):
             return None
@@ -374,7 +383,7 @@ class GroupLateness:
     def _start(self, index: int, window: int, threshold: Threshold) -> Streak | None:
         """Opens a streak, with the late steps that led to it."""
         limit = threshold.at(self.scale_ns, self.step_ns)
-        values = [row[index] for _, row in islice(reversed(self._rows), window)]
+        values = [row.late[index] for row in islice(reversed(self._rows), window)]
         typical = median(value for value in values if value > limit)
         late = max(self.low_ns, typical / 2)
         return self._open(index, typical, sum(value > late for value in values) / window)
@@ -385,11 +394,11 @@ class GroupLateness:
         low = self.low_ns
         limit = max(low, typical / 2)
         rows = list(islice(self._rows, self._first(index, limit, share), None))
-        expected = sum(row[index] > limit for _, row in rows) / len(rows)
-        since, expected = rows[0][0], max(expected, share)
-        streak = Streak(self.ranks[index], self.step_ns, since, since, typical, expected, named=rows[-1][0])
-        for step, row in rows:
-            streak.add(step, row[index], low)
+        expected = sum(row.late[index] > limit for row in rows) / len(rows)
+        since, expected = rows[0].step, max(expected, share)
+        streak = Streak(self.ranks[index], self.step_ns, since, since, typical, expected, named=rows[-1].step)
+        for row in rows:
+            streak.add(row.step, row.late[index], low)
         if streak.count < FEWEST_IN_STREAK:
             return None
         streak.open = True
@@ -400,10 +409,10 @@ class GroupLateness:
         """The row where the streak starts: the score, counted backwards, is greatest there."""
         score = best = 0.0
         first = len(self._rows) - 1
-        for back, (step, row) in enumerate(reversed(self._rows)):
-            if step <= self._over.get(index, -1):
+        for back, row in enumerate(reversed(self._rows)):
+            if row.step <= self._over.get(index, -1):
                 break
-            late = row[index] > limit
+            late = row.late[index] > limit
             score += late - share / 2
             if late and score >= best:
                 best, first = score, len(self._rows) - 1 - back
