@@ -5,14 +5,17 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import islice, pairwise, takewhile
 from operator import mul, sub
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.change import CHANGE_EVERY, CHANGE_STEPS, change
 from ddpwatch.analysis.diagnosis.noise import (
     CLEAN_WEIGHT,
+    FALSE_ALARMS,
+    FIGURES,
     KEEP_STEPS,
     LASTING,
     LOW,
@@ -24,7 +27,15 @@ from ddpwatch.analysis.diagnosis.noise import (
     memory,
     scale,
 )
-from ddpwatch.analysis.diagnosis.streak import RHYTHM_STRUCK, Streak, end_score, rhythm
+from ddpwatch.analysis.diagnosis.onset import onset
+from ddpwatch.analysis.diagnosis.streak import (
+    RHYTHM_LIKELY,
+    RHYTHM_STRUCK,
+    RHYTHMS,
+    Rhythm,
+    Streak,
+    rhythm,
+)
 
 POOLED = 128  # newest deviations, over all ranks: what the scale of noise is estimated from
 SETTLE = 64  # newest steps: what the duration of a step is estimated from
@@ -39,7 +50,11 @@ MEMORY_EVERY = 16  # steps
 MOST_COMPARED = 16  # ranks whose noise shows how long it lasts
 ASSUMED_MEMORY = 6.0  # before it is known
 MANY_RANKS = 16  # among so many, one more or less does not change a median
-RHYTHM_EVERY, RHYTHM_STEPS = 16, 128  # watched steps: how often a rhythm is looked for, and in how many
+RHYTHM_STEPS = (128, 256, 512)  # newest watched steps in which a rhythm is looked for
+RHYTHM_LOOKS = 8  # in each stretch of so many
+RHYTHM_EVERY = RHYTHM_STEPS[0] // RHYTHM_LOOKS
+RHYTHM_CLIP = 3.0  # standard deviations: no step counts for more, so that the mean of a few is nearly normal
+MOST_RHYTHMIC = 4  # of many ranks, those that are late most often
 BIAS_STEPS = 32  # newest steps: what clocks of several hosts seem to be off by
 _ALL = (1 << KEEP_STEPS) - 1
 _NO_END = 1 << 62
@@ -225,9 +240,7 @@ class GroupLateness:
         struck += [(streak.since, _NO_END) for streak in self.streaks.values()]
         if not struck:
             return [row.measured for row in rows]
-        return [
-            None if any(since <= row.step <= until for since, until in struck) else row.measured for row in rows
-        ]
+        return [None if any(since <= row.step <= until for since, until in struck) else row.measured for row in rows]
 
     def _note_noise(self, measured: Sequence[int]) -> None:
         """Notes who exceeded which threshold by noise: clocks hide that of some ranks, and not that of others."""
@@ -267,9 +280,9 @@ class GroupLateness:
         if since is None or (self._bias and self._shows_better(values, since)):
             return
         late = [value for step, value, struck in values if step >= since and struck]
-        index, watched = self._positions[streak.rank], sum(step >= since for step, _, _ in values)
+        index = self._positions[streak.rank]
         before, self._over[index] = self._over.get(index, -1), since - 1
-        changed = self._open(index, median(late), len(late) / watched) if late else None
+        changed = self._open(index, median(late)) if late else None
         if changed is None:
             self._over[index] = before
             return
@@ -298,8 +311,12 @@ class GroupLateness:
         found = [row.measured[index] - row.error_ns for row in self._rows if row.step in late]
         return sum(found) / len(found) if found else 0.0
 
+    def set_aside(self, streak: Streak) -> None:
+        """Drops a streak that makes nobody late, as far as is known: later steps may show that it does."""
+        self._keep_late(self._positions[streak.rank], self.streaks.pop(streak.rank).until)
+
     def dismiss(self, streak: Streak) -> None:
-        """Forgets a streak that makes nobody late."""
+        """Forgets a streak that another figure shows better."""
         self._forget(self._positions[streak.rank], self.streaks.pop(streak.rank), streak.until)
 
     def release(self, rank: int, until: int) -> None:
@@ -311,6 +328,10 @@ class GroupLateness:
         """What was late in a streak that is over does not name the rank again."""
         self._over[index] = until
         self._struck.append((streak.since, streak.until))
+        self._keep_late(index, until)
+
+    def _keep_late(self, index: int, until: int) -> None:
+        """What was late up to a step names the rank no more."""
         since = sum(1 for _ in takewhile(lambda row: row.step > until, reversed(self._rows)))
         for exceeded in self._exceeded.values():
             exceeded.keep(index, self._seen, since)
@@ -366,59 +387,74 @@ class GroupLateness:
         return _middle((mask for other, mask in masks.items() if other != index), ranks - 1)
 
     def _find_rhythm(self) -> Streak | None:
-        """Whether the rank that is late most often is so in a rhythm, by more than noise of any size explains."""
+        """The rank that is late in a rhythm, by more than noise of any size explains."""
         counts = {index: mask.bit_count() for index, mask in self._exceeded[LOW].masks(self._seen).items()}
-        free = [index for index in counts if self.ranks[index] not in self.streaks]
-        index = max(free, key=counts.__getitem__, default=None)
-        if index is None or counts[index] < RHYTHM_STRUCK:
-            return None
+        free = [at for at, count in counts.items() if count >= RHYTHM_STRUCK and self.ranks[at] not in self.streaks]
+        if len(self.ranks) > MANY_RANKS:
+            free = sorted(free, key=counts.__getitem__)[-MOST_RHYTHMIC:]
+        best: tuple[int, Rhythm] | None = None
+        for index in free:
+            for steps in RHYTHM_STEPS:
+                if self._seen % (steps // RHYTHM_LOOKS) == 0:
+                    found = self._rhythm(index, steps, rhythm_sure(len(self.ranks)))
+                    if found is not None and (best is None or found.sure > best[1].sure):
+                        best = index, found
+        return None if best is None else self._open(best[0], best[1].late_ns, best[1])
+
+    def _rhythm(self, index: int, steps: int, sure: float) -> Rhythm | None:
+        """A rank's rhythm in so many newest steps."""
         since = self._over.get(index, -1)
-        newest = islice(reversed(self._rows), RHYTHM_STEPS)
-        rows = [(row.step, row.late[index]) for row in newest if row.step > since]
-        found = rhythm(rows, 4 * self.scale_ns)
-        if found is None or found[1] < max(LOW.ns, LOW.share * self.step_ns):
-            return None
-        return self._open(index, found[1], 1 / found[0])
+        rows = [(row.step, row.late[index]) for row in islice(reversed(self._rows), steps) if row.step > since]
+        found = rhythm(rows, max(RHYTHM_CLIP * self.scale_ns, self.low_ns), sure)
+        return found if found is not None and found.late_ns >= max(LOW.ns, LOW.share * self.step_ns) else None
 
     def _start(self, index: int, window: int, threshold: Threshold) -> Streak | None:
         """Opens a streak, with the late steps that led to it."""
         limit = threshold.at(self.scale_ns, self.step_ns)
         values = [row.late[index] for row in islice(reversed(self._rows), window)]
         typical = median(value for value in values if value > limit)
-        late = max(self.low_ns, typical / 2)
-        return self._open(index, typical, sum(value > late for value in values) / window)
+        found = self._rhythm(index, window, RHYTHM_LIKELY)
+        return self._open(index, typical if found is None else found.late_ns, found)
 
-    def _open(self, index: int, typical: float, share: float) -> Streak | None:
+    def _open(self, index: int, typical: float, rhythmic: Rhythm | None = None) -> Streak | None:
         """A new streak, from its first late step on; None if that is too few of them."""
         self._estimate_memory()
         low = self.low_ns
-        limit = max(low, typical / 2)
-        rows = list(islice(self._rows, self._first(index, limit, share), None))
-        expected = sum(row.late[index] > limit for row in rows) / len(rows)
-        since, expected = rows[0].step, max(expected, share)
-        streak = Streak(self.ranks[index], self.step_ns, since, since, typical, expected, named=rows[-1].step)
+        rows = [row for row in self._rows if row.step > self._over.get(index, -1)]
+        on = rows if rhythmic is None else [row for row in rows if rhythmic.strikes(row.step)]
+        on = on[-self._onset(index, typical, on, always=rhythmic is not None) :]
+        rank, step_ns = self.ranks[index], self.step_ns
+        streak = Streak(rank, step_ns, 0, 0, typical, rhythm=rhythmic, named=self._rows[-1].step)
+        limit = streak.limit(low)
+        late = [row.late[index] > limit for row in on]
+        if True not in late:
+            return None
+        first = late.index(True)
+        streak.since = streak.until = on[first].step
+        if rhythmic is None:
+            streak.expected = sum(late) / (len(late) - first)
         for row in rows:
-            streak.add(row.step, row.late[index], low)
+            if row.step >= streak.since:
+                streak.add(row.step, row.late[index], low)
         if streak.count < FEWEST_IN_STREAK:
             return None
         streak.open = True
         self.streaks[streak.rank] = streak
         return streak
 
-    def _first(self, index: int, limit: float, share: float) -> int:
-        """The row where the streak starts: the score, counted backwards, is greatest there."""
-        score = best = 0.0
-        first = len(self._rows) - 1
-        for back, row in enumerate(reversed(self._rows)):
-            if row.step <= self._over.get(index, -1):
-                break
-            late = row.late[index] > limit
-            score += late - share / 2
-            if late and score >= best:
-                best, first = score, len(self._rows) - 1 - back
-            elif best - score >= end_score(share):
-                break
-        return first
+    def _onset(self, index: int, late_ns: float, rows: Sequence[_Row], *, always: bool) -> int:
+        """For how many of these rows, up to the newest one, the rank is late."""
+        values = [row.late[index] for row in reversed(rows)]
+        peers = [at for at in range(min(len(self.ranks), MOST_COMPARED)) if at != index]
+        noise = [row.late[at] for row in rows for at in peers]
+        return onset(values, late_ns, self.scale_ns, noise, always=always)
+
+
+@lru_cache
+def rhythm_sure(ranks: int) -> float:
+    """By how many standard errors a rhythm has to show, in a group of so many ranks."""
+    looks = sum(RHYTHM_LOOKS / steps for steps in RHYTHM_STEPS)  # per step
+    return -NormalDist().inv_cdf(FALSE_ALARMS / 2 / (FIGURES * RHYTHMS * looks * ranks))
 
 
 def _kept(column: Sequence[int | None], limit: float) -> float:
