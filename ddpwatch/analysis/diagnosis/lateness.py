@@ -399,6 +399,8 @@ class GroupLateness:
                     found = self._rhythm(index, steps, rhythm_sure(len(self.ranks)))
                     if found is not None and (best is None or found.sure > best[1].sure):
                         best = index, found
+                if len(self._rows) <= steps:
+                    break
         return None if best is None else self._open(best[0], best[1].late_ns, best[1])
 
     def _rhythm(self, index: int, steps: int, sure: float) -> Rhythm | None:
