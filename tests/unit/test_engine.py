@@ -17,6 +17,7 @@ from ddpwatch.analysis.diagnosis.change import change
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS, alarm_counts, deviations, scale
+from ddpwatch.analysis.diagnosis.onset import onset
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.streak import rhythm
 from ddpwatch.analysis.diagnosis.tail import Tail
@@ -486,10 +487,23 @@ def test_shadow_steps_say_the_same():
 def test_a_rhythm():
     rng = random.Random(2)
     noise = [(step, rng.gauss(0, 1000)) for step in range(128)]
-    assert rhythm(noise, 4000) is None
-    period, late = rhythm([(step, value + 2500 * (step % 5 == 3)) for step, value in noise], 4000)
-    assert (period, late) == (5, pytest.approx(2500, rel=0.2))
-    assert rhythm([(step, 0.1) for step in range(128)], 4000) is None  # its variance is less than 0, by rounding
+    assert rhythm(noise, 3000, 6.0) is None
+    found = rhythm([(step, value + 2500 * (step % 5 == 3)) for step, value in noise], 3000, 6.0)
+    assert (found.period, found.residue, found.late_ns) == (5, 3, pytest.approx(2500, rel=0.2))
+    assert [step for step in range(10) if found.strikes(step)] == [3, 8]
+    assert rhythm([(step, 0.1) for step in range(128)], 3000, 6.0) is None  # its variance is less than 0, by rounding
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+@pytest.mark.parametrize("seed", range(3))
+def test_since_when_a_rank_is_late_in_noise(share, seed):
+    """Steps that are late by chance before that do not count, though they are as late as many of those since."""
+    rng = random.Random(seed)
+    size = 1500 if share == 1.0 else 4000
+    noise = [rng.gauss(0, 1000) for _ in range(400)]
+    values = [value + size * (at < 60 and rng.random() < share) for at, value in enumerate(noise)]
+    assert abs(onset(values, size, 1000, [-value for value in noise]) - 60) <= 12
+    assert onset([-1000] * 40, size, 1000, noise) == 1
 
 
 def played(kind, size, world, noise, seed=0):
@@ -501,6 +515,19 @@ def test_a_phase_shows_what_lateness_hides():
     (score,) = played("slow_input", 0.10, 2, "uniform").scores
     assert score.rank
     assert score.named_after[1] <= 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "world", "noise", "seed"),
+    [
+        ("periodic", 0.10, 2, "quiet", 3),  # seen to start 25 steps too early, as noise was as late
+        ("periodic", 0.05, 8, "uniform", 3),  # in every 16th step: 8 of 128
+    ],
+)
+def test_small_faults_in_noise(kind, size, world, noise, seed):
+    (score,) = played(kind, size, world, noise, seed).scores
+    assert score.rank
+    assert score.period is not False
 
 
 def test_a_longer_phase_that_makes_nobody_late_is_no_incident():

@@ -186,7 +186,7 @@ class Diagnosis:
                 if 2 * late.mean_in(streak) >= streak.typical_ns:
                     yield watch, LateRank(streak, late.ranks)
                 else:
-                    self._groups[watch].dismiss(streak)
+                    self._groups[watch].set_aside(streak)
 
     def _lateness(self, watch: _Watch, ranks: tuple[int, ...]) -> GroupLateness:
         found = self._groups.get(watch)

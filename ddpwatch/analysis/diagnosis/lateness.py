@@ -5,13 +5,17 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import islice, pairwise, takewhile
 from operator import mul, sub
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
+from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.change import CHANGE_EVERY, CHANGE_STEPS, change
 from ddpwatch.analysis.diagnosis.noise import (
     CLEAN_WEIGHT,
+    FALSE_ALARMS,
+    FIGURES,
     KEEP_STEPS,
     LASTING,
     LOW,
@@ -23,7 +27,15 @@ from ddpwatch.analysis.diagnosis.noise import (
     memory,
     scale,
 )
-from ddpwatch.analysis.diagnosis.streak import RHYTHM_STRUCK, Streak, end_score, rhythm
+from ddpwatch.analysis.diagnosis.onset import onset
+from ddpwatch.analysis.diagnosis.streak import (
+    RHYTHM_LIKELY,
+    RHYTHM_STRUCK,
+    RHYTHMS,
+    Rhythm,
+    Streak,
+    rhythm,
+)
 
 POOLED = 128  # newest deviations, over all ranks: what the scale of noise is estimated from
 SETTLE = 64  # newest steps: what the duration of a step is estimated from
@@ -38,11 +50,24 @@ MEMORY_EVERY = 16  # steps
 MOST_COMPARED = 16  # ranks whose noise shows how long it lasts
 ASSUMED_MEMORY = 6.0  # before it is known
 MANY_RANKS = 16  # among so many, one more or less does not change a median
-RHYTHM_EVERY, RHYTHM_STEPS = 16, 128  # watched steps: how often a rhythm is looked for, and in how many
+RHYTHM_STEPS = (128, 256, 512)  # newest watched steps in which a rhythm is looked for
+RHYTHM_LOOKS = 8  # in each stretch of so many
+RHYTHM_EVERY = RHYTHM_STEPS[0] // RHYTHM_LOOKS
+RHYTHM_CLIP = 3.0  # standard deviations: no step counts for more, so that the mean of a few is nearly normal
+MOST_RHYTHMIC = 4  # of many ranks, those that are late most often
 BIAS_STEPS = 32  # newest steps: what clocks of several hosts seem to be off by
 _ALL = (1 << KEEP_STEPS) - 1
 _NO_END = 1 << 62
 _UNKNOWN = (None,) * MOST_COMPARED
+
+
+class _Row(NamedTuple):
+    """A watched step: by how much each rank (by position) is late beyond the clocks' error, and as clocks show it."""
+
+    step: int
+    late: array[int]
+    measured: array[int]
+    error_ns: int
 
 
 class _Exceeded:
@@ -91,8 +116,7 @@ class GroupLateness:
         self._scale_ns: float | None = None  # once it was needed
         self._step_ns: float | None = None  # once it was needed
         self._limits: list[tuple[float, _Exceeded]] = []  # of the thresholds, ascending; once they were needed
-        self._rows: deque[tuple[int, array[int]]] = deque(maxlen=KEEP_STEPS)
-        self._measured: deque[tuple[array[int], int]] = deque(maxlen=KEEP_STEPS)  # as clocks show it, and their error
+        self._rows: deque[_Row] = deque(maxlen=KEEP_STEPS)
         self._bias: Sequence[float] = ()  # by position, what clocks seem to add; empty without an error
         self._exceeded = {threshold: _Exceeded() for threshold in THRESHOLDS}
         self._noisy = self._exceeded  # the same of what is known of noise: without the bias, but with the error
@@ -116,8 +140,7 @@ class GroupLateness:
         if error_ns:  # what clocks of several hosts leave open is nobody's lateness
             late = array("q", [max(0, value - error_ns) + min(0, value + error_ns) for value in measured])
         self._durations.append(step_ns)
-        self._rows.append((step, late))
-        self._measured.append((measured, error_ns))
+        self._rows.append(_Row(step, late, measured, error_ns))
         if error_ns and not self._bias:
             self._noisy = {threshold: _Exceeded() for threshold in THRESHOLDS}
             self._bias = [0.0] * len(self.ranks)
@@ -147,11 +170,11 @@ class GroupLateness:
         self._sized, self._scale_ns, self._step_ns = self._seen, None, None
         self._limits = []
         if self._bias:
-            self._bias = self._estimate_bias(self._measured[-1][1])
+            self._bias = self._estimate_bias(self._rows[-1].error_ns)
 
     def _estimate_bias(self, error_ns: int) -> list[float]:
         """By how much each rank always differs from the others, as far as the clocks' error explains it."""
-        rows = [row for row, _ in islice(reversed(self._measured), BIAS_STEPS)]
+        rows = [row.measured for row in islice(reversed(self._rows), BIAS_STEPS)]
         usual = list(map(median, zip(*rows, strict=True)))
         middle = median(usual)
         return [max(-error_ns, min(error_ns, value - middle)) for value in usual]
@@ -188,12 +211,12 @@ class GroupLateness:
 
     def _scale(self, ago: int) -> float:
         """The standard deviation of noise, from the rows that were the newest so many steps ago."""
-        rows = islice(reversed(self._measured), ago, ago + max(1, POOLED // len(self.ranks)))
+        rows = islice(reversed(self._rows), ago, ago + max(1, POOLED // len(self.ranks)))
         if len(self.ranks) == 2:
-            return scale([row[0] for row, _ in rows])
+            return scale([row.measured[0] for row in rows])
         if self._bias:
-            return scale([int(value) for row, _ in rows for value in map(sub, row, self._bias)])
-        return scale([value for row, _ in rows for value in row])
+            return scale([int(value) for row in rows for value in map(sub, row.measured, self._bias)])
+        return scale([value for row in rows for value in row.measured])
 
     def _estimate_memory(self) -> None:
         """How many successive steps noise makes alike: 1 if each step is independent of the one before."""
@@ -211,14 +234,13 @@ class GroupLateness:
 
     def _calm_rows(self, ago: int) -> list[array[int] | None]:
         """The rows before those newest then, newest first; None for a step of a streak, which shows more than noise."""
-        newest = zip(reversed(self._rows), reversed(self._measured), strict=True)
-        rows = [(step, row) for (step, _), (row, _) in islice(newest, ago + MEMORY_AFTER, ago + MEMORY_STEPS)]
-        first = min((step for step, _ in rows), default=0)
+        rows = list(islice(reversed(self._rows), ago + MEMORY_AFTER, ago + MEMORY_STEPS))
+        first = rows[-1].step if rows else 0
         struck = [(since, until) for since, until in self._struck if until >= first]
         struck += [(streak.since, _NO_END) for streak in self.streaks.values()]
         if not struck:
-            return [row for _, row in rows]
-        return [None if any(since <= step <= until for since, until in struck) else row for step, row in rows]
+            return [row.measured for row in rows]
+        return [None if any(since <= row.step <= until for since, until in struck) else row.measured for row in rows]
 
     def _note_noise(self, measured: Sequence[int]) -> None:
         """Notes who exceeded which threshold by noise: clocks hide that of some ranks, and not that of others."""
@@ -241,7 +263,7 @@ class GroupLateness:
                         exceeded.note(index, self._seen)
         if not self.streaks:
             return found
-        number, low = self._rows[-1][0], self.low_ns
+        number, low = self._rows[-1].step, self.low_ns
         for rank, streak in list(self.streaks.items()):
             struck = streak.add(number, late[self._positions[rank]], low)
             if not streak.open:
@@ -258,9 +280,9 @@ class GroupLateness:
         if since is None or (self._bias and self._shows_better(values, since)):
             return
         late = [value for step, value, struck in values if step >= since and struck]
-        index, watched = self._positions[streak.rank], sum(step >= since for step, _, _ in values)
+        index = self._positions[streak.rank]
         before, self._over[index] = self._over.get(index, -1), since - 1
-        changed = self._open(index, median(late), len(late) / watched) if late else None
+        changed = self._open(index, median(late)) if late else None
         if changed is None:
             self._over[index] = before
             return
@@ -272,7 +294,7 @@ class GroupLateness:
 
     def _shows_better(self, values: Sequence[tuple[int, int, bool]], since: int) -> bool:
         """Whether a rank's deviations grow because clocks are known better from that step on."""
-        errors = {step: error_ns for (step, _), (_, error_ns) in zip(self._rows, self._measured, strict=True)}
+        errors = {row.step: row.error_ns for row in self._rows}
         before, after = (
             [(value, errors[step]) for step, value, _ in values if (step >= since) == late] for late in (False, True)
         )
@@ -286,12 +308,15 @@ class GroupLateness:
         """
         late = {step for step, _, struck in streak.values if struck}
         index = self._positions[streak.rank]
-        rows = zip(self._rows, self._measured, strict=True)
-        found = [row[index] - error_ns for (step, _), (row, error_ns) in rows if step in late]
+        found = [row.measured[index] - row.error_ns for row in self._rows if row.step in late]
         return sum(found) / len(found) if found else 0.0
 
+    def set_aside(self, streak: Streak) -> None:
+        """Drops a streak that makes nobody late, as far as is known: later steps may show that it does."""
+        self._keep_late(self._positions[streak.rank], self.streaks.pop(streak.rank).until)
+
     def dismiss(self, streak: Streak) -> None:
-        """Forgets a streak that makes nobody late."""
+        """Forgets a streak that another figure shows better."""
         self._forget(self._positions[streak.rank], self.streaks.pop(streak.rank), streak.until)
 
     def release(self, rank: int, until: int) -> None:
@@ -303,7 +328,11 @@ class GroupLateness:
         """What was late in a streak that is over does not name the rank again."""
         self._over[index] = until
         self._struck.append((streak.since, streak.until))
-        since = sum(1 for _ in takewhile(lambda row: row[0] > until, reversed(self._rows)))
+        self._keep_late(index, until)
+
+    def _keep_late(self, index: int, until: int) -> None:
+        """What was late up to a step names the rank no more."""
+        since = sum(1 for _ in takewhile(lambda row: row.step > until, reversed(self._rows)))
         for exceeded in self._exceeded.values():
             exceeded.keep(index, self._seen, since)
 
@@ -338,7 +367,7 @@ class GroupLateness:
     def _late_by(self, index: int, threshold: Threshold) -> int:
         """In which steps the rank exceeds half of a threshold, as it is now: bit 0 is the newest step."""
         limit = threshold.at(self.scale_ns, self.step_ns) / 2
-        return sum(1 << age for age, (_, row) in enumerate(reversed(self._rows)) if row[index] > limit)
+        return sum(1 << age for age, row in enumerate(reversed(self._rows)) if row.late[index] > limit)
 
     def _clean_rate(self, threshold: Threshold, index: int) -> float:
         """How often a rank like the others exceeds a threshold: as often as the median of them has."""
@@ -358,58 +387,76 @@ class GroupLateness:
         return _middle((mask for other, mask in masks.items() if other != index), ranks - 1)
 
     def _find_rhythm(self) -> Streak | None:
-        """Whether the rank that is late most often is so in a rhythm, by more than noise of any size explains."""
+        """The rank that is late in a rhythm, by more than noise of any size explains."""
         counts = {index: mask.bit_count() for index, mask in self._exceeded[LOW].masks(self._seen).items()}
-        free = [index for index in counts if self.ranks[index] not in self.streaks]
-        index = max(free, key=counts.__getitem__, default=None)
-        if index is None or counts[index] < RHYTHM_STRUCK:
-            return None
+        free = [at for at, count in counts.items() if count >= RHYTHM_STRUCK and self.ranks[at] not in self.streaks]
+        if len(self.ranks) > MANY_RANKS:
+            free = sorted(free, key=counts.__getitem__)[-MOST_RHYTHMIC:]
+        best: tuple[int, Rhythm] | None = None
+        for index in free:
+            for steps in RHYTHM_STEPS:
+                if self._seen % (steps // RHYTHM_LOOKS) == 0:
+                    found = self._rhythm(index, steps, rhythm_sure(len(self.ranks)))
+                    if found is not None and (best is None or found.sure > best[1].sure):
+                        best = index, found
+                if len(self._rows) <= steps:
+                    break
+        return None if best is None else self._open(best[0], best[1].late_ns, best[1])
+
+    def _rhythm(self, index: int, steps: int, sure: float) -> Rhythm | None:
+        """A rank's rhythm in so many newest steps."""
         since = self._over.get(index, -1)
-        rows = [(step, row[index]) for step, row in islice(reversed(self._rows), RHYTHM_STEPS) if step > since]
-        found = rhythm(rows, 4 * self.scale_ns)
-        if found is None or found[1] < max(LOW.ns, LOW.share * self.step_ns):
-            return None
-        return self._open(index, found[1], 1 / found[0])
+        rows = [(row.step, row.late[index]) for row in islice(reversed(self._rows), steps) if row.step > since]
+        found = rhythm(rows, max(RHYTHM_CLIP * self.scale_ns, self.low_ns), sure)
+        return found if found is not None and found.late_ns >= max(LOW.ns, LOW.share * self.step_ns) else None
 
     def _start(self, index: int, window: int, threshold: Threshold) -> Streak | None:
         """Opens a streak, with the late steps that led to it."""
         limit = threshold.at(self.scale_ns, self.step_ns)
-        values = [row[index] for _, row in islice(reversed(self._rows), window)]
+        values = [row.late[index] for row in islice(reversed(self._rows), window)]
         typical = median(value for value in values if value > limit)
-        late = max(self.low_ns, typical / 2)
-        return self._open(index, typical, sum(value > late for value in values) / window)
+        found = self._rhythm(index, window, RHYTHM_LIKELY)
+        return self._open(index, typical if found is None else found.late_ns, found)
 
-    def _open(self, index: int, typical: float, share: float) -> Streak | None:
+    def _open(self, index: int, typical: float, rhythmic: Rhythm | None = None) -> Streak | None:
         """A new streak, from its first late step on; None if that is too few of them."""
         self._estimate_memory()
         low = self.low_ns
-        limit = max(low, typical / 2)
-        rows = list(islice(self._rows, self._first(index, limit, share), None))
-        expected = sum(row[index] > limit for _, row in rows) / len(rows)
-        since, expected = rows[0][0], max(expected, share)
-        streak = Streak(self.ranks[index], self.step_ns, since, since, typical, expected, named=rows[-1][0])
-        for step, row in rows:
-            streak.add(step, row[index], low)
+        rows = [row for row in self._rows if row.step > self._over.get(index, -1)]
+        on = rows if rhythmic is None else [row for row in rows if rhythmic.strikes(row.step)]
+        on = on[-self._onset(index, typical, on, always=rhythmic is not None) :]
+        rank, step_ns = self.ranks[index], self.step_ns
+        streak = Streak(rank, step_ns, 0, 0, typical, rhythm=rhythmic, named=self._rows[-1].step)
+        limit = streak.limit(low)
+        late = [row.late[index] > limit for row in on]
+        if True not in late:
+            return None
+        first = late.index(True)
+        streak.since = streak.until = on[first].step
+        if rhythmic is None:
+            streak.expected = sum(late) / (len(late) - first)
+        for row in rows:
+            if row.step >= streak.since:
+                streak.add(row.step, row.late[index], low)
         if streak.count < FEWEST_IN_STREAK:
             return None
         streak.open = True
         self.streaks[streak.rank] = streak
         return streak
 
-    def _first(self, index: int, limit: float, share: float) -> int:
-        """The row where the streak starts: the score, counted backwards, is greatest there."""
-        score = best = 0.0
-        first = len(self._rows) - 1
-        for back, (step, row) in enumerate(reversed(self._rows)):
-            if step <= self._over.get(index, -1):
-                break
-            late = row[index] > limit
-            score += late - share / 2
-            if late and score >= best:
-                best, first = score, len(self._rows) - 1 - back
-            elif best - score >= end_score(share):
-                break
-        return first
+    def _onset(self, index: int, late_ns: float, rows: Sequence[_Row], *, always: bool) -> int:
+        """For how many of these rows, up to the newest one, the rank is late."""
+        values = [row.late[index] for row in reversed(rows)]
+        peers = [at for at in range(min(len(self.ranks), MOST_COMPARED)) if at != index]
+        noise = [row.late[at] for row in rows for at in peers]
+        return onset(values, late_ns, self.scale_ns, noise, always=always)
+
+
+@lru_cache
+def rhythm_sure(ranks: int) -> float:
+    """By how many standard errors a rhythm has to show, in a group of so many ranks."""
+    looks = sum(RHYTHM_LOOKS / steps for steps in RHYTHM_STEPS)  # per step
+    return -NormalDist().inv_cdf(FALSE_ALARMS / 2 / (FIGURES * RHYTHMS * looks * ranks))
 
 
 def _kept(column: Sequence[int | None], limit: float) -> float:

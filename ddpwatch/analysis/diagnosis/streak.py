@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from operator import add, mul
 from statistics import median
+from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.trend import Trend
 
@@ -24,8 +25,27 @@ ENOUGH_STRUCK = 4  # for a period
 PERIOD_ON, PERIOD_OFF = 0.6, 0.35
 MOST_RHYTHM = 16
 FEWEST_IN_RHYTHM = 16  # watched steps
+RHYTHMS = sum(range(2, MOST_RHYTHM + 1))  # periods, each with every residue
 RHYTHM_STRUCK = 6  # steps of a period, and steps in between, at least
-RHYTHM_SURE = 6.5  # standard errors: a chance of 4e-11 for one of 135 rhythms
+RHYTHM_LIKELY = 5.0  # standard errors, of a rank that is known to be late: a chance of 3e-7 for each rhythm
+
+
+class Rhythm(NamedTuple):
+    """A rank is late in the steps that leave a residue.
+
+    Attributes:
+        late_ns: Its median deviation in these.
+        sure: By how many standard errors they differ from those in between.
+    """
+
+    period: int
+    residue: int
+    late_ns: float
+    sure: float
+
+    def strikes(self, step: int) -> bool:
+        """Whether a step is one of them."""
+        return step % self.period == self.residue
 
 
 @dataclass(slots=True)
@@ -40,7 +60,8 @@ class Streak:
         step_ns: A typical step when it was found.
         since, until: Its first and its last late step, by number.
         typical_ns: Median deviation of its newest late steps.
-        expected: The share of late steps when it was found.
+        expected: The share of late steps when it was found; of a rhythm, of its steps.
+        rhythm: What it was found by, if that is a rhythm: no other steps are late then.
         values: Its newest watched steps: number, deviation, and whether that was late.
         trend: Of those of them that are not after ``until``.
         count: How many late steps there were up to ``until``.
@@ -56,7 +77,8 @@ class Streak:
     since: int
     until: int
     typical_ns: float
-    expected: float
+    expected: float = 1.0
+    rhythm: Rhythm | None = None
     values: deque[tuple[int, int, bool]] = field(default_factory=lambda: deque(maxlen=KEEP_VALUES))
     trend: Trend = field(default_factory=Trend)
     count: int = 0
@@ -73,31 +95,37 @@ class Streak:
 
     def limit(self, low: float) -> float:
         """How late a step has to be, to belong to it."""
-        return max(low, self.typical_ns / 2)
+        return self.typical_ns / 2 if self.rhythm is not None else max(low, self.typical_ns / 2)
 
     def add(self, step: int, deviation: int, low: float) -> bool:
         """Takes the next watched step; returns whether it was late."""
         if len(self.values) == KEEP_VALUES and self.pending < KEEP_VALUES:
             self.trend.drop(*self.values[0][:2])
         self.pending += 1
-        late = deviation > self.limit(low)
+        strikes = self.rhythm is None or self.rhythm.strikes(step)
+        late = strikes and deviation > self.limit(low)
         self.values.append((step, deviation, late))
         self._late += late
-        self._score += late - self.expected / 2
+        self._score += (late - self.expected / 2) * strikes
         if late and self._score >= self._best:
             self._best, self.until = self._score, step
             for number, value, _ in islice(reversed(self.values), self.pending):
                 self.trend.add(number, value)
             self.watched, self.pending = self.watched + self.pending, 0
             self.count, self._late = self.count + self._late, 0
-            if self.watched >= SETTLED_STREAK:
+            if self.watched >= SETTLED_STREAK and self.rhythm is None:
                 self.expected = self.count / self.watched
             if self.count % 4 == 1:
-                newest = islice((value for _, value, struck in reversed(self.values) if struck), TYPICAL_STEPS)
-                self.typical_ns = median(newest)
-        elif self._best - self._score >= end_score(self.expected):
+                self.typical_ns = median(islice(self._typical_values(), TYPICAL_STEPS))
+        elif self._best - self._score >= (END_SCORE_RARE if self.rhythm else end_score(self.expected)):
             self.open = False
         return late
+
+    def _typical_values(self) -> Iterator[int]:
+        """The deviations of its late steps, newest first; of a rhythm, of all of its steps."""
+        if self.rhythm is None:
+            return (value for _, value, late in reversed(self.values) if late)
+        return (value for step, value, _ in reversed(self.values) if self.rhythm.strikes(step))
 
     def end_before(self, step: int) -> None:
         """Ends it there: what came since belongs to another streak."""
@@ -140,32 +168,39 @@ class Streak:
         late = sum(late for _, _, late in self.values)
         return min(1.0, sum(value <= -limit for _, value, _ in self.values) / late) if late and limit > 0 else 0.0
 
+    def _period(self, values: Sequence[tuple[int, int, bool]]) -> int | None:
+        """The period that most late steps keep to, or the one that shows in all of its steps."""
+        if (period := find_period(values, self.typical_ns)) is not None:
+            return period
+        found = self.rhythm or rhythm([value[:2] for value in values], 2 * self.typical_ns, RHYTHM_LIKELY)
+        return None if found is None else found.period
+
     def _described(self) -> tuple[int, bool, float, int | None]:
         """What follows from its values, computed again when there are a few more."""
         if self.watched >= self._shape[0] + max(1, self.watched // 16) or self._shape[0] > self.watched:
             values = [value for value in self.values if value[0] <= self.until]
             ordered = sorted(value for _, value, _ in values)
             low = ordered[int(CONSTANT_QUANTILE * len(ordered))] if ordered else 0
-            constant = low >= CONSTANT_SHARE * self.typical_ns
+            constant = self.rhythm is None and low >= CONSTANT_SHARE * self.typical_ns
             late = float(median(ordered)) if constant and ordered else self.typical_ns
-            period = None if constant else find_period(values, self.typical_ns)
-            self._shape = self.watched, constant, late, period
+            self._shape = self.watched, constant, late, None if constant else self._period(values)
         return self._shape
 
 
-def rhythm(rows: Sequence[tuple[int, int]], limit_ns: float) -> tuple[int, float] | None:
-    """The period whose steps are later than those in between, by `RHYTHM_SURE` standard errors, and by how much.
+def rhythm(rows: Sequence[tuple[int, int]], limit_ns: float, sure: float) -> Rhythm | None:
+    """The rhythm whose steps are later than those in between; None if none is by enough standard errors.
 
     Args:
         rows: Steps and deviations.
         limit_ns: Deviations count up to that.
+        sure: How many standard errors are enough.
     """
     steps, clipped = [step for step, _ in rows], [min(max(value, -limit_ns), limit_ns) for _, value in rows]
     count, total = len(steps), sum(clipped)
     if count < FEWEST_IN_RHYTHM:
         return None
     spread = max(0.0, sum(map(mul, clipped, clipped)) / count - (total / count) ** 2) ** 0.5
-    best, found = RHYTHM_SURE * spread, None
+    best, found = sure * spread, None
     # what a period's steps add up to at least, if they stand out: the sums of most periods rule them out
     least = best * (RHYTHM_STRUCK * (count - RHYTHM_STRUCK) / count) ** 0.5 * (1 - 1e-9) + min(0.0, total)
     for period, sums in _folded(steps, clipped):
@@ -179,8 +214,11 @@ def rhythm(rows: Sequence[tuple[int, int]], limit_ns: float) -> tuple[int, float
             on, off = part / struck, (total - part) / (count - struck)
             score = (on - off) * (struck * (count - struck) / count) ** 0.5
             if score > best and off <= PERIOD_OFF * on:
-                best, found = score, (period, on)
-    return found
+                best, found = score, (period, residue)
+    if found is None or not spread:
+        return None
+    period, residue = found
+    return Rhythm(period, residue, median(value for step, value in rows if step % period == residue), best / spread)
 
 
 def _folded(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[int, list[float]]]:
