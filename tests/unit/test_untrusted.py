@@ -131,7 +131,7 @@ def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("ordinary") / "run.mcap", run_of(steps=40))
 
 
-@pytest.mark.seconds(45)
+@pytest.mark.seconds(15)
 @given(
     frames=runs(), selection=st.sampled_from([Selection(), Selection(first=1, stop=3), Selection(ranks=frozenset({0}))])
 )
