@@ -26,8 +26,10 @@ class FollowedRun:
         """Takes a message. ``facts_now`` works a step out at once instead of when it is first drawn."""
         self.state.apply(message, received_ns)
         self.log.take(message, received_ns)
-        if facts_now and isinstance(message, Step) and (step := self.state.steps.get(message.step)) is not None:
-            step.facts_of(message.rank)
+        if facts_now and isinstance(message, Step):
+            step = self.state.steps.get(message.step)
+            if step is not None and message.rank in step.ranks:  # the rank's own step may still be held back
+                step.facts_of(message.rank)
         if self._by_recorded_time and self.builder.due(self.state):
             self.log_incidents()
 
