@@ -342,6 +342,21 @@ class TestWholeRun:
         assert (link.since_step, link.ranks) == (40, ())
         assert link.cost_ns == pytest.approx(40 * 2 * 18 * MS, rel=0.1)
 
+    def test_a_link_that_was_slower_once_explains_nothing_later(self):
+        """From step 120 on, the backward is shorter: as long as before, transfers are exposed."""
+        slow = {"comm_done": [60 * MS, 110 * MS], "duration_ns": 120 * MS}
+        slow["spans"] = [Span("forward", 2 * MS, 30 * MS), Span("sync", 80 * MS, 110 * MS)]
+        short = {"spans": [Span("forward", 2 * MS, 30 * MS), Span("sync", 31 * MS, 90 * MS)]}
+        long = {"spans": [Span("forward", 2 * MS, 30 * MS), Span("backward", 31 * MS, 95 * MS)]}
+        about = [slow if 40 <= n < 80 else short if n >= 120 else long for n in range(160)]
+        steps = [step(r, n, start_ns=START_NS + n * 120 * MS, **about[n]) for n in range(160) for r in range(2)]
+        found = state_of([hello(0), hello(1), *steps]).diagnosis.incidents()
+        (link,) = [incident for incident in found if incident.kind == "slow_link"]
+        assert not link.open
+        (exposed,) = [incident for incident in found if incident.kind == "exposed_comm"]
+        assert exposed.open
+        assert exposed.since_step == pytest.approx(120, abs=16)
+
     def test_a_run_that_gets_slower_and_slower(self):
         messages, at = [], 0
         for number in range(320):

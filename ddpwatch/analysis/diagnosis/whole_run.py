@@ -197,6 +197,7 @@ class _Link:
         self._base: float | None = None
         self._since: int | None = None
         self._until = self._count = self._cost_ns = self._span_ns = 0
+        self._since_end = 0  # full steps since the newest one that is over
         self._slower = 1.0
         self._recent: deque[StepSplit] = deque(maxlen=4 * KEEP_LINK)
         self._base_share = 0.0
@@ -210,6 +211,7 @@ class _Link:
         if len(self._steps) >= LINK_STEPS:
             self._older.add(self._steps[-LINK_STEPS][1])
         self._steps.append((facts.across.step, sum(cast("list[int]", transfers))))
+        self._since_end += 1
         if self._since is None:
             if len(self._older) < LINK_BASE:
                 return
@@ -223,6 +225,7 @@ class _Link:
             if all(transfer < (1 + LINK_SLOWER) / 2 * self._base for _, transfer in self._newest()):
                 self._ended.append(self._incident(is_open=False))
                 self._since, self._count, self._cost_ns, self._span_ns = None, 0, 0, 0
+                self._since_end = 0
 
     def _newest(self) -> Iterator[tuple[int, int]]:
         return islice(reversed(self._steps), LINK_STEPS)
@@ -249,14 +252,15 @@ class _Link:
         self._until = split.step
 
     def explains(self, incident: Incident) -> bool:
-        """Whether transfers are only exposed since they became slower."""
-        return (
-            incident.kind == "exposed_comm"
-            and incident.since_step is not None
-            and any(
-                found.since_step is not None and incident.since_step >= found.since_step - 2 * WINDOW
-                for found in self.incidents()
-            )
+        """Whether transfers are only exposed while they are slower, or were a window ago."""
+        if incident.kind != "exposed_comm" or incident.since_step is None:
+            return False
+        lasts = incident.open and self._since_end >= WINDOW
+        return any(
+            found.since_step is not None
+            and incident.since_step >= found.since_step - 2 * WINDOW
+            and (found.open or (incident.since_step <= (found.until_step or 0) and not lasts))
+            for found in self.incidents()
         )
 
     def incidents(self) -> list[Incident]:
