@@ -10,6 +10,7 @@ from ddpwatch.report.lost import account_table, bar, lost_sentence
 from ddpwatch.report.tables import Table, tables
 
 BAR_WIDTH = 76
+NAMED_HOSTS = 4  # more are counted
 
 
 def render_report(report: dict[str, Any]) -> str:
@@ -26,6 +27,8 @@ def _unresolved(steps: dict[str, Any]) -> str:
 def _head(report: dict[str, Any]) -> list[str]:
     run, steps, overlap = report["run"], report["steps"], report["overlap"]
     hosts = ", ".join(clean(host) for host in run["hosts"]) or UNKNOWN
+    if len(run["hosts"]) > NAMED_HOSTS:
+        hosts = f"{len(run['hosts'])} hosts"
     source = clean(run["timing_source"] or UNKNOWN)
     lines = [
         f"{clean(run['id'] or 'run')}: {clean(run['model'] or '?')} on {run['world_size'] or UNKNOWN} ranks "

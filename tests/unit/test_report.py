@@ -98,6 +98,15 @@ def test_the_first_sentence_says_where_the_time_went(report: dict[str, Any]) -> 
     assert "14.2 % of 8 ranks" in render_markdown(found)
 
 
+def test_of_many_hosts_the_text_has_the_number(report: dict[str, Any]) -> None:
+    def first_line(hosts: list[str]) -> str:
+        return render_report({**report, "run": {**report["run"], "hosts": hosts}}).partition("\n")[0]
+
+    assert "node1, node2)" in first_line(["node1", "node2"])
+    assert "node7" not in (line := first_line([f"node{number}" for number in range(128)]))
+    assert ", 128 hosts)" in line
+
+
 def test_nothing_lost_and_nothing_known(report: dict[str, Any]) -> None:
     assert lost_sentence(lost(report, ("compute", None, "forward", 1.0), ranks=1)) == "nothing of 1 rank × 100 s lost"
     unknown = {**report, "lost": {"rank_seconds": 0.0, "lost_share": None, "watched": None, "accounts": []}}
