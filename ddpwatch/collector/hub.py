@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import cast
 
+from ddpwatch.collector.nodes import not_its_to_send
 from ddpwatch.messages import (
     RANK_MESSAGES,
     Beat,
@@ -165,7 +166,7 @@ class Hub:
         except FrameError as error:
             self.refused[error.reason] += 1
             return None
-        reason = _not_from_node(message, node, ranks)
+        reason = not_its_to_send(message, node, ranks)
         if not reason and isinstance(message, ClockExchange) and not self._is_of_own_clock(message, ranks):
             reason = "foreign clock"
         if reason:
@@ -394,18 +395,6 @@ def _ended_ns(entry: RankEntry, bye: Bye, envelope: Envelope) -> int:
     if beat is None or sent is None:
         return envelope.received_ns
     return min(sent.received_ns + bye.at_ns - beat.at_ns, envelope.received_ns)
-
-
-def _not_from_node(message: Message, node: int, ranks: Collection[int]) -> str:
-    """Why a node's agent may not send this; empty if it may."""
-    if isinstance(message, (NodeStep, ClockExchange)):
-        foreign = isinstance(message, NodeStep) and not all(rank in ranks for rank in message.ranks)
-        return "foreign node" if message.node != node else "foreign rank" if foreign else ""
-    if isinstance(message, Device):
-        return ""
-    if not isinstance(message, (*RANK_MESSAGES, RankSample)) or message.rank is None:
-        return "not a node's to send"
-    return "" if message.rank in ranks else "foreign rank"
 
 
 def size_of(envelope: Envelope | None) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ddpwatch.collector.protocol import UNSEEN_S, Batch, Open
 from ddpwatch.control import Admit
-from ddpwatch.messages import Node
+from ddpwatch.messages import RANK_MESSAGES, ClockExchange, Device, Message, Node, NodeStep, RankSample
 
 STATE_NS = 2_000_000_000  # at most, between two states of a host
 
@@ -135,6 +135,18 @@ class Nodes:
 def node_number(name: str) -> int:
     """A node's number, by its name."""
     return int(name, 16)
+
+
+def not_its_to_send(message: Message, node: int, ranks: Collection[int]) -> str:
+    """Why a node's agent may not send this; empty if it may."""
+    if isinstance(message, (NodeStep, ClockExchange)):
+        foreign = isinstance(message, NodeStep) and not all(rank in ranks for rank in message.ranks)
+        return "foreign node" if message.node != node else "foreign rank" if foreign else ""
+    if isinstance(message, Device):
+        return ""
+    if not isinstance(message, (*RANK_MESSAGES, RankSample)) or message.rank is None:
+        return "not a node's to send"
+    return "" if message.rank in ranks else "foreign rank"
 
 
 def _is_news(before: Node, state: Node) -> bool:
