@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FLUSH_S = 0.25
 BACKLOG_BYTES = 64 * 1024 * 1024  # of memory
+DECODED_SHARE = 1 / 64  # of the backlog, that may wait decoded
 RESERVED_BYTES = 64 * 1024 * 1024  # beyond the backlog, for hellos and layouts
 CLOSE_S = 10.0
 _log = logging.getLogger("ddpwatch.collector")
@@ -41,7 +42,7 @@ class RecordingState:
 class RecordingThread(threading.Thread):
     """Queues frames and writes them.
 
-    They wait encoded, and are decoded again to be written: a decoded step takes several times the memory.
+    If many wait, they wait encoded, and are decoded again to be written: a decoded step takes several times the memory.
 
     Args:
         path: The recording.
@@ -57,7 +58,7 @@ class RecordingThread(threading.Thread):
         super().__init__(name="ddpwatch-recorder", daemon=True)
         self._open_writer = partial(ResilientWriter, Path(path), about, limits, retry_s, resume=resume)
         self._writer: ResilientWriter | None = None
-        self._queue: deque[Envelope] = deque()
+        self._queue: deque[tuple[Message | None, Envelope]] = deque()
         self._queued_bytes = 0
         self._written_bytes = 0
         self._stopping = threading.Event()
@@ -72,11 +73,12 @@ class RecordingThread(threading.Thread):
         Hellos and layouts make all else readable, so they find room when nothing else does.
         """
         room = BACKLOG_BYTES + (RESERVED_BYTES if isinstance(message, (Hello, Layout)) else 0)
-        if self._failure or self._queued_bytes - self._written_bytes > room:
+        waiting = self._queued_bytes - self._written_bytes
+        if self._failure or waiting > room:
             self._refused += 1
             return
         self._queued_bytes += size_of(envelope)
-        self._queue.append(envelope)
+        self._queue.append((message if waiting < DECODED_SHARE * BACKLOG_BYTES else None, envelope))
 
     @property
     def lost(self) -> int:
@@ -127,8 +129,8 @@ class RecordingThread(threading.Thread):
 
     def _write_backlog(self, writer: ResilientWriter) -> None:
         while self._queue:
-            envelope = self._queue[0]
-            message = decode(envelope.frame)
+            message, envelope = self._queue[0]
+            message = message or decode(envelope.frame)
             self._attachments.apply(message)
             self._queue.popleft()
             self._written_bytes += size_of(envelope)
