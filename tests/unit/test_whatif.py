@@ -126,7 +126,8 @@ def test_what_slows_what_is_found(slowed: float, drag: float) -> None:
 
 def test_a_slow_wire_is_no_slowdown_of_the_last_of_few_buckets() -> None:
     job = GLOO.but(speeds=Speeds(2, 0.5, 0.15, 0.1), cap_mib=8.0, wire_jitter=0.2)
-    assert fit(job.recorded()).comm_slowdown.value == 0
+    physics = fit(job.recorded())
+    assert physics.comm_slowdown.value == pytest.approx(physics.compute_slowdown.value)  # too few to compare
     found = one(job, Change(cap_mib=1.0))
     assert found.low < job.but(cap_mib=1.0, seed=2).step_ms < found.high
 

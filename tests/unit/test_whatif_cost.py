@@ -8,6 +8,7 @@ import pytest
 
 from ddpwatch.analysis.whatif.cost import (
     Curve,
+    Guess,
     WorkSample,
     calibrated,
     curve_of,
@@ -18,7 +19,7 @@ from ddpwatch.analysis.whatif.cost import (
     slowdown_of,
     workers_of,
 )
-from ddpwatch.analysis.whatif.model import link_share
+from ddpwatch.analysis.whatif.model import Wired, comm_slowdown, link_share
 from ddpwatch.analysis.whatif.wire import Wire, WireSize, parse_wire, write_wire
 from ddpwatch.errors import UsageError
 
@@ -176,3 +177,20 @@ def test_a_ring_moves_each_byte_nearly_twice() -> None:
 def test_what_is_no_sweep(content: bytes, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         parse_wire(content)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("drag", [0.0, 0.2, 0.4])
+def test_a_bucket_that_takes_longer_by_chance_hides_no_slowdown(drag: float, seed: int) -> None:
+    """It is beside compute in a smaller share of its time, so that compute seemed to make it faster."""
+    dice, seen = random.Random(seed), []
+    for _ in range(40):
+        computed, at, starts, dones = dice.uniform(30e6, 70e6), 0.0, [], []
+        for _ in range(8):
+            work = 10e6 * max(0.2, 1 + dice.gauss(0, 0.3))
+            beside = min(work * (1 + drag), max(0.0, computed - at))
+            starts.append(at)
+            at += work + beside * drag / (1 + drag)
+            dones.append(at)
+        seen.append(Wired(starts, dones, computed))
+    assert comm_slowdown([MIB] * 8, seen, 1.0, Guess(0.0, 0.0)).value == pytest.approx(drag, abs=0.11)

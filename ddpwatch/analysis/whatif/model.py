@@ -183,7 +183,8 @@ def fit(recorded: Recorded, wire: Wire | None = None) -> Physics:
     workers = workers_of(recorded.backend)
     seen = [wired(step, workers) for step in recorded.steps]
     sharing = _sharing(recorded, seen, workers, wire)
-    comm = _comm_slowdown(recorded, seen, sharing.value, wire)
+    compute = _compute_slowdown(recorded, seen, wire)
+    comm = comm_slowdown(recorded.sizes, seen, sharing.value, compute, wire)
     samples = _samples(recorded.sizes, seen, sharing.value, comm.value)
     curve, copy = curve_of(samples), _copy(recorded)
     best = None if wire is None else link_of(wire, len(recorded.ranks))
@@ -191,7 +192,7 @@ def fit(recorded: Recorded, wire: Wire | None = None) -> Physics:
         curve=curve if wire is None else calibrated(wire, curve, len(recorded.ranks)),
         workers=workers,
         sharing=sharing,
-        compute_slowdown=_compute_slowdown(recorded, seen, wire),
+        compute_slowdown=compute,
         comm_slowdown=comm,
         link=link_share(samples, curve.latency, len(recorded.sizes), best),
         cast=_hook_cost("fp16", wire) or _copies(COPIES_PER_CAST, copy, recorded.gpu),
@@ -255,20 +256,33 @@ def _sharing(recorded: Recorded, seen: Sequence[Wired], workers: int, wire: Wire
     return Guess(best, max(LEAST_SHARING_ERROR, sqrt(spread / sum(weights))))
 
 
-def _comm_slowdown(recorded: Recorded, seen: Sequence[Wired], sharing: float, wire: Wire | None) -> Guess:
-    """Compares buckets that are beside compute in some steps more than in others with those that always are."""
-    expected = None if wire is None else wire.slowdown
-    if len(recorded.buckets) < BUCKETS_TO_COMPARE:
+def comm_slowdown(
+    sizes: Sequence[int], seen: Sequence[Wired], sharing: float, compute: Guess, wire: Wire | None = None
+) -> Guess:
+    """Compares buckets that are beside compute in some steps more than in others with those that always are.
+
+    By how much a bucket is beside compute is what it would be if it took as long as usual: one that takes longer for
+    another reason would look less so. Ranks that want the same cores slow both: without a sweep, collectives are
+    expected to be slowed about as much as compute.
+    """
+    expected = compute.value or None if wire is None else wire.slowdown
+    if len(sizes) < BUCKETS_TO_COMPARE:
         return _combined(None, expected, UNSEEN_COMM_SLOWDOWN)
+    usual = [max(1.0, fmean(column)) for column in zip(*map(_lengths, seen), strict=True)]
     panel: Panel = []
     for step in seen:
-        works = [work for work, _ in shares_of(step.starts, step.dones, recorded.sizes, sharing)]
+        works = [work for work, _ in shares_of(step.starts, step.dones, sizes, sharing)]
         hidden = [
-            min(1.0, max(0.0, (step.computed - start) / max(1.0, done - start)))
-            for start, done in zip(step.starts, step.dones, strict=True)
+            min(1.0, max(0.0, (step.computed - start) / length))
+            for start, length in zip(step.starts, usual, strict=True)
         ]
         panel.append(list(zip(hidden, works, strict=True)))
     return _combined(slowdown_of([panel]), expected, UNSEEN_COMM_SLOWDOWN)
+
+
+def _lengths(step: Wired) -> list[float]:
+    """How long each bucket moved."""
+    return [done - start for start, done in zip(step.starts, step.dones, strict=True)]
 
 
 def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | None) -> Guess:
