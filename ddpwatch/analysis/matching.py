@@ -16,9 +16,9 @@ from ddpwatch.analysis.groups import Members
 from ddpwatch.messages import DEFAULT_GROUP, Step
 from ddpwatch.sampling.levels import is_counted
 
-# What is held per rank while the lead's step has not come: some steps, and more of them where they are short.
-HOLD_STEPS, MOST_HELD_STEPS = 64, 1024
-HOLD_NS = 4e9
+# What is held per rank while the lead's step has not come: some steps, more where they are short, fewer where long.
+FEW_STEPS, HOLD_STEPS, MOST_HELD_STEPS = 4, 64, 1024
+HOLD_NS, LONG_NS = 4e9, 10e9
 KEEP_NUMBERS = 4096  # per group
 NumberedStep = tuple[int, Step]
 
@@ -193,8 +193,9 @@ class StepMatcher:
 
 def _is_overdue(held: Sequence[Step]) -> bool:
     """Whether a rank's oldest step has waited long enough for the lead."""
-    long = len(held) > HOLD_STEPS and held[-1].start_ns - held[0].start_ns > HOLD_NS
-    return long or len(held) > MOST_HELD_STEPS
+    count, span_ns = len(held), held[-1].start_ns - held[0].start_ns
+    some, few = count > HOLD_STEPS and span_ns > HOLD_NS, count > FEW_STEPS and span_ns > LONG_NS
+    return some or few or count > MOST_HELD_STEPS
 
 
 def _is_alone(step: Step) -> bool:

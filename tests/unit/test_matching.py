@@ -135,6 +135,14 @@ def test_short_steps_wait_for_a_lead_that_is_seconds_behind() -> None:
     }
 
 
+def test_long_steps_do_not_wait_for_many_more() -> None:
+    """On a host without the lead, a run with steps of 3 s showed nothing for more than three minutes."""
+    long = [msgspec.structs.replace(synced(1, n, 2 * n), start_ns=n * 3_000_000_000) for n in range(9)]
+    matcher = StepMatcher(members)
+    released = [[one.step for _, one in matcher.add(each)] for each in long]
+    assert released == [[], [], [], [], [0, 1, 2, 3, 4], [5], [6], [7], [8]]  # the oldest of five is 12 s old
+
+
 def test_without_the_lowest_rank_the_next_one_leads() -> None:
     steps = [synced(rank, number + rank, 1 + 2 * number) for number in range(HOLD_STEPS + 9) for rank in (2, 3)]
     found = numbered(steps)
