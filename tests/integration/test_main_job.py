@@ -38,7 +38,7 @@ from tests.support.jobs import (
 
 TRAIN = ROOT / "demo" / "train.py"
 ENDLESS = ("--steps", "100000")
-SLOW = ("--inject", "slow-forward:ms=100")  # the run lasts until devices were sampled
+SLOW = ("--inject", "slow-forward:ms=200")  # the run lasts until devices were sampled
 # Steps that are long beside what watching costs: whatever a busy machine makes of that, all of them can be full.
 CALM = ("--model", "mlp", "--data", "digits", "--batch-size", "16", "--inject", "slow-forward:ms=30")
 
