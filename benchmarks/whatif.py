@@ -262,14 +262,13 @@ def reproduced(
 ) -> Iterator[Scored]:
     """Each recording against itself, and as a prediction of each other one of its setting."""
     for recorded, one in zip(recordings, asked, strict=True):
-        measured_ms = recorded.measured_ns / NS_PER_MS
-        replayed_ms = one.replayed.mean / NS_PER_MS
+        measured_ms, replayed_ms = mean_step_ms([recorded]), one.replayed.mean / NS_PER_MS
         yield Scored(f"reproduced{suffix}", source.name, source.name, replayed_ms, measured_ms,
                      replayed_ms / measured_ms - 1, True, 0.0)  # fmt: skip
-        for other in recordings:
-            if other is not recorded:
-                answers = one.ask([Change()])
-                yield scored(f"the same setting again{suffix}", source, source, answers, mean_step_ms([other]))
+        others = [other for other in recordings if other is not recorded]
+        answers = one.ask([Change()]) if others else []
+        for other in others:
+            yield scored(f"the same setting again{suffix}", source, source, answers, mean_step_ms([other]))
 
 
 def scored(kind: str, source: Setting, target: Setting, answers: Sequence[Prediction], measured_ms: float) -> Scored:
