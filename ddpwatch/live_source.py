@@ -144,7 +144,10 @@ class LiveSource:
             except zmq.Again:
                 break
             for envelope in self._in_order(parts):
-                self._decode_into(frames, envelope)
+                try:
+                    frames += [(decode(envelope.frame), envelope)] if self._as_sent else node_step.read(envelope)
+                except FrameError:
+                    self.unreadable += 1
         if not self._synced and time.monotonic() >= self._ask_at_s:
             self._ask()
         if isinstance(self._socket, SshLink):
@@ -236,9 +239,3 @@ class LiveSource:
         self._held_bytes += len(envelope.frame)
         while len(self._held_back) > HELD_FRAMES or self._held_bytes > HELD_BYTES:
             self._held_bytes -= len(self._held_back.popleft().frame)
-
-    def _decode_into(self, frames: list[Frame], envelope: Envelope) -> None:
-        try:
-            frames += [(decode(envelope.frame), envelope)] if self._as_sent else node_step.read(envelope)
-        except FrameError:
-            self.unreadable += 1

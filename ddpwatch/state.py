@@ -149,7 +149,7 @@ class RunState:
         self.frames += 1
         self.diagnosis.apply(message, received_ns)
         if isinstance(message, Step):  # nearly all are
-            self._apply_rank(self._rank(message.rank), message, received_ns)
+            self._apply_step(message, received_ns)
         elif isinstance(message, Device):
             self._apply_device(message, received_ns)
         elif isinstance(message, Status):
@@ -182,9 +182,7 @@ class RunState:
 
     def _apply_rank(self, rank: RankState, message: Message, received_ns: int) -> None:
         rank.seen_ns = received_ns
-        if isinstance(message, Step):
-            self._apply_step(rank, message)
-        elif isinstance(message, Beat):
+        if isinstance(message, Beat):
             rank.beat, rank.dropped = message, message.dropped
         elif isinstance(message, Hello):
             self._apply_hello(rank, message)
@@ -228,7 +226,9 @@ class RunState:
         self.groups.apply(hello)
         self.clocks.meet(hello)
 
-    def _apply_step(self, rank: RankState, step: Step) -> None:
+    def _apply_step(self, step: Step, received_ns: int) -> None:
+        rank = self._rank(step.rank)
+        rank.seen_ns = received_ns
         rank.missing += missing_steps(rank.last_step, step)
         rank.last_step, rank.dropped = step, max(rank.dropped, step.dropped)
         self.cost.add(step)
@@ -305,7 +305,9 @@ class RunState:
     def verdict(self, summary: Summary, incidents: Sequence[Incident]) -> Verdict:
         """What matters most now, given the figures of the newest steps and all incidents."""
         found = verdict(summary, incidents, len(self.ranks), self.end, self.world_size, self.finished_steps)
-        return found if self.end is not None else with_unseen(found, self.unseen)
+        if self.end is None and (unseen := self.unseen):
+            return with_unseen(found, unseen)
+        return found
 
     @property
     def unseen(self) -> frozenset[int]:

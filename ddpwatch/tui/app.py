@@ -6,13 +6,13 @@ import copy
 import gc
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from textual import events
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import BindingType
-from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
@@ -41,14 +41,6 @@ JOIN_S = 0.5
 # A run keeps a million objects without a cycle. A full garbage collection would stop the screen for half a second each
 # time. So young objects are collected often, and a few at a time.
 GC_THRESHOLDS = (2_000, 5, 40_000)
-
-
-class FeedMessage(Message):
-    """An event that the feed's thread has posted."""
-
-    def __init__(self, event: posted.FeedEvent) -> None:
-        super().__init__()
-        self.event = event
 
 
 class DashboardApp(App[int]):
@@ -86,7 +78,7 @@ class DashboardApp(App[int]):
         self.ascii_only = self.settings.ascii
         self.session = ViewerSession(isinstance(spec, ReplaySpec), _whole_run(spec))
         self.session.follow_slowest = self.settings.follow_slowest
-        self.feed = open_feed(spec, self._post)
+        self.feed = open_feed(spec, partial(self.call_later, self.take))
         self.controller = controller_for(self.session, self.feed)
         self.views = Views(self.session, self.settings.timeline_seconds, self.show_step)
         self.view: RunView = next(view for view in self.views if view.id == self.settings.view)
@@ -96,9 +88,6 @@ class DashboardApp(App[int]):
         self._ticking = ticking
         self._last_frames_s = clock()
         self._baseline = baseline
-
-    def _post(self, event: posted.FeedEvent) -> None:
-        self.post_message(FeedMessage(event))
 
     def compose(self) -> ComposeResult:
         """All views, one of them visible."""
@@ -154,9 +143,9 @@ class DashboardApp(App[int]):
 
     # -- what the feed posts ---------------------------------------------------------------------------------
 
-    def on_feed_message(self, message: FeedMessage) -> None:
-        """Applies an event of the feed."""
-        match message.event:
+    def take(self, event: posted.FeedEvent) -> None:
+        """Takes an event of the feed."""
+        match event:
             case posted.Frames(frames):
                 self._last_frames_s = self._clock()
                 self.session.apply(frames)

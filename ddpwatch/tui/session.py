@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ddpwatch.messages import Mark
-from ddpwatch.state import StepAcrossRanks
+from ddpwatch.messages import Step
+from ddpwatch.state import RunState, StepAcrossRanks
 from ddpwatch.transport import Frame
 from ddpwatch.tui.feed.events import BATCH
 from ddpwatch.tui.models.incidents import Diagnosed
-from ddpwatch.tui.models.log import JobOutput, LogLine
+from ddpwatch.tui.models.log import JobOutput, LogLine, RunLog
 from ddpwatch.tui.models.overview import (
     Link,
     LinkState,
     Overview,
+    OverviewBuilder,
     filtered,
     paused_overview,
     step_to_show,
 )
-from ddpwatch.tui.models.run import FollowedRun
 from ddpwatch.tui.models.steps import is_slow
 from ddpwatch.tui.models.verdict_facts import of_whole
 from ddpwatch.tui.models.whole import WholeRecording
@@ -65,11 +65,11 @@ class ViewerSession:
         self._forget_frames()
 
     def _forget_frames(self) -> None:
-        self._run = FollowedRun(by_recorded_time=self.replay)
-        self.state, self.log = self._run.state, self._run.log
+        self.state = RunState()
+        self.log = RunLog()
         self.over = False
         self._seeking = False
-        self._builder = self._run.builder
+        self._builder = OverviewBuilder()
         self._frozen: Overview | None = None
         self._frozen_steps: list[StepAcrossRanks] = []
         self._selected: StepAcrossRanks | None = None
@@ -102,11 +102,25 @@ class ViewerSession:
                 self.select(step)
 
     def apply(self, frames: Iterable[Frame]) -> None:
-        """Takes frames. A short batch means that the dashboard keeps up; then it works out each step at once."""
+        """Takes frames. A short batch means that the dashboard keeps up; then it works out each step at once.
+
+        A replay logs incidents twice a second of recorded time, so that its log does not depend on its speed.
+        """
         frames = list(frames)
         keeps_up = len(frames) < BATCH
         for message, envelope in frames:
-            self._run.apply(message, envelope.received_ns, keeps_up)
+            self.state.apply(message, envelope.received_ns)
+            self.log.take(message, envelope.received_ns)
+            if keeps_up and isinstance(message, Step):
+                step = self.state.steps.get(message.step)
+                if step is not None and message.rank in step.ranks:  # the rank's own step may still be held back
+                    step.facts_of(message.rank)
+            if self.replay and self._builder.due(self.state):
+                self._log_incidents()
+
+    def _log_incidents(self) -> None:
+        """Logs what has started and ended since the last look."""
+        self.log.log_incidents(self._builder.diagnosis(self.state).incidents, self.state.now_ns)
 
     def add_output(self, lines: Iterable[str], unfinished: str, wall_s: float) -> None:
         """Takes lines of the job's output (see `JobOutput.add`)."""
@@ -175,7 +189,7 @@ class ViewerSession:
         if self._frozen is None:
             overview = self._builder.build(self.state, link, self._filter, self._found)
             if not self.replay or self.over:
-                self._run.log_incidents()
+                self._log_incidents()
             return overview
         newest = self.state.newest_step()
         now = replace(self._frozen, link=link, newest_step=newest.step if newest else None, end=self.state.end)
@@ -199,11 +213,6 @@ class ViewerSession:
     def step_shown(self) -> StepAcrossRanks | None:
         """The selected step, or else the newest."""
         return self._selected or step_to_show(self.state)
-
-    @property
-    def marks(self) -> Iterable[Mark]:
-        """The run's marks."""
-        return self.state.marks
 
     def ranks_of(self, step: StepAcrossRanks) -> list[int]:
         """The ranks of a step that the filter selects."""

@@ -60,5 +60,5 @@ class ThreadFeed(ABC):
     def _post_frames(self, frames: list[Frame]) -> None:
         while frames and not self._stopped.is_set():
             if self._slots.acquire(timeout=POLL_S):
-                self._post(Frames(frames))
+                self._post_event(Frames(frames))
                 return

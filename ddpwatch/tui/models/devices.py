@@ -76,7 +76,15 @@ class DeviceLines:
         own, host = _ranks_on(newest, ranks), hosts.of_device(newest)
         if known is not None and known.device is newest and known.host == host and known.ranks == own:
             return known
-        return _device_line(samples, host, own)
+        return DeviceLine(
+            newest,
+            host,
+            _by_age(samples, lambda sample: sample.utilization),
+            _by_age(samples, lambda sample: _percent(sample.memory_used, sample.memory_total)),
+            _by_age(samples, lambda sample: _percent(sample.power_w, sample.power_limit_w)),
+            _mean(sample.sm_clock_mhz for sample in islice(reversed(samples), HISTORY_S)),
+            frozenset(own),
+        )
 
 
 def _ranks_by_device(state: RunState) -> dict[_Place, set[int]]:
@@ -117,18 +125,6 @@ def worst_first(devices: Sequence[DeviceLine]) -> tuple[DeviceLine, ...]:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _device_line(samples: Sequence[Device], host: str, own: set[int]) -> DeviceLine:
-    return DeviceLine(
-        samples[-1],
-        host,
-        _by_age(samples, lambda sample: sample.utilization),
-        _by_age(samples, lambda sample: _percent(sample.memory_used, sample.memory_total)),
-        _by_age(samples, lambda sample: _percent(sample.power_w, sample.power_limit_w)),
-        _mean(sample.sm_clock_mhz for sample in islice(reversed(samples), HISTORY_S)),
-        frozenset(own),
-    )
 
 
 def _percent(part: float | None, total: float | None) -> float | None:

@@ -24,14 +24,14 @@ class Canvas:
 
     def put(self, x: int, y: int, text: str, style: str | None = "text") -> int:
         """Writes text from cell ``x`` on; style None keeps the style of the cells. Returns the cell after it."""
-        if _one_cell_each(text) and not self._wide:
-            return self._put_plain(x, y, text, style)
-        for char in text:
-            size = cell_len(char)
-            if 0 <= y < self.height and x >= 0 and x + size <= self.width:
-                self._set(x, y, char, size, style)
-            x += size
-        return x
+        if self._wide or not _one_cell_each(text):
+            return self._put_wide(x, y, text, style)
+        first, last = max(x, 0), min(x + len(text), self.width)
+        if 0 <= y < self.height and first < last:
+            self._chars[y][first:last] = text[first - x : last - x]
+            if style is not None:
+                self._styles[y][first:last] = [style] * (last - first)
+        return x + len(text)
 
     def put_runs(self, x: int, y: int, runs: Iterable[Run]) -> int:
         """Writes styled texts one after the other. Returns the cell after them."""
@@ -74,13 +74,13 @@ class Canvas:
         """The rows, each of exactly ``width`` cells."""
         return [_runs(chars, styles) for chars, styles in zip(self._chars, self._styles, strict=True)]
 
-    def _put_plain(self, x: int, y: int, text: str, style: str | None) -> int:
-        first, last = max(x, 0), min(x + len(text), self.width)
-        if 0 <= y < self.height and first < last:
-            self._chars[y][first:last] = text[first - x : last - x]
-            if style is not None:
-                self._styles[y][first:last] = [style] * (last - first)
-        return x + len(text)
+    def _put_wide(self, x: int, y: int, text: str, style: str | None) -> int:
+        for char in text:
+            size = cell_len(char)
+            if 0 <= y < self.height and x >= 0 and x + size <= self.width:
+                self._set(x, y, char, size, style)
+            x += size
+        return x
 
     def _set(self, x: int, y: int, char: str, size: int, style: str | None) -> None:
         self._wide = self._wide or size != 1

@@ -1,12 +1,12 @@
-"""What surrounds every view: header, verdict and footer around a body."""
+"""What several views share: the verdict's height, what shows before the first frame, and boxes on one screen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.paint.header import Keys, Tab, line_below, paint_footer, paint_header, paint_verdict, verdict_lines
+from ddpwatch.tui.paint.header import line_below, verdict_lines
 from ddpwatch.tui.paint.screen_layout import Box
 from ddpwatch.tui.paint.waiting import paint_waiting
 from ddpwatch.tui.text import UNKNOWN, shorten
@@ -15,36 +15,6 @@ ONE_LINE = 150  # columns in which most verdicts fit
 SMALL = 16  # a screen with fewer rows has one for the verdict
 
 Part = tuple[Box, list[Row]]
-Body = Callable[[int, int], list[Row]]
-
-
-def framed(
-    model: Overview, size: tuple[int, int], tabs: Sequence[Tab], keys: Keys, body: Body, before_run: bool = False
-) -> list[Row]:
-    """Puts header, verdict and footer around the rows that ``body`` gives for its width and height.
-
-    Args:
-        model: The run.
-        size: Columns and rows of the screen.
-        tabs: The views.
-        keys: The view's own keys.
-        body: Paints what lies in between.
-        before_run: Whether there is a body before the first frame of the run.
-    """
-    width, height = size
-    header, verdict = min(2, height), verdict_rows(model, width, height)
-    footer = 1 if height >= 4 else 0
-    inner = Box(0, header + verdict, width, max(height - header - verdict - footer, 0))
-    parts: list[Part] = [
-        (Box(0, 0, width, header), paint_header(model, width, header)),
-        (Box(0, height - footer, width, footer), paint_footer(model, width, footer, tabs, keys)),
-    ]
-    if nothing_known(model) and not before_run:
-        parts.append(waiting(model, width, height, header, footer))
-    else:
-        parts += [(Box(0, header, width, verdict), paint_verdict(model, width, verdict))]
-        parts += [(inner, body(inner.width, inner.height))] if inner.height else []
-    return assemble(parts, width, height)
 
 
 def verdict_rows(model: Overview, width: int, height: int) -> int:

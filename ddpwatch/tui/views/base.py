@@ -7,12 +7,14 @@ from typing import ClassVar
 from textual import events
 
 from ddpwatch.tui.paint.canvas import Row
-from ddpwatch.tui.paint.header import Tab
-from ddpwatch.tui.paint.page import framed, verdict_rows
+from ddpwatch.tui.paint.header import Tab, paint_footer, paint_header, paint_verdict
+from ddpwatch.tui.paint.page import nothing_known, verdict_rows
+from ddpwatch.tui.paint.waiting import paint_waiting
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.painted import PaintedView
 
 HEADER_ROWS, FOOTER_ROWS = 2, 1
+LEAST_HEIGHT = 4  # a lower screen has no footer
 
 
 class RunView(PaintedView, can_focus=True):
@@ -53,12 +55,18 @@ class RunView(PaintedView, can_focus=True):
         return HEADER_ROWS + verdict_rows(self.session.overview, *self.size)
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """See `PaintedView.paint`."""
-        size = (width, height)
-        return framed(self.session.overview, size, self.tabs, self.KEYS, self.body, self.shows_before_run)
+        """Header, verdict, body and footer, from top to bottom."""
+        model, footer = self.session.overview, FOOTER_ROWS if height >= LEAST_HEIGHT else 0
+        rows = paint_header(model, width, min(HEADER_ROWS, height))
+        if nothing_known(model) and not self.shows_before_run:
+            rows += paint_waiting(model.link, width, height - len(rows) - footer)
+        else:
+            rows += paint_verdict(model, width, verdict_rows(model, width, height))
+            rows += self.body(width, height - len(rows) - footer)
+        return rows + paint_footer(model, width, footer, self.tabs, self.KEYS)
 
     def body(self, width: int, height: int) -> list[Row]:
-        """The rows between verdict and footer."""
+        """The rows between verdict and footer, as many as ``height``; that may be 0."""
         return []
 
     def scroll_ranks(self, by: int) -> None:

@@ -114,7 +114,7 @@ class RanksView(RunView):
 
     def _marks(self, rank: int) -> list[str]:
         """The rank's marks, newest first."""
-        own = [mark for mark in self.session.marks if mark.rank == rank]
+        own = [mark for mark in self.session.state.marks if mark.rank == rank]
         return [mark.name + mark_duration(mark) for mark in reversed(own)]
 
     def action_metric(self, by: int) -> None:

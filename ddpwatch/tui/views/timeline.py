@@ -79,12 +79,12 @@ class TimelineView(RunView):
         if step is None:
             return None
         ranks = session.ranks_of(step)
-        lanes = step_lanes(step, session.state.ranks, self._comm_rows, set(ranks), session.marks)
+        lanes = step_lanes(step, session.state.ranks, self._comm_rows, set(ranks), session.state.marks)
         self._comm_rows = lanes.comm_rows
         if self.seconds is None or not step.comparable:
             return timeline_of_step(step, lanes)
         steps = [other for other in session.steps if other.step <= step.step]
-        return timeline_of_seconds(steps, self.seconds, ranks, self._comm_rows, session.marks)
+        return timeline_of_seconds(steps, self.seconds, ranks, self._comm_rows, session.state.marks)
 
     def _fit(self, timeline: Timeline, height: int) -> None:
         """Keeps window, cursor and first rank within the timeline."""
