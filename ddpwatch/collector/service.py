@@ -198,27 +198,25 @@ class Collector:
                 parts.append(self._ranks.recv(transport.DONTWAIT))
             accepted = self._hub.accept(parts, self._clock.now_ns())
             if accepted is not None:
-                self._distribute(*accepted)
+                self._spread(*accepted, is_local=True)
 
     def _publish(self, message: Message, frame: bytes | None = None) -> None:
         """Keeps and distributes a message that comes from the collector itself."""
-        self._distribute(message, self._hub.keep(message, frame or encode(message), self._clock.now_ns()))
+        envelope = self._hub.keep(message, frame or encode(message), self._clock.now_ns())
+        self._spread(message, envelope, is_local=True)
 
-    def _distribute(self, message: Message, envelope: Envelope) -> None:
-        """Spreads a frame from this host, and follows the process of the rank that it introduces."""
-        self._spread(message, envelope)
-        self._hosts.send_up(message, envelope.frame)
-        if isinstance(message, Hello):
-            self._liveness.follow(message)
-
-    def _spread(self, message: Message, envelope: Envelope) -> None:
-        """Sends a frame to viewers and the recording, and notes the end of a rank."""
+    def _spread(self, message: Message, envelope: Envelope, is_local: bool = False) -> None:
+        """Sends a frame to viewers and the recording, one of this host also up, and notes who comes and goes."""
         if self._snapshots.has_viewers:
             self._unsent.append(envelope)
         if self._recording_thread is not None:
             self._recording_thread.take(message, envelope)
+        if is_local:
+            self._hosts.send_up(message, envelope.frame)
         if isinstance(message, Hello):
             self._note_previous(message)
+            if is_local:
+                self._liveness.follow(message)
         elif isinstance(message, Bye) and message.rank is not None:
             self._last_end = time.monotonic()
             self._departed.pop(message.rank, None)
