@@ -58,7 +58,7 @@ class Follower:
                 self.liveness.tick(at_ns)
 
     def found(self, open: bool = True) -> list[Incident]:
-        return [one for one in self.liveness.incidents(self.now_ns) if one.kind == "hang" and one.open is open]
+        return [hang for hang in self.liveness.hangs(self.now_ns) if hang.open is open]
 
     def reads(self, source: LiveSource) -> int:
         """Takes what there is; returns how many ranks have sent a heartbeat so far."""

@@ -60,7 +60,11 @@ class Run:
                 if rank not in silent:
                     self.liveness.beat(rank, Beat(rank=rank, at_ns=self.clock_ns, **place), self.received_ns)
             self.liveness.tick(self.received_ns)
-        return self.liveness.incidents(self.received_ns)
+        return self.found()
+
+    def found(self) -> list[Incident]:
+        """What is found now."""
+        return [*self.liveness.deaths(self.received_ns), *self.liveness.hangs(self.received_ns)]
 
     def end_step(self, rank: int, number: int = 40, duration_s: float = 1.0) -> None:
         """The rank sends a step that ends now."""
@@ -159,7 +163,7 @@ def test_a_gap_in_all_frames_is_nobodys_silence() -> None:
     run = Run()
     run.go(1.0)
     run.now_s += 20.0
-    assert run.liveness.incidents(run.received_ns) == []
+    assert run.found() == []
     for rank in (0, 1):
         run.put(rank, "forward", step=80)
     assert run.go(1.0) == []
@@ -345,7 +349,7 @@ def test_the_first_death_is_the_cause_whatever_its_host_calls_the_time() -> None
     run.now_s += 3
     run.leave(0, first)
     run.leave(1, then)
-    assert only(run.liveness.incidents(run.received_ns)).ranks == (0,)
+    assert only(run.found()).ranks == (0,)
 
 
 def stack(run: Run, rank: int, *frames: str) -> None:
@@ -414,7 +418,7 @@ def test_the_costliest_hangs_are_kept() -> None:
             run.end_step(rank, 40 + number, 1.0)
             run.put(rank, "forward", step=41 + number)
         run.go(1.0)
-    found = run.liveness.incidents(run.received_ns)
+    found = run.found()
     assert len(found) == KEEP_ENDED
     assert found[0].since_step == 42
 

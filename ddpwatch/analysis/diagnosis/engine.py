@@ -288,7 +288,8 @@ class Diagnosis:
                 *self._ended,
                 *self._whole.incidents(self._names),
                 *self._unsound.incidents(),
-                *joined(self._pauses.incidents(), self._liveness.incidents(self._now_ns)),
+                *self._liveness.deaths(self._now_ns),
+                *joined(self._pauses.incidents(), self._liveness.hangs(self._now_ns)),
             ]
             self._looked = _Look(late, sorted(found, key=lambda incident: -incident.cost_ns))
         return self._looked

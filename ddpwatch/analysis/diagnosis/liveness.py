@@ -142,8 +142,8 @@ class RankLiveness:
         """A frame came from the collector itself, as it does twice a second: time passes while ranks are silent."""
         self._check(now_ns)
 
-    def incidents(self, now_ns: int) -> list[Incident]:
-        """Deaths, hangs that last and hangs that are over, costliest first.
+    def hangs(self, now_ns: int) -> list[Incident]:
+        """Those that last and those that are over, costliest first.
 
         Args:
             now_ns: The receive time of the run's newest frame, of any sender.
@@ -152,7 +152,38 @@ class RankLiveness:
         hangs = [self._lasting(hang) for hang in self._hangs.values()]
         hangs += [self._past(hang) for hang in self._settling]
         hangs += [incident for _, _, incident in self._ended]
-        return sorted([*self._deaths(), *hangs], key=lambda incident: -incident.cost_ns)
+        return sorted(hangs, key=lambda incident: -incident.cost_ns)
+
+    def deaths(self, now_ns: int) -> list[Incident]:
+        """One incident for all ranks that died, since the others follow from the first; none if none died.
+
+        Args:
+            now_ns: As for `hangs`.
+        """
+        self._check(now_ns)
+        dead = [life for life in self._lives.values() if life.bye is not None and life.bye.reason != "finished"]
+        if not dead:
+            return []
+        dead.sort(key=lambda life: (_by_launcher(life.bye), life.ended_ns))
+        first = dead[0]
+        assert first.bye is not None
+        alive = [life for life in self._lives.values() if life.bye is None]
+        return [
+            Incident(
+                kind="death",
+                severity="error",
+                message=death_message(first.bye, [life.rank for life in dead[1:]], alive),
+                ranks=(first.rank,),
+                phase=PHASES.get(first.bye.phase, first.bye.phase),
+                bucket=min(first.bye.in_flight, default=None),
+                since_step=first.bye.step,
+                until_step=first.bye.step,
+                steps=0 if first.bye.step is None else 1,
+                cost_ns=self._waited_for(first),
+                open=bool(alive) and not self._over,
+                evidence={"ends": {life.rank: _end_of(life.bye) for life in dead if life.bye is not None}},
+            )
+        ]
 
     def _life(self, rank: int) -> RankLife:
         if rank not in self._lives:
@@ -330,32 +361,6 @@ class RankLiveness:
             life = self._lives[rank]
             if life.stack is not None and life.stack.at_ns >= life.stillness.since_ns:
                 yield rank, life.stack
-
-    def _deaths(self) -> list[Incident]:
-        """One incident for all ranks that died: the others follow from the first."""
-        dead = [life for life in self._lives.values() if life.bye is not None and life.bye.reason != "finished"]
-        if not dead:
-            return []
-        dead.sort(key=lambda life: (_by_launcher(life.bye), life.ended_ns))
-        first = dead[0]
-        assert first.bye is not None
-        alive = [life for life in self._lives.values() if life.bye is None]
-        return [
-            Incident(
-                kind="death",
-                severity="error",
-                message=death_message(first.bye, [life.rank for life in dead[1:]], alive),
-                ranks=(first.rank,),
-                phase=PHASES.get(first.bye.phase, first.bye.phase),
-                bucket=min(first.bye.in_flight, default=None),
-                since_step=first.bye.step,
-                until_step=first.bye.step,
-                steps=0 if first.bye.step is None else 1,
-                cost_ns=self._waited_for(first),
-                open=bool(alive) and not self._over,
-                evidence={"ends": {life.rank: _end_of(life.bye) for life in dead if life.bye is not None}},
-            )
-        ]
 
     def _waited_for(self, dead: RankLife) -> int:
         """Rank-time of all others after a death, unless they train on."""

@@ -261,10 +261,10 @@ def _regular(steps: Sequence[int]) -> int | None:
     return gaps.pop() if len(steps) > REGULAR_AFTER and len(gaps) == 1 else None
 
 
-def joined(pauses: Iterable[Incident], lives: Iterable[Incident]) -> list[Incident]:
+def joined(pauses: Iterable[Incident], hangs: Iterable[Incident]) -> list[Incident]:
     """Makes one incident of a stall that shows in the steps as a pause, and in heartbeats as a hang that is over."""
     found = list(pauses)
-    for incident in lives:
+    for incident in hangs:
         index = next((at for at, pause in enumerate(found) if _same(pause, incident)), None)
         if index is None:
             found.append(incident)

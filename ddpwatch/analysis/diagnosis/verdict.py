@@ -73,10 +73,10 @@ def with_unseen(found: Verdict, unseen: Collection[int]) -> Verdict:
 
     Args:
         found: The verdict on what is known.
-        unseen: The ranks whose hosts are not connected.
+        unseen: The ranks whose hosts are not connected, at least one.
     """
     is_theirs = bool(found.ranks) and set(found.ranks) <= set(unseen)
-    if not unseen or not (is_theirs or found.severity in ("none", "ok")):
+    if not (is_theirs or found.severity in ("none", "ok")):
         return found
     ranks = tuple(sorted(unseen))
     are, their = ("is", "its") if len(ranks) == 1 else ("are", "their")
