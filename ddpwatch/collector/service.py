@@ -201,7 +201,7 @@ class Collector:
                 self._spread(*accepted, is_local=True)
 
     def _publish(self, message: Message, frame: bytes | None = None) -> None:
-        """Keeps and distributes a message that comes from the collector itself."""
+        """Keeps and spreads a message that comes from the collector itself."""
         envelope = self._hub.keep(message, frame or encode(message), self._clock.now_ns())
         self._spread(message, envelope, is_local=True)
 

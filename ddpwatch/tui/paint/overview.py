@@ -12,10 +12,11 @@ from ddpwatch.tui.paint.header import Keys, Tab, paint_footer, paint_header, pai
 from ddpwatch.tui.paint.history import paint_history
 from ddpwatch.tui.paint.lanes import paint_lanes, rows_used, rows_wanted
 from ddpwatch.tui.paint.lost import lost_rows, paint_lost
-from ddpwatch.tui.paint.page import Part, assemble, nothing_known, verdict_rows, waiting
-from ddpwatch.tui.paint.screen_layout import ScreenLayout, layout
+from ddpwatch.tui.paint.page import Part, assemble, nothing_known, verdict_rows
+from ddpwatch.tui.paint.screen_layout import Box, ScreenLayout, layout
 from ddpwatch.tui.paint.split import paint_split, rows_for, split_room
 from ddpwatch.tui.paint.table import paint_table
+from ddpwatch.tui.paint.waiting import paint_waiting
 
 
 def overview_layout(model: Overview, width: int, height: int) -> ScreenLayout:
@@ -38,7 +39,9 @@ def paint_overview(
         (boxes.footer, paint_footer(model, boxes.footer.width, boxes.footer.height, tabs, keys)),
     ]
     if nothing_known(model):
-        parts.append(waiting(model, width, height, boxes.header.height, boxes.footer.height))
+        header, footer = boxes.header.height, boxes.footer.height
+        middle = Box(0, header, width, max(height - header - footer, 0))
+        parts.append((middle, paint_waiting(model.link, width, middle.height)))
     else:
         parts += _body(model, boxes, first)
     return assemble(parts, width, height)

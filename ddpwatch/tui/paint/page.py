@@ -1,4 +1,4 @@
-"""What several views share: the verdict's height, what shows before the first frame, and boxes on one screen."""
+"""What several views share: the verdict's height, a body with nothing to show, and boxes on one screen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.header import line_below, verdict_lines
 from ddpwatch.tui.paint.screen_layout import Box
-from ddpwatch.tui.paint.waiting import paint_waiting
 from ddpwatch.tui.text import UNKNOWN, shorten
 
 ONE_LINE = 150  # columns in which most verdicts fit
@@ -34,12 +33,6 @@ def no_step(width: int, height: int, what: str = "no step yet") -> list[Row]:
 def nothing_known(model: Overview) -> bool:
     """Whether no rank has reported yet."""
     return model.lanes is None and not model.ranks and not model.filter
-
-
-def waiting(model: Overview, width: int, height: int, header: int, footer: int) -> Part:
-    """The waiting screen, between header and footer."""
-    middle = Box(0, header, width, max(height - header - footer, 0))
-    return middle, paint_waiting(model.link, middle.width, middle.height)
 
 
 def assemble(parts: Iterable[Part], width: int, height: int) -> list[Row]:
