@@ -266,11 +266,12 @@ def test_what_cells_show_differs_in_every_theme(theme):
 def test_half_cells_need_colour_and_half_blocks(theme, ascii_only, shown):
     class View(PaintedView):
         def paint(self, width, height):
-            return []
+            return [[("╲╲", "idle/waits-exposed")]]
 
     view = View()
     view.apply_theme(theme, bool(ascii_only))
-    assert view._strip([("╲╲", "idle/waits-exposed")]).text == shown
+    view.repaint()
+    assert view.render_line(0).text == shown
 
 
 @pytest.mark.parametrize(

@@ -108,13 +108,10 @@ class PaintedView(Widget):
         if y >= len(self._rows):
             return Strip.blank(self.size.width)
         if y not in self._strips:
-            self._strips[y] = self._strip(self._rows[y])
+            row, styles = self._rows[y], self._styles[self._was_stale]
+            if self._ascii:
+                row = [(ascii_text(text), name) for text, name in row]
+            elif self._half_cells:
+                row = [(UPPER_HALF * len(text) if HALVES in name else text, name) for text, name in row]
+            self._strips[y] = RowStrip([Segment(text, styles[name]) for text, name in row], self.size.width)
         return self._strips[y]
-
-    def _strip(self, row: Row) -> Strip:
-        styles = self._styles[self._was_stale]
-        if self._ascii:
-            row = [(ascii_text(text), name) for text, name in row]
-        elif self._half_cells:
-            row = [(UPPER_HALF * len(text) if HALVES in name else text, name) for text, name in row]
-        return RowStrip([Segment(text, styles[name]) for text, name in row], self.size.width)
