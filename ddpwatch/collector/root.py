@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 
 import zmq
 import zmq.utils.z85
@@ -90,17 +90,13 @@ class Root:
         _log.info("listening at %s", bound)
         return Listening(bound)
 
-    def receive(self, ready: Container[object]) -> Iterator[tuple[AdmittedNode, bytes]]:
-        """The frames that have come from admitted nodes, still to be checked. Never waits.
-
-        Args:
-            ready: The sources that can be read.
-        """
-        if self._asked in ready:
+    def receive(self, polled: transport.Polled) -> Iterator[tuple[AdmittedNode, bytes]]:
+        """The frames that have come from admitted nodes, still to be checked. Never waits."""
+        if self._asked in polled.ready:
             self._answer_zap()
-        if self._failures.source in ready:
+        if self._failures.source in polled.ready:
             self.drain()
-        arrived = deque(self._arrived() if self._agents in ready else ())
+        arrived = deque(self._arrived(polled) if self._agents in polled.ready else ())
         if arrived:
             self._ask()  # now: it has admitted the ranks that these frames are about before they were sent
         while arrived:
@@ -175,15 +171,15 @@ class Root:
             self._ask()
         return self.nodes.of_key(key)
 
-    def _arrived(self) -> Iterator[tuple[bytes, list[zmq.Frame], int]]:
-        """The messages that are there: connection, parts, and when it was received."""
-        nbytes = 0
+    def _arrived(self, polled: transport.Polled) -> Iterator[tuple[bytes, list[zmq.Frame], int]]:
+        """The messages that are there: connection, parts, and by when it was there."""
+        nbytes, moments = 0, polled.moments(self._agents)
         for _ in range(RECEIVE_LIMIT):
             try:
                 connection, *parts = self._agents.recv_multipart(transport.DONTWAIT, copy=False)
             except zmq.Again:
                 return
-            yield connection.bytes, parts, time.monotonic_ns()
+            yield connection.bytes, parts, next(moments)
             nbytes += sum(map(len, parts))
             if nbytes >= RECEIVE_BYTES:
                 return
