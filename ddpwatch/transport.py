@@ -19,7 +19,8 @@ from __future__ import annotations
 import struct
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -62,7 +63,7 @@ class Polled(NamedTuple):
         at_ns: When it ended (monotonic).
     """
 
-    ready: Container[object]
+    ready: AbstractSet[object]
     at_ns: int
 
     def moments(self, source: Socket) -> Iterator[int]:
@@ -76,7 +77,7 @@ class Polled(NamedTuple):
             yield time.monotonic_ns()
 
 
-NOT_POLLED: Final = Polled((), 0)
+NOT_POLLED: Final = Polled(frozenset(), 0)
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):

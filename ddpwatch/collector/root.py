@@ -40,6 +40,7 @@ from ddpwatch.errors import DdpwatchError
 RECEIVE_LIMIT = 500  # messages per turn
 RECEIVE_BYTES = 16 * 1024 * 1024  # per turn, and one message: they are in memory at once
 BIND_AGAIN_S = 0.5
+PINGS = 256  # in a round of all nodes
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _log = logging.getLogger("ddpwatch.collector")
 
@@ -199,7 +200,8 @@ class Root:
             node.seen_s = time.monotonic()
             if isinstance(message, Ping):
                 node.wanted_ppm = message.wanted_ppm
-                self._send(connection, Pong(message.sent_ns, received_ns, time.monotonic_ns(), *self._clock))
+                pings = PINGS // len(self.nodes)
+                self._send(connection, Pong(message.sent_ns, received_ns, time.monotonic_ns(), *self._clock, pings))
             else:
                 yield from ((node, frame) for frame in self._frames(node, message))
 

@@ -44,7 +44,7 @@ SILENT_S = 4.0  # without anything, a connection that worked is replaced: the ro
 ANSWER_S = HANDSHAKE_S + 1.0  # a connection that has never worked is replaced after this; ZeroMQ retries until then
 UNREACHABLE_S = 10.0
 PINGS = 8  # in a round, at least
-ROUND_NS = 5_000_000  # for which it lasts, at least: the faster the root answers, the more pings it gets
+ROUND_NS = 10_000_000  # after which it has no more
 PING_S = 2.0  # from one round of pings to the next
 _log = logging.getLogger("ddpwatch.collector")
 
@@ -152,8 +152,7 @@ class UpQueue:
 
 
 class ClockPings:
-    """Rounds of pings: the one that was there fastest bounds the clocks best from one side, and the one that was back
-    fastest from the other.
+    """Rounds of pings: the fastest there bounds the clocks best from one side, the fastest back from the other.
 
     Attributes:
         goes_on: Whether the round has more pings.
@@ -174,7 +173,8 @@ class ClockPings:
     def answered(self, pong: Pong, returned_ns: int) -> list[tuple[Pong, int]]:
         """The round's best answers (one or two) with their returns, after the last one; none before."""
         self._answers.append((pong, returned_ns))
-        self.goes_on = len(self._answers) < PINGS or returned_ns - self._answers[0][0].sent_ns < ROUND_NS
+        number, lasted_ns = len(self._answers), returned_ns - self._answers[0][0].sent_ns
+        self.goes_on = number < PINGS or (number < pong.pings and lasted_ns < ROUND_NS)
         if self.goes_on:
             return []
         there = min(self._answers, key=lambda answer: answer[0].received_ns - answer[0].sent_ns)

@@ -116,10 +116,10 @@ def test_a_dropped_frame_shows_in_the_next_batch() -> None:
     assert last == [2]
 
 
-def pong(sent_ns: int, there_ns: int, back_ns: int) -> tuple[Pong, int]:
+def pong(sent_ns: int, there_ns: int, back_ns: int, pings: int = 0) -> tuple[Pong, int]:
     """An answer after 100 ns, and when it was back; both clocks show the same."""
     received_ns = sent_ns + there_ns
-    return Pong(sent_ns, received_ns, received_ns + 100, "", ""), received_ns + 100 + back_ns
+    return Pong(sent_ns, received_ns, received_ns + 100, "", "", pings), received_ns + 100 + back_ns
 
 
 def test_of_a_round_of_pings_the_fastest_there_and_the_fastest_back_count() -> None:
@@ -142,8 +142,15 @@ def test_a_round_whose_fastest_ping_is_the_fastest_both_ways_gives_one_exchange(
 def test_a_round_has_more_pings_where_they_are_fast() -> None:
     pings = ClockPings()
     assert pings.is_due(1.0)
-    found = [pings.answered(*pong(number * MS // 4, 100, 100)) for number in range(21)]
+    found = [pings.answered(*pong(number * MS // 2, 100, 100, 32)) for number in range(21)]
     assert [bool(exchanges) for exchanges in found] == [False] * 20 + [True]
+
+
+def test_a_root_with_many_nodes_gets_fewer_pings_from_each() -> None:
+    pings = ClockPings()
+    assert pings.is_due(1.0)
+    found = [pings.answered(*pong(number * MS // 2, 100, 100, 12)) for number in range(12)]
+    assert [bool(exchanges) for exchanges in found] == [False] * 11 + [True]
 
 
 def test_a_ping_was_there_when_the_poll_ended_whatever_else_came_first(pair: Pair) -> None:
@@ -485,7 +492,7 @@ def test_what_is_no_address_or_key_leaves_an_agent_with_its_own_viewers(endpoint
     context, rank = transport.Context(), ControlSocket(mine)
     hosts = Hosts(context, zmq.Poller(), control := its.detach(), "run", True, 0, Hub(8), Attention("run", 8, {}))
     rank.send(Connect(endpoint, key, new_key_pair(), NODE))
-    assert list(hosts.turn(transport.Polled([control], 0))) == []
+    assert list(hosts.turn(transport.Polled({control}, 0))) == []
     assert rank.receive() == [Unreachable(endpoint)]
     hosts.close()
     rank.close()
