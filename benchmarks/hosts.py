@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--fault", choices=hosts_faults.FAULTS, action="append", help="repeatable (default: all)")
     parser.add_argument("--seed", type=int, default=1, help="of the faults' moments (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=200, help="of the straggler's jobs (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=60, help="of the clocks (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=120, help="of the clocks (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=64, help="of the cost (default: %(default)s)")
     parser.add_argument("--block", type=int, default=32, help="steps in a block of the cost (default: %(default)s)")
     options = parser.parse_args()

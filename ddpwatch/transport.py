@@ -20,7 +20,8 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import zmq
@@ -52,6 +53,31 @@ SNDMORE: Final = int(zmq.SNDMORE)
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
+
+
+class Polled(NamedTuple):
+    """What a poll has found.
+
+    Attributes:
+        ready: The sources that can be read.
+        at_ns: When it ended (monotonic).
+    """
+
+    ready: AbstractSet[object]
+    at_ns: int
+
+    def moments(self, source: Socket) -> Iterator[int]:
+        """By when each message from a source was there: to be asked once each is received.
+
+        The first one was there when the poll ended, as polling reads it.
+        """
+        if source in self.ready:
+            yield self.at_ns
+        while True:
+            yield time.monotonic_ns()
+
+
+NOT_POLLED: Final = Polled(frozenset(), 0)
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
@@ -95,6 +121,13 @@ class ReceiveClock:
 
 Frame = tuple[Message, Envelope]
 """A frame as a reader receives it: decoded, and in its envelope."""
+
+
+def poll(poller: zmq.Poller, timeout_ms: int) -> Polled:
+    """Waits until a source can be read, for so long at most."""
+    found = poller.poll(timeout_ms)
+    at_ns = time.monotonic_ns()
+    return Polled({source for source, _ in found}, at_ns)
 
 
 def batches(envelopes: Iterable[Envelope]) -> Iterator[list[Envelope]]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 MAX_DRIFT_PPM = 200.0  # crystals differ by less than 50 each; the rest is for clocks that are being slewed
 DRIFT_CHANGE_PPM = 1.0  # by which the drift may change within the window, as machines warm up
+STRAY_PPM = DRIFT_CHANGE_PPM / 2  # so all that it was within the window differs from its middle by no more
 WINDOW_NS = 120_000_000_000
 CHUNK_NS = 5_000_000_000  # how often old bounds are thinned out
 ROUNDING_NS = 1.0
@@ -64,7 +65,7 @@ class ClockOffset:
     def drift_ppm(self) -> tuple[float, float]:
         """Bounds of the drift, in millionths of the time that passes."""
         drifts = [drift for drift, _ in self._polygon] or [-MAX_DRIFT_PPM, MAX_DRIFT_PPM]
-        return min(drifts) - DRIFT_CHANGE_PPM, max(drifts) + DRIFT_CHANGE_PPM
+        return min(drifts) - STRAY_PPM, max(drifts) + STRAY_PPM
 
     @property
     def newest(self) -> tuple[int, int]:
@@ -91,7 +92,7 @@ class ClockOffset:
     def _at(self, at_ns: int) -> tuple[float, float]:
         ms = (at_ns - self._origin_ns) / 1e6  # ppm times ms is ns
         offsets = [offset + drift * ms for drift, offset in self._polygon]
-        slack = DRIFT_CHANGE_PPM * abs(ms)
+        slack = STRAY_PPM * abs(ms)
         return min(offsets) - slack, max(offsets) + slack
 
     def _agree(self, bounds: Sequence[Bound]) -> bool:
@@ -156,7 +157,7 @@ class ClockOffset:
     def _relative(self, bound: Bound) -> tuple[float, float]:
         """Time (ms) and value of a bound, from the origin. The farther away, the more the drift may have changed."""
         ms = (bound.at_ns - self._origin_ns) / 1e6
-        slack = DRIFT_CHANGE_PPM * abs(ms) + ROUNDING_NS
+        slack = STRAY_PPM * abs(ms) + ROUNDING_NS
         return ms, bound.value - self._origin_offset - bound.side * slack
 
 

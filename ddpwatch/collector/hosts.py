@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 
 import zmq
 
@@ -76,20 +76,16 @@ class Hosts:
         if self._control is not None:
             self._control.send(report)
 
-    def turn(self, ready: Container[object]) -> Iterator[tuple[AdmittedNode, bytes]]:
-        """Does what is due; yields the frames that have come from other hosts, still to be checked.
-
-        Args:
-            ready: The sources that can be read.
-        """
-        if self._control is not None and (self._control.fileno() in ready or self._control.has_unsent):
+    def turn(self, polled: transport.Polled) -> Iterator[tuple[AdmittedNode, bytes]]:
+        """Does what is due; yields the frames that have come from other hosts, still to be checked."""
+        if self._control is not None and (self._control.fileno() in polled.ready or self._control.has_unsent):
             self._obey()
         if self._root is not None:
             if (listening := self._root.listen()) is not None:
                 self.report(listening)
-            yield from self._root.receive(ready)
+            yield from self._root.receive(polled)
         if self._uplink is not None:
-            for lease in self._uplink.turn():
+            for lease in self._uplink.turn(polled):
                 self._attention.follow(lease.ppm, lease.first_slot, time.monotonic_ns())
             if self._uplink.is_unreachable and not self._has_complained:
                 self._has_complained = True

@@ -85,6 +85,9 @@ class Nodes:
             del self._of_rank[rank]
         node.ranks = frozenset(rank for rank in order.ranks if self._of_rank.setdefault(rank, node) is node)
 
+    def __len__(self) -> int:
+        return len(self._nodes)
+
     def of_key(self, key: str) -> AdmittedNode | None:
         """The host whose agent has this public key."""
         return next((node for node in self._nodes.values() if node.key == key), None)

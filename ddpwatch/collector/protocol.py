@@ -71,13 +71,17 @@ class Ack(msgspec.Struct, tag="ack", frozen=True):
 
 
 class Pong(msgspec.Struct, tag="pong", frozen=True):
-    """The ping's ``sent_ns``, and when the root received and answered it: on the clock of ``boot_id``, ``time_ns``."""
+    """The ping's ``sent_ns``, and when the root received and answered it: on the clock of ``boot_id``, ``time_ns``.
+
+    ``pings`` is how many the root has time for in a round.
+    """
 
     sent_ns: Ns
     received_ns: Ns
     replied_ns: Ns
     boot_id: Name
     time_ns: Name
+    pings: Count = 0
 
 
 class GrantedLease(msgspec.Struct, tag="lease", frozen=True):

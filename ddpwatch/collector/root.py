@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 
 import zmq
 import zmq.utils.z85
@@ -40,6 +40,7 @@ from ddpwatch.errors import DdpwatchError
 RECEIVE_LIMIT = 500  # messages per turn
 RECEIVE_BYTES = 16 * 1024 * 1024  # per turn, and one message: they are in memory at once
 BIND_AGAIN_S = 0.5
+PINGS = 256  # in a round of all nodes
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _log = logging.getLogger("ddpwatch.collector")
 
@@ -90,17 +91,13 @@ class Root:
         _log.info("listening at %s", bound)
         return Listening(bound)
 
-    def receive(self, ready: Container[object]) -> Iterator[tuple[AdmittedNode, bytes]]:
-        """The frames that have come from admitted nodes, still to be checked. Never waits.
-
-        Args:
-            ready: The sources that can be read.
-        """
-        if self._asked in ready:
+    def receive(self, polled: transport.Polled) -> Iterator[tuple[AdmittedNode, bytes]]:
+        """The frames that have come from admitted nodes, still to be checked. Never waits."""
+        if self._asked in polled.ready:
             self._answer_zap()
-        if self._failures.source in ready:
+        if self._failures.source in polled.ready:
             self.drain()
-        arrived = deque(self._arrived() if self._agents in ready else ())
+        arrived = deque(self._arrived(polled) if self._agents in polled.ready else ())
         if arrived:
             self._ask()  # now: it has admitted the ranks that these frames are about before they were sent
         while arrived:
@@ -175,15 +172,15 @@ class Root:
             self._ask()
         return self.nodes.of_key(key)
 
-    def _arrived(self) -> Iterator[tuple[bytes, list[zmq.Frame], int]]:
-        """The messages that are there: connection, parts, and when it was received."""
-        nbytes = 0
+    def _arrived(self, polled: transport.Polled) -> Iterator[tuple[bytes, list[zmq.Frame], int]]:
+        """The messages that are there: connection, parts, and by when it was there."""
+        nbytes, moments = 0, polled.moments(self._agents)
         for _ in range(RECEIVE_LIMIT):
             try:
                 connection, *parts = self._agents.recv_multipart(transport.DONTWAIT, copy=False)
             except zmq.Again:
                 return
-            yield connection.bytes, parts, time.monotonic_ns()
+            yield connection.bytes, parts, next(moments)
             nbytes += sum(map(len, parts))
             if nbytes >= RECEIVE_BYTES:
                 return
@@ -203,7 +200,8 @@ class Root:
             node.seen_s = time.monotonic()
             if isinstance(message, Ping):
                 node.wanted_ppm = message.wanted_ppm
-                self._send(connection, Pong(message.sent_ns, received_ns, time.monotonic_ns(), *self._clock))
+                pings = PINGS // len(self.nodes)
+                self._send(connection, Pong(message.sent_ns, received_ns, time.monotonic_ns(), *self._clock, pings))
             else:
                 yield from ((node, frame) for frame in self._frames(node, message))
 

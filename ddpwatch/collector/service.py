@@ -151,10 +151,11 @@ class Collector:
     def _turn(self) -> None:
         """Looks after what is ready: with a hundred hosts, most turns are for a ping, and must be short."""
         remaining_s = self._next_tick - time.monotonic()
-        ready = {source for source, _ in self._poller.poll(max(0, int(remaining_s * 1000) + 1))}
+        polled = transport.poll(self._poller, max(0, int(remaining_s * 1000) + 1))
+        ready = polled.ready
         if self._ranks in ready:
             self._receive_from_ranks()
-        for node, frame in self._hosts.turn(ready):
+        for node, frame in self._hosts.turn(polled):
             accepted = self._hub.accept_from_node(frame, node.number, node.ranks, self._clock.now_ns())
             if accepted is not None:
                 self._spread(*accepted)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, starmap
 from typing import NamedTuple
 
 import zmq
@@ -43,7 +43,8 @@ WINDOW = 64  # batches on their way: a root that is slow gets no more
 SILENT_S = 4.0  # without anything, a connection that worked is replaced: the root answers every 2 s at least
 ANSWER_S = HANDSHAKE_S + 1.0  # a connection that has never worked is replaced after this; ZeroMQ retries until then
 UNREACHABLE_S = 10.0
-PINGS = 8
+PINGS = 8  # in a round, at least
+ROUND_NS = 10_000_000  # after which it has no more
 PING_S = 2.0  # from one round of pings to the next
 _log = logging.getLogger("ddpwatch.collector")
 
@@ -151,32 +152,34 @@ class UpQueue:
 
 
 class ClockPings:
-    """Rounds of pings: the one that came back fastest bounds the clocks best."""
+    """Rounds of pings: the fastest there bounds the clocks best from one side, the fastest back from the other.
+
+    Attributes:
+        goes_on: Whether the round has more pings.
+    """
 
     def __init__(self) -> None:
-        self._left = 0
+        self.goes_on = False
         self._next_round_s = 0.0
-        self._best: tuple[int, Pong, int] | None = None
+        self._answers: list[tuple[Pong, int]] = []
 
     def is_due(self, now_s: float) -> bool:
         """Whether a round starts now. One in which a ping got lost is given up."""
         if now_s < self._next_round_s:
             return False
-        self._left, self._best, self._next_round_s = PINGS, None, now_s + PING_S
+        self.goes_on, self._answers, self._next_round_s = True, [], now_s + PING_S
         return True
 
-    def answered(self, pong: Pong, returned_ns: int) -> tuple[Pong, int] | None:
-        """The round's best answer, with its return, after the last one; None before."""
-        took_ns = (returned_ns - pong.sent_ns) - (pong.replied_ns - pong.received_ns)
-        if self._best is None or took_ns < self._best[0]:
-            self._best = took_ns, pong, returned_ns
-        self._left -= 1
-        return self._best[1:] if self._left == 0 else None
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the round has more pings."""
-        return self._left > 0
+    def answered(self, pong: Pong, returned_ns: int) -> list[tuple[Pong, int]]:
+        """The round's best answers (one or two) with their returns, after the last one; none before."""
+        self._answers.append((pong, returned_ns))
+        number, lasted_ns = len(self._answers), returned_ns - self._answers[0][0].sent_ns
+        self.goes_on = number < PINGS or (number < pong.pings and lasted_ns < ROUND_NS)
+        if self.goes_on:
+            return []
+        there = min(self._answers, key=lambda answer: answer[0].received_ns - answer[0].sent_ns)
+        back = min(self._answers, key=lambda answer: answer[1] - answer[0].replied_ns)
+        return [there] if there is back else [there, back]
 
 
 class Uplink:
@@ -228,9 +231,9 @@ class Uplink:
         self._has_hello = self._has_hello or isinstance(message, Hello)
         self._queue.add(frame, _key(message))
 
-    def turn(self) -> list[GrantedLease]:
+    def turn(self, polled: transport.Polled = transport.NOT_POLLED) -> list[GrantedLease]:
         """Sends and receives what there is; the leases that have come. Never waits."""
-        leases = [lease for lease in map(self._heard, self._received()) if lease is not None]
+        leases = [lease for lease in starmap(self._heard, self._received(polled)) if lease is not None]
         now = time.monotonic()
         self._add(self._packer.flush(time.monotonic_ns()))
         if now - self._heard_s > (SILENT_S if self._is_welcome else ANSWER_S):
@@ -280,31 +283,34 @@ class Uplink:
         self.close()
         self._socket = self._opened()
 
-    def _received(self) -> Iterator[bytes]:
+    def _received(self, polled: transport.Polled) -> Iterator[tuple[bytes, int]]:
+        """What has come, and by when it was there."""
         source = self._socket
+        moments = polled.moments(source)
         while source is self._socket:  # it is replaced when the root does not know it
             try:
-                yield source.recv(zmq.DONTWAIT)
+                data = source.recv(zmq.DONTWAIT)
             except zmq.Again:
                 return
+            yield data, next(moments)
 
-    def _heard(self, data: bytes) -> GrantedLease | None:
+    def _heard(self, data: bytes, there_ns: int) -> GrantedLease | None:
         message = unpack_down(data)
         if message is None:
             return None
         self._heard_s = time.monotonic()
         if isinstance(message, GrantedLease):
             return message
-        self._obey(message)
+        self._obey(message, there_ns)
         return None
 
-    def _obey(self, message: Down) -> None:
+    def _obey(self, message: Down, there_ns: int) -> None:
         if isinstance(message, Welcome):
             self._enter(message)
         elif isinstance(message, Ack):
             self._queue.acknowledge(message.seq)
         elif isinstance(message, Pong):
-            self._measure(message, time.monotonic_ns())
+            self._measure(message, there_ns)
         else:
             self._reopen()
 
@@ -324,8 +330,9 @@ class Uplink:
         best = self._pings.answered(pong, returned_ns)
         if self._pings.goes_on:
             self._ping()
-        if best is not None and self._has_hello:
-            self._queue.add(encode(self._exchange(*best)))
+        if self._has_hello:
+            for answer in best:
+                self._queue.add(encode(self._exchange(*answer)))
 
     def _exchange(self, pong: Pong, returned_ns: int) -> ClockExchange:
         return ClockExchange(

@@ -40,7 +40,10 @@ TABLE = ROOT / "docs" / "safety.md"
 # In a line of torch's log: the clock and the process; how many frames Dynamo has compiled before (our hooks are two).
 VARYING = re.compile(r"[IWE]\d{4} [\d:.]+( \d+)?|\[\d+/\d+\]")
 # Slow to import, so once for all ranks. The unwatched twins import nothing of ddpwatch.
-COMPILERS = ("torch._inductor.compile_fx", "torch._dynamo.backends.common", "torch.distributed.checkpoint")
+COMPILERS = (
+    "torch._inductor.compile_fx", "torch._dynamo.backends.common", "torch.distributed.checkpoint",
+    "torch.distributed.tensor.experimental", "torch.utils.cpp_extension", "_pytest.raises", "_pytest.recwarn",
+)  # fmt: skip
 OURS = ("said ", "WARNING:ddpwatch:")
 Sections = dict[str, str]
 SAME = "same"

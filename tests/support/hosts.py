@@ -91,16 +91,13 @@ class Host:
         return subprocess.run(self.entered(*command), env=variables, check=True, capture_output=True, text=True).stdout
 
     def processes(self, word: str) -> list[psutil.Process]:
-        """The processes in there that have the word in their command lines."""
-        network = _network(self.pid)
-        return [
-            process
-            for process in psutil.process_iter(["cmdline", "status"])
-            if process.info["status"] != psutil.STATUS_ZOMBIE
-            and any(word in part for part in process.info["cmdline"] or [])
-            and network
-            and _network(process.pid) == network
-        ]
+        """The processes in there that have the word in their command lines; none that has ended."""
+        network, found = _network(self.pid), []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if network and _network(process.pid) == network and any(word in part for part in process.cmdline()):
+                    found.append(process)
+        return found
 
     def close(self) -> None:
         """Ends it; its links go with it."""

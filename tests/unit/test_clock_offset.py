@@ -80,6 +80,29 @@ def test_a_drift_that_changes_slowly() -> None:
     assert offset.epoch == 0
 
 
+def test_a_drift_that_changes_at_once() -> None:
+    """By as much as it may within the window."""
+
+    def truth(at: int) -> float:
+        return BASE + at * 20e-6 + max(0, at - 40 * S) * 1e-6
+
+    offset = ClockOffset()
+    for at in range(0, 200 * S, S):
+        feed(offset, truth, at, 0, 0)
+        assert hold(offset, truth, at, at + 10 * S)
+    assert offset.epoch == 0
+
+
+def test_what_was_known_20_s_ago_is_known_to_60_us() -> None:
+    """The drift may have strayed by half a ppm: 10 µs for each side, and as much for what is known of the drift."""
+    offset, truth = ClockOffset(), drifting(20)
+    for at in range(0, 80 * S, S):
+        transfer = 0 if at < 60 * S else MS
+        feed(offset, truth, at, transfer, transfer)
+    low, high = offset.between(80 * S, 80 * S)
+    assert high - low < 60 * US
+
+
 def test_the_interval_is_no_wider_than_the_shortest_transfers() -> None:
     """Ten seconds with long transfers only hardly matter: by then the drift is known."""
     offset, dice, truth = ClockOffset(), random.Random(1), drifting(30)

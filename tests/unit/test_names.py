@@ -6,6 +6,7 @@ import ast
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,18 @@ def sources(folders: tuple[str, ...]) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.ClassDef, ast.Constant))]
+
+
 def classes(path: Path) -> Iterator[str]:
-    return (node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
+    return (node.name for node in nodes(path) if isinstance(node, ast.ClassDef))
 
 
 def strings(path: Path) -> Iterator[str]:
     """Docstrings and messages, joined as Python joins them."""
-    found = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+    found = (node.value for node in nodes(path) if isinstance(node, ast.Constant))
     return (value for value in found if isinstance(value, str))
 
 

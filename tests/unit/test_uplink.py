@@ -42,6 +42,7 @@ from tests.support.frames import hello
 
 NODE = "0a1b2c3d4e5f"
 OTHER = "ffffffffffff"
+MS = 1_000_000
 INTRODUCTIONS = [bytes(BATCH_BYTES), b"introduction"]  # too much for one message
 
 
@@ -115,14 +116,63 @@ def test_a_dropped_frame_shows_in_the_next_batch() -> None:
     assert last == [2]
 
 
-def test_of_a_round_of_pings_the_fastest_counts() -> None:
+def pong(sent_ns: int, there_ns: int, back_ns: int, pings: int = 0) -> tuple[Pong, int]:
+    """An answer after 100 ns, and when it was back; both clocks show the same."""
+    received_ns = sent_ns + there_ns
+    return Pong(sent_ns, received_ns, received_ns + 100, "", "", pings), received_ns + 100 + back_ns
+
+
+def test_of_a_round_of_pings_the_fastest_there_and_the_fastest_back_count() -> None:
     pings = ClockPings()
     assert pings.is_due(1.0)
     assert not pings.is_due(1.5)
-    took = [900, 300, 500, 400, 800, 700, 600, 1000]
-    answers = [pings.answered(Pong(0, 50, 150, "", ""), 100 + ns) for ns in took]
-    assert answers == [*[None] * 7, (Pong(0, 50, 150, "", ""), 400)]
+    there, back = [50, 40, 30, 90, 80, 70, 60, 50], [900, 300, 500, 200, 800, 700, 600, 1000]
+    pongs = [pong(number * MS, *ns) for number, ns in enumerate(zip(there, back, strict=True))]
+    assert [pings.answered(*each) for each in pongs] == [*[[]] * 7, [pongs[2], pongs[3]]]
     assert not pings.goes_on
+
+
+def test_a_round_whose_fastest_ping_is_the_fastest_both_ways_gives_one_exchange() -> None:
+    pings = ClockPings()
+    assert pings.is_due(1.0)
+    pongs = [pong(number * MS, ns, ns) for number, ns in enumerate((9, 3, 5, 4, 8, 7, 6, 10))]
+    assert [pings.answered(*each) for each in pongs] == [*[[]] * 7, [pongs[1]]]
+
+
+def test_a_round_has_more_pings_where_they_are_fast() -> None:
+    pings = ClockPings()
+    assert pings.is_due(1.0)
+    found = [pings.answered(*pong(number * MS // 2, 100, 100, 32)) for number in range(21)]
+    assert [bool(exchanges) for exchanges in found] == [False] * 20 + [True]
+
+
+def test_a_root_with_many_nodes_gets_fewer_pings_from_each() -> None:
+    pings = ClockPings()
+    assert pings.is_due(1.0)
+    found = [pings.answered(*pong(number * MS // 2, 100, 100, 12)) for number in range(12)]
+    assert [bool(exchanges) for exchanges in found] == [False] * 11 + [True]
+
+
+def test_a_ping_was_there_when_the_poll_ended_whatever_else_came_first(pair: Pair) -> None:
+    """So what the collector does between the poll and the ping does not widen the clock's bounds."""
+    root, agent = pair.start(), pair.agent()
+    pair.until(lambda: agent.welcome is not None)
+    pair.until(lambda: not agent._pings.goes_on)
+    agent._ping()
+    found = polled(root, timeout_ms=30_000)
+    assert found.at_ns < time.monotonic_ns()
+    list(root.receive(found))
+    pong = unpack_down(agent._socket.recv())
+    assert isinstance(pong, Pong)
+    assert pong.received_ns == found.at_ns
+    assert next(found.moments(agent._socket)) > found.at_ns  # of a source that the poll has not found
+
+
+def polled(root: Root, timeout_ms: int = 0) -> transport.Polled:
+    poller = zmq.Poller()
+    for source in root.sources:
+        poller.register(source, zmq.POLLIN)
+    return transport.poll(poller, timeout_ms)
 
 
 # -- agent and root --------------------------------------------------------------------------------------------------
@@ -198,7 +248,7 @@ class Pair:
         """Lets both ends go on once."""
         if self.root is not None:
             self.listening = self.root.listen() or self.listening
-            self.received += [(node.name, frame) for node, frame in self.root.receive(self.root.sources)]
+            self.received += [(node.name, frame) for node, frame in self.root.receive(polled(self.root))]
         for each in self.uplinks:
             self.leases += each.turn()
 
@@ -271,7 +321,7 @@ def test_the_clocks_are_measured_once_a_rank_has_introduced_itself(pair: Pair, m
     agent = pair.agent()
     pair.until(lambda: agent.welcome is not None)
     pongs: list[Pong] = []
-    monkeypatch.setattr(agent._pings, "answered", lambda pong, at: pongs.append(pong) or (pong, at))
+    monkeypatch.setattr(agent._pings, "answered", lambda pong, at: pongs.append(pong) or [(pong, at)])
     pair.until(lambda: pongs)
     pair.turn()
     assert pair.received == []  # no rank has introduced itself: the root does not know whose clock that is
@@ -322,8 +372,8 @@ def test_a_root_receives_a_bounded_number_of_bytes_at_once(pair: Pair, monkeypat
     monkeypatch.setattr(root_module, "RECEIVE_BYTES", 1)
     turns = []
 
-    def arrive() -> Iterator[tuple[bytes, list[zmq.Frame], int]]:
-        turns.append(found := list(arrived()))
+    def arrive(polled: transport.Polled) -> Iterator[tuple[bytes, list[zmq.Frame], int]]:
+        turns.append(found := list(arrived(polled)))
         return iter(found)
 
     arrived = root._arrived
@@ -344,7 +394,7 @@ def test_what_is_passed_on_has_been_acknowledged(pair: Pair) -> None:
     frames: list[tuple[AdmittedNode, bytes]] = []
     while not frames:
         agent.turn()
-        frames += islice(root.receive(root.sources), 1)
+        frames += islice(root.receive(polled(root)), 1)
     pair.root = None  # it gets no further
     pair.until(lambda: not agent._queue)
     pair.root = root
@@ -442,7 +492,7 @@ def test_what_is_no_address_or_key_leaves_an_agent_with_its_own_viewers(endpoint
     context, rank = transport.Context(), ControlSocket(mine)
     hosts = Hosts(context, zmq.Poller(), control := its.detach(), "run", True, 0, Hub(8), Attention("run", 8, {}))
     rank.send(Connect(endpoint, key, new_key_pair(), NODE))
-    assert list(hosts.turn([control])) == []
+    assert list(hosts.turn(transport.Polled({control}, 0))) == []
     assert rank.receive() == [Unreachable(endpoint)]
     hosts.close()
     rank.close()

@@ -24,18 +24,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import (
-    ddp_zero_hook,
-    debugging_hooks,
-    default_hooks,
-    optimizer_overlap_hooks,
-    powerSGD_hook,
-)
 from torch.distributed.algorithms.join import Join
-from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in_backward, as_functional_optim
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
+
+if __name__ == "__main__":  # slow to import, and not for a DataLoader's worker that spawn starts
+    from torch.distributed.algorithms.ddp_comm_hooks import (
+        ddp_zero_hook,
+        debugging_hooks,
+        default_hooks,
+        optimizer_overlap_hooks,
+        powerSGD_hook,
+    )
+    from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in_backward, as_functional_optim
 
 STEPS = 6
 
