@@ -62,8 +62,8 @@ class RunView(PaintedView, can_focus=True):
             rows += paint_waiting(model.link, width, height - len(rows) - footer)
         else:
             rows += paint_verdict(model, width, verdict_rows(model, width, height))
-            rows += self.body(width, height - len(rows) - footer)
-        return rows + paint_footer(model, width, footer, self.tabs, self.KEYS)
+            rows += self.body(width, max(0, height - len(rows) - footer))
+        return rows[: height - footer] + paint_footer(model, width, footer, self.tabs, self.KEYS)
 
     def body(self, width: int, height: int) -> list[Row]:
         """The rows between verdict and footer, as many as ``height``; that may be 0."""
