@@ -537,6 +537,7 @@ def test_a_phase_shows_what_lateness_hides():
     [
         ("periodic", 0.10, 2, "quiet", 3),  # seen to start 25 steps too early, as noise was as late
         ("periodic", 0.05, 8, "uniform", 3),  # in every 16th step: 8 of 128
+        ("periodic", 0.05, 8, "quiet", 1),  # the first strike in a watched step is its sixth
     ],
 )
 def test_small_faults_in_noise(kind, size, world, noise, seed):
