@@ -635,16 +635,19 @@ def test_the_median_rank_does_not_make_noise_seem_small(world):
     assert 0.8 * MS < group.scale_ns < 2.0 * MS
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_the_scale_of_noise_that_lasts_is_known_from_what_changes(world):
+@pytest.mark.parametrize(("world", "least"), [(2, 0.9), (8, 0.7)])
+def test_the_scale_of_noise_that_lasts_is_known_from_what_changes(world, least):
     """A few steps show a part of it only: the level changes by a tenth from step to step."""
-    rng, group = random.Random(world), GroupLateness(tuple(range(world)))
-    level, seen = [rng.gauss(0, MS) for _ in range(world)], []
-    for number in range(96):
-        level = [0.9 * value + rng.gauss(0, MS) * (1 - 0.9**2) ** 0.5 for value in level]
-        group.add(number, list(map(int, level)), 100 * MS)
-        seen.append(group.scale_ns)
-    assert min(seen[40:]) > 0.8 * MS
+    smallest = []
+    for seed in range(10):
+        rng, group = random.Random(seed), GroupLateness(tuple(range(world)))
+        level, seen = [rng.gauss(0, MS) for _ in range(world)], []
+        for number in range(96):
+            level = [0.9 * value + rng.gauss(0, MS) * (1 - 0.9**2) ** 0.5 for value in level]
+            group.add(number, list(map(int, level)), 100 * MS)
+            seen.append(group.scale_ns)
+        smallest.append(min(seen[40:]))
+    assert median(smallest) > least * MS
 
 
 @pytest.mark.parametrize("correlation", [0.3, 0.6, 0.9])
