@@ -17,6 +17,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.sampling.levels import is_watched
 
 ALARMS = ("warning", "error")
+SEEN_STRIKES = 4  # watched ones, that a fault may have had before the diagnosis has it start
 LOOK_STEPS, LOOK_EVERY = 48, 8  # how often to look whether a fault is named: after every step at first, then less often
 
 
@@ -36,6 +37,7 @@ class Score:
         strength: How far the fault stands out: its rank's extra lateness in watched steps, in standard errors of the
             rank's lateness without it. Below some 5 to 8, no test finds it that is seldom wrong.
         pieces: How many incidents it made of it.
+        latest: The last step in which an incident of it may start; 0: as many steps after it as its slack is.
     """
 
     truth: Truth
@@ -52,6 +54,7 @@ class Score:
     strength: float | None = None
     stated_ns: int = 0
     pieces: int = 0
+    latest: int = 0
 
 
 @dataclass
@@ -103,6 +106,7 @@ def play(job: Job) -> Result:
         look(diagnosis, result.scores, played.number, watched, job.shape.world)
     result.incidents = diagnosis.incidents()
     for score in result.scores:
+        score.latest = _latest(score.truth, np.array(watched))
         score.strength = _strength(score.truth, np.array(lateness), np.array(watched))
         score.oracle = _oracle(score.truth, np.array(figures), np.array(watched))
     judge(result.scores, result.incidents, job.shape.world)
@@ -137,6 +141,12 @@ def _oracle(truth: Truth, figures: Ints, watched: npt.NDArray[np.bool_]) -> floa
         shift = np.where(struck[watched], disturbed[:, rank] - calm[:, rank], 0.0)
         found.append(power(shift, calm, rank))
     return max(found)
+
+
+def _latest(truth: Truth, watched: npt.NDArray[np.bool_]) -> int:
+    """See `Score`: some strikes have to be seen first."""
+    seen = truth.strikes[watched[truth.strikes]][:SEEN_STRIKES].tolist()
+    return max([truth.since + truth.slack, *seen])
 
 
 def _strength(truth: Truth, lateness: Ints, watched: npt.NDArray[np.bool_]) -> float | None:
@@ -205,7 +215,8 @@ def judge(scores: Iterable[Score], incidents: Sequence[Incident], world: int) ->
     for score in scores:
         truth = score.truth
         own = matching(truth, incidents, world)
-        early = [one for one in own if one.since_step is None or one.since_step <= truth.since + truth.slack]
+        latest = score.latest or truth.since + truth.slack
+        early = [one for one in own if one.since_step is None or one.since_step <= latest]
         wrong = [one for one in incidents if _alike(truth, one) and id(one) not in taken]
         score.detected, score.rank, score.pieces = bool(early or wrong), bool(early), len(own)
         if early:

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from math import asin, pi
 from statistics import linear_regression, median
 
 import pytest
@@ -16,10 +17,18 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.change import change
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.lateness import GroupLateness
-from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, THRESHOLDS, WINDOWS, alarm_counts, deviations, scale
+from ddpwatch.analysis.diagnosis.noise import (
+    FALSE_ALARMS,
+    THRESHOLDS,
+    WINDOWS,
+    alarm_counts,
+    deviations,
+    lasting,
+    scale,
+)
 from ddpwatch.analysis.diagnosis.onset import onset
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
-from ddpwatch.analysis.diagnosis.streak import rhythm
+from ddpwatch.analysis.diagnosis.streak import rhythm, shift
 from ddpwatch.analysis.diagnosis.tail import Tail
 from ddpwatch.analysis.diagnosis.trend import Trend
 from ddpwatch.messages import Device, Group, Layout, Mark, RankSample, Span
@@ -537,6 +546,9 @@ def test_a_phase_shows_what_lateness_hides():
     [
         ("periodic", 0.10, 2, "quiet", 3),  # seen to start 25 steps too early, as noise was as late
         ("periodic", 0.05, 8, "uniform", 3),  # in every 16th step: 8 of 128
+        ("constant", 0.05, 2, "quiet", 2),  # in the mean of 64 steps; few of them exceed a threshold
+        ("drift", 0.10, 2, "slow", 0),  # where noise lasts
+        ("periodic", 0.05, 8, "quiet", 1),  # the first strike in a watched step is its sixth
     ],
 )
 def test_small_faults_in_noise(kind, size, world, noise, seed):
@@ -612,6 +624,51 @@ def test_the_scale_of_noise_is_not_moved_by_faults():
     clean = [int(rng.gauss(0, 1000)) for _ in range(400)]
     assert scale(clean) == pytest.approx(1000, rel=0.2)
     assert scale([value + 50_000 * (n % 5 == 0) for n, value in enumerate(clean)]) == pytest.approx(1000, rel=0.4)
+
+
+@pytest.mark.parametrize("world", [3, 4, 8])
+def test_the_median_rank_does_not_make_noise_seem_small(world):
+    """Its deviation is 0 in every step: of three ranks, that is a third of all deviations."""
+    rng, group = random.Random(world), GroupLateness(tuple(range(world)))
+    for number in range(100):
+        group.add(number, [int(rng.gauss(0, MS)) for _ in range(world)], 100 * MS)
+    assert 0.8 * MS < group.scale_ns < 2.0 * MS
+
+
+@pytest.mark.parametrize(("world", "least"), [(2, 0.9), (8, 0.7)])
+def test_the_scale_of_noise_that_lasts_is_known_from_what_changes(world, least):
+    """A few steps show a part of it only: the level changes by a tenth from step to step."""
+    smallest = []
+    for seed in range(10):
+        rng, group = random.Random(seed), GroupLateness(tuple(range(world)))
+        level, seen = [rng.gauss(0, MS) for _ in range(world)], []
+        for number in range(96):
+            level = [0.9 * value + rng.gauss(0, MS) * (1 - 0.9**2) ** 0.5 for value in level]
+            group.add(number, list(map(int, level)), 100 * MS)
+            seen.append(group.scale_ns)
+        smallest.append(min(seen[40:]))
+    assert median(smallest) > least * MS
+
+
+@pytest.mark.parametrize("correlation", [0.3, 0.6, 0.9])
+def test_how_long_noise_exceeds_a_threshold(correlation):
+    """At 0 deviations, the correlation of the signs is 2/pi arc sin r; a high threshold is exceeded more shortly."""
+    memory = (1 + correlation) / (1 - correlation)
+    signs = 1 + 2 * sum(2 / pi * asin(correlation**lag) for lag in range(1, 200))
+    assert 0.99 * signs < lasting(memory, 0.0) < 1.1 * signs  # of a memory that is rounded up
+    assert memory > lasting(memory, 1.5) > lasting(memory, 4.0) > 1
+    assert lasting(1.0, 1.5) == 1
+
+
+def test_a_shift():
+    rng = random.Random(2)
+    noise = [rng.gauss(0, 1000) for _ in range(64)]
+    mean, sure = shift([value + 800 for value in noise], 1000**2)
+    assert mean == pytest.approx(800, abs=400)
+    assert sure == pytest.approx(mean / 1000 * 64**0.5, rel=0.15)
+    assert shift(noise, 1000**2)[1] < 3
+    assert shift([value + 8000 for value in noise], None)[1] < 64**0.5  # nothing but these is known of noise
+    assert shift([value + 4000 * (at % 4 == 0) for at, value in enumerate(noise)], 1000**2)[1] == 0  # no shift
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 1024])

@@ -18,7 +18,7 @@ from ddpwatch.state import RunState
 from tests.support.frames import MS, hello, state_of
 
 WORLD, STEPS, LATE_RANK, LATE_MS = 3, 2000, 1, 30
-ENOUGH = 8  # full steps, until a rank that is late in every step must be named
+ENOUGH = 12  # full steps, until a rank that is late in every step must be named: the other two show how large noise is
 NO_LAUNCHES: Mapping[str, object] = {
     name: [] for name in ("module", "label", "bytes", "ready", "launch", "done", "seq")
 }  # fmt: skip
@@ -57,7 +57,7 @@ def stragglers_after_full_steps(fleet: Fleet) -> Iterator[list[tuple[int, ...]]]
 @PERIODS
 def test_a_rank_that_is_late_in_every_step_is_named_for_good(period: int) -> None:
     named = list(stragglers_after_full_steps(fleet_of(period, range(STEPS))))
-    assert len(named) >= 2 * ENOUGH
+    assert len(named) >= ENOUGH + 4
     assert all(ranks in ([], [(LATE_RANK,)]) for ranks in named)
     assert all(ranks == [(LATE_RANK,)] for ranks in named[ENOUGH:])
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import islice, pairwise, takewhile
+from math import exp
 from operator import mul, sub
 from statistics import NormalDist, fmean, median
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from ddpwatch.analysis.diagnosis.noise import (
     Threshold,
     alarm_counts,
     deviations,
+    lasting,
     memory,
     scale,
 )
@@ -35,6 +37,7 @@ from ddpwatch.analysis.diagnosis.streak import (
     Rhythm,
     Streak,
     rhythm,
+    shift,
 )
 
 POOLED = 128  # newest deviations, over all ranks: what the scale of noise is estimated from
@@ -44,7 +47,8 @@ FEWEST = 5  # steps, before anything is judged
 FEWEST_LATE = 4  # late steps, to name a rank
 FEWEST_IN_STREAK = 3  # of them, that are about as late as is typical: a single one is no streak
 MEMORY_AFTER = 16  # newest steps that do not count for how long noise lasts: a fault may have started in them
-MEMORY_STEPS = 144
+CALM_STEPS = 64  # the same, of half as many steps at most; and steps that show well how long noise lasts
+MEMORY_STEPS = 128
 KEEP_STRUCK = 32
 MEMORY_EVERY = 16  # steps
 MOST_COMPARED = 16  # ranks whose noise shows how long it lasts
@@ -53,6 +57,12 @@ MANY_RANKS = 16  # among so many, one more or less does not change a median
 RHYTHM_STEPS = (128, 256, 512)  # newest watched steps in which a rhythm is looked for
 RHYTHM_LOOKS = 8  # in each stretch of so many
 RHYTHM_EVERY = RHYTHM_STEPS[0] // RHYTHM_LOOKS
+SHIFTS = {16: 8, 32: 8, 64: 8, 128: 16, 256: 32, 512: 64}  # newest steps with a shift, and how often they are tested
+SHIFT_EVERY = min(SHIFTS.values())
+SHIFT_BEFORE = 128  # newest steps before these that show how large noise is, of two ranks
+FEWEST_BEFORE = 32
+SHIFT_OFTEN = 1.25  # times as often late as others is a rank that is looked at
+PINELIS = 2 * exp(3) / 9  # by what a self-normalised sum exceeds a normal distribution's tail at most
 RHYTHM_CLIP = 3.0  # standard deviations: no step counts for more, so that the mean of a few is nearly normal
 MOST_RHYTHMIC = 4  # of many ranks, those that are late most often
 BIAS_STEPS = 32  # newest steps: what clocks of several hosts seem to be off by
@@ -125,6 +135,7 @@ class GroupLateness:
         self._typical: dict[Threshold, int] = {}
         self._seen = 0
         self._memory = ASSUMED_MEMORY  # how many steps noise lasts
+        self._calm = 0  # of how many steps that is known
         self._memory_due = 0  # when that was to be estimated, if it has not been
         self._struck: deque[tuple[int, int]] = deque(maxlen=KEEP_STRUCK)  # first and last steps of newest streaks
         self._over: dict[int, int] = {}  # by position, the end of the rank's streak before
@@ -153,7 +164,7 @@ class GroupLateness:
                 self._estimate_memory()
         if self._bias:
             self._note_noise(measured)
-        if seen % RHYTHM_EVERY and not self.streaks and not self._matters(max(late)):
+        if seen % SHIFT_EVERY and not self.streaks and not self._matters(max(late)):
             return []
         self._typical.clear()
         self._changed.clear()
@@ -161,7 +172,7 @@ class GroupLateness:
         if len(self._rows) < FEWEST:
             return []
         found = self._changed + [streak for index in candidates if (streak := self._judge(index)) is not None]
-        if self._seen % RHYTHM_EVERY == 0 and (rhythmic := self._find_rhythm()) is not None:
+        if self._seen % SHIFT_EVERY == 0 and (rhythmic := self._find_rhythm() or self._find_shift()) is not None:
             found.append(rhythmic)
         return found
 
@@ -195,7 +206,11 @@ class GroupLateness:
     def scale_ns(self) -> float:
         """The standard deviation of noise."""
         if self._scale_ns is None:
-            self._scale_ns = self._scale(self._seen - self._sized)
+            self._estimate_memory()
+            ago = self._seen - self._sized
+            self._scale_ns = self._scale(ago)
+            if self._calm and self._memory > 1:  # of noise that lasts, these rows show a part
+                self._scale_ns = max(self._scale_ns, self._changes(ago) * (self._memory + 1) ** 0.5 / 2)
         return self._scale_ns
 
     @property
@@ -211,12 +226,20 @@ class GroupLateness:
 
     def _scale(self, ago: int) -> float:
         """The standard deviation of noise, from the rows that were the newest so many steps ago."""
-        rows = islice(reversed(self._rows), ago, ago + max(1, POOLED // len(self.ranks)))
+        rows = list(islice(reversed(self._rows), ago, ago + max(1, POOLED // len(self.ranks))))
         if len(self.ranks) == 2:
             return scale([row.measured[0] for row in rows])
         if self._bias:
             return scale([int(value) for row in rows for value in map(sub, row.measured, self._bias)])
-        return scale([value for row in rows for value in row.measured])
+        values = [value for row in rows for value in row.measured if value]
+        alike = len(rows) * (len(self.ranks) - 1) - len(values)  # with the median rank, which shows no noise
+        return scale(values + [0] * alike)
+
+    def _changes(self, ago: int) -> float:
+        """The standard deviation of what changes from a row to the next."""
+        rows = list(islice(reversed(self._rows), ago, ago + 1 + max(1, POOLED // len(self.ranks))))
+        pairs = pairwise(row.measured[:1] if len(self.ranks) == 2 else row.measured for row in rows)
+        return scale([change for one, other in pairs for change in map(sub, one, other)])
 
     def _estimate_memory(self) -> None:
         """How many successive steps noise makes alike: 1 if each step is independent of the one before."""
@@ -226,15 +249,17 @@ class GroupLateness:
         rows = self._calm_rows(ago)
         count = sum(row is not None for row in rows)
         if count >= MEMORY_AFTER:
-            limit = 4 * (self.scale_ns if self._sized == self._memory_due else self._scale(ago))
+            limit = 4 * self._scale(ago)
             ranks = 1 if len(self.ranks) == 2 else min(len(self.ranks), MOST_COMPARED)
             columns = zip(*[_UNKNOWN[:ranks] if row is None else row[:ranks] for row in rows], strict=True)
             self._memory = memory(median(_kept(column, limit) for column in columns), count)
+            self._calm = count
         self._memory_due = 0
 
     def _calm_rows(self, ago: int) -> list[array[int] | None]:
         """The rows before those newest then, newest first; None for a step of a streak, which shows more than noise."""
-        rows = list(islice(reversed(self._rows), ago + MEMORY_AFTER, ago + MEMORY_STEPS))
+        newest = max(MEMORY_AFTER, min(CALM_STEPS, (self._seen - ago) // 2))
+        rows = list(islice(reversed(self._rows), ago + newest, ago + newest + MEMORY_STEPS))
         first = rows[-1].step if rows else 0
         struck = [(since, until) for since, until in self._struck if until >= first]
         struck += [(streak.since, _NO_END) for streak in self.streaks.values()]
@@ -348,13 +373,19 @@ class GroupLateness:
                 continue
             counts = alarm_counts(self._clean_rate(threshold, index), len(self.ranks))
             self._estimate_memory()
-            lasts = self._memory if threshold in LASTING else 1.0
+            lasts = self._lasts(threshold)
             if self._alarming(mask, counts, lasts) is None:
                 continue
             steps = self._alarming(mask & self._late_by(index, threshold), counts, lasts)
             if steps is not None:
                 return self._start(index, steps, threshold)
         return None
+
+    def _lasts(self, threshold: Threshold) -> float:
+        """For how many successive steps noise exceeds a threshold."""
+        if threshold not in LASTING:
+            return 1.0
+        return lasting(self._memory, threshold.deviations) if self._calm >= CALM_STEPS else self._memory
 
     def _alarming(self, mask: int, counts: Sequence[int], lasts: float) -> int | None:
         """The longest stretch of newest steps of which so many were late that chance does not explain it."""
@@ -388,12 +419,8 @@ class GroupLateness:
 
     def _find_rhythm(self) -> Streak | None:
         """The rank that is late in a rhythm, by more than noise of any size explains."""
-        counts = {index: mask.bit_count() for index, mask in self._exceeded[LOW].masks(self._seen).items()}
-        free = [at for at, count in counts.items() if count >= RHYTHM_STRUCK and self.ranks[at] not in self.streaks]
-        if len(self.ranks) > MANY_RANKS:
-            free = sorted(free, key=counts.__getitem__)[-MOST_RHYTHMIC:]
         best: tuple[int, Rhythm] | None = None
-        for index in free:
+        for index in self._often_late() if self._seen % RHYTHM_EVERY == 0 else ():
             for steps in RHYTHM_STEPS:
                 if self._seen % (steps // RHYTHM_LOOKS) == 0:
                     found = self._rhythm(index, steps, rhythm_sure(len(self.ranks)))
@@ -402,6 +429,49 @@ class GroupLateness:
                 if len(self._rows) <= steps:
                     break
         return None if best is None else self._open(best[0], best[1].late_ns, best[1])
+
+    def _often_late(self) -> list[int]:
+        """The ranks, by position, that may have a rhythm or a shift; of many, those that are late most often."""
+        counts = {index: mask.bit_count() for index, mask in self._exceeded[LOW].masks(self._seen).items()}
+        free = [at for at, count in counts.items() if count >= RHYTHM_STRUCK and self.ranks[at] not in self.streaks]
+        return sorted(free, key=counts.__getitem__)[-MOST_RHYTHMIC:] if len(self.ranks) > MANY_RANKS else free
+
+    def _find_shift(self) -> Streak | None:
+        """The rank that is later than the others on average, by more than noise of any size explains."""
+        best: tuple[int, Rhythm] | None = None
+        due = [steps for steps, every in SHIFTS.items() if self._seen % every == 0 and len(self._rows) >= steps]
+        for index in () if self._bias else self._often_late():
+            often, mask = SHIFT_OFTEN * self._clean_rate(LOW, index), self._exceeded[LOW].mask(index, self._seen)
+            for steps in due:
+                if (mask & ((1 << steps) - 1)).bit_count() < often * steps:
+                    continue
+                found = self._shift(index, steps)
+                if found.sure > (shift_sure(len(self.ranks)) if best is None else best[1].sure):
+                    best = index, found
+        least = max(LOW.ns, LOW.share * self.step_ns)
+        return None if best is None or best[1].late_ns < least else self._open(best[0], best[1].late_ns, best[1])
+
+    def _shift(self, index: int, steps: int) -> Rhythm:
+        """By how much a rank was later than the others in so many newest steps, as a rhythm of every step."""
+        self._estimate_memory()
+        rows = list(islice(reversed(self._rows), steps))
+        if not self._calm or rows[-1].step <= self._over.get(index, -1):
+            return Rhythm(1, 0, 0.0, 0.0)
+        limit = max(RHYTHM_CLIP * self.scale_ns, self.low_ns)
+        own = [min(max(row.late[index], -limit), limit) for row in rows]
+        if len(self.ranks) == 2:
+            before = [row.late[index] for row in islice(reversed(self._rows), steps, steps + SHIFT_BEFORE)]
+            power = sum(min(abs(value), limit) ** 2 for value in before)
+            variance = power / len(before) if len(before) >= FEWEST_BEFORE else None
+        else:
+            peers = [at for at in range(min(len(self.ranks), MOST_COMPARED)) if at != index]
+            others = [[min(max(row.late[at], -limit), limit) for at in peers] for row in rows]
+            means = list(map(fmean, others))
+            power = sum((value - mean) ** 2 for values, mean in zip(others, means, strict=True) for value in values)
+            variance = power / steps / len(peers) * (len(peers) + 1) / (len(peers) - 1)
+            own = list(map(sub, own, means))
+        mean, errors = shift(own, variance and max(variance, self.scale_ns**2))
+        return Rhythm(1, 0, mean, errors / self._memory**0.5)
 
     def _rhythm(self, index: int, steps: int, sure: float) -> Rhythm | None:
         """A rank's rhythm in so many newest steps."""
@@ -457,6 +527,13 @@ def rhythm_sure(ranks: int) -> float:
     """By how many standard errors a rhythm has to show, in a group of so many ranks."""
     looks = sum(RHYTHM_LOOKS / steps for steps in RHYTHM_STEPS)  # per step
     return -NormalDist().inv_cdf(FALSE_ALARMS / 2 / (FIGURES * RHYTHMS * looks * ranks))
+
+
+@lru_cache
+def shift_sure(ranks: int) -> float:
+    """By how many standard errors a rank of so many has to be later on average."""
+    looks = sum(1 / every for every in SHIFTS.values())  # per step
+    return -NormalDist().inv_cdf(FALSE_ALARMS / 2 / PINELIS / (FIGURES * looks * ranks))
 
 
 def _kept(column: Sequence[int | None], limit: float) -> float:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import exp, lgamma, log, log1p, log10
+from math import asin, ceil, exp, lgamma, log, log1p, log10, pi, sin
 from operator import sub
+from statistics import NormalDist
 from typing import NamedTuple
 
 WINDOWS = (5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # newest steps, counted again and again
@@ -20,6 +21,7 @@ FIGURES = 5  # by which ranks are compared: their lateness, and four phases
 _GRID = 16  # probabilities per factor of ten
 _NORMAL_THIRD = 0.4307  # half of the stretch that holds a third of a normal distribution, in standard deviations
 _NEVER = 1 << 30
+_PER_STEP, _STRIPS, _UNLIKE = 4, 32, 1e-3  # of `lasting`: its grid, strips of an integral, the least correlation
 _LOG_FACTORIALS = [lgamma(count + 1) for count in range(KEEP_STEPS + 1)]
 
 
@@ -91,6 +93,32 @@ def memory(kept: float, count: int) -> float:
         return 1.0
     kept += (1 + 3 * kept) / count + ((1 - kept**2) / count) ** 0.5  # Kendall's bias, and an error
     return min(MOST_MEMORY, (1 + kept) / (1 - kept)) if kept < 1 else MOST_MEMORY
+
+
+def lasting(memory: float, deviations: float) -> float:
+    """For how many successive steps noise exceeds a threshold alike: the higher that is, the sooner noise is below.
+
+    Noise is taken to be a first-order autoregression with normal steps.
+
+    Args:
+        memory: How many successive steps it makes alike.
+        deviations: The threshold, in standard deviations.
+    """
+    return _lasting(ceil(memory * _PER_STEP), deviations)
+
+
+@lru_cache
+def _lasting(memory: int, deviations: float) -> float:
+    """One, and twice the correlation of exceeding the threshold in a step and in each one after it."""
+    kept = (memory - _PER_STEP) / (memory + _PER_STEP)
+    tail = NormalDist().cdf(-deviations)
+    steps, correlation = 1.0, kept
+    while correlation > _UNLIKE:
+        width = asin(correlation) / _STRIPS
+        both = sum(exp(-(deviations**2) / (1 + sin((strip + 0.5) * width))) for strip in range(_STRIPS))
+        steps += 2 * both * width / (2 * pi) / (tail * (1 - tail))
+        correlation *= kept
+    return steps
 
 
 def alarm_counts(probability: float, ranks: int) -> tuple[int, ...]:

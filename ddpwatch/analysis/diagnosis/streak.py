@@ -18,6 +18,7 @@ KEEP_VALUES = 512  # newest watched steps that a streak remembers
 TYPICAL_STEPS = 32  # newest late steps: what is typical of a streak
 CONSTANT_QUANTILE = 0.4  # of all deviations in a streak: if that is far from 0, nearly every step is late
 CONSTANT_SHARE = 0.25  # of what is typical of its late steps
+SHIFT_MEDIAN = 0.5  # of the mean deviation: what the median is at least, if every step is late
 MOST_PERIOD = 64
 ENOUGH_STRUCK = 4  # for a period
 # Mean deviation in the period's steps (at least; and at least that share of the late steps are among them), and between
@@ -115,11 +116,16 @@ class Streak:
             self.count, self._late = self.count + self._late, 0
             if self.watched >= SETTLED_STREAK and self.rhythm is None:
                 self.expected = self.count / self.watched
-            if self.count % 4 == 1:
+            if self.count % 4 == 1 and not self.shifted:
                 self.typical_ns = median(islice(self._typical_values(), TYPICAL_STEPS))
         elif self._best - self._score >= (END_SCORE_RARE if self.rhythm else end_score(self.expected)):
             self.open = False
         return late
+
+    @property
+    def shifted(self) -> bool:
+        """Whether it was found by its mean: all steps are its steps."""
+        return self.rhythm is not None and self.rhythm.period == 1
 
     def _typical_values(self) -> Iterator[int]:
         """The deviations of its late steps, newest first; of a rhythm, of all of its steps."""
@@ -172,7 +178,9 @@ class Streak:
         """The period that most late steps keep to, or the one that shows in all of its steps."""
         if (period := find_period(values, self.typical_ns)) is not None:
             return period
-        found = self.rhythm or rhythm([value[:2] for value in values], 2 * self.typical_ns, RHYTHM_LIKELY)
+        if self.rhythm is not None and not self.shifted:
+            return self.rhythm.period
+        found = rhythm([value[:2] for value in values], 2 * self.typical_ns, RHYTHM_LIKELY)
         return None if found is None else found.period
 
     def _described(self) -> tuple[int, bool, float, int | None]:
@@ -181,9 +189,12 @@ class Streak:
             values = [value for value in self.values if value[0] <= self.until]
             ordered = sorted(value for _, value, _ in values)
             low = ordered[int(CONSTANT_QUANTILE * len(ordered))] if ordered else 0
-            constant = self.rhythm is None and low >= CONSTANT_SHARE * self.typical_ns
+            constant, period = self.rhythm is None and low >= CONSTANT_SHARE * self.typical_ns, None
+            if not constant:
+                period = self._period(values)
+                constant = self.shifted and period is None
             late = float(median(ordered)) if constant and ordered else self.typical_ns
-            self._shape = self.watched, constant, late, None if constant else self._period(values)
+            self._shape = self.watched, constant, late, period
         return self._shape
 
 
@@ -219,6 +230,22 @@ def rhythm(rows: Sequence[tuple[int, int]], limit_ns: float, sure: float) -> Rhy
         return None
     period, residue = found
     return Rhythm(period, residue, median(value for step, value in rows if step % period == residue), best / spread)
+
+
+def shift(values: Sequence[float], variance: float | None) -> tuple[float, float]:
+    """By how much a rank is later than the others on average, and by how many standard errors.
+
+    Args:
+        values: Its deviations, less those of the others; no step's is too large.
+        variance: That of noise, at least; None if it is not known: then the whole sum of squares counts as noise.
+    """
+    mean = sum(values) / len(values)
+    if median(values) < SHIFT_MEDIAN * mean:  # some steps are much later than others
+        return mean, 0.0
+    power = sum(map(mul, values, values)) / len(values)
+    if variance is not None:
+        power = max(power - mean**2, variance)
+    return mean, mean * (len(values) / power) ** 0.5 if power else 0.0
 
 
 def _folded(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[int, list[float]]]:
