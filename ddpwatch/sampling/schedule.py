@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from math import inf
 from statistics import median
 
 from ddpwatch.sampling.lease import FULL_PPM
@@ -160,8 +161,11 @@ class SamplingSchedule:
         self.full.limit(max(LONGEST_FULL_PERIOD, FULL_PERIOD_TIMES * times))
 
     def _allow(self, at_once: bool = False) -> None:
-        """Half of a lease is for watching at all; full steps take what that leaves. A lease never asks for less."""
-        budget = self._lease_ppm / FULL_PPM
+        """Half of a lease is for watching at all; full steps take what that leaves. A lease never asks for less.
+
+        One of 100 % asks for all that there is, so that a noisy estimate of the cost takes no full step away.
+        """
+        budget = inf if self._lease_ppm == FULL_PPM else self._lease_ppm / FULL_PPM
         self.watched.allow(max(WATCHED_BUDGET, budget / 2), at_once)
         self.full.allow(max(FULL_BUDGET, budget - self.watched.cost / self.watched.value), at_once)
 

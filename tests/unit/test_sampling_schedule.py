@@ -168,6 +168,13 @@ def test_a_lease_never_asks_for_less_and_leaves_nothing_behind(budget: int) -> N
     assert levels(schedule, STEPS) == before
 
 
+def test_with_a_budget_of_everything_all_watched_steps_are_full_whatever_they_cost() -> None:
+    schedule = costing(0.9, 3.0)
+    schedule.follow(1_000_000)
+    schedule.learn("ok", 100 * MS, 100 * MS)
+    assert levels(schedule, STEPS).count("f") == len(STEPS) * 31 // 32
+
+
 def test_full_steps_come_at_once() -> None:
     """From the first step of the lease on, which is known beforehand: not after another `STEPS_PER_DECISION`."""
     schedule = costing(0.001, 0.004)
