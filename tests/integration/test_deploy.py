@@ -261,6 +261,7 @@ def test_tasks_of_srun_are_watched_until_scancel(run_directory: Path, tmp_path: 
         info = the_run(job)
         with live(info) as viewer:
             read_until(viewer, lambda frames: {m.rank for m in messages(frames, Step)} == {0, 1}, "steps of both")
+        records_on(file)  # what comes later may be lost
         for task in job.ranks():
             task.terminate()
         assert job.wait() == 0, job.output()

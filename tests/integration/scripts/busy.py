@@ -2,8 +2,9 @@
 
     busy.py RECORDING FILL STOP END
 
-Once the file FILL exists, each step has marks besides its own frame, so that queues fill in fewer steps. It stops
-training once STOP exists, and watching once END does.
+Once the file FILL exists, each step has marks besides its own frame, so that queues fill in fewer steps. What it says
+comes when a step's own frame was dropped for sure, and not only marks. It stops training once STOP exists, and watching
+once END does.
 """
 
 import gc
@@ -37,7 +38,7 @@ def main() -> None:
             optimizer.zero_grad()
             for _ in range(MARKS * Path(fill).exists()):
                 ddpwatch.mark("one more frame")
-            if not warned and session._session.sender.dropped:
+            if not warned and session._session.sender.dropped > 2 * MARKS:
                 warned = True
                 print(f"rank {dist.get_rank()} drops\n", end="", flush=True)
             if dist.get_rank() == 0:
