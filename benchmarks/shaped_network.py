@@ -70,14 +70,13 @@ def _connect(rank: int, bridge: str, mbit: float) -> None:
     _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", *shape)
 
 
-def run_job(command: Sequence[str], ranks: int, log: Path, environment: Mapping[str, str]) -> None:
-    """Runs ``python COMMAND`` once per namespace, as torchrun would, and waits.
-
-    Raises:
-        RuntimeError: A rank failed; the text has the end of its output.
-    """
+@contextmanager
+def job_started(
+    command: Sequence[str], ranks: int, log: Path, environment: Mapping[str, str]
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """``python COMMAND`` once per namespace, as torchrun would start it; what still runs at the end is killed."""
     with log.open("wb") as output:
-        jobs = [
+        job = [
             subprocess.Popen(
                 ["ip", "netns", "exec", _name(rank), sys.executable, *command],
                 env={**os.environ, "OMP_NUM_THREADS": "1", **_rank_environment(rank, ranks), **environment},
@@ -87,13 +86,28 @@ def run_job(command: Sequence[str], ranks: int, log: Path, environment: Mapping[
             for rank in range(ranks)
         ]
         try:
-            codes = [job.wait(JOB_TIMEOUT_S) for job in jobs]
+            yield job
         finally:
-            for job in jobs:
-                job.kill()
-                job.wait()
+            for rank in job:
+                rank.kill()
+                rank.wait()
+
+
+def run_job(command: Sequence[str], ranks: int, log: Path, environment: Mapping[str, str]) -> None:
+    """Runs ``python COMMAND`` once per namespace, and waits.
+
+    Raises:
+        RuntimeError: A rank failed; the text has the end of its output.
+    """
+    with job_started(command, ranks, log, environment) as job:
+        codes = [rank.wait(JOB_TIMEOUT_S) for rank in job]
     if any(codes):
-        raise RuntimeError(f"ranks ended with {codes}:\n{log.read_text(errors='replace')[-2000:]}")
+        raise failure(codes, log)
+
+
+def failure(codes: Sequence[int | None], log: Path) -> RuntimeError:
+    """What to raise when ranks have failed."""
+    return RuntimeError(f"ranks ended with {codes}:\n{log.read_text(errors='replace')[-2000:]}")
 
 
 def _rank_environment(rank: int, ranks: int) -> dict[str, str]:

@@ -6,13 +6,13 @@
 cap, DDP's options, bf16, accumulation, and two and three ranks. Both need root (network namespaces with ``tc tbf``);
 without it, they say so and end. ``--part speed`` measures how long an answer takes, for a made-up job.
 
-Each job records every step in full. Every pair of settings that differ in one thing is a prediction: from the recording
-of the one, the measured step of the other. With ``--rounds N``, the settings of one link run in turns, there and back,
-N times: a machine that drifts then slows none of them alone. A prediction is the mean of what the rounds' recordings
-say, and what it predicts the mean of the rounds. ``--keep DIR`` leaves the recordings, and uses those that are there;
-``--again DIR`` predicts once more from them alone, which needs no root. ``the same buckets`` are caps that make equal
-buckets: their predictions say that nothing changes, so their errors are how much two runs of one setting differ, and no
-prediction can be better than that.
+One job per network trains with all settings, one after the other in the same processes, and records every step in full.
+Every pair of settings that differ in one thing is a prediction: from the recording of the one, the measured step of the
+other. With ``--rounds N``, all settings run N times, each time in another order: a machine that drifts then slows none
+of them alone. A prediction is the mean of what the rounds' recordings say, and what it predicts the mean of the rounds.
+``--keep DIR`` leaves the recordings, and uses those that are there; ``--again DIR`` predicts once more from them alone,
+which needs no root. ``the same buckets`` are caps that make equal buckets: their predictions say that nothing changes,
+so their errors are how much two runs of one setting differ, and no prediction can be better than that.
 
 The columns:
     pairs       predictions
@@ -115,7 +115,7 @@ def _record_and_report(args: argparse.Namespace) -> None:
         wanted = [setting for setting in PARTS[args.part](args.rounds, args.quick) if args.only in setting.name]
         with Rounds() as rounds:
             done = sum(1 for _ in record(wanted, folder, args.steps, rounds, sweeps=args.part == "pairs"))
-        print(rounds_done(done, len(wanted), "job"))
+        print(rounds_done(done, len(wanted), "setting"))
         report(folder)
 
 
@@ -124,10 +124,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--part", choices=[*PARTS, "speed"], default="pairs", help="what to check (default: pairs)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the recordings in DIR, and use those in it")
     parser.add_argument("--again", type=Path, metavar="DIR", help="predict from the recordings in DIR only")
-    parser.add_argument("--only", default="", metavar="TEXT", help="jobs whose names contain it: gpt-2-1000")
+    parser.add_argument("--only", default="", metavar="TEXT", help="settings whose names contain it: gpt-2-1000")
     parser.add_argument("--quick", action="store_true", help="one link, and of the pairs one model and three caps")
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="per job")
-    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="of each job")
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="per setting and round")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="of all settings")
     return parser
 
 

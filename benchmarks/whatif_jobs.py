@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
+import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from benchmarks.rounds import Rounds
-from benchmarks.shaped_network import run_job, shaped_network
+from benchmarks.shaped_network import JOB_TIMEOUT_S, failure, job_started, run_job, shaped_network
 from ddpwatch.analysis.whatif.recorded import Recorded
 from ddpwatch.analysis.whatif.wire import Wire
 from ddpwatch.errors import DdpwatchError
@@ -25,6 +31,7 @@ CAPS_BY_RANKS = {2: CAPS_MIB, 3: (1.0, 5.0, 25.0)}  # more ranks take longer
 HOOKS = ("fp16", "powersgd")
 HOOK_CAP_MIB = 5.0
 STRAGGLER_MS = 40
+POLL_S = 0.2
 QUICK = {"links": (1000.0,), "models": MODELS[:1], "ranks": (2,), "caps": (1.0, 5.0, 25.0)}
 OPTIONS_LINKS_MBIT = (200.0, 500.0)
 OPTIONS_MODEL = "paced"  # pauses for compute: then ranks do not compete for cores, nor with what else runs
@@ -34,7 +41,7 @@ OPTIONS_CAP_MIB, OPTIONS_FIRST_MIB = 3.0, 0.5
 
 @dataclass(frozen=True)
 class Setting:
-    """One job. ``hook`` is empty without a comm hook, ``first_mib`` 0 where the first bucket has the cap of all."""
+    """One training. ``hook`` is empty without a comm hook, ``first_mib`` 0 where the first bucket has the same cap."""
 
     model: str
     ranks: int
@@ -64,8 +71,21 @@ class Setting:
         """The name of the sweep of its link."""
         return f"wire-{self.ranks}-{self.mbit:g}.json"
 
-    def command(self, file: Path, steps: int) -> list[str]:
-        """The job's script and options."""
+    @property
+    def network(self) -> tuple[int, float]:
+        """Its ranks and their link."""
+        return self.ranks, self.mbit
+
+    def entry(self, folder: Path, steps: int) -> dict[str, Any]:
+        """Its entry in the plan of `whatif_train.py`."""
+        return {
+            "arguments": self._arguments(folder / f"{self.name}.mcap", steps),
+            "options": self._ddp_options(),
+            "setting": asdict(self),
+            "described": str(folder / f"{self.name}.json"),
+        }
+
+    def _arguments(self, file: Path, steps: int) -> list[str]:
         options = ["--model", self.model, "--batch-size", "4", "--bucket-cap-mb", f"{self.cap_mib:g}"]
         options += ["--data", "digits"] if self.model.startswith(("mlp", "paced")) else []
         options += ["--optimizer", "sgd"] if self.model.startswith("paced") else []
@@ -74,13 +94,12 @@ class Setting:
         options += ["--inject", f"slow-backward:rank=1,ms={STRAGGLER_MS}"] if self.straggler else []
         options += ["--find-unused-parameters"] if self.find_unused else []
         options += ["--accumulate", str(self.accumulate)]
-        return [*self._script(), *options, "--steps", str(steps), "--record", str(file)]
+        return [*options, "--steps", str(steps), "--record", str(file)]
 
-    def _script(self) -> list[str]:
+    def _ddp_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {"bucket_cap_mb_list": [self.first_mib, self.cap_mib]} if self.first_mib else {}
         options |= {"gradient_as_bucket_view": True} if self.bucket_view else {}
-        options |= {"static_graph": True} if self.static_graph else {}
-        return [str(ROOT / "benchmarks" / "whatif_train.py"), json.dumps(options)]
+        return options | ({"static_graph": True} if self.static_graph else {})
 
 
 def pair_settings(rounds: int, quick: bool) -> Iterator[Setting]:
@@ -88,11 +107,12 @@ def pair_settings(rounds: int, quick: bool) -> Iterator[Setting]:
     chosen: dict[str, Any] = QUICK if quick else {}
     for ranks in chosen.get("ranks", RANKS):
         for mbit in chosen.get("links", LINKS_MBIT):
+            settings = []
             for model in chosen.get("models", MODELS):
-                plain = [Setting(model, ranks, mbit, cap) for cap in chosen.get("caps", CAPS_BY_RANKS[ranks])]
-                at = replace(plain[0], cap_mib=HOOK_CAP_MIB)
-                hooks = [replace(at, hook=hook) for hook in HOOKS]
-                yield from in_turns([*plain, *hooks, replace(at, straggler=True)], rounds)
+                settings += [Setting(model, ranks, mbit, cap) for cap in chosen.get("caps", CAPS_BY_RANKS[ranks])]
+                at = Setting(model, ranks, mbit, HOOK_CAP_MIB)
+                settings += [*(replace(at, hook=hook) for hook in HOOKS), replace(at, straggler=True)]
+            yield from in_turns(settings, rounds)
 
 
 def option_settings(rounds: int, quick: bool) -> Iterator[Setting]:
@@ -113,28 +133,57 @@ def option_settings(rounds: int, quick: bool) -> Iterator[Setting]:
 
 
 def in_turns(settings: Sequence[Setting], rounds: int) -> Iterator[Setting]:
-    """There and back, so many times in all: a drift of the machine then adds as much to each setting."""
+    """All settings, so many times, each time in another order: a drift of the machine then slows none of them alone."""
     for number in range(rounds):
-        yield from (replace(one, round=number) for one in (settings if number % 2 == 0 else reversed(settings)))
+        yield from (replace(one, round=number) for one in random.Random(number).sample(settings, len(settings)))
 
 
 def record(
     wanted: Sequence[Setting], folder: Path, steps: int, rounds: Rounds, sweeps: bool = True
 ) -> Iterator[Setting]:
-    """Runs the jobs that have no recording in the folder yet, and a sweep per network."""
-    for setting in rounds.over(wanted, "jobs"):
-        file = folder / f"{setting.name}.mcap"
-        described = file.with_suffix(".json")
-        if not described.exists():
-            file.unlink(missing_ok=True)
-            with shaped_network(setting.ranks, setting.mbit):
-                environment = {"DDPWATCH_STEPS": "full", "PYTHONPATH": str(ROOT)}
-                if sweeps and not (folder / setting.wire).exists():
-                    sweep = ["-m", "ddpwatch.sweep", "-o", str(folder / setting.wire), "--max-size", "64"]
-                    run_job(sweep, setting.ranks, folder / "sweep.log", environment)
-                run_job(setting.command(file, steps), setting.ranks, file.with_suffix(".log"), environment)
-            described.write_text(json.dumps(asdict(setting)))
-        yield setting
+    """Trains with the settings that have no recording in the folder yet, in one job per network, after its sweep."""
+    ordered = sorted(wanted, key=attrgetter("network"))
+    with closing(_recorded(ordered, folder, steps, sweeps)) as recorded:
+        yield from rounds.over(recorded, "settings", total=len(ordered))
+
+
+def _recorded(wanted: Sequence[Setting], folder: Path, steps: int, sweeps: bool) -> Iterator[Setting]:
+    environment = {"DDPWATCH_STEPS": "full", "PYTHONPATH": str(ROOT)}
+    for (ranks, mbit), settings in groupby(wanted, key=attrgetter("network")):
+        left = []
+        for setting in settings:
+            if (folder / f"{setting.name}.json").exists():
+                yield setting
+            else:
+                (folder / f"{setting.name}.mcap").unlink(missing_ok=True)
+                left.append(setting)
+        if not left:
+            continue
+        with shaped_network(ranks, mbit):
+            if sweeps and not (sweep := folder / left[0].wire).exists():
+                command = ["-m", "ddpwatch.sweep", "-o", str(sweep), "--max-size", "64"]
+                run_job(command, ranks, folder / "sweep.log", environment)
+            plan, log = folder / "plan", folder / f"{ranks}-{mbit:g}.log"
+            plan.write_text(json.dumps([setting.entry(folder, steps) for setting in left]))
+            command = [str(ROOT / "benchmarks" / "whatif_train.py"), str(plan)]
+            with job_started(command, ranks, log, environment) as job:
+                for setting in left:
+                    _wait_for(folder / f"{setting.name}.json", job, log)
+                    yield setting
+
+
+def _wait_for(described: Path, job: Sequence[subprocess.Popen[bytes]], log: Path) -> None:
+    """Waits for a training of a job.
+
+    Raises:
+        RuntimeError: The job has ended without it, or it takes too long.
+    """
+    end = time.monotonic() + JOB_TIMEOUT_S
+    while not described.exists():
+        codes = [rank.poll() for rank in job]
+        if (any(code is not None for code in codes) and not described.exists()) or time.monotonic() > end:
+            raise failure(codes, log)
+        time.sleep(POLL_S)
 
 
 def read_runs(folder: Path) -> Iterator[tuple[Setting, Recorded]]:

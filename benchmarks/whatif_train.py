@@ -1,14 +1,21 @@
-"""demo/train.py with what `benchmarks/whatif.py` needs: further options of DDP, and a model whose compute is pauses.
+"""demo/train.py with what `benchmarks/whatif.py` needs: many settings in one process, DDP's options, a paced model.
 
-whatif_train.py '{"gradient_as_bucket_view": true}' --model paced:ms=10 --data digits …
+whatif_train.py PLAN
+
+PLAN is a JSON file, a list of ``{"arguments": […], "options": {…}, "setting": {…}, "described": FILE}``: the arguments
+of demo/train.py, further options of DDP, and what rank 0 writes to FILE once that training is over.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,8 +59,19 @@ def paced(data: DataSource, *, width: int = 512, layers: int = 10, ms: float = 8
     return model
 
 
-if __name__ == "__main__":
-    options = json.loads(sys.argv[1])
-    setattr(ddp, "DistributedDataParallel", partial(DistributedDataParallel, **options))  # noqa: B010
+def run(plan: Sequence[Mapping[str, Any]]) -> None:
+    """Trains once per entry. Each training has a port of its own, as the one before may still be open."""
+    port = int(os.environ["MASTER_PORT"])
     MODELS["paced"] = paced
-    sys.exit(main(sys.argv[2:]))
+    for number, entry in enumerate(plan):
+        os.environ["MASTER_PORT"] = str(port + number)
+        setattr(ddp, "DistributedDataParallel", partial(DistributedDataParallel, **entry["options"]))  # noqa: B010
+        if code := main(entry["arguments"]):
+            sys.exit(code)
+        gc.collect()
+        if os.environ["RANK"] == "0":
+            Path(entry["described"]).write_text(json.dumps(entry["setting"]))
+
+
+if __name__ == "__main__":
+    run(json.loads(Path(sys.argv[1]).read_text()))

@@ -44,7 +44,8 @@ SILENT_S = 4.0  # without anything, a connection that worked is replaced: the ro
 ANSWER_S = HANDSHAKE_S + 1.0  # a connection that has never worked is replaced after this; ZeroMQ retries until then
 UNREACHABLE_S = 10.0
 PINGS = 8  # in a round, at least
-ROUND_NS = 10_000_000  # after which it has no more
+LONG_ROUND_NS = 10_000_000  # after which a long round has no more
+FIRST_LONG_ROUNDS, LONG_ROUND_EVERY = 4, 8  # each takes 10 ms of a core of both hosts
 PING_S = 2.0  # from one round of pings to the next
 _log = logging.getLogger("ddpwatch.collector")
 
@@ -159,7 +160,8 @@ class ClockPings:
     """
 
     def __init__(self) -> None:
-        self.goes_on = False
+        self.goes_on = self._is_long = False
+        self._rounds = 0
         self._next_round_s = 0.0
         self._answers: list[tuple[Pong, int]] = []
 
@@ -168,13 +170,16 @@ class ClockPings:
         if now_s < self._next_round_s:
             return False
         self.goes_on, self._answers, self._next_round_s = True, [], now_s + PING_S
+        self._is_long = self._rounds < FIRST_LONG_ROUNDS or self._rounds % LONG_ROUND_EVERY == 0
+        self._rounds += 1
         return True
 
     def answered(self, pong: Pong, returned_ns: int) -> list[tuple[Pong, int]]:
         """The round's best answers (one or two) with their returns, after the last one; none before."""
         self._answers.append((pong, returned_ns))
         number, lasted_ns = len(self._answers), returned_ns - self._answers[0][0].sent_ns
-        self.goes_on = number < PINGS or (number < pong.pings and lasted_ns < ROUND_NS)
+        has_time = self._is_long and lasted_ns < LONG_ROUND_NS
+        self.goes_on = number < PINGS or (number < pong.pings and has_time)
         if self.goes_on:
             return []
         there = min(self._answers, key=lambda answer: answer[0].received_ns - answer[0].sent_ns)

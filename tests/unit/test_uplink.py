@@ -146,6 +146,19 @@ def test_a_round_has_more_pings_where_they_are_fast() -> None:
     assert [bool(exchanges) for exchanges in found] == [False] * 20 + [True]
 
 
+def test_the_first_rounds_and_every_eighth_have_more_pings() -> None:
+    pings = ClockPings()
+    sent = []
+    for now_s in range(0, 48, 2):
+        assert pings.is_due(now_s)
+        sent.append(0)
+        while pings.goes_on:
+            pings.answered(*pong(sent[-1] * MS // 2, 100, 100, 32))
+            sent[-1] += 1
+    assert [number for number, count in enumerate(sent) if count == 21] == [0, 1, 2, 3, 8, 16]
+    assert set(sent) == {8, 21}
+
+
 def test_a_root_with_many_nodes_gets_fewer_pings_from_each() -> None:
     pings = ClockPings()
     assert pings.is_due(1.0)

@@ -50,24 +50,24 @@ def test_no_prediction_is_better_than_the_noise() -> None:
 
 
 def test_each_setting_of_the_options_is_predicted_from_the_job_without() -> None:
-    settings = list(option_settings(1, quick=True))
-    plain, unused = settings[0], Setting(settings[0].model, 2, settings[0].mbit, OPTIONS_CAP_MIB, find_unused=True)
-    assert len({setting.name for setting in settings}) == len(settings)
-    assert [changes(plain, target) for target in settings] == [
-        None,
-        ("another first cap", Change(cap_mib=OPTIONS_CAP_MIB, first_mib=OPTIONS_FIRST_MIB)),
-        ("bucket_view", Change(bucket_view=True)),
-        ("bf16", Change(hook="bf16")),
-        ("accumulation over 2", Change(accumulate=2)),
-        ("accumulation over 4", Change(accumulate=4)),
-        None,
-        None,
-        ("2 → 3 ranks", Change(world=3)),
-        ("2 → 4 ranks", Change(world=4)),
-    ]
-    assert changes(unused, settings[7]) == ("static_graph", Change(static_graph=True))
-    assert changes(settings[7], unused) is None
-    assert changes(settings[4], settings[5]) is None
+    settings = {setting.name.removeprefix("paced-"): setting for setting in option_settings(1, quick=True)}
+    assert len(settings) == 10
+    assert {name: changes(settings["2-200-3-0"], target) for name, target in settings.items()} == {
+        "2-200-3-0": None,
+        "2-200-3-first0.5-0": ("another first cap", Change(cap_mib=OPTIONS_CAP_MIB, first_mib=OPTIONS_FIRST_MIB)),
+        "2-200-3-bucket_view-0": ("bucket_view", Change(bucket_view=True)),
+        "2-200-3-bf16-0": ("bf16", Change(hook="bf16")),
+        "2-200-3-of2-0": ("accumulation over 2", Change(accumulate=2)),
+        "2-200-3-of4-0": ("accumulation over 4", Change(accumulate=4)),
+        "2-200-3-find_unused-0": None,
+        "2-200-3-find_unused-static_graph-0": None,
+        "3-200-3-0": ("2 → 3 ranks", Change(world=3)),
+        "4-200-3-0": ("2 → 4 ranks", Change(world=4)),
+    }
+    unused, static = (settings[f"2-200-3-find_unused{suffix}-0"] for suffix in ("", "-static_graph"))
+    assert changes(unused, static) == ("static_graph", Change(static_graph=True))
+    assert changes(static, unused) is None
+    assert changes(settings["2-200-3-of2-0"], settings["2-200-3-of4-0"]) is None
 
 
 def test_pairs_differ_in_one_thing() -> None:
@@ -77,13 +77,13 @@ def test_pairs_differ_in_one_thing() -> None:
                      "3 → 2 ranks"}  # fmt: skip
 
 
-def test_rounds_run_in_turns_there_and_back_on_one_link() -> None:
-    settings = list(pair_settings(2, quick=True))
-    half = len(settings) // 2
-    assert [(one.cap_mib, one.hook, one.straggler) for one in settings[:half]] == [
-        (one.cap_mib, one.hook, one.straggler) for one in reversed(settings[half:])
-    ]
-    assert [one.round for one in settings] == [0] * half + [1] * half
+def test_each_round_has_all_settings_of_a_network_in_another_order() -> None:
+    settings = list(pair_settings(3, quick=True))
+    third = len(settings) // 3
+    rounds = [[replace(one, round=0).name for one in settings[i * third : (i + 1) * third]] for i in range(3)]
+    assert len({tuple(each) for each in rounds}) == 3
+    assert len({tuple(sorted(each)) for each in rounds}) == 1
+    assert [one.round for one in settings] == [0] * third + [1] * third + [2] * third
     links = [one.mbit for one in pair_settings(2, quick=False) if one.ranks == 2]
     assert links == sorted(links)
 
