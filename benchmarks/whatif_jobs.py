@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -147,7 +147,7 @@ def record(
         yield from rounds.over(recorded, "settings", total=len(ordered))
 
 
-def _recorded(wanted: Sequence[Setting], folder: Path, steps: int, sweeps: bool) -> Iterator[Setting]:
+def _recorded(wanted: Sequence[Setting], folder: Path, steps: int, sweeps: bool) -> Generator[Setting, None, None]:
     environment = {"DDPWATCH_STEPS": "full", "PYTHONPATH": str(ROOT)}
     for (ranks, mbit), settings in groupby(wanted, key=attrgetter("network")):
         left = []
