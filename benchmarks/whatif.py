@@ -17,7 +17,7 @@ so their errors are how much two runs of one setting differ, and no prediction c
 The columns:
     pairs       predictions
     median, p90, p95 of the error: the difference from the measured step, as a share of it
-    inside      how often the measured step is within the 90 % interval
+    inside      how often a run's mean step is within the 90 % interval that one recording predicts
     width       of half that interval, as a share of the measured step; the median
 Then median and p90 of each model (constants were set with the first one only) and of each link that was recorded.
 
@@ -77,7 +77,10 @@ GOALS = {
 
 @dataclass(frozen=True)
 class Scored:
-    """One prediction against what was measured. ``error`` and ``width`` (half the interval) are shares of that."""
+    """One prediction against what was measured. ``error`` and ``width`` (half the interval) are shares of that.
+
+    ``inside``: of all pairs of a recording and a run of the target, in which share the run is within the interval.
+    """
 
     kind: str
     source: str
@@ -85,7 +88,7 @@ class Scored:
     predicted_ms: float
     measured_ms: float
     error: float
-    inside: bool
+    inside: float
     width: float
 
     def within(self, part: str) -> bool:
@@ -164,7 +167,7 @@ def row(kind: str, scored: Sequence[Scored]) -> list[str]:
     """A line of the table."""
     errors = [abs(one.error) for one in scored]
     spread = [f"{quantile(errors, share):.1%}" for share in (0.9, 0.95)]
-    inside = f"{sum(one.inside for one in scored) / len(scored):.0%}"
+    inside = f"{fmean(one.inside for one in scored):.0%}"
     goal = GOALS.get(kind) or GOALS.get(kind.removesuffix(WITH_WIRE), "")
     said = [inside, f"{median(one.width for one in scored):.1%}"] if any(one.width for one in scored) else ["", ""]
     return [kind, goal, str(len(errors)), f"{median(errors):.1%}", *spread, *said]
@@ -251,10 +254,10 @@ def score(runs: dict[Setting, Recorded], wires: dict[str, Wire], suffix: str) ->
             kind, change = found
             if kind == "another cap" and recordings[0].sizes == measured[0].sizes:
                 kind = "the same buckets"
-            measured_ms = mean_step_ms(measured) / (target.accumulate / source.accumulate)
+            steps_ms = [step_ms(run) / (target.accumulate / source.accumulate) for run in measured]
             answers = [answer for one in asked for answer in one.ask([change])]
             if answers:
-                yield scored(kind + suffix, source, target, answers, measured_ms)
+                yield scored(kind + suffix, source, target, answers, steps_ms)
 
 
 def reproduced(
@@ -262,25 +265,30 @@ def reproduced(
 ) -> Iterator[Scored]:
     """Each recording against itself, and as a prediction of each other one of its setting."""
     for recorded, one in zip(recordings, asked, strict=True):
-        measured_ms, replayed_ms = mean_step_ms([recorded]), one.replayed.mean / NS_PER_MS
+        measured_ms, replayed_ms = step_ms(recorded), one.replayed.mean / NS_PER_MS
         yield Scored(f"reproduced{suffix}", source.name, source.name, replayed_ms, measured_ms,
-                     replayed_ms / measured_ms - 1, True, 0.0)  # fmt: skip
+                     replayed_ms / measured_ms - 1, 1.0, 0.0)  # fmt: skip
         others = [other for other in recordings if other is not recorded]
         answers = one.ask([Change()]) if others else []
         for other in others:
-            yield scored(f"the same setting again{suffix}", source, source, answers, mean_step_ms([other]))
+            yield scored(f"the same setting again{suffix}", source, source, answers, [step_ms(other)])
 
 
-def scored(kind: str, source: Setting, target: Setting, answers: Sequence[Prediction], measured_ms: float) -> Scored:
+def scored(
+    kind: str, source: Setting, target: Setting, answers: Sequence[Prediction], steps_ms: Sequence[float]
+) -> Scored:
     """The mean of what the rounds' recordings predict, against the mean of what the rounds measured."""
-    step_ms, low, high = (fmean(getattr(one, name) for one in answers) for name in ("step_ms", "low", "high"))
-    return Scored(kind, source.name, target.name, step_ms, measured_ms, step_ms / measured_ms - 1,
-                  low <= measured_ms <= high, (high - step_ms) / measured_ms)  # fmt: skip
+    predicted_ms, measured_ms = fmean(one.step_ms for one in answers), fmean(steps_ms)
+    return Scored(
+        kind, source.name, target.name, predicted_ms, measured_ms, predicted_ms / measured_ms - 1,
+        inside=fmean(one.low <= run_ms <= one.high for one in answers for run_ms in steps_ms),
+        width=fmean(one.high - one.step_ms for one in answers) / measured_ms,
+    )  # fmt: skip
 
 
-def mean_step_ms(recordings: Sequence[Recorded]) -> float:
-    """The mean step of all rounds."""
-    return fmean(recorded.measured_ns for recorded in recordings) / NS_PER_MS
+def step_ms(recorded: Recorded) -> float:
+    """The mean step of a run."""
+    return recorded.measured_ns / NS_PER_MS
 
 
 @dataclass(frozen=True)
