@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.live_source import SILENCE_S, Source
-from ddpwatch.messages import Bye, Message, NodeStep, Step
+from ddpwatch.messages import Bye, Message, NodeStep, Status, Step
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.rotation import RotatingWriter
 
@@ -30,7 +30,7 @@ def capture(
         source: Closed at the end.
         path: The recording.
         duration_s: Stops after so many seconds; None for no limit.
-        steps: Stops after so many steps; None for no limit.
+        steps: Stops after so many more steps; None for no limit.
         limits: Size limits of the recording.
         is_live: Whether to wait on, asked when no frame has come for a while.
 
@@ -85,16 +85,24 @@ def _capture(
 
 
 class _Ending:
-    """Whether the run has ended, or the wanted number of steps has arrived."""
+    """Whether the run has ended, or the wanted number of steps has arrived.
+
+    What comes before the first status is the snapshot: its steps are older.
+    """
 
     def __init__(self, steps: int | None) -> None:
         self._steps = steps
         self._first: int | None = None
+        self._is_live = False
         self.reached = False
 
     def reached_by(self, message: Message) -> bool:
         if isinstance(message, Bye) and message.rank is None:
             self.reached = True
+        elif isinstance(message, Status):
+            self._is_live = True
+        elif isinstance(message, (Step, NodeStep)) and not self._is_live:
+            self._first = max(self._first or 0, message.step + 1)
         elif isinstance(message, (Step, NodeStep)) and self._steps is not None:
             self._first = message.step if self._first is None else self._first
             self.reached = message.step - self._first >= self._steps

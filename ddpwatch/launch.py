@@ -87,9 +87,12 @@ class Launch:
         """What was wrong with this job's recordings, from the snapshots that its runs have left."""
         from ddpwatch.recording.reader import Recording
 
-        views = [path for path in rundir.last_views() if path.stem.startswith(self.name)]
-        last = [[m.recording_error for m, _ in Recording(view) if isinstance(m, Status)][-1:] for view in views]
-        return [error for errors in last for error in errors if error]
+        found = []
+        with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone
+            for view in rundir.last_views():
+                if view.stem.startswith(self.name):
+                    found += [m.recording_error for m, _ in Recording(view) if isinstance(m, Status)][-1:]
+        return [error for error in found if error]
 
     def without_run(self) -> list[str]:
         """What the job left where no run was seen, in lines: rank files, or a collector's log, or nothing."""
@@ -143,7 +146,8 @@ class Launch:
                 yield process
             finally:
                 process.wait()  # even if the viewer has failed
-                self._wait_for_collector()
+                with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone: the exit code counts
+                    self._wait_for_collector()
                 over.set()
                 relay.join()
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import zmq
 
 from ddpwatch import node_step, rundir, transport
-from ddpwatch.errors import UsageError
+from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.messages import Bye, FrameError, Status, decode
 from ddpwatch.over_ssh import address
 from ddpwatch.over_ssh.link import SshLink
@@ -117,7 +117,11 @@ class LiveSource:
             self._socket = SshLink(address.parse(endpoint))
         else:
             self._context = transport.Context()
-            self._socket = transport.viewer_socket(self._context, endpoint)
+            try:
+                self._socket = transport.viewer_socket(self._context, endpoint)
+            except DdpwatchError:
+                self._context.term()
+                raise
         for topic in transport.viewer_topics(self._token, budget_ppm):
             self._socket.subscribe(topic)
         self._synced = False

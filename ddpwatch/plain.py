@@ -15,6 +15,7 @@ from ddpwatch.analysis.diagnosis.wording import ranks_named
 from ddpwatch.analysis.incident_news import IncidentNews, cost_text, lost_text, message_text, steps_text
 from ddpwatch.analysis.step import NS_PER_MS
 from ddpwatch.analysis.window import summarise
+from ddpwatch.errors import DdpwatchError
 from ddpwatch.live_source import SILENCE_S, LiveSource, Source, may_go_on
 from ddpwatch.report.format import UNKNOWN, clean, number, percent, table
 from ddpwatch.rundir import RunInfo
@@ -204,6 +205,18 @@ def narrate_runs(
         without_run: Lines to print at the end if there was no run.
         budget_ppm: See `LiveSource`.
     """
+    try:
+        _narrate_all(runs, over, without_run, budget_ppm)
+    except (DdpwatchError, OSError) as error:  # the run directory is gone: that is no fault of the job
+        _narrate(f"the job is no longer shown: {error}")
+
+
+def _narrate_all(
+    runs: Callable[[], list[RunInfo]],
+    over: threading.Event,
+    without_run: Callable[[], Iterable[str]],
+    budget_ppm: int,
+) -> None:
     seen: set[str] = set()
     while True:
         last_look = over.is_set()

@@ -423,7 +423,8 @@ def _process_lives(info: RunInfo) -> bool:
 
 def _remove_old() -> None:
     for path in _older_than(KEEP_LOGS_S, "*.log"):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # read-only here: others may still remove it
+            path.unlink(missing_ok=True)
     remove_old_notes()
     for path in _older_than(KEEP_UNREACHABLE_S, "*.json"):
         info = _read(path)

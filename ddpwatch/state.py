@@ -127,6 +127,7 @@ class RunState:
     cost: CostMeter = field(default_factory=CostMeter)
     _sampled_ns: dict[DeviceKey, int] = field(default_factory=dict)
     _unseen: set[int] = field(default_factory=set)  # ranks
+    _undiagnosed: dict[int, StepAcrossRanks] = field(default_factory=dict)
     _restarts_before: int = 0
     diagnosis: Diagnosis = field(init=False)
     _matcher: StepMatcher = field(init=False)
@@ -243,15 +244,18 @@ class RunState:
                     self.clocks.observe(across.ranks)
                     across.align(self.clocks.shifts(across.ranks))
                 if len(across) >= max(self.world_size, 1):
-                    self.diagnosis.add_step(across)
+                    self._diagnose(number)
         if self.frames % KEEP_DECODED == 0:
             self._tidy(everything=True)
 
+    def _diagnose(self, number: int) -> None:
+        """A step that all ranks have sent, after those before it that some will never send, as frames come in order."""
+        for older in [other for other in self._undiagnosed if other <= number]:
+            self.diagnosis.add_step(self._undiagnosed.pop(older))
+
     def _diagnose_rest(self) -> None:
         """The steps that some ranks never sent."""
-        for across in self.steps.values():
-            if len(across) < self.world_size:
-                self.diagnosis.add_step(across)
+        self._diagnose(max(self._undiagnosed, default=-1))
 
     def _make_step(self, number: int) -> StepAcrossRanks | None:
         """A new step; None if it is older than anything kept."""
@@ -259,6 +263,7 @@ class RunState:
             return None
         in_order = not self.steps or number > next(reversed(self.steps))
         across = self.steps[number] = StepAcrossRanks(number, not self.clocks.several, self.groups.members)
+        self._undiagnosed[number] = across
         if not in_order:
             self.steps = OrderedDict(sorted(self.steps.items()))
         self._tidy()
@@ -278,6 +283,7 @@ class RunState:
             kept = {across.step for across in full}
             for step in [step for step in islice(self.steps, spare) if step not in kept]:
                 del self.steps[step]
+                self._undiagnosed.pop(step, None)
         unpacked = max(KEEP_DECODED // max(len(self.ranks), 1), 2)
         for across in islice(reversed(self.steps.values()), unpacked, None):
             if not across.pack() and not everything:

@@ -45,6 +45,7 @@ HANDSHAKE_S: Final = 5.0  # between the two, at most: on a busy machine it takes
 # allocates anything.
 TRANSPORT_LIMIT: Final = 16 * MAX_FRAME_BYTES
 RESTART_BITS: Final = 40  # a sequence number's bits from here on count the collectors of the run that have died
+ENDPOINTS: Final = "endpoints look like ipc:///path or tcp://127.0.0.1:29500"
 _HEADER: Final = struct.Struct(">QQ")
 # As enums, these cost as much as what they are for.
 DONTWAIT: Final = int(zmq.DONTWAIT)
@@ -183,7 +184,7 @@ def check_endpoint(endpoint: str) -> str:
             f"{endpoint}: only loopback addresses are allowed",
             "frames are not authenticated; `ddpwatch attach ssh://node/run` goes through ssh",
         )
-    raise UsageError(f"{endpoint}: not an endpoint", "endpoints look like ipc:///path or tcp://127.0.0.1:port")
+    raise UsageError(f"{endpoint}: not an endpoint", ENDPOINTS)
 
 
 def _socket(context: Context, kind: int, **options: Any) -> Socket:
@@ -283,9 +284,18 @@ def agent_dealer(context: Context, endpoint: str, root_key: str, keys: KeyPair) 
 
 
 def viewer_socket(context: Context, endpoint: str) -> Socket:
-    """A viewer's socket, without subscriptions."""
+    """A viewer's socket, without subscriptions.
+
+    Raises:
+        UsageError: The endpoint is none, or not of this machine.
+    """
+    check_endpoint(endpoint)
     socket = _socket(context, zmq.SUB, RCVHWM=VIEWER_QUEUE, LINGER=0, MAXMSGSIZE=TRANSPORT_LIMIT, RECONNECT_IVL=100)
-    socket.connect(check_endpoint(endpoint))
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        socket.close()
+        raise UsageError(f"{endpoint[:200]}: not an endpoint ({error.strerror})", ENDPOINTS) from error
     return socket
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import ClockDomains
@@ -37,7 +38,10 @@ class StepAssembler:
         self._matcher = StepMatcher(self.groups.members)
 
     def apply(self, message: Message) -> list[StepAcrossRanks]:
-        """Takes one message; returns the steps that it completes, and the oldest one if too many wait."""
+        """Takes one message; returns the steps that it closes, oldest first.
+
+        These are the one that it completes, those before it that lack a rank, and the oldest one if too many wait.
+        """
         if isinstance(message, Step):
             return self._add(self._matcher.add(message))
         if isinstance(message, Hello):
@@ -58,10 +62,16 @@ class StepAssembler:
                 across = self._open[number] = StepAcrossRanks(number, members=self.groups.members)
             across.add(step)
             if len(across) >= self._expected:
+                found += self._closed_before(number)
                 found.append(self._closed(self._open.pop(number)))
             elif len(self._open) > self._room:
                 found.append(self._closed(self._open.popitem(last=False)[1]))
         return found
+
+    def _closed_before(self, number: int) -> list[StepAcrossRanks]:
+        """The steps that still lack a rank when a newer one is complete: each rank's frames come in order."""
+        older = [other for other in takewhile(number.__ne__, self._open) if other < number]
+        return [self._closed(self._open.pop(other)) for other in older]
 
     def rest(self) -> Iterator[StepAcrossRanks]:
         """The steps that still lack a rank, oldest first."""

@@ -10,13 +10,14 @@ import msgspec
 from ddpwatch.analysis.diagnosis.accounts import PAUSE_PHASES
 from ddpwatch.analysis.diagnosis.findings import findings
 from ddpwatch.analysis.report_figures import ReportBuilder
-from ddpwatch.messages import Bye, FrameError, Hello, Layout, Mark, Message, NodeStep, Step
+from ddpwatch.messages import Bye, ClockExchange, FrameError, Group, Hello, Layout, Mark, Message, NodeStep, Step
 from ddpwatch.node_step import expand
 from ddpwatch.sampling.levels import FULL
 
 ATTACHED_STEPS = 2000  # of all ranks together: reporting on them takes a fraction of a second
 KEEP_MARKS = 256  # of each rank: the newest pauses, which explain steps
-KEEP_FULL = 400  # older full steps, as only one step in 64 may be full
+KEEP_PINGS = 1024  # of all nodes
+KEEP_FULL = 400  # older full steps, for the overlap alone, as only one step in 64 may be full
 
 
 class AttachmentBuilder:
@@ -28,6 +29,7 @@ class AttachmentBuilder:
         self._kept = 0  # steps of ranks
         self._marks: dict[int, deque[Mark]] = {}
         self._others: dict[tuple[object, ...], Message] = {}
+        self._pings: deque[ClockExchange] = deque(maxlen=KEEP_PINGS)
 
     def apply(self, message: Message) -> None:
         """Takes one message."""
@@ -40,6 +42,10 @@ class AttachmentBuilder:
             self._marks.setdefault(message.rank, deque(maxlen=KEEP_MARKS)).append(message)
         elif isinstance(message, (Hello, Bye)):
             self._others[type(message), message.rank] = message
+        elif isinstance(message, Group):
+            self._others[Group, message.rank, message.id] = message
+        elif isinstance(message, ClockExchange):
+            self._pings.append(message)
         elif isinstance(message, Layout):
             self._others[Layout, message.module, message.epoch % 4] = message
 
@@ -54,16 +60,17 @@ class AttachmentBuilder:
         steps = [step for message in self._steps for step in _steps_of(message)]
         report, numbers = self._report(steps), [step.step for step in steps]
         span = [min(numbers, default=None), max(numbers, default=None)]
-        about = {"steps": span, "findings": findings(report), "overlap": report["overlap"]}
+        overlap = self._report([*self._full, *steps])["overlap"] if self._full else report["overlap"]
+        about = {"steps": span, "findings": findings(report), "overlap": overlap}
         incidents = {"steps": span, "lost": report["lost"], "incidents": report["incidents"]}
         run = {**report["run"], "ends": {str(row["rank"]): row["end"] for row in report["ranks"]}}
         documents = {"run.json": run, "findings.json": about, "incidents.json": incidents}
         return {name: msgspec.json.encode(document) for name, document in documents.items()}
 
     def _report(self, steps: list[Step]) -> dict[str, Any]:
-        """Of what is kept. A mark comes before the step that it lies in, as it did when it was received."""
+        """Of these steps. A mark comes before the step that it lies in, as it did when it was received."""
         builder, marks = ReportBuilder(), {rank: deque(kept) for rank, kept in self._marks.items()}
-        for message in (*self._others.values(), *self._full, *steps):
+        for message in (*self._others.values(), *self._pings, *steps):
             if isinstance(message, Step):
                 waiting, end_ns = marks.get(message.rank), message.start_ns + message.duration_ns
                 while waiting and waiting[0].start_ns < end_ns:

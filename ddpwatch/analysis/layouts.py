@@ -57,32 +57,41 @@ class Layouts(Mapping[LayoutKey, Layout]):
                 return layout.params[param - layout.param_base]
         return ""
 
-    def bucket_layer(self, index: int, rank: int | None = None) -> str:
+    def bucket_layer(self, index: int, rank: int | None = None, module: int | None = None) -> str:
         """The first parameter of a bucket, from the newest layout that has it; "" if none is known.
 
         Of a parameter group, its module.
         """
-        layout = next((layout for layout in self._newest(rank) if layout.kind == "group"), None)
+        layout = next((layout for layout in self._newest(rank, module) if layout.kind == "group"), None)
         named = (bucket.name for bucket in layout.buckets if bucket.index == index) if layout is not None else ()
-        return next(iter(named), "") or next(iter(self.bucket_params(index, rank)), "")
+        return next(iter(named), "") or next(iter(self.bucket_params(index, rank, module)), "")
 
     def unit(self, rank: int | None = None) -> str:
         """What is communicated: a bucket, or with FSDP2 a parameter group."""
         return "parameter group" if any(layout.kind == "group" for layout in self._newest(rank)) else "bucket"
 
     def bucket_params(self, index: int, rank: int | None = None, module: int | None = None) -> list[str]:
-        """The parameters of a bucket, from the newest layout that has it; empty if none is known."""
-        for layout in self._newest(rank):
-            if module is not None and layout.module != module:
-                continue
+        """The parameters of a bucket, from the newest layout that has it; empty if none is known.
+
+        Args:
+            index: The bucket's.
+            rank: Only layouts of its groups count; None for those of any.
+            module: Only its layouts count; None for those of all.
+        """
+        for layout in self._newest(rank, module):
             for bucket in layout.buckets:
                 if bucket.index == index:
                     return [layout.params[param] for param in bucket.params if param < len(layout.params)]
         return []
 
-    def _newest(self, rank: int | None) -> list[Layout]:
+    def _newest(self, rank: int | None, module: int | None = None) -> list[Layout]:
+        """The layouts, newest first: those of a rank's groups, and of a module, where these are given."""
         groups = None if rank is None else self._groups.of_rank(rank)
-        layouts = [layout for layout in self._known.values() if groups is None or layout.group in groups]
+        layouts = [
+            layout
+            for layout in self._known.values()
+            if (groups is None or layout.group in groups) and module in (None, layout.module)
+        ]
         return sorted(layouts, key=lambda layout: (-layout.epoch, layout.group))
 
 

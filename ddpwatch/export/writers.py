@@ -15,6 +15,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymized
 from ddpwatch.export.chrome_trace import align, write_chrome
 from ddpwatch.export.tables import TABLES, Frames, TableRow, columns, rows
+from ddpwatch.messages import ClockExchange
 from ddpwatch.recording.overwrite_guard import check_output
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
@@ -76,12 +77,18 @@ def _chrome(frames: Callable[[], Frames], out: Path, ranks: int | None, around: 
 
 
 def _ndjson(frames: Frames, out: Path) -> int:
-    """One JSON object per frame: ``seq``, ``received_ns`` and the message as it was sent."""
+    """One JSON object per frame: ``seq``, ``received_ns`` and the message as it was sent.
+
+    A ping has a time of that name: ``root_received_ns``.
+    """
     count = 0
     with out.open("wb") as file:
         for message, envelope in frames:
+            sent = msgspec.to_builtins(message)
+            if isinstance(message, ClockExchange):
+                sent["root_received_ns"] = sent.pop("received_ns")
             head = {"seq": envelope.seq, "received_ns": envelope.received_ns}
-            file.write(msgspec.json.encode({**head, **msgspec.to_builtins(message)}) + b"\n")
+            file.write(msgspec.json.encode(head | sent) + b"\n")
             count += 1
     return count
 

@@ -37,7 +37,7 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(value)
     elif hasattr(output, "__dataclass_fields__"):
         for name in output.__dataclass_fields__:
-            yield from tensors_in(getattr(output, name))
+            yield from tensors_in(getattr(output, name, None))  # a field may be unset
 
 
 def is_compiling_frames() -> bool:

@@ -163,7 +163,7 @@ class CudaClock:
     def _give_up(self, record: StepRecord) -> None:
         """Removes all times from a record: its stamps show only when the host enqueued the work."""
         record.status = record.status if record.status == "aborted" else UNRESOLVED
-        record.end = record.start
+        record.start = record.end = int(record.start)  # a `GpuStamp` cannot be sent
         record.spans, record.buckets, record.hooks, record.later = [], [], [], []
         record.untimed = record.resolved = True  # last: the sender thread may take the record now
 

@@ -103,6 +103,14 @@ class DdpProbe(GuardedProbe):
         self.foreign_hook = _foreign_hook_of(ddp)
         self.reducer_group: ReducerGroup | None = None
         self._group_hooks: GroupHooks | None = None
+        self._handles: list[RemovableHandle] = []
+        try:
+            self._hook(ddp, [p for _, p in named])
+        except BaseException:
+            self.close()
+            raise
+
+    def _hook(self, ddp: DistributedDataParallel, params: list[torch.nn.Parameter]) -> None:
         self._observe(ddp)
         self._blind = bool(self.foreign_hook) and self._group_hooks is None
         # Gloo reduces on the host also what lies on a GPU, and its threads have no stream that waits for the result.
@@ -111,8 +119,8 @@ class DdpProbe(GuardedProbe):
         self._own_stream = own_stream(ddp.device) if backend == "nccl" else None
         # On a GPU the future completes when the collective is enqueued, and its callback runs on a stream that waits
         # for it, where only a GPU clock can stamp.
-        self.timed = (self._host or recorder.gpu is not None) and not self._blind
-        self._handles = list(self._attach(ddp, [p for _, p in named]))
+        self.timed = (self._host or self._recorder.gpu is not None) and not self._blind
+        self._handles += self._attach(ddp, params)
 
     @property
     def parameters(self) -> int:

@@ -26,6 +26,7 @@ LoaderRef = Callable[[], object | None]  # a weak reference to a DataLoader's it
 MAX_REDUCTIONS = 64  # in one step; then every reduced backward is a step of its own
 MAX_WAITS = 1024  # for data, between two forwards; of more, only the newest count
 MAX_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
+MAX_BACKWARDS = 4096  # that have reduced nothing, in one step
 MAX_COLLECTIVES = 32_768  # of FSDP2's, in one step; more, and no forward that is seen follows
 STRETCH_NS = 25_000_000  # of unwatched steps: half of how far ahead the collector grants a budget
 
@@ -103,6 +104,7 @@ class StepRecorder:
         self._syncs = False  # whether the open step is to do so
         self._phase_start = clock()
         self._forwards = 0  # since the last backward
+        self._most_forwards = MAX_FORWARDS  # in an unwatched step, whose backwards are not seen
         self._optimizer_end: int | None = None
         self._optimizer_seen = False
         self._optimizer_depth = 0
@@ -143,7 +145,7 @@ class StepRecorder:
         if slot >= self._stretch_end:
             return False
         if self.phase == "":  # one more forward of the open step
-            if self._forwards >= MAX_FORWARDS:
+            if self._forwards >= self._most_forwards:
                 return False
             self._optimizer_depth = 0  # see `forward_begin`
             self._forwards += 1
@@ -173,7 +175,7 @@ class StepRecorder:
         self._optimizer_depth = 0  # one that has not returned has raised, or this is its closure's forward
         if self.phase in ("forward", "backward", "sync"):
             self.abort(now)
-        elif self.phase == "" and self._forwards >= MAX_FORWARDS:  # no optimizer ends it any more
+        elif self.phase == "" and self._forwards >= self._most_forwards:  # no optimizer ends it any more
             self._optimizer_seen = False
             self.abort(now)
         end = self._step_end()
@@ -199,6 +201,8 @@ class StepRecorder:
             return
         if self._forwards > MAX_FORWARDS:
             self._drop_forwards(self.current, now)
+        elif self.current.backwards >= MAX_BACKWARDS and not self.current.reductions:
+            self._drop_backwards(self.current)
         self._enter("forward", now)
 
     def _level(self, slot: int, now: int) -> StepStatus:
@@ -239,7 +243,17 @@ class StepRecorder:
             self._feeding = self._loader
             self._waits.clear()
         if record.status != UNWATCHED and (waits or self._feeding() is not None):
-            record.data = waits if record.data is None else record.data + waits
+            if record.data is None:
+                record.data = waits
+            else:
+                record.data += waits
+
+    def _drop_backwards(self, record: StepRecord) -> None:
+        """Removes backwards that have reduced nothing from the step: perhaps no optimizer ever ends it."""
+        record.backwards = 0
+        record.data = None if record.data is None else []
+        record.spans.clear()
+        record.hooks.clear()
 
     def _drop_forwards(self, record: StepRecord, now: int) -> None:
         """Removes the forwards that no backward has followed from the step, which may start only now."""
@@ -277,8 +291,8 @@ class StepRecorder:
             end: When that returned.
         """
         if loader is self._validating and self._validation is not None:
-            self._activity_end = end
-            self._validation = (self._validation[0], end)
+            self._activity_end = end if self.gpu is None else self.clock()
+            self._validation = (self._validation[0], self._activity_end)
             return
         self._loader = loader
         self._waits.append((start, end))
@@ -303,7 +317,8 @@ class StepRecorder:
 
     def _report_validation(self) -> None:
         if self._validation is not None:
-            self._on_validation(*self._validation)
+            start, end = self._validation
+            self._on_validation(int(start), int(end))  # a GPU's stamp: when the host came there
             self._validation = None
 
     def saved(self) -> None:
@@ -498,6 +513,8 @@ class StepRecorder:
         self._stretch_end = 0
         if record is None:
             return
+        if record.backwards > self._most_forwards // 2 and record.status != "aborted":
+            self._most_forwards = 2 * record.backwards
         record.end = end if end >= record.start else record.start
         record.epoch = self.epoch
         if record.reductions or (record.status == UNWATCHED and self._syncs):

@@ -110,7 +110,7 @@ class ProbeSession:
         backend, flags = backend_of(model), fsdp_flags(model)  # first, as they may miss something of FSDP2's
         hooks = (self.recorder, self.outbox.post, self._give_up, self.outbox.wake_if_due)
         probe = FsdpProbe(model, self._modules, self._parameters, *hooks)
-        self.start(model, backend, flags, probe.timed)
+        self._start_with(probe, model, backend, flags)
         return probe
 
     def _add_ddp(self, ddp: DistributedDataParallel) -> DdpProbe:
@@ -119,6 +119,7 @@ class ProbeSession:
             self._use_gpu(ddp.device)
         if self.recorder.sampling is None:  # jobs without DDP have no schedule: every step is recorded in full
             self.recorder.use(sampling=schedule_of())
+        backend, flags = str(dist.get_backend(ddp.process_group)), ddp_flags(ddp)  # first: the group may be unknown
         probe = DdpProbe(
             ddp,
             self._modules,
@@ -134,8 +135,16 @@ class ProbeSession:
                 "call ddpwatch.watch(model) before model.register_comm_hook(...)",
                 probe.foreign_hook,
             )
-        self.start(ddp.module, str(dist.get_backend(ddp.process_group)), ddp_flags(ddp), probe.timed)
+        self._start_with(probe, ddp.module, backend, flags)
         return probe
+
+    def _start_with(self, probe: DdpProbe | FsdpProbe, module: torch.nn.Module, backend: str, flags: Flags) -> None:
+        """Starts; if that fails, nothing stays of the probe."""
+        try:
+            self.start(module, backend, flags, probe.timed)
+        except BaseException:
+            probe.close()
+            raise
 
     def _check_gpu(self, ddp: DistributedDataParallel) -> None:
         """Refuses a second GPU: one clock serves a process, and what computes elsewhere would get false times."""
@@ -166,11 +175,11 @@ class ProbeSession:
     def start(self, module: torch.nn.Module, backend: str, flags: Flags, timed: bool = True) -> None:
         """Introduces this rank and starts the sender, the first time it is called."""
         if not self._started:
-            self._started = True
             source = self._timing_source(module, timed)
             self._hello = hello_of(module, backend, flags, source, self.run_id, self.rank, self.world_size)
             self.outbox.post(self._hello)
             self.sender.start()
+            self._started = True
 
     def _timing_source(self, module: torch.nn.Module, timed: bool) -> str:
         source = "host" if self.recorder.gpu is None else "cuda events"

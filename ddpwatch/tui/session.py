@@ -211,8 +211,9 @@ class ViewerSession:
 
     @property
     def step_shown(self) -> StepAcrossRanks | None:
-        """The selected step, or else the newest."""
-        return self._selected or step_to_show(self.state)
+        """The selected step, or else the newest; None if there is none, or there was none when a pause began."""
+        live = self._selected is None and self._frozen is None
+        return step_to_show(self.state) if live else self._selected
 
     def ranks_of(self, step: StepAcrossRanks) -> list[int]:
         """The ranks of a step that the filter selects."""

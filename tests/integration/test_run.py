@@ -217,6 +217,15 @@ def test_a_directory_that_others_can_read_is_refused_before_the_job_starts(tmp_p
     assert "Traceback" not in done.stderr
 
 
+def test_a_directory_that_becomes_unusable_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    (private := tmp_path / "private").mkdir(mode=0o700)
+    command = [sys.executable, "-c", "import os; os.chmod(os.environ['DDPWATCH_DIR'], 0o755); raise SystemExit(7)"]
+    done = ddpwatch("run", "--headless", "--", *command, DDPWATCH_DIR=str(private))
+    assert done.returncode == 7
+    assert "ddpwatch: the job is no longer shown" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def _is_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
     error, hint = done.stderr.removeprefix(UNWATCHED).splitlines()
     assert done.returncode == 2

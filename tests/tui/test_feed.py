@@ -5,9 +5,9 @@ import pytest
 
 from ddpwatch.errors import UsageError
 from ddpwatch.tui.feed import AttachSpec, LiveFeed, open_feed
-from ddpwatch.tui.feed.events import Attached, Failed, Frames, Output, Over, Trouble, Waiting
+from ddpwatch.tui.feed.events import Attached, Failed, Frames, Note, Output, Over, Trouble, Waiting
 from ddpwatch.tui.feed.thread import MAX_BATCHES_WAITING
-from tests.support.dashboards import FakeJobs
+from tests.support.dashboards import FakeJobs, ended_recording
 from tests.support.frames import bye, hello, step
 
 
@@ -62,6 +62,30 @@ class TestLive:
             assert events.get(timeout=60) == Output([line])
         feed.choose(jobs.runs[0])
         assert events.get(timeout=60) == Attached("run-2")
+
+    def test_an_ended_run_that_was_chosen_stays_although_another_started_before(self, output_buffer, feed_of, tmp_path):
+        ended = ended_recording(tmp_path / "old.mcap", [hello(0), step(0), bye()])
+        jobs = FakeJobs("run-1")
+        feed, events = feed_of(jobs.feed(output=output_buffer))
+        assert events.get(timeout=60) == Attached("run-1")
+        jobs.start("run-2")
+        feed.choose(ended)
+        assert (shown := events.get(timeout=60)).name == "old"
+        assert isinstance(shown, Attached)
+        assert [type(events.get(timeout=60)) for _ in range(2)] == [Frames, Over]
+        for line in ("one", "two"):  # posted once a round: between them it would have attached
+            output_buffer.add(f"{line}\n".encode())
+            assert events.get(timeout=60) == Output([line])
+        jobs.start("run-3")
+        assert events.get(timeout=60) == Attached("run-3")
+
+    def test_an_ended_run_that_is_gone_leaves_the_live_one(self, feed_of, tmp_path):
+        jobs = FakeJobs("run-1")
+        feed, events = feed_of(jobs.feed())
+        assert events.get(timeout=60) == Attached("run-1")
+        feed.choose(tmp_path / "old.mcap")
+        assert events.get(timeout=60) == Note("old cannot be read: older recordings of ended runs are removed")
+        assert events.get(timeout=60) == Attached("run-1")
 
     def test_an_endpoint(self, feed_of):
         jobs = FakeJobs("ipc:///x")

@@ -14,7 +14,7 @@ from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.diagnosis.findings import findings
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.step import PHASES, claims_of, figures, split
-from ddpwatch.messages import BucketLayout, Bye, Hello, Layout, Span, Step
+from ddpwatch.messages import BucketLayout, Bye, Group, Hello, Layout, Span, Step
 from ddpwatch.report.format import clean, percent, size
 from ddpwatch.report.text import render_report
 from tests.support import frames
@@ -265,6 +265,37 @@ def test_what_a_recording_says_of_its_newest_steps_rests_on_full_ones_that_are_o
     found = json.loads(closing.documents()["findings.json"])
     assert found["steps"] == [ATTACHED_STEPS + 1, 2 * ATTACHED_STEPS]
     assert found["overlap"]["ratio"] == pytest.approx(0.75, abs=0.001)
+
+
+def test_what_a_recording_says_of_lost_time_is_that_of_its_newest_steps() -> None:
+    closing = AttachmentBuilder()
+    for rank in (0, 1):
+        closing.apply(hello_of(rank, 2))
+    for number in range(3000):
+        for rank in (0, 1):
+            step = step_of(rank, number)
+            if number % 64:
+                step.status, step.comm_done = "shadow", [None, None]
+            closing.apply(step)
+    found = json.loads(closing.documents()["incidents.json"])
+    accounts = {(row["account"], row["phase"]): row["share"] for row in found["lost"]["accounts"]}
+    assert ("other", "unseen") not in accounts
+    assert found["lost"]["rank_seconds"] == pytest.approx(2 * 0.11 * ATTACHED_STEPS / 2, rel=0.01)
+
+
+def test_what_a_recording_says_of_a_group_that_is_not_the_default_one() -> None:
+    closing = AttachmentBuilder()
+    for rank in (0, 1):
+        closing.apply(hello_of(rank, 4))
+        closing.apply(Group(rank=rank, id=7, ranks=[0, 1]))
+    for number in range(60):
+        for rank in (0, 1):
+            step = step_of(rank, number)
+            step.comm_group = [7, 7]
+            closing.apply(step)
+    found = json.loads(closing.documents()["incidents.json"])
+    assert {row["account"] for row in found["lost"]["accounts"]} >= {"transfer"}
+    assert "exposed" not in {row["account"] for row in found["lost"]["accounts"]}
 
 
 def test_an_empty_run_has_a_report() -> None:

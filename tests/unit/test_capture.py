@@ -10,7 +10,7 @@ import pytest
 
 from ddpwatch.capture import capture
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.messages import Bye, Message, Step, encode
+from ddpwatch.messages import Bye, Message, Status, Step, encode
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
@@ -67,9 +67,19 @@ def test_what_the_viewer_missed_is_lost_to_the_recording(tmp_path: Path) -> None
     assert [f["evidence"] for f in report["findings"] if f["kind"] == "recording_lost"] == [{"lost": 12}]
 
 
+STATUS = (Status(at_ns=1, frames=1, bytes=1), 10**18)
+
+
 def test_as_many_steps_as_wanted(tmp_path: Path) -> None:
-    capture(Played(run()), tmp_path / "a.mcap", None, 5)
+    capture(Played([STATUS, *run()]), tmp_path / "a.mcap", None, 5)
     assert steps_in(tmp_path / "a.mcap") == list(range(6))
+
+
+def test_steps_of_the_snapshot_are_older_than_those_wanted(tmp_path: Path) -> None:
+    frames = run()
+    live = next(at for at, (message, _) in enumerate(frames) if isinstance(message, Step) and message.step == 20)
+    capture(Played([*frames[:live], STATUS, *frames[live:]]), tmp_path / "a.mcap", None, 5)
+    assert steps_in(tmp_path / "a.mcap") == list(range(26))
 
 
 def test_within_limits(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.gpu.simulated import MS, SimulatedEvent, SimulatedJob
 from ddpwatch.analysis.step import figures
+from ddpwatch.messages import decode, encode
 from ddpwatch.probe.cuda import BACKLOG, GpuStamp
 
 US = 1_000
@@ -188,6 +189,7 @@ def test_a_step_that_is_given_up_has_no_figures() -> None:
     job.recorder.finish()
     sent = [record.message(0, 0) for record in job.records]
     assert {step.status for step in sent} == {"unresolved"}
+    assert [decode(encode(step)) for step in sent] == sent
     for step in sent:
         assert (step.duration_ns, step.spans, step.hook_ns, step.comm_launch) == (0, [], [], [])
         assert figures(step).phases_ns == {}
@@ -268,3 +270,24 @@ def test_events_are_used_again() -> None:
         job.step()
         job.gpu.host = max(job.gpu.host, job.gpu.free["compute"] - 100 * MS)
     assert len(made) < 4 * 15
+
+
+def test_a_validation_that_waits_for_data_is_sent_and_spoils_no_step() -> None:
+    """Its moments are the host's: a GPU's stamp cannot be sent. The step after it starts when the GPU comes there."""
+    job = SimulatedJob()
+    validations: list[tuple[int, int]] = []
+    job.recorder._on_validation = lambda start, end: validations.append((start, end))
+
+    def loader() -> None:
+        """A reference to the same iterator each time."""
+
+    job.step()
+    for _ in range(3):
+        job.recorder.data_wait(loader, job.gpu.host, job.gpu.host)
+        job.recorder.validation_begin()
+        job.recorder.validation_end()
+    job.recorder.data_wait(loader, job.gpu.host, job.gpu.host)  # its end
+    job.step()
+    job.finish()
+    assert [record.status for record in job.records] == ["ok", "ok"]
+    assert [type(at) for times in validations for at in times] == [int, int]

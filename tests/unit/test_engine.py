@@ -14,6 +14,7 @@ from benchmarks.diagnosis_cases import Case, job_of
 from benchmarks.diagnosis_score import play
 from benchmarks.fleet import PARAMS, Disturbance, Fleet, Shape, zeros
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.diagnosis.change import change
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.lateness import GroupLateness
@@ -32,7 +33,20 @@ from ddpwatch.analysis.diagnosis.streak import rhythm, shift
 from ddpwatch.analysis.diagnosis.tail import Tail
 from ddpwatch.analysis.diagnosis.trend import Trend
 from ddpwatch.messages import Device, Group, Layout, Mark, RankSample, Span
-from tests.support.frames import MS, START_NS, bye, hello, layout, run, shadow, state_of, step, synchronous, unwatched
+from tests.support.frames import (
+    MS,
+    START_NS,
+    bye,
+    enveloped,
+    hello,
+    layout,
+    run,
+    shadow,
+    state_of,
+    step,
+    synchronous,
+    unwatched,
+)
 
 
 def diagnosed(lateness, **changes):
@@ -40,6 +54,13 @@ def diagnosed(lateness, **changes):
     world = len(lateness[0])
     steps = [one for ranks in synchronous(lateness, **changes) for one in ranks]
     return state_of([*(hello(rank, world) for rank in range(world)), layout(), *steps])
+
+
+def report_diagnosis(messages):
+    """The diagnosis of a report, which assembles steps without keeping them."""
+    found = DiagnosedRun()
+    assert list(found.steps(enveloped(messages)))
+    return found._diagnosis
 
 
 def incidents(lateness, **changes):
@@ -701,3 +722,58 @@ def test_a_step_of_a_single_rank_is_diagnosed():
 def test_a_late_rank_among_many():
     found = late_ones(state_of(run(20, world=8, late_rank=5)).diagnosis.incidents())
     assert [incident.ranks for incident in found] == [(5,)]
+
+
+@pytest.mark.parametrize("build", [lambda messages: state_of(messages).diagnosis, report_diagnosis])
+def test_a_step_that_one_rank_lost_is_counted_once_and_ends_nothing(build):
+    lost = (1, 300)
+    sent = [one for ranks in synchronous([(0, 0)] * 600) for one in ranks if (one.rank, one.step) != lost]
+    found = build([hello(0), hello(1), layout(), *sent, bye()])
+    took = {rank: [one for one in sent if one.rank == rank] for rank in (0, 1)}
+    spans = [ones[-1].start_ns + ones[-1].duration_ns - ones[0].start_ns for ones in took.values()]
+    assert found.lost().rank_ns == sum(spans)
+    (exposed,) = [one for one in found.incidents() if one.kind == "exposed_comm"]
+    assert (exposed.until_step, exposed.open) == (599, True)
+
+
+class TestWhatCannotBeSplit:
+    def test_exposed_time_without_all_ranks_is_not_said_to_be_transfers(self):
+        """Rank 2 is late in every step, and not recorded."""
+        sent = [one for ranks in synchronous([(0, 0, 40)] * 40) for one in ranks if one.rank < 2]
+        found = state_of([hello(0, 3), hello(1, 3), layout(), *sent]).diagnosis
+        (exposed,) = [one for one in found.incidents() if one.kind == "exposed_comm"]
+        assert "waits or transfers" in exposed.message
+        (split,) = [one for one in incidents([(0, 0, 0)] * 40) if one.kind == "exposed_comm"]
+        assert "communication: transfers that" in split.message
+
+    def test_a_pause_in_exposed_time_is_counted_once_on_another_clock(self):
+        messages = [hello(0), hello(1, boot_id="other")]
+        for number in range(20):
+            for rank in (0, 1):
+                one = step(rank, number)
+                one.start_ns += rank * 7000 * MS
+                if rank == 1:
+                    start = one.start_ns + 82 * MS
+                    messages.append(Mark(rank=1, kind="gc", name="gc", start_ns=start, end_ns=start + 5 * MS))
+                messages.append(one)
+        lost = state_of([*messages, bye()]).diagnosis.lost()
+        accounts = {account.phase: account.ns for account in lost.accounts if account.name == "pause"}
+        assert accounts == {"gc": 20 * 5 * MS}
+        assert lost.rank_ns == sum(one.duration_ns for one in messages if hasattr(one, "duration_ns"))
+
+
+class TestWhatIsMended:
+    def test_gradients_that_are_reduced_again(self):
+        steps = [step(rank, n, reduced=n >= 5) for n in range(45) for rank in range(2)]
+        found = state_of([hello(0), hello(1), *steps]).diagnosis.incidents()
+        (one,) = [incident for incident in found if incident.kind == "not_reduced"]
+        assert (one.steps, one.until_step, one.open) == (5, 4, False)
+        assert one.message.startswith("gradients were not reduced: in 5 steps")
+
+    def test_layouts_on_which_all_ranks_agree_later(self):
+        first = [layout(), Layout(rank=1, epoch=2, params=["a", "b"], buckets=[])]
+        later = [replace(layout(rank), epoch=3) for rank in (0, 1)]
+        for messages, lasts in ((first, True), ([*first, *later], False)):
+            found = state_of([hello(0), hello(1), *messages, step(0), step(1)]).diagnosis.incidents()
+            (one,) = [incident for incident in found if incident.kind == "layouts_differ"]
+            assert (one.open, "differ from" in one.message) == (lasts, lasts)

@@ -23,7 +23,20 @@ from ddpwatch.export.anonymize import anonymous, word
 from ddpwatch.export.chrome_trace import align, write_chrome
 from ddpwatch.export.tables import TABLES, step_rows
 from ddpwatch.export.writers import FORMATS, export
-from ddpwatch.messages import MESSAGE_TYPES, Beat, Bye, Device, Group, Hello, Layout, Mark, Message, Status, Step
+from ddpwatch.messages import (
+    MESSAGE_TYPES,
+    Beat,
+    Bye,
+    ClockExchange,
+    Device,
+    Group,
+    Hello,
+    Layout,
+    Mark,
+    Message,
+    Status,
+    Step,
+)
 from ddpwatch.recording import open_recording
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection, selection_of
@@ -288,6 +301,16 @@ def test_raw_frames(recorded: Path, tmp_path: Path) -> None:
     frames = [json.loads(line) for line in (tmp_path / "frames.ndjson").read_text().splitlines()]
     assert [(f["step"], f["rank"]) for f in frames if f["type"] == "step"] == [(3, 1), (4, 1)]
     assert [f["seq"] for f in frames] == list(range(1, len(frames) + 1))
+
+
+def test_a_ping_keeps_both_of_its_times_among_raw_frames(tmp_path: Path) -> None:
+    times = {"sent_ns": 1, "received_ns": 2, "replied_ns": 3, "returned_ns": 4}
+    ping = ClockExchange(node=1, node_boot_id="a", root_boot_id="b", **times)
+    source = record(tmp_path / "a.mcap", iter([*run_of(steps=2), (ping, BEGIN + 7)]))
+    export(Recording(source), "ndjson", tmp_path / "frames.ndjson", ALL)
+    frames = [json.loads(line) for line in (tmp_path / "frames.ndjson").read_text().splitlines()]
+    (found,) = [frame for frame in frames if frame["type"] == "clock_exchange"]
+    assert (found["received_ns"], found["root_received_ns"]) == (BEGIN + 7, 2)
 
 
 def test_without_pyarrow_it_says_what_to_install(

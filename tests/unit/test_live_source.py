@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpwatch import transport
+from ddpwatch.errors import UsageError
 from ddpwatch.live_source import ANSWER_S, LiveSource
 from ddpwatch.messages import Beat, encode
 from ddpwatch.transport import LIVE, Envelope
@@ -52,6 +53,13 @@ def source(publisher: Publisher, tmp_path: Path) -> Iterator[LiveSource]:
     made = LiveSource(f"ipc://{tmp_path}/pub")
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:port", "ipc://", f"ipc:///{'x' * 120}", "udp://127.0.0.1:1"])
+def test_what_is_no_endpoint_is_one_line_with_a_hint(endpoint: str) -> None:
+    with pytest.raises(UsageError, match="not an endpoint") as error:
+        LiveSource(endpoint)
+    assert "ipc:///path" in str(error.value.hint)
 
 
 def read(source: LiveSource, count: int) -> list[int]:

@@ -433,3 +433,16 @@ def test_many_ranks_cost_no_more_each_than_a_few() -> None:
         return (time.process_time() - before) / world
 
     assert cpu_per_rank(1024) < 5 * cpu_per_rank(64)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_goodbyes_long_after_all_other_frames_are_no_hang(world: int) -> None:
+    """As in `report --steps`, which selects a part of the steps, and always the goodbyes."""
+    run = Run(world)
+    for rank in range(world):
+        run.put(rank, "sync", issued_in=[(0, 120 + rank)])
+    run.go(1.5)
+    run.now_s += 1000.0
+    for rank in range(world):
+        run.leave(rank, bye(rank))
+    assert run.found() == []

@@ -11,7 +11,7 @@ import pytest
 from ddpwatch.analysis.step import figures
 from ddpwatch.messages import Step
 from ddpwatch.probe.record import StepRecord
-from ddpwatch.probe.recorder import MAX_FORWARDS, STRETCH_NS, StepRecorder
+from ddpwatch.probe.recorder import MAX_BACKWARDS, MAX_FORWARDS, STRETCH_NS, StepRecorder
 from ddpwatch.sampling.schedule import SamplingSchedule
 from tests.support.probe import FixedSchedule
 
@@ -570,3 +570,31 @@ def test_the_batches_of_a_stretch_are_not_those_of_the_watched_step_after_it() -
         script.optimize()
     assert script.recorder.current is not None
     assert script.recorder.current.data == [(start, start + 7)]
+
+
+def test_backwards_that_reduce_nothing_and_that_nothing_ends_do_not_grow() -> None:
+    """As of a sampler that takes gradients of the module's output, fed by a DataLoader."""
+    script = Script()
+    for _ in range(3 * MAX_BACKWARDS):
+        script.recorder.data_wait(_of_script, script.now, script.now + 1)
+        script.forward()
+        script.backward(synced=False)
+    record = script.recorder.current
+    assert record is not None
+    assert len(record.spans) <= 5 * MAX_BACKWARDS
+    assert len(record.data or []) <= MAX_BACKWARDS + 1
+
+
+def _of_script() -> None:
+    """A reference to a DataLoader's iterator."""
+
+
+def test_many_micro_batches_are_one_unwatched_step() -> None:
+    script = Script(EverySecond())
+    for _ in range(4):
+        for last in [False] * MAX_FORWARDS + [True]:
+            script.forward()
+            script.backward(synced=last)
+        script.optimize()
+    script.recorder.finish()
+    assert [step.status for step in script.messages()] == ["ok", "unwatched", "ok", "unwatched"]

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Mark, decode, encode
@@ -72,3 +74,27 @@ def test_the_goodbye_is_sent_though_the_gpu_answers_no_more(monkeypatch: pytest.
         "the last steps have no times: RuntimeError: CUDA error: an illegal memory access was encountered"
     )
     assert closed == ["rendezvous"]
+
+
+def test_a_thread_that_cannot_start_leaves_nothing_on_the_module(
+    session: ProbeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the system allows no more threads: the job trains unwatched, and a later module may be watched."""
+
+    def refused() -> None:
+        raise RuntimeError("can't start new thread")
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ddp = DistributedDataParallel(nn.Linear(4, 4))
+        hooks = len(ddp._forward_pre_hooks), len(ddp._forward_hooks)
+        with monkeypatch.context() as patch:
+            patch.setattr(session.sender, "start", refused)
+            with pytest.raises(RuntimeError, match="new thread"):
+                session.add(ddp)
+        assert (len(ddp._forward_pre_hooks), len(ddp._forward_hooks)) == hooks
+        ddp(torch.ones(2, 4)).sum().backward()
+        assert session.recorder.current is None
+        assert not session._started
+    finally:
+        dist.destroy_process_group()

@@ -34,7 +34,7 @@ from ddpwatch.report.compare_text import render_compare
 from ddpwatch.report.files import text_report, write_html
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report
-from tests.support.runs import BEGIN, hello_of, record, run_of
+from tests.support.runs import BEGIN, hello_of, record, run_of, step_of
 
 MOST_NS, MOST_COUNT, MOST_RANK = (1 << 62) - 1, (1 << 53) - 1, (1 << 20) - 1
 NS = st.sampled_from([0, 1, -1, 1_000, 10**8, 10**8 + 1, -(10**8), MOST_NS, -MOST_NS])
@@ -167,3 +167,15 @@ def test_step_numbers_that_come_twice(tmp_path: Path) -> None:
     report = report_of(source, drawn=(drawn := Drawn()))
     assert [across.step for across, _ in drawn.outline.details()] == [0, 1]
     assert text_report(report, drawn)
+
+
+def test_launches_that_are_further_apart_than_64_bits_reach(ordinary: Path, tmp_path: Path) -> None:
+    far = (1 << 62) - 1
+    steps = []
+    for number in range(20):
+        for rank, at in ((0, far), (1, -far)):
+            one = step_of(rank, number)
+            one.start_ns, one.comm_launch, one.comm_ready = at, [at, at], [at, at]
+            steps.append((one, BEGIN + number))
+    hellos = [(hello_of(rank, 2), BEGIN) for rank in (0, 1)]
+    look(record(tmp_path / "far.mcap", iter([*hellos, *steps])), ordinary, tmp_path, Selection())

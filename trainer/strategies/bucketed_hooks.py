@@ -48,22 +48,30 @@ class Bucket:
 
     def fill(self, index: int) -> None:
         """Copy this rank's share of a gradient, and let ``.grad`` point at the copy."""
-        slot = self.slots[index]
+        self._take(self.slots[index])
+        self.missing -= 1
+        if not self.missing:
+            self.ready_ns = time.monotonic_ns()
+
+    def _take(self, slot: int) -> None:
         parameter, view = self.parameters[slot], self.views[slot]
         assert parameter.grad is not None, "called when the gradient has been accumulated"
         torch.mul(parameter.grad, self.share, out=view)
         parameter.grad = view
         self.filled[slot] = True
-        self.missing -= 1
-        if not self.missing:
-            self.ready_ns = time.monotonic_ns()
 
     def close(self) -> None:
-        """Prepare it for launch: parameters without a gradient here contribute zeros."""
+        """Prepare it for launch: parameters without a gradient here contribute zeros.
+
+        A gradient of earlier micro-batches counts, though this backward has not used the parameter.
+        """
         self.flags.fill_(1)
         for slot in self._unfilled():
-            self.views[slot].zero_()
-            self.flags[slot] = 0
+            if self.parameters[slot].grad is not None:
+                self._take(slot)
+            else:
+                self.views[slot].zero_()
+                self.flags[slot] = 0
 
     def settle(self) -> None:
         """Wait for the result, and set the gradients of parameters that only other ranks have used."""

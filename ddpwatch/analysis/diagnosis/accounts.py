@@ -235,11 +235,11 @@ class Ledger:
         for rank, facts in across.all_facts().items():
             phases: Mapping[str, int] = facts.figures.phases_ns
             exposed = facts.figures.exposed
+            if rank in pauses:
+                phases, exposed = _with_pauses(across.ranks[rank], exposed, pauses[rank])
             if exposed:
                 start = facts.origin
                 exposed = [(start + since, start + until) for since, until in exposed]
-            if rank in pauses:
-                phases, exposed = _with_pauses(across.ranks[rank], exposed, pauses[rank])
             rows.append(phases)
             if exposed and rank in waited:
                 ns, travelled, exposed = waited[rank].split(exposed)
@@ -304,7 +304,10 @@ class Ledger:
 
 
 def _with_pauses(step: Step, exposed: Intervals, pauses: Pauses) -> tuple[dict[str, int], Intervals]:
-    """A rank's phases and exposed communication without its pauses, and these as phases of their own."""
+    """A rank's phases and exposed communication without its pauses, and these as phases of their own.
+
+    ``exposed`` is relative to the step's start; pauses are on the rank's own clock, as the step is.
+    """
     start = step.start_ns
     window = [(0, step.duration_ns)] if step.duration_ns else []
     relative = {
@@ -312,7 +315,7 @@ def _with_pauses(step: Step, exposed: Intervals, pauses: Pauses) -> tuple[dict[s
         for phase, stretches in pauses.items()
     }
     phases = split(step.duration_ns, {**relative, **claims_of(step)})
-    for stretches in pauses.values():
+    for stretches in relative.values():
         exposed = subtract(exposed, stretches)
     return phases, exposed
 

@@ -121,7 +121,6 @@ class RankLiveness:
 
     def bye(self, bye: Bye, received_ns: int) -> None:
         """A rank, or the run, has ended."""
-        self._now_ns = max(self._now_ns, received_ns)
         if bye.rank is None:
             self._over = True
         else:

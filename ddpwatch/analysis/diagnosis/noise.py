@@ -57,11 +57,18 @@ LOW = THRESHOLDS[0]
 LASTING = THRESHOLDS[:2]  # those that noise which lasts for several steps can exceed again and again
 MEMORY_NOTICED = 0.25  # correlation of successive steps: less may be chance
 MOST_MEMORY = 20.0
+FURTHEST_NS = 1 << 61  # 73 years
 CLEAN_WEIGHT = 64  # how many steps of a rank what is assumed of clean ranks counts for
 
 
 def deviations(launches: Sequence[int]) -> list[int]:
-    """How much later than the median rank each rank launched (ns); of two ranks, than the other."""
+    """How much later than the median rank each rank launched (ns); of two ranks, than the other.
+
+    No more than `FURTHEST_NS`: launches that a file makes up may be further apart than 64 bits reach.
+    """
+    low, high = min(launches), max(launches)
+    if high - low > FURTHEST_NS:
+        launches = [min(launch, low + FURTHEST_NS) for launch in launches]
     if len(launches) == 2:
         first, second = launches
         return [first - second, second - first]

@@ -19,8 +19,8 @@ class LayerNames(Protocol):
     def unit(self, rank: int | None = None) -> str:
         """What is communicated: bucket, or parameter group."""
 
-    def bucket_params(self, index: int, rank: int | None = None) -> list[str]:
-        """All parameters of a bucket, on a rank; empty if they are not known."""
+    def bucket_params(self, index: int, rank: int | None = None, module: int | None = None) -> list[str]:
+        """All parameters of a bucket, on a rank, of a module; empty if they are not known."""
 
     def layer(self, param: int, rank: int | None = None) -> str:
         """The parameter with that id, on a rank."""
@@ -86,10 +86,13 @@ def pause_sentence(ranks: Sequence[int], phase: str, step: int, longest_ns: int,
     return f"{who} paused for {in_ms(longest_ns)}{why} at step {step}"
 
 
-def exposed_sentence(share: float, bucket: int | None, is_last: bool, names: LayerNames | None, is_open: bool) -> str:
-    """Transfers that no compute hides."""
+def exposed_sentence(
+    share: float, bucket: int | None, is_last: bool, names: LayerNames | None, is_open: bool, is_split: bool = True
+) -> str:
+    """Transfers that no compute hides; if waits could not be split off, both."""
     hides, take = ("hides", "take") if is_open else ("hid", "took")
-    text = f"exposed communication: transfers that no compute {hides} {take} {100 * share:.0f} % of a step"
+    what = "transfers" if is_split else "waits or transfers (unknown which, as not all ranks can be compared)"
+    text = f"exposed communication: {what} that no compute {hides} {take} {100 * share:.0f} % of a step"
     if bucket is None:
         return text
     which = f"{'the last ' if is_last else ''}{unit(names)}"

@@ -18,13 +18,17 @@ class Unsound:
     def __init__(self) -> None:
         self._unreduced = 0
         self._since = self._until = 0
+        self._lasts = False
         self._layouts: dict[tuple[int, int, int], _Buckets] = {}
         self._different: dict[tuple[int, int, int], set[int]] = {}
 
     def step(self, across: StepAcrossRanks) -> None:
         """Takes a step. A comm hook that hands buckets back communicates nothing: every rank trains its own model."""
         if across.reduced or len(across) < 2:
+            if self._lasts and across.reduced and across.counted and across.skew.buckets:
+                self._lasts = False
             return
+        self._lasts = True
         self._since = self._since if self._unreduced else across.step
         self._until = across.step
         self._unreduced += 1
@@ -44,22 +48,29 @@ class Unsound:
         """All that does not hold."""
         found = []
         if self._unreduced:
-            text = f"gradients are not reduced: in {self._unreduced} steps the comm hook communicated nothing"
+            are = "are" if self._lasts else "were"
+            text = f"gradients {are} not reduced: in {self._unreduced} steps the comm hook communicated nothing"
             found.append(
                 Incident(
                     kind="not_reduced",
                     severity="error",
-                    message=f"{text}, so the ranks drift apart",
+                    message=f"{text}, so the ranks {'drift' if self._lasts else 'drifted'} apart",
                     phase="backward",
                     since_step=self._since,
                     until_step=self._until,
                     steps=self._unreduced,
-                    open=True,
+                    open=self._lasts,
                     evidence={"steps": self._unreduced},
                 )
             )
-        for (module, _, epoch), ranks in self._different.items():
-            who = ranks_named(sorted(ranks))
-            text = f"the buckets of {who} differ from those of other ranks (module {module}, layout {epoch})"
-            found.append(Incident("layouts_differ", "error", text, ranks=tuple(sorted(ranks)), open=True))
+        for (module, group, epoch), ranks in self._different.items():
+            who, lasts = ranks_named(sorted(ranks)), not self._agreed_after(module, group, epoch)
+            differ = "differ" if lasts else "differed"
+            text = f"the buckets of {who} {differ} from those of other ranks (module {module}, layout {epoch})"
+            found.append(Incident("layouts_differ", "error", text, ranks=tuple(sorted(ranks)), open=lasts))
         return found
+
+    def _agreed_after(self, module: int, group: int, epoch: int) -> bool:
+        """Whether all ranks agree on a later layout."""
+        later = [key for key in self._layouts if key[:2] == (module, group) and key[2] > epoch]
+        return any(key not in self._different for key in later)

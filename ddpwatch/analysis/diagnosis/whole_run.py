@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 from statistics import median
 from typing import cast
 
-from ddpwatch.analysis.diagnosis.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.accounts import AccountKey, StepSplit
 from ddpwatch.analysis.diagnosis.cause import StepFacts
 from ddpwatch.analysis.diagnosis.incident import Incident, Kind
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
@@ -38,11 +38,15 @@ TREND_GROWTH = 0.15
 TREND_RISING = 0.8  # Kendall's tau, at least
 TREND_JUMP = 0.5  # of the growth, that one block may make at most: more is no drift
 KEEP_ENDED = 64
+_EXPOSED: AccountKey = ("exposed", "exposed_comm")  # waiting or transfer, which cannot be distinguished
 
 
 @dataclass(slots=True)
 class _Share:
-    """An account whose share of a step is high."""
+    """An account whose share of a step is high.
+
+    ``unknown_ns`` is exposed communication that may be waiting or transfer.
+    """
 
     kind: Kind
     share: float
@@ -54,6 +58,7 @@ class _Share:
     count: int = 0
     cost_ns: int = 0
     span_ns: int = 0
+    unknown_ns: int = 0
 
     def add(self, step: int, value: float) -> bool:
         """Takes a watched step; returns whether the incident is over with it."""
@@ -108,7 +113,7 @@ class WholeRun:
         was = share.since
         if share.add(split.step, ns / split.total):
             self._ended = [*self._ended[-KEEP_ENDED:], self._share_incident(share, None, is_open=False)]
-            share.since, share.count, share.cost_ns, share.span_ns = None, 0, 0, 0
+            share.since, share.count, share.cost_ns, share.span_ns, share.unknown_ns = None, 0, 0, 0, 0
             for newest in (share.values, share.steps, share.middle):
                 newest.clear()
         elif was is None and share.since is not None:
@@ -121,6 +126,7 @@ class WholeRun:
         share.count += 1
         share.cost_ns += ns
         share.span_ns += split.total
+        share.unknown_ns += split.accounts.get(_EXPOSED, 0)
         share.until = split.step
 
     def _note_buckets(self, facts: StepFacts) -> None:
@@ -140,7 +146,8 @@ class WholeRun:
         bucket = None
         if share is self._exposed:
             bucket = max(self._bucket_ns, key=self._bucket_ns.__getitem__, default=None)
-            message = exposed_sentence(per_step, bucket, bucket == self._last_bucket, names, is_open)
+            is_split = 2 * share.unknown_ns <= share.cost_ns
+            message = exposed_sentence(per_step, bucket, bucket == self._last_bucket, names, is_open, is_split)
         else:
             message = input_sentence(per_step, is_open)
         return Incident(
@@ -172,7 +179,7 @@ class WholeRun:
 def _transfer(split: StepSplit) -> int:
     """Exposed communication that is not waiting for a rank, as far as the two can be distinguished."""
     accounts = split.accounts
-    return accounts.get(("transfer", "exposed_comm"), 0) + accounts.get(("exposed", "exposed_comm"), 0)
+    return accounts.get(("transfer", "exposed_comm"), 0) + accounts.get(_EXPOSED, 0)
 
 
 def _input(split: StepSplit) -> int:

@@ -55,6 +55,7 @@ class LiveFeed(ThreadFeed):
         self._tail = OutputTail(spec.output) if spec.output is not None else None
         self._follows_new = spec.run is None and spec.endpoint is None
         self._seen: set[str] = set()  # runs that existed when the feed attached to one: none of them is new
+        self._shown = ""  # the live run that was read last
 
     def choose(self, run: RunInfo | Path) -> None:
         """Switches to another live run, or to the recording of an ended one."""
@@ -81,6 +82,8 @@ class LiveFeed(ThreadFeed):
     def _next_run(self) -> RunInfo | Path | None:
         """The chosen run, or the newest, or once the last one that ended; waits `LIST_RUNS_S` if there is none."""
         chosen, self._chosen = self._chosen, None
+        if isinstance(chosen, Path):
+            self._seen |= {run.run_id for run in self._spec.list_runs()}
         if chosen is not None:
             return chosen
         runs = [run for run in self._spec.list_runs() if run.run_id not in self._seen]
@@ -98,15 +101,24 @@ class LiveFeed(ThreadFeed):
         """Shows an ended run's recording until another run starts or is chosen."""
         try:
             frames, ended_s = iter(Recording(path)), path.stat().st_mtime
-        except (UsageError, OSError):
-            return  # deleted meanwhile
+        except (UsageError, OSError):  # deleted meanwhile
+            self._go_back(path)
+            return
         self._post(Attached(path.stem, ended_s=ended_s))
         while not self._stopped.is_set() and (batch := list(islice(frames, BATCH))):
             self._post_frames(batch)
         self._post(Over())
         self._wait_for_another()
 
+    def _go_back(self, missing: Path) -> None:
+        """Chooses the live run again that was shown when an ended one was chosen."""
+        before = next((run for run in self._spec.list_runs() if run.run_id == self._shown), None)
+        if before is not None and self._chosen is None:
+            self._chosen = before
+            self._post(Note(f"{missing.stem} cannot be read: older recordings of ended runs are removed"))
+
     def _read(self, endpoint: str, name: str, run: RunInfo | None) -> None:
+        self._shown = name
         several = self._follows_new and not self._seen and len(self._spec.list_runs()) > 1
         self._seen |= {name, *(other.run_id for other in self._spec.list_runs())}
         source = self._spec.open_source(endpoint)

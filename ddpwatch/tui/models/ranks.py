@@ -95,7 +95,7 @@ class HeatMaps:
 
     def build(self, steps: Sequence[StepAcrossRanks], metric: RankMetric, groups: Sequence[Sequence[int]]) -> HeatMap:
         """Makes the map of the given steps, oldest first."""
-        key = (metric.name, tuple(group[0] for group in groups), sum(map(len, groups)))
+        key = (metric.name, tuple(map(tuple, groups)))
         if key != self._key:
             self._key, self._columns = key, {}
         columns = [self._column(step, metric, groups) for step in steps]

@@ -246,5 +246,5 @@ def _exposed_wait(found: _BucketAtCursor) -> str:
 
 
 def _params(found: _BucketAtCursor, names: LayerNames) -> str:
-    params = names.bucket_params(found.bar.index)
+    params = names.bucket_params(found.bar.index, module=found.lane.step.comm_module[found.bar.position])
     return f"{len(params)} parameters: {', '.join(clean(name, 60) for name in params[:12])}" if params else ""

@@ -74,7 +74,7 @@ class BucketsView(RunView):
             return self._detail(rows[selected], width, height)
         room = max(height - 2, 1)
         self.first = min(max(self.first, selected - room + 1), selected)
-        layers = [self.session.state.layouts.bucket_layer(row.index) for row in rows]
+        layers = [self.session.state.layouts.bucket_layer(row.index, module=row.module) for row in rows]
         return paint_buckets(rows, layers, (width, height), self.first, selected, COLUMNS[self.sorted_by].heading)
 
     def _selected_row(self, rows: list[BucketSummary]) -> int:
@@ -82,7 +82,7 @@ class BucketsView(RunView):
         return keys.index(self.selected) if self.selected in keys else 0
 
     def _detail(self, row: BucketSummary, width: int, height: int) -> list[Row]:
-        params = self.session.state.layouts.bucket_params(row.index)
+        params = self.session.state.layouts.bucket_params(row.index, module=row.module)
         history = self.table.history(row.bucket)
         return paint_bucket(row, history, params, self._fired(set(params)), (width, height), self.first)
 

@@ -1,7 +1,13 @@
 """The view of buckets, by Pilot."""
 
+from ddpwatch.messages import BucketLayout, Layout
 from tests.support.dashboards import app_on, body, watching
 from tests.support.frames import hello, run, shadow, step
+
+
+def layout(module: int, names: list[str], base: int) -> Layout:
+    buckets = [BucketLayout(0, 1 << 20, [0, 1])]
+    return Layout(rank=0, module=module, epoch=2, params=names, param_base=base, buckets=buckets)
 
 
 class TestBuckets:
@@ -29,3 +35,17 @@ class TestBuckets:
             await watching(pilot, [hello(0, world=1), step(0, 1), step(0, 2), *(shadow(0, n) for n in range(3, 90))])
             await pilot.press("3")
             assert [row.done is not None for row in app.view.rows()] == [True, True]
+
+    async def test_of_two_modules_each_bucket_has_its_own_parameters(self):
+        app = app_on()
+        two = [layout(0, ["gen.a", "gen.b"], 0), layout(1, ["disc.a", "disc.b"], 2)]
+        steps = [step(0, n, comm_module=[0, 1], comm_label=[0, 0]) for n in range(3)]
+        async with app.run_test(size=(140, 30)) as pilot:
+            await watching(pilot, [hello(0, world=1), *two, *steps])
+            await pilot.press("3")
+            assert [row.module for row in app.view.rows()] == [0, 1]
+            assert "gen.a" in body(app)
+            assert "disc.a" in body(app)
+            await pilot.press("down", "enter")
+            assert "disc.b" in body(app)
+            assert "gen." not in body(app)

@@ -6,8 +6,9 @@ import msgspec
 
 from ddpwatch.messages import Device, Hello, Mark, Node, Span, Step
 from ddpwatch.tui.models.ranks import METRICS as RANK_METRICS
+from ddpwatch.tui.models.ranks import HeatMaps
 from tests.support.dashboards import app_on, body, watching
-from tests.support.frames import MS, device, hello, run
+from tests.support.frames import MS, device, hello, run, state_of
 
 
 class TestRanks:
@@ -164,3 +165,12 @@ def on_hosts(messages, per_host):
 
 def unseen_node(number, ranks):
     return Node(node=number, host=f"host{number:02d}", ranks=ranks, at_ns=0, seen_ns=0, connected=False)
+
+
+def test_a_heatmap_of_other_ranks_keeps_no_cells_of_those_before():
+    steps = list(state_of(run(5, world=4, late_rank=2)).steps.values())
+    maps, late = HeatMaps(), RANK_METRICS[0]
+    without, having = (maps.build(steps, late, groups) for groups in ([[0, 1], [3]], [[0, 2], [3]]))
+    assert without.groups != having.groups
+    assert max(without.columns[-1]) == 0
+    assert having.columns[-1][0] == 40 * MS

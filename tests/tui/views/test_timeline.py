@@ -2,6 +2,7 @@
 
 from itertools import chain
 
+from ddpwatch.messages import Step
 from tests.support.dashboards import app_on, body, watching
 from tests.support.frames import MS, run, synchronous
 
@@ -49,6 +50,20 @@ class TestTimeline:
             assert "the last 3.0 s, steps 30–59" in body(app)
             await pilot.press("r")
             assert "the last" not in body(app)
+
+    async def test_a_pause_before_the_first_step_shows_none(self):
+        app = app_on()
+        first = list(run(3))
+        known = [message for message in first if not isinstance(message, Step)]
+        async with app.run_test(size=(111, 30)) as pilot:
+            await watching(pilot, known)
+            await pilot.press("2", "r", "space")
+            await watching(pilot, [message for message in first if isinstance(message, Step)])
+            assert "no step" in body(app)
+            await pilot.press("r")
+            assert "no step" in body(app)
+            await pilot.press("space")
+            assert "step 2" in body(app)
 
     async def test_a_click_sets_the_cursor(self):
         app = app_on()
