@@ -289,7 +289,7 @@ class FleetNames:
         """A parameter's name."""
         return f"blocks.{param // LAYER_PARAMS}.weight_{param % LAYER_PARAMS}"
 
-    def bucket_params(self, index: int, rank: int | None = None) -> list[str]:
+    def bucket_params(self, index: int, rank: int | None = None, module: int | None = None) -> list[str]:
         """The names of a bucket's parameters."""
         return [self.layer(param) for param in _FIRING_ORDER[index * PER_BUCKET : (index + 1) * PER_BUCKET]]
 

@@ -740,7 +740,7 @@ class TestWhatCannotBeSplit:
     def test_exposed_time_without_all_ranks_is_not_said_to_be_transfers(self):
         """Rank 2 is late in every step, and not recorded."""
         sent = [one for ranks in synchronous([(0, 0, 40)] * 40) for one in ranks if one.rank < 2]
-        found = state_of([hello(0, 3), hello(1, 3), layout(), *sent]).diagnosis
+        found = state_of([hello(0, 3), hello(1, 3), layout(), *sent, bye()]).diagnosis
         (exposed,) = [one for one in found.incidents() if one.kind == "exposed_comm"]
         assert "waits or transfers" in exposed.message
         (split,) = [one for one in incidents([(0, 0, 0)] * 40) if one.kind == "exposed_comm"]

@@ -182,8 +182,9 @@ class AsSent:
 
 
 def test_a_viewer_records_packed_steps_as_they_came(tmp_path: Path) -> None:
-    source: Source = AsSent(run(True))
-    assert capture(source, tmp_path / "a.mcap", None, 5) < len(run(True))
+    live: Run = [(status(), START_NS), *run(True)]
+    source: Source = AsSent(live)
+    assert capture(source, tmp_path / "a.mcap", None, 5) < len(live)
     assert max(steps_of(iter(Recording(tmp_path / "a.mcap"))))[0] == 5
 
 

@@ -45,7 +45,9 @@ class TestBuckets:
             await pilot.press("3")
             assert [row.module for row in app.view.rows()] == [0, 1]
             assert "gen.a" in body(app)
-            assert "disc.a" in body(app)
-            await pilot.press("down", "enter")
+            await pilot.press("down")
+            assert "bucket 1:0: disc.a" in body(app)
+            await pilot.press("enter")
+            assert "bucket 1:0: 4.0 MiB, 2 parameters" in body(app)
             assert "disc.b" in body(app)
             assert "gen." not in body(app)
