@@ -250,7 +250,7 @@ class RunState:
 
     def _diagnose(self, number: int) -> None:
         """A step that all ranks have sent, after those before it that some will never send, as frames come in order."""
-        for older in [other for other in self._undiagnosed if other <= number]:
+        for older in sorted(other for other in self._undiagnosed if other <= number):
             self.diagnosis.add_step(self._undiagnosed.pop(older))
 
     def _diagnose_rest(self) -> None:

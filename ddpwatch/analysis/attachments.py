@@ -29,6 +29,7 @@ class AttachmentBuilder:
         self._kept = 0  # steps of ranks
         self._marks: dict[int, deque[Mark]] = {}
         self._others: dict[tuple[object, ...], Message] = {}
+        self._members: dict[int, list[int]] = {}
         self._pings: deque[ClockExchange] = deque(maxlen=KEEP_PINGS)
 
     def apply(self, message: Message) -> None:
@@ -43,7 +44,8 @@ class AttachmentBuilder:
         elif isinstance(message, (Hello, Bye)):
             self._others[type(message), message.rank] = message
         elif isinstance(message, Group):
-            self._others[Group, message.rank, message.id] = message
+            members = self._members.setdefault(message.id, message.ranks)  # one list: every member sends them all
+            self._others[Group, message.rank, message.id] = msgspec.structs.replace(message, ranks=members)
         elif isinstance(message, ClockExchange):
             self._pings.append(message)
         elif isinstance(message, Layout):
