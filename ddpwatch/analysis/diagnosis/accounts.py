@@ -54,8 +54,8 @@ _KEYS: dict[str, AccountKey] = {
     "other": ("other", ""),
     **{phase: ("pause", phase) for phase in PAUSE_PHASES.values()},
 }
-_TRANSFER: AccountKey = ("transfer", "exposed_comm")
-_EXPOSED: AccountKey = ("exposed", "exposed_comm")
+TRANSFER: AccountKey = ("transfer", "exposed_comm")
+EXPOSED: AccountKey = ("exposed", "exposed_comm")  # waiting or transfer, which cannot be distinguished
 _STARTUP: AccountKey = ("startup", "")
 UNWATCHED: AccountKey = ("other", "unwatched")
 _UNSEEN: AccountKey = ("other", "unseen")
@@ -256,7 +256,7 @@ class Ledger:
         spent = summed(rows)
         spent.pop("exposed_comm", None)
         found.accounts = {_KEYS[phase]: ns for phase, ns in spent.items() if ns}
-        found.accounts[_TRANSFER], found.accounts[_EXPOSED] = transferred, unknown
+        found.accounts[TRANSFER], found.accounts[EXPOSED] = transferred, unknown
         self.watched_ns += found.total
         self._refer(found, len(across))
 

@@ -66,13 +66,13 @@ def deviations(launches: Sequence[int]) -> list[int]:
 
     No more than `FURTHEST_NS`: launches that a file makes up may be further apart than 64 bits reach.
     """
-    low, high = min(launches), max(launches)
-    if high - low > FURTHEST_NS:
-        launches = [min(launch, low + FURTHEST_NS) for launch in launches]
+    ordered = sorted(launches)
+    if ordered[-1] - ordered[0] > FURTHEST_NS:
+        return deviations([min(launch, ordered[0] + FURTHEST_NS) for launch in launches])
     if len(launches) == 2:
         first, second = launches
         return [first - second, second - first]
-    middle = sorted(launches)[(len(launches) - 1) // 2]
+    middle = ordered[(len(launches) - 1) // 2]
     return [launch - middle for launch in launches]
 
 

@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 from statistics import median
 from typing import cast
 
-from ddpwatch.analysis.diagnosis.accounts import AccountKey, StepSplit
+from ddpwatch.analysis.diagnosis.accounts import EXPOSED, TRANSFER, StepSplit
 from ddpwatch.analysis.diagnosis.cause import StepFacts
 from ddpwatch.analysis.diagnosis.incident import Incident, Kind
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
@@ -38,7 +38,6 @@ TREND_GROWTH = 0.15
 TREND_RISING = 0.8  # Kendall's tau, at least
 TREND_JUMP = 0.5  # of the growth, that one block may make at most: more is no drift
 KEEP_ENDED = 64
-_EXPOSED: AccountKey = ("exposed", "exposed_comm")  # waiting or transfer, which cannot be distinguished
 
 
 @dataclass(slots=True)
@@ -126,7 +125,7 @@ class WholeRun:
         share.count += 1
         share.cost_ns += ns
         share.span_ns += split.total
-        share.unknown_ns += split.accounts.get(_EXPOSED, 0)
+        share.unknown_ns += split.accounts.get(EXPOSED, 0)
         share.until = split.step
 
     def _note_buckets(self, facts: StepFacts) -> None:
@@ -179,7 +178,7 @@ class WholeRun:
 def _transfer(split: StepSplit) -> int:
     """Exposed communication that is not waiting for a rank, as far as the two can be distinguished."""
     accounts = split.accounts
-    return accounts.get(("transfer", "exposed_comm"), 0) + accounts.get(_EXPOSED, 0)
+    return accounts.get(TRANSFER, 0) + accounts.get(EXPOSED, 0)
 
 
 def _input(split: StepSplit) -> int:
