@@ -270,7 +270,7 @@ class FsdpProbe(GuardedProbe):
         early, self._early = self._early, []
         self._validating = not torch.is_grad_enabled()
         if self._validating:  # what was issued early was issued for this
-            self._recorder.validation_begin()
+            self._recorder.validation_begin(self.in_eval)
             return
         self._in_backward = False
         self._gathering = {entry.index: entry for entry in early}

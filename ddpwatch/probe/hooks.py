@@ -195,7 +195,7 @@ class DdpProbe(GuardedProbe):
         if self._inner_handle is not None:
             self._drop_inner_hook()  # of a forward that failed before it came so far
         if not torch.is_grad_enabled():
-            self._recorder.validation_begin()
+            self._recorder.validation_begin(self.in_eval)
             return
         timed = self.reducer_group is not None and self.reducer_group.timed
         if not timed and self._recorder.forward_goes_unwatched(module.require_backward_grad_sync):

@@ -110,6 +110,7 @@ class StepRecorder:
         self._optimizer_depth = 0
         self._synced_end: int | None = None
         self._validation: tuple[int, int] | None = None
+        self._without_gradients = (-1, 0)  # after how many steps, and when, the first such forward of a row started
         self._waits: deque[tuple[int, int]] = deque(maxlen=MAX_WAITS)  # for data, since the last forward
         self._loader: LoaderRef = _no_loader  # the DataLoader iterator that gave the newest batch
         self._feeding: LoaderRef = _no_loader  # the one that feeds the training
@@ -297,14 +298,26 @@ class StepRecorder:
         self._loader = loader
         self._waits.append((start, end))
 
-    def validation_begin(self) -> None:
-        """A forward without gradients starts. Several in a row are one validation."""
+    def validation_begin(self, in_eval: bool) -> None:
+        """A forward without gradients starts. Several in a row are one validation.
+
+        A single one in training mode is part of the step that follows: it makes pseudo-labels, or a generator's images.
+
+        Args:
+            in_eval: Whether the model is in eval mode.
+        """
         if self.phase != "input":
             return
-        self._stretch_end = 0
         if self._validation is None:
             now = self.clock()
-            self._validation = (now, now)
+            after, start = self._without_gradients
+            if after != (steps := self.steps + (self.current is not None)):
+                self._without_gradients = steps, now
+                if not in_eval:
+                    return
+                start = now
+            self._validation = (start, now)
+        self._stretch_end = 0
         if self._waits:
             self._validating = self._loader
             self._waits.clear()

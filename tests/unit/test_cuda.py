@@ -284,7 +284,7 @@ def test_a_validation_that_waits_for_data_is_sent_and_spoils_no_step() -> None:
     job.step()
     for _ in range(3):
         job.recorder.data_wait(loader, job.gpu.host, job.gpu.host)
-        job.recorder.validation_begin()
+        job.recorder.validation_begin(in_eval=True)
         job.recorder.validation_end()
     job.recorder.data_wait(loader, job.gpu.host, job.gpu.host)  # its end
     job.step()

@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from types import FrameType
 
 import pytest
@@ -360,8 +361,10 @@ def test_a_validation_in_a_stretch_is_no_step(monkeypatch: pytest.MonkeyPatch) -
         watched.recorder.optimizer_begin()
         watched.recorder.optimizer_end()
         if number % 10 == 9:
+            watched.ddp.eval()
             with torch.no_grad():
                 watched.ddp(torch.ones(2, 8))
+            watched.ddp.train()
     watched.recorder.finish()
     assert watched.errors == []
     assert watched.recorder.steps == 60
@@ -466,6 +469,23 @@ def test_a_parameter_among_the_outputs_gathers_no_hooks() -> None:
         warnings.simplefilter("error")  # torch warns of hooks that are not saved
         torch.save(ddp(torch.ones(2, 8)), io.BytesIO())
     probe.close()
+
+
+def test_a_forward_without_gradients_in_training_mode_is_part_of_its_step() -> None:
+    """It makes pseudo-labels, or a generator's images."""
+    seen: list[tuple[int, int]] = []
+    watched = Watched(on_validation=lambda start, end: seen.append((start, end)))
+    for _ in range(4):
+        with torch.no_grad():
+            watched.ddp(torch.ones(2, 8))
+        watched.ddp(torch.ones(2, 8)).sum().backward()
+        watched.recorder.optimizer_begin()
+        watched.recorder.optimizer_end()
+    watched.recorder.finish()
+    assert seen == []
+    assert len(watched.records) == 4
+    for before, after in pairwise(watched.records):
+        assert after.start == before.end
 
 
 def test_a_validation_belongs_to_no_step() -> None:

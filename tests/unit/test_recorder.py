@@ -178,7 +178,7 @@ def test_the_batches_of_a_validation_are_not_those_of_the_training() -> None:
     validation.wait(200)
     begin = script.now
     for _ in range(3):
-        script.recorder.validation_begin()
+        script.recorder.validation_begin(in_eval=True)
         script.after(5).validation_end()
         validation.wait(200)
     end = script.now
@@ -186,6 +186,20 @@ def test_the_batches_of_a_validation_are_not_those_of_the_training() -> None:
     train(script)
     assert phases_of(script)[1:] == [(7, 11), (0, 1)]
     assert script.validations == [(begin, end)]
+
+
+def test_a_forward_without_gradients_in_training_mode_takes_no_wait_from_its_step() -> None:
+    """The second one in a row makes it a validation."""
+    script = Script()
+    loader = Loader(script)
+    for forwards in (0, 1, 0, 2):
+        loader.wait(20)
+        for _ in range(forwards):
+            script.recorder.validation_begin(in_eval=False)
+            script.after(5).validation_end()
+        train(script)
+    assert [data for data, _ in phases_of(script)][1:] == [20, 20, 0]
+    assert [end - begin for begin, end in script.validations] == [10]
 
 
 def test_an_unwatched_step_has_no_waits_and_the_next_one_only_its_own() -> None:
@@ -534,7 +548,11 @@ def test_a_stretch_ends_when_steps_become_long() -> None:
 
 
 def test_what_lies_between_two_steps_of_a_stretch_belongs_to_neither() -> None:
-    for activity in (StepRecorder.saved, lambda recorder: (recorder.validation_begin(), recorder.validation_end())):
+    def validated(recorder: StepRecorder) -> None:
+        recorder.validation_begin(in_eval=True)
+        recorder.validation_end()
+
+    for activity in (StepRecorder.saved, validated):
         script = in_a_stretch()
         count, before = script.recorder.steps, script.now
         script.now += 500

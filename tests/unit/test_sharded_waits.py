@@ -64,6 +64,7 @@ def a_probe() -> Any:
     probe: Any = object.__new__(FsdpProbe)
     probe.active, probe._recorder, probe._on_error = True, StepRecorder(lambda record: None, lambda: next(now)), None
     probe._blocking, probe._validating, probe._groups, probe._module = False, False, [], 0
+    probe._model = lambda: None
     probe._early, probe._gathering, probe._reducing, probe._awaits_backward = [], {}, [], False
     return probe
 
