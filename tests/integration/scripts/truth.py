@@ -291,16 +291,15 @@ def hook_fires(layers: list[float], statistics: bool) -> dict:
     with ddpwatch.watch(ddp):
         tap(records)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            one_step(ddp, optimizer)
+        seen, chosen = until_undisturbed(ddp, optimizer, expected(layers, [0.0], 0.0), [])
         session._session.recorder.finish()
     if not statistics:
         del probe.hasattr
-    step, sent = message(records[-1]), records[-1].message(0, 0)
+    step, sent = message(records[chosen]), records[chosen].message(0, 0)
     base = min(sent.hook_param)
     names = [name for name, _ in ddp.module.named_parameters()]
     probed = {names[id - base]: sent.start_ns + ns for id, ns in zip(sent.hook_param, sent.hook_ns, strict=True)}
-    return {"own": stamps.hooks, "probed": probed, "step": step}
+    return {"own": seen[chosen].hooks, "probed": probed, "step": step}
 
 
 def note_gradients(ddp: DDP) -> None:
