@@ -347,9 +347,19 @@ class RunState:
         return next(reversed(self.steps.values()), None)
 
     def recent(self, count: int = 50) -> list[StepAcrossRanks]:
-        """The `newest` steps that count and that every known rank has sent."""
+        """The `newest` steps that count and that every known rank has sent, unless it had ended before."""
         steps = reversed(self.steps.values())
-        return newest(count, (across for across in steps if across.counted and len(across) >= len(self.ranks)))
+        return newest(count, (across for across in steps if across.counted and self._is_whole(across)))
+
+    def _is_whole(self, across: StepAcrossRanks) -> bool:
+        """Whether no rank is missing that had not ended before."""
+        if len(across) >= len(self.ranks):
+            return True
+        missing = (state for rank, state in self.ranks.items() if rank not in across.members)
+        return all(
+            state.bye is not None and (state.last_step is None or state.last_step.step < across.step)
+            for state in missing
+        )
 
 
 def newest(count: int, steps: Iterable[StepAcrossRanks]) -> list[StepAcrossRanks]:

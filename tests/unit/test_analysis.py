@@ -254,6 +254,15 @@ def test_a_run_without_a_second_rank_has_dashes_not_zeros() -> None:
     assert " –" in render_report(report)
 
 
+def test_the_newest_steps_do_without_a_rank_that_has_ended() -> None:
+    """As of another group: the header stood still from then on."""
+    alone = [frames.step(0, number) for number in range(20, 40)]
+    both = list(frames.run(20))
+    assert frames.state_of([*both, *alone]).recent()[-1].step == 19
+    found = frames.state_of([*both, frames.bye(1), *alone]).recent()
+    assert [across.step for across in found] == list(range(1, 40))
+
+
 def test_what_a_recording_says_of_its_newest_steps_rests_on_full_ones_that_are_older() -> None:
     closing = AttachmentBuilder()
     closing.apply(hello_of(0, 1))

@@ -19,8 +19,13 @@ def _exposed_style(row: BucketSummary) -> str:
     return "warn" if row.exposed else "text"
 
 
+def _numbered(row: BucketSummary) -> str:
+    """Its index; of all modules but the first, the module's number as well."""
+    return f"{row.module}:{row.index}" if row.module else str(row.index)
+
+
 COLUMNS: tuple[GridColumn[BucketSummary], ...] = (
-    GridColumn("bucket", 8, lambda r: _numbered(r), lambda r: r.index, 0),
+    GridColumn("bucket", 8, _numbered, lambda r: r.index, 0),
     GridColumn("bytes", 11, lambda r: size(r.nbytes), lambda r: r.nbytes, 5),
     GridColumn("ready ms", 10, lambda r: ms(r.ready), lambda r: r.ready, 6),
     GridColumn("launch ms", 11, lambda r: ms(r.launch), lambda r: r.launch, 2),
@@ -105,11 +110,6 @@ def paint_buckets(
 
 def _named(row: BucketSummary) -> str:
     return f"group {row.index}, {USE_NAMES[row.use]}" if row.use else f"bucket {_numbered(row)}"
-
-
-def _numbered(row: BucketSummary) -> str:
-    """Its index; of all modules but the first, the module's number as well."""
-    return f"{row.module}:{row.index}" if row.module else str(row.index)
 
 
 def _copy(source: Canvas, target: Canvas) -> None:
