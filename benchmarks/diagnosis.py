@@ -79,6 +79,7 @@ class Found:
     Attributes:
         misses: What to look at: faults that were missed or misnamed, and false alarms.
         others: Unexplained incidents in runs with a fault, by kind of fault and of incident.
+        confirmed, cheap: How many, see `RealRun`.
     """
 
     judged: list[Judged] = field(default_factory=list)
@@ -86,6 +87,8 @@ class Found:
     others: Counter[tuple[str, str]] = field(default_factory=Counter)
     clean_steps: int = 0
     alarms: Counter[str] = field(default_factory=Counter)
+    confirmed: int = 0
+    cheap: int = 0
     hangs: list[Hang] = field(default_factory=list)
     speeds: list[tuple[int, float, float]] = field(default_factory=list)
 
@@ -93,6 +96,7 @@ class Found:
         """Takes a real job: all of its steps in which nothing was to go wrong are clean."""
         self.judged += run.judged
         self.clean_steps += run.clean_steps
+        self.confirmed, self.cheap = self.confirmed + run.confirmed, self.cheap + len(run.cheap)
         self.alarms.update(one.kind for one in run.others)
         said = "; ".join(map(_incident, run.incidents))
         self.misses += [f"false alarm: {what}: {_incident(one)}" for one in run.others]
@@ -122,6 +126,7 @@ class Found:
         self.others += other.others
         self.clean_steps += other.clean_steps
         self.alarms += other.alarms
+        self.confirmed, self.cheap = self.confirmed + other.confirmed, self.cheap + other.cheap
         self.hangs += other.hangs
         self.speeds += other.speeds
 
@@ -222,16 +227,18 @@ def real(args: argparse.Namespace) -> Found:
         stop = partial(getattr, rounds, "stop_requested")
         for script, world, seed in rounds.over(jobs, "jobs with faults"):
             name = f"{script}, {world} ranks, seed {seed}"
-            found.merge(kept.found(name, lambda: _real(real_run(script, world, seed, stop), name)))  # noqa: B023 (called at once)
+            found.merge(kept.found(name, lambda: _real(real_run(script, world, seed, stop, args.keep), name)))  # noqa: B023 (called at once)
         for world, disturbed in rounds.over(list(product(worlds, (False, True)) if share else []), "clean jobs"):
             name = f"{share} clean steps, {world} ranks, {'with other work beside it' if disturbed else 'alone'}"
-            found.merge(kept.found(name, lambda: _real(clean_run(world, share, disturbed, stop), name)))  # noqa: B023
+            found.merge(kept.found(name, lambda: _real(clean_run(world, share, disturbed, stop, args.keep), name)))  # noqa: B023
         per_job = max(1, args.hangs // max(1, len(worlds)))
         for at, world in enumerate(rounds.over(worlds if args.hangs else [], "jobs with hangs")):
             name = f"{per_job} hangs, {world} ranks"
             found.merge(kept.found(name, lambda: Found(hangs=hang_run(world, per_job, at, stop))))  # noqa: B023
     found.misses += [f"hang: {hang}" for hang in found.hangs if hang.named_s is None]
     print(f"{len(found.judged)} faults; {found.clean_steps} clean steps")
+    print(f"{found.cheap} faults cost less than 5 % of a step, and do not count")
+    print(f"{found.confirmed} warnings of exposed communication that DDP's logger confirms")
     return found
 
 
@@ -342,6 +349,7 @@ def parsed(argv: Iterable[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--misses", type=int, default=20, help="how many misses to print (default: %(default)s)")
     parser.add_argument("--case", choices=["traceml"], help="play this one only")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="keep what is measured, and go on from there")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep real jobs, and diagnose again those kept before")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     args = parser.parse_args(None if argv is None else list(argv))
     usual = (QUICK_SEEDS, REAL_CLEAN_STEPS) if args.real else (SEEDS, CLEAN_STEPS)

@@ -4,7 +4,8 @@
 
 It trains a plain DDP loop, or the trainer of `trainer/` with its faults, and records to ``FOLDER/run.mcap``. Each rank
 writes what it did to itself to ``FOLDER/strikes-RANK.json``: stretch, step, how long it took, and when it started (ns
-since the Unix epoch).
+since the Unix epoch). It adds, for each step, how long that took and for how long DDP's own logger says that the
+backward waited for communication (ns).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from torch.nn.parallel import DistributedDataParallel
 
 LEARN_STEPS = range(12, 32)  # how long a step usually takes
 LAYERS, WIDTH, BATCH = 8, 512, 192
@@ -63,19 +65,34 @@ class Injector:
 
     Attributes:
         step: The current step.
+        steps: Of each one before it: number, duration, and exposed communication by DDP's logger (ns).
     """
 
     def __init__(self, stretches: list[Stretch], rank: int) -> None:
         self.step = -1
+        self.steps: list[tuple[int, int, int]] = []
+        self._ddp: DistributedDataParallel | None = None
+        self._ended: tuple[int, int] | None = None  # the newest step: number, duration
         self.mine = {at: one for at, one in enumerate(stretches) if one.rank in (None, rank)}
         self.strikes: list[tuple[int, int, int, int]] = []
         self.layers: dict[int, str] = {}
         self._usual_s, self._durations, self._started = 0.0, [0.0], time.monotonic()
         self._busy: subprocess.Popen[bytes] | None = None
 
+    def measure(self, ddp: DistributedDataParallel) -> None:
+        """From now on, DDP measures every step, not every hundredth."""
+        ddp._set_ddp_runtime_logging_sample_rate(1)
+        self._ddp = ddp
+
     def begin(self, step: int) -> None:
         """A step starts."""
         now = time.monotonic()
+        if self._ddp is not None and self.step >= 0:
+            logged = self._ddp._get_ddp_logging_data()
+            exposed = logged.get("backward_comm_time", 0) - logged.get("backward_compute_comm_overlap_time", 0)
+            if self._ended is not None:  # in each forward, DDP works out the figures of the step before
+                self.steps.append((*self._ended, exposed))
+            self._ended = self.step, int(1e9 * (now - self._started))
         if self.step in LEARN_STEPS:
             self._durations.append(now - self._started)
             self._usual_s = median(self._durations)
@@ -155,6 +172,7 @@ def plain(injector: Injector, steps: int, file: Path) -> None:
         layer.register_forward_pre_hook(_hook(injector, number, "forward", "gc", "stop"))
         layer.register_full_backward_pre_hook(_hook(injector, number, "backward"))
     model = nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=2)
+    injector.measure(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with ddpwatch.watch(model, record=file):
         batches = iter(DataLoader(Batches(), batch_size=None))
@@ -184,6 +202,7 @@ def trained(injector: Injector, steps: int, file: Path) -> None:
     from trainer.faults import Fault, Place, target_layer
     from trainer.loop import Trainer
     from trainer.stopping import stop_on_signal
+    from trainer.strategies.ddp import DDP
     from trainer.task import build_task
     from trainer.watching import watched
 
@@ -212,6 +231,8 @@ def trained(injector: Injector, steps: int, file: Path) -> None:
 
     with process_group(world) as store, stop_on_signal(store) as agreement:
         trainer = Trainer(config, world, replace(task, faults=tuple(faults)), before)
+        assert isinstance(trainer.strategy, DDP)
+        injector.measure(trainer.strategy.ddp)
         with watched(trainer.strategy, file):
             trainer.fit()
 
@@ -238,7 +259,7 @@ def main() -> None:
             dist.destroy_process_group()
     finally:
         injector.end()
-    about = {"strikes": injector.strikes, "layers": injector.layers}
+    about = {"strikes": injector.strikes, "layers": injector.layers, "steps": injector.steps}
     (folder / f"strikes-{rank}.json").write_text(json.dumps(about))
 
 

@@ -1,7 +1,12 @@
 """The real half of the benchmark of diagnosis: jobs on this machine that go wrong as planned.
 
 One job has many stretches, one after the other, with ordinary steps in between. It records to a file, which the engine
-then gets step by step, as a viewer would. A fault costs what its job was set to wait, times the ranks that waited.
+then gets step by step, as a viewer would.
+
+A fault costs what the others waited because of it: in each watched step that it struck, the last bucket's last launch
+is compared with what it would have been if the rank had launched earlier by what the strike took. With more ranks than
+cores, a rank may have been early by more than that: a fault that costs less than 5 % of a step is none. What DDP's own
+logger shows to be exposed is exposed.
 """
 
 from __future__ import annotations
@@ -9,26 +14,31 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
 from benchmarks.diagnosis_cases import Truth
-from benchmarks.diagnosis_goals import Judged
+from benchmarks.diagnosis_goals import COUNTED_SIZE, Judged
 from benchmarks.diagnosis_job import LAYERS, Stretch
 from benchmarks.diagnosis_oracle import Floats, power
-from benchmarks.diagnosis_score import Score, judge, look, unexplained
+from benchmarks.diagnosis_score import Score, judge, latest, look, unexplained
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE
+from ddpwatch.analysis.diagnosis.whole_run import CLEARED
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.messages import Layout
@@ -39,8 +49,10 @@ START_STEP, STRETCH_STEPS, CALM_STEPS = 60, 80, 50
 SIZES = (0.10, 0.20, 0.50)
 STOP_S = (1.0, 3.0)
 JOB_LIMIT_S = 900
+DONE = "done"  # an empty file, beside what a job that ended has left
 HANG_S, HANG_EVERY, HANG_PLACES = 12.0, 20, ("stop", "forward", "backward", "data", "between")
 SCRIPTS = ("plain", "trainer")
+FEWEST_SEEN = 3  # watched strikes, to know what they cost
 _PHASES = ("data", "forward", "backward")
 
 
@@ -50,12 +62,16 @@ class RealRun:
 
     Attributes:
         others: Warnings and errors that no fault explains.
+        confirmed: Warnings of exposed communication that DDP's logger confirms.
+        cheap: Which faults cost less than `COUNTED_SIZE` of a step.
         clean_steps: Steps in which nothing was to go wrong.
     """
 
     judged: list[Judged] = field(default_factory=list)
     incidents: list[Incident] = field(default_factory=list)
     others: list[Incident] = field(default_factory=list)
+    confirmed: int = 0
+    cheap: list[int] = field(default_factory=list)
     clean_steps: int = 0
 
 
@@ -140,32 +156,56 @@ def _waited_for(job: subprocess.Popen[bytes], stop: Stop) -> int:
     return code
 
 
-def real_run(script: str, world: int, seed: int, stop: Stop, pinned: bool = True) -> RealRun:
-    """A job with faults."""
+@contextmanager
+def _folder(keep: Path | None, name: str) -> Iterator[tuple[Path, bool]]:
+    """Where a job records, and whether it has done so before; without a folder to keep it in, for this time only."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+            yield Path(temporary), False
+        return
+    folder = keep / name
+    if done := (folder / DONE).exists():
+        yield folder, done
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    yield folder, done
+    (folder / DONE).touch()
+
+
+def real_run(script: str, world: int, seed: int, stop: Stop, keep: Path | None = None) -> RealRun:
+    """A job with faults; one that was kept is diagnosed again."""
     planned = list(stretches(script, world, seed))
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        steps = planned[-1].until + CALM_STEPS
-        run_job(script, world, planned, steps, folder, pinned, stop)
+    steps = planned[-1].until + CALM_STEPS
+    with _folder(keep, f"{script}-{world}-{seed}") as (folder, done):
+        if not done:
+            run_job(script, world, planned, steps, folder, True, stop)
         run = diagnose(folder, planned, world)
     run.clean_steps = steps - sum(one.until - one.since for one in planned)
     return run
 
 
-def clean_run(world: int, steps: int, disturbed: bool, stop: Stop) -> RealRun:
+def clean_run(world: int, steps: int, disturbed: bool, stop: Stop, keep: Path | None = None) -> RealRun:
     """A job in which nothing goes wrong, with other work on the machine or without."""
-    busy = "import time\nwhile True:\n    end = time.monotonic() + 1\n    while time.monotonic() < end: pass\n"
-    other = subprocess.Popen([sys.executable, "-c", f"{busy}    time.sleep(2)\n"]) if disturbed else None
-    try:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-            run_job("plain", world, [], steps, Path(name), pinned=False, stop=stop)
-            run = diagnose(Path(name), [], world)
-    finally:
-        if other is not None:
-            other.kill()
-            other.wait()
+    with _folder(keep, f"clean-{world}-{steps}-{'disturbed' if disturbed else 'alone'}") as (folder, done):
+        if not done:
+            with _other_work() if disturbed else nullcontext():
+                run_job("plain", world, [], steps, folder, False, stop)
+        run = diagnose(folder, [], world)
     run.clean_steps = steps
     return run
+
+
+@contextmanager
+def _other_work() -> Iterator[None]:
+    """A process that takes a core for one second of three."""
+    busy = "import time\nwhile True:\n    end = time.monotonic() + 1\n    while time.monotonic() < end: pass\n"
+    other = subprocess.Popen([sys.executable, "-c", f"{busy}    time.sleep(2)\n"])
+    try:
+        yield
+    finally:
+        other.kill()
+        other.wait()
 
 
 # -- the diagnosis -------------------------------------------------------------------------------------------
@@ -174,25 +214,73 @@ def clean_run(world: int, steps: int, disturbed: bool, stop: Stop) -> RealRun:
 def diagnose(folder: Path, planned: Sequence[Stretch], world: int) -> RealRun:
     """Feeds a recording to the engine, step by step, and compares what it says with what was done."""
     file = folder / "run.mcap"
-    truths = _truths(folder, planned, world, _layouts(file))
+    abouts = [json.loads((folder / f"strikes-{rank}.json").read_text()) for rank in range(world)]
+    truths = _truths(abouts, planned, world, _layouts(file))
     scores = {at: Score(truth) for at, truth in truths.items()}
     watched: list[bool] = []
     leads: dict[int, Floats] = {}
+    ahead: dict[int, dict[int, int]] = {}
+    usual: list[int] = []
+    struck = {step for truth in truths.values() for step in truth.strikes.tolist()}
     for diagnosis, _, steps in diagnosed(file):
         for across in steps:
             watched.append(all(is_watched(step.status) for step in across.ranks.values()))
+            if across.step not in struck:
+                usual.append(across.longest_ns)
             if watched[-1] and across.counted and len(across.ranks) == world and across.skew.buckets:
                 leads[across.step] = _leads(across)
+                ahead[across.step] = _ahead(across)
             look(diagnosis, scores.values(), across.step, watched, world)
     run = RealRun(incidents=diagnosis.incidents())
-    judge(scores.values(), run.incidents, world)
-    struck = {step for truth in truths.values() for step in truth.strikes.tolist()}
     calm = np.array([lead for step, lead in leads.items() if step not in struck])
     for at, score in scores.items():
-        score.oracle = _oracle(planned[at], score.truth, _took(folder, at, world), leads, calm)
-    run.judged = [Judged(planned[at].kind, planned[at].size, "real", score) for at, score in scores.items()]
-    run.others = unexplained(truths.values(), run.incidents, world)
+        took = _took(abouts, at)
+        score.oracle = _oracle(planned[at], score.truth, took, leads, calm)
+        score.latest = latest(score.truth, np.array(watched))
+        if (ns := _waited_ns(score.truth, took, ahead, struck)) is not None:
+            if score.truth.cost_ns:
+                score.truth.cost_ns = int(ns * (world - 1) * len(score.truth.strikes))
+            if ns < COUNTED_SIZE * median(usual):
+                run.cheap.append(at)
+    judge(scores.values(), run.incidents, world)
+    run.judged = [
+        Judged(planned[at].kind, planned[at].size, "real", score) for at, score in scores.items() if at not in run.cheap
+    ]
+    others = unexplained(truths.values(), run.incidents, world)
+    run.others = [one for one in others if one.kind != "exposed_comm" or not _is_exposed(abouts, one)]
+    run.confirmed = len(others) - len(run.others)
     return run
+
+
+def _waited_ns(
+    truth: Truth, took: Mapping[int, int], ahead: Mapping[int, Mapping[int, int]], struck: Collection[int]
+) -> float | None:
+    """What each other rank waited because of one, in a mean step that it struck; None without enough watched ones.
+
+    Args:
+        truth: Whose it was.
+        took: How long the rank was held up, by step (ns); 0 where something else on its core did that.
+        ahead: How much later each rank launched than the last other one, by watched step (ns).
+        struck: The steps of all truths.
+    """
+    if len(truth.ranks) != 1:
+        return None
+    leads = {step: by_rank[truth.ranks[0]] for step, by_rank in ahead.items()}
+    seen = [(took[step], max(0, leads[step])) for step in took if step in leads]
+    calm = [max(0, lead) for step, lead in leads.items() if step not in struck]
+    if len(seen) < FEWEST_SEEN or not calm:
+        return None
+    return fmean(min(ns, lead) if ns else lead - fmean(calm) for ns, lead in seen)
+
+
+def _is_exposed(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:
+    """Whether DDP's logger says so: what the rank that waits least waits is no waiting for another."""
+    exposed = duration = 0
+    for of_ranks in zip(*(about["steps"] for about in abouts), strict=True):
+        if (incident.since_step or 0) <= of_ranks[0][0] <= (incident.until_step or 0):
+            exposed += min(ns for _, _, ns in of_ranks)
+            duration += sum(ns for _, ns, _ in of_ranks) // len(of_ranks)
+    return exposed >= CLEARED * EXPOSED_SHARE * duration > 0
 
 
 def diagnosed(file: Path) -> Iterator[tuple[Diagnosis, int, list[StepAcrossRanks]]]:
@@ -223,6 +311,12 @@ def _leads(across: StepAcrossRanks) -> Floats:
     return np.asarray((values - values.mean(axis=0)).T * len(values) / (len(values) - 1))
 
 
+def _ahead(across: StepAcrossRanks) -> dict[int, int]:
+    """How much later each rank launched the last bucket than the last one of the others (ns)."""
+    launches = {rank: facts.launch[-1] for rank, facts in across.all_facts().items()}
+    return {rank: at - max(ns for other, ns in launches.items() if other != rank) for rank, at in launches.items()}
+
+
 def _oracle(
     one: Stretch, truth: Truth, took: Mapping[int, int], leads: Mapping[int, Floats], calm: Floats
 ) -> float | None:
@@ -237,10 +331,9 @@ def _oracle(
     return max(power(shift, calm[:, at], rank) for at in (0, 1 + _PHASES.index(one.place)))
 
 
-def _took(folder: Path, at: int, world: int) -> dict[int, int]:
+def _took(abouts: Sequence[Mapping[str, Any]], at: int) -> dict[int, int]:
     """How long the strikes of a stretch took, by step (ns)."""
-    strikes = (json.loads((folder / f"strikes-{rank}.json").read_text())["strikes"] for rank in range(world))
-    return {step: took_ns for of_rank in strikes for stretch, step, took_ns, _ in of_rank if stretch == at}
+    return {step: took_ns for about in abouts for stretch, step, took_ns, _ in about["strikes"] if stretch == at}
 
 
 def _layouts(file: Path) -> Layouts:
@@ -252,12 +345,13 @@ def _layouts(file: Path) -> Layouts:
     return layouts
 
 
-def _truths(folder: Path, planned: Sequence[Stretch], world: int, layouts: Layouts) -> dict[int, Truth]:
+def _truths(
+    abouts: Sequence[Mapping[str, Any]], planned: Sequence[Stretch], world: int, layouts: Layouts
+) -> dict[int, Truth]:
     """What was done, by stretch: in which steps, and for how long."""
     strikes: dict[int, list[tuple[int, int]]] = {}
     layers: dict[int, str] = {}
-    for rank in range(world):
-        about = json.loads((folder / f"strikes-{rank}.json").read_text())
+    for about in abouts:
         layers |= {int(layer): name for layer, name in about["layers"].items()}
         for at, step, took_ns, _ in about["strikes"]:
             strikes.setdefault(at, []).append((step, took_ns))

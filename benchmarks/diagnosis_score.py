@@ -106,7 +106,7 @@ def play(job: Job) -> Result:
         look(diagnosis, result.scores, played.number, watched, job.shape.world)
     result.incidents = diagnosis.incidents()
     for score in result.scores:
-        score.latest = _latest(score.truth, np.array(watched))
+        score.latest = latest(score.truth, np.array(watched))
         score.strength = _strength(score.truth, np.array(lateness), np.array(watched))
         score.oracle = _oracle(score.truth, np.array(figures), np.array(watched))
     judge(result.scores, result.incidents, job.shape.world)
@@ -143,7 +143,7 @@ def _oracle(truth: Truth, figures: Ints, watched: npt.NDArray[np.bool_]) -> floa
     return max(found)
 
 
-def _latest(truth: Truth, watched: npt.NDArray[np.bool_]) -> int:
+def latest(truth: Truth, watched: npt.NDArray[np.bool_]) -> int:
     """See `Score`: some strikes have to be seen first."""
     seen = truth.strikes[watched[truth.strikes]][:SEEN_STRIKES].tolist()
     return max([truth.since + truth.slack, *seen])
@@ -201,6 +201,9 @@ def _alike(truth: Truth, incident: Incident) -> bool:
     """Whether it is of that kind and at that time."""
     since = incident.since_step
     last = int(truth.strikes[-1])
+    if truth.phases == ("gc",):  # all collections of a rank are one incident, also those before the fault
+        overlaps = (since or 0) <= last and truth.since <= (incident.until_step or 0)
+        return incident.kind in truth.kinds and incident.phase == "gc" and overlaps
     in_time = since is None or truth.since - truth.slack <= since <= last + truth.slack
     return incident.kind in truth.kinds and in_time
 
@@ -235,7 +238,8 @@ def _word(truth: Truth, incident: Incident) -> bool:
 def _judge_one(score: Score, incident: Incident) -> None:
     truth = score.truth
     score.kind, score.alarm = _word(truth, incident), incident.severity in ALARMS
-    score.cause = incident.phase in truth.phases if truth.phases else None
+    unknown = not incident.phase and incident.evidence.get("unwatched")  # of such a step, no phase is known
+    score.cause = incident.phase in truth.phases if truth.phases and not unknown else None
     score.layer = incident.param in truth.params if truth.params is not None else None
     if truth.period is not None:
         score.period = incident.period is not None and abs(incident.period - truth.period) <= 1

@@ -58,11 +58,14 @@ class IncidentNews:
             before = next((other for other in gone if _same(self._open[other], incident)), None)
         elif before is None:
             return []
-        was_open = before is not None and self._open.pop(before) is not None
-        if incident.open:
-            self._open[key] = incident
-            return [] if was_open else [News(incident, "started")]
-        return [News(incident, "ended" if was_open else "over")]
+        was = None if before is None else self._open.pop(before)
+        if not incident.open:
+            return [News(incident, "over" if was is None else "ended")]
+        if was is not None and incident.severity == "info":  # what was a warning stays one
+            self._open[key] = replace(incident, severity=was.severity)
+            return []
+        self._open[key] = incident
+        return [] if was is not None and was.severity != "info" else [News(incident, "started")]
 
 
 def _family(kind: str) -> str:

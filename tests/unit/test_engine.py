@@ -15,11 +15,14 @@ from benchmarks.diagnosis_score import play
 from benchmarks.fleet import PARAMS, Disturbance, Fleet, Shape, zeros
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
+from ddpwatch.analysis.diagnosis.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.change import change
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
-from ddpwatch.analysis.diagnosis.lateness import GroupLateness
+from ddpwatch.analysis.diagnosis.late_rank import LateRank
+from ddpwatch.analysis.diagnosis.lateness import GroupLateness, run_length
 from ddpwatch.analysis.diagnosis.noise import (
     FALSE_ALARMS,
+    FIGURES,
     THRESHOLDS,
     WINDOWS,
     alarm_counts,
@@ -29,7 +32,7 @@ from ddpwatch.analysis.diagnosis.noise import (
 )
 from ddpwatch.analysis.diagnosis.onset import onset
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
-from ddpwatch.analysis.diagnosis.streak import rhythm, shift
+from ddpwatch.analysis.diagnosis.streak import Rhythm, Streak, newest_run, rhythm, shift
 from ddpwatch.analysis.diagnosis.tail import Tail
 from ddpwatch.analysis.diagnosis.trend import Trend
 from ddpwatch.messages import Device, Group, Layout, Mark, RankSample, Span
@@ -185,7 +188,7 @@ class TestBlame:
 
     def test_one_that_becomes_constant_is_another_incident(self):
         """What the first one cost stays with it, and its cause does, too."""
-        late = [(0, 60 if n >= 64 or n % 4 == 0 else 0) for n in range(100)]
+        late = [(0, 60 if n >= 64 or n % 4 == 0 else 0) for n in range(140)]
         steps = [
             moved_to_forward(one) if one.step >= 64 and one.rank else one
             for ranks in synchronous(late)
@@ -193,9 +196,9 @@ class TestBlame:
         ]
         found = late_ones(state_of([hello(0), hello(1), layout(), *steps]).diagnosis.incidents())
         assert sorted((one.since_step, one.until_step, one.kind, one.period, one.phase, one.open) for one in found) == [
-            (0, 60, "intermittent", 4, "backward", False), (64, 99, "straggler", None, "forward", True),
+            (0, 60, "intermittent", 4, "backward", False), (64, 139, "straggler", None, "forward", True),
         ]  # fmt: skip
-        assert sorted(one.cost_ns for one in found) == [16 * 50 * MS, 36 * 50 * MS]
+        assert sorted(one.cost_ns for one in found) == [16 * 50 * MS, 76 * 50 * MS]
 
     @pytest.mark.parametrize("seed", [0, 1, 2, 5])
     def test_one_that_is_late_at_random_does_not_change(self, seed):
@@ -272,6 +275,21 @@ class TestPauses:
         assert (stall.kind, stall.ranks, stall.phase, stall.since_step) == ("pause", (1,), "backward", 30)
         assert stall.cost_ns == 11_990 * MS
         assert not stall.open
+
+    def test_a_stall_amid_far_shorter_delays_stays_a_pause(self):
+        """It was taken for one of the late steps, and gone."""
+        found = {
+            one.kind: one for one in late_ones(incidents([(0, 0)] * 28 + [(0, 20)] * 2 + [(0, 2000)] + [(0, 20)] * 30))
+        }
+        assert found["straggler"].since_step == 28
+        assert (found["pause"].ranks, found["pause"].since_step) == ((1,), 30)
+
+    @pytest.mark.parametrize("before", [3, 4, 5])
+    def test_a_stall_soon_after_late_steps_stays_a_pause(self, before):
+        """It was taken for a part of theirs, which were pauses at first."""
+        late = [(0, 0)] * 28 + [(0, 300)] * before + [(0, 6000)] + [(0, 300)] * 15
+        (pause,) = [one for one in late_ones(incidents(late)) if one.kind == "pause"]
+        assert (pause.ranks, pause.until_step) == ((1,), 28 + before)
 
     def test_a_stall_in_an_unwatched_step_is_nobody_s_without_more(self):
         steps = [step(rank, n) for n in range(40) for rank in range(2)]
@@ -371,6 +389,30 @@ class TestWholeRun:
         (link,) = [incident for incident in found if incident.kind == "slow_link"]
         assert (link.since_step, link.ranks) == (40, ())
         assert link.cost_ns == pytest.approx(40 * 2 * 18 * MS, rel=0.1)
+
+    def test_exposed_communication_that_comes_and_goes_is_one_incident(self):
+        """It counts only while it is exposed."""
+        exposed = {"spans": [Span("forward", 2 * MS, 30 * MS), Span("sync", 60 * MS, 90 * MS)]}
+        hidden = {"comm_done": [60 * MS, 82 * MS]}
+        steps = [step(r, n, **(exposed if n // 40 % 2 else hidden)) for n in range(200) for r in range(2)]
+        found = state_of([hello(0), hello(1), *steps]).diagnosis.incidents()
+        (one,) = [incident for incident in found if incident.kind == "exposed_comm"]
+        assert one.since_step == pytest.approx(40, abs=8)
+        assert one.until_step == pytest.approx(168, abs=8)
+        assert one.steps == pytest.approx(80, abs=24)
+        assert not one.open
+
+    def test_a_link_that_becomes_slower_after_communication_was_exposed(self):
+        exposed = {"spans": [Span("forward", 2 * MS, 30 * MS), Span("sync", 60 * MS, 90 * MS)]}
+        hidden = {"comm_done": [60 * MS, 82 * MS]}
+        slow = {"comm_done": [60 * MS, 110 * MS], "duration_ns": 120 * MS}
+        slow["spans"] = [Span("forward", 2 * MS, 30 * MS), Span("sync", 80 * MS, 110 * MS)]
+        about = [exposed if 20 <= n < 60 else slow if n >= 120 else hidden for n in range(180)]
+        steps = [step(r, n, start_ns=START_NS + n * 120 * MS, **about[n]) for n in range(180) for r in range(2)]
+        found = {one.kind: one for one in state_of([hello(0), hello(1), *steps]).diagnosis.incidents()}
+        assert found["slow_link"].since_step == 120
+        assert found["exposed_comm"].until_step < 120
+        assert not found["exposed_comm"].open
 
     def test_a_link_that_was_slower_once_explains_nothing_later(self):
         """From step 120 on, the backward is shorter: as long as before, transfers are exposed."""
@@ -537,6 +579,76 @@ def test_a_rhythm():
     assert (found.period, found.residue, found.late_ns) == (5, 3, pytest.approx(2500, rel=0.2))
     assert [step for step in range(10) if found.strikes(step)] == [3, 8]
     assert rhythm([(step, 0.1) for step in range(128)], 3000, 6.0) is None  # its variance is less than 0, by rounding
+
+
+def test_a_run():
+    rows = list(reversed(range(49)))
+
+    def run(*late, least=5, rows=rows):
+        return newest_run(sum(1 << at for at, step in enumerate(rows) if step % 5 == 3 or step in late), rows, least)
+
+    assert run() == run(12, 20) == (5, 46)
+    assert run(12, 20, 24, 29) is None  # too many in between: it may be late at random
+    assert run(least=11) is None
+    assert run(rows=rows[:21]) is None  # five are no noise, but a rank that is late in every fifth step might do so
+    assert run(rows=[step for step in rows if step % 5 == 3]) is None  # every step that is known
+    for ranks, rate in ((2, 0.005), (1024, 0.03)):
+        assert rate ** run_length(rate, ranks) < FALSE_ALARMS / 2 / (FIGURES * ranks * 3 * 15)
+        assert rate ** (run_length(rate, ranks) - 1) > FALSE_ALARMS / 2 / (FIGURES * ranks * 3 * 15)
+
+
+def test_a_rhythm_that_noise_has_as_well_is_over_soon():
+    streak = Streak(0, 100.0, 0, 0, 10.0, rhythm=Rhythm(16, 0, 10.0, 0.0))
+    for step_number in range(100 * 16):
+        strike = step_number // 16 if step_number % 16 == 0 else None
+        streak.add(step_number, 0 if strike is None else 10 if strike % 2 == 0 or strike < 8 else -10, 1.0)
+    assert not streak.open
+
+
+def test_what_was_late_before_a_streak_s_end_names_nobody_else():
+    """It showed the other one's noise: without it, that one's own seemed unusual."""
+    for seed in range(6):
+        rng = random.Random(seed)
+        late = GroupLateness((0, 1))
+        for number in range(460):
+            if number == 400:
+                late.release(0, 400)
+            noise = [rng.gauss(0, 3e6) + 40e6 * (rng.random() < 0.08) for _ in range(2)]
+            assert late.add(number, [int(ns) for ns in noise], 100 * MS) == []
+
+
+def test_a_rhythm_costs_as_much_in_steps_that_nobody_watched():
+    """Also in those that are so old that they are not kept."""
+    streak = Streak(0, 100.0 * MS, 0, 0, 50.0 * MS, rhythm=Rhythm(4, 0, 50.0 * MS, 0.0))
+    late = LateRank(streak, (0, 1))
+    for number in range(1600):
+        watched, struck = number % 7 < 2, number % 4 == 0
+        if watched:
+            streak.add(number, 50 * MS * struck, MS)
+        waits = {0: 50 * MS} if watched and struck else {}
+        late.add_split(StepSplit(number, 200 * MS, waits=waits, like=None if watched else number // 7 * 7))
+    assert late.cost_ns == pytest.approx(400 * 50 * MS, rel=0.1)
+
+
+def test_two_things_of_one_rank_at_a_time():
+    """Its backward is longer now and then; meanwhile, its forward is so in every fourth step."""
+    rng = random.Random(1)
+    messages, at = [], 0
+    for number in range(260):
+        forward = 60 * (number >= 160 and number % 4 == 1)
+        backward = 60 * (rng.random() < 0.2 and not forward)
+        about = {"start_ns": START_NS + at * MS}
+        late = forward + backward
+        rows = [step(0, number, late, **about), step(1, number, 0, late, **about), step(2, number, 0, late, **about)]
+        messages += [moved_to_forward(rows[0]) if forward else rows[0], *rows[1:]]
+        at += 100 + late
+    found = {
+        one.phase: one
+        for one in late_ones(state_of([*(hello(r, 3) for r in range(3)), *messages]).diagnosis.incidents())
+    }
+    assert found["backward"].open
+    assert (found["forward"].kind, found["forward"].period) == ("intermittent", 4)
+    assert found["forward"].since_step == pytest.approx(160, abs=4)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3])

@@ -51,6 +51,12 @@ def test_it_is_the_rank_that_sends_nothing_as_one_that_is_stopped() -> None:
     assert found.ranks == (2,)
 
 
+def test_it_is_the_rank_whose_one_heartbeat_comes_late_and_shows_fewer_collectives() -> None:
+    """It was stopped for less than two heartbeats take, and had not gone on by its next one."""
+    (found,) = stalls([*beats(0, 120, at_ms=(600,)), *beats(1, 120, at_ms=(600,)), *beats(2, 118, at_ms=(2090,))])
+    assert found.ranks == (2,)
+
+
 @pytest.mark.parametrize(
     "messages",
     [

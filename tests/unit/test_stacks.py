@@ -163,7 +163,7 @@ def test_a_validation_shows_in_the_heartbeats() -> None:
     assert (heart.beat(1100, 0).activity, heart.beat(1100, 0).activity_since_ns) == ("validation", 1000)
     module.in_eval = False
     now[0] = 2000
-    recorder.validation_begin()
+    recorder.validation_begin(in_eval=True)
     now[0] = 3000
     recorder.validation_end()
     assert (heart.beat(3100, 0).activity, heart.beat(3100, 0).activity_since_ns) == ("validation", 2000)

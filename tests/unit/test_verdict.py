@@ -94,31 +94,31 @@ class TestVerdict:
     def test_work_between_the_optimizer_and_the_next_batch_is_not_input(self, seen):
         """48 ms of it on one rank, and then 12 ms of a trainer's own bookkeeping on both."""
 
-        def after(ms, number, rank):
+        def after(ms, number, rank, wait=0):
             return step(
-                rank, number, data=[((ms - 1) * MS, ms * MS)] if seen else None, duration_ns=(100 + ms) * MS,
+                rank, number, data=[((ms - 1) * MS, ms * MS)] if seen else None, duration_ns=(100 + ms + wait) * MS,
                 spans=[
                     Span("forward", (ms + 2) * MS, (ms + 30) * MS), Span("backward", (ms + 31) * MS, (ms + 80) * MS),
                 ],
                 **{f"comm_{name}": [at * MS for at in (50 + ms, 70 + ms)] for name in ("ready", "launch")},
-                comm_done=[(60 + ms) * MS, (80 + ms) * MS],
+                comm_done=[(60 + ms) * MS, (80 + ms + wait) * MS],
             )  # fmt: skip
 
-        one = judged([hello(0), hello(1), *(after(48 if r == 0 else 1, n, r) for n in range(20) for r in range(2))])
+        late = [one for n in range(20) for one in (after(48, n, 0), after(1, n, 1, wait=47))]
+        one = judged([hello(0), hello(1), *late])
         assert (one.kind, one.rank) == ("straggler", 0)
         assert "what it does between optimizer and forward takes 47 ms longer" in one.text
         both = judged([hello(0), hello(1), *(after(12, n, r) for n in range(20) for r in range(2))])
         assert both.kind == "hidden"
 
     def test_what_is_over_is_mentioned(self):
-        late = [(0, 40 if 20 <= number < 60 else 0) for number in range(100)]
-        quick = {"comm_done": [60 * MS, 82 * MS]}
+        late = [(40 * (64 <= number < 84), 40 * (20 <= number < 60)) for number in range(140)]
         steps = [one for ranks in synchronous(late) for one in ranks]
-        for one in steps[120:]:
-            one.comm_done = quick["comm_done"]
+        for one in steps[168:]:
+            one.comm_done = [60 * MS, 82 * MS]
         found = judged([hello(0), hello(1), layout(), *steps])
         assert found.text.startswith("nothing stands out; exposed communication")
-        earlier = r"; earlier: straggler of rank 1 in steps 20–59 and 1 more, \d+ % of the run$"
+        earlier = r"; earlier: straggler of rank 1 in steps 20–59 and 2 more, \d+ % of the run$"
         assert re.search(earlier, found.text), found.text
 
     def test_a_killed_rank_and_who_waits_for_it(self):

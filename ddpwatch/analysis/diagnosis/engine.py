@@ -40,6 +40,7 @@ LATENESS = ""  # instead of a phase: how much later a rank launches the last buc
 KEEP_FACTS = 16  # newest watched steps that may still show why
 LOOK_AGAIN_NS = 1_000_000_000  # for what devices did
 KEEP_ENDED = 256  # incidents that are over: the costliest
+SHARED = 0.25  # of a streak's late steps: with so many in a known one, it is the same
 _Watch = tuple[int, str]  # a group, and by what its ranks are compared: a phase, or `LATENESS`
 _SEVERITIES = ("error", "warning", "info")
 
@@ -131,7 +132,7 @@ class Diagnosis:
             if self._is_news(late):
                 late.catch_up(self._splits, self._recent)
                 self._late[watch, late.streak.rank] = late
-                self._pauses.absorb(late.streak.rank, late.streak.since)
+                self._pauses.absorb(late.streak)
         self._pauses.add(facts, self._late.values())
         self._whole.add(facts)
         self._unsound.step(across)
@@ -197,16 +198,17 @@ class Diagnosis:
     def _is_news(self, late: LateRank) -> bool:
         """Whether it is not known from another group, or by another figure: what a rank costs counts once.
 
-        If it has changed since it became known, what is known ends there.
+        If it has changed since it became known, or another figure shows that, what is known ends there.
         """
         streak = late.streak
         for key, known in list(self._late.items()):
-            if key[1] == streak.rank:
-                if not streak.changed or known.streak.named >= streak.since:
-                    return False
-                self._groups[key[0]].dismiss(known.streak)
-                known.streak.end_before(streak.since)
-                self._close(key)
+            if key[1] != streak.rank or streak.shared_with(known.streak) < SHARED:
+                continue
+            if known.streak.named >= streak.since or not (streak.changed or streak.outdoes(known.streak)):
+                return False
+            self._groups[key[0]].dismiss(known.streak)
+            known.streak.end_before(streak.since)
+            self._close(key)
         return True
 
     def _end(self, started: Collection[int]) -> None:
@@ -216,8 +218,9 @@ class Diagnosis:
             if not late.streak.open or group is None or group.streaks.get(key[1]) is not late.streak:
                 self._close(key)
                 if key[1] not in started:
-                    for other in self._groups.values():
-                        other.release(key[1], late.streak.until)
+                    for watch, other in self._groups.items():
+                        if (watch, key[1]) not in self._late:
+                            other.release(key[1], late.streak.until)
 
     def _close(self, key: tuple[_Watch, int]) -> None:
         late = self._late.pop(key)
@@ -236,7 +239,7 @@ class Diagnosis:
         device = self._device_cause(late)
         incident = Incident(
             kind=late.kind(phase),
-            severity="info" if phase in ("checkpoint", "validation") else "warning",
+            severity="warning" if late.matters and phase not in ("checkpoint", "validation") else "info",
             message="",
             ranks=(streak.rank,),
             phase=phase,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.blame import behind, counts_of
 from ddpwatch.analysis.groups import Groups
-from ddpwatch.messages import Beat
+from ddpwatch.messages import Beat, Step
 
 KEEP_BEATS = 16  # per rank, the newest: about eight seconds; of what lasts longer, the hang says who it was
 SILENT_NS = 1_500_000_000  # two heartbeats are missing then
+
+_Beat = tuple[int, Beat]  # and when it was, since the step started (ns)
 
 
 class HeldUp:
@@ -44,32 +46,37 @@ class HeldUp:
         return self._by_beats(across, across.longest_ns - excess_ns) if found is None else found
 
     def _by_beats(self, across: StepAcrossRanks, usual_ns: int) -> int | None:
-        """Who had issued the fewest collectives all the time, or sent nothing.
+        """Who had issued fewer collectives than all others a usual step before, or sent nothing."""
+        beats = {rank: self._beats_in(step) for rank, step in across.ranks.items()}
+        for which in (-1, 0):  # by its last heartbeat, or its first
+            slow = self._behind({rank: found[which][1] for rank, found in beats.items() if found})
+            if slow is not None and any(
+                self._behind({slow: beat, **_before(beats, slow, at - usual_ns)}) == slow for at, beat in beats[slow]
+            ):
+                return slow
+        silent = [
+            rank
+            for rank, step in across.ranks.items()
+            if step.duration_ns >= SILENT_NS + 2 * usual_ns
+            and not any(usual_ns <= at <= step.duration_ns - usual_ns for at, _ in beats[rank])
+        ]
+        return silent[0] if len(silent) == 1 else None
 
-        What ranks do at a step's usual pace, before and after the stall, does not count.
-        """
-        first: dict[int, Beat] = {}
-        last: dict[int, Beat] = {}
-        silent: list[int] = []
-        for rank, step in across.ranks.items():
-            since, until = step.start_ns + usual_ns, step.start_ns + step.duration_ns - usual_ns
-            beats = [beat for beat in self._beats.get(rank, ()) if since <= beat.at_ns <= until]
-            if beats:
-                first[rank], last[rank] = beats[0], beats[-1]
-            elif until - since >= SILENT_NS:
-                silent.append(rank)
-            else:
-                return None
-        slow = self._behind(first)
-        if slow is not None or len(silent) != 1:
-            return slow if slow == self._behind(last) else None
-        return silent[0]
+    def _beats_in(self, step: Step) -> list[_Beat]:
+        """A rank's heartbeats in a step; times since it started, so that hosts' clocks do not matter."""
+        beats = ((beat.at_ns - step.start_ns, beat) for beat in self._beats.get(step.rank, ()))
+        return [(at, beat) for at, beat in beats if 0 <= at <= step.duration_ns]
 
     def _behind(self, beats: Mapping[int, Beat]) -> int | None:
-        found = behind({rank: counts_of(beat, self._groups.of_rank(rank)) for rank, beat in beats.items()})
-        if found is None or found[0] != "behind" or len(found[1]) != 1:
-            return None
-        return next(iter(found[1]))
+        """The rank that has issued the fewest collectives, by one heartbeat of each."""
+        shown = behind({rank: counts_of(beat, self._groups.of_rank(rank)) for rank, beat in beats.items()})
+        return next(iter(shown[1])) if shown is not None and shown[0] == "behind" and len(shown[1]) == 1 else None
+
+
+def _before(beats: Mapping[int, Sequence[_Beat]], rank: int, before_ns: int) -> dict[int, Beat]:
+    """The newest heartbeat of each other rank before some time; none if that is not known of all."""
+    others = {other: [beat for at, beat in found if at <= before_ns] for other, found in beats.items() if other != rank}
+    return {other: found[-1] for other, found in others.items()} if all(others.values()) else {}
 
 
 def _by_ends(across: StepAcrossRanks, excess_ns: int) -> int | None:

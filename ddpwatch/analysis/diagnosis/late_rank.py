@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.cause import LatenessCause, StepFacts
 from ddpwatch.analysis.diagnosis.incident import Kind
 from ddpwatch.analysis.diagnosis.streak import KEEP_VALUES, Streak
+from ddpwatch.analysis.diagnosis.thresholds import WORTH_SHARE
 from ddpwatch.analysis.diagnosis.trend import Line
 
 TREND_STEPS = 48  # watched, before a trend is judged
@@ -60,7 +62,7 @@ class LateRank:
         late = self.streak.late_in(split.step if split.like is None else split.like) is not None
         lead = split.leads.get(self.streak.rank, waited // others)
         self.start_ns = self.start_ns or split.start_ns
-        self._pending.append(_Waits(split.step, min(waited, lead * others), late, split.total))
+        self._pending.append(_Waits(split.step, min(waited, lead * others), late, split.total, split.like is None))
         self._cost_ns = None
         if split.step <= self.streak.until:
             self.end_ns = split.end_ns
@@ -73,7 +75,7 @@ class LateRank:
         self._pending.clear()
         while len(self._kept) > KEEP_VALUES:
             waits = self._kept.popleft()
-            if waits.ns:
+            if waits.ns or not waits.watched:
                 self._older_ns += self._due_to_it([waits])
 
     def end(self) -> None:
@@ -99,9 +101,12 @@ class LateRank:
                 return sum(min(waits.ns, max(0.0, self._others * line.at(waits.step))) for waits in steps)
             return sum(min(waits.ns, max(0.0, limit)) for waits in steps)
         if period is not None:
-            residues = Counter(waits.step % period for waits in self._kept if waits.late)
+            residues = Counter(waits.step % period for waits in self._kept if waits.late and waits.watched)
             residue = residues.most_common(1)[0][0] if residues else 0
-            return sum(min(waits.ns, limit) for waits in steps if waits.step % period == residue)
+            struck = [waits for waits in steps if waits.step % period == residue]
+            seen = [min(waits.ns, limit) for waits in self._kept if waits.watched and waits.step % period == residue]
+            each = fmean(seen) if seen else 0.0
+            return sum(min(waits.ns, limit) if waits.watched else each for waits in struck)
         return (1 - streak.by_chance) * sum(min(waits.ns, limit) for waits in steps if waits.late)
 
     @property
@@ -110,6 +115,12 @@ class LateRank:
         others = len(self.peers) - 1
         ranks = max(len(self.peers), 1)
         return self.cost_ns / others / (self.span_ns / ranks) if others and self.span_ns else None
+
+    @property
+    def matters(self) -> bool:
+        """Whether it has cost the time of a step, and costs enough of each."""
+        waited = self.cost_ns / self._others
+        return waited >= self.streak.step_ns and (self.gain or 0.0) >= WORTH_SHARE
 
     def kind(self, phase: str) -> Kind:
         """What kind of incident it is, if that phase is why."""
@@ -132,10 +143,12 @@ class LateRank:
 class _Waits(NamedTuple):
     """What others waited in a step because of it, at most: until the next rank launched (ns).
 
-    ``total`` is the step's rank-time.
+    ``total`` is the step's rank-time. An unwatched one was split like the watched step that took most nearly as long:
+    it need not be one of the same rhythm.
     """
 
     step: int
     ns: int
     late: bool
     total: int
+    watched: bool

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice, pairwise, takewhile
-from math import exp
+from math import ceil, exp, log
 from operator import mul, sub
 from statistics import NormalDist, fmean, median
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from ddpwatch.analysis.diagnosis.noise import (
     KEEP_STEPS,
     LASTING,
     LOW,
+    RARE,
     THRESHOLDS,
     WINDOWS,
     Threshold,
@@ -31,11 +32,13 @@ from ddpwatch.analysis.diagnosis.noise import (
 )
 from ddpwatch.analysis.diagnosis.onset import onset
 from ddpwatch.analysis.diagnosis.streak import (
+    MOST_RHYTHM,
     RHYTHM_LIKELY,
     RHYTHM_STRUCK,
     RHYTHMS,
     Rhythm,
     Streak,
+    newest_run,
     rhythm,
     shift,
 )
@@ -345,9 +348,13 @@ class GroupLateness:
         self._forget(self._positions[streak.rank], self.streaks.pop(streak.rank), streak.until)
 
     def release(self, rank: int, until: int) -> None:
-        """Ends a rank's streak in a step: what comes after it may name the rank again."""
+        """What comes after a step may name a rank again; what came up to it, or is a streak by then, does not."""
+        if (index := self._positions.get(rank)) is None:
+            return
         if (streak := self.streaks.pop(rank, None)) is not None:
-            self._forget(self._positions[rank], streak, until)
+            self._forget(index, streak, until)
+        else:
+            self._over[index] = max(until, self._over.get(index, -1))
 
     def _forget(self, index: int, streak: Streak, until: int) -> None:
         """What was late in a streak that is over does not name the rank again."""
@@ -357,9 +364,13 @@ class GroupLateness:
 
     def _keep_late(self, index: int, until: int) -> None:
         """What was late up to a step names the rank no more."""
-        since = sum(1 for _ in takewhile(lambda row: row.step > until, reversed(self._rows)))
+        since = self._steps_after(until)
         for exceeded in self._exceeded.values():
             exceeded.keep(index, self._seen, since)
+
+    def _steps_after(self, step: int) -> int:
+        """How many of its steps came after one."""
+        return sum(1 for _ in takewhile(lambda row: row.step > step, reversed(self._rows)))
 
     def _judge(self, index: int) -> Streak | None:
         """Whether chance does not explain how often this rank was late: in the longest stretch for which that holds.
@@ -367,8 +378,9 @@ class GroupLateness:
         Noise is known better with every step. What exceeded a threshold when noise seemed smaller counts only if it
         exceeds half of what the threshold is now.
         """
+        fresh = self._fresh(index)
         for threshold, exceeded in self._exceeded.items():
-            mask = exceeded.mask(index, self._seen)
+            mask = exceeded.mask(index, self._seen) & fresh
             if not mask & 1 or mask.bit_count() < FEWEST_LATE:
                 continue
             counts = alarm_counts(self._clean_rate(threshold, index), len(self.ranks))
@@ -379,7 +391,34 @@ class GroupLateness:
             steps = self._alarming(mask & self._late_by(index, threshold), counts, lasts)
             if steps is not None:
                 return self._start(index, steps, threshold)
+        return self._find_run(index, fresh)
+
+    def _fresh(self, index: int) -> int:
+        """The steps since the rank's streak before: bit 0 is the newest one."""
+        over = self._over.get(index, -1)
+        if not self._rows or over < self._rows[0].step:
+            return _ALL
+        return (1 << self._steps_after(over)) - 1
+
+    def _find_run(self, index: int, fresh: int) -> Streak | None:
+        """The rank's streak if it was late in each of the newest steps of a rhythm, which chance does not explain."""
+        for threshold in RARE:
+            mask = self._exceeded[threshold].mask(index, self._seen) & fresh
+            if not mask & 1 or mask.bit_count() < FEWEST_LATE:
+                continue
+            least = ceil(run_length(self._clean_rate(threshold, index), len(self.ranks)) * self._lasts(threshold))
+            if mask.bit_count() < least or newest_run(mask, self._numbers(), least) is None:
+                continue
+            if (run := newest_run(mask & self._late_by(index, threshold), self._numbers(), least)) is not None:
+                (period, steps), newest = run, self._rows[-1].step
+                rows = islice(reversed(self._rows), steps)
+                late_ns = median(row.late[index] for row in rows if (newest - row.step) % period == 0)
+                return self._open(index, late_ns, Rhythm(period, newest % period, late_ns, 0.0))
         return None
+
+    def _numbers(self) -> Iterator[int]:
+        """The numbers of its steps, newest first."""
+        return (row.step for row in reversed(self._rows))
 
     def _lasts(self, threshold: Threshold) -> float:
         """For how many successive steps noise exceeds a threshold."""
@@ -534,6 +573,17 @@ def shift_sure(ranks: int) -> float:
     """By how many standard errors a rank of so many has to be later on average."""
     looks = sum(1 / every for every in SHIFTS.values())  # per step
     return -NormalDist().inv_cdf(FALSE_ALARMS / 2 / PINELIS / (FIGURES * looks * ranks))
+
+
+@lru_cache
+def run_length(rate: float, ranks: int) -> int:
+    """How many steps of a rhythm in a row exceed a threshold by chance too rarely to matter, in a group of ranks.
+
+    Args:
+        rate: How often a step does.
+        ranks: How many.
+    """
+    return ceil(log(FALSE_ALARMS / 2 / (FIGURES * ranks * len(RARE) * (MOST_RHYTHM - 1))) / log(rate))
 
 
 def _kept(column: Sequence[int | None], limit: float) -> float:

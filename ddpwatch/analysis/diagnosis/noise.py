@@ -53,7 +53,7 @@ THRESHOLDS = (  # the larger ones count where noise has outliers: those are smal
     Threshold(ns=1e6, share=0.08, deviations=8.0, clean=0.004, floor=0.002),
     Threshold(ns=1e6, share=0.16, deviations=16.0, clean=0.002, floor=0.001),
 )
-LOW = THRESHOLDS[0]
+LOW, *RARE = THRESHOLDS
 LASTING = THRESHOLDS[:2]  # those that noise which lasts for several steps can exceed again and again
 MEMORY_NOTICED = 0.25  # correlation of successive steps: less may be chance
 MOST_MEMORY = 20.0

@@ -16,6 +16,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.sentences import pause_sentence
+from ddpwatch.analysis.diagnosis.streak import Streak
 from ddpwatch.analysis.diagnosis.tail import Tail
 from ddpwatch.analysis.step import NS_PER_MS
 
@@ -110,10 +111,15 @@ class Pauses:
         if facts.across.counted or not len(self._durations):
             self._durations.add(longest)
 
-    def absorb(self, rank: int, since: int) -> None:
-        """Forgets a rank's pauses from a step on: they were the first late steps of an incident."""
-        self._found = [pause for pause in self._found if pause.ranks != (rank,) or pause.since < since]
-        self._denied = [pause for pause in self._denied if pause.ranks != (rank,) or pause.since < since]
+    def absorb(self, streak: Streak) -> None:
+        """Forgets a rank's pauses that were the first late steps of an incident: those as late as its other steps."""
+
+        def stays(pause: _Pause) -> bool:
+            late = pause.ranks == (streak.rank,) and pause.since >= streak.since
+            return not (late and streak.typical_ns >= WITHIN * pause.longest_ns)
+
+        self._found, self._denied = list(filter(stays, self._found)), list(filter(stays, self._denied))
+        self._fresh = deque(filter(stays, self._fresh), maxlen=KEEP_PAUSES)
 
     def incidents(self) -> list[Incident]:
         """All that were found."""

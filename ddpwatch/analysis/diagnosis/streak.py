@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import add, mul
@@ -16,6 +16,7 @@ END_SCORE, END_SCORE_RARE = 4.0, 6.0  # what a streak may lose before it is over
 SETTLED_STREAK = 16  # watched steps, from where on its share of late steps is what is expected of it
 KEEP_VALUES = 512  # newest watched steps that a streak remembers
 TYPICAL_STEPS = 32  # newest late steps: what is typical of a streak
+OFTEN, SELDOM = 0.8, 0.5  # shares of late steps: of one that is late all the time, and of one that is now and then
 CONSTANT_QUANTILE = 0.4  # of all deviations in a streak: if that is far from 0, nearly every step is late
 CONSTANT_SHARE = 0.25  # of what is typical of its late steps
 SHIFT_MEDIAN = 0.5  # of the mean deviation: what the median is at least, if every step is late
@@ -28,6 +29,8 @@ MOST_RHYTHM = 16
 FEWEST_IN_RHYTHM = 16  # watched steps
 RHYTHMS = sum(range(2, MOST_RHYTHM + 1))  # periods, each with every residue
 RHYTHM_STRUCK = 6  # steps of a period, and steps in between, at least
+RUN_CHANCE = 1e-3  # that a rank which is late as often, but at random, makes such a run
+RUN_OFF = 0.1  # share of the steps between those of a run that are late at most: more, and it may be chance
 RHYTHM_LIKELY = 5.0  # standard errors, of a rank that is known to be late: a chance of 3e-7 for each rhythm
 
 
@@ -53,8 +56,8 @@ class Rhythm(NamedTuple):
 class Streak:
     """One rank's late steps. Times in ns.
 
-    The *score* grows with a late step and falls with one on time, by the share of late steps that is expected. It ends
-    at its maximum: what comes after that is noise.
+    The *score* grows with a late step and falls with one on time, by the mean of the shares of late steps that are
+    expected of it and of noise. It ends at its maximum: what comes after that is noise.
 
     Attributes:
         rank: Which one.
@@ -90,6 +93,8 @@ class Streak:
     dissolved: bool = False
     pending: int = 0  # watched steps since ``until``
     _late: int = 0  # those of them that were late
+    _struck: int = 0  # steps since ``since``; of a rhythm, its steps
+    _early: int = 0  # those of them that were early by as much as late ones are late
     _score: float = 0.0
     _best: float = 0.0
     _shape: tuple[int, bool, float, int | None] = (-1, True, 0.0, None)
@@ -107,7 +112,9 @@ class Streak:
         late = strikes and deviation > self.limit(low)
         self.values.append((step, deviation, late))
         self._late += late
-        self._score += (late - self.expected / 2) * strikes
+        self._struck += strikes
+        self._early += strikes and deviation < -self.limit(low)
+        self._score += (late - (self.expected + self._noise) / 2) * strikes
         if late and self._score >= self._best:
             self._best, self.until = self._score, step
             for number, value, _ in islice(reversed(self.values), self.pending):
@@ -121,6 +128,11 @@ class Streak:
         elif self._best - self._score >= (END_SCORE_RARE if self.rhythm else end_score(self.expected)):
             self.open = False
         return late
+
+    @property
+    def _noise(self) -> float:
+        """The share of its steps that would be late by chance: as many as are early by that much."""
+        return min(self.expected, self._early / max(self._struck, SETTLED_STREAK))
 
     @property
     def shifted(self) -> bool:
@@ -151,6 +163,19 @@ class Streak:
             if number <= step:
                 return deviation if late and number == step else None
         return None
+
+    def shared_with(self, other: Streak) -> float:
+        """The share of its late steps that are late steps of another streak, too."""
+        late = {step for step, _, late in self.values if late}
+        known = {step for step, _, late in other.values if late}
+        return len(late & known) / len(late) if late else 0.0
+
+    def outdoes(self, other: Streak) -> bool:
+        """Whether it is late in nearly every step, and another streak was only now and then before."""
+        before = [late for step, _, late in other.values if step < self.since]
+        return (
+            self.count >= OFTEN * self.watched and len(before) >= SETTLED_STREAK and sum(before) <= SELDOM * len(before)
+        )
 
     @property
     def constant(self) -> bool:
@@ -230,6 +255,41 @@ def rhythm(rows: Sequence[tuple[int, int]], limit_ns: float, sure: float) -> Rhy
         return None
     period, residue = found
     return Rhythm(period, residue, median(value for step, value in rows if step % period == residue), best / spread)
+
+
+def newest_run(late: int, steps: Iterable[int], least: int) -> tuple[int, int] | None:
+    """The period in each of whose newest steps a rank was late, and hardly in between; None if there is none.
+
+    Args:
+        late: Which steps were late: bit 0 is the newest one.
+        steps: Their numbers, newest first.
+        least: How many late ones in a row are no noise.
+
+    Returns:
+        The period, and in how many newest steps it lies.
+    """
+    newest = None
+    runs = dict.fromkeys(range(2, MOST_RHYTHM + 1), 0)
+    spans = dict.fromkeys(runs, 0)
+    going = list(runs)
+    for age, step in enumerate(steps):
+        newest = step if newest is None else newest
+        struck = late >> age & 1
+        for period in [period for period in going if (newest - step) % period == 0]:
+            if struck:
+                runs[period], spans[period] = runs[period] + 1, age + 1
+            else:
+                going.remove(period)
+        if not going:
+            break
+    for period in sorted(runs, key=runs.__getitem__, reverse=True):
+        run, span = runs[period], spans[period]
+        if run < least:
+            break
+        struck = (late & ((1 << span) - 1)).bit_count()
+        if struck - run <= RUN_OFF * (span - run) and len(runs) * (struck / span) ** run <= RUN_CHANCE:
+            return period, span
+    return None
 
 
 def shift(values: Sequence[float], variance: float | None) -> tuple[float, float]:

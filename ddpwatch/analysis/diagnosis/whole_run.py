@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from statistics import median
@@ -26,6 +26,7 @@ from ddpwatch.analysis.launch_skew import common_keys
 WINDOW = 16  # newest watched steps
 WORTH_A_LOOK = 0.02  # of a step: less input, or exposed transfer, is none
 CLEARED = 0.7  # of the share at which an incident starts: below that, it is over
+AGAIN = 256  # steps from one to the next, up to which they are one incident
 LINK_STEPS = 5  # newest full steps, all of them slower
 LINK_BASE = 8  # full steps before them, at least
 LINK_SLOWER = 1.5  # transfers take so many times as long
@@ -41,50 +42,85 @@ KEEP_ENDED = 64
 
 
 @dataclass(slots=True)
-class _Share:
-    """An account whose share of a step is high.
+class _Spell:
+    """Steps in which an account's share is high.
 
-    ``unknown_ns`` is exposed communication that may be waiting or transfer.
+    Attributes:
+        unknown_ns: Exposed communication that may be waiting or transfer.
     """
 
-    kind: Kind
-    share: float
-    values: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    steps: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    middle: RollingMedian = field(default_factory=lambda: RollingMedian(WINDOW))
-    since: int | None = None
+    since: int
     until: int = 0
     count: int = 0
     cost_ns: int = 0
     span_ns: int = 0
     unknown_ns: int = 0
 
-    def add(self, step: int, value: float) -> bool:
-        """Takes a watched step; returns whether the incident is over with it."""
+    def add(self, split: StepSplit, ns: int) -> None:
+        """Counts a step, and what the account has of it."""
+        self.count += 1
+        self.cost_ns += ns
+        self.span_ns += split.total
+        self.unknown_ns += split.accounts.get(EXPOSED, 0)
+        self.until = split.step
+
+    def joined(self, later: _Spell) -> _Spell:
+        """Both, without what lies in between."""
+        sums = (getattr(self, name) + getattr(later, name) for name in ("count", "cost_ns", "span_ns", "unknown_ns"))
+        return _Spell(self.since, later.until, *sums)
+
+
+@dataclass(slots=True)
+class _Share:
+    """An account whose share of a step may be high.
+
+    Attributes:
+        spell: While it is.
+        over: Spells that are over.
+    """
+
+    kind: Kind
+    share: float
+    account: Callable[[StepSplit], int]
+    values: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    steps: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    middle: RollingMedian = field(default_factory=lambda: RollingMedian(WINDOW))
+    spell: _Spell | None = None
+    over: deque[_Spell] = field(default_factory=lambda: deque(maxlen=KEEP_ENDED))
+
+    def add(self, step: int, value: float) -> _Spell | None:
+        """Takes a watched step; returns the spell that starts to show with it."""
         self.values.append(value)
         self.steps.append(step)
         self.middle.add(value)
         if len(self.values) < ENOUGH_STEPS:
-            return False
+            return None
         newest = self.middle.median
-        if self.since is None and newest >= self.share:
-            self.since = next(at for at, found in zip(self.steps, self.values, strict=True) if found >= self.share)
-        return self.since is not None and newest < CLEARED * self.share
+        if self.spell is None and newest >= self.share:
+            self.spell = _Spell(
+                next(at for at, found in zip(self.steps, self.values, strict=True) if found >= self.share)
+            )
+            return self.spell
+        if self.spell is not None and newest < CLEARED * self.share:
+            self.over.append(self.spell)
+            self.spell = None
+            for kept in (self.values, self.steps, self.middle):
+                kept.clear()
+        return None
 
 
 class WholeRun:
     """Finds what slows all ranks alike."""
 
     def __init__(self) -> None:
-        self._exposed = _Share("exposed_comm", EXPOSED_SHARE)
-        self._input = _Share("slow_input", INPUT_SHARE)
+        self._exposed = _Share("exposed_comm", EXPOSED_SHARE, _transfer)
+        self._input = _Share("slow_input", INPUT_SHARE, _input)
         self._splits: deque[StepSplit] = deque(maxlen=4 * WINDOW)
         self._bucket_ns: Counter[int] = Counter()
         self._last_bucket = 0
         self._measured = False  # whether completions are measured at all
         self._link = _Link()
         self._trend = _Trend()
-        self._ended: list[Incident] = []
 
     def add(self, facts: StepFacts) -> None:
         """Takes the next step."""
@@ -100,33 +136,18 @@ class WholeRun:
             if self._measured:
                 self._follow(self._exposed, split, transfer)
             self._follow(self._input, split, _common_input(facts) if waits else 0)
-        if self._exposed.since is not None:
-            self._count(self._exposed, split, transfer)
-        if self._input.since is not None:
-            self._count(self._input, split, waits)
+        for share in (self._exposed, self._input):
+            if share.spell is not None:
+                share.spell.add(split, share.account(split))
         self._link.count(split)
         if across.counted:
             self._trend.add(facts)
 
     def _follow(self, share: _Share, split: StepSplit, ns: int) -> None:
-        was = share.since
-        if share.add(split.step, ns / split.total):
-            self._ended = [*self._ended[-KEEP_ENDED:], self._share_incident(share, None, is_open=False)]
-            share.since, share.count, share.cost_ns, share.span_ns, share.unknown_ns = None, 0, 0, 0, 0
-            for newest in (share.values, share.steps, share.middle):
-                newest.clear()
-        elif was is None and share.since is not None:
+        if (spell := share.add(split.step, ns / split.total)) is not None:
             for before in self._splits:
-                if share.since <= before.step < split.step:
-                    self._count(share, before, _transfer(before) if share is self._exposed else _input(before))
-
-    @staticmethod
-    def _count(share: _Share, split: StepSplit, ns: int) -> None:
-        share.count += 1
-        share.cost_ns += ns
-        share.span_ns += split.total
-        share.unknown_ns += split.accounts.get(EXPOSED, 0)
-        share.until = split.step
+                if spell.since <= before.step < split.step:
+                    spell.add(before, share.account(before))
 
     def _note_buckets(self, facts: StepFacts) -> None:
         """Per bucket of a measured step, what is exposed on the rank that waits least: that is its transfer."""
@@ -140,25 +161,39 @@ class WholeRun:
         if keys:
             self._last_bucket = keys[-1][1]
 
-    def _share_incident(self, share: _Share, names: LayerNames | None, is_open: bool) -> Incident:
-        per_step = share.cost_ns / share.span_ns if share.span_ns else 0.0
+    def _share_incidents(self, share: _Share, names: LayerNames | None) -> Iterator[Incident]:
+        """What lasts or comes again soon is one incident. What a slower link explains is none."""
+        joined: list[_Spell] = []
+        for spell in (*share.over, *([] if share.spell is None else [share.spell])):
+            if share is self._exposed and self._link.explains(spell.since, spell is share.spell):
+                continue
+            if joined and spell.since - joined[-1].until <= AGAIN:
+                joined[-1] = joined[-1].joined(spell)
+            else:
+                joined.append(spell)
+        for spell in joined:
+            is_open = share.spell is not None and spell.until == share.spell.until
+            yield self._share_incident(share, spell, names, is_open)
+
+    def _share_incident(self, share: _Share, spell: _Spell, names: LayerNames | None, is_open: bool) -> Incident:
+        per_step = spell.cost_ns / spell.span_ns if spell.span_ns else 0.0
         bucket = None
         if share is self._exposed:
             bucket = max(self._bucket_ns, key=self._bucket_ns.__getitem__, default=None)
-            is_split = 2 * share.unknown_ns <= share.cost_ns
+            is_split = 2 * spell.unknown_ns <= spell.cost_ns
             message = exposed_sentence(per_step, bucket, bucket == self._last_bucket, names, is_open, is_split)
         else:
             message = input_sentence(per_step, is_open)
         return Incident(
             kind=share.kind,
-            severity="warning",
+            severity="warning" if per_step >= share.share else "info",
             message=message,
             phase="exposed_comm" if share is self._exposed else "data",
             bucket=bucket,
-            since_step=share.since,
-            until_step=share.until,
-            steps=share.count,
-            cost_ns=share.cost_ns,
+            since_step=spell.since,
+            until_step=spell.until,
+            steps=spell.count,
+            cost_ns=spell.cost_ns,
             gain=per_step,
             open=is_open,
             evidence={"share_of_step": per_step},
@@ -166,10 +201,9 @@ class WholeRun:
 
     def incidents(self, names: LayerNames | None) -> list[Incident]:
         """All that were found. Transfers that are exposed because they became slower are one incident."""
-        shares = [share for share in (self._exposed, self._input) if share.since is not None]
-        found = [*(self._share_incident(share, names, is_open=True) for share in shares), *self._ended]
         return [
-            *(incident for incident in found if not self._link.explains(incident)),
+            *self._share_incidents(self._exposed, names),
+            *self._share_incidents(self._input, names),
             *self._link.incidents(),
             *self._trend.incidents(),
         ]
@@ -207,7 +241,7 @@ class _Link:
         self._slower = 1.0
         self._recent: deque[StepSplit] = deque(maxlen=4 * KEEP_LINK)
         self._base_share = 0.0
-        self._ended: list[Incident] = []
+        self._ended: deque[Incident] = deque(maxlen=KEEP_ENDED)
 
     def add(self, facts: StepFacts) -> None:
         """Takes a full step."""
@@ -257,15 +291,18 @@ class _Link:
         self._span_ns += split.total
         self._until = split.step
 
-    def explains(self, incident: Incident) -> bool:
-        """Whether transfers are only exposed while they are slower, or were a window ago."""
-        if incident.kind != "exposed_comm" or incident.since_step is None:
-            return False
-        lasts = incident.open and self._since_end >= WINDOW
+    def explains(self, since: int, is_open: bool) -> bool:
+        """Whether transfers are only exposed while they are slower, or were a window ago.
+
+        Args:
+            since: The first step in which they are exposed.
+            is_open: Whether they still are.
+        """
+        lasts = is_open and self._since_end >= WINDOW
         return any(
             found.since_step is not None
-            and incident.since_step >= found.since_step - 2 * WINDOW
-            and (found.open or (incident.since_step <= (found.until_step or 0) and not lasts))
+            and since >= found.since_step - 2 * WINDOW
+            and (found.open or (since <= (found.until_step or 0) and not lasts))
             for found in self.incidents()
         )
 
