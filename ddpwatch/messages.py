@@ -39,6 +39,7 @@ EndReason = Literal["finished", "exception", "killed", "lost"]
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter"]
 ALL_REDUCE: Final[CollectiveOp] = "all_reduce"
 DEFAULT_GROUP: Final = 0  # id of the group of all ranks
+NO_LONGER_WATCHED: Final = "unwatched"  # activity of a rank that trains on after an error of ddpwatch's
 
 
 class FrameError(DdpwatchError):
@@ -252,7 +253,8 @@ class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
     rank the others wait for.
 
     ``activity`` is what the rank does besides, since ``activity_since_ns``, and what may last: ``data`` (a wait for the
-    DataLoader), ``save`` (``torch.save``), ``compile``, ``validation``, ``graph`` (CUDA graphs, in which no hook runs).
+    DataLoader), ``save`` (``torch.save``), ``compile``, ``validation``, ``graph`` (CUDA graphs, in which no hook runs),
+    and `NO_LONGER_WATCHED`.
     """
 
     rank: Rank
@@ -272,8 +274,8 @@ class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
 class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True):
     """A named moment (``end_ns`` None) or stretch on a rank's clock.
 
-    ``kind`` is ``user`` for `ddpwatch.mark`. The others are automatic: a garbage collection, a wait for the DataLoader,
-    a ``torch.save``, a compilation, a validation.
+    ``kind`` is ``user`` for `ddpwatch.mark`, and where ddpwatch stops watching. The others are automatic: a garbage
+    collection, a wait for the DataLoader, a ``torch.save``, a compilation, a validation.
     """
 
     rank: Rank
@@ -353,6 +355,11 @@ class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True):
     step: Count | None = None
     phase: Name = ""
     in_flight: Annotated[list[Count], Meta(max_length=65536)] = []
+
+
+def sends_no_more(message: Bye | Beat) -> bool:
+    """Whether no step of its rank is to come."""
+    return isinstance(message, Bye) or message.activity == NO_LONGER_WATCHED
 
 
 class Stack(msgspec.Struct, tag="stack", tag_field="type", kw_only=True):

@@ -38,6 +38,7 @@ from ddpwatch.messages import (
     RankSample,
     Status,
     Step,
+    sends_no_more,
 )
 from ddpwatch.sampling.cost import CostMeter
 
@@ -89,6 +90,11 @@ class RankState:
     seen_ns: int = 0
     dropped: int = 0
     missing: int = 0
+
+    @property
+    def watched(self) -> bool:
+        """Whether steps of it may still come."""
+        return self.bye is None and (self.beat is None or not sends_no_more(self.beat))
 
 
 @dataclass(slots=True)
@@ -185,6 +191,8 @@ class RunState:
         rank.seen_ns = received_ns
         if isinstance(message, Beat):
             rank.beat, rank.dropped = message, message.dropped
+            if not rank.watched:
+                self._add_steps(self._matcher.leave(rank.rank))
         elif isinstance(message, Hello):
             self._apply_hello(rank, message)
         elif isinstance(message, Layout):
@@ -339,26 +347,25 @@ class RunState:
         return sum(rank.missing for rank in self.ranks.values())
 
     def newest_step(self) -> StepAcrossRanks | None:
-        """The newest step that every running rank has sent; if there is none, the newest of all."""
-        alive = {rank for rank, state in self.ranks.items() if state.bye is None} or set(self.ranks)
+        """The newest step that every rank has sent that is still watched; if there is none, the newest of all."""
+        alive = {rank for rank, state in self.ranks.items() if state.watched} or set(self.ranks)
         for across in reversed(self.steps.values()):
             if alive <= across.members:
                 return across
         return next(reversed(self.steps.values()), None)
 
     def recent(self, count: int = 50) -> list[StepAcrossRanks]:
-        """The `newest` steps that count and that every known rank has sent, unless it had ended before."""
+        """The `newest` steps that count and that every rank has sent that was still watched then."""
         steps = reversed(self.steps.values())
         return newest(count, (across for across in steps if across.counted and self._is_whole(across)))
 
     def _is_whole(self, across: StepAcrossRanks) -> bool:
-        """Whether no rank is missing that had not ended before."""
+        """Whether no rank is missing that was still watched then."""
         if len(across) >= len(self.ranks):
             return True
         missing = (state for rank, state in self.ranks.items() if rank not in across.members)
         return all(
-            state.bye is not None and (state.last_step is None or state.last_step.step < across.step)
-            for state in missing
+            not state.watched and (state.last_step is None or state.last_step.step < across.step) for state in missing
         )
 
 

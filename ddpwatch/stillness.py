@@ -10,7 +10,7 @@ from collections import deque
 from statistics import median_low
 from typing import Final
 
-from ddpwatch.messages import Beat, Step
+from ddpwatch.messages import NO_LONGER_WATCHED, Beat, Step
 from ddpwatch.sampling.levels import UNWATCHED, is_counted
 
 STILL_NS: Final = 3_000_000_000
@@ -26,6 +26,7 @@ _PATIENCE_NS: Final = {
     "compile": LASTING_NS,
     "validation": LASTING_NS,
     "graph": ENDLESS_NS,
+    NO_LONGER_WATCHED: ENDLESS_NS,
 }
 _NEWEST = 8  # steps whose median says how long one takes
 

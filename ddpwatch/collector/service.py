@@ -27,7 +27,7 @@ from ddpwatch.collector.recording_thread import CLOSE_S, RecordingState, Recordi
 from ddpwatch.collector.snapshots import RETRY_S, Snapshots
 from ddpwatch.control import Ready
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Bye, Hello, Message, Status, decode, encode, run_before, type_name
+from ddpwatch.messages import Bye, Hello, Message, Status, decode, encode, run_before, sends_no_more, type_name
 from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.transport import Envelope, ReceiveClock
@@ -288,7 +288,7 @@ class Collector:
         """A goodbye with the position from the rank's black box; without one, with the step of its last heartbeat."""
         beat = self._hub.ranks[rank].last_beat
         last = blackbox.read(rundir.blackbox(self._options.run_id, rank))
-        if last is None and beat is not None:
+        if beat is not None and (last is None or sends_no_more(beat)):
             last = blackbox.LastState(beat.step, "", [])  # its phase is old, and mostly that of a waiting backward
         return Bye(
             rank=rank,

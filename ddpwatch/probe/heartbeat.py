@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from ddpwatch.messages import Beat
+from ddpwatch.messages import NO_LONGER_WATCHED, Beat
 from ddpwatch.probe.activity import NOTHING, Doing
 from ddpwatch.probe.recorder import StepRecorder
 
@@ -53,14 +53,15 @@ class Heartbeat:
         """The heartbeat of now."""
         recorder, watched = self._recorder, self._modules()
         issued = _issued_in(watched)
-        record = recorder.current
-        buckets = [] if record is None or record.untimed else list(record.buckets)
         activity, since_ns = self._activity(watched, now)
+        stopped = activity == NO_LONGER_WATCHED  # then the recorder stands still, and the training does not
+        record = None if stopped else recorder.current
+        buckets = [] if record is None or record.untimed else list(record.buckets)
         return Beat(
             rank=self._rank,
             at_ns=now,
             step=recorder.steps,
-            phase=recorder.phase,
+            phase="" if stopped else recorder.phase,
             since_ns=recorder.since,
             last_hook=self.last_hook if recorder.last_hook is None else recorder.last_hook,
             in_flight=[bucket.index for bucket in buckets if bucket.done is None],

@@ -99,7 +99,7 @@ class Sender(threading.Thread):
         """Frames lost since the start, because the collector was slow, dead or never came."""
         return self._outbox.dropped + self._refused
 
-    def stop(self, goodbye: Bye | None) -> None:
+    def stop(self, goodbye: Bye) -> None:
         """Sends what is left and a goodbye, and waits a little for that."""
         self._goodbye = goodbye
         if self._sink is None:  # rank 0 may be about to answer: it has waited for the collector, too

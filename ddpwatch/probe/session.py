@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.messages import BucketLayout, Bye, EndReason, Layout, Mark
-from ddpwatch.probe.activity import ActivityMonitor
+from ddpwatch.messages import NO_LONGER_WATCHED, BucketLayout, Bye, EndReason, Layout, Mark
+from ddpwatch.probe.activity import ActivityMonitor, Doing
 from ddpwatch.probe.cuda import CudaClock, CudaEvent
 from ddpwatch.probe.gc_pauses import GcPauses
 from ddpwatch.probe.guest import JobUnwatchedError
@@ -70,7 +70,7 @@ class ProbeSession:
         self.recorder = StepRecorder(
             self.outbox.add_step, cpu_clock=self.outbox.job_cpu_ns, on_validation=self._mark_validation
         )
-        heartbeat = Heartbeat(self.rank, self.recorder, lambda: list(self._probes), lambda: self._activity.doing)
+        heartbeat = Heartbeat(self.rank, self.recorder, lambda: list(self._probes), self._doing)
         self.sender = Sender(self.rank, self.outbox, self.recorder, self._rendezvous, self._give_up, heartbeat)
         self._optimizer_hooks = [
             register_optimizer_step_pre_hook(partial(self._stamp, self.recorder.optimizer_begin)),
@@ -81,6 +81,7 @@ class ProbeSession:
             self.rank, self.outbox.post, partial(self._stamp, self.recorder.saved), self._data_wait
         )
         self.active = True
+        self._gave_up_ns = 0  # when an error of ddpwatch's ended the watching
         self._started = False
         forked = weakref.WeakMethod(self._leave_to_parent)  # a fork handler stays for good: it must not own the session
         os.register_at_fork(after_in_child=lambda: call() if (call := forked()) is not None else None)
@@ -228,12 +229,11 @@ class ProbeSession:
             probe.close()
         for handle in self._optimizer_hooks:
             handle.remove()
-        if not was_active and self._started:
-            self.sender.stop(None)
-        elif self._started:
+        if self._started:
             trouble = ""
             try:
-                self.recorder.finish()
+                if was_active:
+                    self.recorder.finish()
             except Exception as error:  # a CUDA error that stays: the job's own, and the job reports it
                 trouble = f"the last steps have no times: {type(error).__name__}: {error}".splitlines()[0][:500]
             goodbye = self._goodbye()
@@ -267,15 +267,22 @@ class ProbeSession:
             detail=detail,
             at_ns=time.monotonic_ns(),
             step=recorder.steps,
-            phase=recorder.phase,
+            phase="" if self._gave_up_ns else recorder.phase,
         )
 
     def _give_up(self, error: Exception) -> None:
         """Ends the watching after an error of ddpwatch's. Safe on any thread: the hooks stay, and do nothing."""
         if self.active:
             self._silence()
+            self._gave_up_ns = time.monotonic_ns()
+            name = as_text(f"ddpwatch stops watching: {type(error).__name__}: {error}".splitlines()[0], 500)
+            self.outbox.post(Mark(rank=self.rank, name=name, start_ns=self._gave_up_ns))
             level = logging.DEBUG if isinstance(error, JobUnwatchedError) else logging.WARNING
             _log.log(level, "ddpwatch stops watching, training goes on: %s", error)
+
+    def _doing(self) -> Doing:
+        """What this rank does outside its steps, for its heartbeats."""
+        return (NO_LONGER_WATCHED, self._gave_up_ns) if self._gave_up_ns else self._activity.doing
 
     def _leave_to_parent(self) -> None:
         """In a forked child (a DataLoader worker), which inherits hooks, sockets and the claim on the run."""

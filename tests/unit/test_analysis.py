@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.attachments import ATTACHED_STEPS, AttachmentBuilder
 from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.diagnosis.findings import findings
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.step import PHASES, claims_of, figures, split
-from ddpwatch.messages import BucketLayout, Bye, Group, Hello, Layout, Span, Step
+from ddpwatch.messages import NO_LONGER_WATCHED, BucketLayout, Bye, Group, Hello, Layout, Span, Step
 from ddpwatch.report.format import clean, percent, size
 from ddpwatch.report.text import render_report
+from ddpwatch.tui.models.overview import rank_status
 from tests.support import frames
 from tests.support.runs import hello_of, step_of
 
@@ -261,6 +264,29 @@ def test_the_newest_steps_do_without_a_rank_that_has_ended() -> None:
     assert frames.state_of([*both, *alone]).recent()[-1].step == 19
     found = frames.state_of([*both, frames.bye(1), *alone]).recent()
     assert [across.step for across in found] == list(range(1, 40))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_newest_steps_do_without_a_rank_that_is_no_longer_watched(rank: int) -> None:
+    """Rank 0 is the lead, to whose steps the other's are matched."""
+    both = [_numbered(step) for number in range(20) for step in (frames.step(0, number), frames.step(1, number))]
+    alone = [_numbered(frames.step(1 - rank, number)) for number in range(20, 40)]
+    silent = frames.beat(rank, 20, "", activity=NO_LONGER_WATCHED)
+    state = frames.state_of([*frames.run(0), *both, silent, *alone])
+    assert state.recent()[-1].step == 39
+    newest = state.newest_step()
+    assert newest is not None
+    assert newest.step == 39
+    assert rank_status(state, state.ranks[rank]) == ("no longer watched", "warn")
+    assembler = StepAssembler()
+    steps = [across for message in (*both, silent, *alone) for across in assembler.apply(message)]
+    assert steps[-1].step == 39
+
+
+def _numbered(step: Step) -> Step:
+    """The same, with sequence numbers of its collectives."""
+    count = len(step.comm_label)
+    return msgspec.structs.replace(step, comm_first_seq=1 + step.step * count, comm_seq=list(range(count)))
 
 
 def test_what_a_recording_says_of_its_newest_steps_rests_on_full_ones_that_are_older() -> None:

@@ -12,7 +12,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.liveness import KEEP_ENDED, RankLiveness
 from ddpwatch.analysis.diagnosis.wording import stack_lines
 from ddpwatch.analysis.groups import Groups
-from ddpwatch.messages import Beat, Group, Stack
+from ddpwatch.messages import NO_LONGER_WATCHED, Beat, Group, Stack
 from tests.support.frames import EPOCH_NS, bye, hello, killed, step
 
 S = 1_000_000_000
@@ -173,13 +173,13 @@ def test_a_gap_in_all_frames_is_nobodys_silence() -> None:
     ("activity", "lasts_s", "named"),
     [
         ("validation", 30, False), ("compile", 60, False), ("save", 90, False), ("graph", 1000, False),
-        ("data", 6, False), ("data", 8, True), ("validation", 601, True),
+        ("unwatched", 1000, False), ("data", 6, False), ("data", 8, True), ("validation", 601, True),
     ],
 )  # fmt: skip
 def test_what_may_last_is_no_hang(activity: str, lasts_s: float, named: bool) -> None:
     run = Run()
     run.put(0, "sync", in_flight=[0], issued_in=[(0, 12)])
-    run.put(1, "input", activity=activity, issued_in=[(0, 10)])
+    run.put(1, "" if activity == NO_LONGER_WATCHED else "input", activity=activity, issued_in=[(0, 10)])
     found = run.go(lasts_s)
     assert [incident.ranks for incident in found] == ([(1,)] if named else [])
     if activity == "data" and named:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Bye, Mark, decode, encode
+from ddpwatch.messages import NO_LONGER_WATCHED, Bye, Mark, decode, encode
 from ddpwatch.probe.session import ProbeSession
 
 
@@ -74,6 +74,27 @@ def test_the_goodbye_is_sent_though_the_gpu_answers_no_more(monkeypatch: pytest.
         "the last steps have no times: RuntimeError: CUDA error: an illegal memory access was encountered"
     )
     assert closed == ["rendezvous"]
+
+
+def test_after_an_error_the_rank_is_no_longer_watched_and_says_so(
+    session: ProbeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heartbeats stood still in the phase of the error, which looked like a hang, and no goodbye came."""
+    sent: list[Bye] = []
+    monkeypatch.setattr(session.sender, "stop", sent.append)
+    heartbeat = session.sender._heartbeat
+    session.recorder.forward_begin()
+    assert heartbeat.beat(5, 0).phase == "forward"
+    session._give_up(KeyError("bucket"))
+    beat = heartbeat.beat(6, 0)
+    assert (beat.activity, beat.phase, beat.in_flight) == (NO_LONGER_WATCHED, "", [])
+    assert [mark.name for mark in session.outbox.messages if isinstance(mark, Mark)] == [
+        "ddpwatch stops watching: KeyError: 'bucket'"
+    ]
+    session._started = True
+    session.close()
+    assert [goodbye.reason for goodbye in sent] == ["finished"]
+    session._started = False
 
 
 def test_a_thread_that_cannot_start_leaves_nothing_on_the_module(

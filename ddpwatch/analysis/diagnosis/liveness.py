@@ -16,7 +16,7 @@ from ddpwatch.analysis.diagnosis.call_stack import call_stack
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.wording import death_message, hang_message, mismatch_message, past_hang_message
 from ddpwatch.analysis.groups import Groups
-from ddpwatch.messages import Beat, Bye, Node, Stack, Step
+from ddpwatch.messages import NO_LONGER_WATCHED, Beat, Bye, Node, Stack, Step
 from ddpwatch.stillness import STILL_NS
 
 KEEP_ENDED = 256
@@ -27,7 +27,7 @@ AGENT_SILENT_NS = 1_500_000_000  # then nobody knows how a node's ranks are: its
 SETTLE_NS = 60_000_000_000  # after a hang's end, for the steps in which ranks waited
 PHASES = {
     "input": "between", "between": "other", "sync": "exposed_comm", "save": "checkpoint", "compile": "compilation",
-    "graph": "",
+    "graph": "", NO_LONGER_WATCHED: "",
 }  # fmt: skip
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from ddpwatch.analysis.diagnosis.blame import Blame, RankLife
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.step import NS_PER_MS
-from ddpwatch.messages import Beat, Bye
+from ddpwatch.messages import NO_LONGER_WATCHED, Beat, Bye
 
 _MOST_NAMED = 6
 LIVE_PHASES = {"input": "between steps", "between": "between phases"}  # where a heartbeat says that training is
 ACTIVITIES = {
     "data": "waiting for data", "save": "in torch.save", "compile": "compiling", "validation": "in validation",
-    "graph": "in CUDA graphs",
+    "graph": "in CUDA graphs", NO_LONGER_WATCHED: "no longer watched",
 }  # fmt: skip
 _PAST_PHASES = {"data": "waiting for data", "exposed_comm": "waiting for buckets", "between": "between steps"}
 _STACK_FRAMES = 5  # of each rank, in a list

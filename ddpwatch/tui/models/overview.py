@@ -18,7 +18,7 @@ from ddpwatch.analysis.diagnosis.verdict import Verdict
 from ddpwatch.analysis.diagnosis.wording import ACTIVITIES, LIVE_PHASES
 from ddpwatch.analysis.step import buffer_waits
 from ddpwatch.analysis.window import RankSummary, Summariser, Summary
-from ddpwatch.messages import Beat, Bye, Hello, Status
+from ddpwatch.messages import NO_LONGER_WATCHED, Beat, Bye, Hello, Status
 from ddpwatch.sampling.cost import Cost
 from ddpwatch.state import RankState, RankStatus, RunState, StepAcrossRanks
 from ddpwatch.tui.models.devices import DeviceLine, DeviceLines
@@ -368,6 +368,8 @@ def rank_status(state: RunState, rank: RankState, stuck: bool = False) -> tuple[
         return f"silent {(state.now_ns - rank.seen_ns) / 1e9:.0f} s", "bad"
     if stuck and rank.beat is not None:
         return " ".join(filter(None, ("stuck", _place(rank.beat), f"{_since_s(rank.beat):.0f} s"))), "bad"
+    if not rank.watched:
+        return ACTIVITIES[NO_LONGER_WATCHED], "warn"
     if status is RankStatus.WAITING and rank.beat is not None:
         waited = (rank.beat.at_ns - rank.beat.since_ns) / 1e9
         return f"waiting {waited:.0f} s{_in_flight(rank.beat.in_flight, ' for')}", "warn"
