@@ -297,6 +297,6 @@ class FleetNames:
         """See `LayerNames`."""
         return "bucket"
 
-    def bucket_layer(self, index: int, rank: int | None = None) -> str:
+    def bucket_layer(self, index: int, rank: int | None = None, module: int | None = None) -> str:
         """The name of a bucket's first parameter."""
         return next(iter(self.bucket_params(index)), "")

@@ -12,6 +12,9 @@ from ddpwatch.analysis.diagnosis.sentences import (
     link_sentence,
 )
 from ddpwatch.analysis.diagnosis.slow_host import Host, by_host
+from ddpwatch.analysis.groups import Groups
+from ddpwatch.analysis.layouts import Layouts
+from ddpwatch.messages import BucketLayout, Layout
 
 EVIDENCE = {"late_ms": 30.0, "excess_ms": 29.0, "group": [0, 1, 2, 3], "step_ms": 120.0}
 LATE = Incident("drift", "warning", "", (2,), "backward", bucket=1, since_step=4, until_step=9, evidence=EVIDENCE)
@@ -32,6 +35,17 @@ LATE = Incident("drift", "warning", "", (2,), "backward", bucket=1, since_step=4
 )
 def test_a_late_rank(is_open: bool, text: str) -> None:
     assert late_rank_sentence(replace(LATE, open=is_open), None) == f"{text}bucket 1 on"
+
+
+def test_a_bucket_is_one_of_its_module() -> None:
+    """As of a generator and a discriminator: both have a bucket 0."""
+    layouts = Layouts(Groups())
+    for module, param in enumerate(("generator.0.weight", "discriminator.0.weight")):
+        layouts.apply(Layout(rank=0, epoch=1, module=module, params=[param], buckets=[BucketLayout(0, 4, [0])]))
+    first, second = (late_rank_sentence(replace(LATE, module=module, bucket=0), layouts) for module in (0, 1))
+    assert first.endswith("from bucket 0 (generator.0.weight) on")
+    assert second.endswith("from bucket 1:0 (discriminator.0.weight) on")
+    assert exposed_sentence(0.12, (1, 0), False, layouts, True).endswith("bucket 1:0 (discriminator.0.weight)")
 
 
 @pytest.mark.parametrize(

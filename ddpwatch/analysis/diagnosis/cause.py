@@ -9,6 +9,7 @@ from statistics import median
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.change import CHANGE_STEPS
+from ddpwatch.analysis.diagnosis.incident import ModuleBucket
 from ddpwatch.analysis.step import BACKWARD_GATHER, BucketKey
 from ddpwatch.messages import Step
 
@@ -68,9 +69,9 @@ class LatenessCause:
         self._rank = rank
         self._peers = peers
         self._excess: Counter[str] = Counter()
-        self._buckets: Counter[int] = Counter()
+        self._buckets: Counter[ModuleBucket] = Counter()
         self._hooked: deque[tuple[int, dict[int, int]]] = deque(maxlen=KEEP_HOOKED)
-        self._newest: deque[tuple[int, dict[str, float], int | None]] = deque(maxlen=CHANGE_STEPS)
+        self._newest: deque[tuple[int, dict[str, float], ModuleBucket | None]] = deque(maxlen=CHANGE_STEPS)
 
     def add(self, facts: StepFacts, late_ns: int) -> None:
         """Takes a late step."""
@@ -81,7 +82,7 @@ class LatenessCause:
         if delays := _delays(facts.across, self._rank, self._peers):
             self._hooked.append((step, delays))
 
-    def _count(self, excess: Mapping[str, float], bucket: int | None, sign: int) -> None:
+    def _count(self, excess: Mapping[str, float], bucket: ModuleBucket | None, sign: int) -> None:
         self.steps += sign
         for phase, ns in excess.items():
             self._excess[phase] += sign * int(ns)
@@ -104,7 +105,7 @@ class LatenessCause:
         return (phase, means[phase]) if phase and 2 * means[phase] >= late_ns else ("", 0.0)
 
     @property
-    def bucket(self) -> int | None:
+    def bucket(self) -> ModuleBucket | None:
         """The first bucket that it launches late, in most late steps."""
         bucket, count = next(iter(self._buckets.most_common(1)), (None, 0))
         return bucket if count else None
@@ -141,7 +142,7 @@ def _gathered(rows: Iterable[Mapping[int, int]]) -> dict[int, list[int]]:
     return found
 
 
-def _first_late_bucket(across: StepAcrossRanks, rank: int, late_ns: int) -> int | None:
+def _first_late_bucket(across: StepAcrossRanks, rank: int, late_ns: int) -> ModuleBucket | None:
     """The first bucket, in launch order, that shows at least half of the lateness."""
     facts, buckets = across.facts_of(rank), across.skew.buckets
     for position, (key, launch) in enumerate(zip(facts.keys, facts.launch, strict=True)):
@@ -150,17 +151,17 @@ def _first_late_bucket(across: StepAcrossRanks, rank: int, late_ns: int) -> int 
     return None
 
 
-def _computed(keys: Sequence[BucketKey], position: int) -> int:
+def _computed(keys: Sequence[BucketKey], position: int) -> ModuleBucket:
     """The bucket that is computed before a launch. FSDP2 gathers a parameter group while it computes another.
 
     In the backward, that is the next one to be reduced; in the forward, the one that was gathered before.
     """
     use = keys[position][4]
     if use == BACKWARD_GATHER:
-        return next((key[1] for key in keys[position:] if key[4] == "reduce_scatter"), keys[position][1])
+        return next((key[:2] for key in keys[position:] if key[4] == "reduce_scatter"), keys[position][:2])
     if use == "all_gather" and position:
-        return keys[position - 1][1]
-    return keys[position][1]
+        return keys[position - 1][:2]
+    return keys[position][:2]
 
 
 def _delays(across: StepAcrossRanks, rank: int, peers: Sequence[int]) -> dict[int, int]:

@@ -237,6 +237,7 @@ class Diagnosis:
         streak, cause = late.streak, late.cause
         phase, excess = cause.phase(streak.late_ns)
         device = self._device_cause(late)
+        module, bucket = cause.bucket or (None, None)
         incident = Incident(
             kind=late.kind(phase),
             severity="warning" if late.matters and phase not in ("checkpoint", "validation") else "info",
@@ -244,7 +245,8 @@ class Diagnosis:
             ranks=(streak.rank,),
             phase=phase,
             param=cause.param(excess) if phase == "backward" else None,
-            bucket=cause.bucket,
+            module=module,
+            bucket=bucket,
             device="" if device is None else device.text,
             since_step=streak.since,
             until_step=streak.until,

@@ -21,6 +21,7 @@ Kind = Literal[
     "layouts_differ",  # ranks of one group have different buckets
 ]
 Severity = Literal["error", "warning", "info"]
+ModuleBucket = tuple[int, int]  # a module's number, and the index of a bucket of it
 AccountName = Literal["compute", "waiting", "jitter", "transfer", "exposed", "input", "pause", "startup", "other"]
 
 LOST: tuple[AccountName, ...] = ("waiting", "jitter", "transfer", "exposed", "input", "pause")
@@ -35,7 +36,7 @@ class Incident:
         phase: Where the time goes: one of the `ddpwatch.analysis.step.PHASES`, or ``gc``, ``checkpoint``,
             ``validation``, ``compilation``; empty if unknown.
         param: Id of the first parameter whose gradient is late; None outside the backward, or if not seen.
-        bucket: Index of the bucket in question.
+        module, bucket: Number of a module, and index of the bucket of it in question.
         device: A cause outside the job, such as ``host a: 31 % of CPU time stolen``; empty if none was seen.
         since_step, until_step: The first and the last step that it struck; None if it struck between steps.
         steps: How many steps it struck, as far as they were watched.
@@ -54,6 +55,7 @@ class Incident:
     ranks: tuple[int, ...] = ()
     phase: str = ""
     param: int | None = None
+    module: int | None = None
     bucket: int | None = None
     device: str = ""
     since_step: int | None = None

@@ -22,6 +22,7 @@ def incident_row(incident: Incident, names: LayerNames | None = None) -> dict[st
         "ranks": list(incident.ranks),
         "phase": incident.phase or None,
         "param": param or None,
+        "module": incident.module,
         "bucket": incident.bucket,
         "device": incident.device or None,
         "since_step": incident.since_step,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import Incident, ModuleBucket
 from ddpwatch.analysis.diagnosis.wording import in_ms, phase_named, ranks_named
 from ddpwatch.analysis.step import NS_PER_MS
 
@@ -13,8 +13,8 @@ from ddpwatch.analysis.step import NS_PER_MS
 class LayerNames(Protocol):
     """The names of parameters; "" where a name is not known."""
 
-    def bucket_layer(self, index: int, rank: int | None = None) -> str:
-        """The first parameter of a bucket, on a rank; of a parameter group its module."""
+    def bucket_layer(self, index: int, rank: int | None = None, module: int | None = None) -> str:
+        """The first parameter of a bucket, on a rank, of a module; of a parameter group its name."""
 
     def unit(self, rank: int | None = None) -> str:
         """What is communicated: bucket, or parameter group."""
@@ -42,7 +42,8 @@ def late_rank_sentence(incident: Incident, names: LayerNames | None) -> str:
     if names is not None and incident.param is not None and (layer := names.layer(incident.param, rank)):
         text += f", from {layer} on"
     elif incident.bucket is not None and incident.phase in ("", "backward"):
-        text += f", from {unit(names, rank)} {incident.bucket}{bucket_layer(incident.bucket, names, rank)} on"
+        bucket = incident.module or 0, incident.bucket
+        text += f", from {unit(names, rank)} {bucket_named(bucket, names, rank)} on"
     return text
 
 
@@ -70,10 +71,12 @@ def unit(names: LayerNames | None, rank: int | None = None) -> str:
     return "bucket" if names is None else names.unit(rank)
 
 
-def bucket_layer(bucket: int, names: LayerNames | None, rank: int | None = None) -> str:
-    """The bucket's first parameter in brackets, if it is known."""
-    layer = names.bucket_layer(bucket, rank) if names is not None else ""
-    return f" ({layer})" if layer else ""
+def bucket_named(bucket: ModuleBucket, names: LayerNames | None, rank: int | None = None) -> str:
+    """The bucket's index, with its module's number unless that is 0, and its first parameter, if known."""
+    module, index = bucket
+    number = f"{module}:{index}" if module else str(index)
+    layer = names.bucket_layer(index, rank, module) if names is not None else ""
+    return f"{number} ({layer})" if layer else number
 
 
 def pause_sentence(ranks: Sequence[int], phase: str, step: int, longest_ns: int, count: int) -> str:
@@ -87,7 +90,12 @@ def pause_sentence(ranks: Sequence[int], phase: str, step: int, longest_ns: int,
 
 
 def exposed_sentence(
-    share: float, bucket: int | None, is_last: bool, names: LayerNames | None, is_open: bool, is_split: bool = True
+    share: float,
+    bucket: ModuleBucket | None,
+    is_last: bool,
+    names: LayerNames | None,
+    is_open: bool,
+    is_split: bool = True,
 ) -> str:
     """Transfers that no compute hides; if waits could not be split off, both."""
     hides, take = ("hides", "take") if is_open else ("hid", "took")
@@ -96,7 +104,7 @@ def exposed_sentence(
     if bucket is None:
         return text
     which = f"{'the last ' if is_last else ''}{unit(names)}"
-    return f"{text}, most of it {which} {bucket}{bucket_layer(bucket, names)}"
+    return f"{text}, most of it {which} {bucket_named(bucket, names)}"
 
 
 def input_sentence(share: float, is_open: bool) -> str:

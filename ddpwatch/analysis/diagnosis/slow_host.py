@@ -97,6 +97,7 @@ def _joined(host: str, called: str, ranks: Sequence[int], late: Sequence[Inciden
         message=text,
         ranks=tuple(ranks),
         phase=phase,
+        module=worst.module,
         bucket=worst.bucket,
         device=worst.device,
         since_step=since,

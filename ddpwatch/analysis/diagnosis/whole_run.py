@@ -11,7 +11,7 @@ from typing import cast
 
 from ddpwatch.analysis.diagnosis.accounts import EXPOSED, TRANSFER, StepSplit
 from ddpwatch.analysis.diagnosis.cause import StepFacts
-from ddpwatch.analysis.diagnosis.incident import Incident, Kind
+from ddpwatch.analysis.diagnosis.incident import Incident, Kind, ModuleBucket
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.sentences import (
     LayerNames,
@@ -116,8 +116,8 @@ class WholeRun:
         self._exposed = _Share("exposed_comm", EXPOSED_SHARE, _transfer)
         self._input = _Share("slow_input", INPUT_SHARE, _input)
         self._splits: deque[StepSplit] = deque(maxlen=4 * WINDOW)
-        self._bucket_ns: Counter[int] = Counter()
-        self._last_bucket = 0
+        self._bucket_ns: Counter[ModuleBucket] = Counter()
+        self._last_bucket = 0, 0
         self._measured = False  # whether completions are measured at all
         self._link = _Link()
         self._trend = _Trend()
@@ -157,9 +157,9 @@ class WholeRun:
             return
         columns = cast("Iterator[tuple[int, ...]]", zip(*[fact.exposed for fact in found], strict=True))
         for key, least in zip(keys, map(min, columns), strict=True):
-            self._bucket_ns[key[1]] += least
+            self._bucket_ns[key[:2]] += least
         if keys:
-            self._last_bucket = keys[-1][1]
+            self._last_bucket = keys[-1][:2]
 
     def _share_incidents(self, share: _Share, names: LayerNames | None) -> Iterator[Incident]:
         """What lasts or comes again soon is one incident. What a slower link explains is none."""
@@ -184,12 +184,14 @@ class WholeRun:
             message = exposed_sentence(per_step, bucket, bucket == self._last_bucket, names, is_open, is_split)
         else:
             message = input_sentence(per_step, is_open)
+        module, index = bucket or (None, None)
         return Incident(
             kind=share.kind,
             severity="warning" if per_step >= share.share else "info",
             message=message,
             phase="exposed_comm" if share is self._exposed else "data",
-            bucket=bucket,
+            module=module,
+            bucket=index,
             since_step=spell.since,
             until_step=spell.until,
             steps=spell.count,
