@@ -57,11 +57,10 @@ MEMORY_EVERY = 16  # steps
 MOST_COMPARED = 16  # ranks whose noise shows how long it lasts
 ASSUMED_MEMORY = 6.0  # before it is known
 MANY_RANKS = 16  # among so many, one more or less does not change a median
-RHYTHM_STEPS = (128, 256, 512)  # newest watched steps in which a rhythm is looked for
-RHYTHM_LOOKS = 8  # in each stretch of so many
-RHYTHM_EVERY = RHYTHM_STEPS[0] // RHYTHM_LOOKS
-SHIFTS = {16: 8, 32: 8, 64: 8, 128: 16, 256: 32, 512: 64}  # newest steps with a shift, and how often they are tested
-SHIFT_EVERY = min(SHIFTS.values())
+# Newest watched steps in which a rhythm, or a shift, is looked for, and every how many of them
+RHYTHM_LOOKS = {64: 8, 128: 16, 256: 32, 512: 64}
+SHIFT_LOOKS = {8: 4, 16: 8, 32: 8, 64: 8, 128: 16, 256: 32, 512: 64}
+LOOK_EVERY = min(*RHYTHM_LOOKS.values(), *SHIFT_LOOKS.values())
 SHIFT_BEFORE = 128  # newest steps before these that show how large noise is, of two ranks
 FEWEST_BEFORE = 32
 SHIFT_OFTEN = 1.25  # times as often late as others is a rank that is looked at
@@ -167,7 +166,7 @@ class GroupLateness:
                 self._estimate_memory()
         if self._bias:
             self._note_noise(measured)
-        if seen % SHIFT_EVERY and not self.streaks and not self._matters(max(late)):
+        if seen % LOOK_EVERY and not self.streaks and not self._matters(max(late)):
             return []
         self._typical.clear()
         self._changed.clear()
@@ -175,7 +174,7 @@ class GroupLateness:
         if len(self._rows) < FEWEST:
             return []
         found = self._changed + [streak for index in candidates if (streak := self._judge(index)) is not None]
-        if self._seen % SHIFT_EVERY == 0 and (rhythmic := self._find_rhythm() or self._find_shift()) is not None:
+        if self._seen % LOOK_EVERY == 0 and (rhythmic := self._find_rhythm() or self._find_shift()) is not None:
             found.append(rhythmic)
         return found
 
@@ -459,14 +458,12 @@ class GroupLateness:
     def _find_rhythm(self) -> Streak | None:
         """The rank that is late in a rhythm, by more than noise of any size explains."""
         best: tuple[int, Rhythm] | None = None
-        for index in self._often_late() if self._seen % RHYTHM_EVERY == 0 else ():
-            for steps in RHYTHM_STEPS:
-                if self._seen % (steps // RHYTHM_LOOKS) == 0:
-                    found = self._rhythm(index, steps, rhythm_sure(len(self.ranks)))
-                    if found is not None and (best is None or found.sure > best[1].sure):
-                        best = index, found
-                if len(self._rows) <= steps:
-                    break
+        due = [s for s, every in RHYTHM_LOOKS.items() if self._seen % every == 0 and 2 * len(self._rows) > s]
+        for index in self._often_late() if due else ():
+            for steps in due:
+                found = self._rhythm(index, steps, rhythm_sure(len(self.ranks)))
+                if found is not None and (best is None or found.sure > best[1].sure):
+                    best = index, found
         return None if best is None else self._open(best[0], best[1].late_ns, best[1])
 
     def _often_late(self) -> list[int]:
@@ -478,7 +475,7 @@ class GroupLateness:
     def _find_shift(self) -> Streak | None:
         """The rank that is later than the others on average, by more than noise of any size explains."""
         best: tuple[int, Rhythm] | None = None
-        due = [steps for steps, every in SHIFTS.items() if self._seen % every == 0 and len(self._rows) >= steps]
+        due = [s for s, every in SHIFT_LOOKS.items() if self._seen % every == 0 and len(self._rows) >= s]
         for index in () if self._bias else self._often_late():
             often, mask = SHIFT_OFTEN * self._clean_rate(LOW, index), self._exceeded[LOW].mask(index, self._seen)
             for steps in due:
@@ -564,14 +561,14 @@ class GroupLateness:
 @lru_cache
 def rhythm_sure(ranks: int) -> float:
     """By how many standard errors a rhythm has to show, in a group of so many ranks."""
-    looks = sum(RHYTHM_LOOKS / steps for steps in RHYTHM_STEPS)  # per step
+    looks = sum(1 / every for every in RHYTHM_LOOKS.values())  # per step
     return -NormalDist().inv_cdf(FALSE_ALARMS / 2 / (FIGURES * RHYTHMS * looks * ranks))
 
 
 @lru_cache
 def shift_sure(ranks: int) -> float:
     """By how many standard errors a rank of so many has to be later on average."""
-    looks = sum(1 / every for every in SHIFTS.values())  # per step
+    looks = sum(1 / every for every in SHIFT_LOOKS.values())  # per step
     return -NormalDist().inv_cdf(FALSE_ALARMS / 2 / PINELIS / (FIGURES * looks * ranks))
 
 

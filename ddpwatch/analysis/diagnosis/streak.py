@@ -21,7 +21,7 @@ CONSTANT_QUANTILE = 0.4  # of all deviations in a streak: if that is far from 0,
 CONSTANT_SHARE = 0.25  # of what is typical of its late steps
 SHIFT_MEDIAN = 0.5  # of the mean deviation: what the median is at least, if every step is late
 MOST_PERIOD = 64
-ENOUGH_STRUCK = 4  # for a period
+ENOUGH_STRUCK = 4  # for a period; and steps in between
 # Mean deviation in the period's steps (at least; and at least that share of the late steps are among them), and between
 # them (at most), as shares of what is typical of a late step.
 PERIOD_ON, PERIOD_OFF = 0.6, 0.35
@@ -199,10 +199,8 @@ class Streak:
         late = sum(late for _, _, late in self.values)
         return min(1.0, sum(value <= -limit for _, value, _ in self.values) / late) if late and limit > 0 else 0.0
 
-    def _period(self, values: Sequence[tuple[int, int, bool]]) -> int | None:
-        """The period that most late steps keep to, or the one that shows in all of its steps."""
-        if (period := find_period(values, self.typical_ns)) is not None:
-            return period
+    def _rhythmic_period(self, values: Sequence[tuple[int, int, bool]]) -> int | None:
+        """The period that shows in all of its steps, where late ones alone show none."""
         if self.rhythm is not None and not self.shifted:
             return self.rhythm.period
         found = rhythm([value[:2] for value in values], 2 * self.typical_ns, RHYTHM_LIKELY)
@@ -214,9 +212,10 @@ class Streak:
             values = [value for value in self.values if value[0] <= self.until]
             ordered = sorted(value for _, value, _ in values)
             low = ordered[int(CONSTANT_QUANTILE * len(ordered))] if ordered else 0
-            constant, period = self.rhythm is None and low >= CONSTANT_SHARE * self.typical_ns, None
-            if not constant:
-                period = self._period(values)
+            period = find_period(values, self.typical_ns)  # also where most steps that are watched are late ones
+            constant = self.rhythm is None and period is None and low >= CONSTANT_SHARE * self.typical_ns
+            if not constant and period is None:
+                period = self._rhythmic_period(values)
                 constant = self.shifted and period is None
             late = float(median(ordered)) if constant and ordered else self.typical_ns
             self._shape = self.watched, constant, late, period
@@ -344,7 +343,7 @@ def find_period(values: Sequence[tuple[int, int, bool]], typical_ns: float) -> i
             counts[step % period] += 1
         residue = max(range(period), key=lambda at: sums[at] / counts[at] if counts[at] >= ENOUGH_STRUCK - 1 else 0.0)
         struck = counts[residue]
-        if not ENOUGH_STRUCK <= struck < count:
+        if not ENOUGH_STRUCK <= struck <= count - ENOUGH_STRUCK:
             continue
         if sum(step % period == residue for step in struck_steps) < PERIOD_ON * len(struck_steps):
             continue
