@@ -103,11 +103,11 @@ def test_power_sgd_costs_what_a_sweep_found_for_its_rank() -> None:
 
 
 def fitted_cost(hook: str, known: dict[str, float]) -> float:
-    """Ns that a hook computes for a byte, there and back."""
+    """Ns that a hook computes for a byte, which on CPUs compute pays for."""
     recorded = GLOO.recorded()
     physics = fit(recorded, wire(encode_ns_per_byte=known))
     found = plan(recorded, physics, Change(hook=hook))
-    return 2 * sum(found.encode) / sum(found.sizes)
+    return sum(found.encode) / sum(found.sizes)
 
 
 def test_a_sweep_carries_what_one_bucket_size_does_not() -> None:
@@ -154,6 +154,33 @@ def test_a_slower_link_does_not_slow_the_host() -> None:
     assert found.low < truth < found.high
 
 
+@pytest.mark.parametrize(
+    ("sharing", "faster", "expected"), [(0.5, 0.05, 0.5), (0.625, 0.05, 0.5082), (0.625, 20, 0.9348)]
+)
+def test_two_collectives_share_the_link_but_not_the_hosts(sharing: float, faster: float, expected: float) -> None:
+    """With 60 % of the time on the link: two at once take 1.6 times as long as one alone if hosts do both at once."""
+    physics = replace(fit(GLOO.recorded()), link=Guess(0.6, 0.1), sharing=Guess(sharing, 0.05))
+    planned = [plan(GLOO.recorded(), physics, Change(link=link)) for link in (1.0, faster)]
+    assert [one.sharing for one in planned] == pytest.approx([sharing, expected], abs=1e-4)
+
+
+def test_a_link_that_the_job_seems_to_outrun_slows_all_of_it_and_a_faster_one_no_more_than_all() -> None:
+    recorded = JOB.recorded()
+    physics = replace(fit(recorded), link=Guess(1.2, 0.0))
+    latency = physics.curve.latency
+    for faster, share in ((0.1, 1.2 / 0.1 - 0.2), (10.0, 0.1)):
+        works = plan(recorded, physics, Change(link=faster)).works
+        for size, work in zip(recorded.sizes, works, strict=True):
+            assert work == pytest.approx(latency + share * (physics.curve.work(size) - latency))
+
+
+def test_a_slower_link_is_refused_where_latency_hides_what_bytes_take() -> None:
+    asked = WhatIf(JOB.but(cost=lambda _: 4 * MS).recorded())
+    assert asked.ask([Change(link=2.0)])
+    assert asked.ask([Change(link=0.1)]) == []
+    assert asked.refused[0][1].startswith("how much of their time collectives spend on the link")
+
+
 def test_a_sweep_knows_the_link() -> None:
     """2 ms per MiB, of the 4 on average that the job's collectives take."""
     job = GLOO.but(cost=busy_host(1.0, 1), wire_jitter=0.0, cap_mib=4.0)
@@ -185,6 +212,14 @@ def test_the_products_of_power_sgd_cost_the_host() -> None:
     assert [2 * each for each in one_column] == pytest.approx(more)
 
 
+def test_a_gpu_computes_half_of_power_sgd_after_the_launch() -> None:
+    recorded = JOB.recorded()
+    physics, change = fit(recorded), Change(hook="powersgd-2")
+    on_cpu, on_gpu = (plan(one, physics, change) for one in (recorded, replace(recorded, gpu=True)))
+    assert [2 * each for each in on_gpu.encode] == pytest.approx(on_cpu.encode)
+    assert all(more > less for more, less in zip(on_gpu.works, on_cpu.works, strict=True))
+
+
 def test_half_the_bytes() -> None:
     found = one(JOB, Change(hook="fp16"))
     assert found.step_ms == pytest.approx(JOB.but(cost=line(0.4, 3.5 / 2), seed=2).step_ms, rel=0.05)
@@ -196,6 +231,12 @@ def test_without_a_late_rank() -> None:
     truth = LATE.but(late_ms=(), seed=2).step_ms
     assert found.step_ms == pytest.approx(truth, rel=0.02)
     assert found.gain_ms > 4  # of 25: then the wire is what they wait for
+
+
+def test_no_two_ranks_are_alike_in_the_same_step() -> None:
+    recorded = LATE.recorded()
+    rows = plan(recorded, fit(recorded), Change(without_rank=2, world=16)).rows
+    assert len(set(rows)) == 16
 
 
 def test_without_input() -> None:
@@ -245,6 +286,12 @@ def test_a_run_that_drifts_says_less_about_the_next_one() -> None:
     assert noise([step + number / 4 for number, step in enumerate(steps)]) == pytest.approx(3.2, abs=1.0)
     assert noise([5.0]) == 0
     assert noise([1.0, 3.0]) == 1
+
+
+def test_what_is_gained_at_least_leaves_out_how_much_runs_drift() -> None:
+    found = one(JOB, Change(hook="fp16"))
+    assert 0 < found.gain_low_ms < found.gain_ms
+    assert found.gain_ms - found.gain_low_ms < 0.9 * (found.high - found.step_ms)
 
 
 def test_nothing_changed_gains_nothing() -> None:

@@ -24,7 +24,20 @@ from tests.support.frames import status
 from tests.support.whatif import MadeUpJob
 from tests.unit.test_whatif_cost import wire
 
-KEYS = {"change", "cap_mib", "step_ms", "low", "high", "exposed_ms", "gain_ms", "gain", "why", "assumes", "code"}
+KEYS = {
+    "change",
+    "cap_mib",
+    "step_ms",
+    "low",
+    "high",
+    "exposed_ms",
+    "gain_ms",
+    "gain",
+    "gain_low_ms",
+    "why",
+    "assumes",
+    "code",
+}
 
 
 def write(path: Path, messages: Iterable[Message]) -> Path:

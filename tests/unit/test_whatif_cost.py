@@ -19,7 +19,7 @@ from ddpwatch.analysis.whatif.cost import (
     slowdown_of,
     workers_of,
 )
-from ddpwatch.analysis.whatif.model import Wired, comm_slowdown, link_share
+from ddpwatch.analysis.whatif.model import Wired, comm_slowdown, link_of_sweep, link_share
 from ddpwatch.analysis.whatif.wire import Wire, WireSize, parse_wire, write_wire
 from ddpwatch.errors import UsageError
 
@@ -140,23 +140,35 @@ def test_a_sweep_gives_the_shape_and_the_job_the_level() -> None:
     assert curve.work(16 * MIB) / curve.work(4 * MIB) == pytest.approx(16.5 / 4.5)
 
 
+def test_between_the_jobs_own_sizes_a_sweep_says_nothing() -> None:
+    """The job's latency is four times as high: a small collective takes twice as long as a sweep's shape says."""
+    seen = straight(2e6, 1e6, 1, 16)
+    curve = calibrated(wire(), seen, ranks=2)
+    assert [curve.work(n * MIB) for n in (1, 4, 16)] == pytest.approx([seen.work(n * MIB) for n in (1, 4, 16)])
+    assert curve.work(64 * MIB) / curve.work(16 * MIB) == pytest.approx(64.5 / 16.5, rel=0.01)
+
+
 def steps_of(*ns_per_byte: float) -> list[WorkSample]:
     """Two collectives in each step."""
     return [WorkSample(n * MIB, 1e5 + rate * n * MIB) for rate in ns_per_byte for n in (1, 4)]
 
 
 def test_a_link_that_is_the_limit_moves_all_steps_alike() -> None:
-    assert link_share(steps_of(10.0, 10.1, 10.2), 1e5, 2, None)[0] == 1
-    share, error = link_share(steps_of(2.0, 3.0, 4.0), 1e5, 2, None)
-    assert share == pytest.approx(2 / 3, rel=0.05)
-    assert error == pytest.approx(1 / 3, rel=0.05)
+    """Otherwise its share is between that of the fastest step, here two thirds and 3 %, and all."""
+    assert link_share(steps_of(10.0, 10.1, 10.2), 1e5, 2) == (1.0, 0.0)
+    share, error = link_share(steps_of(2.0, 3.0, 4.0), 1e5, 2)
+    assert share == pytest.approx((2 / 3 * 1.03 + 1) / 2)
+    assert error == pytest.approx(0.6 * (1 - 2 / 3 * 1.03))
 
 
-def test_a_sweep_shows_what_the_link_takes_alone() -> None:
+@pytest.mark.parametrize(("rate", "share"), [(3.0, 0.5), (1.2, 1.25), (0.1, 2 / 1.03)])
+def test_a_sweep_shows_what_the_link_takes_alone(rate: float, share: float) -> None:
+    """More than all, where the job seems to be faster than its link, but no more than twice that."""
     assert link_of(wire(), ranks=2) == pytest.approx(1e6 / MIB, rel=0.2)
     assert link_of(wire(), ranks=4) == pytest.approx(1.5 * link_of(wire(), ranks=2))
-    share, error = link_share(steps_of(2.5, 3.0, 3.5), 1e5, 2, best=1.5)
-    assert share == pytest.approx(0.5, rel=0.05)
+    curve = curve_of(steps_of(rate, rate))
+    found, error = link_of_sweep(1.5, curve, [MIB, 4 * MIB])
+    assert found == pytest.approx(1.03 * share, rel=0.05)
     assert error < 0.05
 
 

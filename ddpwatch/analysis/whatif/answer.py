@@ -24,6 +24,7 @@ from ddpwatch.analysis.whatif.wording import assumptions, code_of, name_of
 from ddpwatch.errors import UsageError
 
 Z90 = NormalDist().inv_cdf(0.95)
+T90_OF_QUARTERS = 2.353  # Student's t: the deviation of a run's four quarters has three degrees of freedom
 CAPS_MIB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0)
 FIRST_CAPS_MIB = (1.0,)
 MOST_STEPS = 256  # played per change; of more, every nth, n being a power of two
@@ -38,6 +39,8 @@ NOTABLE = 0.01  # of a step: from here on, something is worth a word
 class Prediction:
     """One change. Times in ms; ``gain`` is the share of the measured step that goes away.
 
+    ``low`` and ``high`` are the 90 % interval of another run's mean step. ``gain_low_ms`` is what is gained at least
+    (with 95 %) over a run that would be as this one was: how much runs drift does not count.
     ``exposed_ms`` is the part of the step in which the mean rank waits for buckets. ``cap_mib`` is the bucket cap under
     the change, None where buckets stay; ``code`` is empty if no code makes it.
     """
@@ -50,6 +53,7 @@ class Prediction:
     exposed_ms: float
     gain_ms: float
     gain: float
+    gain_low_ms: float
     why: str
     assumes: str
     code: str
@@ -101,7 +105,8 @@ class WhatIf:
         replay, before = self._replayed(self.physics, self._stride(len(planned.buckets)))
         outcome, measured = replay.run(planned), self.recorded.measured_ns
         step = max(0.0, measured + outcome.mean - before.mean)
-        doubt = Z90 * self._doubt(change, before, outcome)
+        change_doubt = self._change_doubt(change, before, outcome)
+        doubt = Z90 * math.hypot(change_doubt, self._run_doubt(before, outcome))
         gain = measured - step
         return Prediction(
             change=name_of(change),
@@ -112,21 +117,26 @@ class WhatIf:
             exposed_ms=sum(outcome.exposed) / change.accumulate / NS_PER_MS,
             gain_ms=gain / NS_PER_MS,
             gain=gain / measured,
+            gain_low_ms=(gain - Z90 * change_doubt) / NS_PER_MS,
             why=self._why(change, before, outcome, planned.sizes),
             assumes="; ".join(assumptions(change, self.recorded, self._wire is not None)),
             code=code_of(change),
         )
 
-    def _doubt(self, change: Change, before: Outcome, after: Outcome) -> float:
-        """The standard error of a prediction, in ns."""
+    def _run_doubt(self, before: Outcome, after: Outcome) -> float:
+        """By how much this run and the next may differ (standard error, ns)."""
         recorded, scale = noise(self.replayed.steps), noise(before.steps)
-        drift = math.hypot(recorded, noise(after.steps) * (recorded / scale if scale else 1.0))
+        drifted = max(noise(after.steps) * (recorded / scale if scale else 1.0), recorded * after.mean / before.mean)
+        return math.hypot(T90_OF_QUARTERS / Z90 * math.hypot(recorded, drifted), RUN_TO_RUN * after.mean)
+
+    def _change_doubt(self, change: Change, before: Outcome, after: Outcome) -> float:
+        """By how much what the change does may be wrong (standard error, ns)."""
         exposed = sum(after.exposed)
         moved = min(exposed, abs(exposed - sum(before.exposed)))
         wrong = abs(self.replayed.mean - self.recorded.measured_ns)
         fitted = self._fitted_doubt(change) if change != Change() else 0.0
         sampled = sampling_error(before.steps, after.steps, len(self.recorded.steps))
-        return math.hypot(drift, sampled, MODEL_ERROR * moved / Z90, wrong, fitted, RUN_TO_RUN * after.mean)
+        return math.hypot(sampled, MODEL_ERROR * moved / Z90, wrong, fitted)
 
     def _fitted_doubt(self, change: Change) -> float:
         """How much the difference of the two replays changes with each fitted number, at most of both directions."""
@@ -257,7 +267,7 @@ def _matters(number: str, change: Change) -> bool:
         "cast": change.hook and not change.powersgd_rank,
         "thin": change.powersgd_rank,
         "link": change.link != 1 or change.hook,
-        "hops": change.world,
+        "hops": change.world or change.link != 1,
     }
     return bool(parts.get(number, True))
 

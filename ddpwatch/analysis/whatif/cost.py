@@ -187,15 +187,32 @@ def _level(knots: Sequence[Knot]) -> float:
 
 
 def calibrated(wire: Wire, seen: Curve, ranks: int) -> Curve:
-    """The curve of a sweep at the level that the job's own collectives show."""
+    """The job's own curve, which a sweep continues below its smallest and above its largest size.
+
+    Where the job shows one size only, the sweep gives the shape, and the job the level.
+    """
     factor = ring_bytes(ranks) / ring_bytes(wire.world_size)
     shape = Curve(
         tuple(_growing([Knot(s.nbytes, 1e6 * factor * s.alone_ms, 0.5e6 * (s.high_ms - s.low_ms)) for s in wire.sizes]))
     )
-    logs = [math.log(knot.work / shape.work(knot.nbytes)) for knot in seen.knots]
-    level = math.exp(fmean(logs))
-    doubt = stdev(logs) if len(logs) > 1 else 0.02
-    return Curve(tuple(Knot(k.nbytes, k.work * level, k.work * level * min(0.3, doubt)) for k in shape.knots))
+    levels = [knot.work / shape.work(knot.nbytes) for knot in seen.knots]
+    logs = list(map(math.log, levels))
+    doubt = min(0.3, stdev(logs) if len(logs) > 1 else 0.02)
+    first, last = seen.knots[0], seen.knots[-1]
+    knots = [
+        *(
+            Knot(k.nbytes, k.work * levels[0], k.work * levels[0] * doubt)
+            for k in shape.knots
+            if k.nbytes < first.nbytes
+        ),
+        *seen.knots,
+        *(
+            Knot(k.nbytes, k.work * levels[-1], k.work * levels[-1] * doubt)
+            for k in shape.knots
+            if k.nbytes > last.nbytes
+        ),
+    ]
+    return Curve(tuple(_growing(knots)))
 
 
 def link_of(wire: Wire, ranks: int) -> float:

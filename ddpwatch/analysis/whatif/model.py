@@ -45,6 +45,8 @@ COPIES_PER_THIN = 20.0  # and so do PowerSGD's products, with the copies and sum
 CAST_DOUBT = 0.6  # of either
 LIKELY_RANK_ONE = 0.5  # of PowerSGD's cost with more: a product with a vector is faster than one with a thin matrix
 QUARTERS = 4
+MOST_LINK = 2.0  # share of a collective's time: over 1 where the job's collectives seem faster than the link
+LINK_DOUBT = 0.6  # standard error of the link's share, as a share of what is not known of it
 UNEVEN_LINK = 0.03  # by which the mean step's bytes are slower than the fastest step's where the link is the limit
 NO_ERROR = 1e-4  # a smaller standard error moves nothing
 _RANGES = {
@@ -53,7 +55,7 @@ _RANGES = {
     "sharing": (0.5, 1.0),
     "cast": (0.0, 100.0),
     "thin": (0.0, 100.0),
-    "link": (0.0, 1.0),
+    "link": (0.0, MOST_LINK),
 }
 
 
@@ -187,14 +189,17 @@ def fit(recorded: Recorded, wire: Wire | None = None) -> Physics:
     comm = comm_slowdown(recorded.sizes, seen, sharing.value, compute, wire)
     samples = _samples(recorded.sizes, seen, sharing.value, comm.value)
     curve, copy = curve_of(samples), _copy(recorded)
-    best = None if wire is None else link_of(wire, len(recorded.ranks))
+    link = link_share(samples, curve.latency, len(recorded.sizes))
+    if wire is not None:
+        curve = calibrated(wire, curve, len(recorded.ranks))
+        link = link_of_sweep(link_of(wire, len(recorded.ranks)), curve, recorded.sizes)
     return Physics(
-        curve=curve if wire is None else calibrated(wire, curve, len(recorded.ranks)),
+        curve=curve,
         workers=workers,
         sharing=sharing,
         compute_slowdown=compute,
         comm_slowdown=comm,
-        link=link_share(samples, curve.latency, len(recorded.sizes), best),
+        link=link,
         cast=_hook_cost("fp16", wire) or _copies(COPIES_PER_CAST, copy, recorded.gpu),
         bf16=(wire and wire.cost_ratio("bf16", "fp16")) or 1.0,
         thin=_hook_cost("powersgd-2", wire) or _copies(COPIES_PER_THIN, copy, recorded.gpu),
@@ -219,19 +224,37 @@ def alone(step: Wired, sizes: Sequence[int], sharing: float, comm_slowdown: floa
     return found
 
 
-def link_share(samples: Sequence[WorkSample], latency: float, buckets: int, best: float | None) -> Guess:
-    """The link's share of what bytes take: what they take in the step in which they moved fastest, or in a sweep.
+def link_share(samples: Sequence[WorkSample], latency: float, buckets: int) -> Guess:
+    """The link's share of what bytes take, as the job's own steps show it.
 
-    In other steps they have waited for the host too. A link that is the limit moves all steps' bytes nearly alike: the
-    less alike they are, the less one step shows. ``best`` is a sweep's ns per byte, which nothing was beside.
+    In the step in which bytes moved fastest, the link's share is what they took, at least; at most, it is all of what
+    they take on average: chance made that step faster, too, and what the host does may overlap with what the link does.
+    The share is taken to be in the middle.
+
+    Args:
+        samples: All collectives, step by step.
+        latency: What each takes besides its bytes (ns).
+        buckets: Collectives per step.
     """
     steps = [samples[i : i + buckets] for i in range(0, len(samples), buckets)]
     rates = [
         max(0.0, sum(sample.work for sample in step) - latency * buckets) / sum(sample.nbytes for sample in step)
         for step in steps
     ]
-    share = min(1.0, (best or min(rates)) / max(1e-9, fmean(rates)))
-    return Guess(min(1.0, (1 + UNEVEN_LINK) * share), UNEVEN_LINK if best else 1 - share)
+    least = min(1.0, (1 + UNEVEN_LINK) * min(rates) / max(1e-9, fmean(rates)))
+    return Guess((1 + least) / 2, LINK_DOUBT * (1 - least))
+
+
+def link_of_sweep(best: float, curve: Curve, sizes: Sequence[int]) -> Guess:
+    """The link's share of what bytes take, as a sweep shows it.
+
+    Args:
+        best: Ns per byte in the sweep, which nothing was beside.
+        curve: What the job's collectives take.
+        sizes: Those of its buckets.
+    """
+    taken = sum(curve.work(nbytes) - min(curve.latency, curve.work(nbytes)) for nbytes in sizes)
+    return Guess(min(MOST_LINK, (1 + UNEVEN_LINK) * best * sum(sizes) / max(1.0, taken)), UNEVEN_LINK)
 
 
 def _sharing(recorded: Recorded, seen: Sequence[Wired], workers: int, wire: Wire | None) -> Guess:

@@ -72,7 +72,7 @@ class Replay:
 
     def run(self, plan: Plan) -> Outcome:
         """The outcome of one plan; plans that differ in name only are played once."""
-        numbers = (plan.buckets, plan.works, plan.encode, plan.rows, plan.copy)
+        numbers = (plan.buckets, plan.works, plan.encode, plan.rows, plan.copy, plan.sharing)
         key = str((numbers, plan.change.no_input, plan.change.accumulate))
         found = self._outcomes.get(key)
         if found is None:
@@ -84,7 +84,7 @@ class Replay:
         ready = self._ready.get(key)
         if ready is None:
             ready = self._ready[key] = ready_times(self._steps, plan.buckets)
-        count, course = len(self._steps), _Course(plan, self._speeds)
+        count, course = len(self._steps), _Course(plan, self._speeds._replace(sharing=plan.sharing))
         as_recorded = plan.rows == [(rank, 0) for rank in range(len(self._steps[0].ranks))]
         rows = [] if as_recorded else plan.rows
         course.step(*self._step(count - 1, rows, ready))

@@ -24,6 +24,7 @@ from ddpwatch.errors import UsageError
 
 LEAST_COMPRESSION = 2  # PowerSGD leaves a matrix alone that it would not make this much smaller
 FLOAT32_BYTES = 4
+UNKNOWN_LINK = 0.3  # standard error of the link's share from which on what a slower link costs is a guess
 MOST_CAP_MIB = 1 << 20
 SWEEP = "measure with torchrun -m ddpwatch.sweep, and give --wire wire.json"
 
@@ -84,6 +85,7 @@ class Plan(NamedTuple):
         encode: Per bucket, what compute pays before the launch (ns).
         rows: Per rank, which recorded one it is like, and by how many steps it is shifted against that.
         copy: ns to copy a byte back.
+        sharing: How fast each of two collectives is beside the other, as a share of its speed alone.
         change: The change itself.
     """
 
@@ -94,6 +96,7 @@ class Plan(NamedTuple):
     encode: list[float]
     rows: list[tuple[int, int]]
     copy: float
+    sharing: float
     change: Change
 
 
@@ -144,7 +147,7 @@ def plan(recorded: Recorded, physics: Physics, change: Change) -> Plan:
     buckets = _buckets(recorded, change)
     sizes = [sum(recorded.units[unit].nbytes for unit in bucket) for bucket in buckets]
     collective = _collective(recorded, physics, change)
-    encode, decode = _casts(physics, change)
+    encode, decode = _casts(recorded, physics, change)
     messages = [_messages([recorded.units[unit] for unit in bucket], change) for bucket in buckets]
     works = [
         0.0 if change.perfect else sum(map(collective, sent)) + decode * nbytes
@@ -158,13 +161,29 @@ def plan(recorded: Recorded, physics: Physics, change: Change) -> Plan:
         [encode * nbytes for nbytes in sizes],
         _rows(recorded, change),
         0.0 if change.bucket_view else physics.copy,
+        _sharing(physics, change.link),
         change,
     )
 
 
+def _sharing(physics: Physics, faster: float) -> float:
+    """How fast each of two collectives is beside the other on another link.
+
+    Two share the link, but not all of what the hosts do: alone, one takes l + h, and two at once take 2 l + (1 + q) h.
+    How far hosts do one after the other (q) follows from the recorded sharing.
+    """
+    link, sharing = physics.link.value, physics.sharing.value
+    if faster == 1 or physics.workers == 1 or link >= 1:
+        return sharing
+    serial = min(1.0, max(0.0, (1 / sharing - 1 - link) / (1 - link)))
+    share = link / faster / (link / faster + 1 - link)
+    return 1 / (1 + share + (1 - share) * serial)
+
+
 def _collective(recorded: Recorded, physics: Physics, change: Change) -> Callable[[Message], float]:
     """What one collective takes, under another link and world size."""
-    curve, n, link = physics.curve, len(recorded.ranks), physics.link.value
+    curve, n = physics.curve, len(recorded.ranks)
+    link = physics.link.value if change.link < 1 else min(1.0, physics.link.value)
     world = change.world or n
     hops = _hops(world, recorded.backend) / _hops(n, recorded.backend)
     ring = ring_bytes(world) / ring_bytes(n)
@@ -213,14 +232,17 @@ def _power_sgd(units: Sequence[Parameter], rank: int) -> list[float]:
     return [nbytes for nbytes in (whole, left, right) if nbytes]
 
 
-def _casts(physics: Physics, change: Change) -> tuple[float, float]:
-    """Ns per byte that a hook costs compute before the launch, and the wire's thread after it."""
+def _casts(recorded: Recorded, physics: Physics, change: Change) -> tuple[float, float]:
+    """Ns per byte that a hook costs compute before the launch, and the wire's thread after it.
+
+    PowerSGD's products on CPUs want the cores that compute has, on whichever thread they run: compute pays for all.
+    """
     if not change.hook:
         return 0.0, 0.0
     if change.powersgd_rank:
         cost = physics.thin.value * (physics.rank_one if change.powersgd_rank == 1 else 1.0)
-    else:
-        cost = physics.cast.value * (physics.bf16 if change.hook == "bf16" else 1.0)
+        return (cost / 2, cost / 2) if recorded.gpu else (cost, 0.0)
+    cost = physics.cast.value * (physics.bf16 if change.hook == "bf16" else 1.0)
     return cost / 2, cost / 2
 
 
@@ -237,14 +259,16 @@ def _shares(recorded: Recorded, buckets: Buckets) -> list[list[tuple[int, float]
 
 
 def _rows(recorded: Recorded, change: Change) -> list[tuple[int, int]]:
-    """Further ranks are like the recorded ones, in other steps; a rank without its lateness is like a usual one."""
-    n, steps = len(recorded.ranks), len(recorded.steps)
-    world = change.world or n
-    shift = max(1, steps // (world // n + 2))
-    rows = [(position % n, position // n * shift) for position in range(world)]
+    """Further ranks are like the recorded ones in later steps; a rank without its lateness is like a usual one.
+
+    The steps are as close as may be: on a machine that drifts, ranks of far apart steps would be unlike each other.
+    """
+    n = len(recorded.ranks)
+    rows = [(position % n, position // n) for position in range(change.world or n)]
+    unused = rows[-1][1] + 1
     if change.without_rank is not None:
         replaced, donor = recorded.ranks.index(change.without_rank), usual_rank(recorded, change.without_rank)
-        rows = [(donor, by + max(1, steps // 2)) if row == replaced else (row, by) for row, by in rows]
+        rows = [(donor, by + unused) if row == replaced else (row, by) for row, by in rows]
     return rows
 
 
@@ -288,6 +312,8 @@ def refusal(recorded: Recorded, physics: Physics, change: Change) -> str:
         return f"the job has a comm hook ({recorded.comm_hook}), and what that sends is not known"
     if resized and not physics.curve.bends:
         return f"only one bucket size was seen, so latency and rate cannot be separated; {SWEEP}"
+    if change.link < 1 and physics.link.error > UNKNOWN_LINK:
+        return f"how much of their time collectives spend on the link does not show; {SWEEP}"
     if change.static_graph and (not recorded.flag("find_unused_parameters") or recorded.flag("static_graph")):
         return "static_graph changes the buckets only beside find_unused_parameters=True"
     if change.bucket_view and recorded.flag("gradient_as_bucket_view"):

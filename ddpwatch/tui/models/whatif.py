@@ -68,7 +68,7 @@ class Scenario:
     @property
     def certain(self) -> bool:
         """Whether the gain is larger than its error."""
-        return self.prediction.high < self.prediction.step_ms + self.prediction.gain_ms
+        return self.prediction.gain_low_ms > 0
 
 
 @dataclass(frozen=True, slots=True)
