@@ -3,6 +3,7 @@
     python benchmarks/diagnosis.py                          made-up jobs of 2 to 1,024 ranks
     python benchmarks/diagnosis.py --quick                  a sample of these, in three minutes
     python benchmarks/diagnosis.py --real                   jobs on this machine, with 2 to 4 Gloo ranks
+    python benchmarks/diagnosis.py --real --scripts paced   the same with compute as pauses: ranks need no core each
     python benchmarks/diagnosis.py --case traceml           every rank's step equally long, as all wait for one
 
 With ``--resume FILE``, what is measured is kept there, case by case: the same command goes on where it was stopped.
@@ -56,7 +57,16 @@ from benchmarks.diagnosis_goals import (
     goals_table,
     hang_row,
 )
-from benchmarks.diagnosis_real import SCRIPTS, Hang, RealRun, StoppedError, clean_run, hang_run, real_run
+from benchmarks.diagnosis_real import (
+    SCRIPTS,
+    USUAL_SCRIPTS,
+    Hang,
+    RealRun,
+    StoppedError,
+    clean_run,
+    hang_run,
+    real_run,
+)
 from benchmarks.diagnosis_score import Result, Score, play
 from benchmarks.diagnosis_traceml import show as show_traceml
 from benchmarks.fleet_noise import NOISES, NoiseKind
@@ -221,16 +231,20 @@ def real(args: argparse.Namespace) -> Found:
     """Runs all jobs; Ctrl-C ends the one that runs, and keeps those that are over."""
     found, kept = Found(), Kept(args.resume)
     worlds = [world for world in args.ranks if world in REAL_WORLDS]
-    jobs = [(script, world, seed) for seed in range(args.seeds) for world in worlds for script in SCRIPTS]
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    jobs = [(script, world, seed) for seed in seeds for world in worlds for script in args.scripts]
     share = args.clean_steps // (2 * len(worlds)) if worlds else 0
     with Rounds() as rounds, suppress(StoppedError):
         stop = partial(getattr, rounds, "stop_requested")
         for script, world, seed in rounds.over(jobs, "jobs with faults"):
             name = f"{script}, {world} ranks, seed {seed}"
             found.merge(kept.found(name, lambda: _real(real_run(script, world, seed, stop, args.keep), name)))  # noqa: B023 (called at once)
+        script = args.scripts[0]
         for world, disturbed in rounds.over(list(product(worlds, (False, True)) if share else []), "clean jobs"):
-            name = f"{share} clean steps, {world} ranks, {'with other work beside it' if disturbed else 'alone'}"
-            found.merge(kept.found(name, lambda: _real(clean_run(world, share, disturbed, stop, args.keep), name)))  # noqa: B023
+            company = "with other work beside it" if disturbed else "alone"
+            name = f"{share} clean steps, {script}, {world} ranks, {company}"
+            run = partial(clean_run, script, world, share, disturbed, stop, args.keep)
+            found.merge(kept.found(name, lambda: _real(run(), name)))  # noqa: B023
         per_job = max(1, args.hangs // max(1, len(worlds)))
         for at, world in enumerate(rounds.over(worlds if args.hangs else [], "jobs with hangs")):
             name = f"{per_job} hangs, {world} ranks"
@@ -300,7 +314,8 @@ def as_json(found: Found, rows: Sequence[Row]) -> dict[str, Any]:
             "kind": one.kind, "size": one.size, "noise": one.noise, "detected": one.score.detected,
             "rank": one.score.rank, "cause": one.score.cause, "layer": one.score.layer, "period": one.score.period,
             "word": one.score.kind, "alarm": one.score.alarm, "pieces": one.score.pieces,
-            "named_after": one.score.named_after, "oracle": one.score.oracle, "cost_error": one.score.cost,
+            "named_after": one.score.named_after, "oracle": one.score.oracle, "oracle_soon": one.score.oracle_soon,
+            "cost_error": one.score.cost,
             "strength": one.score.strength,
         }
         for one in found.judged
@@ -313,6 +328,12 @@ def as_json(found: Found, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 # -- command line --------------------------------------------------------------------------------------------
+
+
+def _scripts(text: str) -> list[str]:
+    if unknown := set(text.split(",")) - set(SCRIPTS):
+        raise argparse.ArgumentTypeError(f"no script is called {min(unknown)!r}; there are {', '.join(SCRIPTS)}")
+    return text.split(",")
 
 
 def _names(text: str) -> list[Kind]:
@@ -338,8 +359,13 @@ def parsed(argv: Iterable[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--real", action="store_true", help="jobs on this machine instead of made-up ones")
     parser.add_argument("--quick", action="store_true", help="fewer seeds and fewer clean steps")
     parser.add_argument("--seeds", type=int, help=f"rounds of cases (default: {SEEDS}; real: 1)")
+    parser.add_argument("--first-seed", type=int, default=0, help="real: the first round (default: %(default)s)")
     worlds = f"default: {WORLDS}; real: {USUAL_REAL_WORLDS}"
     parser.add_argument("--ranks", type=_numbers, metavar="N,N,…", help=worlds)
+    scripts = (
+        f"real: {', '.join(SCRIPTS)} (default: {','.join(USUAL_SCRIPTS)}); clean steps are of the first, hangs of plain"
+    )
+    parser.add_argument("--scripts", type=_scripts, default=list(USUAL_SCRIPTS), metavar="SCRIPT,…", help=scripts)
     parser.add_argument("--kinds", type=_names, default=list(KINDS), metavar="KIND,…", help=", ".join(KINDS))
     parser.add_argument("--noises", type=_noises, default=list(NOISES), metavar="NOISE,…", help=", ".join(NOISES))
     parser.add_argument(

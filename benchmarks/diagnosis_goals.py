@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
-from benchmarks.diagnosis_score import Score
+from benchmarks.diagnosis_score import SOON_STEPS, Score
 from ddpwatch.report.format import table
 
 COUNTED_SIZE = 0.05  # of a step: what is smaller is shown, and does not count
@@ -33,8 +33,8 @@ class Goals:
     cost: float
 
 
-SIMULATED = Goals(0.995, 0.99, 0.98, 10, 0.97, 1 / 100_000, 0.10)
-REAL = Goals(0.99, 0.98, 0.95, 10, 0.95, 0.0, 0.15)
+SIMULATED = Goals(0.995, 0.99, 0.98, SOON_STEPS, 0.97, 1 / 100_000, 0.10)
+REAL = Goals(0.99, 0.98, 0.95, SOON_STEPS, 0.95, 0.0, 0.15)
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,8 @@ def _named_row(scores: Sequence[Score], goals: Goals) -> Row:
     low, high = wilson(in_time, len(steps))
     late = sorted(steps)[math.ceil(0.99 * len(steps)) - 1]
     measured = f"p50 {sorted(steps)[len(steps) // 2]:.0f}, p99 {late:.0f}, in time {100 * in_time / len(steps):.1f} %"
+    if known := [score.oracle_soon for score in scores if score.oracle_soon is not None]:
+        measured += f" (an oracle {100 * sum(known) / len(known):.1f} %)"
     return Row(name, goal, measured, len(steps), f"{100 * low:.1f} … {100 * high:.1f} %", late <= goals.named_steps)
 
 

@@ -2,10 +2,10 @@
 
     torchrun --standalone --nproc-per-node=2 benchmarks/diagnosis_job.py PLAN.json FOLDER
 
-It trains a plain DDP loop, or the trainer of `trainer/` with its faults, and records to ``FOLDER/run.mcap``. Each rank
-writes what it did to itself to ``FOLDER/strikes-RANK.json``: stretch, step, how long it took, and when it started (ns
-since the Unix epoch). It adds, for each step, how long that took and for how long DDP's own logger says that the
-backward waited for communication (ns).
+It trains a plain DDP loop, the same with compute as pauses, or the trainer of `trainer/` with its faults, and records
+to ``FOLDER/run.mcap``. Each rank writes what it did to itself to ``FOLDER/strikes-RANK.json``: stretch, step, how long
+it took, and when it started (ns since the Unix epoch). It adds, for each step, how long that took and for how long
+DDP's own logger says that the backward waited for communication (ns).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 LEARN_STEPS = range(12, 32)  # how long a step usually takes
-LAYERS, WIDTH, BATCH = 8, 512, 192
+LAYERS, WIDTH, BATCH, CAP_MIB = 8, 512, 192, 2.0
+PACED_WIDTH, PACED_BATCH, PACED_CAP_MIB, PACED_MS = 256, 8, 0.5, 3.0  # per layer in the forward, twice in the backward
 MODEL = "gpt:width=96"
 GARBAGE = 100_000
 
@@ -148,13 +149,16 @@ def _make_garbage() -> None:
 # -- a plain script ------------------------------------------------------------------------------------------
 
 
-def plain(injector: Injector, steps: int, file: Path) -> None:
-    """An ordinary DDP loop with a DataLoader."""
+def plain(injector: Injector, steps: int, file: Path, *, paced: bool = False) -> None:
+    """An ordinary DDP loop with a DataLoader; ``paced``: with compute as pauses."""
     import torch
     from torch import nn
     from torch.utils.data import DataLoader, Dataset
 
     import ddpwatch
+    from benchmarks.paced import pace
+
+    width, size, cap_mib = (PACED_WIDTH, PACED_BATCH, PACED_CAP_MIB) if paced else (WIDTH, BATCH, CAP_MIB)
 
     class Batches(Dataset["torch.Tensor"]):
         def __len__(self) -> int:
@@ -165,13 +169,15 @@ def plain(injector: Injector, steps: int, file: Path) -> None:
             return batch
 
     torch.manual_seed(0)
-    batch = torch.randn(BATCH, WIDTH)
-    layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    batch = torch.randn(size, width)
+    layers = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS)))
+    if paced:
+        pace(layers, PACED_MS)
     for number, layer in enumerate(layers):
         injector.layers[number] = str(number)
         layer.register_forward_pre_hook(_hook(injector, number, "forward", "gc", "stop"))
         layer.register_full_backward_pre_hook(_hook(injector, number, "backward"))
-    model = nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=2)
+    model = nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=cap_mib)
     injector.measure(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with ddpwatch.watch(model, record=file):
@@ -255,7 +261,7 @@ def main() -> None:
             import torch.distributed as dist
 
             dist.init_process_group("gloo")
-            plain(injector, plan["steps"], folder / "run.mcap")
+            plain(injector, plan["steps"], folder / "run.mcap", paced=plan["script"] == "paced")
             dist.destroy_process_group()
     finally:
         injector.end()

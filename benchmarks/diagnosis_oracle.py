@@ -43,6 +43,11 @@ def power(shift: Floats, noise: Floats, rank: int) -> float:
     return _independent(shift, noise)
 
 
+def soon(shift: Floats, steps: int) -> Floats:
+    """The shift up to so many struck steps."""
+    return np.asarray(shift[np.cumsum(shift != 0) <= steps])
+
+
 def _independent(shift: Floats, noise: Floats) -> float:
     """Of noise that is independent from step to step, by its density."""
     samples = (noise - np.median(noise, axis=0)).ravel()

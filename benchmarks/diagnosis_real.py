@@ -31,8 +31,8 @@ import numpy as np
 from benchmarks.diagnosis_cases import Truth
 from benchmarks.diagnosis_goals import COUNTED_SIZE, Judged
 from benchmarks.diagnosis_job import LAYERS, Stretch
-from benchmarks.diagnosis_oracle import Floats, power
-from benchmarks.diagnosis_score import Score, judge, latest, look, unexplained
+from benchmarks.diagnosis_oracle import Floats, power, soon
+from benchmarks.diagnosis_score import SOON_STEPS, Score, judge, latest, look, unexplained
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
@@ -51,7 +51,8 @@ STOP_S = (1.0, 3.0)
 JOB_LIMIT_S = 900
 DONE = "done"  # an empty file, beside what a job that ended has left
 HANG_S, HANG_EVERY, HANG_PLACES = 12.0, 20, ("stop", "forward", "backward", "data", "between")
-SCRIPTS = ("plain", "trainer")
+SCRIPTS = ("plain", "trainer", "paced")
+USUAL_SCRIPTS = SCRIPTS[:2]
 FEWEST_SEEN = 3  # watched strikes, to know what they cost
 _PHASES = ("data", "forward", "backward")
 
@@ -129,9 +130,10 @@ def run_job(
     (folder / "plan.json").write_text(json.dumps(plan))
     job = Path(__file__).with_name("diagnosis_job.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", str(job)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(job.parents[1])}
     with (folder / "output.txt").open("wb") as output:
         job_process = subprocess.Popen(
-            [*command, str(folder / "plan.json"), str(folder)], env={**os.environ, "OMP_NUM_THREADS": "1"},
+            [*command, str(folder / "plan.json"), str(folder)], env=environment,
             stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
         code = _waited_for(job_process, stop)
@@ -185,12 +187,13 @@ def real_run(script: str, world: int, seed: int, stop: Stop, keep: Path | None =
     return run
 
 
-def clean_run(world: int, steps: int, disturbed: bool, stop: Stop, keep: Path | None = None) -> RealRun:
+def clean_run(script: str, world: int, steps: int, disturbed: bool, stop: Stop, keep: Path | None = None) -> RealRun:
     """A job in which nothing goes wrong, with other work on the machine or without."""
-    with _folder(keep, f"clean-{world}-{steps}-{'disturbed' if disturbed else 'alone'}") as (folder, done):
+    name = f"clean-{script}-{world}-{steps}-{'disturbed' if disturbed else 'alone'}"
+    with _folder(keep, name) as (folder, done):
         if not done:
             with _other_work() if disturbed else nullcontext():
-                run_job("plain", world, [], steps, folder, False, stop)
+                run_job(script, world, [], steps, folder, False, stop)
         run = diagnose(folder, [], world)
     run.clean_steps = steps
     return run
@@ -235,7 +238,7 @@ def diagnose(folder: Path, planned: Sequence[Stretch], world: int) -> RealRun:
     calm = np.array([lead for step, lead in leads.items() if step not in struck])
     for at, score in scores.items():
         took = _took(abouts, at)
-        score.oracle = _oracle(planned[at], score.truth, took, leads, calm)
+        score.oracle, score.oracle_soon = _oracle(planned[at], score.truth, took, leads, calm)
         score.latest = latest(score.truth, np.array(watched))
         if (ns := _waited_ns(score.truth, took, ahead, struck)) is not None:
             if score.truth.cost_ns:
@@ -319,16 +322,19 @@ def _ahead(across: StepAcrossRanks) -> dict[int, int]:
 
 def _oracle(
     one: Stretch, truth: Truth, took: Mapping[int, int], leads: Mapping[int, Floats], calm: Floats
-) -> float | None:
+) -> tuple[float, float] | tuple[None, None]:
     """What any test could find, given what the rank did to itself and the noise of the job's other steps.
+
+    The second number is of the first `SOON_STEPS` watched steps.
 
     None where a mark or a pause says it, where it is no single rank's, or without a calm step.
     """
     if one.kind not in ("constant", "periodic") or one.place not in _PHASES or not len(calm):
-        return None
+        return None, None
     shift = np.array([took.get(step, 0) for step in leads if truth.since <= step < one.until], np.float64)
-    rank = truth.ranks[0]
-    return max(power(shift, calm[:, at], rank) for at in (0, 1 + _PHASES.index(one.place)))
+    rank, figures = truth.ranks[0], [calm[:, at] for at in (0, 1 + _PHASES.index(one.place))]
+    whole, early = (max(power(part, noise, rank) for noise in figures) for part in (shift, soon(shift, SOON_STEPS)))
+    return whole, early
 
 
 def _took(abouts: Sequence[Mapping[str, Any]], at: int) -> dict[int, int]:

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.diagnosis_cases import Job, Truth
-from benchmarks.diagnosis_oracle import power
+from benchmarks.diagnosis_oracle import power, soon
 from benchmarks.fleet import Ints, Played
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.sampling.levels import is_watched
 
 ALARMS = ("warning", "error")
+SOON_STEPS = 10  # watched ones, in which a constant fault is to be named
 SEEN_STRIKES = 4  # watched ones, that a fault may have had before the diagnosis has it start
 LOOK_STEPS, LOOK_EVERY = 48, 8  # how often to look whether a fault is named: after every step at first, then less often
 
@@ -34,6 +35,7 @@ class Score:
             watched.
         cost: What it says it costs (``stated_ns``, of incidents with one kind), against the truth.
         oracle: The chance that a test finds it that knows all but whether it is there (`diagnosis_oracle.py`).
+        oracle_soon: The same from the first `SOON_STEPS` watched steps that it struck.
         strength: How far the fault stands out: its rank's extra lateness in watched steps, in standard errors of the
             rank's lateness without it. Below some 5 to 8, no test finds it that is seldom wrong.
         pieces: How many incidents it made of it.
@@ -51,6 +53,7 @@ class Score:
     named_after: tuple[int, int] | None = None
     cost: float | None = None
     oracle: float | None = None
+    oracle_soon: float | None = None
     strength: float | None = None
     stated_ns: int = 0
     pieces: int = 0
@@ -108,7 +111,7 @@ def play(job: Job) -> Result:
     for score in result.scores:
         score.latest = latest(score.truth, np.array(watched))
         score.strength = _strength(score.truth, np.array(lateness), np.array(watched))
-        score.oracle = _oracle(score.truth, np.array(figures), np.array(watched))
+        score.oracle, score.oracle_soon = _oracle(score.truth, np.array(figures), np.array(watched))
     judge(result.scores, result.incidents, job.shape.world)
     result.others = unexplained(job.truths, result.incidents, job.shape.world)
     return result
@@ -129,18 +132,18 @@ def _figures(played: Played) -> Ints:
     return np.stack([_lateness(played), *(values - np.median(values) for values in spent)])
 
 
-def _oracle(truth: Truth, figures: Ints, watched: npt.NDArray[np.bool_]) -> float | None:
+def _oracle(truth: Truth, figures: Ints, watched: npt.NDArray[np.bool_]) -> tuple[float, float] | tuple[None, None]:
     """See `Score`: by the figure that shows the fault best. None where a mark says it, or if it is no single rank's."""
     if len(truth.ranks) != 1 or not truth.phases or truth.phases[0] not in _PHASES:
-        return None
+        return None, None
     rank, struck = truth.ranks[0], np.zeros(len(watched), np.bool_)
     struck[truth.strikes] = True
     found = []
     for at in (0, 1 + _PHASES.index(truth.phases[0])):
         disturbed, calm = (figures[watched, which, at].astype(np.float64) for which in (0, 1))
         shift = np.where(struck[watched], disturbed[:, rank] - calm[:, rank], 0.0)
-        found.append(power(shift, calm, rank))
-    return max(found)
+        found.append((power(shift, calm, rank), power(soon(shift, SOON_STEPS), calm, rank)))
+    return max(whole for whole, _ in found), max(early for _, early in found)
 
 
 def latest(truth: Truth, watched: npt.NDArray[np.bool_]) -> int:

@@ -11,7 +11,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 JOB_TIMEOUT_S = 600
-BURST_MS = 2.0  # how long a token bucket lasts at the full rate
+# A token bucket: how long it lasts at the full rate, so that late timers cost no rate, and how much it holds at most:
+# so much of a message that follows a pause is not slowed.
+BURST_MS, MOST_BURST_BYTES = 2.0, 250_000
 PORT = 29533
 
 
@@ -65,7 +67,7 @@ def _connect(rank: int, bridge: str, mbit: float) -> None:
     _run(*inside, "addr", "add", f"10.77.0.{rank + 1}/24", "dev", "eth0")
     _run(*inside, "link", "set", "eth0", "up")
     _run(*inside, "link", "set", "lo", "up")
-    burst = max(32_000, int(mbit * 1e6 / 8 * BURST_MS / 1e3))
+    burst = min(MOST_BURST_BYTES, max(32_000, int(mbit * 1e6 / 8 * BURST_MS / 1e3)))
     shape = ("root", "tbf", "rate", f"{mbit:g}mbit", "burst", str(burst), "latency", "200ms")
     _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", *shape)
 

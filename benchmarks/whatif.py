@@ -1,10 +1,12 @@
 """Whether `ddpwatch whatif` is right: jobs on links of known rates, each setting predicted from each other one.
 
-    python benchmarks/whatif.py [--part pairs|options|speed] [--keep DIR] [--quick] [--rounds 2] [--only gpt-2-1000]
+    python benchmarks/whatif.py [--part NAME] [--keep DIR] [--quick] [--rounds 2] [--only gpt-2-1000]
 
-``--part pairs`` runs bucket caps, fp16, PowerSGD and a straggler on three links; ``--part options`` the first bucket's
-cap, DDP's options, bf16, accumulation, and two and three ranks. Both need root (network namespaces with ``tc tbf``);
-without it, they say so and end. ``--part speed`` measures how long an answer takes, for a made-up job.
+``--part pairs`` runs bucket caps, fp16, PowerSGD and a straggler on three links. ``--part paced`` does the same with
+models whose compute is pauses: as on GPUs, the hosts' cores are free for communication, and step times do not drift.
+``--part options`` runs the first bucket's cap, DDP's options, bf16, accumulation, and two and three ranks. All need
+root (network namespaces with ``tc tbf``); without it, they say so and end. ``--part speed`` measures how long an answer
+takes, for a made-up job.
 
 One job per network trains with all settings, one after the other in the same processes, and records every step in full.
 Every pair of settings that differ in one thing is a prediction: from the recording of the one, the measured step of the
@@ -19,7 +21,7 @@ The columns:
     median, p90, p95 of the error: the difference from the measured step, as a share of it
     inside      how often a run's mean step is within the 90 % interval that one recording predicts
     width       of half that interval, as a share of the measured step; the median
-Then median and p90 of each model (constants were set with the first one only) and of each link that was recorded.
+Then median and p90 of each model and of each link that was recorded.
 
 The best cap: how often the one that is called best is within 2 % of the best of those measured, where caps with equal
 buckets are one, measured more than once; and how often a perfect prediction would be, given how much runs vary.
@@ -35,6 +37,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from math import hypot
 from pathlib import Path
 from statistics import fmean, median
@@ -43,8 +46,10 @@ from typing import Any
 from benchmarks.rounds import Rounds, rounds_done
 from benchmarks.shaped_network import why_not
 from benchmarks.whatif_jobs import (
+    PACED_MODELS,
     ROOT,
     Setting,
+    is_paced,
     option_settings,
     pair_settings,
     read_runs,
@@ -64,7 +69,11 @@ STEPS = 50
 NEAR_BEST = 0.02
 WORST_SHOWN = 12
 DRAWS = 2000
-PARTS = {"pairs": pair_settings, "options": option_settings}
+PARTS: dict[str, Callable[[int, bool], Iterator[Setting]]] = {
+    "pairs": pair_settings,
+    "paced": partial(pair_settings, models=PACED_MODELS),
+    "options": option_settings,
+}
 WITH_WIRE = ", with wire.json"
 HOOK_GOAL = "4 %, p90 8 %"
 GOALS = {
@@ -117,7 +126,7 @@ def _record_and_report(args: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         wanted = [setting for setting in PARTS[args.part](args.rounds, args.quick) if args.only in setting.name]
         with Rounds() as rounds:
-            done = sum(1 for _ in record(wanted, folder, args.steps, rounds, sweeps=args.part == "pairs"))
+            done = sum(1 for _ in record(wanted, folder, args.steps, rounds, sweeps=args.part != "options"))
         print(rounds_done(done, len(wanted), "setting"))
         report(folder)
 
@@ -137,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
 def report(folder: Path) -> None:
     """Predicts every pair in the folder and prints the table."""
     runs = dict(read_runs(folder))
-    wires = read_wires(folder)
+    wires = read_wires(folder, paced=all(is_paced(setting.model) for setting in runs))
     ways: list[tuple[str, dict[str, Wire]]] = [("", {}), *([(WITH_WIRE, wires)] if wires else [])]
     scored = [one for suffix, known in ways for one in score(runs, known, suffix)]
     (folder / "scored.json").write_text(json.dumps([asdict(one) for one in scored], indent=1))

@@ -32,9 +32,11 @@ HOOKS = ("fp16", "powersgd")
 HOOK_CAP_MIB = 5.0
 STRAGGLER_MS = 40
 POLL_S = 0.2
-QUICK = {"links": (1000.0,), "models": MODELS[:1], "ranks": (2,), "caps": (1.0, 5.0, 25.0)}
+QUICK = {"links": (1000.0,), "models": 1, "ranks": (2,), "caps": (1.0, 5.0, 25.0)}
 OPTIONS_LINKS_MBIT = (200.0, 500.0)
-OPTIONS_MODEL = "paced"  # pauses for compute: then ranks do not compete for cores, nor with what else runs
+# Pauses for compute: then ranks do not compete for cores, nor with what else runs
+PACED_MODELS = ("paced:width=512,layers=10,ms=8", "wide:width=1024,layers=4,ms=16")
+OPTIONS_MODEL = "paced"
 OPTIONS_RANKS = (3, 4)
 OPTIONS_CAP_MIB, OPTIONS_FIRST_MIB = 3.0, 0.5
 
@@ -87,8 +89,9 @@ class Setting:
 
     def _arguments(self, file: Path, steps: int) -> list[str]:
         options = ["--model", self.model, "--batch-size", "4", "--bucket-cap-mb", f"{self.cap_mib:g}"]
-        options += ["--data", "digits"] if self.model.startswith(("mlp", "paced")) else []
-        options += ["--optimizer", "sgd"] if self.model.startswith("paced") else []
+        paced = is_paced(self.model)
+        options += ["--data", "digits"] if paced or self.model.startswith("mlp") else []
+        options += ["--optimizer", "sgd"] if paced else []
         options += ["--comm-hook", self.hook] if self.hook else []
         options += ["--powersgd-rank", "2", "--powersgd-start", "2"] if self.hook == "powersgd" else []
         options += ["--inject", f"slow-backward:rank=1,ms={STRAGGLER_MS}"] if self.straggler else []
@@ -102,13 +105,13 @@ class Setting:
         return options | ({"static_graph": True} if self.static_graph else {})
 
 
-def pair_settings(rounds: int, quick: bool) -> Iterator[Setting]:
+def pair_settings(rounds: int, quick: bool, models: Sequence[str] = MODELS) -> Iterator[Setting]:
     """Caps, hooks, stragglers; a network after the other."""
     chosen: dict[str, Any] = QUICK if quick else {}
     for ranks in chosen.get("ranks", RANKS):
         for mbit in chosen.get("links", LINKS_MBIT):
             settings = []
-            for model in chosen.get("models", MODELS):
+            for model in models[: chosen.get("models")]:
                 settings += [Setting(model, ranks, mbit, cap) for cap in chosen.get("caps", CAPS_BY_RANKS[ranks])]
                 at = Setting(model, ranks, mbit, HOOK_CAP_MIB)
                 settings += [*(replace(at, hook=hook) for hook in HOOKS), replace(at, straggler=True)]
@@ -198,6 +201,16 @@ def read_runs(folder: Path) -> Iterator[tuple[Setting, Recorded]]:
             print(f"{setting.name}: {error}", file=sys.stderr)
 
 
-def read_wires(folder: Path) -> dict[str, Wire]:
-    """The sweeps, by name."""
-    return {file.name: read_wire(file) for file in folder.glob("wire-*.json")}
+def read_wires(folder: Path, paced: bool) -> dict[str, Wire]:
+    """The sweeps, by name; for jobs whose compute is pauses, without what says how cores are shared, as on GPUs."""
+    wires = {file.name: read_wire(file) for file in folder.glob("wire-*.json")}
+    for wire in wires.values() if paced else ():
+        wire.compute_beside = None
+        for size in wire.sizes:
+            size.beside_ms = None
+    return wires
+
+
+def is_paced(model: str) -> bool:
+    """Whether its compute is pauses."""
+    return model.startswith(("paced", "wide"))
