@@ -163,6 +163,7 @@ class IncidentRow:
     ranks: str
     phase: str | None
     param: str | None
+    module: int | None
     bucket: int | None
     device: str | None
     since_step: int | None
