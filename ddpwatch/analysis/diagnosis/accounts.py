@@ -6,8 +6,8 @@ the last launch that this leads to is waiting for the rank that launched last, e
 wire, it would have been waiting all the same. In a shadow step no completion is known: there, the last launch of all is
 where waiting ends.
 
-Of an unwatched step only the duration is known: it is split like the watched step, among the newest ones, that took
-most nearly as long.
+Of an unwatched step only the duration is known: it is split like a watched one that took about as long, and rather like
+a newer one.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ PAUSE_PHASES = {  # by a mark's kind
     "validation": "validation",
 }
 REFERENCES = 8  # newest watched steps, and newest long ones: what an unwatched one may resemble
+PER_OLDER = 0.01  # of a step: what an older one of these has to be more alike by
 LONG = 1.05  # a long step takes longer than usual, by this factor
 LIKE = 1.25  # an unwatched step that took longer than the most similar watched one, by this factor, is not like it
 KEEP_MARKS = 64  # per rank, that no step has covered yet
@@ -278,11 +279,16 @@ class Ledger:
             found.accounts[_ABORTED] = found.total
         else:
             mean = found.total / len(steps)
-            mean_like, like = min((*self._references, *self._long), key=lambda known: abs(known[0] - mean))
+            mean_like, like = self._most_like(mean)
             found.like = like.step
             _split_rest(found, steps, mean_like, _scale(like, found))
         if all(is_watched(status) for status in statuses):
             self.watched_ns += found.total
+
+    def _most_like(self, mean: float) -> tuple[float, StepSplit]:
+        """The watched step, with its mean duration, that one of which only that is known is split like."""
+        known = [(age, one) for kept in (self._references, self._long) for age, one in enumerate(reversed(kept))]
+        return min(known, key=lambda at: abs(at[1][0] - mean) + PER_OLDER * mean * at[0])[1]
 
     def _add_gaps(self, steps: Iterable[Step], pauses: Mapping[int, Pauses]) -> None:
         """What lies between a rank's step before and this one: a validation, a checkpoint, or steps that never came."""

@@ -212,15 +212,40 @@ class Diagnosis:
         return True
 
     def _end(self, started: Collection[int]) -> None:
-        """Closes what is over. If nothing else of the rank has started, other figures may show what is left of it."""
+        """Closes what is over, unless it turns out to be a part of what another figure shows of the rank.
+
+        If nothing else of the rank has started, other figures may show what is left of it.
+        """
         for key, late in list(self._late.items()):
             group = self._groups.get(key[0])
-            if not late.streak.open or group is None or group.streaks.get(key[1]) is not late.streak:
-                self._close(key)
-                if key[1] not in started:
-                    for watch, other in self._groups.items():
-                        if (watch, key[1]) not in self._late:
-                            other.release(key[1], late.streak.until)
+            if late.streak.open and group is not None and group.streaks.get(key[1]) is late.streak:
+                continue
+            if (heir := self._heir(key, late)) is not None:
+                del self._late[key]
+                heir[1].catch_up(self._splits, self._recent)
+                heir[1].cause = late.cause
+                self._late[heir[0], key[1]] = heir[1]
+                continue
+            self._close(key)
+            if key[1] not in started:
+                for watch, other in self._groups.items():
+                    if (watch, key[1]) not in self._late:
+                        other.release(key[1], late.streak.until)
+
+    def _heir(self, key: tuple[_Watch, int], late: LateRank) -> tuple[_Watch, LateRank] | None:
+        """What now is known better, or another figure shows of the rank, if that began no later and goes on."""
+        over, best = late.streak, None
+        for watch in (key[0], *self._groups):
+            group = self._groups.get(watch)
+            streak = None if group is None else group.streaks.get(key[1])
+            if streak is None or group is None or streak.until < over.until:
+                continue
+            if watch == key[0] and streak.since <= over.until:
+                return watch, LateRank(streak, group.ranks)
+            wider = streak.since <= over.since and streak.until > over.until
+            if wider and (watch, key[1]) not in self._late and (best is None or streak.count > best[1].streak.count):
+                best = watch, LateRank(streak, group.ranks)
+        return best
 
     def _close(self, key: tuple[_Watch, int]) -> None:
         late = self._late.pop(key)

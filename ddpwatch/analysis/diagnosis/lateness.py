@@ -33,11 +33,13 @@ from ddpwatch.analysis.diagnosis.noise import (
 from ddpwatch.analysis.diagnosis.onset import onset
 from ddpwatch.analysis.diagnosis.streak import (
     MOST_RHYTHM,
+    OFTEN,
     RHYTHM_LIKELY,
     RHYTHM_STRUCK,
     RHYTHMS,
     Rhythm,
     Streak,
+    likely_share,
     newest_run,
     rhythm,
     shift,
@@ -53,6 +55,7 @@ MEMORY_AFTER = 16  # newest steps that do not count for how long noise lasts: a 
 CALM_STEPS = 64  # the same, of half as many steps at most; and steps that show well how long noise lasts
 MEMORY_STEPS = 128
 KEEP_STRUCK = 32
+LOOK_BACK = (6, 8, 12, 16, 24, 32, 48, 64)  # late steps of a streak: since when they come is then known better
 MEMORY_EVERY = 16  # steps
 MOST_COMPARED = 16  # ranks whose noise shows how long it lasts
 ASSUMED_MEMORY = 6.0  # before it is known
@@ -294,10 +297,34 @@ class GroupLateness:
         for rank, streak in list(self.streaks.items()):
             struck = streak.add(number, late[self._positions[rank]], low)
             if not streak.open:
-                self._forget(self._positions[rank], self.streaks.pop(rank), streak.until)
-            elif struck and streak.count % CHANGE_EVERY == 0:
+                del self.streaks[rank]
+                if not streak.shifted or not self._goes_on(streak):
+                    self._forget(self._positions[rank], streak, streak.until)
+                continue
+            if struck and streak.count in LOOK_BACK and streak.count < OFTEN * streak.watched:
+                self._look_back(streak)
+            if struck and streak.count % CHANGE_EVERY == 0 and self.streaks[rank] is streak:
                 self._look_for_a_change(streak)
         return [index for index in found if self.ranks[index] not in self.streaks]
+
+    def _look_back(self, streak: Streak) -> None:
+        """More late steps of a rank that is late now and then may show that it was late before, too."""
+        again = self._open(self._positions[streak.rank], streak.typical_ns, streak.rhythm)
+        if again is None or not again.lasts or again.since >= streak.since:
+            self.streaks[streak.rank] = streak
+        else:
+            again.named, again.changed = streak.named, streak.changed
+
+    def _goes_on(self, streak: Streak) -> bool:
+        """Whether a rank that is no longer late in every step has been late now and then since: that is one streak."""
+        index, low = self._positions[streak.rank], self.low_ns
+        values = [row.late[index] for row in self._rows if row.step >= streak.since and row.late[index] > low]
+        again = self._open(index, median(values), self._rhythm(index, KEEP_STEPS, RHYTHM_LIKELY)) if values else None
+        if again is not None and again.lasts and again.since <= streak.until < again.until:
+            again.named, again.changed = streak.named, streak.changed
+            return True
+        self.streaks.pop(streak.rank, None)
+        return False
 
     def _look_for_a_change(self, streak: Streak) -> None:
         """If the rank is far later than before, or far more often late, what began then is a streak of its own."""
@@ -540,7 +567,7 @@ class GroupLateness:
         first = late.index(True)
         streak.since = streak.until = on[first].step
         if rhythmic is None:
-            streak.expected = sum(late) / (len(late) - first)
+            streak.expected = likely_share(sum(late), len(late) - first)
         for row in rows:
             if row.step >= streak.since:
                 streak.add(row.step, row.late[index], low)

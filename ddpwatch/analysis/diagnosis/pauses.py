@@ -38,7 +38,17 @@ _RECURRING = frozenset(PAUSE_PHASES.values())
 
 @dataclass(slots=True)
 class _Pause:
-    """A pause, or one that recurs."""
+    """A pause, or one that recurs. Times in ns.
+
+    Attributes:
+        cost_ns: Of those in watched steps. Of others, it is estimated (`whole_cost_ns`).
+        seen_ns, unseen_ns: How long a rank's marks lasted in watched steps, and in others.
+        unseen_cost_ns: What others waited at most in those.
+        span_ns: From the start to the end of the step of a stall.
+        unusual: Whether it is beyond the tail of the job's other steps.
+        denied: Whether the machine did not let the job run for most of it.
+        incident: Once somebody asked, until it strikes again.
+    """
 
     ranks: tuple[int, ...]
     phase: str
@@ -49,11 +59,14 @@ class _Pause:
     cost_ns: int = 0
     ranks_in_run: int = 1
     unwatched: bool = False
-    span_ns: tuple[int, int] = (0, 0)  # of the step of a stall
+    seen_ns: int = 0
+    unseen_ns: int = 0
+    unseen_cost_ns: int = 0
+    span_ns: tuple[int, int] = (0, 0)
     device: DeviceCause | None = None
-    unusual: bool = True  # beyond the tail of the job's other steps
-    denied: bool = False  # the machine did not let the job run for most of it
-    incident: Incident | None = None  # once somebody asked, until it strikes again
+    unusual: bool = True
+    denied: bool = False
+    incident: Incident | None = None
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
 
     def add(self, step: int, excess_ns: int, cost_ns: int) -> None:
@@ -63,6 +76,22 @@ class _Pause:
         self.excess_ns += excess_ns
         self.cost_ns += cost_ns
         self.incident = None
+
+    def add_mark(self, step: int, ns: int, cost_ns: int, *, seen: bool) -> None:
+        """Takes what a rank's mark says, and what others waited for it."""
+        self.add(step, ns, cost_ns if seen else 0)
+        if seen:
+            self.seen_ns += ns
+        else:
+            self.unseen_ns += ns
+            self.unseen_cost_ns += cost_ns
+
+    @property
+    def whole_cost_ns(self) -> int:
+        """In an unwatched step, a mark costs as much of its length as in watched ones."""
+        if not self.seen_ns:
+            return self.cost_ns + self.unseen_cost_ns
+        return self.cost_ns * (self.seen_ns + self.unseen_ns) // self.seen_ns
 
     def merge(self, other: _Pause) -> None:
         """Takes another one of the same ranks, perhaps in another phase."""
@@ -125,9 +154,10 @@ class Pauses:
         """All that were found."""
         for pause in self._fresh:
             self._explain(pause)
-        for pause in self._found:
+        found = [pause for pause in self._found if pause.whole_cost_ns]
+        for pause in found:
             pause.incident = pause.incident or _incident(pause)
-        return [pause.incident for pause in self._found if pause.incident is not None]
+        return [pause.incident for pause in found if pause.incident is not None]
 
     def _add_marked(self, facts: StepFacts) -> None:
         """What marks explain: of all ranks at once, or of the one that is waited for."""
@@ -138,9 +168,10 @@ class Pauses:
                 self._recurring((), phase, step).add(step, max(paused.values()), sum(paused.values()))
                 continue
             for rank, ns in paused.items():
-                cost = min(split.waits.get(rank, 0), ns * (len(facts.across) - 1))
-                if cost:
-                    self._recurring((rank,), phase, step).add(step, ns, cost)
+                others = len(facts.across) - 1
+                due = min(ns, _lead(facts, rank)) if facts.across.counted else ns
+                cost = min(split.waits.get(rank, 0), others * due)
+                self._recurring((rank,), phase, step).add_mark(step, ns, cost, seen=facts.across.counted)
 
     def _add_stall(self, facts: StepFacts, excess: int, late: Iterable[LateRank], unusual: bool) -> None:
         """A single step that took far longer than others, and that no mark explains."""
@@ -205,7 +236,7 @@ class Pauses:
     def _keep(self, pause: _Pause) -> _Pause:
         self._found.append(pause)
         if len(self._found) > KEEP_PAUSES:
-            least = min(self._found[:-1], key=lambda found: found.cost_ns)
+            least = min(self._found[:-1], key=lambda found: found.whole_cost_ns)
             self._found.remove(least)
             self._denied = [one for one in self._denied if one is not least]
         return pause
@@ -220,6 +251,13 @@ def _cost(facts: StepFacts, ranks: Sequence[int], excess: int) -> int:
         return facts.split.waits.get(ranks[0], 0)
     usual = across.longest_ns - excess
     return sum(max(0, step.duration_ns - usual) for rank, step in across.ranks.items() if rank not in ranks)
+
+
+def _lead(facts: StepFacts, rank: int) -> int:
+    """How much later a rank launched than the last one of its peers (ns); 0 if another one did."""
+    late = facts.across.skew.late
+    others = [late[peer] for peer in facts.across.skew.peers.get(rank, ()) if peer != rank]
+    return max(0, late[rank] - max(others)) if rank in late and others else 0
 
 
 def _longest_phase(facts: StepFacts, excess: int) -> str:
@@ -246,7 +284,7 @@ def _incident(pause: _Pause) -> Incident:
         until_step=pause.steps[-1],
         steps=pause.count,
         period=_regular(pause.steps),
-        cost_ns=pause.cost_ns,
+        cost_ns=pause.whole_cost_ns,
         evidence={
             "longest_ms": pause.longest_ns / NS_PER_MS,
             "ranks": pause.ranks_in_run,
@@ -258,7 +296,7 @@ def _incident(pause: _Pause) -> Incident:
 
 
 def _mean(pause: _Pause) -> float:
-    return pause.cost_ns / pause.count
+    return pause.whole_cost_ns / pause.count
 
 
 def _regular(steps: Sequence[int]) -> int | None:

@@ -16,6 +16,7 @@ END_SCORE, END_SCORE_RARE = 4.0, 6.0  # what a streak may lose before it is over
 SETTLED_STREAK = 16  # watched steps, from where on its share of late steps is what is expected of it
 KEEP_VALUES = 512  # newest watched steps that a streak remembers
 TYPICAL_STEPS = 32  # newest late steps: what is typical of a streak
+CAUTIOUS = 1.5  # standard errors (Wilson's), by which a share of late steps is taken to be less than what was seen
 OFTEN, SELDOM = 0.8, 0.5  # shares of late steps: of one that is late all the time, and of one that is now and then
 CONSTANT_QUANTILE = 0.4  # of all deviations in a streak: if that is far from 0, nearly every step is late
 CONSTANT_SHARE = 0.25  # of what is typical of its late steps
@@ -122,12 +123,17 @@ class Streak:
             self.watched, self.pending = self.watched + self.pending, 0
             self.count, self._late = self.count + self._late, 0
             if self.watched >= SETTLED_STREAK and self.rhythm is None:
-                self.expected = self.count / self.watched
+                self.expected = likely_share(self.count, self.watched)
             if self.count % 4 == 1 and not self.shifted:
                 self.typical_ns = median(islice(self._typical_values(), TYPICAL_STEPS))
-        elif self._best - self._score >= (END_SCORE_RARE if self.rhythm else end_score(self.expected)):
+        elif not self.lasts:
             self.open = False
         return late
+
+    @property
+    def lasts(self) -> bool:
+        """Whether its newest steps do not show that it is over."""
+        return self._best - self._score < (END_SCORE_RARE if self.rhythm else end_score(self.expected))
 
     @property
     def _noise(self) -> float:
@@ -318,6 +324,18 @@ def _folded(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[int
         double = folded[2 * period]
         folded[period] = list(map(add, double[:period], double[period:]))
     yield from sorted(folded.items())
+
+
+def likely_share(late: int, steps: int) -> float:
+    """The share of late steps to expect of a rank: at least, where it is late now and then.
+
+    It was found, and its share is counted, when it had been late more often than it mostly is.
+    """
+    share, z2 = late / steps, CAUTIOUS**2
+    if share >= OFTEN:
+        return share
+    spread = CAUTIOUS * (share * (1 - share) / steps + z2 / (4 * steps**2)) ** 0.5
+    return (share + z2 / (2 * steps) - spread) / (1 + z2 / steps)
 
 
 def end_score(expected: float) -> float:

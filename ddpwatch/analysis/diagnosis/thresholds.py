@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 EXPOSED_SHARE = 0.10  # of a step
-INPUT_SHARE = 0.045  # of a step
+INPUT_SHARE = 0.04  # of a step
 WORTH_SHARE = 0.01  # of a step: a late rank that costs less is no warning
 
 ENOUGH_STEPS = 8  # for a first verdict
