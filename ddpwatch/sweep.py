@@ -126,6 +126,7 @@ class Sweep:
             if len(sizes) >= FEWEST_SIZES and self._too_long(sizes[-1], nbytes, started):
                 break
             sizes.append(self._size(nbytes))
+        power_sgd = {f"powersgd-{rank}": self._power_sgd(rank) for rank in POWERSGD_RANKS}
         return Wire(
             backend=str(dist.get_backend()),
             world_size=dist.get_world_size(),
@@ -135,7 +136,8 @@ class Sweep:
             sizes=sizes,
             compute_beside=self._compute_beside(),
             encode_ns_per_byte={name: self._cast(dtype) for name, dtype in _CASTS}
-            | {f"powersgd-{rank}": self._power_sgd(rank) for rank in POWERSGD_RANKS},
+            | {name: sum(parts) for name, parts in power_sgd.items()},
+            launch_share={name: parts[0] / sum(parts) for name, parts in power_sgd.items() if sum(parts)},
         )
 
     def _too_long(self, before: WireSize, nbytes: int, started: float) -> bool:
@@ -236,22 +238,34 @@ class Sweep:
 
         return self._ns_per_byte(there_and_back, full)
 
-    def _power_sgd(self, rank: int) -> float:
-        """Ns per byte of gradient for what torch's PowerSGD hook computes for square matrices, its error included."""
+    def _power_sgd(self, rank: int) -> tuple[float, float]:
+        """Ns per byte of gradient for what torch's PowerSGD hook computes for square matrices, its error included.
+
+        The first number is what it does before the first all-reduce, on the thread that launches it; the second is the
+        rest.
+        """
         full = self._buffers[0][: HOOK_BYTES // 4]
         rows = math.isqrt(min(len(full), BUCKET_BYTES // 4))
         gradients = full[: len(full) // rows**2 * rows**2].view(-1, 1, rows, rows)
         errors = torch.zeros_like(gradients)
-        right = torch.ones(1, rows, rank, device=self._device)
+        left, right = (torch.rand(1, rows, rank, device=self._device) for _ in range(2))
+        kept = gradients.clone()
 
-        def there_and_back() -> None:
-            kept = gradients.add_(errors).clone()
+        def orthogonal(factor: torch.Tensor) -> torch.Tensor:
+            return factor.copy_(torch.linalg.qr(factor).Q)  # its memory stays contiguous: products differ by factors
+
+        def before() -> None:
+            kept.copy_(gradients.add_(errors))
             for matrix in gradients:
-                left = torch.linalg.qr(torch.bmm(matrix, right)).Q
-                torch.bmm(left, torch.bmm(matrix.transpose(1, 2), left).transpose(1, 2), out=matrix)
+                torch.bmm(matrix, orthogonal(right), out=left)
+
+        def after() -> None:
+            for matrix in gradients:
+                torch.bmm(matrix.transpose(1, 2), orthogonal(left), out=right)
+                torch.bmm(left, right.transpose(1, 2), out=matrix)
             torch.sub(kept, gradients, out=errors)
 
-        return self._ns_per_byte(there_and_back, gradients)
+        return self._ns_per_byte(before, gradients), self._ns_per_byte(after, gradients)
 
     def _ns_per_byte(self, call: Callable[[], object], gradients: torch.Tensor) -> float:
         taken = [self._timed(call) for _ in range(5)]

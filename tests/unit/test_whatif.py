@@ -103,9 +103,9 @@ def test_power_sgd_costs_what_a_sweep_found_for_its_rank() -> None:
 
 
 def fitted_cost(hook: str, known: dict[str, float]) -> float:
-    """Ns that a hook computes for a byte, which on CPUs compute pays for."""
+    """Ns that a hook computes for a byte, which compute pays for where cores are taken."""
     recorded = GLOO.recorded()
-    physics = fit(recorded, wire(encode_ns_per_byte=known))
+    physics = replace(fit(recorded, wire(encode_ns_per_byte=known)), contended=1.0)
     found = plan(recorded, physics, Change(hook=hook))
     return sum(found.encode) / sum(found.sizes)
 
@@ -212,12 +212,22 @@ def test_the_products_of_power_sgd_cost_the_host() -> None:
     assert [2 * each for each in one_column] == pytest.approx(more)
 
 
-def test_a_gpu_computes_half_of_power_sgd_after_the_launch() -> None:
-    recorded = JOB.recorded()
-    physics, change = fit(recorded), Change(hook="powersgd-2")
-    on_cpu, on_gpu = (plan(one, physics, change) for one in (recorded, replace(recorded, gpu=True)))
-    assert [2 * each for each in on_gpu.encode] == pytest.approx(on_cpu.encode)
-    assert all(more > less for more, less in zip(on_gpu.works, on_cpu.works, strict=True))
+def test_where_cores_are_free_compute_pays_only_for_what_power_sgd_does_before_the_launch() -> None:
+    recorded, change = JOB.recorded(), Change(hook="powersgd-2")
+    physics = replace(fit(recorded), thin_launch=0.25)
+    crowded, free = (plan(recorded, replace(physics, contended=share), change) for share in (1.0, 0.0))
+    assert [4 * each for each in free.encode] == pytest.approx(crowded.encode)
+    spared = [(e - less) for e, less in zip(crowded.encode, free.encode, strict=True)]
+    later = [more - less for more, less in zip(free.works, crowded.works, strict=True)]
+    assert later == pytest.approx(spared)
+
+
+def test_whether_threads_compete_for_cores_shows_in_what_slows_compute() -> None:
+    slowed = GLOO.but(speeds=Speeds(2, 0.5, 0.2, 0.0), wire_jitter=0.2).recorded()
+    assert fit(slowed).contended == 1
+    assert fit(replace(slowed, gpu=True)).contended == 0
+    assert fit(JOB.recorded()).contended == pytest.approx(0, abs=0.2)
+    assert fit(JOB.recorded(), wire(launch_share={"powersgd-2": 0.1})).thin_launch == 0.1
 
 
 def test_half_the_bytes() -> None:

@@ -44,6 +44,8 @@ COPIES_PER_CAST = 2.0  # a cast there and back costs about as much as so many co
 COPIES_PER_THIN = 20.0  # and so do PowerSGD's products, with the copies and sums around them
 CAST_DOUBT = 0.6  # of either
 LIKELY_RANK_ONE = 0.5  # of PowerSGD's cost with more: a product with a vector is faster than one with a thin matrix
+LIKELY_LAUNCH = 0.4  # of PowerSGD's cost that comes before its first all-reduce: two of five passes over the gradients
+CONTENDED = 0.15  # how much longer compute takes beside collectives where threads of a rank compete for cores
 QUARTERS = 4
 MOST_LINK = 2.0  # share of a collective's time: over 1 where the job's collectives seem faster than the link
 LINK_DOUBT = 0.6  # standard error of the link's share, as a share of what is not known of it
@@ -74,6 +76,8 @@ class Physics:
         bf16: What a cast to bf16 takes, as a multiple of that.
         thin: ns that PowerSGD takes for a byte of gradient, there and back, besides its collectives.
         rank_one: What it takes with rank 1, as a multiple of that.
+        thin_launch: The share of that which comes before the first all-reduce, on the thread that launches it.
+        contended: From 0 to 1: whether what other threads of a rank compute takes cores from its compute.
         copy: ns that DDP takes to copy a byte back after the wait.
         lag: ns from a bucket's last gradient to its launch.
     """
@@ -88,6 +92,8 @@ class Physics:
     bf16: float
     thin: Guess
     rank_one: float
+    thin_launch: float
+    contended: float
     copy: float
     lag: float
 
@@ -204,6 +210,8 @@ def fit(recorded: Recorded, wire: Wire | None = None) -> Physics:
         bf16=(wire and wire.cost_ratio("bf16", "fp16")) or 1.0,
         thin=_hook_cost("powersgd-2", wire) or _copies(COPIES_PER_THIN, copy, recorded.gpu),
         rank_one=(wire and wire.cost_ratio("powersgd-1", "powersgd-2")) or LIKELY_RANK_ONE,
+        thin_launch=LIKELY_LAUNCH if wire is None else wire.launch_share.get("powersgd-2", LIKELY_LAUNCH),
+        contended=0.0 if recorded.gpu else min(1.0, max(0.0, compute.value) / CONTENDED),
         copy=copy,
         lag=_lag(recorded),
     )

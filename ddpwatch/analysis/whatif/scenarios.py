@@ -235,13 +235,15 @@ def _power_sgd(units: Sequence[Parameter], rank: int) -> list[float]:
 def _casts(recorded: Recorded, physics: Physics, change: Change) -> tuple[float, float]:
     """Ns per byte that a hook costs compute before the launch, and the wire's thread after it.
 
-    PowerSGD's products on CPUs want the cores that compute has, on whichever thread they run: compute pays for all.
+    Of PowerSGD's products, compute pays for those before the first all-reduce, and for the others as far as they want
+    the cores that it has.
     """
     if not change.hook:
         return 0.0, 0.0
     if change.powersgd_rank:
         cost = physics.thin.value * (physics.rank_one if change.powersgd_rank == 1 else 1.0)
-        return (cost / 2, cost / 2) if recorded.gpu else (cost, 0.0)
+        beside = cost * (1 - physics.thin_launch) * (1 - physics.contended)
+        return cost - beside, beside
     cost = physics.cast.value * (physics.bf16 if change.hook == "bf16" else 1.0)
     return cost / 2, cost / 2
 

@@ -34,7 +34,8 @@ class Wire(msgspec.Struct, kw_only=True):
     """All of ``wire.json``.
 
     ``compute_beside`` is how many times longer compute takes beside an all-reduce, ``encode_ns_per_byte`` what a comm
-    hook spends on a byte of gradient, there and back (``fp16``, ``bf16``, ``powersgd-1``, ``powersgd-2``).
+    hook spends on a byte of gradient, there and back (``fp16``, ``bf16``, ``powersgd-1``, ``powersgd-2``), and
+    ``launch_share`` what share of that comes before its first all-reduce (``powersgd-1``, ``powersgd-2``).
     """
 
     version: int = WIRE_VERSION
@@ -46,6 +47,7 @@ class Wire(msgspec.Struct, kw_only=True):
     sizes: Annotated[list[WireSize], Meta(min_length=2, max_length=1000)]
     compute_beside: Annotated[float, Meta(ge=1, le=100)] | None = None
     encode_ns_per_byte: dict[str, Annotated[float, Meta(ge=0, le=1e6)]] = {}
+    launch_share: dict[str, Annotated[float, Meta(ge=0, le=1)]] = {}
 
     def cost_ratio(self, hook: str, other: str) -> float | None:
         """How many times longer a hook takes for a byte than another; None if either was not measured."""
