@@ -165,13 +165,13 @@ class Pauses:
         for phase in _RECURRING:
             paused = {rank: phases[phase] for rank, phases in split.pauses.items() if phases.get(phase)}
             if len(paused) > 1 and len(paused) == len(facts.across):
-                self._recurring((), phase, step).add(step, max(paused.values()), sum(paused.values()))
+                self._recurring((), phase, facts).add(step, max(paused.values()), sum(paused.values()))
                 continue
             for rank, ns in paused.items():
                 others = len(facts.across) - 1
                 due = min(ns, _lead(facts, rank)) if facts.across.counted else ns
                 cost = min(split.waits.get(rank, 0), others * due)
-                self._recurring((rank,), phase, step).add_mark(step, ns, cost, seen=facts.across.counted)
+                self._recurring((rank,), phase, facts).add_mark(step, ns, cost, seen=facts.across.counted)
 
     def _add_stall(self, facts: StepFacts, excess: int, late: Iterable[LateRank], unusual: bool) -> None:
         """A single step that took far longer than others, and that no mark explains."""
@@ -229,9 +229,9 @@ class Pauses:
             known.merge(pause)
             self._found = [one for one in self._found if one is not pause]
 
-    def _recurring(self, ranks: tuple[int, ...], phase: str, step: int) -> _Pause:
+    def _recurring(self, ranks: tuple[int, ...], phase: str, facts: StepFacts) -> _Pause:
         known = (pause for pause in self._found if pause.ranks == ranks and pause.phase == phase)
-        return next(known, None) or self._keep(_Pause(ranks, phase, step))
+        return next(known, None) or self._keep(_Pause(ranks, phase, facts.across.step, ranks_in_run=len(facts.across)))
 
     def _keep(self, pause: _Pause) -> _Pause:
         self._found.append(pause)
@@ -272,7 +272,7 @@ def _incident(pause: _Pause) -> Incident:
     recurs = pause.phase == "gc" and pause.count > REGULAR_AFTER
     planned = pause.phase in PLANNED
     usual = not pause.unusual or pause.denied
-    minor = pause.phase == "gc" and pause.longest_ns < PAUSE_NS and (not recurs or _mean(pause) < WORTH_NS)
+    minor = pause.phase == "gc" and (_mean(pause) < WORTH_NS if recurs else _waited(pause) < PAUSE_NS)
     return Incident(
         kind="intermittent" if recurs else "pause",
         severity="info" if planned or minor or usual else "warning",
@@ -297,6 +297,11 @@ def _incident(pause: _Pause) -> Incident:
 
 def _mean(pause: _Pause) -> float:
     return pause.whole_cost_ns / pause.count
+
+
+def _waited(pause: _Pause) -> float:
+    """How long each rank waited for it, or was in it."""
+    return pause.whole_cost_ns / max(1, pause.ranks_in_run - len(pause.ranks))
 
 
 def _regular(steps: Sequence[int]) -> int | None:

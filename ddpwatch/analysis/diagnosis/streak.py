@@ -334,7 +334,7 @@ def likely_share(late: int, steps: int) -> float:
     share, z2 = late / steps, CAUTIOUS**2
     if share >= OFTEN:
         return share
-    spread = CAUTIOUS * (share * (1 - share) / steps + z2 / (4 * steps**2)) ** 0.5
+    spread: float = CAUTIOUS * (share * (1 - share) / steps + z2 / (4 * steps**2)) ** 0.5
     return (share + z2 / (2 * steps) - spread) / (1 + z2 / steps)
 
 
