@@ -292,6 +292,7 @@ def _exposed(job: Job, since: int, dice: np.random.Generator) -> None:
 
 def _slow_link(job: Job, since: int, dice: np.random.Generator) -> None:
     _slow_wire(job, since, ("slow_link", "exposed_comm"))
+    job.truths[-1].slack = max(16, job.shape.watched_period * job.shape.full_period)  # transfers show in full steps
 
 
 def _gc(job: Job, since: int, dice: np.random.Generator) -> None:

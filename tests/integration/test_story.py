@@ -32,7 +32,7 @@ HEALTHY = 300  # steps without trouble
 INJECTED_MS = 80  # of lateness, or more
 CHANCE_MS = 4  # of lateness without trouble: it counts as noise, and the more of that, the later a rank is named
 ENOUGH = 8  # steps that show what a median of 16 says
-# What an incident is worth: a tenth of the step exposed, 4.5 % spent on input, a pause of 250 ms, 3 s without progress.
+# What an incident is worth: a tenth of the step exposed, 4 % spent on input, a pause of 250 ms, 3 s without progress.
 # Half of that has to be in the ranks' stamps; and a quarter of the lateness that a finding adds up to, as it may be the
 # lateness of a phase, of which half has to make the rank late.
 SHARE, STUCK_NS, PAUSE_NS, LATE_PART = 0.02, 1.5e9, 125e6, 0.25

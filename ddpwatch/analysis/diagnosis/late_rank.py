@@ -99,15 +99,20 @@ class LateRank:
         if streak.constant:
             if (line := self._growing()) is not None:
                 return sum(min(waits.ns, max(0.0, self._others * line.at(waits.step))) for waits in steps)
-            return sum(min(waits.ns, max(0.0, limit)) for waits in steps)
+            return self._as_usual(steps, [waits for waits in self._kept if waits.watched], max(0.0, limit))
         if period is not None:
             residues = Counter(waits.step % period for waits in self._kept if waits.late and waits.watched)
             residue = residues.most_common(1)[0][0] if residues else 0
             struck = [waits for waits in steps if waits.step % period == residue]
-            seen = [min(waits.ns, limit) for waits in self._kept if waits.watched and waits.step % period == residue]
-            each = fmean(seen) if seen else 0.0
-            return sum(min(waits.ns, limit) if waits.watched else each for waits in struck)
+            seen = [waits for waits in self._kept if waits.watched and waits.step % period == residue]
+            return self._as_usual(struck, seen, limit)
         return (1 - streak.by_chance) * sum(min(waits.ns, limit) for waits in steps if waits.late)
+
+    @staticmethod
+    def _as_usual(steps: Iterable[_Waits], seen: Sequence[_Waits], limit: float) -> float:
+        """What steps that it makes late cost: an unwatched one as much as the mean watched one."""
+        each = fmean(min(waits.ns, limit) for waits in seen) if seen else 0.0
+        return sum(min(waits.ns, limit) if waits.watched else each for waits in steps)
 
     @property
     def gain(self) -> float | None:

@@ -55,6 +55,7 @@ MEMORY_AFTER = 16  # newest steps that do not count for how long noise lasts: a 
 CALM_STEPS = 64  # the same, of half as many steps at most; and steps that show well how long noise lasts
 MEMORY_STEPS = 128
 KEEP_STRUCK = 32
+OUTLIER = 4.0  # times what is typical of a streak: such a late step is not one of it
 LOOK_BACK = (6, 8, 12, 16, 24, 32, 48, 64)  # late steps of a streak: since when they come is then known better
 MEMORY_EVERY = 16  # steps
 MOST_COMPARED = 16  # ranks whose noise shows how long it lasts
@@ -305,6 +306,8 @@ class GroupLateness:
                 self._look_back(streak)
             if struck and streak.count % CHANGE_EVERY == 0 and self.streaks[rank] is streak:
                 self._look_for_a_change(streak)
+            if late[self._positions[rank]] > OUTLIER * streak.typical_ns and self.streaks[rank] is streak:
+                self._look_for_outliers(streak)
         return [index for index in found if self.ranks[index] not in self.streaks]
 
     def _look_back(self, streak: Streak) -> None:
@@ -333,7 +336,24 @@ class GroupLateness:
         since = change(values, self.low_ns) if values else None
         if since is None or (self._bias and self._shows_better(values, since)):
             return
-        late = [value for step, value, struck in values if step >= since and struck]
+        self._change(streak, since, [value for step, value, struck in values if step >= since and struck])
+
+    def _look_for_outliers(self, streak: Streak) -> None:
+        """If the rank is several times later again and again than it typically is, that is a streak of its own."""
+        index, limit = self._positions[streak.rank], OUTLIER * streak.typical_ns
+        threshold = next((at for at in reversed(THRESHOLDS) if at.at(self.scale_ns, self.step_ns) <= limit), None)
+        rows = [row for row in reversed(self._rows) if row.step > self._over.get(index, -1)]
+        mask = sum(1 << age for age, row in enumerate(rows) if row.late[index] > limit)
+        if threshold is None or mask.bit_count() < FEWEST_LATE:
+            return
+        counts = alarm_counts(self._clean_rate(threshold, index), len(self.ranks))
+        steps = self._alarming(mask, counts, self._lasts(threshold))
+        if steps is not None:
+            late = [row for row in rows[:steps] if row.late[index] > limit]
+            self._change(streak, late[-1].step, [row.late[index] for row in late])
+
+    def _change(self, streak: Streak, since: int, late: Sequence[int]) -> None:
+        """Ends a streak, and starts another one that is so late, from that step on."""
         index = self._positions[streak.rank]
         before, self._over[index] = self._over.get(index, -1), since - 1
         changed = self._open(index, median(late)) if late else None

@@ -22,6 +22,7 @@ from ddpwatch.analysis.step import NS_PER_MS
 
 PAUSE_NS = 250_000_000  # longer than a usual step, at least
 WORTH_NS = 5_000_000  # rank-time that a collection costs, on average: less is no warning
+LONE_NS = 1_000_000_000  # what others wait for one that does not recur: less is no warning, as a job starts with one
 PAUSE_STEPS = 1.5  # in steps, longer than a usual step, at least
 WITHIN = 0.25  # a late rank's usual lateness, as a share of a pause: such a pause is part of its incident
 WINDOW = 64  # newest steps: what a usual step is
@@ -272,7 +273,7 @@ def _incident(pause: _Pause) -> Incident:
     recurs = pause.phase == "gc" and pause.count > REGULAR_AFTER
     planned = pause.phase in PLANNED
     usual = not pause.unusual or pause.denied
-    minor = pause.phase == "gc" and (_mean(pause) < WORTH_NS if recurs else _waited(pause) < PAUSE_NS)
+    minor = pause.phase == "gc" and (_mean(pause) < WORTH_NS if recurs else _waited(pause) < LONE_NS)
     return Incident(
         kind="intermittent" if recurs else "pause",
         severity="info" if planned or minor or usual else "warning",
