@@ -146,12 +146,14 @@ def busy_host(link: float, seed: int) -> Callable[[float], float]:
 
 
 def test_a_slower_link_does_not_slow_the_host() -> None:
-    """Were all of it the link's, a step would take nearly twice as long as it does."""
+    """Were all of it the link's, a step would take longer. How much is the link's is not known well enough for more."""
     job = JOB.but(cost=busy_host(1.0, 1), wire_jitter=0.0, cap_mib=4.0)
-    truth = job.but(cost=busy_host(0.05, 2), seed=2).step_ms
-    found = one(job, Change(link=0.05))
-    assert found.step_ms < 1.4 * truth
+    truth = job.but(cost=busy_host(0.75, 2), seed=2).step_ms
+    found = one(job, Change(link=0.75))
     assert found.low < truth < found.high
+    assert "no better than" in refused(WhatIf(job.recorded()), Change(link=0.05))
+    (with_sweep,) = WhatIf(job.recorded(), wire(backend="nccl")).ask([Change(link=0.05)])
+    assert with_sweep.step_ms > found.step_ms
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ddpwatch.analysis.whatif.assignment import MIB
 from ddpwatch.analysis.whatif.model import Physics, fit, noise, take_apart
 from ddpwatch.analysis.whatif.recorded import Recorded
 from ddpwatch.analysis.whatif.replay import Outcome, Replay
-from ddpwatch.analysis.whatif.scenarios import Change, own_time, plan, recorded_limits, refusal
+from ddpwatch.analysis.whatif.scenarios import SWEEP, Change, own_time, plan, recorded_limits, refusal
 from ddpwatch.analysis.whatif.wire import Wire
 from ddpwatch.analysis.whatif.wording import assumptions, code_of, name_of
 from ddpwatch.errors import UsageError
@@ -32,6 +32,7 @@ BUCKET_STEPS = 12_288  # at most so many buckets in them
 FEW_STEPS = 16  # played with a number that is off
 MODEL_ERROR = 0.15  # that the model may miss of the exposed communication that is new, or that is left of the old
 RUN_TO_RUN = 0.005  # by which two runs of one job differ
+MOST_GUESS = 0.10  # of the step: what a slower link that no sweep has measured may be off by (with 90 %)
 NOTABLE = 0.01  # of a step: from here on, something is worth a word
 
 
@@ -94,10 +95,13 @@ class WhatIf:
         found = []
         for change in changes:
             reason = refusal(self.recorded, self.physics, change)
-            if reason:
+            prediction = None if reason else self._predict(change)
+            if prediction is not None and change.link < 1 and self._wire is None:
+                reason = _too_wide(prediction)
+            if prediction is None or reason:
                 self.refused.append((name_of(change), reason))
             else:
-                found.append(self._predict(change))
+                found.append(prediction)
         return sorted(found, key=lambda prediction: prediction.step_ms)
 
     def _predict(self, change: Change) -> Prediction:
@@ -259,6 +263,12 @@ def sampling_error(before: Sequence[float], after: Sequence[float], recorded: in
         return 0.0
     differences = [b - a for b, a in zip(before, after, strict=True)]
     return math.sqrt((1 - played / recorded) / played) * stdev(differences)
+
+
+def _too_wide(prediction: Prediction) -> str:
+    """Why a slower link is not predicted; empty if it is. Where its own error is large, it is larger still."""
+    half = (prediction.gain_ms - prediction.gain_low_ms) / prediction.step_ms
+    return f"a slower link is known to no better than ± {100 * half:.0f} %; {SWEEP}" if half > MOST_GUESS else ""
 
 
 def _matters(number: str, change: Change) -> bool:
