@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from benchmarks.diagnosis_cases import Case, Kind, job_of
 from benchmarks.diagnosis_score import play
 from benchmarks.fleet_noise import NoiseKind
+from ddpwatch.analysis.diagnosis.lateness import GroupLateness
+
+MS = 1_000_000
 
 FAULTS: list[tuple[Kind, float, NoiseKind]] = [
     ("constant", 0.20, "uniform"),
@@ -40,3 +45,44 @@ def test_a_clear_fault_is_found_with_its_rank_and_cause(kind: Kind, size: float,
 @pytest.mark.parametrize("noise", ["quiet", "gauss", "uniform", "heavy"])
 def test_nobody_is_blamed_while_nothing_is_wrong(noise: NoiseKind) -> None:
     assert play(job_of(Case("clean", 0.0, 2, 0, noise))).others == []
+
+
+def test_a_rank_that_is_late_at_random_stays_one_incident() -> None:
+    """It was found in a cluster: then it is late less often than it was so far."""
+    result = play(job_of(Case("random", 0.20, 8, 3, "gauss")))
+    (incident,) = result.incidents
+    assert incident.until_step is not None and incident.until_step > 330
+    assert result.scores[0].cost == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize(("kind", "size", "world", "seed"), [("random", 0.5, 2, 2), ("periodic", 0.2, 8, 1)])
+def test_a_rank_that_seemed_to_be_late_in_every_step_has_no_second_incident(
+    kind: Kind, size: float, world: int, seed: int
+) -> None:
+    """Its mean showed it first, or another figure did, and from a stretch of many late steps."""
+    result = play(job_of(Case(kind, size, world, seed, "busy")))
+    assert [incident.kind for incident in result.incidents] == ["intermittent"]
+    assert result.scores[0].detected
+
+
+def test_unwatched_steps_are_split_like_those_around_them() -> None:
+    """As one rank is late after the other, by the same, older steps are as alike."""
+    for score in play(job_of(Case("moving", 0.50, 8, 0, "gauss"))).scores:
+        assert score.cost == pytest.approx(0, abs=0.12)
+
+
+def test_collections_cost_what_they_make_others_wait_and_count_from_the_first_on() -> None:
+    (score,) = play(job_of(Case("gc", 0.10, 8, 0, "busy"))).scores
+    assert score.detected and score.kind
+    assert score.cost == pytest.approx(0, abs=0.1)
+
+
+def test_late_steps_far_beyond_a_streak_are_another_one() -> None:
+    """A rank is late by 5 ms in many steps, and from step 400 on by 45 ms in every 7th."""
+    dice, lateness = random.Random(1), GroupLateness((0, 1))
+    for step in range(700):
+        late = (5 * MS if step >= 200 and step % 3 else 0) + (40 * MS if step >= 400 and step % 7 == 0 else 0)
+        lateness.add(step, [late + int(dice.gauss(0, MS)), int(dice.gauss(0, MS))], 85 * MS)
+    streak = lateness.streaks[0]
+    assert (streak.since, streak.period) == (406, 7)
+    assert streak.late_ns == pytest.approx(43 * MS, rel=0.1)
