@@ -51,7 +51,8 @@ def test_a_rank_that_is_late_at_random_stays_one_incident() -> None:
     """It was found in a cluster: then it is late less often than it was so far."""
     result = play(job_of(Case("random", 0.20, 8, 3, "gauss")))
     (incident,) = result.incidents
-    assert incident.until_step is not None and incident.until_step > 330
+    assert incident.until_step is not None
+    assert incident.until_step > 330
     assert result.scores[0].cost == pytest.approx(0, abs=0.1)
 
 
@@ -73,7 +74,8 @@ def test_unwatched_steps_are_split_like_those_around_them() -> None:
 
 def test_collections_cost_what_they_make_others_wait_and_count_from_the_first_on() -> None:
     (score,) = play(job_of(Case("gc", 0.10, 8, 0, "busy"))).scores
-    assert score.detected and score.kind
+    assert score.detected
+    assert score.kind
     assert score.cost == pytest.approx(0, abs=0.1)
 
 
