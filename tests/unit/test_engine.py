@@ -753,11 +753,11 @@ def test_noise_is_what_it_was_when_it_was_due_whenever_it_is_needed(world, fault
         launches[-1] += 40 * MS * (number in faulty)
         found, same = (one.add(number, launches, 100 * MS + number) for one in (always, rarely))
         assert [(streak.rank, streak.since) for streak in found] == [(streak.rank, streak.since) for streak in same]
-        always._estimate_memory()
-        assert always.scale_ns >= 0
+        always.noise.estimate_memory()
+        assert always.noise.scale_ns >= 0
         if number % 37 == 36:
-            rarely._estimate_memory()
-            assert (always.scale_ns, always._memory) == (rarely.scale_ns, rarely._memory)
+            rarely.noise.estimate_memory()
+            assert (always.noise.scale_ns, always.noise.memory) == (rarely.noise.scale_ns, rarely.noise.memory)
 
 
 def test_the_scale_of_noise_is_not_moved_by_faults():
@@ -773,7 +773,7 @@ def test_the_median_rank_does_not_make_noise_seem_small(world):
     rng, group = random.Random(world), GroupLateness(tuple(range(world)))
     for number in range(100):
         group.add(number, [int(rng.gauss(0, MS)) for _ in range(world)], 100 * MS)
-    assert 0.8 * MS < group.scale_ns < 2.0 * MS
+    assert 0.8 * MS < group.noise.scale_ns < 2.0 * MS
 
 
 @pytest.mark.parametrize(("world", "least"), [(2, 0.9), (8, 0.7)])
@@ -786,7 +786,7 @@ def test_the_scale_of_noise_that_lasts_is_known_from_what_changes(world, least):
         for number in range(96):
             level = [0.9 * value + rng.gauss(0, MS) * (1 - 0.9**2) ** 0.5 for value in level]
             group.add(number, list(map(int, level)), 100 * MS)
-            seen.append(group.scale_ns)
+            seen.append(group.noise.scale_ns)
         smallest.append(min(seen[40:]))
     assert median(smallest) > least * MS
 

@@ -18,6 +18,7 @@ KEEP_VALUES = 512  # newest watched steps that a streak remembers
 TYPICAL_STEPS = 32  # newest late steps: what is typical of a streak
 CAUTIOUS = 1.5  # standard errors (Wilson's), by which a share of late steps is taken to be less than what was seen
 OFTEN, SELDOM = 0.8, 0.5  # shares of late steps: of one that is late all the time, and of one that is now and then
+OUTLIER = 4.0  # times what is typical of a streak: such a late step is not one of it
 CONSTANT_QUANTILE = 0.4  # of all deviations in a streak: if that is far from 0, nearly every step is late
 CONSTANT_SHARE = 0.25  # of what is typical of its late steps
 SHIFT_MEDIAN = 0.5  # of the mean deviation: what the median is at least, if every step is late
@@ -139,6 +140,12 @@ class Streak:
     def _noise(self) -> float:
         """The share of its steps that would be late by chance: as many as are early by that much."""
         return min(self.expected, self._early / max(self._struck, SETTLED_STREAK))
+
+    @property
+    def outlier_ns(self) -> float:
+        """Steps that are later than this are not of its kind."""
+        newest = list(islice((value for _, value, late in reversed(self.values) if late), TYPICAL_STEPS))
+        return OUTLIER * max(self.typical_ns, median(newest) if self.shifted and newest else 0.0)
 
     @property
     def shifted(self) -> bool:
