@@ -144,8 +144,10 @@ class Streak:
     @property
     def outlier_ns(self) -> float:
         """Steps that are later than this are not of its kind."""
+        if not self.shifted:
+            return OUTLIER * self.typical_ns
         newest = list(islice((value for _, value, late in reversed(self.values) if late), TYPICAL_STEPS))
-        return OUTLIER * max(self.typical_ns, median(newest) if self.shifted and newest else 0.0)
+        return OUTLIER * max(self.typical_ns, median(newest) if newest else 0.0)
 
     @property
     def shifted(self) -> bool:
