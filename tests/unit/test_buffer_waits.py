@@ -8,7 +8,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import Shift
 from ddpwatch.analysis.diagnosis.buffers import NOBODY, waits_for_buffers
 from ddpwatch.analysis.step import buffer_waits, figures, named_stretches
-from ddpwatch.messages import Group, Message, Span, Step
+from ddpwatch.messages import Group, Mark, Message, Span, Step
 from tests.support.frames import MS, START_NS, STEP_MS, hello, layout, state_of, step
 
 STEPS = 40
@@ -59,6 +59,20 @@ def test_only_the_rank_that_they_wait_for_is_late(late: int, waits: dict[int, in
     accounts = {(account.name, account.rank): account.ns for account in diagnosis.lost().accounts}
     assert accounts["waiting", late] == STEPS * waited_ms * MS
     assert {rank for name, rank in accounts if name == "waiting"} == {late}
+
+
+def test_a_collection_costs_what_others_wait_for_buffers_meanwhile() -> None:
+    """Rank 0 collects in its wait for data, in every 8th step; nobody launches later than another one then."""
+    steps = []
+    for number in range(STEPS):
+        late = 40 if number % 8 == 7 else 0
+        ranks = [broadcasting(rank, number, 0 if rank else late, late if rank else 0, late) for rank in range(4)]
+        start = ranks[0].start_ns + MS
+        steps += [Mark(rank=0, kind="gc", name="", start_ns=start, end_ns=start + 40 * MS)] if late else []
+        steps += ranks
+    found = state_of([*(hello(rank, 4) for rank in range(4)), layout(), *steps]).diagnosis.incidents()
+    (collections,) = (one for one in found if one.phase == "gc")
+    assert (collections.ranks, collections.steps, collections.cost_ns) == ((0,), STEPS // 8, STEPS // 8 * 3 * 40 * MS)
 
 
 @pytest.mark.parametrize(("late_ms", "awaited"), [(10, NOBODY), (40, 2)])

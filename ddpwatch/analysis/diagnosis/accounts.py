@@ -74,6 +74,7 @@ class StepSplit:
         leads: By the rank that launched its group's last bucket last, how much later than the one before it; of a slow
             host, than the last one of another host.
         pauses: By rank, how long it paused since its step before, by phase.
+        held_up: By rank that paused, how much later it launched its group's last bucket than all others, at most.
         longest_ns: Duration on the slowest rank.
         start_ns, end_ns: Its earliest start and its latest end on any rank.
         like: The watched step that an unwatched one was split like.
@@ -89,6 +90,7 @@ class StepSplit:
     waits: dict[int, int] = field(default_factory=dict)
     leads: dict[int, int] = field(default_factory=dict)
     pauses: dict[int, dict[str, int]] = field(default_factory=dict)
+    held_up: dict[int, int] = field(default_factory=dict)
 
 
 class ExposedSplit(NamedTuple):

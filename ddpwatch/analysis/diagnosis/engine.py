@@ -155,6 +155,7 @@ class Diagnosis:
                 continue
             launches = _launches(across, ranks, key)
             if facts.split.pauses:  # these have a known reason
+                _note_held_up(facts.split, ranks, launches)
                 launches = [at - facts.paused_ns(rank) for at, rank in zip(launches, ranks, strict=True)]
             late = self._lateness((group, LATENESS), ranks)
             self._lead(facts.split, ranks, launches, late.streaks)
@@ -384,6 +385,14 @@ _waits = attrgetter("waits")
 
 def _gain(incident: Incident) -> float:
     return incident.gain or 0.0
+
+
+def _note_held_up(split: StepSplit, ranks: Sequence[int], launches: Sequence[int]) -> None:
+    """Notes how much later those that paused launched than all others."""
+    ordered = sorted(launches)
+    for rank, at in zip(ranks, launches, strict=True):
+        if rank in split.pauses and at == ordered[-1]:
+            split.held_up[rank] = max(split.held_up.get(rank, 0), at - ordered[-2])
 
 
 def _launches(across: StepAcrossRanks, ranks: Sequence[int], key: BucketKey) -> list[int]:

@@ -170,7 +170,7 @@ class Pauses:
                 continue
             for rank, ns in paused.items():
                 others = len(facts.across) - 1
-                due = min(ns, _lead(facts, rank)) if facts.across.counted else ns
+                due = min(ns, split.held_up.get(rank, 0)) if facts.across.counted else ns
                 cost = min(split.waits.get(rank, 0), others * due)
                 self._recurring((rank,), phase, facts).add_mark(step, ns, cost, seen=facts.across.counted)
 
@@ -252,13 +252,6 @@ def _cost(facts: StepFacts, ranks: Sequence[int], excess: int) -> int:
         return facts.split.waits.get(ranks[0], 0)
     usual = across.longest_ns - excess
     return sum(max(0, step.duration_ns - usual) for rank, step in across.ranks.items() if rank not in ranks)
-
-
-def _lead(facts: StepFacts, rank: int) -> int:
-    """How much later a rank launched than the last one of its peers (ns); 0 if another one did."""
-    late = facts.across.skew.late
-    others = [late[peer] for peer in facts.across.skew.peers.get(rank, ()) if peer != rank]
-    return max(0, late[rank] - max(others)) if rank in late and others else 0
 
 
 def _longest_phase(facts: StepFacts, excess: int) -> str:
