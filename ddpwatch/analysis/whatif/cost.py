@@ -21,6 +21,7 @@ KNOT_DOUBT = 0.03  # of a knot, besides its standard error, when a slope is take
 # What is likely before anything is seen, as standard deviations: of the latency (ns), and of the rate of one size, or
 # above the largest (as a share of the rate of all).
 LATENCY_PRIOR_NS, RATE_PRIOR = 2e6, 0.05
+LATENCY_DOUBT = 0.5  # of it: what a line through two sizes leaves at zero bytes may be what bytes take
 GLOO_THREADS = 2
 FEWEST_PAIRS = 20
 MOST_LOSS = 0.67  # three times as long
@@ -88,7 +89,8 @@ class Curve:
         first = self.knots[0]
         likely = Expected(first.work / first.nbytes, LATENCY_PRIOR_NS / first.nbytes)
         slope, doubt = _slope(first, self.knots[1], likely)
-        return min(first.work, max(0.0, first.work - slope * first.nbytes)), doubt * first.nbytes
+        best = min(first.work, max(0.0, first.work - slope * first.nbytes))
+        return best, math.hypot(doubt * first.nbytes, LATENCY_DOUBT * best)
 
     def work(self, nbytes: float) -> float:
         """What a collective of this size takes alone."""

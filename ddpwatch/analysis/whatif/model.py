@@ -32,7 +32,7 @@ SEGMENTS = 16  # of a backward, to see whether communication slows it
 MOST_SLOWDOWN = 2.0
 PRIOR_SLOWDOWN = 0.25  # standard deviation of what is likely before anything is seen
 BUCKETS_TO_COMPARE = 5  # with fewer, a slow wire looks like the slowdown of the buckets at the end
-UNSEEN_COMM_SLOWDOWN = 0.1
+UNSEEN_SLOWDOWN = 0.1
 SWEEP_DOUBT = 0.5  # of a sweep's slowdown: its compute and its traffic are not the job's
 SHARINGS = tuple(0.5 + 0.02 * n for n in range(26))
 LIKELY_SHARING, SHARING_PRIOR = 0.5, 0.05  # before anything is seen: all of a full wire, and its standard error
@@ -298,7 +298,7 @@ def comm_slowdown(
     """
     expected = compute.value or None if wire is None else wire.slowdown
     if len(sizes) < BUCKETS_TO_COMPARE:
-        return _combined(None, expected, UNSEEN_COMM_SLOWDOWN)
+        return _combined(None, expected, UNSEEN_SLOWDOWN)
     usual = [max(1.0, fmean(column)) for column in zip(*map(_lengths, seen), strict=True)]
     panel: Panel = []
     for step in seen:
@@ -308,7 +308,7 @@ def comm_slowdown(
             for start, length in zip(step.starts, usual, strict=True)
         ]
         panel.append(list(zip(hidden, works, strict=True)))
-    return _combined(slowdown_of([panel]), expected, UNSEEN_COMM_SLOWDOWN)
+    return _combined(slowdown_of([panel]), expected, UNSEEN_SLOWDOWN)
 
 
 def _lengths(step: Wired) -> list[float]:
@@ -320,7 +320,7 @@ def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | No
     """Compares equal stretches of a backward, in steps where communication covered more or less of them."""
     expected = None if wire is None or wire.compute_beside is None else wire.compute_beside - 1
     if not recorded.by_parameter or recorded.gpu:
-        return _combined(None, expected)
+        return _combined(None, expected, UNSEEN_SLOWDOWN)
     bounds = sorted({round(i * (len(recorded.units) - 1) / SEGMENTS) for i in range(SEGMENTS + 1)})
     panels: list[Panel] = [[] for _ in recorded.ranks]
     for step, on_wire in zip(recorded.steps, seen, strict=True):
@@ -329,7 +329,7 @@ def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | No
             marks = [at for bound in bounds if (at := row.fires[bound]) is not None]
             if len(marks) == len(bounds) and all(b > a for a, b in pairwise(marks)):
                 panels[rank].append(_covered(marks, quiet.worked(marks)))
-    return _combined(slowdown_of(panels), expected)
+    return _combined(slowdown_of(panels), expected, UNSEEN_SLOWDOWN)
 
 
 def _covered(marks: Sequence[float], alone: Sequence[float]) -> list[tuple[float, float]]:
