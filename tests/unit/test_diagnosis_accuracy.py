@@ -9,6 +9,7 @@ import pytest
 from benchmarks.diagnosis_cases import Case, Kind, job_of
 from benchmarks.diagnosis_score import play
 from benchmarks.fleet_noise import NoiseKind
+from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.lateness import GroupLateness
 
 MS = 1_000_000
@@ -88,3 +89,13 @@ def test_late_steps_far_beyond_a_streak_are_another_one() -> None:
     streak = lateness.streaks[0]
     assert (streak.since, streak.period) == (406, 7)
     assert streak.late_ns == pytest.approx(43 * MS, rel=0.1)
+
+
+def test_incidents_are_the_same_whenever_somebody_asks() -> None:
+    job = job_of(Case("two", 0.20, 4, 0, "uniform"))
+    asked, once = Diagnosis(job.fleet.names), Diagnosis(job.fleet.names)
+    for played in job.fleet.play():
+        for diagnosis in (asked, once):
+            diagnosis.add_step(job.fleet.across(played))
+        asked.incidents()
+    assert asked.incidents() == once.incidents() != []

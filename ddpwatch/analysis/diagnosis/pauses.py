@@ -155,7 +155,7 @@ class Pauses:
         """All that were found."""
         for pause in self._fresh:
             self._explain(pause)
-        found = [pause for pause in self._found if pause.whole_cost_ns]
+        found = [pause for pause in self._found if pause.whole_cost_ns or not (pause.seen_ns or pause.unseen_ns)]
         for pause in found:
             pause.incident = pause.incident or _incident(pause)
         return [pause.incident for pause in found if pause.incident is not None]

@@ -15,6 +15,7 @@ from ddpwatch.analysis.diagnosis.trend import Trend
 END_SCORE, END_SCORE_RARE = 4.0, 6.0  # what a streak may lose before it is over; where less than half is late
 SETTLED_STREAK = 16  # watched steps, from where on its share of late steps is what is expected of it
 KEEP_VALUES = 512  # newest watched steps that a streak remembers
+SHAPE_STEPS = 32  # watched ones, that its shape may be behind at most
 TYPICAL_STEPS = 32  # newest late steps: what is typical of a streak
 CAUTIOUS = 1.5  # standard errors (Wilson's), by which a share of late steps is taken to be less than what was seen
 OFTEN, SELDOM = 0.8, 0.5  # shares of late steps: of one that is late all the time, and of one that is now and then
@@ -99,7 +100,9 @@ class Streak:
     _early: int = 0  # those of them that were early by as much as late ones are late
     _score: float = 0.0
     _best: float = 0.0
-    _shape: tuple[int, bool, float, int | None] = (-1, True, 0.0, None)
+    _due: int = 0  # watched steps, from which on its shape is to be worked out again
+    _noted: tuple[int, int, float] = (0, -1, 0.0)  # from what: ``watched``, ``until`` and ``typical_ns`` then
+    _shape: tuple[tuple[int, int, float], bool, float, int | None] = ((-1, -1, 0.0), True, 0.0, None)
 
     def limit(self, low: float) -> float:
         """How late a step has to be, to belong to it."""
@@ -127,9 +130,17 @@ class Streak:
                 self.expected = likely_share(self.count, self.watched)
             if self.count % 4 == 1 and not self.shifted:
                 self.typical_ns = median(islice(self._typical_values(), TYPICAL_STEPS))
+            if self.watched >= self._due:
+                self._note()
         elif not self.lasts:
             self.open = False
+            self._note()
         return late
+
+    def _note(self) -> None:
+        """Its shape is that of its steps up to now, whenever somebody asks: all see the same."""
+        self._noted = self.watched, self.until, self.typical_ns
+        self._due = self.watched + max(1, min(SHAPE_STEPS, self.watched // 16))
 
     @property
     def lasts(self) -> bool:
@@ -171,6 +182,7 @@ class Streak:
             self.values.pop()
         self.until = max((number for number, _, late in self.values if late), default=self.since)
         self.open, self.dissolved = False, self.named >= step
+        self._note()
 
     def late_in(self, step: int) -> int | None:
         """By how much it was late in one of the newest watched steps; None if it was not."""
@@ -214,26 +226,27 @@ class Streak:
         late = sum(late for _, _, late in self.values)
         return min(1.0, sum(value <= -limit for _, value, _ in self.values) / late) if late and limit > 0 else 0.0
 
-    def _rhythmic_period(self, values: Sequence[tuple[int, int, bool]]) -> int | None:
+    def _rhythmic_period(self, values: Sequence[tuple[int, int, bool]], typical_ns: float) -> int | None:
         """The period that shows in all of its steps, where late ones alone show none."""
         if self.rhythm is not None and not self.shifted:
             return self.rhythm.period
-        found = rhythm([value[:2] for value in values], 2 * self.typical_ns, RHYTHM_LIKELY)
+        found = rhythm([value[:2] for value in values], 2 * typical_ns, RHYTHM_LIKELY)
         return None if found is None else found.period
 
-    def _described(self) -> tuple[int, bool, float, int | None]:
-        """What follows from its values, computed again when there are a few more."""
-        if self.watched >= self._shape[0] + max(1, self.watched // 16) or self._shape[0] > self.watched:
-            values = [value for value in self.values if value[0] <= self.until]
+    def _described(self) -> tuple[tuple[int, int, float], bool, float, int | None]:
+        """What follows from its steps, worked out again when there are a few more."""
+        if self._shape[0] != self._noted:
+            _, until, typical = self._noted
+            values = [value for value in self.values if value[0] <= until][SHAPE_STEPS - KEEP_VALUES :]
             ordered = sorted(value for _, value, _ in values)
             low = ordered[int(CONSTANT_QUANTILE * len(ordered))] if ordered else 0
-            period = find_period(values, self.typical_ns)  # also where most steps that are watched are late ones
-            constant = self.rhythm is None and period is None and low >= CONSTANT_SHARE * self.typical_ns
+            period = find_period(values, typical)  # also where most steps that are watched are late ones
+            constant = self.rhythm is None and period is None and low >= CONSTANT_SHARE * typical
             if not constant and period is None:
-                period = self._rhythmic_period(values)
+                period = self._rhythmic_period(values, typical)
                 constant = self.shifted and period is None
-            late = float(median(ordered)) if constant and ordered else self.typical_ns
-            self._shape = self.watched, constant, late, period
+            late = float(median(ordered)) if constant and ordered else typical
+            self._shape = self._noted, constant, late, period
         return self._shape
 
 
