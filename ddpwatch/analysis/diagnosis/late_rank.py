@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -93,25 +93,28 @@ class LateRank:
             self._cost_ns = int(self._older_ns + self._due_to_it(self._kept))
         return self._cost_ns
 
-    def _due_to_it(self, steps: Iterable[_Waits]) -> float:
+    def _due_to_it(self, steps: Collection[_Waits]) -> float:
         """Without it, the next rank would have been the last one, or it would: earlier by as much as it is late."""
         streak, limit, period = self.streak, self._others * self.streak.late_ns, self.streak.period
         if streak.constant:
             if (line := self._growing()) is not None:
                 return sum(min(waits.ns, max(0.0, self._others * line.at(waits.step))) for waits in steps)
-            return self._as_usual(steps, [waits for waits in self._kept if waits.watched], max(0.0, limit))
+            return self._as_usual(steps, (waits for waits in self._kept if waits.watched), max(0.0, limit))
         if period is not None:
             residues = Counter(waits.step % period for waits in self._kept if waits.late and waits.watched)
             residue = residues.most_common(1)[0][0] if residues else 0
             struck = [waits for waits in steps if waits.step % period == residue]
-            seen = [waits for waits in self._kept if waits.watched and waits.step % period == residue]
+            seen = (waits for waits in self._kept if waits.watched and waits.step % period == residue)
             return self._as_usual(struck, seen, limit)
         return (1 - streak.by_chance) * sum(min(waits.ns, limit) for waits in steps if waits.late)
 
     @staticmethod
-    def _as_usual(steps: Iterable[_Waits], seen: Sequence[_Waits], limit: float) -> float:
+    def _as_usual(steps: Collection[_Waits], seen: Iterable[_Waits], limit: float) -> float:
         """What steps that it makes late cost: an unwatched one as much as the mean watched one."""
-        each = fmean(min(waits.ns, limit) for waits in seen) if seen else 0.0
+        if all(waits.watched for waits in steps):
+            return sum(min(waits.ns, limit) for waits in steps)
+        usual = [min(waits.ns, limit) for waits in seen]
+        each = fmean(usual) if usual else 0.0
         return sum(min(waits.ns, limit) if waits.watched else each for waits in steps)
 
     @property
