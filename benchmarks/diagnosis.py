@@ -14,7 +14,9 @@ without the fault.
 
 The columns:
     detected       an incident of that kind, at that time
-    oracle         how many a test would find that knows the rank, the phase, the steps, the size and the noise
+    search         how many a test would find that knows the phase, the size and the noise, but not the rank and the
+                   steps: it compares how likely what was watched is with a mixture of them all, and without a fault
+    oracle         the same of a test that knows these as well
     rank, cause    of those: the right rank; the right phase
     layer          of faults in the backward: the incident's parameter is one of the layer
     period         within one step
@@ -314,7 +316,7 @@ def as_json(found: Found, rows: Sequence[Row]) -> dict[str, Any]:
             "kind": one.kind, "size": one.size, "noise": one.noise, "detected": one.score.detected,
             "rank": one.score.rank, "cause": one.score.cause, "layer": one.score.layer, "period": one.score.period,
             "word": one.score.kind, "alarm": one.score.alarm, "pieces": one.score.pieces,
-            "named_after": one.score.named_after, "oracle": one.score.oracle, "oracle_soon": one.score.oracle_soon,
+            "named_after": one.score.named_after, "oracle": one.score.oracle and one.score.oracle._asdict(),
             "cost_error": one.score.cost,
             "strength": one.score.strength,
         }

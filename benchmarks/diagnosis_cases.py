@@ -5,12 +5,25 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.fleet import BUCKETS, LAYER_PARAMS, PARAMS, TRANSFER, Disturbance, Fleet, Shape, has_hooks, zeros
+from benchmarks.fleet import (
+    BACKWARD,
+    BUCKETS,
+    LAYER_PARAMS,
+    PARAMS,
+    TRANSFER,
+    Disturbance,
+    Fleet,
+    Shape,
+    has_hooks,
+    zeros,
+)
 from benchmarks.fleet_noise import NOISES, Noise, NoiseKind
 
 Kind = Literal[
@@ -52,7 +65,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Case:
-    """One made-up job. ``size`` is the fault's, as a share of a step."""
+    """One made-up job. ``size`` is the fault's, as a share of a step as it takes place, noise and waits included."""
 
     kind: Kind
     size: float
@@ -107,6 +120,12 @@ class Job:
     def fleet(self) -> Fleet:
         """The job as it takes place."""
         return Fleet(self.shape, self.disturbance)
+
+    @cached_property
+    def usual_ns(self) -> float:
+        """A step before anything goes wrong: the median of the slowest rank's."""
+        steps = islice(Fleet(self.shape).play(), SETTLED_STEP)
+        return float(np.median([(played.end - played.start).max() for played in steps]))
 
     @property
     def undisturbed(self) -> Fleet:
@@ -196,7 +215,7 @@ def _strike(
 
 
 def _ns(job: Job) -> int:
-    return int(job.case.size * job.shape.step_ns)
+    return int(job.case.size * job.usual_ns)
 
 
 def _any_rank(job: Job, dice: np.random.Generator) -> int:
@@ -280,8 +299,8 @@ def _slow_input_all(job: Job, since: int, dice: np.random.Generator) -> None:
 
 def _slow_wire(job: Job, since: int, kinds: tuple[str, ...]) -> None:
     """A wire that leaves ``size`` of a step exposed: the first bucket waits for its gradients, then all travel."""
-    spacing = 0.55 / BUCKETS
-    job.disturbance.wire[since:] = (job.case.size + 0.55 - spacing) / BUCKETS / TRANSFER
+    hidden = BACKWARD * (1 - 1 / BUCKETS)
+    job.disturbance.wire[since:] = (_ns(job) / job.shape.step_ns + hidden) / BUCKETS / TRANSFER
     steps = np.arange(since, job.shape.steps)
     job.truths.append(Truth(kinds, steps, phases=("exposed_comm", ""), cost_of="transfer"))
 

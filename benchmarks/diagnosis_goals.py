@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import quantiles
 
+from benchmarks.diagnosis_oracle import Powers
 from benchmarks.diagnosis_score import SOON_STEPS, Score
 from ddpwatch.report.format import table
 
@@ -15,8 +17,9 @@ COUNTED_SIZE = 0.05  # of a step: what is smaller is shown, and does not count
 NAMED_SIZE = 0.10
 HANG_S = 10
 STRENGTHS = (4, 6, 8, 12, 20)
-FINDABLE = 0.99  # chance of the oracle
+FINDABLE = 0.99  # chance of a test
 STALLS = ("stall", "stop")
+SEARCH, ORACLE = attrgetter("searching"), attrgetter("told")
 COST_SHARE = 0.9  # of the faults whose stated cost must be within the goal
 
 
@@ -73,8 +76,8 @@ def _share(hits: Iterable[bool | None]) -> str:
 # -- tables --------------------------------------------------------------------------------------------------
 
 COLUMNS = [
-    "faults", "detected %", "oracle %", "rank %", "cause %", "layer %", "period %", "word %", "pieces", "named after",
-    "p99", "cost p50", "|cost| p90",
+    "faults", "detected %", "search %", "oracle %", "rank %", "cause %", "layer %", "period %", "word %", "pieces",
+    "named after", "p99", "cost p50", "|cost| p90",
 ]  # fmt: skip
 
 
@@ -120,7 +123,8 @@ def _cells(scores: Sequence[Score]) -> list[str]:
     costs = [score.cost for score in found if score.cost is not None]
     pieces = [score.pieces for score in found if score.pieces]
     return [
-        str(len(scores)), _share(score.detected for score in scores), _oracle(scores),
+        str(len(scores)), _share(score.detected for score in scores),
+        _chance(scores, SEARCH), _chance(scores, ORACLE),
         _share(score.rank for score in found), _share(score.cause for score in found),
         _share(score.layer for score in found), _share(score.period for score in found),
         _share(score.kind for score in found if score.rank), f"{sum(pieces) / len(pieces):.1f}" if pieces else "–",
@@ -130,11 +134,11 @@ def _cells(scores: Sequence[Score]) -> list[str]:
     ]  # fmt: skip
 
 
-def _oracle(scores: Sequence[Score]) -> str:
-    """What share of faults the oracle would find; those that it is not asked about count as found."""
+def _chance(scores: Sequence[Score], test: Callable[[Powers], float]) -> str:
+    """What share of faults a test would find; those that it is not asked about count as found."""
     if all(score.oracle is None for score in scores):
         return "–"
-    return f"{100 * sum(1.0 if score.oracle is None else score.oracle for score in scores) / len(scores):.1f}"
+    return f"{100 * sum(1.0 if score.oracle is None else test(score.oracle) for score in scores) / len(scores):.1f}"
 
 
 @dataclass(frozen=True)
@@ -162,14 +166,17 @@ def goals_table(rows: Iterable[Row]) -> list[str]:
 def goal_rows(judged: Iterable[Judged], goals: Goals) -> list[Row]:
     """What faults show, against the goals. Faults that are not detected count as not named right in no row but one."""
     counted = [one for one in judged if counts(one)]
-    found = [one.score for one in counted if one.score.detected]
+    scores = [one.score for one in counted]
+    found = [score for score in scores if score.detected]
     right = [score.rank and score.cause is not False for score in found]
     layers = [score.layer for score in found if score.layer is not None]
     periods = [bool(one.score.period) for one in counted if one.score.truth.period is not None]
     return [
         _share_row("detection, faults ≥ 5 % of a step", [one.score.detected for one in counted], goals.detected),
-        _oracle_row([one.score for one in counted]),
-        _share_row("detection of what the oracle finds in 99 %", _findable(counted), goals.detected),
+        _chance_row("the same, of a search that knows phase, size and noise", scores, SEARCH),
+        _chance_row("the same, of an oracle that also knows rank and steps", scores, ORACLE),
+        _share_row("detection of what the search finds with 99 %", _findable(scores, SEARCH), goals.detected),
+        _share_row("detection of what the oracle finds with 99 %", _findable(scores, ORACLE), goals.detected),
         _share_row("rank and cause right, of those", right, goals.cause),
         _share_row("layer right (backward faults)", layers, goals.layer),
         _named_row([one.score for one in counted if one.kind == "constant" and one.size >= NAMED_SIZE], goals),
@@ -190,14 +197,13 @@ def _share_row(name: str, hits: Sequence[bool], goal: float | None) -> Row:
     return Row(name, to_reach, f"{100 * share:.2f} %", len(hits), interval, met)
 
 
-def _oracle_row(scores: Sequence[Score]) -> Row:
-    share = _oracle(scores)
-    return Row("the same, of an oracle", "–", "–" if share == "–" else f"{share} %", len(scores), "–", None)
+def _chance_row(name: str, scores: Sequence[Score], test: Callable[[Powers], float]) -> Row:
+    share = _chance(scores, test)
+    return Row(name, "–", "–" if share == "–" else f"{share} %", len(scores), "–", None)
 
 
-def _findable(judged: Iterable[Judged]) -> list[bool]:
-    scores = [one.score for one in judged]
-    return [score.detected for score in scores if score.oracle is None or score.oracle >= FINDABLE]
+def _findable(scores: Sequence[Score], test: Callable[[Powers], float]) -> list[bool]:
+    return [score.detected for score in scores if score.oracle is None or test(score.oracle) >= FINDABLE]
 
 
 def _named_row(scores: Sequence[Score], goals: Goals) -> Row:
@@ -210,8 +216,9 @@ def _named_row(scores: Sequence[Score], goals: Goals) -> Row:
     low, high = wilson(in_time, len(steps))
     late = sorted(steps)[math.ceil(0.99 * len(steps)) - 1]
     measured = f"p50 {sorted(steps)[len(steps) // 2]:.0f}, p99 {late:.0f}, in time {100 * in_time / len(steps):.1f} %"
-    if known := [score.oracle_soon for score in scores if score.oracle_soon is not None]:
-        measured += f" (an oracle {100 * sum(known) / len(known):.1f} %)"
+    if any(score.oracle is not None for score in scores):
+        search, oracle = (_chance(scores, attrgetter(test)) for test in ("searching_soon", "told_soon"))
+        measured += f" (the search {search} %, the oracle {oracle} %)"
     return Row(name, goal, measured, len(steps), f"{100 * low:.1f} … {100 * high:.1f} %", late <= goals.named_steps)
 
 

@@ -1,13 +1,21 @@
-"""What any test could find: an oracle that knows the rank, the phase, the struck steps and by how much, and the noise.
+"""What tests could find that know a fault's phase and size, and the noise, and are as seldom wrong as the engine.
 
-It compares two hypotheses, "this fault" and "none", by the likelihood of what was watched, and is falsely alarmed as
-often as the engine allows itself to be. The engine knows none of that, and looks at every rank after every step. Where
-the oracle misses a fault, it is too small for its noise.
+By Neyman and Pearson, no test is more powerful than one that compares the likelihoods of what was watched under two
+hypotheses, "this fault" and "none":
+
+- *The oracle* knows the rank and the struck steps. What it misses is too small for its noise.
+- *The search* does not: its "this fault" is a mixture of all ranks, and of all starts of a constant fault, all rhythms
+  of a periodic one, all choices of steps of one at random. What it misses nobody finds who is not told where to look.
+
+Neither knows the noise's tails, as nobody does. The engine knows neither phase, size, nor noise, and looks after every
+step.
 """
 
 from __future__ import annotations
 
-from statistics import NormalDist
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,68 +23,166 @@ import numpy.typing as npt
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS
 
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
-LASTING = 0.25  # correlation of successive steps, from where on the oracle takes it into account
-BINS = 8  # classes of shift size
+LASTING = 0.25  # correlation of successive steps, from where on a test takes it into account
 MOST_SAMPLES = 4000
-ELSEWHERE = 1e-3  # share of the noise that may lie anywhere, as nobody knows a density's tails
+ELSEWHERE = 1e-3  # share of the noise that may lie anywhere
+PERIODS = range(2, 17)
+PLAYS = 1000  # made-up stretches, from which the power of a test is counted
 
 
-def power(shift: Floats, noise: Floats, rank: int) -> float:
-    """The chance that the oracle finds a fault.
+@dataclass(frozen=True)
+class Figure:
+    """A figure of one rank in its watched steps.
+
+    Attributes:
+        shift: By how much the fault raises it, per step.
+        noise: The same steps of all ranks without the fault, and maybe others: steps × ranks.
+        rank: Which one.
+        steps: Their numbers.
+    """
+
+    shift: Floats
+    noise: Floats
+    rank: int
+    steps: npt.NDArray[np.int64]
+
+    def until(self, struck: int) -> Figure:
+        """The same up to so many struck steps."""
+        kept = np.cumsum(self.shift != 0) <= struck
+        return Figure(self.shift[kept], self.noise, self.rank, self.steps[kept])
+
+
+class Powers(NamedTuple):
+    """The chances to find a fault, and to find it from its first struck steps: of the oracle, and of the search."""
+
+    told: float
+    told_soon: float
+    searching: float
+    searching_soon: float
+
+
+def powers(figures: Iterable[Figure], since: int, periodic: bool, soon: int) -> Powers:
+    """By the figure that shows the fault best.
 
     Args:
-        shift: By how much each watched step of the rank is later.
-        noise: The same steps of all ranks without the fault.
-        rank: Which one.
+        figures: Those that may show it.
+        since: The first step that it strikes.
+        periodic: It strikes in a rhythm. Otherwise it strikes every step, or some at random.
+        soon: How many struck steps are the first ones.
     """
-    if not shift.any():
-        return 0.0
-    if not noise[:, rank].std():
-        return 1.0
-    own = noise[:, rank] - noise[:, rank].mean()
-    kept = float((own[1:] * own[:-1]).sum() / (own * own).sum()) if len(own) > 2 else 0.0
-    if kept > LASTING:
-        innovations = np.diff(np.concatenate([[0.0], shift])) + (1 - kept) * np.concatenate([[0.0], shift[:-1]])
-        strength = float(np.sqrt((innovations**2).sum() / (own.var() * (1 - kept**2))))
-        return NormalDist().cdf(strength - _limit())
-    return _independent(shift, noise)
+    found = []
+    for figure in figures:
+        whole, early = (_powers(part, since, periodic) for part in (figure, figure.until(soon)))
+        found.append((whole[0], early[0], whole[1], early[1]))
+    return Powers(*map(max, zip(*found, strict=True)))
 
 
-def soon(shift: Floats, steps: int) -> Floats:
-    """The shift up to so many struck steps."""
-    return np.asarray(shift[np.cumsum(shift != 0) <= steps])
+def _powers(figure: Figure, since: int, periodic: bool) -> tuple[float, float]:
+    """Of the oracle, and of the search."""
+    struck, after = figure.shift != 0, figure.steps >= since
+    if not struck.any():
+        return 0.0, 0.0
+    if not figure.noise[:, figure.rank].std():
+        return 1.0, 1.0
+    size = float(np.sqrt((figure.shift[struck] ** 2).mean()))
+    stretches, ranks = _Stretches(figure.noise, figure.rank, size, struck), figure.noise.shape[1]
+    told = stretches.power(struck[None], FALSE_ALARMS)
+    if struck[after].all():
+        patterns = np.triu(np.ones((len(struck), len(struck)), np.bool_))
+    elif periodic:
+        rhythms = [(period, residue) for period in PERIODS for residue in range(period)]
+        patterns = np.array([after & ((figure.steps - since) % period == residue) for period, residue in rhythms])
+    elif stretches.kept:
+        patterns = struck[None]  # of noise that lasts, the mixture is too large: as if the steps were known
+    else:
+        return told, stretches.power_at_random(after, FALSE_ALARMS / ranks)
+    return told, stretches.power(patterns, FALSE_ALARMS / ranks)
 
 
-def _independent(shift: Floats, noise: Floats) -> float:
-    """Of noise that is independent from step to step, by its density."""
-    samples = (noise - np.median(noise, axis=0)).ravel()
-    samples = samples[:: max(1, len(samples) // MOST_SAMPLES)]
+class _Stretches:
+    """Made-up stretches of one rank with a fault, to count how often a test finds it.
+
+    A test compares Λ, the ratio of the likelihoods, with a threshold t, so that P(Λ > t) without a fault is what it may
+    be wrong in: of n ranks, 1/n of that, as it is one rank whose Λ is large. P(Λ > t) is E[1(Λ > t) / Λ] over stretches
+    with faults drawn from the mixture. Noise that lasts is a first-order autoregression; what is new in each step is
+    compared.
+
+    Attributes:
+        kept: The correlation of successive steps; 0 where that may be chance.
+    """
+
+    def __init__(self, noise: Floats, rank: int, size: float, struck: Flags) -> None:
+        own = noise[:, rank] - noise[:, rank].mean()
+        kept = float((own[1:] * own[:-1]).sum() / (own * own).sum()) if len(own) > 2 else 0.0
+        self.kept = kept if kept > LASTING else 0.0
+        self._size, self._struck = size, struck
+        self._dice = np.random.default_rng(len(struck))
+        new = noise[1:] - self.kept * noise[:-1] if self.kept else noise
+        samples = (new - np.median(new, axis=0)).ravel()
+        self._samples = samples[:: max(1, len(samples) // MOST_SAMPLES)]
+        self._middles, self._logs = _density(self._samples, abs(size))
+
+    def power(self, patterns: Flags, alarms: float) -> float:
+        """The chance to find the fault, for a test that takes these patterns (each × steps) to be equally likely."""
+        drawn = patterns[self._dice.integers(len(patterns), size=PLAYS)]
+        parts = _changes(patterns)
+        found = []
+        for hit in (np.broadcast_to(self._struck, drawn.shape), drawn):
+            values = self._noise() + sum(by * part for by, part in zip(self._sizes(), _changes(hit), strict=True))
+            logs = sum(self._ratios(values, by) @ part.T for by, part in zip(self._sizes(), parts, strict=True))
+            found.append(np.logaddexp.reduce(logs, axis=1) - np.log(len(patterns)))
+        return _beyond(found[0], found[1], alarms)
+
+    def power_at_random(self, after: Flags, alarms: float) -> float:
+        """The same for a test that knows how often the fault strikes, since when, and not in which steps."""
+        share = float(self._struck.sum() / after.sum())
+        drawn = after & (self._dice.random((PLAYS, len(after))) < share)
+        found = []
+        for hit in (self._struck, drawn):
+            ratios = self._ratios(self._noise() + self._size * hit, self._size)[:, after]
+            found.append(np.logaddexp(np.log1p(-share), np.log(share) + ratios).sum(axis=1))
+        return _beyond(found[0], found[1], alarms)
+
+    def _noise(self) -> Floats:
+        return self._dice.choice(self._samples, (PLAYS, len(self._struck)))
+
+    def _sizes(self) -> tuple[float, float, float]:
+        """What is new in a step that is struck after one that is not, in one after another one, and in one after."""
+        return self._size, self._size * (1 - self.kept), -self._size * self.kept
+
+    def _ratios(self, values: Floats, by: float) -> Floats:
+        """How much likelier values are if they are raised by that; logarithms."""
+        shifted, usual = (np.interp(at, self._middles, self._logs) for at in (values - by, values))
+        return np.asarray(shifted - usual)
+
+
+def _changes(patterns: Flags) -> tuple[Floats, Floats, Floats]:
+    """Which steps are struck after one that is not, after one that is, and which are not after one that is."""
+    before = np.concatenate([np.zeros_like(patterns[:, :1]), patterns[:, :-1]], axis=1)
+    found = (patterns & ~before, patterns & before, ~patterns & before)
+    first, going, over = (part.astype(np.float64) for part in found)
+    return first, going, over
+
+
+def _density(samples: Floats, reach: float) -> tuple[Floats, Floats]:
+    """The logarithm of how likely noise is, but for a constant, at values in between: a smoothed histogram."""
     spread = float(samples.std())
-    reach = float(np.abs(samples).max() + np.abs(shift).max() + spread)
+    reach += float(np.abs(samples).max() + spread)
     edges = np.linspace(-reach, reach, 4001)
     counts = np.histogram(samples, edges)[0].astype(np.float64)
     width = edges[1] - edges[0]
-    deviations = np.arange(-400, 401) * width
     quartiles = np.percentile(samples, [25, 75])
-    bandwidth = max(width, 0.9 * min(spread, (quartiles[1] - quartiles[0]) / 1.34) * len(samples) ** -0.2)
-    kernel = np.exp(-0.5 * (deviations / bandwidth) ** 2)
+    bandwidth = 0.9 * min(spread, (quartiles[1] - quartiles[0]) / 1.34) * len(samples) ** -0.2
+    kernel = np.exp(-0.5 * (np.arange(-400, 401) * width / max(width, bandwidth)) ** 2)
     density = np.convolve(counts, kernel / kernel.sum(), "same")
     logs = np.log((1 - ELSEWHERE) * density / density.sum() + ELSEWHERE / len(density))
-    middles = (edges[1:] + edges[:-1]) / 2
-    struck = shift[shift != 0]
-    groups = np.array_split(np.sort(struck), min(BINS, len(struck)))
-    with_fault = without = spread_with = spread_without = 0.0
-    for group in groups:
-        size = float(group.mean())
-        usual, later, earlier = (np.interp(samples + by, middles, logs) for by in (0.0, size, -size))
-        ratios, ratios_without = usual - later, earlier - usual
-        with_fault, without = with_fault + len(group) * ratios.mean(), without + len(group) * ratios_without.mean()
-        spread_with += len(group) * float(ratios.var())
-        spread_without += len(group) * float(ratios_without.var())
-    lead = with_fault - without - _limit() * spread_without**0.5
-    return NormalDist().cdf(lead / spread_with**0.5) if spread_with else float(lead > 0)
+    return (edges[1:] + edges[:-1]) / 2, np.asarray(logs)
 
 
-def _limit() -> float:
-    return NormalDist().inv_cdf(1 - FALSE_ALARMS)
+def _beyond(known: Floats, mixed: Floats, alarms: float) -> float:
+    """The share of ``known`` beyond the threshold that ``alarms`` allows; ``mixed`` are drawn from the mixture."""
+    ordered = np.sort(mixed)[::-1]
+    allowed = int(np.searchsorted(np.cumsum(np.exp(-ordered)) / len(ordered), alarms, side="right"))
+    return float((known >= ordered[max(0, allowed - 1)]).mean())

@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.diagnosis_cases import Truth
 from benchmarks.diagnosis_goals import COUNTED_SIZE, Judged
 from benchmarks.diagnosis_job import LAYERS, Stretch
-from benchmarks.diagnosis_oracle import Floats, power, soon
+from benchmarks.diagnosis_oracle import Figure, Floats, Powers, powers
 from benchmarks.diagnosis_score import SOON_STEPS, Score, judge, latest, look, unexplained
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
@@ -238,7 +238,7 @@ def diagnose(folder: Path, planned: Sequence[Stretch], world: int) -> RealRun:
     calm = np.array([lead for step, lead in leads.items() if step not in struck])
     for at, score in scores.items():
         took = _took(abouts, at)
-        score.oracle, score.oracle_soon = _oracle(planned[at], score.truth, took, leads, calm)
+        score.oracle = _oracle(planned[at], score.truth, took, leads, calm)
         score.latest = latest(score.truth, np.array(watched))
         if (ns := _waited_ns(score.truth, took, ahead, struck)) is not None:
             if score.truth.cost_ns:
@@ -322,19 +322,17 @@ def _ahead(across: StepAcrossRanks) -> dict[int, int]:
 
 def _oracle(
     one: Stretch, truth: Truth, took: Mapping[int, int], leads: Mapping[int, Floats], calm: Floats
-) -> tuple[float, float] | tuple[None, None]:
+) -> Powers | None:
     """What any test could find, given what the rank did to itself and the noise of the job's other steps.
-
-    The second number is of the first `SOON_STEPS` watched steps.
 
     None where a mark or a pause says it, where it is no single rank's, or without a calm step.
     """
     if one.kind not in ("constant", "periodic") or one.place not in _PHASES or not len(calm):
-        return None, None
-    shift = np.array([took.get(step, 0) for step in leads if truth.since <= step < one.until], np.float64)
-    rank, figures = truth.ranks[0], [calm[:, at] for at in (0, 1 + _PHASES.index(one.place))]
-    whole, early = (max(power(part, noise, rank) for noise in figures) for part in (shift, soon(shift, SOON_STEPS)))
-    return whole, early
+        return None
+    steps = np.array([step for step in leads if truth.since - CALM_STEPS <= step < one.until])
+    shift = np.array([took.get(step, 0) for step in steps.tolist()], np.float64)
+    figures = [Figure(shift, calm[:, at], truth.ranks[0], steps) for at in (0, 1 + _PHASES.index(one.place))]
+    return powers(figures, truth.since, one.kind == "periodic", SOON_STEPS)
 
 
 def _took(abouts: Sequence[Mapping[str, Any]], at: int) -> dict[int, int]:

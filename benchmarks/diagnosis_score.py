@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.diagnosis_cases import Job, Truth
-from benchmarks.diagnosis_oracle import power, soon
+from benchmarks.diagnosis_oracle import Figure, Powers, powers
 from benchmarks.fleet import Ints, Played
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
@@ -34,8 +34,8 @@ class Score:
         named_after: In how many steps from the first one that it struck, itself included, and how many of these were
             watched.
         cost: What it says it costs (``stated_ns``, of incidents with one kind), against the truth.
-        oracle: The chance that a test finds it that knows all but whether it is there (`diagnosis_oracle.py`).
-        oracle_soon: The same from the first `SOON_STEPS` watched steps that it struck.
+        oracle: The chances that tests find it that know more (`diagnosis_oracle.py`), also from the first `SOON_STEPS`
+            watched steps that it struck. None where there is no such test.
         strength: How far the fault stands out: its rank's extra lateness in watched steps, in standard errors of the
             rank's lateness without it. Below some 5 to 8, no test finds it that is seldom wrong.
         pieces: How many incidents it made of it.
@@ -52,8 +52,7 @@ class Score:
     alarm: bool = False
     named_after: tuple[int, int] | None = None
     cost: float | None = None
-    oracle: float | None = None
-    oracle_soon: float | None = None
+    oracle: Powers | None = None
     strength: float | None = None
     stated_ns: int = 0
     pieces: int = 0
@@ -111,7 +110,7 @@ def play(job: Job) -> Result:
     for score in result.scores:
         score.latest = latest(score.truth, np.array(watched))
         score.strength = _strength(score.truth, np.array(lateness), np.array(watched))
-        score.oracle, score.oracle_soon = _oracle(score.truth, np.array(figures), np.array(watched))
+        score.oracle = _oracle(score.truth, np.array(figures), np.array(watched))
     judge(result.scores, result.incidents, job.shape.world)
     result.others = unexplained(job.truths, result.incidents, job.shape.world)
     return result
@@ -132,18 +131,19 @@ def _figures(played: Played) -> Ints:
     return np.stack([_lateness(played), *(values - np.median(values) for values in spent)])
 
 
-def _oracle(truth: Truth, figures: Ints, watched: npt.NDArray[np.bool_]) -> tuple[float, float] | tuple[None, None]:
-    """See `Score`: by the figure that shows the fault best. None where a mark says it, or if it is no single rank's."""
+def _oracle(truth: Truth, figures: Ints, watched: npt.NDArray[np.bool_]) -> Powers | None:
+    """See `Score`. None where a mark says it, or if it is no single rank's."""
     if len(truth.ranks) != 1 or not truth.phases or truth.phases[0] not in _PHASES:
-        return None, None
-    rank, struck = truth.ranks[0], np.zeros(len(watched), np.bool_)
+        return None
+    struck = np.zeros(len(watched), np.bool_)
     struck[truth.strikes] = True
+    kept = watched & (np.arange(len(watched)) <= truth.strikes[-1])
     found = []
     for at in (0, 1 + _PHASES.index(truth.phases[0])):
-        disturbed, calm = (figures[watched, which, at].astype(np.float64) for which in (0, 1))
-        shift = np.where(struck[watched], disturbed[:, rank] - calm[:, rank], 0.0)
-        found.append((power(shift, calm, rank), power(soon(shift, SOON_STEPS), calm, rank)))
-    return max(whole for whole, _ in found), max(early for _, early in found)
+        disturbed, calm = (figures[:, which, at].astype(np.float64) for which in (0, 1))
+        shift = np.where(struck, disturbed[:, truth.ranks[0]] - calm[:, truth.ranks[0]], 0.0)[kept]
+        found.append(Figure(shift, calm[watched], truth.ranks[0], np.flatnonzero(kept)))
+    return powers(found, truth.since, truth.period is not None, SOON_STEPS)
 
 
 def latest(truth: Truth, watched: npt.NDArray[np.bool_]) -> int:
