@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from benchmarks.diagnosis_cases import Case, Kind, job_of
+from benchmarks.diagnosis_cases import Case, Job, Kind, Truth, job_of
 from benchmarks.diagnosis_score import play
-from benchmarks.fleet_noise import NoiseKind
+from benchmarks.fleet import Disturbance, Shape
+from benchmarks.fleet_noise import Noise, NoiseKind
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.lateness import GroupLateness
+from ddpwatch.sampling.levels import is_watched
 
 MS = 1_000_000
 
@@ -89,6 +92,22 @@ def test_late_steps_far_beyond_a_streak_are_another_one() -> None:
     streak = lateness.streaks[0]
     assert (streak.since, streak.period) == (406, 7)
     assert streak.late_ns == pytest.approx(43 * MS, rel=0.1)
+
+
+@pytest.mark.parametrize(("period", "since"), [(2, 60), (5, 62), (7, 60), (8, 63)])
+def test_a_rhythm_costs_as_much_before_and_after_the_late_steps_that_were_watched(period: int, since: int) -> None:
+    """Every second step is watched: of 16 late ones, the first or the last are often not."""
+    strikes = np.arange(since, since + 16 * period, period)
+    shape = Shape(world=4, steps=280, noise=Noise("gauss", 0.01), watched_period=2)
+    job = Job(Case("periodic", 0.5, 4, 0, "gauss"), shape, Disturbance(shape))
+    job.disturbance.forward[strikes, 1] = shape.step_ns // 2
+    job.truths.append(Truth(("intermittent",), strikes, (1,), ("forward",), period=period, slack=4 * period))
+    watched = [is_watched(job.fleet.status(step)) for step in (strikes[0], strikes[-1])]
+    assert not all(watched)
+
+    (score,) = play(job).scores
+    assert score.period
+    assert score.cost == pytest.approx(0, abs=0.02)
 
 
 def test_incidents_are_the_same_whenever_somebody_asks() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
-from statistics import fmean
+from itertools import takewhile
+from statistics import fmean, median
 from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.cause import LatenessCause, StepFacts
 from ddpwatch.analysis.diagnosis.incident import Kind
-from ddpwatch.analysis.diagnosis.streak import KEEP_VALUES, Streak
+from ddpwatch.analysis.diagnosis.streak import KEEP_VALUES, MOST_PERIOD, Streak
 from ddpwatch.analysis.diagnosis.thresholds import WORTH_SHARE
 from ddpwatch.analysis.diagnosis.trend import Line
 
@@ -39,6 +40,7 @@ class LateRank:
         self.start_ns = self.end_ns = 0
         self._cost_ns: int | None = None  # once somebody asked, until the next step
         self._older_ns = 0.0  # waits for it in steps that are no longer kept
+        self._before: deque[_Waits] = deque(maxlen=MOST_PERIOD)  # in the newest before its first late step
         self._kept: deque[_Waits] = deque()  # in the newest
         self._pending: list[_Waits] = []  # since its newest late step
 
@@ -47,6 +49,8 @@ class LateRank:
         for split in splits:
             if split.step >= self.streak.since:
                 self.add_split(split)
+            else:
+                self._before.append(self._waits(split))
         for facts in recent:
             self.add_facts(facts)
 
@@ -58,15 +62,18 @@ class LateRank:
 
     def add_split(self, split: StepSplit) -> None:
         """Takes the waits of any step."""
-        waited, others = split.waits.get(self.streak.rank, 0), self._others
-        late = self.streak.late_in(split.step if split.like is None else split.like) is not None
-        lead = split.leads.get(self.streak.rank, waited // others)
         self.start_ns = self.start_ns or split.start_ns
-        self._pending.append(_Waits(split.step, min(waited, lead * others), late, split.total, split.like is None))
+        self._pending.append(self._waits(split))
         self._cost_ns = None
         if split.step <= self.streak.until:
             self.end_ns = split.end_ns
             self._flush()
+
+    def _waits(self, split: StepSplit) -> _Waits:
+        waited, others = split.waits.get(self.streak.rank, 0), self._others
+        late = self.streak.late_in(split.step if split.like is None else split.like) is not None
+        lead = split.leads.get(self.streak.rank, waited // others)
+        return _Waits(split.step, min(waited, lead * others), late, split.total, split.like is None)
 
     def _flush(self) -> None:
         for waits in self._pending:
@@ -84,13 +91,14 @@ class LateRank:
         while self._kept and self._kept[-1].step > self.streak.until:
             self.span_ns -= self._kept.pop().total
             self._cost_ns = None
+            self._pending.clear()
         self.cause.end(self.streak.until)
 
     @property
     def cost_ns(self) -> int:
         """What all others waited because of it: less than they waited for it, which chance does, too."""
         if self._cost_ns is None:
-            self._cost_ns = int(self._older_ns + self._due_to_it(self._kept))
+            self._cost_ns = int(self._older_ns + self._due_to_it(self._kept) + self._due_beyond())
         return self._cost_ns
 
     def _due_to_it(self, steps: Collection[_Waits]) -> float:
@@ -101,12 +109,36 @@ class LateRank:
                 return sum(min(waits.ns, max(0.0, self._others * line.at(waits.step))) for waits in steps)
             return self._as_usual(steps, (waits for waits in self._kept if waits.watched), max(0.0, limit))
         if period is not None:
-            residues = Counter(waits.step % period for waits in self._kept if waits.late and waits.watched)
-            residue = residues.most_common(1)[0][0] if residues else 0
+            residue = self._residue(period)
             struck = [waits for waits in steps if waits.step % period == residue]
             seen = (waits for waits in self._kept if waits.watched and waits.step % period == residue)
             return self._as_usual(struck, seen, limit)
         return (1 - streak.by_chance) * sum(min(waits.ns, limit) for waits in steps if waits.late)
+
+    def _residue(self, period: int) -> int:
+        """Which steps of a period are late."""
+        residues = Counter(waits.step % period for waits in self._kept if waits.late and waits.watched)
+        return residues.most_common(1)[0][0] if residues else 0
+
+    def _due_beyond(self) -> float:
+        """What a rhythm costs before its first late step that was watched, and after the last one.
+
+        It started, and ended, at one of the unwatched ones up to the next that was on time. Of these, the longer steps
+        are its: those that took rather as long as its watched ones than as those in between.
+        """
+        if self.streak.constant or (period := self.streak.period) is None:
+            return 0.0
+        residue, watched = self._residue(period), [waits for waits in self._kept if waits.watched]
+        struck = [waits for waits in watched if waits.step % period == residue]
+        between = [waits.total for waits in watched if waits.step % period != residue]
+        if not struck or not between:
+            return 0.0
+        longer = (median(waits.total for waits in struck) + median(between)) / 2
+        limit, count = self._others * self.streak.late_ns, 0
+        for steps in (reversed(self._before), self._pending):
+            due = (waits for waits in steps if waits.step % period == residue)
+            count += sum(waits.total > longer for waits in takewhile(lambda waits: not waits.watched, due))
+        return count * fmean(min(waits.ns, limit) for waits in struck)
 
     @staticmethod
     def _as_usual(steps: Collection[_Waits], seen: Iterable[_Waits], limit: float) -> float:
