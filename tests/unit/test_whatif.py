@@ -186,7 +186,10 @@ def test_a_slower_link_is_refused_where_latency_hides_what_bytes_take() -> None:
 def test_a_sweep_knows_the_link() -> None:
     """2 ms per MiB, of the 4 on average that the job's collectives take."""
     job = GLOO.but(cost=busy_host(1.0, 1), wire_jitter=0.0, cap_mib=4.0)
-    sizes = [replace_in(size, alone_ms=2 * size.alone_ms, pair_ms=4 * size.alone_ms) for size in wire().sizes]
+    sizes = [
+        replace_in(size, alone_ms=2 * size.alone_ms, low_ms=2 * size.low_ms, pair_ms=4 * size.alone_ms)
+        for size in wire().sizes
+    ]
     (found,) = WhatIf(job.recorded(), wire(sizes=sizes, compute_beside=None)).ask([Change(link=0.05)])
     truth = job.but(cost=busy_host(0.05, 2), seed=2).step_ms
     assert found.step_ms == pytest.approx(truth, rel=0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from ddpwatch.analysis.whatif.cost import (
     Curve,
@@ -166,6 +167,8 @@ def test_a_sweep_shows_what_the_link_takes_alone(rate: float, share: float) -> N
     """More than all, where the job seems to be faster than its link, but no more than twice that."""
     assert link_of(wire(), ranks=2) == pytest.approx(1e6 / MIB, rel=0.2)
     assert link_of(wire(), ranks=4) == pytest.approx(1.5 * link_of(wire(), ranks=2))
+    slower = [replace(size, alone_ms=1.2 * size.alone_ms) for size in wire().sizes]
+    assert link_of(wire(sizes=slower), ranks=2) == link_of(wire(), ranks=2)  # that is the hosts' doing
     curve = curve_of(steps_of(rate, rate))
     found, error = link_of_sweep(1.5, curve, [MIB, 4 * MIB])
     assert found == pytest.approx(1.03 * share, rel=0.05)
