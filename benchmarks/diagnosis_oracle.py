@@ -127,11 +127,11 @@ class _Stretches:
     def power(self, patterns: Flags, alarms: float) -> float:
         """The chance to find the fault, for a test that takes these patterns (each × steps) to be equally likely."""
         drawn = patterns[self._dice.integers(len(patterns), size=PLAYS)]
-        parts = _changes(patterns)
+        parts = self._changes(patterns)
         found = []
         for hit in (np.broadcast_to(self._struck, drawn.shape), drawn):
-            values = self._noise() + sum(by * part for by, part in zip(self._sizes(), _changes(hit), strict=True))
-            logs = sum(self._ratios(values, by) @ part.T for by, part in zip(self._sizes(), parts, strict=True))
+            values = self._noise() + sum(by * part for by, part in self._changes(hit))
+            logs = sum(self._ratios(values, by) @ part.T for by, part in parts)
             found.append(np.logaddexp.reduce(logs, axis=1) - np.log(len(patterns)))
         return _beyond(found[0], found[1], alarms)
 
@@ -148,22 +148,19 @@ class _Stretches:
     def _noise(self) -> Floats:
         return self._dice.choice(self._samples, (PLAYS, len(self._struck)))
 
-    def _sizes(self) -> tuple[float, float, float]:
-        """What is new in a step that is struck after one that is not, in one after another one, and in one after."""
-        return self._size, self._size * (1 - self.kept), -self._size * self.kept
+    def _changes(self, patterns: Flags) -> list[tuple[float, Floats]]:
+        """By how much what is new in a step is raised, and in which steps of each pattern."""
+        if not self.kept:
+            return [(self._size, patterns.astype(np.float64))]
+        before = np.concatenate([np.zeros_like(patterns[:, :1]), patterns[:, :-1]], axis=1)
+        first, going, over = patterns & ~before, patterns & before, ~patterns & before
+        sizes = self._size, self._size * (1 - self.kept), -self._size * self.kept
+        return [(by, part.astype(np.float64)) for by, part in zip(sizes, (first, going, over), strict=True)]
 
     def _ratios(self, values: Floats, by: float) -> Floats:
         """How much likelier values are if they are raised by that; logarithms."""
         shifted, usual = (np.interp(at, self._middles, self._logs) for at in (values - by, values))
         return np.asarray(shifted - usual)
-
-
-def _changes(patterns: Flags) -> tuple[Floats, Floats, Floats]:
-    """Which steps are struck after one that is not, after one that is, and which are not after one that is."""
-    before = np.concatenate([np.zeros_like(patterns[:, :1]), patterns[:, :-1]], axis=1)
-    found = (patterns & ~before, patterns & before, ~patterns & before)
-    first, going, over = (part.astype(np.float64) for part in found)
-    return first, going, over
 
 
 def _density(samples: Floats, reach: float) -> tuple[Floats, Floats]:

@@ -31,7 +31,7 @@ MOST_STEPS = 256  # played per change; of more, every nth, n being a power of tw
 BUCKET_STEPS = 12_288  # at most so many buckets in them
 FEW_STEPS = 16  # played with a number that is off
 MODEL_ERROR = 0.15  # that the model may miss of the exposed communication that is new, or that is left of the old
-RUN_TO_RUN = 0.005  # by which two runs of one job differ
+RUN_TO_RUN = 0.01  # by which two runs of one job differ, at least, beyond what their own drift explains
 MOST_GUESS = 0.10  # of the step: what a slower link that no sweep has measured may be off by (with 90 %)
 NOTABLE = 0.01  # of a step: from here on, something is worth a word
 
