@@ -132,8 +132,8 @@ def _figures(played: Played) -> Ints:
 
 
 def _oracle(truth: Truth, figures: Ints, watched: npt.NDArray[np.bool_]) -> Powers | None:
-    """See `Score`. None where a mark says it, or if it is no single rank's."""
-    if len(truth.ranks) != 1 or not truth.phases or truth.phases[0] not in _PHASES:
+    """See `Score`. None where a mark says it or a single step shows it, and if it is no single rank's."""
+    if len(truth.ranks) != 1 or len(truth.strikes) == 1 or not truth.phases or truth.phases[0] not in _PHASES:
         return None
     struck = np.zeros(len(watched), np.bool_)
     struck[truth.strikes] = True
