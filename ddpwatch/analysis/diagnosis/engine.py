@@ -223,7 +223,7 @@ class Diagnosis:
                 continue
             if (heir := self._heir(key, late)) is not None:
                 del self._late[key]
-                heir[1].catch_up(self._splits, self._recent)
+                heir[1].catch_up(self._splits, ())
                 heir[1].cause = late.cause
                 self._late[heir[0], key[1]] = heir[1]
                 continue
