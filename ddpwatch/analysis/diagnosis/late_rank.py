@@ -40,7 +40,7 @@ class LateRank:
         self.start_ns = self.end_ns = 0
         self._cost_ns: int | None = None  # once somebody asked, until the next step
         self._older_ns = 0.0  # waits for it in steps that are no longer kept
-        self._before: deque[_Waits] = deque(maxlen=MOST_PERIOD)  # in the newest before its first late step
+        self._before: deque[StepSplit] = deque(maxlen=MOST_PERIOD)  # the newest steps before its first late one
         self._kept: deque[_Waits] = deque()  # in the newest
         self._pending: list[_Waits] = []  # since its newest late step
 
@@ -50,7 +50,7 @@ class LateRank:
             if split.step >= self.streak.since:
                 self.add_split(split)
             else:
-                self._before.append(self._waits(split))
+                self._before.append(split)
         for facts in recent:
             self.add_facts(facts)
 
@@ -134,10 +134,11 @@ class LateRank:
         if not struck or not between:
             return 0.0
         longer = (median(waits.total for waits in struck) + median(between)) / 2
-        limit, count = self._others * self.streak.late_ns, 0
-        for steps in (reversed(self._before), self._pending):
-            due = (waits for waits in steps if waits.step % period == residue)
-            count += sum(waits.total > longer for waits in takewhile(lambda waits: not waits.watched, due))
+        before = (self._waits(split) for split in reversed(self._before) if split.step % period == residue)
+        after = (waits for waits in self._pending if waits.step % period == residue)
+        unwatched = (takewhile(lambda waits: not waits.watched, due) for due in (before, after))
+        count = sum(waits.total > longer for due in unwatched for waits in due)
+        limit = self._others * self.streak.late_ns
         return count * fmean(min(waits.ns, limit) for waits in struck)
 
     @staticmethod

@@ -218,7 +218,7 @@ def calibrated(wire: Wire, seen: Curve, ranks: int) -> Curve:
 
 
 def link_of(wire: Wire, ranks: int) -> float:
-    """Ns per byte that the link takes: that of a sweep's large collectives at their fastest, with nothing beside them."""
+    """Ns per byte that the link takes: that of a sweep's large collectives, alone and at their fastest."""
     factor = ring_bytes(ranks) / ring_bytes(wire.world_size)
     large = [size for size in wire.sizes if size.nbytes >= LARGE_BYTES] or wire.sizes[-1:]
     return factor * median(1e6 * size.low_ms / size.nbytes for size in large)
