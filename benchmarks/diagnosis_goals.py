@@ -19,7 +19,7 @@ HANG_S = 10
 STRENGTHS = (4, 6, 8, 12, 20)
 FINDABLE = 0.99  # chance of a test
 STALLS = ("stall", "stop")
-SEARCH, ORACLE = attrgetter("searching"), attrgetter("told")
+SEARCH, ORACLE = attrgetter("searching"), attrgetter("knowing")
 COST_SHARE = 0.9  # of the faults whose stated cost must be within the goal
 
 
@@ -217,7 +217,7 @@ def _named_row(scores: Sequence[Score], goals: Goals) -> Row:
     late = sorted(steps)[math.ceil(0.99 * len(steps)) - 1]
     measured = f"p50 {sorted(steps)[len(steps) // 2]:.0f}, p99 {late:.0f}, in time {100 * in_time / len(steps):.1f} %"
     if any(score.oracle is not None for score in scores):
-        search, oracle = (_chance(scores, attrgetter(test)) for test in ("searching_soon", "told_soon"))
+        search, oracle = (_chance(scores, attrgetter(test)) for test in ("searching_soon", "knowing_soon"))
         measured += f" (the search {search} %, the oracle {oracle} %)"
     return Row(name, goal, measured, len(steps), f"{100 * low:.1f} … {100 * high:.1f} %", late <= goals.named_steps)
 

@@ -5,7 +5,7 @@ hypotheses, "this fault" and "none":
 
 - *The oracle* knows the rank and the struck steps. What it misses is too small for its noise.
 - *The search* does not: its "this fault" is a mixture of all ranks, and of all starts of a constant fault, all rhythms
-  of a periodic one, all choices of steps of one at random. What it misses nobody finds who is not told where to look.
+  of a periodic one, all choices of steps of one at random. Without knowing where to look, nobody finds what it misses.
 
 Neither knows the noise's tails, as nobody does. The engine knows neither phase, size, nor noise, and looks after every
 step.
@@ -57,8 +57,8 @@ class Figure:
 class Powers(NamedTuple):
     """The chances to find a fault, and to find it from its first struck steps: of the oracle, and of the search."""
 
-    told: float
-    told_soon: float
+    knowing: float
+    knowing_soon: float
     searching: float
     searching_soon: float
 
@@ -88,7 +88,7 @@ def _powers(figure: Figure, since: int, periodic: bool) -> tuple[float, float]:
         return 1.0, 1.0
     size = float(np.sqrt((figure.shift[struck] ** 2).mean()))
     stretches, ranks = _Stretches(figure.noise, figure.rank, size, struck), figure.noise.shape[1]
-    told = stretches.power(struck[None], FALSE_ALARMS)
+    knowing = stretches.power(struck[None], FALSE_ALARMS)
     if struck[after].all():
         patterns = np.triu(np.ones((len(struck), len(struck)), np.bool_))
     elif periodic:
@@ -97,8 +97,8 @@ def _powers(figure: Figure, since: int, periodic: bool) -> tuple[float, float]:
     elif stretches.kept:
         patterns = struck[None]  # of noise that lasts, the mixture is too large: as if the steps were known
     else:
-        return told, stretches.power_at_random(after, FALSE_ALARMS / ranks)
-    return told, stretches.power(patterns, FALSE_ALARMS / ranks)
+        return knowing, stretches.power_at_random(after, FALSE_ALARMS / ranks)
+    return knowing, stretches.power(patterns, FALSE_ALARMS / ranks)
 
 
 class _Stretches:

@@ -31,7 +31,7 @@ def test_the_oracle_is_as_powerful_as_a_test_of_the_mean(size: float) -> None:
     strikes = np.arange(140, 200)
     expected = NORMAL.cdf(size * len(strikes) ** 0.5 + NORMAL.inv_cdf(FALSE_ALARMS))
 
-    assert asked(size, strikes).told == pytest.approx(expected, abs=0.07)
+    assert asked(size, strikes).knowing == pytest.approx(expected, abs=0.07)
 
 
 def test_of_lasting_noise_only_what_is_new_counts() -> None:
@@ -39,7 +39,7 @@ def test_of_lasting_noise_only_what_is_new_counts() -> None:
     new = 1.3 / (1 - kept**2) ** 0.5 * np.array([1.0] + [1 - kept] * (len(strikes) - 1))
     expected = NORMAL.cdf(float((new**2).sum() ** 0.5) + NORMAL.inv_cdf(FALSE_ALARMS))
 
-    assert asked(1.3, strikes, kept=kept).told == pytest.approx(expected, abs=0.07)
+    assert asked(1.3, strikes, kept=kept).knowing == pytest.approx(expected, abs=0.07)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_of_lasting_noise_only_what_is_new_counts() -> None:
 def test_to_search_costs_power(strikes: npt.NDArray[np.int64]) -> None:
     found = asked(0.95, np.sort(strikes))
 
-    assert found.searching < found.told - 0.05
-    assert found.told_soon < found.told
+    assert found.searching < found.knowing - 0.05
+    assert found.knowing_soon < found.knowing
 
 
 def test_a_fault_at_random_hides_best() -> None:
-    """Its steps are as many as those of a constant one, but they are not to be told from steps without it."""
+    """Its steps are as many as those of a constant one, but they look like steps without it."""
     strikes = np.sort(np.random.default_rng(2).choice(np.arange(40, 200), 40, replace=False))
 
     assert asked(1.3, strikes).searching < 0.5 < 0.9 < asked(1.3, np.arange(160, 200)).searching
