@@ -172,7 +172,7 @@ def goal_rows(judged: Iterable[Judged], goals: Goals) -> list[Row]:
     layers = [score.layer for score in found if score.layer is not None]
     periods = [bool(one.score.period) for one in counted if one.score.truth.period is not None]
     return [
-        _share_row("detection, faults ≥ 5 % of a step", [one.score.detected for one in counted], goals.detected),
+        _share_row("detection, faults ≥ 5 % of a step", [score.detected for score in scores], goals.detected),
         _chance_row("the same, of a search that knows phase, size and noise", scores, SEARCH),
         _chance_row("the same, of an oracle that also knows rank and steps", scores, ORACLE),
         _share_row("detection of what the search finds with 99 %", _findable(scores, SEARCH), goals.detected),

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.diagnosis_cases import PERIODS
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS
 
 Floats = npt.NDArray[np.float64]
@@ -28,7 +29,6 @@ Flags = npt.NDArray[np.bool_]
 LASTING = 0.25  # correlation of successive steps, from where on a test takes it into account
 MOST_SAMPLES = 4000
 ELSEWHERE = 1e-3  # share of the noise that may lie anywhere
-PERIODS = range(2, 17)
 PLAYS = 1000  # made-up stretches, from which the power of a test is counted
 
 
@@ -92,7 +92,7 @@ def _powers(figure: Figure, since: int, periodic: bool) -> tuple[float, float]:
     if struck[after].all():
         patterns = np.triu(np.ones((len(struck), len(struck)), np.bool_))
     elif periodic:
-        rhythms = [(period, residue) for period in PERIODS for residue in range(period)]
+        rhythms = [(period, residue) for period in range(PERIODS[0], PERIODS[1] + 1) for residue in range(period)]
         patterns = np.array([after & ((figure.steps - since) % period == residue) for period, residue in rhythms])
     elif stretches.kept:
         patterns = struck[None]  # of noise that lasts, the mixture is too large: as if the steps were known

@@ -98,7 +98,7 @@ class LateRank:
     def cost_ns(self) -> int:
         """What all others waited because of it: less than they waited for it, which chance does, too."""
         if self._cost_ns is None:
-            self._cost_ns = int(self._older_ns + self._due_to_it(self._kept) + self._due_beyond())
+            self._cost_ns = int(self._older_ns + self._due_to_it([*self._kept, *self._beyond()]))
         return self._cost_ns
 
     def _due_to_it(self, steps: Collection[_Waits]) -> float:
@@ -120,26 +120,24 @@ class LateRank:
         residues = Counter(waits.step % period for waits in self._kept if waits.late and waits.watched)
         return residues.most_common(1)[0][0] if residues else 0
 
-    def _due_beyond(self) -> float:
-        """What a rhythm costs before its first late step that was watched, and after the last one.
+    def _beyond(self) -> list[_Waits]:
+        """The late steps of a rhythm before its first one that was watched, and after the last one.
 
         It started, and ended, at one of the unwatched ones up to the next that was on time. Of these, the longer steps
         are its: those that took rather as long as its watched ones than as those in between.
         """
         if self.streak.constant or (period := self.streak.period) is None:
-            return 0.0
+            return []
         residue, watched = self._residue(period), [waits for waits in self._kept if waits.watched]
-        struck = [waits for waits in watched if waits.step % period == residue]
+        struck = [waits.total for waits in watched if waits.step % period == residue]
         between = [waits.total for waits in watched if waits.step % period != residue]
         if not struck or not between:
-            return 0.0
-        longer = (median(waits.total for waits in struck) + median(between)) / 2
+            return []
+        longer = (median(struck) + median(between)) / 2
         before = (self._waits(split) for split in reversed(self._before) if split.step % period == residue)
         after = (waits for waits in self._pending if waits.step % period == residue)
         unwatched = (takewhile(lambda waits: not waits.watched, due) for due in (before, after))
-        count = sum(waits.total > longer for due in unwatched for waits in due)
-        limit = self._others * self.streak.late_ns
-        return count * fmean(min(waits.ns, limit) for waits in struck)
+        return [waits for due in unwatched for waits in due if waits.total > longer]
 
     @staticmethod
     def _as_usual(steps: Collection[_Waits], seen: Iterable[_Waits], limit: float) -> float:
