@@ -4,8 +4,9 @@
 
 It trains a plain DDP loop, the same with compute as pauses, or the trainer of `trainer/` with its faults, and records
 to ``FOLDER/run.mcap``. Each rank writes what it did to itself to ``FOLDER/strikes-RANK.json``: stretch, step, how long
-it took, and when it started (ns since the Unix epoch). It adds, for each step, how long that took and for how long
-DDP's own logger says that the backward waited for communication (ns).
+it took, and when it started (ns since the Unix epoch). It adds, for each step, how long that took, for how long DDP's
+own logger says that the backward waited for communication, and how long the kernel says that the training thread was
+ready to run and had no core (ns).
 """
 
 from __future__ import annotations
@@ -66,18 +67,18 @@ class Injector:
 
     Attributes:
         step: The current step.
-        steps: Of each one before it: number, duration, and exposed communication by DDP's logger (ns).
+        steps: Of each one before it: number, duration, exposed communication by DDP's logger, and wait for a core (ns).
     """
 
     def __init__(self, stretches: list[Stretch], rank: int) -> None:
         self.step = -1
-        self.steps: list[tuple[int, int, int]] = []
+        self.steps: list[tuple[int, int, int, int]] = []
         self._ddp: DistributedDataParallel | None = None
-        self._ended: tuple[int, int] | None = None  # the newest step: number, duration
+        self._ended: tuple[int, int, int] | None = None  # the newest step: number, duration, wait for a core
         self.mine = {at: one for at, one in enumerate(stretches) if one.rank in (None, rank)}
         self.strikes: list[tuple[int, int, int, int]] = []
         self.layers: dict[int, str] = {}
-        self._usual_s, self._durations, self._started = 0.0, [0.0], time.monotonic()
+        self._usual_s, self._durations, self._started, self._starved = 0.0, [0.0], time.monotonic(), 0
         self._busy: subprocess.Popen[bytes] | None = None
 
     def measure(self, ddp: DistributedDataParallel) -> None:
@@ -87,17 +88,18 @@ class Injector:
 
     def begin(self, step: int) -> None:
         """A step starts."""
-        now = time.monotonic()
+        now, starved = time.monotonic(), _starved_ns()
         if self._ddp is not None and self.step >= 0:
             logged = self._ddp._get_ddp_logging_data()
             exposed = logged.get("backward_comm_time", 0) - logged.get("backward_compute_comm_overlap_time", 0)
             if self._ended is not None:  # in each forward, DDP works out the figures of the step before
-                self.steps.append((*self._ended, exposed))
-            self._ended = self.step, int(1e9 * (now - self._started))
+                number, took, waited = self._ended
+                self.steps.append((number, took, exposed, waited))
+            self._ended = self.step, int(1e9 * (now - self._started)), starved - self._starved
         if self.step in LEARN_STEPS:
             self._durations.append(now - self._started)
             self._usual_s = median(self._durations)
-        self.step, self._started = step, now
+        self.step, self._started, self._starved = step, now, starved
         for at, one in self.mine.items():
             if one.place == "busy":
                 self._occupy(at, one)
@@ -138,6 +140,11 @@ class Injector:
             self._busy.kill()
             self._busy.wait()
             self._busy = None
+
+
+def _starved_ns() -> int:
+    """For how long the calling thread has been ready to run without a core, since it exists."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
 
 
 def _make_garbage() -> None:

@@ -6,7 +6,7 @@ then gets step by step, as a viewer would.
 A fault costs what the others waited because of it: in each watched step that it struck, the last bucket's last launch
 is compared with what it would have been if the rank had launched earlier by what the strike took. With more ranks than
 cores, a rank may have been early by more than that: a fault that costs less than 5 % of a step is none. What DDP's own
-logger shows to be exposed is exposed.
+logger shows to be exposed is exposed, and a rank that the kernel let wait for a core is late.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ HANG_S, HANG_EVERY, HANG_PLACES = 12.0, 20, ("stop", "forward", "backward", "dat
 SCRIPTS = ("plain", "trainer", "paced")
 USUAL_SCRIPTS = SCRIPTS[:2]
 FEWEST_SEEN = 3  # watched strikes, to know what they cost
+LATE = ("straggler", "intermittent", "drift", "slow_input")
 _PHASES = ("data", "forward", "backward")
 
 
@@ -63,7 +64,7 @@ class RealRun:
 
     Attributes:
         others: Warnings and errors that no fault explains.
-        confirmed: Warnings of exposed communication that DDP's logger confirms.
+        confirmed: Warnings that others confirm: DDP's logger and the kernel, see `is_exposed` and `is_starved`.
         cheap: Which faults cost less than `COUNTED_SIZE` of a step.
         clean_steps: Steps in which nothing was to go wrong.
     """
@@ -250,7 +251,7 @@ def diagnose(folder: Path, planned: Sequence[Stretch], world: int) -> RealRun:
         Judged(planned[at].kind, planned[at].size, "real", score) for at, score in scores.items() if at not in run.cheap
     ]
     others = unexplained(truths.values(), run.incidents, world)
-    run.others = [one for one in others if one.kind != "exposed_comm" or not _is_exposed(abouts, one)]
+    run.others = [one for one in others if not (is_exposed(abouts, one) or is_starved(abouts, one))]
     run.confirmed = len(others) - len(run.others)
     return run
 
@@ -276,14 +277,36 @@ def _waited_ns(
     return fmean(min(ns, lead) if ns else lead - fmean(calm) for ns, lead in seen)
 
 
-def _is_exposed(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:
-    """Whether DDP's logger says so: what the rank that waits least waits is no waiting for another."""
-    exposed = duration = 0
-    for of_ranks in zip(*(about["steps"] for about in abouts), strict=True):
-        if (incident.since_step or 0) <= of_ranks[0][0] <= (incident.until_step or 0):
-            exposed += min(ns for _, _, ns in of_ranks)
-            duration += sum(ns for _, ns, _ in of_ranks) // len(of_ranks)
+def is_exposed(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:
+    """Whether DDP's logger says that it is: what the rank that waits least waits is no waiting for another."""
+    if incident.kind != "exposed_comm":
+        return False
+    steps = _steps_of(abouts, incident)
+    exposed = sum(min(ns for _, _, ns, _ in of_ranks) for of_ranks in steps)
+    duration = sum(fmean(ns for _, ns, _, _ in of_ranks) for of_ranks in steps)
     return exposed >= CLEARED * EXPOSED_SHARE * duration > 0
+
+
+def is_starved(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:
+    """Whether the kernel says why the rank is late: it waited longer for a core than the others did.
+
+    By at least half of what each of them is said to have waited because of it.
+    """
+    if incident.kind not in LATE or len(incident.ranks) != 1:
+        return False
+    longer = 0.0
+    for of_ranks in _steps_of(abouts, incident):
+        starved = [ns for _, _, _, ns in of_ranks]
+        own = starved.pop(incident.ranks[0])
+        longer += own - fmean(starved)
+    return 2 * longer * (len(abouts) - 1) >= incident.cost_ns
+
+
+def _steps_of(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> list[tuple[tuple[int, int, int, int], ...]]:
+    """What ranks noted of each step from an incident's first to its last."""
+    first, last = incident.since_step or 0, incident.until_step or 0
+    rows = zip(*(about["steps"] for about in abouts), strict=True)
+    return [of_ranks for of_ranks in rows if first <= of_ranks[0][0] <= last]
 
 
 def diagnosed(file: Path) -> Iterator[tuple[Diagnosis, int, list[StepAcrossRanks]]]:

@@ -19,10 +19,9 @@ from ddpwatch.analysis.diagnosis.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.change import change
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
-from ddpwatch.analysis.diagnosis.lateness import GroupLateness, run_length
+from ddpwatch.analysis.diagnosis.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.noise import (
     FALSE_ALARMS,
-    FIGURES,
     THRESHOLDS,
     WINDOWS,
     alarm_counts,
@@ -32,7 +31,7 @@ from ddpwatch.analysis.diagnosis.noise import (
 )
 from ddpwatch.analysis.diagnosis.onset import onset
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
-from ddpwatch.analysis.diagnosis.streak import Rhythm, Streak, newest_run, rhythm, shift
+from ddpwatch.analysis.diagnosis.streak import Rhythm, Streak
 from ddpwatch.analysis.diagnosis.tail import Tail
 from ddpwatch.analysis.diagnosis.trend import Trend
 from ddpwatch.messages import Device, Group, Layout, Mark, RankSample, Span
@@ -571,32 +570,6 @@ def test_shadow_steps_say_the_same():
 # -- noise ----------------------------------------------------------------------------------------------------
 
 
-def test_a_rhythm():
-    rng = random.Random(2)
-    noise = [(step, rng.gauss(0, 1000)) for step in range(128)]
-    assert rhythm(noise, 3000, 6.0) is None
-    found = rhythm([(step, value + 2500 * (step % 5 == 3)) for step, value in noise], 3000, 6.0)
-    assert (found.period, found.residue, found.late_ns) == (5, 3, pytest.approx(2500, rel=0.2))
-    assert [step for step in range(10) if found.strikes(step)] == [3, 8]
-    assert rhythm([(step, 0.1) for step in range(128)], 3000, 6.0) is None  # its variance is less than 0, by rounding
-
-
-def test_a_run():
-    rows = list(reversed(range(49)))
-
-    def run(*late, least=5, rows=rows):
-        return newest_run(sum(1 << at for at, step in enumerate(rows) if step % 5 == 3 or step in late), rows, least)
-
-    assert run() == run(12, 20) == (5, 46)
-    assert run(12, 20, 24, 29) is None  # too many in between: it may be late at random
-    assert run(least=11) is None
-    assert run(rows=rows[:21]) is None  # five are no noise, but a rank that is late in every fifth step might do so
-    assert run(rows=[step for step in rows if step % 5 == 3]) is None  # every step that is known
-    for ranks, rate in ((2, 0.005), (1024, 0.03)):
-        assert rate ** run_length(rate, ranks) < FALSE_ALARMS / 2 / (FIGURES * ranks * 3 * 15)
-        assert rate ** (run_length(rate, ranks) - 1) > FALSE_ALARMS / 2 / (FIGURES * ranks * 3 * 15)
-
-
 def test_every_second_step_though_most_watched_ones_are_late_ones():
     """As chance picked them in a real job: 11 of 18 are even."""
     streak = Streak(0, 100 * MS, 584, 584, 40 * MS, expected=11 / 18)
@@ -799,17 +772,6 @@ def test_how_long_noise_exceeds_a_threshold(correlation):
     assert 0.99 * signs < lasting(memory, 0.0) < 1.1 * signs  # of a memory that is rounded up
     assert memory > lasting(memory, 1.5) > lasting(memory, 4.0) > 1
     assert lasting(1.0, 1.5) == 1
-
-
-def test_a_shift():
-    rng = random.Random(2)
-    noise = [rng.gauss(0, 1000) for _ in range(64)]
-    mean, sure = shift([value + 800 for value in noise], 1000**2)
-    assert mean == pytest.approx(800, abs=400)
-    assert sure == pytest.approx(mean / 1000 * 64**0.5, rel=0.15)
-    assert shift(noise, 1000**2)[1] < 3
-    assert shift([value + 8000 for value in noise], None)[1] < 64**0.5  # nothing but these is known of noise
-    assert shift([value + 4000 * (at % 4 == 0) for at, value in enumerate(noise)], 1000**2)[1] == 0  # no shift
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 1024])

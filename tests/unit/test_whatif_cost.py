@@ -96,8 +96,8 @@ def test_the_work_of_collectives_that_shared_the_wire() -> None:
 
 
 def test_how_unlike_sizes_have_shared_is_not_known() -> None:
-    """Alike, or by their sizes: then the first has had three quarters, 15 of the 20."""
-    assert shares_of([0, 10], [30, 35], [9, 3], 0.5) == [(20, 5), (15, 5)]
+    """Alike, or the first one first: then it has had all of the 20."""
+    assert shares_of([0, 10], [30, 35], [9, 3], 0.5) == [(20, 4), (15, 4)]
 
 
 def test_a_slowdown_is_found_between_slow_rows_and_slow_columns() -> None:

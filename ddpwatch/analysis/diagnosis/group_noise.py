@@ -200,6 +200,17 @@ class GroupNoise:
         return self._scale_ns
 
     @property
+    def kept(self) -> float:
+        """The correlation of successive steps, as of the last `estimate_memory`."""
+        return (self.memory - 1) / (self.memory + 1)
+
+    @property
+    def fresh_ns(self) -> float:
+        """The standard deviation of what is new in a step, and not left of the one before."""
+        fresh: float = (1 - self.kept**2) ** 0.5
+        return self.scale_ns * fresh
+
+    @property
     def low_ns(self) -> float:
         """Deviations above this are late, as far as noise goes."""
         return LOW.at(self.scale_ns, self.step_ns)

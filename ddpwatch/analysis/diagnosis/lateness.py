@@ -21,7 +21,8 @@ from ddpwatch.analysis.diagnosis.noise import (
     alarm_counts,
 )
 from ddpwatch.analysis.diagnosis.onset import onset
-from ddpwatch.analysis.diagnosis.rhythms import LOOK_EVERY, find_rhythm, find_shift, rhythm_of
+from ddpwatch.analysis.diagnosis.rhythms import LOOK_EVERY, find_rhythm, rhythm_of
+from ddpwatch.analysis.diagnosis.shift import find_shift
 from ddpwatch.analysis.diagnosis.streak import (
     MOST_RHYTHM,
     OFTEN,
@@ -62,8 +63,8 @@ class GroupLateness:
         """
         noise = self.noise
         late = noise.add(step, launches, step_ns, error_ns)
-        look = noise.seen % LOOK_EVERY == 0
-        if not look and not self.streaks and not noise.matters(max(late)):
+        look = noise.seen % LOOK_EVERY == 0 or noise.matters(max(late))
+        if not look and not self.streaks:
             return []
         self._changed.clear()
         candidates = noise.note(late)

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import expm1, log1p, sqrt
 from operator import add, mul
 from statistics import median
 from typing import NamedTuple
@@ -22,7 +23,6 @@ OFTEN, SELDOM = 0.8, 0.5  # shares of late steps: of one that is late all the ti
 OUTLIER = 4.0  # times what is typical of a streak: such a late step is not one of it
 CONSTANT_QUANTILE = 0.4  # of all deviations in a streak: if that is far from 0, nearly every step is late
 CONSTANT_SHARE = 0.25  # of what is typical of its late steps
-SHIFT_MEDIAN = 0.5  # of the mean deviation: what the median is at least, if every step is late
 MOST_PERIOD = 64
 ENOUGH_STRUCK = 4  # for a period; and steps in between
 # Mean deviation in the period's steps (at least; and at least that share of the late steps are among them), and between
@@ -256,14 +256,14 @@ def rhythm(rows: Sequence[tuple[int, int]], limit_ns: float, sure: float) -> Rhy
     Args:
         rows: Steps and deviations.
         limit_ns: Deviations count up to that.
-        sure: How many standard errors are enough.
+        sure: How many standard errors are enough, as of a normal distribution.
     """
     steps, clipped = [step for step, _ in rows], [min(max(value, -limit_ns), limit_ns) for _, value in rows]
     count, total = len(steps), sum(clipped)
     if count < FEWEST_IN_RHYTHM:
         return None
     spread = max(0.0, sum(map(mul, clipped, clipped)) / count - (total / count) ** 2) ** 0.5
-    best, found = sure * spread, None
+    best, found = sqrt(explained(sure, count) * count) * spread, None
     # what a period's steps add up to at least, if they stand out: the sums of most periods rule them out
     least = best * (RHYTHM_STRUCK * (count - RHYTHM_STRUCK) / count) ** 0.5 * (1 - 1e-9) + min(0.0, total)
     for period, sums in _folded(steps, clipped):
@@ -281,7 +281,24 @@ def rhythm(rows: Sequence[tuple[int, int]], limit_ns: float, sure: float) -> Rhy
     if found is None or not spread:
         return None
     period, residue = found
-    return Rhythm(period, residue, median(value for step, value in rows if step % period == residue), best / spread)
+    late_ns = median(value for step, value in rows if step % period == residue)
+    return Rhythm(period, residue, late_ns, standard_errors((best / spread) ** 2 / count, count))
+
+
+def explained(errors: float, count: int) -> float:
+    """The share of the variance of so many values that a difference between two parts of them explains.
+
+    Of normal noise, it exceeds that as seldom as a normal distribution exceeds so many standard errors (Student's t, by
+    Wallace's approximation).
+    """
+    free = count - 2
+    return -expm1(-((errors * (8 * free + 3) / (8 * free + 1)) ** 2) / free)
+
+
+def standard_errors(share: float, count: int) -> float:
+    """The reverse of `explained`."""
+    free = count - 2
+    return sqrt(-free * log1p(-min(share, 1 - 1e-12))) * (8 * free + 1) / (8 * free + 3)
 
 
 def newest_run(late: int, steps: Iterable[int], least: int) -> tuple[int, int] | None:
@@ -317,22 +334,6 @@ def newest_run(late: int, steps: Iterable[int], least: int) -> tuple[int, int] |
         if struck - run <= RUN_OFF * (span - run) and len(runs) * (struck / span) ** run <= RUN_CHANCE:
             return period, span
     return None
-
-
-def shift(values: Sequence[float], variance: float | None) -> tuple[float, float]:
-    """By how much a rank is later than the others on average, and by how many standard errors.
-
-    Args:
-        values: Its deviations, less those of the others; no step's is too large.
-        variance: That of noise, at least; None if it is not known: then the whole sum of squares counts as noise.
-    """
-    mean = sum(values) / len(values)
-    if median(values) < SHIFT_MEDIAN * mean:  # some steps are much later than others
-        return mean, 0.0
-    power = sum(map(mul, values, values)) / len(values)
-    if variance is not None:
-        power = max(power - mean**2, variance)
-    return mean, mean * (len(values) / power) ** 0.5 if power else 0.0
 
 
 def _folded(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[int, list[float]]]:

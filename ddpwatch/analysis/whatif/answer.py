@@ -32,7 +32,7 @@ BUCKET_STEPS = 12_288  # at most so many buckets in them
 FEW_STEPS = 16  # played with a number that is off
 MODEL_ERROR = 0.15  # that the model may miss of the exposed communication that is new, or that is left of the old
 RUN_TO_RUN = 0.01  # by which two runs of one job differ, at least, beyond what their own drift explains
-MOST_GUESS = 0.10  # of the step: what a slower link that no sweep has measured may be off by (with 90 %)
+MOST_GUESS = 0.10  # of the step: what a slower link or PowerSGD may be off by (with 90 %), if no sweep has measured it
 NOTABLE = 0.01  # of a step: from here on, something is worth a word
 
 
@@ -96,8 +96,8 @@ class WhatIf:
         for change in changes:
             reason = refusal(self.recorded, self.physics, change)
             prediction = None if reason else self._predict(change)
-            if prediction is not None and change.link < 1 and self._wire is None:
-                reason = _too_wide(prediction)
+            if prediction is not None and self._wire is None:
+                reason = _too_wide(change, prediction)
             if prediction is None or reason:
                 self.refused.append((name_of(change), reason))
             else:
@@ -265,10 +265,13 @@ def sampling_error(before: Sequence[float], after: Sequence[float], recorded: in
     return math.sqrt((1 - played / recorded) / played) * stdev(differences)
 
 
-def _too_wide(prediction: Prediction) -> str:
-    """Why a slower link is not predicted; empty if it is. Where its own error is large, it is larger still."""
-    half = (prediction.gain_ms - prediction.gain_low_ms) / prediction.step_ms
-    return f"a slower link is known to no better than ± {100 * half:.0f} %; {SWEEP}" if half > MOST_GUESS else ""
+def _too_wide(change: Change, prediction: Prediction) -> str:
+    """Why what only a sweep can measure is not predicted; empty if it is, or if there is nothing of that kind."""
+    guess = "a slower link" if change.link < 1 else "what PowerSGD computes" if change.powersgd_rank else ""
+    half_ms = prediction.gain_ms - prediction.gain_low_ms
+    if not guess or half_ms <= MOST_GUESS * prediction.step_ms or not prediction.step_ms:
+        return ""
+    return f"{guess} is known to no better than ± {100 * half_ms / prediction.step_ms:.0f} %; {SWEEP}"
 
 
 def _matters(number: str, change: Change) -> bool:

@@ -22,6 +22,7 @@ KNOT_DOUBT = 0.03  # of a knot, besides its standard error, when a slope is take
 # above the largest (as a share of the rate of all).
 LATENCY_PRIOR_NS, RATE_PRIOR = 2e6, 0.05
 LATENCY_DOUBT = 0.5  # of it: what a line through two sizes leaves at zero bytes may be what bytes take
+QUEUE_DOUBT = 0.4  # of what a collective loses to another one: the first of two may lose nothing
 GLOO_THREADS = 2
 FEWEST_PAIRS = 20
 MOST_LOSS = 0.67  # three times as long
@@ -249,8 +250,8 @@ def shares_of(
 ) -> list[tuple[float, float]]:
     """What each collective would have taken alone, and how far that may be off.
 
-    Beside another, a collective moves at ``sharing`` of its speed. That is how equal ones share. Of unlike ones the
-    smaller may get as much as the larger, or less by as much as it is smaller (where both wait in one queue).
+    Beside another, a collective moves at ``sharing`` of its speed. Where both wait in one queue, the first one gets
+    more and the second one less: of many of one size, that averages out, but not of unlike ones.
     """
     works = [done - start for start, done in zip(starts, dones, strict=True)]
     doubts = [0.0] * len(works)
@@ -261,10 +262,10 @@ def shares_of(
                 break
             if shared > 0:
                 lost = (1 - sharing) * shared
-                unlike = abs(sizes[i] - sizes[j]) / (sizes[i] + sizes[j]) * lost
+                unlike = max(sizes[i], sizes[j]) > ALIKE * min(sizes[i], sizes[j])
                 for one in (i, j):
                     works[one] -= lost
-                    doubts[one] += unlike
+                    doubts[one] += QUEUE_DOUBT * lost * unlike
     return list(zip(works, doubts, strict=True))
 
 
