@@ -83,12 +83,12 @@ def _shift(noise: GroupNoise, index: int, steps: int, since: int, least: float) 
         return None  # and with what the others show of noise, it would be fewer
     if peers:
         others = [fresh([row.late[at] - by for row, by in zip(rows, means, strict=True)], kept, limit) for at in peers]
-        power = sum(sum(map(mul, row, row)) for row in others) / steps / len(peers)
+        power = sum(sum(map(mul, new, new)) for new in others) / steps / len(peers)
         shown: float | None = power * (len(peers) + 1) / (len(peers) - 1)
     else:
         before = [row.late[index] for row in islice(reversed(noise.rows), steps, steps + BEFORE + 1)]
-        row = fresh(before, kept, limit)
-        shown = sum(map(mul, row, row)) / len(row) if len(row) >= FEWEST_BEFORE else None
+        new = fresh(before, kept, limit)
+        shown = sum(map(mul, new, new)) / len(new) if len(new) >= FEWEST_BEFORE else None
     mean, errors = shift(found, kept, None if shown is None else max(variance, shown))
     return Rhythm(1, 0, mean, errors) if errors > least else None
 
