@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 import pytest
 
 from ddpwatch.analysis.diagnosis.lateness import GroupLateness
-from ddpwatch.analysis.diagnosis.shift import fresh, shift
+from ddpwatch.analysis.diagnosis.shift import every_step_is_late, fresh, shift
 
 MS = 1_000_000
 
@@ -61,6 +61,14 @@ def test_noise_that_lasts_hardly_jumps() -> None:
         plain.append(fmean(late[1:]) / 1000 * (16 / 19) ** 0.5)  # a mean of 16 steps, each of which says 1/19
     assert fmean(mean for mean, _ in found) == pytest.approx(1000, rel=0.1)
     assert fmean(sure for _, sure in found) > 2 * fmean(plain)
+
+
+def test_a_rank_that_is_late_in_every_fourth_step_has_no_shift() -> None:
+    dice = random.Random(2)
+    noise = [dice.gauss(0, 1000) for _ in range(64)]
+    for late, shifted in (([value + 4000 * (at % 4 == 0) for at, value in enumerate(noise)], False),
+                          ([value + 800 for value in noise], True)):  # fmt: skip
+        assert every_step_is_late(late, fmean(late)) == shifted
 
 
 def test_a_single_jump_names_nobody() -> None:

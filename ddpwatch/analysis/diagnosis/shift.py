@@ -21,7 +21,7 @@ from ddpwatch.analysis.diagnosis.streak import Rhythm
 # Newest watched steps in which a shift is looked for, and every how many of them
 LOOKS = {8: 1, 10: 1, 12: 2, 16: 2, 24: 4, 32: 4, 48: 8, 64: 8, 96: 16, 128: 16, 256: 32, KEEP_STEPS - 1: 64}
 JUMP = 2.0  # standard deviations of what is new in a step: where noise lasts, a shift may start with it
-FEWEST_LATE = 3  # steps
+FEWEST_OVER = 3  # steps that exceed the lowest threshold
 BEFORE = 128  # newest steps before these that show how large noise is, of two ranks
 FEWEST_BEFORE = 32
 OFTEN = 1.25  # times as often late as others is a rank that is looked at
@@ -49,7 +49,7 @@ def find_shift(noise: GroupNoise, over: Mapping[int, int]) -> tuple[int, Rhythm]
     for index in often_late(noise):
         often, mask = OFTEN * noise.clean_rate(LOW, index), noise.exceeded[LOW].mask(index, noise.seen)
         for steps, every in LOOKS.items():
-            if len(noise.rows) <= steps or (mask & ((1 << steps) - 1)).bit_count() < max(FEWEST_LATE, often * steps):
+            if len(noise.rows) <= steps or (mask & ((1 << steps) - 1)).bit_count() < max(FEWEST_OVER, often * steps):
                 continue
             if noise.seen % every and not (noise.kept and _jumps(noise, index, steps)):
                 continue
@@ -79,7 +79,7 @@ def _shift(noise: GroupNoise, index: int, steps: int, since: int, least: float) 
     values = list(map(sub, own, means))
     found, variance = fresh(values, kept, limit), noise.fresh_ns**2
     mean, errors = shift(found, kept, variance)
-    if errors <= least or median(values[:steps]) < SHIFT_MEDIAN * mean:
+    if errors <= least or not every_step_is_late(values[:steps], mean):
         return None  # and with what the others show of noise, it would be fewer
     if peers:
         others = [fresh([row.late[at] - by for row, by in zip(rows, means, strict=True)], kept, limit) for at in peers]
@@ -91,6 +91,11 @@ def _shift(noise: GroupNoise, index: int, steps: int, since: int, least: float) 
         shown = sum(map(mul, new, new)) / len(new) if len(new) >= FEWEST_BEFORE else None
     mean, errors = shift(found, kept, None if shown is None else max(variance, shown))
     return Rhythm(1, 0, mean, errors) if errors > least else None
+
+
+def every_step_is_late(values: Sequence[float], mean: float) -> bool:
+    """Whether a rank that is later by so much on average is not so because some steps are much later than others."""
+    return median(values) >= SHIFT_MEDIAN * mean
 
 
 def fresh(values: Sequence[float], kept: float, limit: float) -> list[float]:
