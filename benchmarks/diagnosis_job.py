@@ -67,7 +67,7 @@ class Injector:
 
     Attributes:
         step: The current step.
-        steps: Of each one before it: number, duration, exposed communication by DDP's logger, and wait for a core (ns).
+        steps: Of each one before it: number, duration, wait for a core, exposed communication by DDP's logger (ns).
     """
 
     def __init__(self, stretches: list[Stretch], rank: int) -> None:
@@ -93,8 +93,7 @@ class Injector:
             logged = self._ddp._get_ddp_logging_data()
             exposed = logged.get("backward_comm_time", 0) - logged.get("backward_compute_comm_overlap_time", 0)
             if self._ended is not None:  # in each forward, DDP works out the figures of the step before
-                number, took, waited = self._ended
-                self.steps.append((number, took, exposed, waited))
+                self.steps.append((*self._ended, exposed))
             self._ended = self.step, int(1e9 * (now - self._started)), starved - self._starved
         if self.step in LEARN_STEPS:
             self._durations.append(now - self._started)

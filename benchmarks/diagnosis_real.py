@@ -282,7 +282,7 @@ def is_exposed(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:
     if incident.kind != "exposed_comm":
         return False
     steps = _steps_of(abouts, incident)
-    exposed = sum(min(ns for _, _, ns, _ in of_ranks) for of_ranks in steps)
+    exposed = sum(min(ns for _, _, _, ns in of_ranks) for of_ranks in steps)
     duration = sum(fmean(ns for _, ns, _, _ in of_ranks) for of_ranks in steps)
     return exposed >= CLEARED * EXPOSED_SHARE * duration > 0
 
@@ -296,7 +296,7 @@ def is_starved(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:
         return False
     longer = 0.0
     for of_ranks in _steps_of(abouts, incident):
-        starved = [ns for _, _, _, ns in of_ranks]
+        starved = [ns for _, _, ns, _ in of_ranks]
         own = starved.pop(incident.ranks[0])
         longer += own - fmean(starved)
     return 2 * longer * (len(abouts) - 1) >= incident.cost_ns

@@ -144,6 +144,13 @@ def state_of(messages: Iterator[Message] | list[Message]) -> RunState:
     return state
 
 
+def diagnosed(lateness: Sequence[Sequence[int]], **changes: object) -> RunState:
+    """The state after steps in which each rank is late (ms)."""
+    world = len(lateness[0])
+    steps = [one for ranks in synchronous(lateness, **changes) for one in ranks]
+    return state_of([*(hello(rank, world) for rank in range(world)), layout(), *steps])
+
+
 def unwatched(rank: int = 0, number: int = 0) -> Step:
     """A step of which only start and end are known."""
     columns = ("hook_param", "hook_ns", "comm_module", "comm_label", "comm_bytes")

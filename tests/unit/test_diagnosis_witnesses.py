@@ -13,7 +13,7 @@ MS = 1_000_000
 
 def noted(exposed_ms: int = 0, starved_ms: int = 0) -> dict[str, Any]:
     """What a rank notes of 20 steps of 100 ms."""
-    return {"steps": [[number, 100 * MS, exposed_ms * MS, starved_ms * MS] for number in range(20)]}
+    return {"steps": [[number, 100 * MS, starved_ms * MS, exposed_ms * MS] for number in range(20)]}
 
 
 def warned(kind: Kind, *ranks: int, cost_ms: int = 0) -> Incident:
@@ -46,4 +46,4 @@ def test_a_wait_for_a_core_is_a_part_of_its_step() -> None:
     for step in range(4):
         injector.begin(step)
     assert [number for number, *_ in injector.steps] == [0, 1]
-    assert all(0 <= starved <= took for _, took, _, starved in injector.steps)
+    assert all(0 <= starved <= took for _, took, starved, _ in injector.steps)

@@ -1,13 +1,8 @@
-"""The engine of the diagnosis: accounts that add up, and who is blamed for what, on steps whose truth is known."""
+"""The engine of the diagnosis: who is blamed for what, on steps whose truth is known."""
 
 import random
-from collections import Counter
-from math import asin, pi
-from statistics import linear_regression, median
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from benchmarks.diagnosis_cases import Case, job_of
@@ -15,30 +10,13 @@ from benchmarks.diagnosis_score import play
 from benchmarks.fleet import PARAMS, Disturbance, Fleet, Shape, zeros
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
-from ddpwatch.analysis.diagnosis.accounts import StepSplit
-from ddpwatch.analysis.diagnosis.change import change
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
-from ddpwatch.analysis.diagnosis.late_rank import LateRank
-from ddpwatch.analysis.diagnosis.lateness import GroupLateness
-from ddpwatch.analysis.diagnosis.noise import (
-    FALSE_ALARMS,
-    THRESHOLDS,
-    WINDOWS,
-    alarm_counts,
-    deviations,
-    lasting,
-    scale,
-)
-from ddpwatch.analysis.diagnosis.onset import onset
-from ddpwatch.analysis.diagnosis.rolling import RollingMedian
-from ddpwatch.analysis.diagnosis.streak import Rhythm, Streak
-from ddpwatch.analysis.diagnosis.tail import Tail
-from ddpwatch.analysis.diagnosis.trend import Trend
 from ddpwatch.messages import Device, Group, Layout, Mark, RankSample, Span
 from tests.support.frames import (
     MS,
     START_NS,
     bye,
+    diagnosed,
     enveloped,
     hello,
     layout,
@@ -49,13 +27,6 @@ from tests.support.frames import (
     synchronous,
     unwatched,
 )
-
-
-def diagnosed(lateness, **changes):
-    """The state after steps in which each rank is late (ms)."""
-    world = len(lateness[0])
-    steps = [one for ranks in synchronous(lateness, **changes) for one in ranks]
-    return state_of([*(hello(rank, world) for rank in range(world)), layout(), *steps])
 
 
 def report_diagnosis(messages):
@@ -462,155 +433,6 @@ class TestWholeRun:
         assert [(one.kind, one.ranks) for one in found if one.severity == "error"] == [("layouts_differ", (1,))]
 
 
-# -- accounts -------------------------------------------------------------------------------------------------
-
-LATE = st.lists(st.integers(0, 300), min_size=3, max_size=3)
-STATUS = st.sampled_from(["ok", "ok", "shadow", "shadow", "unwatched", "warmup", "aborted", "unresolved"])
-MARK = st.tuples(st.sampled_from(["gc", "save", "compile", "validation"]), st.integers(0, 2), st.integers(0, 90))
-
-
-@st.composite
-def runs(draw):
-    """Steps of three ranks, each with a status, a gap before it, and perhaps a mark."""
-    messages, at = [], START_NS
-    for number in range(draw(st.integers(1, 25))):
-        late, status = draw(LATE), draw(STATUS)
-        at += draw(st.sampled_from([0, 0, 0, 50 * MS, 3]))
-        if draw(st.booleans()):
-            kind, rank, since = draw(MARK)
-            start = at + since * MS
-            messages.append(Mark(rank=rank, kind=kind, name=kind, start_ns=start - 30 * MS, end_ns=start + 7 * MS + 1))
-        for rank, own in enumerate(late):
-            wait = max(late) - own
-            if status in ("unwatched", "unresolved"):
-                one = unwatched(rank, number)
-                one.status, one.duration_ns = status, (100 + max(late)) * MS
-            elif status == "shadow":
-                one = step(rank, number, own, wait)
-                one.status, one.comm_done, one.hook_param, one.hook_ns = "shadow", [None, None], [], []
-            else:
-                one = step(rank, number, own, wait)
-                one.status = status
-            one.start_ns = at + draw(st.integers(0, 5))
-            one.duration_ns += draw(st.integers(0, 999)) - (one.start_ns - at)
-            messages.append(one)
-        at += (100 + max(late)) * MS + 1000
-    return messages
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_change_is_a_step_and_no_growth(seed):
-    """A drift is one incident, even where the rank was on time before."""
-
-    def found(late):
-        rng = random.Random(seed)
-        values = [round(at + rng.gauss(0, 20)) for at in late]
-        return change([(number, at, at > 20) for number, at in enumerate(values)], 10)
-
-    assert found([2 * max(0, number - 30) for number in range(128)]) is None
-    assert found([0] * 90 + [80] * 16) in range(88, 93)
-    assert found([0] * 40 + [60] * 80) in range(38, 43)
-    assert found([30] * 60 + [35] * 60) is None
-
-
-@pytest.mark.parametrize(("index", "most"), [(2.0, 2), (3.0, 2)])
-def test_chance_goes_beyond_the_tail_as_rarely_as_stated(index, most):
-    """In 20,000 steps, 0.2 are expected."""
-    rng, tail, beyond = random.Random(4), Tail(), 0
-    for number in range(20_000):
-        excess = 10.0 * rng.paretovariate(index)
-        beyond += number >= 16 and excess > tail.end(100.0)
-        tail.add(excess, 100.0)
-    assert beyond <= most
-
-
-def test_a_stall_does_not_hide_the_next_one():
-    tail = Tail()
-    for number in range(300):
-        tail.add(12_000.0 if number % 100 == 99 else 5.0, 100.0)
-    assert tail.end(100.0) < 1_000
-
-
-@settings(max_examples=50, deadline=None)
-@given(runs())
-def test_accounts_add_up_to_the_last_nanosecond(messages):
-    state = state_of([hello(0, 3), hello(1, 3), hello(2, 3), *messages, bye()])
-    lost = state.diagnosis.lost()
-    ends, starts, times = {}, {}, Counter()
-    for message in messages:
-        if not isinstance(message, Mark):
-            rank, start = message.rank, message.start_ns
-            starts.setdefault(rank, start)
-            times[rank] += message.duration_ns + max(0, start - ends.get(rank, start))
-            ends[rank] = max(ends.get(rank, 0), start + message.duration_ns)
-    assert sum(account.ns for account in lost.accounts) == lost.rank_ns == times.total()
-    assert all(account.ns > 0 for account in lost.accounts)
-    assert 0 <= (lost.watched or 0) <= 1
-
-
-def test_waits_are_the_last_rank_s_and_transfers_the_wire_s():
-    """Rank 1 launches 40 ms late. Rank 0 computes for 10 ms of that, and waits; both then wait for the transfer."""
-    lost = diagnosed([(0, 40)] * 20).diagnosis.lost()
-    accounts = {(account.name, account.rank): account.ns for account in lost.accounts if account.phase != "optimizer"}
-    assert accounts["waiting", 1] == 20 * 30 * MS
-    assert accounts["transfer", None] == 20 * (20 + 10) * MS
-    assert ("jitter", None) not in accounts
-
-
-def test_shadow_steps_say_the_same():
-    late = [one for ranks in synchronous([(0, 40)] * 20) for one in ranks]
-    for one in late:
-        one.status, one.comm_done, one.hook_param, one.hook_ns = "shadow", [None, None], [], []
-    lost = state_of([hello(0), hello(1), *late]).diagnosis.lost()
-    accounts = Counter({account.name: account.ns for account in lost.accounts if account.name != "compute"})
-    assert accounts["waiting"] == 20 * 30 * MS
-    assert accounts["transfer"] == 20 * (20 + 10) * MS
-
-
-# -- noise ----------------------------------------------------------------------------------------------------
-
-
-def test_every_second_step_though_most_watched_ones_are_late_ones():
-    """As chance picked them in a real job: 11 of 18 are even."""
-    streak = Streak(0, 100 * MS, 584, 584, 40 * MS, expected=11 / 18)
-    for number in (584, 586, 588, 591, 592, 594, 597, 598, 600, 603, 605, 607, 608, 611, 612, 615, 616, 618):
-        streak.add(number, 0 if number % 2 else 40 * MS, 5 * MS)
-    assert (streak.constant, streak.period) == (False, 2)
-
-
-def test_a_rhythm_that_noise_has_as_well_is_over_soon():
-    streak = Streak(0, 100.0, 0, 0, 10.0, rhythm=Rhythm(16, 0, 10.0, 0.0))
-    for step_number in range(100 * 16):
-        strike = step_number // 16 if step_number % 16 == 0 else None
-        streak.add(step_number, 0 if strike is None else 10 if strike % 2 == 0 or strike < 8 else -10, 1.0)
-    assert not streak.open
-
-
-def test_what_was_late_before_a_streak_s_end_names_nobody_else():
-    """It showed the other one's noise: without it, that one's own seemed unusual."""
-    for seed in range(6):
-        rng = random.Random(seed)
-        late = GroupLateness((0, 1))
-        for number in range(460):
-            if number == 400:
-                late.release(0, 400)
-            noise = [rng.gauss(0, 3e6) + 40e6 * (rng.random() < 0.08) for _ in range(2)]
-            assert late.add(number, [int(ns) for ns in noise], 100 * MS) == []
-
-
-def test_a_rhythm_costs_as_much_in_steps_that_nobody_watched():
-    """Also in those that are so old that they are not kept."""
-    streak = Streak(0, 100.0 * MS, 0, 0, 50.0 * MS, rhythm=Rhythm(4, 0, 50.0 * MS, 0.0))
-    late = LateRank(streak, (0, 1))
-    for number in range(1600):
-        watched, struck = number % 7 < 2, number % 4 == 0
-        if watched:
-            streak.add(number, 50 * MS * struck, MS)
-        waits = {0: 50 * MS} if watched and struck else {}
-        late.add_split(StepSplit(number, 200 * MS, waits=waits, like=None if watched else number // 7 * 7))
-    assert late.cost_ns == pytest.approx(400 * 50 * MS, rel=0.1)
-
-
 def test_two_things_of_one_rank_at_a_time():
     """Its backward is longer now and then; meanwhile, its forward is so in every fourth step."""
     rng = random.Random(1)
@@ -630,18 +452,6 @@ def test_two_things_of_one_rank_at_a_time():
     assert found["backward"].open
     assert (found["forward"].kind, found["forward"].period) == ("intermittent", 4)
     assert found["forward"].since_step == pytest.approx(160, abs=4)
-
-
-@pytest.mark.parametrize("share", [1.0, 0.3])
-@pytest.mark.parametrize("seed", range(3))
-def test_since_when_a_rank_is_late_in_noise(share, seed):
-    """Steps that are late by chance before that do not count, though they are as late as many of those since."""
-    rng = random.Random(seed)
-    size = 1500 if share == 1.0 else 4000
-    noise = [rng.gauss(0, 1000) for _ in range(400)]
-    values = [value + size * (at < 60 and rng.random() < share) for at, value in enumerate(noise)]
-    assert abs(onset(values, size, 1000, [-value for value in noise]) - 60) <= 12
-    assert onset([-1000] * 40, size, 1000, noise) == 1
 
 
 def played(kind, size, world, noise, seed=0):
@@ -685,106 +495,6 @@ def test_what_a_rank_costs_leaves_out_what_chance_waits_for():
     """Somebody is always last: a late rank is waited for longer than it is late."""
     (score,) = played("constant", 0.20, 8, "gauss", seed=3).scores
     assert abs(score.cost) < 0.05
-
-
-@given(st.integers(1, 9), st.lists(st.integers(-5, 5), min_size=1, max_size=40))
-def test_a_rolling_median_is_that_of_the_newest(size, values):
-    rolling = RollingMedian(size)
-    for count, value in enumerate(values, 1):
-        rolling.add(value)
-        assert rolling.median == median(values[max(0, count - size) : count])
-    rolling.clear()
-    assert len(rolling) == 0
-
-
-@given(st.lists(st.integers(-(10**9), 10**9), min_size=3, max_size=40), st.integers(1, 10**6))
-def test_a_trend_is_the_line_of_the_least_squares(values, first):
-    """Points that were dropped leave nothing behind."""
-    trend, points = Trend(), list(enumerate(values, first))
-    for point in [*points, *points[:1]]:
-        trend.add(*point)
-    trend.drop(*points[0])
-    slope, middle = linear_regression(*zip(*points, strict=True))
-    line = trend.line(points[-1][0])
-    assert line.slope == pytest.approx(slope, rel=1e-6, abs=1e-3)
-    assert line.at(points[0][0]) == pytest.approx(middle + slope * first, rel=1e-6, abs=10)
-
-
-def test_deviations_are_from_the_median_rank():
-    assert deviations([5, 9]) == [-4, 4]
-    assert deviations([1, 5, 2, 3]) == [-1, 3, 0, 1]
-
-
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("faulty", [range(0), range(100, 160, 3), range(200, 260)])
-def test_noise_is_what_it_was_when_it_was_due_whenever_it_is_needed(world, faulty):
-    """Who looks at it in every step finds the same as who looks at it now and then."""
-    rng = random.Random(world)
-    always, rarely = GroupLateness(tuple(range(world))), GroupLateness(tuple(range(world)))
-    for number in range(300):
-        launches = [int(rng.gauss(0, (1 + number % 7) * MS)) for _ in range(world)]
-        launches[-1] += 40 * MS * (number in faulty)
-        found, same = (one.add(number, launches, 100 * MS + number) for one in (always, rarely))
-        assert [(streak.rank, streak.since) for streak in found] == [(streak.rank, streak.since) for streak in same]
-        always.noise.estimate_memory()
-        assert always.noise.scale_ns >= 0
-        if number % 37 == 36:
-            rarely.noise.estimate_memory()
-            assert (always.noise.scale_ns, always.noise.memory) == (rarely.noise.scale_ns, rarely.noise.memory)
-
-
-def test_the_scale_of_noise_is_not_moved_by_faults():
-    rng = random.Random(3)
-    clean = [int(rng.gauss(0, 1000)) for _ in range(400)]
-    assert scale(clean) == pytest.approx(1000, rel=0.2)
-    assert scale([value + 50_000 * (n % 5 == 0) for n, value in enumerate(clean)]) == pytest.approx(1000, rel=0.4)
-
-
-@pytest.mark.parametrize("world", [3, 4, 8])
-def test_the_median_rank_does_not_make_noise_seem_small(world):
-    """Its deviation is 0 in every step: of three ranks, that is a third of all deviations."""
-    rng, group = random.Random(world), GroupLateness(tuple(range(world)))
-    for number in range(100):
-        group.add(number, [int(rng.gauss(0, MS)) for _ in range(world)], 100 * MS)
-    assert 0.8 * MS < group.noise.scale_ns < 2.0 * MS
-
-
-@pytest.mark.parametrize(("world", "least"), [(2, 0.9), (8, 0.7)])
-def test_the_scale_of_noise_that_lasts_is_known_from_what_changes(world, least):
-    """A few steps show a part of it only: the level changes by a tenth from step to step."""
-    smallest = []
-    for seed in range(10):
-        rng, group = random.Random(seed), GroupLateness(tuple(range(world)))
-        level, seen = [rng.gauss(0, MS) for _ in range(world)], []
-        for number in range(96):
-            level = [0.9 * value + rng.gauss(0, MS) * (1 - 0.9**2) ** 0.5 for value in level]
-            group.add(number, list(map(int, level)), 100 * MS)
-            seen.append(group.noise.scale_ns)
-        smallest.append(min(seen[40:]))
-    assert median(smallest) > least * MS
-
-
-@pytest.mark.parametrize("correlation", [0.3, 0.6, 0.9])
-def test_how_long_noise_exceeds_a_threshold(correlation):
-    """At 0 deviations, the correlation of the signs is 2/pi arc sin r; a high threshold is exceeded more shortly."""
-    memory = (1 + correlation) / (1 - correlation)
-    signs = 1 + 2 * sum(2 / pi * asin(correlation**lag) for lag in range(1, 200))
-    assert 0.99 * signs < lasting(memory, 0.0) < 1.1 * signs  # of a memory that is rounded up
-    assert memory > lasting(memory, 1.5) > lasting(memory, 4.0) > 1
-    assert lasting(1.0, 1.5) == 1
-
-
-@pytest.mark.parametrize("ranks", [2, 8, 1024])
-@pytest.mark.parametrize("probability", [0.05, 0.005])
-def test_alarms_by_chance_are_as_rare_as_stated(ranks, probability):
-    """The exact binomial tail of each window, over all windows, thresholds and ranks."""
-    from math import comb
-
-    chance = 0.0
-    for window, needed in zip(WINDOWS, alarm_counts(probability, ranks), strict=True):
-        for count in range(needed, window + 1):
-            chance += comb(window, count) * probability**count * (1 - probability) ** (window - count)
-    assert chance * ranks * len(THRESHOLDS) <= FALSE_ALARMS
 
 
 def test_steps_without_lateness_are_no_evidence():

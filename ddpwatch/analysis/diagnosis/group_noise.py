@@ -22,7 +22,7 @@ from ddpwatch.analysis.diagnosis.noise import (
     memory,
     scale,
 )
-from ddpwatch.analysis.diagnosis.streak import Streak
+from ddpwatch.analysis.diagnosis.streak import RHYTHM_STRUCK, Streak
 
 POOLED = 128  # newest deviations, over all ranks: what the scale of noise is estimated from
 SETTLE = 64  # newest steps: what the duration of a step is estimated from
@@ -36,6 +36,8 @@ ASSUMED_MEMORY = 6.0  # before it is known
 KEEP_STRUCK = 32
 MOST_COMPARED = 16  # ranks whose noise shows how long it lasts, or what is alike
 MANY_RANKS = 16  # among so many, one more or less does not change a median
+MOST_OFTEN_LATE = 4  # of many ranks, those in which a rhythm or a shift is looked for
+CLIP = 3.0  # standard deviations: no step counts for more, so that the mean of a few is nearly normal
 BIAS_STEPS = 32  # newest steps: what clocks of several hosts seem to be off by
 ALL_STEPS = (1 << KEEP_STEPS) - 1  # a bit for each step that is kept
 _NO_END = 1 << 62
@@ -226,6 +228,12 @@ class GroupNoise:
             return 1.0
         self.estimate_memory()
         return lasting(self.memory, threshold.deviations) if self.calm >= CALM_STEPS else self.memory
+
+    def often_late(self) -> list[int]:
+        """The ranks, by position, that may have a rhythm or a shift; of many, those that are late most often."""
+        counts = {index: mask.bit_count() for index, mask in self.exceeded[LOW].masks(self.seen).items()}
+        free = [at for at, count in counts.items() if count >= RHYTHM_STRUCK and self.ranks[at] not in self.streaks]
+        return sorted(free, key=counts.__getitem__)[-MOST_OFTEN_LATE:] if len(self.ranks) > MANY_RANKS else free
 
     def clean_rate(self, threshold: Threshold, index: int) -> float:
         """How often a rank like the others exceeds a threshold: as often as the median of them has."""

@@ -7,15 +7,13 @@ from functools import lru_cache
 from itertools import islice
 from statistics import NormalDist
 
-from ddpwatch.analysis.diagnosis.group_noise import MANY_RANKS, GroupNoise
+from ddpwatch.analysis.diagnosis.group_noise import CLIP, GroupNoise
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, FIGURES, LOW
-from ddpwatch.analysis.diagnosis.streak import RHYTHM_STRUCK, RHYTHMS, Rhythm, rhythm
+from ddpwatch.analysis.diagnosis.streak import RHYTHMS, Rhythm, rhythm
 
 # Newest watched steps in which a rhythm is looked for, and every how many of them
 RHYTHM_LOOKS = {64: 8, 128: 16, 256: 32, 512: 64}
 LOOK_EVERY = min(RHYTHM_LOOKS.values())
-CLIP = 3.0  # standard deviations: no step counts for more, so that the mean of a few is nearly normal
-MOST_RHYTHMIC = 4  # of many ranks, those that are late most often
 
 
 def find_rhythm(noise: GroupNoise, over: Mapping[int, int]) -> tuple[int, Rhythm] | None:
@@ -27,7 +25,7 @@ def find_rhythm(noise: GroupNoise, over: Mapping[int, int]) -> tuple[int, Rhythm
     """
     best: tuple[int, Rhythm] | None = None
     due = [s for s, every in RHYTHM_LOOKS.items() if noise.seen % every == 0 and 2 * len(noise.rows) > s]
-    for index in often_late(noise) if due else ():
+    for index in noise.often_late() if due else ():
         for steps in due:
             found = rhythm_of(noise, index, steps, over.get(index, -1), rhythm_sure(len(noise.ranks)))
             if found is not None and (best is None or found.sure > best[1].sure):
@@ -40,13 +38,6 @@ def rhythm_of(noise: GroupNoise, index: int, steps: int, since: int, sure: float
     rows = [(row.step, row.late[index]) for row in islice(reversed(noise.rows), steps) if row.step > since]
     found = rhythm(rows, max(CLIP * noise.scale_ns, noise.low_ns), sure)
     return found if found is not None and found.late_ns >= max(LOW.ns, LOW.share * noise.step_ns) else None
-
-
-def often_late(noise: GroupNoise) -> list[int]:
-    """The ranks, by position, that may have a rhythm or a shift; of many, those that are late most often."""
-    counts = {index: mask.bit_count() for index, mask in noise.exceeded[LOW].masks(noise.seen).items()}
-    free = [at for at, count in counts.items() if count >= RHYTHM_STRUCK and noise.ranks[at] not in noise.streaks]
-    return sorted(free, key=counts.__getitem__)[-MOST_RHYTHMIC:] if len(noise.ranks) > MANY_RANKS else free
 
 
 @lru_cache

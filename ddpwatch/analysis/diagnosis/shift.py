@@ -13,9 +13,8 @@ from math import exp
 from operator import mul, sub
 from statistics import NormalDist, fmean, median
 
-from ddpwatch.analysis.diagnosis.group_noise import GroupNoise
+from ddpwatch.analysis.diagnosis.group_noise import CLIP, GroupNoise
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, FIGURES, KEEP_STEPS, LOW
-from ddpwatch.analysis.diagnosis.rhythms import CLIP, often_late
 from ddpwatch.analysis.diagnosis.streak import Rhythm
 
 # Newest watched steps in which a shift is looked for, and every how many of them
@@ -46,7 +45,7 @@ def find_shift(noise: GroupNoise, over: Mapping[int, int]) -> tuple[int, Rhythm]
     if not noise.calm:
         return None
     least = shift_sure(len(noise.ranks), noise.kept > 0)
-    for index in often_late(noise):
+    for index in noise.often_late():
         often, mask = OFTEN * noise.clean_rate(LOW, index), noise.exceeded[LOW].mask(index, noise.seen)
         for steps, every in LOOKS.items():
             if len(noise.rows) <= steps or (mask & ((1 << steps) - 1)).bit_count() < max(FEWEST_OVER, often * steps):
