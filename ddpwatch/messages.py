@@ -253,8 +253,8 @@ class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
     rank the others wait for.
 
     ``activity`` is what the rank does besides, since ``activity_since_ns``, and what may last: ``data`` (a wait for the
-    DataLoader), ``save`` (``torch.save``), ``compile``, ``validation``, ``graph`` (CUDA graphs, in which no hook runs),
-    and `NO_LONGER_WATCHED`.
+    DataLoader), ``save`` (``torch.save`` and others), ``compile``, ``validation``, ``graph`` (CUDA graphs, in which no
+    hook runs), and `NO_LONGER_WATCHED`.
     """
 
     rank: Rank
@@ -275,7 +275,7 @@ class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True):
     """A named moment (``end_ns`` None) or stretch on a rank's clock.
 
     ``kind`` is ``user`` for `ddpwatch.mark`, and where ddpwatch stops watching. The others are automatic: a garbage
-    collection, a wait for the DataLoader, a ``torch.save``, a compilation, a validation.
+    collection, a wait for the DataLoader, a save, a compilation, a validation.
     """
 
     rank: Rank

@@ -1,7 +1,7 @@
 """What a rank does outside its steps, found without the script's help: waiting for data, saving, compiling.
 
-Three functions of torch get a stamp before and after: the DataLoader's next batch, ``torch.save``, and a compilation.
-They run about once a step at most, so the cost of the stamps is too small to measure.
+A few functions get a stamp before and after: the DataLoader's next batch, ``torch.save`` and what else saves, and a
+compilation. They run about once a step at most, so the cost of the stamps is too small to measure.
 """
 
 from __future__ import annotations
@@ -25,15 +25,22 @@ OnWait = Callable[["weakref.ref[Any]", int, int], None]
 Activity = Literal["data", "save", "compile"]
 Doing = tuple[str, int]  # an activity, and since when (ns)
 NOTHING: Final[Doing] = ("", 0)
+# What saves besides torch.save: modules, and the names there by which it is called. They are not imported for that.
+SAVERS: Final = (
+    ("torch.distributed.checkpoint", "save"),
+    ("safetensors.torch", "save_file"),
+    ("transformers.modeling_utils", "safe_save_file"),
+    ("accelerate.utils.other", "safe_save_file"),
+)
 
 
 class ActivityMonitor:
-    """Reports each wait for data, and posts a mark for each ``torch.save``, compilation, and wait of at least 5 ms.
+    """Reports each wait for data, and posts a mark for each save, compilation, and wait of at least 5 ms.
 
     Args:
         rank: Put into the marks.
         post: Takes a mark; must not block.
-        on_save: Called when a ``torch.save`` has returned: what lies before that is not part of the next step.
+        on_save: Called when something has been saved: what lies before that is not part of the next step.
         on_wait: Takes each wait of this thread for data: the DataLoader's iterator, start and end (ns).
 
     Attributes:
@@ -51,12 +58,14 @@ class ActivityMonitor:
         self._compiling_since = 0
         self._compilations: Any = None
         self._next, self._save = _BaseDataLoaderIter.__next__, torch.save
-        _BaseDataLoaderIter.__next__ = self._timed("data", self._next)  # type: ignore[method-assign]
+        _BaseDataLoaderIter.__next__ = self._timed("data", self._next, "waiting for data")  # type: ignore[method-assign]
         # Under both its names: pickle looks the function up by the name in it.
-        torch.save = torch.serialization.save = self._timed("save", self._save)
+        torch.save = torch.serialization.save = self._timed("save", self._save, "torch.save")
         self._patched = _BaseDataLoaderIter.__next__, torch.save
-        attach = weakref.WeakMethod(self._attach_to_compiler)  # a post-import hook stays for good
-        wrapt.register_post_import_hook(lambda module: (attach() or (lambda _: None))(module), "torch._dynamo.callback")
+        self._savers: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = []  # module, name, before, now
+        for module, name in SAVERS:
+            _when_imported(module, weakref.WeakMethod(self._time_saver), name)
+        _when_imported("torch._dynamo.callback", weakref.WeakMethod(self._attach_to_compiler))
 
     def close(self) -> None:
         """Removes the stamps, except where other code has wrapped them since."""
@@ -70,8 +79,11 @@ class ActivityMonitor:
             _BaseDataLoaderIter.__next__ = self._next  # type: ignore[method-assign]
         if torch.save is self._patched[1]:
             torch.save = torch.serialization.save = self._save
+        for module, name, original, timed in self._savers:
+            if getattr(module, name, None) is timed:
+                setattr(module, name, original)
 
-    def _timed(self, activity: Activity, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, activity: Activity, original: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(original)
         def timed(*arguments: Any, **options: Any) -> Any:
             start, before = time.monotonic_ns(), self.doing
@@ -80,23 +92,30 @@ class ActivityMonitor:
             try:
                 return original(*arguments, **options)
             finally:
-                self._report(activity, start, *arguments, before=before)
+                self._report(activity, name, start, *arguments, before=before)
 
         return timed
 
-    def _report(self, activity: Activity, start: int, *arguments: Any, before: Doing = NOTHING) -> None:
+    def _report(self, activity: Activity, name: str, start: int, *arguments: Any, before: Doing = NOTHING) -> None:
         end = time.monotonic_ns()
         if threading.get_ident() != self._thread:
             return
         self.doing = before
-        if not self.active:
+        if not self.active or before[0] == activity:  # what saves calls what saves
             return
         if activity == "save":
             self._on_save()
         elif activity == "data":
             self._on_wait(weakref.ref(arguments[0]), start, end)
         if activity != "data" or end - start >= MIN_WAIT_NS:
-            self._post(Mark(rank=self._rank, kind=activity, name=_NAMES[activity], start_ns=start, end_ns=end))
+            self._post(Mark(rank=self._rank, kind=activity, name=name, start_ns=start, end_ns=end))
+
+    def _time_saver(self, module: Any, name: str) -> None:
+        original = getattr(module, name, None)
+        if self.active and callable(original):
+            timed = self._timed("save", original, f"{module.__name__}.{name}")
+            setattr(module, name, timed)
+            self._savers.append((module, name, original, timed))
 
     def _attach_to_compiler(self, callback: Any) -> None:
         handler = getattr(callback, "callback_handler", None)
@@ -111,7 +130,14 @@ class ActivityMonitor:
             self.doing = ("compile", self._compiling_since)
 
     def _compile_end(self, *_: Any) -> None:
-        self._report("compile", self._compiling_since)
+        self._report("compile", "torch.compile", self._compiling_since)
 
 
-_NAMES = {"data": "waiting for data", "save": "torch.save", "compile": "torch.compile"}
+def _when_imported(module: str, attach: weakref.WeakMethod[Callable[..., None]], *arguments: str) -> None:
+    """Calls a method with the module once it is imported, or now; not for an object that is gone by then."""
+
+    def hook(imported: Any) -> None:
+        if (method := attach()) is not None:
+            method(imported, *arguments)
+
+    wrapt.register_post_import_hook(hook, module)

@@ -54,6 +54,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def run_size(ranks: int, rank_seconds: float) -> str:
+    """What accounts add up to: ``8 ranks × 32 min``."""
+    return f"{ranks} rank{'s' if ranks > 1 else ''} × {duration(rank_seconds / max(1, ranks))}"
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table with right-aligned columns."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]

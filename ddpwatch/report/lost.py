@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpwatch.analysis.diagnosis.account_names import account_in_phase
 from ddpwatch.analysis.diagnosis.incident import LOST
-from ddpwatch.report.format import duration, number, percent
+from ddpwatch.report.format import number, percent, run_size
 from ddpwatch.report.tables import Table
 
 Account = dict[str, Any]
@@ -28,7 +28,7 @@ def lost_sentence(report: dict[str, Any]) -> str:
     if lost["lost_share"] is None:
         return ""
     ranks = sum(row["steps"] > 0 for row in report["ranks"])
-    run = f"{ranks} rank{'s' if ranks > 1 else ''} × {duration(lost['rank_seconds'] / max(1, ranks))}"
+    run = run_size(ranks, lost["rank_seconds"])
     found = [row for row in lost["accounts"] if row["account"] in LOST and row["share"] >= LEAST_SHARE]
     if not found:
         return f"nothing of {run} lost"

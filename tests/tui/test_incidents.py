@@ -22,7 +22,7 @@ LATE = Incident(
     "straggler", "warning", "rank 1 is late", (1,), "backward", since_step=4, until_step=6, cost_ns=2 * SECOND
 )
 EXPOSED = Incident("exposed_comm", "warning", "exposed", (), since_step=0, until_step=9, cost_ns=9 * SECOND, open=True)
-PAUSE = Incident("pause", "warning", "paused", (0,), since_step=2, until_step=8, steps=2, cost_ns=SECOND)
+PAUSE = Incident("pause", "warning", "paused", (0,), since_step=2, until_step=8, steps=2, struck=(2, 8), cost_ns=SECOND)
 EVERY = Incident("intermittent", "warning", "now and then", (3,), since_step=1, until_step=9, period=4)
 STACK = "/a/very/long/path/" + "x" * 90 + "/train.py:7 in train_step"
 HANG = Incident(
@@ -37,6 +37,7 @@ LOST = LostTime(
         Account("waiting", 5, "backward", 12 * SECOND), Account("transfer", None, "exposed_comm", 5 * SECOND),
         Account("input", None, "data", 3 * SECOND),
     ),
+    ranks=8,
 )  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def test_lost_time_in_one_line_and_as_a_bar():
     assert lost_line(model.diagnosed, 100) == whole
     assert lost_line(model.diagnosed, 78) == whole.rpartition(",")[0]  # what does not fit is left out
     lines = plain(paint_lost(model, 102, 8))
-    assert lines[0] == " 20.0 % lost of the run so far"
+    assert lines[0] == " 20.0 % lost of the run so far (8 ranks × 12 s)"
     assert [lines[1].count(glyph) for glyph in "╲╱≈▓·"] == [12, 5, 3, 60, 20]
     assert re.match(r" ╲╲ +12\.0 % waiting for rank 5 \(backward\) +12\.0 rank-s", lines[2])
     assert re.match(r" ▓▓ +60\.0 % backward", lines[5])

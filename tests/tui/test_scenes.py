@@ -22,9 +22,9 @@ LATE = ["✗ rank 5 is late by 30 ms", "from blocks.7.weight_3 on", "a step woul
 PICTURED = {  # the looks of which there is a picture: at both sizes what differs in kind, not in a figure
     f"{look}-{width}x{height}"
     for looks, sizes in (
-        (("healthy-overview", "constant-overview", "hang-overview", "hang-log", "two-hosts-ranks"), SIZES),
-        (("ended-log", "two-hosts-devices", "many-hosts-overview", "many-hosts-ranks", "many-hosts-devices"),
-         SIZES[1:]),
+        (("healthy-overview", "constant-overview", "intermittent-overview", "hang-overview", "hang-log",
+          "ended-overview", "ended-log", "two-hosts-ranks"), SIZES),
+        (("two-hosts-devices", "many-hosts-overview", "many-hosts-ranks", "many-hosts-devices"), SIZES[1:]),
     )
     for look in looks
     for width, height in sizes

@@ -57,7 +57,7 @@ def test_a_run_that_ends_in_a_pause_changes_nothing_that_was_judged_before():
     ("place", "text"),
     [
         ({"phase": "forward"}, "stuck in forward 74 s"),
-        ({"phase": "input", "activity": "save", "activity_since_ns": BEAT_NS - 9 * SECOND}, "stuck in torch.save 9 s"),
+        ({"phase": "input", "activity": "save", "activity_since_ns": BEAT_NS - 9 * SECOND}, "stuck saving 9 s"),
         (
             {"phase": "input", "activity": "data", "activity_since_ns": BEAT_NS - 9 * SECOND},
             "stuck waiting for data 9 s",

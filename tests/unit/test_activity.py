@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import time
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+import pytest
+import safetensors.torch
 import torch
+from torch.distributed import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from ddpwatch.messages import Mark
+from ddpwatch.probe import activity
 from ddpwatch.probe.activity import ActivityMonitor
 from tests.support.probe import NAP_S
 
@@ -52,3 +58,40 @@ def test_what_happens_outside_the_steps_is_marked(tmp_path: Any) -> None:
     assert len(found) == 4  # three batches, and the end
     assert saved == [1]
     assert torch.save is untouched
+
+
+def monitored(marks: list[Mark]) -> ActivityMonitor:
+    return ActivityMonitor(0, marks.append, lambda: None, lambda *wait: None)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_libraries_save_is_marked_once(tmp_path: Any) -> None:
+    """Whatever name it is called by, and whatever it calls itself."""
+    marks: list[Mark] = []
+    before = checkpoint.save, safetensors.torch.save_file
+    monitor = monitored(marks)
+    checkpoint.save({"weight": torch.ones(3)}, checkpoint_id=tmp_path / "folder", no_dist=True)
+    safetensors.torch.save_file({"weight": torch.ones(3)}, tmp_path / "weights")
+    monitor.close()
+    assert [(mark.kind, mark.name) for mark in marks] == [
+        ("save", "torch.distributed.checkpoint.save"),
+        ("save", "safetensors.torch.save_file"),
+    ]
+    assert (checkpoint.save, safetensors.torch.save_file) == before
+    assert safetensors.torch.load_file(tmp_path / "weights")["weight"].tolist() == [1, 1, 1]
+
+
+def test_a_library_that_is_imported_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library, named = tmp_path / "later.py", ("later", "save")
+    library.write_text("def save(what):\n    return what\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(activity, "SAVERS", [named, ("never", "save")])
+    marks: list[Mark] = []
+    monitor = monitored(marks)
+    later = importlib.import_module("later")
+    assert later.save(7) == 7
+    monitor.close()
+    assert [mark.name for mark in marks] == ["later.save"]
+    assert later.save.__module__ == "later"
+    assert later.save(8) == 8
+    assert len(marks) == 1

@@ -349,7 +349,7 @@ def test_ranks_missing_from_a_step_do_not_stop_the_report() -> None:
     )
     report = builder.report()
     assert [row["steps"] for row in report["ranks"]] == [23, 20]
-    assert findings(report)[0]["message"] == "rank 1 was killed (SIGKILL) at step 100 in sync"
+    assert findings(report)[0]["message"] == "rank 1 was killed (SIGKILL) at step 100 waiting for buckets"
 
 
 @pytest.mark.parametrize(

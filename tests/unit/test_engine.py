@@ -313,16 +313,20 @@ class TestPauses:
         found = [one for one in state_of(steps).diagnosis.incidents() if one.kind == "pause" and one.since_step == 350]
         assert [one.severity for one in found] == [severity]
 
-    def test_a_collection_that_recurs(self):
+    @pytest.mark.parametrize(("steps", "is_open"), [(100, True), (116, True), (117, False)])
+    def test_a_collection_that_recurs(self, steps, is_open):
+        """In every tenth step of the first hundred. It is over if twice that time has gone by."""
         messages = []
-        for number, ranks in enumerate(synchronous([(0, 30 if n % 10 == 5 else 0) for n in range(100)])):
-            if number % 10 == 5:
+        late = [(0, 30 if n % 10 == 5 and n < 100 else 0) for n in range(steps)]
+        for number, ranks in enumerate(synchronous(late)):
+            if max(late[number]):
                 start = ranks[1].start_ns + 40 * MS
                 messages.append(Mark(rank=1, kind="gc", name="gc", start_ns=start, end_ns=start + 30 * MS))
             messages += ranks
         found = late_ones(state_of([hello(0), hello(1), *messages]).diagnosis.incidents())
         assert [(one.kind, one.ranks, one.phase, one.period) for one in found] == [("intermittent", (1,), "gc", 10)]
-        assert found[0].cost_ns == 10 * 20 * MS
+        assert (found[0].cost_ns, found[0].open) == (10 * 20 * MS, is_open)
+        assert found[0].gain == pytest.approx(20 / (10 * 100 + 30), rel=0.02)
 
     def test_a_short_collection_is_no_warning(self):
         messages = []
@@ -358,7 +362,25 @@ class TestWholeRun:
         found = state_of([hello(0), hello(1), *steps]).diagnosis.incidents()
         (link,) = [incident for incident in found if incident.kind == "slow_link"]
         assert (link.since_step, link.ranks) == (40, ())
+        before, since = link.evidence["busbw_gbps"]
+        assert before == pytest.approx(5 / 3 * since, rel=0.01)
         assert link.cost_ns == pytest.approx(40 * 2 * 18 * MS, rel=0.1)
+
+    def test_the_link_of_one_pair_becomes_slower(self):
+        """Transfers of 30 ms in all take 50 ms among ranks 2 and 3 from step 40 on."""
+        slow = {"comm_done": [60 * MS, 110 * MS], "duration_ns": 120 * MS}
+        slow["spans"] = [Span("forward", 2 * MS, 30 * MS), Span("sync", 80 * MS, 110 * MS)]
+        pairs = {8: [0, 1], 9: [2, 3]}
+        messages = [Group(rank=rank, id=group, ranks=ranks) for group, ranks in pairs.items() for rank in ranks]
+        for number in range(80):
+            for group, ranks in pairs.items():
+                about = {"start_ns": START_NS + number * 120 * MS, "comm_group": [group, group]}
+                about |= slow if group == 9 and number >= 40 else {}
+                messages += [step(rank, number, **about) for rank in ranks]
+        found = state_of([*(hello(rank, 4) for rank in range(4)), *messages]).diagnosis.incidents()
+        (link,) = [incident for incident in found if incident.kind == "slow_link"]
+        assert (link.since_step, link.ranks) == (40, (2, 3))
+        assert link.message.startswith("transfers among ranks 2, 3 take 1.7 times as long as before (busbw ")
 
     def test_exposed_communication_that_comes_and_goes_is_one_incident(self):
         """It counts only while it is exposed."""
@@ -431,6 +453,12 @@ class TestWholeRun:
         other = Layout(rank=1, epoch=2, params=["a", "b"], buckets=[])
         found = state_of([hello(0), hello(1), layout(), other, step(0), step(1)]).diagnosis.incidents()
         assert [(one.kind, one.ranks) for one in found if one.severity == "error"] == [("layouts_differ", (1,))]
+
+    def test_the_rank_whose_layout_differs_from_most_is_named(self):
+        other = Layout(rank=0, epoch=2, params=["a", "b"], buckets=[])
+        known = [hello(0, 3), hello(1, 3), hello(2, 3), other, layout(1), layout(2)]
+        found = state_of([*known, *(step(rank) for rank in range(3))]).diagnosis.incidents()
+        assert [(one.kind, one.ranks) for one in found if one.severity == "error"] == [("layouts_differ", (0,))]
 
 
 def test_two_things_of_one_rank_at_a_time():

@@ -98,9 +98,8 @@ def test_on_nccl_the_rank_that_is_one_collective_behind_is_named() -> None:
     assert named_after(run) <= 4.0
     found = only(run.go(1.0))
     assert (found.kind, found.ranks, found.phase, found.since_step, found.open) == ("hang", (5,), "between", 41, True)
-    assert (
-        found.message == "rank 5 between steps at step 41 for 4 s; others wait: it has issued 120 collectives, they 121"
-    )
+    behind = "it has issued 120 collectives, the ranks that wait 121"
+    assert found.message == f"rank 5 between steps at step 41 for 4 s; {behind}"
     assert found.evidence["issued"][5] == 120
 
 
@@ -311,6 +310,23 @@ def test_a_hang_ends_with_the_run() -> None:
     assert {incident.kind for incident in found} == {"hang", "death"}
     assert not any(incident.open for incident in found)
     assert next(incident.cost_ns for incident in found if incident.kind == "hang") == 6 * S
+    assert next(incident.message for incident in found if incident.kind == "death").startswith(
+        "rank 1 was stuck for 6 s, in forward, at step 40; rank 0 waited; then rank 0 was killed (SIGTERM)"
+    )
+
+
+def test_a_death_after_a_hang_is_no_part_of_it() -> None:
+    run = Run()
+    run.put(0, "sync", in_flight=[0])
+    run.put(1, "forward")
+    run.go(6.0)
+    for number in range(41, 44):
+        for rank in (0, 1):
+            run.put(rank, "forward", step=number)
+        run.go(1.0)
+    run.leave(1, killed())
+    (death,) = [incident for incident in run.go(1.0) if incident.kind == "death"]
+    assert death.message.startswith("rank 1 was killed (SIGKILL)")
 
 
 def test_a_death_shows_who_waits_for_it() -> None:

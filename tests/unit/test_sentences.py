@@ -45,7 +45,10 @@ def test_a_bucket_is_one_of_its_module() -> None:
     first, second = (late_rank_sentence(replace(LATE, module=module, bucket=0), layouts) for module in (0, 1))
     assert first.endswith("from bucket 0 (generator.0.weight) on")
     assert second.endswith("from bucket 1:0 (discriminator.0.weight) on")
-    assert exposed_sentence(0.12, (1, 0), False, layouts, True).endswith("bucket 1:0 (discriminator.0.weight)")
+    assert exposed_sentence(0.12, (1, 0), "last", layouts, True).endswith(
+        "most of it the last bucket 1:0 (discriminator.0.weight)"
+    )
+    assert exposed_sentence(0.12, (0, 2), "middle", None, True).endswith("most of it bucket 2 in the middle")
 
 
 @pytest.mark.parametrize(
@@ -62,9 +65,11 @@ def test_a_slow_host(is_open: bool, text: str) -> None:
 
 
 def test_what_slows_all_ranks() -> None:
-    assert exposed_sentence(0.12, None, False, None, True).endswith("that no compute hides take 12 % of a step")
-    assert exposed_sentence(0.12, None, False, None, False).endswith("that no compute hid took 12 % of a step")
+    assert exposed_sentence(0.12, None, "", None, True).endswith("that no compute hides take 12 % of a step")
+    assert exposed_sentence(0.12, None, "", None, False).endswith("that no compute hid took 12 % of a step")
     assert input_sentence(0.12, True) == "slow input: the loop waits for data during 12 % of a step"
     assert input_sentence(0.12, False) == "slow input: the loop waited for data during 12 % of a step"
-    assert link_sentence(2.0, True) == "transfers take 2.0 times as long as before"
-    assert link_sentence(2.0, False) == "transfers took 2.0 times as long as before"
+    assert link_sentence(2.0, (), None, True) == "transfers take 2.0 times as long as before"
+    assert link_sentence(2.0, (2, 3), (1.5, 0.75), False) == (
+        "transfers among ranks 2, 3 took 2.0 times as long as before (busbw 0.75 instead of 1.5 GB/s)"
+    )

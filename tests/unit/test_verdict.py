@@ -1,8 +1,11 @@
 import re
+from dataclasses import replace
 
 import pytest
 
+from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
+from ddpwatch.analysis.diagnosis.verdict import verdict
 from ddpwatch.analysis.window import summarise
 from ddpwatch.messages import Span
 from tests.support.frames import MS, beat, bye, hello, killed, layout, run, shadow, state_of, step, synchronous
@@ -120,6 +123,20 @@ class TestVerdict:
         assert found.text.startswith("nothing stands out; exposed communication")
         earlier = r"; earlier: straggler of rank 1 in steps 20–59 and 2 more, \d+ % of the run$"
         assert re.search(earlier, found.text), found.text
+
+    def test_ranks_that_drifted_apart_never_stand_well_again(self):
+        hidden = {"comm_done": [60 * MS, 82 * MS]}
+        steps = [step(rank, n, reduced=n >= 20, **hidden) for n in range(200) for rank in range(2)]
+        found = judged([hello(0), hello(1), layout(), *steps])
+        assert (found.kind, found.severity) == ("not_reduced", "bad")
+        assert found.text.startswith("gradients were not reduced: in 20 steps")
+
+    def test_what_lasts_and_costs_next_to_nothing_is_not_the_verdict(self):
+        found = state_of([hello(0), hello(1), layout(), *run(40)])
+        little = Incident("intermittent", "warning", "rank 0 paused 9 times", (0,), gain=0.001, open=True)
+        summary = summarise(found.recent())
+        assert verdict(summary, [little], 2).kind != "intermittent"
+        assert verdict(summary, [replace(little, gain=0.01)], 2).kind == "intermittent"
 
     def test_a_killed_rank_and_who_waits_for_it(self):
         found = judged([*run(), killed(), beat(0, 40, "sync", 2, in_flight=[1])])

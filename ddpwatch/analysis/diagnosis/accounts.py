@@ -92,6 +92,11 @@ class StepSplit:
     pauses: dict[int, dict[str, int]] = field(default_factory=dict)
     held_up: dict[int, int] = field(default_factory=dict)
 
+    @property
+    def transfer_ns(self) -> int:
+        """Exposed communication that is not waiting for a rank, as far as the two can be distinguished."""
+        return self.accounts.get(TRANSFER, 0) + self.accounts.get(EXPOSED, 0)
+
 
 class ExposedSplit(NamedTuple):
     """What a rank's exposed communication was: waits by the last rank, transfer, and what cannot be split (ns)."""
@@ -185,6 +190,11 @@ class Ledger:
     def rank_ns(self) -> int:
         """From each rank's first step to the end of its newest one, added up."""
         return self.accounts.total() + self.waits.total()
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks have sent steps."""
+        return len(self._ends)
 
     def mark(self, mark: Mark) -> None:
         """Takes a mark of a pause."""

@@ -30,7 +30,7 @@ RANK_FIELDS: Final = ("wait", "run", "preempted_s", "swapped_bytes")
 GPU_FIELDS: Final = ("lost_clock", "clock_mhz", "max_clock_mhz", "new_ecc_errors", *_REASONS)
 HOST_SHARES: Final = ("steal", "cgroup_throttled", "cpu_pressure", "memory_pressure")
 DENIED: Final = {  # shares of the time in which a job could not run, of a rank or host, and why
-    "wait": "CPU starved: it waited for a core",
+    "wait": "CPU starved: waited for a core",
     "steal": "CPU time was stolen",
     "cgroup_throttled": "cgroup CPU limit",
     "memory_pressure": "short of memory",

@@ -277,6 +277,7 @@ class Diagnosis:
             since_step=streak.since,
             until_step=streak.until,
             steps=streak.count,
+            struck=() if streak.constant or streak.period is not None else streak.struck,
             period=streak.period,
             cost_ns=late.cost_ns,
             gain=late.gain,
@@ -353,6 +354,7 @@ class Diagnosis:
             rank_ns=total,
             accounts=tuple(sorted(accounts, key=lambda account: -account.ns)),
             watched=ledger.watched_ns / total if total else None,
+            ranks=ledger.ranks,
         )
 
 

@@ -40,6 +40,7 @@ class Incident:
         device: A cause outside the job, such as ``host a: 31 % of CPU time stolen``; empty if none was seen.
         since_step, until_step: The first and the last step that it struck; None if it struck between steps.
         steps: How many steps it struck, as far as they were watched.
+        struck: The newest of these, ascending, of one that strikes now and then without a period; else empty.
         period: Every how many steps it strikes, where that is regular.
         cost_ns: Rank-time lost to it: what all other ranks waited, or what all ranks spent.
         share: That, as a share of the rank-time of the run so far.
@@ -61,6 +62,7 @@ class Incident:
     since_step: int | None = None
     until_step: int | None = None
     steps: int = 0
+    struck: tuple[int, ...] = ()
     period: int | None = None
     cost_ns: int = 0
     share: float | None = None
@@ -95,8 +97,10 @@ class LostTime:
         rank_ns: From each rank's first step to the end of its last one, added up.
         accounts: Largest first; they add up to ``rank_ns``.
         watched: The share of the time that was split by its own stamps. Unwatched steps are split like watched ones.
+        ranks: Of how many ranks.
     """
 
     rank_ns: int = 0
     accounts: tuple[Account, ...] = ()
     watched: float | None = None
+    ranks: int = 0

@@ -74,6 +74,7 @@ class RankLiveness:
         self._hangs: dict[int, _Hang] = {}  # those that last, by the lowest rank of those that depend on each other
         self._settling: list[_Hang] = []
         self._ended: list[tuple[int, int, Incident]] = []  # a heap: the cheapest first
+        self._deadly: _Hang | None = None  # that in which a rank died first
         self._count = 0
         self._now_ns = self._due_ns = 0
         self._over = False
@@ -129,6 +130,8 @@ class RankLiveness:
             for hang in (*self._hangs.values(), *self._settling):
                 if bye.rank in hang.still:
                     hang.settle(bye.rank, life.clock_ns(received_ns))
+                    if bye.reason != "finished" and not hang.ended_ns and self._deadly is None:
+                        self._deadly = hang
         self._due_ns = 0
         self._check(received_ns)
 
@@ -167,11 +170,13 @@ class RankLiveness:
         first = dead[0]
         assert first.bye is not None
         alive = [life for life in self._lives.values() if life.bye is None]
+        message = death_message(first.bye, [life.rank for life in dead[1:]], alive)
+        hung = self._deadly if self._deadly is not None and self._deadly.ended_ns else None
         return [
             Incident(
                 kind="death",
                 severity="error",
-                message=death_message(first.bye, [life.rank for life in dead[1:]], alive),
+                message=message if hung is None else f"{self._past(hung).message}; then {message}",
                 ranks=(first.rank,),
                 phase=PHASES.get(first.bye.phase, first.bye.phase),
                 bucket=min(first.bye.in_flight, default=None),
@@ -180,7 +185,10 @@ class RankLiveness:
                 steps=0 if first.bye.step is None else 1,
                 cost_ns=self._waited_for(first),
                 open=bool(alive) and not self._over,
-                evidence={"ends": {life.rank: _end_of(life.bye) for life in dead if life.bye is not None}},
+                evidence={
+                    "ends": {life.rank: _end_of(life.bye) for life in dead if life.bye is not None},
+                    **({} if hung is None else {"hung": list(hung.blame.ranks)}),
+                },
             )
         ]
 

@@ -32,6 +32,7 @@ KEEP_STEPS = 512  # newest, of a pause that recurs
 SAMPLED_NS = 2_000_000_000  # after a stall, for the samples that describe it
 TOGETHER = 2  # steps, after a stall: one that comes so soon is part of it
 REGULAR_AFTER = 2  # distances, to call a pause regular
+LATE_AGAIN = 2  # times the longest distance so far: what has not come again by then is over
 DENIED_SHARE = 0.5  # of a stall, in which the machine did not let the job run: then it is the machine's
 PLANNED = frozenset({"checkpoint", "validation", "compilation"})
 _RECURRING = frozenset(PAUSE_PHASES.values())
@@ -45,7 +46,7 @@ class _Pause:
         cost_ns: Of those in watched steps. Of others, it is estimated (`whole_cost_ns`).
         seen_ns, unseen_ns: How long a rank's marks lasted in watched steps, and in others.
         unseen_cost_ns: What others waited at most in those.
-        span_ns: From the start to the end of the step of a stall.
+        span_ns: From start to end of the step of a stall; of one that recurs, from its first to its newest step.
         unusual: Whether it is beyond the tail of the job's other steps.
         denied: Whether the machine did not let the job run for most of it.
         incident: Once somebody asked, until it strikes again.
@@ -94,6 +95,24 @@ class _Pause:
             return self.cost_ns + self.unseen_cost_ns
         return self.cost_ns * (self.seen_ns + self.unseen_ns) // self.seen_ns
 
+    @property
+    def recurs(self) -> bool:
+        """Whether it is a collection that comes again and again."""
+        return self.phase == "gc" and self.count > REGULAR_AFTER
+
+    def is_due(self, step: int) -> bool:
+        """Whether it recurs, and may come again: the time for that is not long over."""
+        gaps = [after - before for before, after in pairwise(self.steps)]
+        return self.recurs and step - self.steps[-1] <= LATE_AGAIN * max(gaps)
+
+    @property
+    def gain(self) -> float | None:
+        """By how much a step would be shorter without those that recur, as a share."""
+        took = self.span_ns[1] - self.span_ns[0]
+        if not self.recurs or took <= 0:
+            return None
+        return _waited(self) * (self.count - 1) / self.count / took
+
     def merge(self, other: _Pause) -> None:
         """Takes another one of the same ranks, perhaps in another phase."""
         self.phase = self.phase if self.phase == other.phase else ""
@@ -120,13 +139,14 @@ class Pauses:
         self._held_up = held_up
         self._durations = RollingMedian(WINDOW)
         self._tail = Tail()
+        self._step = 0  # the newest
         self._found: list[_Pause] = []
         self._denied: list[_Pause] = []  # by others on the machine
         self._fresh: deque[_Pause] = deque(maxlen=KEEP_PAUSES)  # stalls of which samples may still come
 
     def add(self, facts: StepFacts, late: Collection[LateRank]) -> None:
         """Takes the next step, and who is late at the moment."""
-        longest = facts.across.longest_ns
+        longest, self._step = facts.across.longest_ns, facts.across.step
         while self._fresh and facts.split.start_ns > self._fresh[0].span_ns[1] + SAMPLED_NS:
             self._settle(self._fresh.popleft())
         if facts.split.pauses:
@@ -158,7 +178,8 @@ class Pauses:
         found = [pause for pause in self._found if pause.whole_cost_ns or not (pause.seen_ns or pause.unseen_ns)]
         for pause in found:
             pause.incident = pause.incident or _incident(pause)
-        return [pause.incident for pause in found if pause.incident is not None]
+        incidents = [(pause, pause.incident) for pause in found if pause.incident is not None]
+        return [replace(one, open=True) if pause.is_due(self._step) else one for pause, one in incidents]
 
     def _add_marked(self, facts: StepFacts) -> None:
         """What marks explain: of all ranks at once, or of the one that is waited for."""
@@ -231,8 +252,13 @@ class Pauses:
             self._found = [one for one in self._found if one is not pause]
 
     def _recurring(self, ranks: tuple[int, ...], phase: str, facts: StepFacts) -> _Pause:
-        known = (pause for pause in self._found if pause.ranks == ranks and pause.phase == phase)
-        return next(known, None) or self._keep(_Pause(ranks, phase, facts.across.step, ranks_in_run=len(facts.across)))
+        split, known = facts.split, (one for one in self._found if one.ranks == ranks and one.phase == phase)
+        pause = next(known, None)
+        if pause is None:
+            pause = self._keep(_Pause(ranks, phase, facts.across.step, ranks_in_run=len(facts.across)))
+            pause.span_ns = split.start_ns, split.end_ns
+        pause.span_ns = pause.span_ns[0], split.end_ns
+        return pause
 
     def _keep(self, pause: _Pause) -> _Pause:
         self._found.append(pause)
@@ -263,12 +289,11 @@ def _longest_phase(facts: StepFacts, excess: int) -> str:
 
 
 def _incident(pause: _Pause) -> Incident:
-    recurs = pause.phase == "gc" and pause.count > REGULAR_AFTER
     planned = pause.phase in PLANNED
     usual = not pause.unusual or pause.denied
-    minor = pause.phase == "gc" and (_mean(pause) < WORTH_NS if recurs else _waited(pause) < LONE_NS)
+    minor = pause.phase == "gc" and (_mean(pause) < WORTH_NS if pause.recurs else _waited(pause) < LONE_NS)
     return Incident(
-        kind="intermittent" if recurs else "pause",
+        kind="intermittent" if pause.recurs else "pause",
         severity="info" if planned or minor or usual else "warning",
         message=pause_sentence(pause.ranks, pause.phase, pause.since, pause.longest_ns, pause.count),
         ranks=pause.ranks,
@@ -277,8 +302,10 @@ def _incident(pause: _Pause) -> Incident:
         since_step=pause.since,
         until_step=pause.steps[-1],
         steps=pause.count,
+        struck=tuple(pause.steps),
         period=_regular(pause.steps),
         cost_ns=pause.whole_cost_ns,
+        gain=pause.gain,
         evidence={
             "longest_ms": pause.longest_ns / NS_PER_MS,
             "ranks": pause.ranks_in_run,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ddpwatch.analysis.diagnosis.incident import Incident, ModuleBucket
-from ddpwatch.analysis.diagnosis.wording import in_ms, phase_named, ranks_named
+from ddpwatch.analysis.diagnosis.wording import in_ms, phase_named, place, ranks_named
 from ddpwatch.analysis.step import NS_PER_MS
 
 
@@ -83,7 +83,7 @@ def pause_sentence(ranks: Sequence[int], phase: str, step: int, longest_ns: int,
     """A pause of one rank or of all."""
     who = ranks_named(ranks) if ranks else "every rank"
     what = _PAUSE_NOUNS.get(phase, phase)
-    why = f" ({what})" if phase in _PAUSE_NOUNS or phase == "validation" else f" in {phase}" if phase else ""
+    why = f" ({what})" if phase in _PAUSE_NOUNS or phase == "validation" else f" {place(phase)}" if phase else ""
     if count > 1:
         return f"{who} paused {count} times{why}, for up to {in_ms(longest_ns)}"
     return f"{who} paused for {in_ms(longest_ns)}{why} at step {step}"
@@ -92,19 +92,29 @@ def pause_sentence(ranks: Sequence[int], phase: str, step: int, longest_ns: int,
 def exposed_sentence(
     share: float,
     bucket: ModuleBucket | None,
-    is_last: bool,
+    which: str,
     names: LayerNames | None,
     is_open: bool,
     is_split: bool = True,
 ) -> str:
-    """Transfers that no compute hides; if waits could not be split off, both."""
+    """Transfers that no compute hides; if waits could not be split off, both.
+
+    Args:
+        share: Of a step.
+        bucket: The one that is exposed most.
+        which: In launch order: ``first``, ``middle``, ``last`` or ``only``.
+        names: Of parameters.
+        is_open: Whether that lasts.
+        is_split: Whether waits were split off.
+    """
     hides, take = ("hides", "take") if is_open else ("hid", "took")
     what = "transfers" if is_split else "waits or transfers (unknown which, as not all ranks can be compared)"
     text = f"exposed communication: {what} that no compute {hides} {take} {100 * share:.0f} % of a step"
     if bucket is None:
         return text
-    which = f"{'the last ' if is_last else ''}{unit(names)}"
-    return f"{text}, most of it {which} {bucket_named(bucket, names)}"
+    the = "" if which == "middle" else f"the {which} "
+    middle = " in the middle" if which == "middle" else ""
+    return f"{text}, most of it {the}{unit(names)} {bucket_named(bucket, names)}{middle}"
 
 
 def input_sentence(share: float, is_open: bool) -> str:
@@ -112,11 +122,21 @@ def input_sentence(share: float, is_open: bool) -> str:
     return f"slow input: the loop {'waits' if is_open else 'waited'} for data during {100 * share:.0f} % of a step"
 
 
-def link_sentence(slower: float, is_open: bool) -> str:
-    """Transfers have become slower."""
-    return f"transfers {'take' if is_open else 'took'} {slower:.1f} times as long as before"
+def link_sentence(slower: float, ranks: Sequence[int], busbw: tuple[float, float] | None, is_open: bool) -> str:
+    """Transfers have become slower.
+
+    Args:
+        slower: How many times as long they take.
+        ranks: Among these; empty for all.
+        busbw: Before and since (GB/s).
+        is_open: Whether that lasts.
+    """
+    among = f" among {ranks_named(ranks)}" if ranks else ""
+    text = f"transfers{among} {'take' if is_open else 'took'} {slower:.1f} times as long as before"
+    return text if busbw is None else f"{text} (busbw {busbw[1]:.3g} instead of {busbw[0]:.3g} GB/s)"
 
 
-def drift_sentence(growth: float) -> str:
+def drift_sentence(growth: float, is_open: bool) -> str:
     """All ranks get slower and slower."""
-    return f"all ranks get slower and slower: a step takes {100 * growth:.0f} % longer than at first"
+    get, takes = ("get", "takes") if is_open else ("got", "took")
+    return f"all ranks {get} slower and slower: a step {takes} {100 * growth:.0f} % longer than at first"

@@ -191,6 +191,11 @@ class Streak:
                 return deviation if late and number == step else None
         return None
 
+    @property
+    def struck(self) -> tuple[int, ...]:
+        """Its newest late steps, ascending."""
+        return tuple(step for step, _, late in self.values if late and step <= self.until)
+
     def shared_with(self, other: Streak) -> float:
         """The share of its late steps that are late steps of another streak, too."""
         late = {step for step, _, late in self.values if late}

@@ -19,8 +19,7 @@ class Unsound:
         self._unreduced = 0
         self._since = self._until = 0
         self._lasts = False
-        self._layouts: dict[tuple[int, int, int], _Buckets] = {}
-        self._different: dict[tuple[int, int, int], set[int]] = {}
+        self._layouts: dict[tuple[int, int, int], dict[_Buckets, set[int]]] = {}  # the ranks that have which
 
     def step(self, across: StepAcrossRanks) -> None:
         """Takes a step. A comm hook that hands buckets back communicates nothing: every rank trains its own model."""
@@ -38,11 +37,8 @@ class Unsound:
         key = layout.module, layout.group, layout.epoch
         buckets = tuple(layout.params), tuple(tuple(bucket.params) for bucket in layout.buckets)
         if key not in self._layouts and len(self._layouts) >= KEEP_LAYOUTS:
-            oldest = next(iter(self._layouts))
-            del self._layouts[oldest]
-            self._different.pop(oldest, None)
-        if self._layouts.setdefault(key, buckets) != buckets:
-            self._different.setdefault(key, set()).add(layout.rank)
+            del self._layouts[next(iter(self._layouts))]
+        self._layouts.setdefault(key, {}).setdefault(buckets, set()).add(layout.rank)
 
     def incidents(self) -> list[Incident]:
         """All that does not hold."""
@@ -63,7 +59,11 @@ class Unsound:
                     evidence={"steps": self._unreduced},
                 )
             )
-        for (module, group, epoch), ranks in self._different.items():
+        for (module, group, epoch), ranks_of in self._layouts.items():
+            if len(ranks_of) == 1:
+                continue
+            most = max(ranks_of.values(), key=lambda ranks: (len(ranks), -min(ranks)))
+            ranks = {rank for some in ranks_of.values() for rank in some if some is not most}
             who, lasts = ranks_named(sorted(ranks)), not self._agreed_after(module, group, epoch)
             differ = "differ" if lasts else "differed"
             text = f"the buckets of {who} {differ} from those of other ranks (module {module}, layout {epoch})"
@@ -73,4 +73,4 @@ class Unsound:
     def _agreed_after(self, module: int, group: int, epoch: int) -> bool:
         """Whether all ranks agree on a later layout."""
         later = [key for key in self._layouts if key[:2] == (module, group) and key[2] > epoch]
-        return any(key not in self._different for key in later)
+        return any(len(self._layouts[key]) == 1 for key in later)

@@ -14,7 +14,8 @@ from ddpwatch.messages import Bye
 
 Severity = Literal["none", "ok", "warn", "bad"]
 _BAD = ("straggler", "intermittent", "drift", "slow_host")
-WORTH_SAYING = 0.005  # of a step: what an incident that is over cost at least, to be mentioned
+_FOR_GOOD = ("not_reduced", "layouts_differ")  # since then, ranks train different models
+WORTH_SAYING = 0.005  # of a step, or of the run: what an incident costs at least, to be mentioned
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Verdict:
         rank, bucket: Which ones are to blame, if any.
         ranks: All that it names.
         peers: Whom these were compared with, if that is known.
-        incident: What it is about, if it is an incident that lasts or ended the run.
+        incident: What it is about, if it is an incident that lasts, ended the run, or harmed it for good.
     """
 
     kind: str
@@ -62,7 +63,7 @@ def verdict(
     fatal = [incident for incident in fatal if incident.open or incident.kind == "death"]
     if fatal:
         return of_incident(min(fatal, key=lambda incident: incident.kind != "death"))
-    lasting = [incident for incident in incidents if incident.open and incident.severity != "info"]
+    lasting = [incident for incident in incidents if incident.severity != "info" and _matters_now(incident)]
     worst = max(lasting, key=_urgency, default=None)
     found = _healthy(summary, incidents, ranks, world_size) if worst is None else of_incident(worst)
     return _prefixed(found, finished_steps, end)
@@ -82,6 +83,13 @@ def with_unseen(found: Verdict, unseen: Collection[int]) -> Verdict:
     are, their = ("is", "its") if len(ranks) == 1 else ("are", "their")
     text = f"{ranks_named(ranks)} {are} unseen: nothing comes from {their} host's agent; before that: {found.text}"
     return Verdict("unseen", "warn", text, ranks=ranks)
+
+
+def _matters_now(incident: Incident) -> bool:
+    """Whether it lasts, and costs enough, or has harmed the run for good."""
+    if not incident.open:
+        return incident.kind in _FOR_GOOD
+    return incident.gain is None or incident.gain >= WORTH_SAYING
 
 
 def _urgency(incident: Incident) -> tuple[bool, float]:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
-from statistics import median
+from operator import attrgetter
 from typing import cast
 
-from ddpwatch.analysis.diagnosis.accounts import EXPOSED, TRANSFER, StepSplit
+from ddpwatch.analysis.diagnosis.accounts import EXPOSED, StepSplit
 from ddpwatch.analysis.diagnosis.cause import StepFacts
 from ddpwatch.analysis.diagnosis.incident import Incident, Kind, ModuleBucket
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
+from ddpwatch.analysis.diagnosis.run_drift import RunDrift
 from ddpwatch.analysis.diagnosis.sentences import (
     LayerNames,
-    drift_sentence,
     exposed_sentence,
     input_sentence,
-    link_sentence,
 )
+from ddpwatch.analysis.diagnosis.slow_link import SlowLink
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE
 from ddpwatch.analysis.launch_skew import common_keys
 
@@ -27,17 +26,6 @@ WINDOW = 16  # newest watched steps
 WORTH_A_LOOK = 0.02  # of a step: less input, or exposed transfer, is none
 CLEARED = 0.7  # of the share at which an incident starts: below that, it is over
 AGAIN = 256  # steps from one to the next, up to which they are one incident
-LINK_STEPS = 5  # newest full steps, all of them slower
-LINK_BASE = 8  # full steps before them, at least
-LINK_SLOWER = 1.5  # transfers take so many times as long
-LINK_SHARE = 0.03  # of a step, at least
-KEEP_LINK = 64  # full steps
-BLOCK_STEPS = 32  # of the steps whose median makes one point of a trend
-TREND_BLOCKS = 8
-KEEP_BLOCKS = 256
-TREND_GROWTH = 0.15
-TREND_RISING = 0.8  # Kendall's tau, at least
-TREND_JUMP = 0.5  # of the growth, that one block may make at most: more is no drift
 KEEP_ENDED = 64
 
 
@@ -113,26 +101,26 @@ class WholeRun:
     """Finds what slows all ranks alike."""
 
     def __init__(self) -> None:
-        self._exposed = _Share("exposed_comm", EXPOSED_SHARE, _transfer)
+        self._exposed = _Share("exposed_comm", EXPOSED_SHARE, attrgetter("transfer_ns"))
         self._input = _Share("slow_input", INPUT_SHARE, _input)
         self._splits: deque[StepSplit] = deque(maxlen=4 * WINDOW)
         self._bucket_ns: Counter[ModuleBucket] = Counter()
-        self._last_bucket = 0, 0
+        self._ends: tuple[ModuleBucket, ModuleBucket] | None = None  # which are launched first and last
         self._measured = False  # whether completions are measured at all
-        self._link = _Link()
-        self._trend = _Trend()
+        self._link = SlowLink()
+        self._drift = RunDrift()
 
     def add(self, facts: StepFacts) -> None:
         """Takes the next step."""
         across, split = facts.across, facts.split
-        transfer, waits = _transfer(split), _input(split)
+        transfer, waits = split.transfer_ns, _input(split)
         self._splits.append(split)
         if across.counted and split.total:
             if across.full and None not in [one.figures.comm_ns for one in across.all_facts().values()]:
                 self._measured = True
                 if transfer > WORTH_A_LOOK * split.total:
                     self._note_buckets(facts)
-                self._link.add(facts)
+                self._link.add(across)
             if self._measured:
                 self._follow(self._exposed, split, transfer)
             self._follow(self._input, split, _common_input(facts) if waits else 0)
@@ -141,7 +129,7 @@ class WholeRun:
                 share.spell.add(split, share.account(split))
         self._link.count(split)
         if across.counted:
-            self._trend.add(facts)
+            self._drift.add(split.step, split.total - sum(split.waits.values()))
 
     def _follow(self, share: _Share, split: StepSplit, ns: int) -> None:
         if (spell := share.add(split.step, ns / split.total)) is not None:
@@ -159,13 +147,20 @@ class WholeRun:
         for key, least in zip(keys, map(min, columns), strict=True):
             self._bucket_ns[key[:2]] += least
         if keys:
-            self._last_bucket = keys[-1][:2]
+            self._ends = keys[0][:2], keys[-1][:2]
+
+    def _which(self, bucket: ModuleBucket) -> str:
+        """Whether it is the first one, in the middle, the last one, or the only one."""
+        first, last = self._ends or (bucket, bucket)
+        if first == last:
+            return "only"
+        return "first" if bucket == first else "last" if bucket == last else "middle"
 
     def _share_incidents(self, share: _Share, names: LayerNames | None) -> Iterator[Incident]:
         """What lasts or comes again soon is one incident. What a slower link explains is none."""
         joined: list[_Spell] = []
         for spell in (*share.over, *([] if share.spell is None else [share.spell])):
-            if share is self._exposed and self._link.explains(spell.since, spell is share.spell):
+            if share is self._exposed and self._slower_link_explains(spell.since, spell is share.spell):
                 continue
             if joined and spell.since - joined[-1].until <= AGAIN:
                 joined[-1] = joined[-1].joined(spell)
@@ -175,13 +170,29 @@ class WholeRun:
             is_open = share.spell is not None and spell.until == share.spell.until
             yield self._share_incident(share, spell, names, is_open)
 
+    def _slower_link_explains(self, since: int, is_open: bool) -> bool:
+        """Whether transfers are only exposed while they are slower, or were a window ago.
+
+        Args:
+            since: The first step in which they are exposed.
+            is_open: Whether they still are.
+        """
+        lasts = is_open and self._link.since_end >= WINDOW
+        return any(
+            found.since_step is not None
+            and since >= found.since_step - 2 * WINDOW
+            and (found.open or (since <= (found.until_step or 0) and not lasts))
+            for found in self._link.incidents()
+        )
+
     def _share_incident(self, share: _Share, spell: _Spell, names: LayerNames | None, is_open: bool) -> Incident:
         per_step = spell.cost_ns / spell.span_ns if spell.span_ns else 0.0
-        bucket = None
+        bucket, which = None, ""
         if share is self._exposed:
             bucket = max(self._bucket_ns, key=self._bucket_ns.__getitem__, default=None)
             is_split = 2 * spell.unknown_ns <= spell.cost_ns
-            message = exposed_sentence(per_step, bucket, bucket == self._last_bucket, names, is_open, is_split)
+            which = "" if bucket is None else self._which(bucket)
+            message = exposed_sentence(per_step, bucket, which, names, is_open, is_split)
         else:
             message = input_sentence(per_step, is_open)
         module, index = bucket or (None, None)
@@ -198,7 +209,7 @@ class WholeRun:
             cost_ns=spell.cost_ns,
             gain=per_step,
             open=is_open,
-            evidence={"share_of_step": per_step},
+            evidence={"share_of_step": per_step, **({"bucket_place": which} if which else {})},
         )
 
     def incidents(self, names: LayerNames | None) -> list[Incident]:
@@ -207,14 +218,8 @@ class WholeRun:
             *self._share_incidents(self._exposed, names),
             *self._share_incidents(self._input, names),
             *self._link.incidents(),
-            *self._trend.incidents(),
+            *self._drift.incidents(),
         ]
-
-
-def _transfer(split: StepSplit) -> int:
-    """Exposed communication that is not waiting for a rank, as far as the two can be distinguished."""
-    accounts = split.accounts
-    return accounts.get(TRANSFER, 0) + accounts.get(EXPOSED, 0)
 
 
 def _input(split: StepSplit) -> int:
@@ -228,155 +233,3 @@ def _common_input(facts: StepFacts) -> int:
         return 0
     waits = sorted(figures.phases_ns.get("data", 0) for figures in facts.across.figures.values())
     return waits[len(waits) // 4] * len(waits)
-
-
-class _Link:
-    """Transfers that have become slower than they were."""
-
-    def __init__(self) -> None:
-        self._steps: deque[tuple[int, int]] = deque(maxlen=KEEP_LINK)  # step, transfer
-        self._older = RollingMedian(KEEP_LINK - LINK_STEPS)  # of them, all but the newest
-        self._base: float | None = None
-        self._since: int | None = None
-        self._until = self._count = self._cost_ns = self._span_ns = 0
-        self._since_end = 0  # full steps since the newest one that is over
-        self._slower = 1.0
-        self._recent: deque[StepSplit] = deque(maxlen=4 * KEEP_LINK)
-        self._base_share = 0.0
-        self._ended: deque[Incident] = deque(maxlen=KEEP_ENDED)
-
-    def add(self, facts: StepFacts) -> None:
-        """Takes a full step."""
-        transfers = [skew.transfer for skew in facts.across.skew.buckets.values()]
-        if not transfers or None in transfers:
-            return
-        if len(self._steps) >= LINK_STEPS:
-            self._older.add(self._steps[-LINK_STEPS][1])
-        self._steps.append((facts.across.step, sum(cast("list[int]", transfers))))
-        self._since_end += 1
-        if self._since is None:
-            if len(self._older) < LINK_BASE:
-                return
-            base = self._older.median
-            limit = max(LINK_SLOWER * base, base + LINK_SHARE * facts.across.longest_ns)
-            if self._steps[-1][1] > limit and all(transfer > limit for _, transfer in self._newest()):
-                self._since, self._base = self._steps[-LINK_STEPS][0], base
-                self._start(facts.across.step)
-        if self._since is not None and self._base:
-            self._slower = median(transfer for step, transfer in self._steps if step >= self._since) / self._base
-            if all(transfer < (1 + LINK_SLOWER) / 2 * self._base for _, transfer in self._newest()):
-                self._ended.append(self._incident(is_open=False))
-                self._since, self._count, self._cost_ns, self._span_ns = None, 0, 0, 0
-                self._since_end = 0
-
-    def _newest(self) -> Iterator[tuple[int, int]]:
-        return islice(reversed(self._steps), LINK_STEPS)
-
-    def _start(self, step: int) -> None:
-        """Counts the steps since the first slower one."""
-        steps = list(self._recent)
-        before = [_transfer(split) / split.total for split in steps if split.step < (self._since or 0) and split.total]
-        self._base_share = median(before) if before else 0.0
-        for split in steps:
-            if (self._since or 0) <= split.step < step:
-                self._add(split)
-
-    def count(self, split: StepSplit) -> None:
-        """Takes any step's split."""
-        self._recent.append(split)
-        if self._since is not None:
-            self._add(split)
-
-    def _add(self, split: StepSplit) -> None:
-        self._count += 1
-        self._cost_ns += max(0, int(_transfer(split) - self._base_share * split.total))
-        self._span_ns += split.total
-        self._until = split.step
-
-    def explains(self, since: int, is_open: bool) -> bool:
-        """Whether transfers are only exposed while they are slower, or were a window ago.
-
-        Args:
-            since: The first step in which they are exposed.
-            is_open: Whether they still are.
-        """
-        lasts = is_open and self._since_end >= WINDOW
-        return any(
-            found.since_step is not None
-            and since >= found.since_step - 2 * WINDOW
-            and (found.open or (since <= (found.until_step or 0) and not lasts))
-            for found in self.incidents()
-        )
-
-    def incidents(self) -> list[Incident]:
-        """Those that are over, and the one that lasts."""
-        return [*self._ended, *([self._incident(is_open=True)] if self._since is not None else [])]
-
-    def _incident(self, is_open: bool) -> Incident:
-        return Incident(
-            kind="slow_link",
-            severity="warning",
-            message=link_sentence(self._slower, is_open),
-            phase="exposed_comm",
-            since_step=self._since,
-            until_step=self._until,
-            steps=self._count,
-            cost_ns=self._cost_ns,
-            gain=self._cost_ns / self._span_ns if self._span_ns else None,
-            open=is_open,
-            evidence={"slower": self._slower},
-        )
-
-
-class _Trend:
-    """A run that gets slower and slower, on all ranks alike."""
-
-    def __init__(self) -> None:
-        self._block: list[int] = []
-        self._blocks: list[tuple[int, float]] = []
-        self._every = 1  # how many blocks of steps make one of them
-
-    def add(self, facts: StepFacts) -> None:
-        """Takes the next step that counts."""
-        self._block.append(facts.split.total - sum(facts.split.waits.values()))
-        if len(self._block) < BLOCK_STEPS * self._every:
-            return
-        self._blocks.append((facts.across.step, median(self._block)))
-        self._block = []
-        if len(self._blocks) >= KEEP_BLOCKS:
-            self._blocks = self._blocks[1::2]
-            self._every *= 2
-
-    def incidents(self) -> list[Incident]:
-        """The drift so far, if there is one."""
-        values = [value for _, value in self._blocks]
-        if len(values) < TREND_BLOCKS or not _rises(values):
-            return []
-        base = min(values[:2])
-        growth = values[-1] / base - 1
-        cost = int(sum(max(0.0, value - base) for value in values) * BLOCK_STEPS * self._every)
-        return [
-            Incident(
-                kind="drift",
-                severity="warning",
-                message=drift_sentence(growth),
-                since_step=self._blocks[0][0],
-                until_step=self._blocks[-1][0],
-                steps=len(values) * BLOCK_STEPS * self._every,
-                cost_ns=cost,
-                gain=1 - base / values[-1],
-                open=True,
-                evidence={"growth": growth},
-            )
-        ]
-
-
-def _rises(values: Sequence[float]) -> bool:
-    """Whether the values grow steadily, and not at once."""
-    growth = values[-1] - min(values[:2])
-    if growth < TREND_GROWTH * min(values[:2]):
-        return False
-    jumps = [after - before for before, after in pairwise(values)]
-    pairs = [(a, b) for index, a in enumerate(values) for b in values[index + 1 :]]
-    tau = sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
-    return tau >= TREND_RISING and max(jumps) <= TREND_JUMP * growth

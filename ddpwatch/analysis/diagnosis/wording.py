@@ -12,10 +12,14 @@ from ddpwatch.messages import NO_LONGER_WATCHED, Beat, Bye
 _MOST_NAMED = 6
 LIVE_PHASES = {"input": "between steps", "between": "between phases"}  # where a heartbeat says that training is
 ACTIVITIES = {
-    "data": "waiting for data", "save": "in torch.save", "compile": "compiling", "validation": "in validation",
+    "data": "waiting for data", "save": "saving", "compile": "compiling", "validation": "in validation",
     "graph": "in CUDA graphs", NO_LONGER_WATCHED: "no longer watched",
 }  # fmt: skip
-_PAST_PHASES = {"data": "waiting for data", "exposed_comm": "waiting for buckets", "between": "between steps"}
+_PLACES = {
+    "data": "waiting for data", "exposed_comm": "waiting for buckets", "between": "between steps",
+    "other": "between phases", "checkpoint": "in a checkpoint", "compilation": "compiling",
+}  # fmt: skip
+_ENDS = {**LIVE_PHASES, **ACTIVITIES, "sync": "waiting for buckets"}  # where a rank that ended was
 _STACK_FRAMES = 5  # of each rank, in a list
 _ITS_PHASES = {"data": "its wait for data", "between": "what it does between optimizer and forward"}
 
@@ -31,6 +35,11 @@ def in_ms(ns: float) -> str:
 def phase_named(phase: str) -> str:
     """A rank's phase of a step, as the subject of a sentence about that rank."""
     return _ITS_PHASES.get(phase, f"its {phase}")
+
+
+def place(phase: str) -> str:
+    """Where a rank was that was in a phase of a step, or in a pause."""
+    return _PLACES.get(phase, f"in {phase}")
 
 
 def in_live_phase(phase: str, step: int) -> str:
@@ -86,7 +95,7 @@ def how_ended(reason: str, detail: str, signal: int | None) -> str:
 def where_ended(step: int | None, phase: str, in_flight: Sequence[int]) -> str:
     """Where a rank was when it ended, as far as that is known."""
     text = "" if step is None else f" at step {step}"
-    text += f" {LIVE_PHASES.get(phase, f'in {phase}')}" if phase else ""
+    text += f" {_ENDS.get(phase, f'in {phase}')}" if phase else ""
     return text + (f", {buckets_named(in_flight)} in flight" if in_flight else "")
 
 
@@ -117,7 +126,7 @@ def past_hang_message(
     if sites is not None:
         return _mismatch_words("waited", sites, took_ns, step)
     stuck = f"stuck for {took_ns / 1e9:.0f} s"
-    where = f", {_PAST_PHASES.get(phase, f'in {phase}')}" if phase else ""
+    where = f", {place(phase)}" if phase else ""
     at = "" if step is None else f", at step {step}"
     if not blame.ranks:
         return f"{ranks_named(blame.waiting)} {_was(blame.waiting)} {stuck}{where}{at}"
@@ -200,8 +209,8 @@ def _who_is_ahead(blame: Blame) -> str:
         return f"; {ranks_named(blame.waiting)} wait{'s' if len(blame.waiting) == 1 else ''}"
     fewest, most = min(blame.issued.values()), max(blame.issued.values())
     if len(blame.ranks) == 1:
-        return f"; others wait: it has issued {fewest} collectives, they {most}"
-    return f"; others wait: these have issued {fewest} collectives, they {most}"
+        return f"; it has issued {fewest} collectives, the ranks that wait {most}"
+    return f"; these have issued {fewest} collectives, the ranks that wait {most}"
 
 
 def _has(ranks: Sequence[int]) -> str:

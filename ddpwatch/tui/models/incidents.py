@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpwatch.analysis.diagnosis.incident import Incident, LostTime
@@ -10,7 +10,7 @@ from ddpwatch.analysis.diagnosis.sentences import LayerNames
 from ddpwatch.analysis.incident_news import waited_for
 
 SEVERITIES = ("error", "warning", "info")
-SCATTERED = ("pause", "death", "not_reduced")  # these strike single steps, not all between the first and the last
+SCATTERED = ("death", "not_reduced")  # these strike single steps, not all between the first and the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ def struck(incident: Incident, newest: int) -> Sequence[int]:
     if since is None:
         return range(0)
     until = max(since, newest if incident.open else since if until is None else until)
+    if incident.struck:
+        return incident.struck
     if incident.period is not None:
         return range(since, until + 1, incident.period)
     if incident.kind in SCATTERED and incident.steps <= until - since:
@@ -62,7 +64,8 @@ def strip(incidents: Sequence[Incident], steps: Sequence[int]) -> list[Incident 
         return found
     order = sorted(incidents, key=lambda incident: (SEVERITIES.index(incident.severity), not incident.ranks))
     for incident in reversed(order):  # the worst comes last and stays
-        hit = struck(incident, steps[-1])
+        hit: Collection[int] = struck(incident, steps[-1])
+        hit = hit if isinstance(hit, range) else frozenset(hit)
         for column, step in enumerate(steps):
             if step in hit:
                 found[column] = incident

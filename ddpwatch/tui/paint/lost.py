@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpwatch.analysis.diagnosis.incident import LOST, Account, AccountName, LostTime
-from ddpwatch.analysis.incident_news import account_text, lost_accounts, lost_text, seconds_text, share_text
+from ddpwatch.analysis.incident_news import NS_PER_S, account_text, lost_accounts, lost_text, seconds_text, share_text
+from ddpwatch.report.format import run_size
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.canvas import Canvas, Row
@@ -37,7 +38,8 @@ def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
         _put_heading(canvas, f"where the time went: diagnosing … {percent(progress)}")
     else:
         whose = "the recording" if model.diagnosed.whole else "the run so far"
-        _put_heading(canvas, f"{lost_text(lost, 0) or 'nothing known'} of {whose}")
+        size = f" ({run_size(lost.ranks, lost.rank_ns / NS_PER_S)})" if lost.ranks else ""
+        _put_heading(canvas, f"{lost_text(lost, 0) or 'nothing known'} of {whose}{size}")
         _paint_bar(canvas, lost, 1)
         _paint_accounts(canvas, lost, 2)
     return canvas.rows()

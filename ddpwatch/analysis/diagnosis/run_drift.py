@@ -1,0 +1,111 @@
+"""A run that gets slower and slower, on all ranks alike."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean, median
+from typing import NamedTuple
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.sentences import drift_sentence
+
+BLOCK_STEPS = 32  # of the steps whose median makes one point
+FEWEST_BLOCKS = 8  # of the whole run
+NEWEST = (128, 64, 32, 16)  # blocks, in which a drift may have started later
+KEEP_BLOCKS = 256
+GROWTH = 0.15  # at least
+RISING = 0.8  # Kendall's tau, at least
+CLEARED = 0.7  # of both: with less, it is over
+JUMP = 0.5  # of the growth, that one block may make at most: more is no drift
+KEEP_ENDED = 64
+
+
+class _Block(NamedTuple):
+    """Steps, and what they take (median, ns)."""
+
+    first: int
+    last: int
+    ns: float
+
+
+class RunDrift:
+    """Finds it as steps come."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[int, int]] = []  # of the block that is not full yet
+        self._blocks: list[_Block] = []
+        self._every = 1  # how many times `BLOCK_STEPS` make one of them
+        self._lasting: Incident | None = None
+        self._ended: deque[Incident] = deque(maxlen=KEEP_ENDED)
+
+    def add(self, step: int, ns: int) -> None:
+        """Takes the next step that counts, and the rank-time that nobody is to blame for."""
+        self._steps.append((step, ns))
+        if len(self._steps) < BLOCK_STEPS * self._every:
+            return
+        self._blocks.append(_Block(self._steps[0][0], step, median(ns for _, ns in self._steps)))
+        self._steps = []
+        if len(self._blocks) >= KEEP_BLOCKS:
+            pairs = zip(self._blocks[::2], self._blocks[1::2], strict=True)
+            self._blocks = [_Block(one.first, other.last, fmean((one.ns, other.ns))) for one, other in pairs]
+            self._every *= 2
+        self._look()
+
+    def incidents(self) -> list[Incident]:
+        """Those that are over, and the one that lasts."""
+        return [*self._ended, *([] if self._lasting is None else [self._lasting])]
+
+    def _look(self) -> None:
+        blocks = self._blocks
+        if self._lasting is not None:
+            since = self._lasting.since_step or 0
+            blocks = [block for block in blocks if block.last >= since]
+            if not _rises(blocks, CLEARED):
+                over = drift_sentence(self._lasting.evidence["growth"], is_open=False)
+                self._ended.append(replace(self._lasting, message=over, open=False))
+                self._lasting, self._blocks = None, []
+                return
+        else:
+            stretches = (blocks, *(blocks[-count:] for count in NEWEST if count < len(blocks)))
+            blocks = next((found for found in stretches if _rises(found) and not _jumps(found)), [])
+        if blocks:
+            self._lasting = self._incident(blocks)
+
+    def _incident(self, blocks: Sequence[_Block]) -> Incident:
+        base, steps = _base(blocks), BLOCK_STEPS * self._every
+        growth = blocks[-1].ns / base - 1
+        return Incident(
+            kind="drift",
+            severity="warning",
+            message=drift_sentence(growth, is_open=True),
+            since_step=blocks[0].first,
+            until_step=blocks[-1].last,
+            steps=len(blocks) * steps,
+            cost_ns=int(sum(max(0.0, block.ns - base) for block in blocks) * steps),
+            gain=1 - base / blocks[-1].ns,
+            open=True,
+            evidence={"growth": growth},
+        )
+
+
+def _base(blocks: Sequence[_Block]) -> float:
+    """What a step took at first."""
+    return min(block.ns for block in blocks[:2])
+
+
+def _rises(blocks: Sequence[_Block], share: float = 1.0) -> bool:
+    """Whether steps get slower steadily, by that share of what is enough to start with."""
+    if len(blocks) < FEWEST_BLOCKS or blocks[-1].ns < (1 + share * GROWTH) * _base(blocks):
+        return False
+    values = [block.ns for block in blocks]
+    pairs = [(a, b) for index, a in enumerate(values) for b in values[index + 1 :]]
+    return sum((b > a) - (b < a) for a, b in pairs) >= share * RISING * len(pairs)
+
+
+def _jumps(blocks: Sequence[_Block]) -> bool:
+    """Whether a single step made much of the difference."""
+    jumps = [after.ns - before.ns for before, after in pairwise(blocks)]
+    return max(jumps) > JUMP * (blocks[-1].ns - _base(blocks))
