@@ -419,7 +419,7 @@ def whatif(
     if "://" not in source and (Path(source).exists() or os.sep in source or source.endswith(".mcap")):
         recorded, notes = recorded_in(Path(source))
         for note in notes:
-            typer.echo(f"note: {note}", err=True)
+            _print_note(note)
     else:
         from ddpwatch.live_source import LiveSource
 

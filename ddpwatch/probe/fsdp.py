@@ -37,7 +37,7 @@ from ddpwatch.messages import DEFAULT_GROUP, BucketLayout, CollectiveOp, Group, 
 from ddpwatch.probe.autograd import on_graph_end
 from ddpwatch.probe.collectives import issued_by
 from ddpwatch.probe.completion import Callback
-from ddpwatch.probe.groups import describe
+from ddpwatch.probe.groups import backend_name, describe
 from ddpwatch.probe.guarded import GuardedProbe, PortableHook
 from ddpwatch.probe.identity import Flags, module_name
 from ddpwatch.probe.record import BucketRecord
@@ -466,7 +466,7 @@ def backend_of(model: FSDPModule) -> str:
     for group in parameter_groups(model):
         for attribute in _GROUPS:
             if (found := getattr(group.mesh_info, attribute, None)) is not None:
-                return str(dist.get_backend(found))
+                return backend_name(found)
     return ""
 
 

@@ -27,6 +27,7 @@ from ddpwatch.messages import NO_LONGER_WATCHED, BucketLayout, Bye, EndReason, L
 from ddpwatch.probe.activity import ActivityMonitor, Doing
 from ddpwatch.probe.cuda import CudaClock, CudaEvent
 from ddpwatch.probe.gc_pauses import GcPauses
+from ddpwatch.probe.groups import backend_name
 from ddpwatch.probe.guest import JobUnwatchedError
 from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.hooks import DdpProbe
@@ -120,7 +121,7 @@ class ProbeSession:
             self._use_gpu(ddp.device)
         if self.recorder.sampling is None:  # jobs without DDP have no schedule: every step is recorded in full
             self.recorder.use(sampling=schedule_of())
-        backend, flags = str(dist.get_backend(ddp.process_group)), ddp_flags(ddp)  # first: the group may be unknown
+        backend, flags = backend_name(ddp.process_group, ddp.device), ddp_flags(ddp)  # first: the group may be unknown
         probe = DdpProbe(
             ddp,
             self._modules,
@@ -439,7 +440,8 @@ def watch_recorder(model: torch.nn.Module, *, record: str | os.PathLike[str] | N
         return RecorderWatch(None, name)
     try:
         _session = _session or ProbeSession(record)
-        backend = str(dist.get_backend()) if dist.is_available() and dist.is_initialized() else ""
+        known = dist.is_available() and dist.is_initialized()
+        backend = backend_name(dist.distributed_c10d._get_default_group()) if known else ""
         _session.start(model, backend, {})
         return RecorderWatch(_session, name)
     except Exception as error:  # an error of ddpwatch's must not reach the job

@@ -19,6 +19,8 @@ from ddpwatch.recording.reader import Recording
 if TYPE_CHECKING:
     from ddpwatch.live_source import Source
 
+LEAST_CAP_MIB, MOST_CAP_MIB = 0.001, 4096.0
+
 
 @dataclass
 class WhatIfOptions:
@@ -42,16 +44,17 @@ class WhatIfOptions:
         Raises:
             UsageError: A value is not valid.
         """
-        firsts: list[float] = [] if self.first_cap is None else _numbers("--first-cap", self.first_cap, 1 / 1024, 4096)
-        caps = _numbers("--cap", self.caps, 1 / 1024, 4096)
+        firsts = _numbers("--first-cap", self.first_cap, LEAST_CAP_MIB, MOST_CAP_MIB)
+        caps = _numbers("--cap", self.caps, LEAST_CAP_MIB, MOST_CAP_MIB)
+        hooks = (self.hooks or "").split(",")
         options = [
             [Change(cap_mib=cap, first_mib=first) for first in (firsts or (None,)) for cap in caps]
             or [Change(first_mib=first) for first in firsts],
-            [Change(hook=parse_hook(hook)) for hook in (self.hooks or "").split(",") if hook.strip()],
-            [Change(link=link) for link in _numbers("--link", self.links, 0.01, 1000)],
+            [Change(hook=hook) for hook in dict.fromkeys(map(parse_hook, filter(str.strip, hooks)))],
+            [Change(link=link) for link in _numbers("--link", self.links, 0.01, 1000) if link != 1],
             [] if self.without_rank is None else [Change(without_rank=self.without_rank)],
-            [Change(world=int(world)) for world in _numbers("--world", self.worlds, 2, 65536)],
-            [Change(accumulate=int(k)) for k in _numbers("--accumulate", self.accumulate, 2, 1024)],
+            [Change(world=int(world)) for world in _numbers("--world", self.worlds, 2, 65536, whole=True)],
+            [Change(accumulate=int(k)) for k in _numbers("--accumulate", self.accumulate, 2, 1024, whole=True)],
             [Change(bucket_view=True)] if self.bucket_view else [],
             [Change(static_graph=True)] if self.static_graph else [],
             [Change(no_input=True)] if self.no_input else [],
@@ -59,19 +62,21 @@ class WhatIfOptions:
         ]
         alone = [change for changes in options for change in changes]
         pairs = [a | b for one, other in combinations(options, 2) for a, b in product(one, other)]
+        if not alone and self.links is not None:
+            raise UsageError("--link 1 changes nothing", "give e.g. --link 2")
         return alone + pairs
 
 
-def _numbers(option: str, text: str | None, least: float, most: float) -> list[float]:
+def _numbers(option: str, text: str | None, least: float, most: float, whole: bool = False) -> list[float]:
+    """The numbers of a list, each once."""
     try:
         found = [float(part) for part in text.split(",")] if text is not None else []
     except ValueError:
         found = [least - 1]
-    if not all(least <= number <= most for number in found):
-        raise UsageError(
-            f"{option} {text} is not a list of numbers from {least:g} to {most:g}", f"give e.g. {option} 2,4"
-        )
-    return found
+    if not all(least <= number <= most and (not whole or number == int(number)) for number in found):
+        kind = f"{'whole ' if whole else ''}numbers from {least:g} to {most:g}"
+        raise UsageError(f"{option} {text} is not a list of {kind}", f"give e.g. {option} 2,4")
+    return list(dict.fromkeys(found))
 
 
 def recorded_in(file: Path) -> tuple[Recorded, list[str]]:

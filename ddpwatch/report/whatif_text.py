@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpwatch.report.format import number, percent, table
+from ddpwatch.report.format import clean, number, percent, table
 
 BEST_SHOWN = 5
 BOUND = "(the bound)"
@@ -25,7 +25,7 @@ def render_whatif(answer: dict[str, Any], everything: bool) -> str:
     elif not everything:
         lines.append("nothing that was tried makes the step faster")
     lines += [f"not predicted: {refused['change']}: {refused['why']}" for refused in answer["refused"]]
-    return "\n".join(lines)
+    return "\n".join(map(clean, lines))
 
 
 def _head(answer: dict[str, Any]) -> str:

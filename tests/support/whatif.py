@@ -28,7 +28,11 @@ ONE_STREAM = Speeds(1, 1.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class MadeUpJob:
-    """A job. ``late_ms`` is what a rank's backward takes longer; ``jitter`` is relative, of all compute."""
+    """A job.
+
+    ``late_ms`` is what a rank's backward takes longer in every ``late_every``-th step. ``jitter`` is relative, of all
+    compute.
+    """
 
     ranks: int = 2
     steps: int = 40
@@ -40,6 +44,7 @@ class MadeUpJob:
     copy_ns_per_byte: float = 0.1
     data_ms: float = DATA_MS
     late_ms: tuple[float, ...] = ()
+    late_every: int = 1
     jitter: float = 0.03
     wire_jitter: float = 0.05
     seed: int = 1
@@ -98,7 +103,7 @@ class MadeUpJob:
 
     def _step(self, number: int, clocks: list[float], dice: random.Random) -> list[Step]:
         parameters, buckets = self.parameters, self.buckets
-        own = [self._compute(rank, dice) for rank in range(self.ranks)]
+        own = [self._compute(rank, number, dice) for rank in range(self.ranks)]
         slow = 1 + dice.gauss(0, self.wire_jitter)
         begins = [clock + before for clock, (before, *_) in zip(clocks, own, strict=True)]
         ready = [
@@ -150,10 +155,10 @@ class MadeUpJob:
             )
         return steps
 
-    def _compute(self, rank: int, dice: random.Random) -> tuple[float, list[float], float, float]:
+    def _compute(self, rank: int, number: int, dice: random.Random) -> tuple[float, list[float], float, float]:
         """ns: until the backward, until each gradient, of the backward, of the optimizer."""
         noise = 1 + dice.gauss(0, self.jitter)
-        late = self.late_ms[rank] if rank < len(self.late_ms) else 0.0
+        late = self.late_ms[rank] if rank < len(self.late_ms) and number % self.late_every == 0 else 0.0
         count = len(self.sizes_mib)
         backward = MS * (BACKWARD_MS * noise + late)
         at = [backward * (count - p) / (count + 1) for p in range(count)]

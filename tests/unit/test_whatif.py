@@ -11,6 +11,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace as replace_in
 
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.clocks import Shift
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.whatif import answer
 from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
@@ -22,7 +24,7 @@ from ddpwatch.analysis.whatif.replay import Replay
 from ddpwatch.analysis.whatif.scenarios import Change, plan, recorded_limits
 from ddpwatch.analysis.whatif.schedule import Speeds
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import BucketLayout, FrameError, Layout, Message, Step, decode
+from ddpwatch.messages import BucketLayout, FrameError, Hello, Layout, Message, Step, decode
 from tests.support.whatif import DATA_MS, MS, MadeUpJob, line
 from tests.unit.test_whatif_cost import wire
 
@@ -73,6 +75,94 @@ def test_buckets_that_are_never_rebuilt(change: Change) -> None:
     truth = job.but(cap_mib=change.cap_mib or 4.0, find_unused=not change.static_graph, seed=2)
     assert recorded_limits(job.recorded()) == limits_of(4 * MIB, False)
     assert one(job, change).step_ms == pytest.approx(truth.step_ms, rel=0.02)
+
+
+def test_gradients_of_buckets_that_are_never_rebuilt_come_in_the_order_of_their_hooks() -> None:
+    """Their buckets list them in the order of registration, and are launched from the last one on."""
+    recorded = JOB.but(find_unused=True, cap_mib=4.0).recorded()
+    assert recorded.units == JOB.parameters[::-1]
+    assert recorded.registered == list(range(len(recorded.units)))[::-1]
+
+
+def test_ranks_of_two_hosts_are_put_onto_one_time_line() -> None:
+    job = JOB.but(ranks=4, cap_mib=1.0)
+    ahead = {rank: 7_000_000_000 * (rank > 1) for rank in range(4)}
+    shifts = {rank: Shift((f"host{rank // 2}", ""), ("host0", ""), -ns, 200_000) for rank, ns in ahead.items()}
+    builder = RecordedBuilder()
+    for message in job.messages():
+        if not isinstance(message, Step):
+            builder.apply(message)
+    for number, ranks in enumerate(job.played()):
+        across = StepAcrossRanks(number, comparable=False)
+        for step in ranks:
+            across.add(replace_in(step, start_ns=step.start_ns + ahead[step.rank]))
+        if number != 20:  # of which the offsets are not known
+            across.align(shifts)
+        builder.add(across)
+    found = builder.build()
+    assert len(found.steps) == len(job.recorded().steps) - 1
+    for change in (Change(cap_mib=8.0), Change(link=2.0)):
+        (here,) = WhatIf(found).ask([change])
+        assert here.step_ms == pytest.approx(one(job, change).step_ms, rel=0.01)
+
+
+def test_without_a_common_time_line_there_is_no_answer() -> None:
+    builder = RecordedBuilder()
+    for message in JOB.messages():
+        if not isinstance(message, Step):
+            builder.apply(message)
+    for number, ranks in enumerate(JOB.played()):
+        across = StepAcrossRanks(number, comparable=False)
+        for step in ranks:
+            across.add(step)
+        builder.add(across)
+    with pytest.raises(UsageError, match="different clocks"):
+        builder.build()
+
+
+@pytest.mark.parametrize(
+    ("said", "source", "meant"),
+    [
+        ("gloo", "host", "gloo"), ("undefined", "host", "gloo"), ("undefined", "cuda events", "nccl"),
+        ("cpu:gloo,cuda:nccl", "host", "gloo"), ("cpu:gloo,cuda:nccl", "cuda events", "nccl"), ("mpi", "host", "mpi"),
+    ],
+)  # fmt: skip
+def test_the_backend_is_that_of_the_device(said: str, source: str, meant: str) -> None:
+    """What torch calls the backend where none was chosen, or one for each kind of device."""
+    assert built(edited(JOB, backend=said, timing_source=source)).recorded.backend == meant
+
+
+def test_halves_are_not_cast_to_halves() -> None:
+    """Also where only whole buckets are known, as on a GPU."""
+    kinds = ["bfloat16 cuda:0"] * len(JOB.parameters)
+    asked = built(edited(JOB, param_kind=kinds, hook_param=[], hook_ns=[], timing_source="cuda events"))
+    (found,) = asked.ask([Change(hook="fp16")])
+    assert found.gain <= 0
+    (whole,) = built(edited(JOB, hook_param=[], hook_ns=[], timing_source="cuda events")).ask([Change(hook="fp16")])
+    assert whole.gain > 0.1
+
+
+def test_another_first_cap_alone_keeps_the_jobs_cap() -> None:
+    found = one(JOB.but(cap_mib=4.0), Change(first_mib=1.0))
+    both = one(JOB.but(cap_mib=4.0), Change(first_mib=1.0, cap_mib=4.0))
+    assert (found.change, found.cap_mib) == ("bucket cap 4 MiB, the first 1", 4.0)
+    assert "bucket_cap_mb_list=[1, 4]" in found.code
+    assert found.step_ms == both.step_ms
+
+
+def test_a_rhythm_is_not_taken_for_every_step() -> None:
+    """A rank is late in every second step, and one of two is played."""
+    job = JOB.but(steps=400, late_ms=(0.0, 40.0), late_every=2)
+    assert one(job, Change(without_rank=1)).gain_ms == pytest.approx(job.step_ms - JOB.step_ms, rel=0.15)
+
+
+def test_most_steps_take_no_longer() -> None:
+    """Nine in ten."""
+    job = JOB.but(late_ms=(0.0, 40.0), late_every=4)
+    found = one(job, Change(without_rank=1))
+    usual = one(job, Change(cap_mib=JOB.cap_mib))
+    assert usual.p90_ms > usual.step_ms + 10
+    assert found.p90_ms < found.step_ms + 8
 
 
 def test_a_sweep_must_be_of_the_jobs_backend() -> None:
@@ -389,6 +479,22 @@ def test_with_a_comm_hook() -> None:
     for change in (Change(cap_mib=5), Change(link=2), Change(hook="bf16"), Change(world=4)):
         assert "comm hook (fp16_compress_hook)" in refused(asked, change)
     assert len(asked.ask([Change(perfect=True), Change(without_rank=1), Change(no_input=True)])) == 3
+    assert not [change for change in asked.default_changes() if change.moves_buckets or change.hook]
+
+
+def test_torch_before_2_13_has_no_list_of_caps() -> None:
+    firsts = {}
+    for version in ("2.12.1+cu130", "2.13.0", ""):
+        asked = built(edited(JOB, torch=version))
+        firsts[version] = sum(change.first_mib is not None for change in asked.default_changes())
+    assert firsts["2.12.1+cu130"] == 0
+    assert firsts["2.13.0"] == firsts[""] > 0
+
+
+def test_ranks_that_never_said_hello_do_not_count() -> None:
+    job = JOB.but(ranks=3)
+    with pytest.raises(UsageError, match="2 of 3 ranks"):
+        built(m for m in job.messages() if not (isinstance(m, Hello) and m.rank == 2))
 
 
 def test_without_hook_fires() -> None:
@@ -404,6 +510,11 @@ def test_without_hook_fires() -> None:
         (lambda: [m for m in JOB.messages() if not isinstance(m, Layout)], "the bucket layout is missing"),
         (lambda: [m for m in JOB.messages() if not isinstance(m, Step)], "no step is readable"),
         (lambda: JOB.but(ranks=1).messages(), "one rank alone"),
+        (lambda: [m for m in JOB.messages() if m.rank == 0], "1 of 2 ranks are in it, and what-if needs all"),
+        (
+            lambda: edited(JOB, comm_bytes=[1] * len(JOB.buckets)),
+            "0 of 39 full steps have each bucket of the newest layout",
+        ),
         (lambda: JOB.but(steps=4).messages(), "3 full steps of all ranks, and 5 are needed"),
     ],
 )

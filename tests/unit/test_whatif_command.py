@@ -30,6 +30,7 @@ KEYS = {
     "step_ms",
     "low",
     "high",
+    "p90_ms",
     "exposed_ms",
     "gain_ms",
     "gain",
@@ -72,7 +73,7 @@ def whatif_json(*arguments: str) -> dict[str, Any]:
 
 def test_json(file: Path) -> None:
     found = whatif_json(str(file), "--cap", "1,8", "--hook", "fp16")
-    assert set(found["replayed"]) == {"step_ms", "measured_ms", "error", "exposed_ms"}
+    assert set(found["replayed"]) == {"step_ms", "measured_ms", "measured_p90_ms", "error", "exposed_ms"}
     assert abs(found["replayed"]["error"]) < 0.005
     assert all(set(scenario) == KEYS for scenario in found["scenarios"])
     assert {scenario["change"] for scenario in found["scenarios"]} == {
@@ -185,7 +186,17 @@ def test_a_sweep_on_the_command_line(file: Path, one_size: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     "options",
-    [("--cap", "0"), ("--cap", "1,x"), ("--hook", "fp8"), ("--link", "-1"), ("--world", "1"), ("--cap", "nan")],
+    [
+        ("--cap", "0"),
+        ("--cap", "1,x"),
+        ("--hook", "fp8"),
+        ("--link", "-1"),
+        ("--world", "1"),
+        ("--cap", "nan"),
+        ("--link", "1"),
+        ("--world", "2.5"),
+        ("--accumulate", "2.5"),
+    ],
 )
 def test_values_that_make_no_sense(file: Path, options: tuple[str, str]) -> None:
     with pytest.raises(DdpwatchError) as error:
@@ -210,6 +221,10 @@ def test_each_first_cap_counts_with_each_cap() -> None:
     changes = WhatIfOptions(caps="5,10", first_cap="1,2").changes()
     assert [(change.first_mib, change.cap_mib) for change in changes] == [(1, 5), (1, 10), (2, 5), (2, 10)]
     assert [change.first_mib for change in WhatIfOptions(first_cap="1,2").changes()] == [1, 2]
+
+
+def test_a_value_that_is_given_twice_counts_once() -> None:
+    assert len(WhatIfOptions(caps="5,5.0,1", hooks="fp16,FP16", links="2,2,1").changes()) == 4 + 2 + 2 + 1
 
 
 class _Snapshot:

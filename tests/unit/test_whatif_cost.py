@@ -141,6 +141,12 @@ def test_a_sweep_gives_the_shape_and_the_job_the_level() -> None:
     assert curve.work(16 * MIB) / curve.work(4 * MIB) == pytest.approx(16.5 / 4.5)
 
 
+def test_among_more_ranks_latency_grows_with_the_hops() -> None:
+    """Among four ranks on a ring, there are three times as many, and bytes cross 1.5 times as often."""
+    curve = calibrated(wire(), straight(1.5e6, 1.5e6, 4), ranks=4)
+    assert curve.work(64 * MIB) / curve.work(4 * MIB) == pytest.approx((1.5 + 96) / (1.5 + 6), rel=0.05)
+
+
 def test_between_the_jobs_own_sizes_a_sweep_says_nothing() -> None:
     """The job's latency is four times as high: a small collective takes twice as long as a sweep's shape says."""
     seen = straight(2e6, 1e6, 1, 16)

@@ -8,6 +8,8 @@ by replaying with the number a standard error off, and what the replay of the re
 from __future__ import annotations
 
 import math
+import random
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist, stdev
@@ -18,7 +20,7 @@ from ddpwatch.analysis.whatif.assignment import MIB
 from ddpwatch.analysis.whatif.model import Physics, fit, noise, take_apart
 from ddpwatch.analysis.whatif.recorded import Recorded
 from ddpwatch.analysis.whatif.replay import Outcome, Replay
-from ddpwatch.analysis.whatif.scenarios import SWEEP, Change, own_time, plan, recorded_limits, refusal
+from ddpwatch.analysis.whatif.scenarios import SWEEP, Change, completed, own_time, plan, recorded_limits, refusal
 from ddpwatch.analysis.whatif.wire import Wire
 from ddpwatch.analysis.whatif.wording import assumptions, code_of, name_of
 from ddpwatch.errors import UsageError
@@ -27,7 +29,7 @@ Z90 = NormalDist().inv_cdf(0.95)
 T90_OF_QUARTERS = 2.353  # Student's t: the deviation of a run's four quarters has three degrees of freedom
 CAPS_MIB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0)
 FIRST_CAPS_MIB = (1.0,)
-MOST_STEPS = 256  # played per change; of more, every nth, n being a power of two
+MOST_STEPS = 256  # played per change; of more, one of n, n being a power of two
 BUCKET_STEPS = 12_288  # at most so many buckets in them
 FEW_STEPS = 16  # played with a number that is off
 MODEL_ERROR = 0.15  # that the model may miss of the exposed communication that is new, or that is left of the old
@@ -41,7 +43,8 @@ class Prediction:
     """One change. Times in ms; ``gain`` is the share of the measured step that goes away.
 
     ``low`` and ``high`` are the 90 % interval of another run's mean step. ``gain_low_ms`` is what is gained at least
-    (with 95 %) over a run that would be as this one was: how much runs drift does not count.
+    (with 95 %) over a run that would be as this one was: how much runs drift does not count. ``p90_ms``: nine in ten of
+    the recorded steps would take no longer.
     ``exposed_ms`` is the part of the step in which the mean rank waits for buckets. ``cap_mib`` is the bucket cap under
     the change, None where buckets stay; ``code`` is empty if no code makes it.
     """
@@ -51,6 +54,7 @@ class Prediction:
     step_ms: float
     low: float
     high: float
+    p90_ms: float
     exposed_ms: float
     gain_ms: float
     gain: float
@@ -75,7 +79,7 @@ class WhatIf:
     """
 
     def __init__(self, recorded: Recorded, wire: Wire | None = None) -> None:
-        if wire is not None and recorded.backend and wire.backend not in recorded.backend:
+        if wire is not None and recorded.backend and wire.backend != recorded.backend:
             reason = f"wire.json was measured over {wire.backend}, and the job uses {recorded.backend}"
             raise UsageError(reason, f"run the sweep with --backend {recorded.backend}")
         if wire is not None and recorded.gpu != (wire.device != "cpu"):
@@ -93,7 +97,8 @@ class WhatIf:
     def ask(self, changes: Iterable[Change]) -> list[Prediction]:
         """The predictions that the run carries, best first; `refused` takes the others."""
         found = []
-        for change in changes:
+        for asked in changes:
+            change = completed(self.recorded, asked)
             reason = refusal(self.recorded, self.physics, change)
             prediction = None if reason else self._predict(change)
             if prediction is not None and self._wire is None:
@@ -118,6 +123,7 @@ class WhatIf:
             step_ms=step / NS_PER_MS,
             low=max(0.0, step - doubt) / NS_PER_MS,
             high=(step + doubt) / NS_PER_MS,
+            p90_ms=self._p90(before, outcome) / NS_PER_MS,
             exposed_ms=sum(outcome.exposed) / change.accumulate / NS_PER_MS,
             gain_ms=gain / NS_PER_MS,
             gain=gain / measured,
@@ -126,6 +132,12 @@ class WhatIf:
             assumes="; ".join(assumptions(change, self.recorded, self._wire is not None)),
             code=code_of(change),
         )
+
+    def _p90(self, before: Outcome, after: Outcome) -> float:
+        """What nine in ten steps take at most: each recorded one, with what the change does to it (ns)."""
+        played = played_steps(len(self.recorded.steps), -(-len(self.recorded.steps) // len(before.steps)))
+        took = [self.recorded.durations[number] for number in played]
+        return _p90([ns + new - old for ns, new, old in zip(took, after.steps, before.steps, strict=True)])
 
     def _run_doubt(self, before: Outcome, after: Outcome) -> float:
         """By how much this run and the next may differ (standard error, ns)."""
@@ -157,16 +169,16 @@ class WhatIf:
         return replay.run(plan(self.recorded, physics, change)).mean - before.mean
 
     def _stride(self, buckets: int) -> int:
-        """To play every nth step."""
+        """To play one of n steps."""
         most = max(FEW_STEPS, min(MOST_STEPS, BUCKET_STEPS // max(1, buckets)))
         return 1 << (math.ceil(len(self.recorded.steps) / most) - 1).bit_length()
 
     def _replayed(self, physics: Physics, stride: int) -> tuple[Replay, Outcome]:
-        """The replay of every nth step, and what it makes of the recorded setting."""
+        """The replay of one of n steps, and what it makes of the recorded setting."""
         key = id(physics), stride
         found = self._replays.get(key)
         if found is None:
-            steps = range(0, len(self.recorded.steps), stride)
+            steps = played_steps(len(self.recorded.steps), stride)
             replay = Replay(take_apart(self.recorded, physics, steps), physics)
             found = self._replays[key] = replay, replay.run(plan(self.recorded, physics, Change()))
         return found
@@ -197,23 +209,18 @@ class WhatIf:
             changed = [a - b for b, a in zip(before, after, strict=True)] if stays else after
         held = self.recorded.sizes if gains else sizes
         most = max(range(len(changed)), key=changed.__getitem__)
-        text = f"bucket {most} of {len(held)} ({held[most] / MIB:.1f} MiB)"
+        text = f"bucket {most} ({_which(most, len(held))}, {held[most] / MIB:.1f} MiB)"
         if not gains:
             return f"{text} becomes exposed for {_ms(after[most])} ms"
-        rest = f", now {_ms(after[most])}" if stays else f"; now the last of {len(sizes)} has {sizes[-1] / MIB:.1f}"
+        rest = f", now {_ms(after[most])}" if stays else f"; now the last of {len(sizes)} has {sizes[-1] / MIB:.1f} MiB"
         return f"{text} was exposed for {_ms(before[most])} ms{rest}"
 
     def default_changes(self) -> Iterator[Change]:
         """What to try where nothing is asked for: all that is a change of code, and what would be gained at most."""
         recorded = self.recorded
-        total_mib = sum(recorded.sizes) / MIB
-        limits = recorded_limits(recorded)
-        now = None if limits is None or limits.first != limits.cap else limits.cap / MIB
-        if recorded.by_parameter and self.physics.curve.bends:
-            caps = [cap for cap in CAPS_MIB if cap != now and cap < 2 * total_mib]
-            yield from (Change(cap_mib=cap) for cap in caps)
-            yield from (Change(first_mib=first, cap_mib=cap) for first in FIRST_CAPS_MIB for cap in caps if cap > first)
-        if self.physics.curve.bends:
+        if recorded.by_parameter and self._knows_sizes:
+            yield from self._caps()
+        if self._knows_sizes:
             yield from (Change(hook=hook) for hook in ("fp16", "bf16"))
         if not recorded.flag("gradient_as_bucket_view"):
             yield Change(bucket_view=True)
@@ -222,6 +229,21 @@ class WhatIf:
         if recorded.micro_steps == 1:
             yield Change(accumulate=2)
         yield from self._others()
+
+    @property
+    def _knows_sizes(self) -> bool:
+        """Whether collectives of other sizes can be predicted."""
+        return self.physics.curve.bends and not self.recorded.comm_hook
+
+    def _caps(self) -> Iterator[Change]:
+        """Other bucket caps, and with torch's list of them, another one of the first bucket."""
+        recorded = self.recorded
+        limits = recorded_limits(recorded)
+        now = None if limits is None or limits.first != limits.cap else limits.cap / MIB
+        caps = [cap for cap in CAPS_MIB if cap != now and cap < 2 * sum(recorded.sizes) / MIB]
+        yield from (Change(cap_mib=cap) for cap in caps)
+        if has_cap_list(recorded.torch):
+            yield from (Change(first_mib=first, cap_mib=cap) for first in FIRST_CAPS_MIB for cap in caps if cap > first)
 
     def note_what_is_missing(self) -> None:
         """Says why no bucket caps and hooks are among the default changes, where they are not."""
@@ -248,12 +270,25 @@ class WhatIf:
             "replayed": {
                 "step_ms": self.replayed.mean / NS_PER_MS,
                 "measured_ms": measured / NS_PER_MS,
+                "measured_p90_ms": _p90(self.recorded.durations) / NS_PER_MS,
                 "error": self.replayed.mean / measured - 1,
                 "exposed_ms": sum(self.replayed.exposed) / NS_PER_MS,
             },
             "scenarios": [asdict(prediction) for prediction in predictions],
             "refused": [{"change": change, "why": why} for change, why in self.refused],
         }
+
+
+def has_cap_list(torch: str) -> bool:
+    """Whether that version of torch has ``bucket_cap_mb_list``; an unknown one may."""
+    numbers = re.match(r"(\d+)\.(\d+)", torch)
+    return numbers is None or (int(numbers[1]), int(numbers[2])) >= (2, 13)
+
+
+def played_steps(count: int, stride: int) -> list[int]:
+    """One step of each so many, by chance: every nth would meet a rank that is late in every nth always, or never."""
+    dice = random.Random(stride)
+    return [dice.randrange(first, min(first + stride, count)) for first in range(0, count, stride)]
 
 
 def sampling_error(before: Sequence[float], after: Sequence[float], recorded: int) -> float:
@@ -290,6 +325,15 @@ def _reason(change: Change) -> str:
     if change.without_rank is not None:
         return f"the others no longer wait for rank {change.without_rank}; "
     return "no rank waits for data; " if change.no_input else ""
+
+
+def _p90(values: Sequence[float]) -> float:
+    return sorted(values)[math.ceil(0.9 * len(values)) - 1]
+
+
+def _which(bucket: int, count: int) -> str:
+    """A bucket's place among so many."""
+    return "the only one" if count == 1 else f"the last of {count}" if bucket == count - 1 else f"of {count}"
 
 
 def _ms(ns: float) -> str:

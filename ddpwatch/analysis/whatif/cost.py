@@ -194,10 +194,10 @@ def calibrated(wire: Wire, seen: Curve, ranks: int) -> Curve:
 
     Where the job shows one size only, the sweep gives the shape, and the job the level.
     """
-    factor = ring_bytes(ranks) / ring_bytes(wire.world_size)
-    shape = Curve(
-        tuple(_growing([Knot(s.nbytes, 1e6 * factor * s.alone_ms, 0.5e6 * (s.high_ms - s.low_ms)) for s in wire.sizes]))
-    )
+    sizes = [Knot(s.nbytes, 1e6 * s.alone_ms, 0.5e6 * (s.high_ms - s.low_ms)) for s in wire.sizes]
+    ring = ring_bytes(ranks) / ring_bytes(wire.world_size)
+    hops = hops_of(ranks, wire.backend) / hops_of(wire.world_size, wire.backend)
+    shape = _among(Curve(tuple(_growing(sizes))), ring, hops)
     levels = [knot.work / shape.work(knot.nbytes) for knot in seen.knots]
     logs = list(map(math.log, levels))
     doubt = min(0.3, stdev(logs) if len(logs) > 1 else 0.02)
@@ -218,6 +218,17 @@ def calibrated(wire: Wire, seen: Curve, ranks: int) -> Curve:
     return Curve(tuple(_growing(knots)))
 
 
+def _among(curve: Curve, ring: float, hops: float) -> Curve:
+    """The curve among another number of ranks: latency grows with the hops, and the rest with how often bytes cross."""
+    latency = curve.latency
+    return Curve(
+        tuple(
+            Knot(knot.nbytes, min(latency, knot.work) * hops + max(0.0, knot.work - latency) * ring, knot.error * ring)
+            for knot in curve.knots
+        )
+    )
+
+
 def link_of(wire: Wire, ranks: int) -> float:
     """Ns per byte that the link takes: that of a sweep's large collectives, alone and at their fastest."""
     factor = ring_bytes(ranks) / ring_bytes(wire.world_size)
@@ -230,9 +241,15 @@ def ring_bytes(ranks: int) -> float:
     return 2 * (ranks - 1) / ranks
 
 
+def hops_of(ranks: int, backend: str) -> float:
+    """How often a message is passed on: along a ring, or where NCCL would rather have it, up and down a tree."""
+    ring = float(ranks - 1)
+    return min(ring, max(1.0, math.log2(ranks))) if "nccl" in backend and ranks > 1 else ring
+
+
 def workers_of(backend: str) -> int:
     """How many collectives of a group are in flight at once: NCCL has one stream for them, Gloo two threads."""
-    return GLOO_THREADS if "gloo" in backend else 1
+    return GLOO_THREADS if backend == "gloo" else 1
 
 
 def in_service(launches: Sequence[float], dones: Sequence[float], workers: int) -> list[float]:
@@ -280,12 +297,13 @@ def slowdown_of(panels: Sequence[Panel]) -> tuple[float, float] | None:
     throughout (a slow step, a slow rank) looks like an effect of x. None if x hardly varies besides.
     """
     rows = [row for panel in panels for row in _residuals(panel)]
+    free = sum((len(panel) - 1) * (len(panel[0]) - 1) for panel in panels if panel) - 1  # means are taken off
     spread = sum(x * x for x, _, _ in rows)
     lever = sum(x * xy for x, _, xy in rows)
-    if len(rows) < FEWEST_PAIRS or spread < LEAST_SPREAD or lever <= 0:
+    if len(rows) < FEWEST_PAIRS or free < 1 or spread < LEAST_SPREAD or lever <= 0:
         return None
     loss = min(MOST_LOSS, sum(x * y for x, y, _ in rows) / lever)
-    rest = sum((y - loss * xy) ** 2 for _, y, xy in rows) / (len(rows) - 1)
+    rest = sum((y - loss * xy) ** 2 for _, y, xy in rows) / free
     return loss / (1 - loss), math.sqrt(rest * spread) / lever / (1 - loss) ** 2
 
 

@@ -64,7 +64,7 @@ class Recorded:
     Attributes:
         steps: Its full steps, oldest first; per step the ranks in ascending order.
         ranks: Their numbers.
-        backend, torch, flags: What the lowest rank said about itself.
+        backend, torch, flags: What the lowest rank said about itself; the backend that its device has.
         gpu: Whether GPUs stamp.
         units: What is ready at one time: gradients in the order in which they come, or else whole buckets.
         registered: The units in the order in which the model has them.
@@ -92,6 +92,11 @@ class Recorded:
     measured_ns: float
 
     @property
+    def durations(self) -> list[float]:
+        """Per step, the mean of its ranks (ns)."""
+        return [fmean(row.end - row.start for row in step) for step in self.steps]
+
+    @property
     def sizes(self) -> list[int]:
         """Bytes of each bucket."""
         return [sum(self.units[unit].nbytes for unit in bucket) for bucket in self.buckets]
@@ -111,7 +116,8 @@ class RecordedBuilder:
         self._full: deque[StepAcrossRanks] = deque(maxlen=KEEP_STEPS)
         self._steps = 0
         self._groups: set[int] = set()
-        self._sharded = self._uncomparable = False
+        self._sharded = False
+        self._full_steps = self._uncomparable = 0
         self._first_order: list[int] = []
 
     def apply(self, message: Message) -> None:
@@ -142,7 +148,10 @@ class RecordedBuilder:
 
     def _close(self, across: StepAcrossRanks) -> None:
         if across.full and len(across) >= max(1, len(self._hellos)):
-            self._uncomparable = self._uncomparable or not across.comparable
+            self._full_steps += 1
+            if not across.comparable:
+                self._uncomparable += 1
+                return
             self._full.append(across)
             if len(self._full) > max(LEAST_KEPT, KEEP_RANK_STEPS // len(across)):
                 self._full.popleft()
@@ -156,16 +165,18 @@ class RecordedBuilder:
         for across in self._assembler.rest():
             self._close(across)
         self._check_job()
-        layout = next(iter(self._layouts.values()))
+        hello, layout = self._hellos[min(self._hellos)], next(iter(self._layouts.values()))
         steps = self._comparable_steps(layout)
         why_not = _why_no_parameters(layout, steps)
-        units, buckets, ids = _units(layout, steps, self._first_order, not why_not)
-        rows = [[_rank_step(across.ranks[rank], ids) for rank in sorted(across.ranks)] for across in steps]
-        hello = self._hellos[min(self._hellos)]
+        units, buckets, ids = _units(layout, steps, self._first_order, _is_rebuilt(hello), not why_not)
+        rows = [
+            [_rank_step(across.ranks[rank], across.start_of(rank), ids) for rank in sorted(across.ranks)]
+            for across in steps
+        ]
         return Recorded(
             steps=rows,
             ranks=sorted(self._hellos),
-            backend=hello.backend,
+            backend=_backend_of(hello),
             torch=hello.torch,
             flags=dict(hello.ddp),
             gpu=hello.timing_source != "host",
@@ -185,8 +196,12 @@ class RecordedBuilder:
             raise UsageError("what-if supports DDP only, and this job uses FSDP2")
         if not self._steps or not self._hellos:
             raise UsageError("no step is readable", "record a longer stretch of the job")
-        if len(self._hellos) < 2:
-            raise UsageError("one rank alone has nothing to reduce", "give the recording of all ranks")
+        world_size = max(hello.world_size for hello in self._hellos.values())
+        if world_size < 2:
+            raise UsageError("one rank alone has nothing to reduce")
+        if len(self._hellos) < world_size:
+            missing = f"{len(self._hellos)} of {world_size} ranks are in it, and what-if needs all"
+            raise UsageError(missing, "give the recording of all ranks")
         if not any(layout.buckets for layout in self._layouts.values()):
             raise UsageError("the bucket layout is missing", "record from the start of the job, or at its end")
         if len(self._layouts) > 1:
@@ -195,7 +210,7 @@ class RecordedBuilder:
             raise UsageError(
                 f"what-if supports jobs that reduce in one process group, and this one has {len(self._groups)}"
             )
-        if self._uncomparable:
+        if self._uncomparable and not self._full:
             raise UsageError("the ranks have different clocks, so that their times cannot be compared")
 
     def _comparable_steps(self, layout: Layout) -> list[StepAcrossRanks]:
@@ -204,15 +219,39 @@ class RecordedBuilder:
         found = [
             across
             for across in self._full
-            if all(_fits(step, layout, count) for step in across.ranks.values()) and len(across.skew.buckets) == count
+            if across.members == self._hellos.keys()
+            and all(_fits(step, layout, count) for step in across.ranks.values())
+            and len(across.skew.buckets) == count
         ]
         settled = [across for across in found if across.step >= STARTING_STEPS]
         found = settled if len(settled) >= FEWEST_STEPS else found
         hooked = [across for across in found if all(step.hook_param for step in across.ranks.values())]
         found = hooked if len(hooked) >= FEWEST_STEPS else found
         if len(found) < FEWEST_STEPS:
-            raise UsageError(f"{len(found)} full steps of all ranks, and {FEWEST_STEPS} are needed", RECORD_MORE)
+            raise UsageError(f"{self._too_few(len(found))}, and {FEWEST_STEPS} are needed", RECORD_MORE)
         return found
+
+    def _too_few(self, fit: int) -> str:
+        """How many steps there are, and why others are none."""
+        if fit == self._full_steps:
+            return f"{fit} full steps of all ranks"
+        if self._uncomparable:
+            return f"{fit} of {self._full_steps} full steps have all ranks on one clock"
+        return f"{fit} of {self._full_steps} full steps have each bucket of the newest layout once, with its size"
+
+
+def _backend_of(hello: Hello) -> str:
+    """The backend of the job's device, also where an older version recorded what torch says of all devices."""
+    gpu = hello.timing_source != "host"
+    if hello.backend == "undefined":
+        return "nccl" if gpu else "gloo"
+    by_device = dict(part.split(":", 1) for part in hello.backend.split(",") if ":" in part)
+    return by_device.get("cuda" if gpu else "cpu", hello.backend)
+
+
+def _is_rebuilt(hello: Hello) -> bool:
+    """Whether DDP rebuilds the buckets after the first step."""
+    return not hello.ddp.get("find_unused_parameters") or bool(hello.ddp.get("static_graph"))
 
 
 def _fits(step: Step, layout: Layout, count: int) -> bool:
@@ -237,15 +276,22 @@ def _why_no_parameters(layout: Layout, steps: Sequence[StepAcrossRanks]) -> str:
 
 
 def _units(
-    layout: Layout, steps: Sequence[StepAcrossRanks], first_order: list[int], by_parameter: bool
+    layout: Layout, steps: Sequence[StepAcrossRanks], first_order: list[int], is_rebuilt: bool, by_parameter: bool
 ) -> tuple[list[Parameter], list[list[int]], list[int]]:
     """The units in the order in which they come, those of each bucket, and the parameter ids of the units."""
     if not by_parameter:
-        return [Parameter(b.nbytes) for b in layout.buckets], [[i] for i in range(len(layout.buckets))], []
-    order = _ready_order(layout, steps, first_order)
+        whole = [Parameter(bucket.nbytes, _kind_of(layout, bucket.params)) for bucket in layout.buckets]
+        return whole, [[i] for i in range(len(layout.buckets))], []
+    order = _ready_order(layout, steps, first_order, is_rebuilt)
     place = {position: unit for unit, position in enumerate(order)}
     buckets = [sorted(place[position] for position in bucket.params) for bucket in layout.buckets]
     return [_parameter(layout, p) for p in order], buckets, [layout.param_base + p for p in order]
+
+
+def _kind_of(layout: Layout, positions: Sequence[int]) -> str:
+    """Type and device of a bucket's gradients; empty if they are not known."""
+    known = positions and max(positions) < len(layout.param_kind)
+    return layout.param_kind[positions[0]].partition(" sparse")[0] if known else ""
 
 
 def _parameter(layout: Layout, position: int) -> Parameter:
@@ -253,14 +299,16 @@ def _parameter(layout: Layout, position: int) -> Parameter:
     return Parameter(layout.param_bytes[position], kind, bool(sparse), layout.param_rows[position])
 
 
-def _ready_order(layout: Layout, steps: Sequence[StepAcrossRanks], first_order: list[int]) -> list[int]:
+def _ready_order(
+    layout: Layout, steps: Sequence[StepAcrossRanks], first_order: list[int], is_rebuilt: bool
+) -> list[int]:
     """The positions of the parameters in the order by which DDP rebuilds buckets: that of rank 0's first step.
 
     Several rebuilt buckets show it. A single one does not, nor do buckets of several kinds: then the first step does,
     if it was recorded, or else the lowest rank's mean times.
     """
     reduced = [position for bucket in layout.buckets for position in bucket.params]
-    if len(layout.buckets) > 1 and len(set(layout.param_kind)) <= 1:
+    if is_rebuilt and len(layout.buckets) > 1 and len(set(layout.param_kind)) <= 1:
         return reduced
     first = [param - layout.param_base for param in first_order]
     if sorted(first) == sorted(reduced):
@@ -274,9 +322,9 @@ def _ready_order(layout: Layout, steps: Sequence[StepAcrossRanks], first_order: 
     return sorted(reduced, key=sums.__getitem__)
 
 
-def _rank_step(step: Step, ids: Sequence[int]) -> RankStep:
-    """One rank's stamps, as absolute times."""
-    base = float(step.start_ns)
+def _rank_step(step: Step, start_ns: int, ids: Sequence[int]) -> RankStep:
+    """One rank's stamps, as absolute times from the step's start on the common time line."""
+    base = float(start_ns)
     ends = {span.phase: span for span in step.spans}  # the last of each phase
     computed = ends["backward"].end
     synced = max(computed, ends["sync"].end if "sync" in ends else max(cast("list[int]", step.comm_done)))

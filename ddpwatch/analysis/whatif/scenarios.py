@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from ddpwatch.analysis.whatif.assignment import (
     limits_of,
     rebuilt,
 )
-from ddpwatch.analysis.whatif.cost import ring_bytes
+from ddpwatch.analysis.whatif.cost import hops_of, ring_bytes
 from ddpwatch.analysis.whatif.model import Physics
 from ddpwatch.analysis.whatif.recorded import Recorded
 from ddpwatch.errors import UsageError
@@ -107,10 +106,15 @@ class Message(NamedTuple):
     held: float
 
 
+def recorded_cap(recorded: Recorded) -> int:
+    """The job's ``bucket_cap_mb``, in bytes."""
+    said = recorded.flags.get("bucket_cap_mb")
+    return int(said * MIB) if isinstance(said, (int, float)) and 0 < said < MOST_CAP_MIB else DEFAULT_CAP_BYTES
+
+
 def recorded_limits(recorded: Recorded) -> BucketCaps | None:
     """The limits from which the recorded buckets follow; None if they follow from none that DDP has by itself."""
-    said = recorded.flags.get("bucket_cap_mb")
-    cap = int(said * MIB) if isinstance(said, (int, float)) and 0 < said < MOST_CAP_MIB else DEFAULT_CAP_BYTES
+    cap = recorded_cap(recorded)
     for is_default in (True, False) if cap == DEFAULT_CAP_BYTES else (False,):
         limits = limits_of(cap, is_default)
         if recorded.by_parameter and _sorted(_assigned(recorded, limits, False)) == _sorted(recorded.buckets):
@@ -133,13 +137,19 @@ def _assigned(recorded: Recorded, limits: BucketCaps, static_graph: bool) -> Buc
 def _buckets(recorded: Recorded, change: Change) -> Buckets:
     if not change.moves_buckets:
         return recorded.buckets
-    held = recorded_limits(recorded) or BucketCaps(DEFAULT_CAP_BYTES, DEFAULT_CAP_BYTES)
-    cap = held.cap if change.cap_mib is None else int(change.cap_mib * MIB)
-    if change.cap_mib is None and change.first_mib is None:
-        limits = held
+    if change.cap_mib is None:  # static_graph alone
+        limits = recorded_limits(recorded) or BucketCaps(DEFAULT_CAP_BYTES, DEFAULT_CAP_BYTES)
     else:
-        limits = limits_of(cap, False, None if change.first_mib is None else int(change.first_mib * MIB))
+        first = None if change.first_mib is None else int(change.first_mib * MIB)
+        limits = limits_of(int(change.cap_mib * MIB), False, first)
     return _assigned(recorded, limits, change.static_graph)
+
+
+def completed(recorded: Recorded, change: Change) -> Change:
+    """The change with the cap of all buckets, where it only gives that of the first: the job's own."""
+    if change.first_mib is None or change.cap_mib is not None:
+        return change
+    return replace(change, cap_mib=recorded_cap(recorded) / MIB)
 
 
 def plan(recorded: Recorded, physics: Physics, change: Change) -> Plan:
@@ -185,21 +195,16 @@ def _collective(recorded: Recorded, physics: Physics, change: Change) -> Callabl
     curve, n = physics.curve, len(recorded.ranks)
     link = physics.link.value if change.link < 1 else min(1.0, physics.link.value)
     world = change.world or n
-    hops = _hops(world, recorded.backend) / _hops(n, recorded.backend)
+    hops = hops_of(world, recorded.backend) / hops_of(n, recorded.backend)
     ring = ring_bytes(world) / ring_bytes(n)
 
     def take(message: Message) -> float:
         sent, held = (curve.work(nbytes) for nbytes in message)
         latency = min(sent, curve.hop_latency)
-        return latency * hops + ((sent - latency) * link / change.link + (held - latency) * (1 - link)) * ring
+        hosts = sent if link > 1 else held  # collectives that seem faster than the link: hosts add nothing
+        return latency * hops + ((sent - latency) * link / change.link + (hosts - latency) * (1 - link)) * ring
 
     return take
-
-
-def _hops(ranks: int, backend: str) -> float:
-    """How often a message is passed on: along a ring, or where NCCL would rather have it, up and down a tree."""
-    ring = float(ranks - 1)
-    return min(ring, max(1.0, math.log2(ranks))) if "nccl" in backend and ranks > 1 else ring
 
 
 def _messages(units: Sequence[Parameter], change: Change) -> list[Message]:
@@ -318,6 +323,8 @@ def refusal(recorded: Recorded, physics: Physics, change: Change) -> str:
         return f"how much of their time collectives spend on the link does not show; {SWEEP}"
     if change.static_graph and (not recorded.flag("find_unused_parameters") or recorded.flag("static_graph")):
         return "static_graph changes the buckets only beside find_unused_parameters=True"
+    if change.static_graph and change.cap_mib is None and recorded_limits(recorded) is None:
+        return "the buckets follow from no bucket_cap_mb, so those with static_graph are not known; give --cap as well"
     if change.bucket_view and recorded.flag("gradient_as_bucket_view"):
         return "gradient_as_bucket_view is set already"
     if change.no_input and any(rank.data is None for step in recorded.steps for rank in step):

@@ -39,7 +39,7 @@ class Wire(msgspec.Struct, kw_only=True):
     """
 
     version: int = WIRE_VERSION
-    backend: str
+    backend: Annotated[str, Meta(min_length=1)]
     world_size: Annotated[int, Meta(ge=2, le=1 << 20)]
     hosts: list[str] = []
     torch: str = ""

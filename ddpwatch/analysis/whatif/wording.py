@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddpwatch.analysis.diagnosis.sentences import ordinal
 from ddpwatch.analysis.whatif.assignment import DEFAULT_CAP_BYTES, MIB
 from ddpwatch.analysis.whatif.recorded import Recorded
 from ddpwatch.analysis.whatif.scenarios import Change
@@ -67,25 +68,23 @@ def _lines(change: Change) -> Iterator[str]:
     elif change.hook:
         yield _HOOKS[change.hook]
     if change.accumulate > 1:
-        yield f"with model.no_sync(): around all but every {_ordinal(change.accumulate)} backward"
-
-
-def _ordinal(number: int) -> str:
-    return f"{number}{ {2: 'nd', 3: 'rd'}.get(number, 'th') }"
+        yield f"with model.no_sync(): around all but every {ordinal(change.accumulate)} backward"
 
 
 def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iterator[str]:
     """What must be true for the prediction to hold."""
     if change.moves_buckets or change.hook or change.world is not None:
-        source = "wire.json" if measured_wire else "the sizes that the recording has"
-        yield f"collectives of other sizes cost what the line through {source} says"
+        source = "wire.json" if measured_wire else "the recorded ones"
+        yield f"collectives of other sizes lie on the line through {source}"
     if change.first_mib is not None:
         yield "torch 2.13 or newer, for bucket_cap_mb_list"
     if change.hook:
         cast = not measured_wire and not change.powersgd_rank
         yield "no comm hook is registered now" + ("; a cast costs about two copies" if cast else "")
     if change.powersgd_rank:
-        yield "PowerSGD has started (start_powerSGD_iter), and costs the hosts about 20 copies of the gradients"
+        cost = "what the sweep found" if measured_wire else "about 20 copies of the gradients (10 with rank 1)"
+        same = ", with any rank from 2 on" if change.powersgd_rank > 2 else ""
+        yield f"PowerSGD has started (start_powerSGD_iter), and costs the hosts {cost}{same}"
     if change.hook or change.accumulate > 1:
         yield "training still converges as well"
     if change.accumulate > 1:
@@ -95,7 +94,11 @@ def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iter
     if change.link != 1:
         yield "latency stays, and so does what the hosts add to the link's time"
     if change.world is not None:
-        yield "a ring (or NCCL's tree) over equal links, and further ranks like those recorded, on cores of their own"
+        yield "a ring (or NCCL's tree) over equal links"
+        if change.world < len(recorded.ranks):
+            yield f"the first {change.world} ranks stay"
+        else:
+            yield "further ranks are like those recorded, on cores of their own"
     if change.without_rank is not None:
         yield f"rank {change.without_rank} works like the rank in the middle of the others"
     if change.perfect:

@@ -55,13 +55,15 @@ def _verdict(model: WhatIfModel) -> tuple[str, str, str]:
         return "·", "dim", model.failure
     if answer is None:
         return "·", "dim", "predicting …"
-    if answer.refused:
-        return "·", "dim", f"not predicted: {answer.refused}"
+    missing = f"not predicted: {answer.refused}" if answer.refused else ""
+    if answer.best is None and missing:
+        return "·", "dim", missing
     if answer.best is None:
         return "✓", "text", "no bucket cap, hook or option that was tried gains more than its error"
     best = answer.best.prediction
     gained = f"{number(best.gain_ms)} ms a step ({percent(best.gain)})"
-    return "✓", "good", f"{best.change} would gain {gained}: {best.code}"
+    text = f"{best.change} would gain {gained}: {best.code}"
+    return "✓", "good", f"{text} ({missing})" if missing else text
 
 
 def _paint_changes(canvas: Canvas, answer: Answer, y: int, height: int, selected: int) -> int:
