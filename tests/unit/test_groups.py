@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+import torch
+import torch.distributed as dist
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import bucket_steps
 from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.messages import Group, Hello, Message, Step
+from ddpwatch.probe.groups import backend_name, describe
 from ddpwatch.state import RunState
 from tests.support.frames import MS, hello, layout, state_of, step
 
@@ -99,3 +102,13 @@ def test_layouts_of_several_groups_are_kept() -> None:
     state = state_of([*hellos(4), *(group(rank, ranks) for rank, ranks in SUBGROUPS.items()), first, other])
     assert [state.layouts.bucket_layer(0, rank) for rank in range(4)] == ["c", "c", "g", "g"]
     assert [state.layouts.layer(0, rank) for rank in (1, 3)] == ["a", "e"]
+
+
+def test_the_backend_is_that_of_the_device() -> None:
+    """Where none was chosen, torch has one for each kind of device."""
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert dist.get_backend() == "undefined"
+        assert describe(dist.group.WORLD).backend == backend_name(dist.group.WORLD, torch.device("cpu")) == "gloo"
+    finally:
+        dist.destroy_process_group()

@@ -59,10 +59,10 @@ class RunDrift:
         return [*self._ended, *([] if self._lasting is None else [self._lasting])]
 
     def _look(self) -> None:
-        blocks = self._blocks
+        blocks, since = self._blocks, None
         if self._lasting is not None:
-            since = self._lasting.since_step or 0
-            blocks = [block for block in blocks if block.last >= since]
+            since = self._lasting.since_step
+            blocks = [block for block in blocks if block.last >= (since or 0)]
             if not _rises(blocks, CLEARED):
                 over = drift_sentence(self._lasting.evidence["growth"], is_open=False)
                 self._ended.append(replace(self._lasting, message=over, open=False))
@@ -72,16 +72,16 @@ class RunDrift:
             stretches = (blocks, *(blocks[-count:] for count in NEWEST if count < len(blocks)))
             blocks = next((found for found in stretches if _rises(found) and not _jumps(found)), [])
         if blocks:
-            self._lasting = self._incident(blocks)
+            self._lasting = self._incident(blocks, blocks[0].first if since is None else since)
 
-    def _incident(self, blocks: Sequence[_Block]) -> Incident:
+    def _incident(self, blocks: Sequence[_Block], since: int) -> Incident:
         base, steps = _base(blocks), BLOCK_STEPS * self._every
         growth = blocks[-1].ns / base - 1
         return Incident(
             kind="drift",
             severity="warning",
             message=drift_sentence(growth, is_open=True),
-            since_step=blocks[0].first,
+            since_step=since,
             until_step=blocks[-1].last,
             steps=len(blocks) * steps,
             cost_ns=int(sum(max(0.0, block.ns - base) for block in blocks) * steps),
