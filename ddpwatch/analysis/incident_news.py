@@ -130,15 +130,22 @@ def lost_accounts(lost: LostTime) -> list[Account]:
     return [account for account in lost.accounts if account.name in LOST]
 
 
-def lost_text(lost: LostTime, most: int = 3) -> str:
-    """``14.2 % lost: 7.9 % waiting for rank 5 (backward), 2.2 % input``; empty before anything is known."""
+def lost_text(lost: LostTime, most: int = 3, of: str = "") -> str:
+    """``14.2 % lost: 7.9 % waiting for rank 5 (backward), 2.2 % input``; empty before anything is known.
+
+    Args:
+        lost: Where the time went.
+        most: How many accounts it names.
+        of: Of what the first figure is a share, if that is to be said.
+    """
     if not lost.rank_ns:
         return ""
     accounts = lost_accounts(lost)
     total = sum(account.ns for account in accounts)
     parts = [f"{share_text(account.ns / lost.rank_ns)} {account_text(account)}" for account in accounts[:most]]
     named = [part for part, account in zip(parts, accounts, strict=False) if account.ns / lost.rank_ns >= 0.0005]
-    return f"{share_text(total / lost.rank_ns)} lost" + (f": {', '.join(named)}" if named else "")
+    whole = f"{share_text(total / lost.rank_ns)}{f' of {of}' if of else ''}"
+    return f"{whole} lost" + (f": {', '.join(named)}" if named else "")
 
 
 def waited_for(lost: LostTime) -> dict[int, int]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import sys
 import threading
 import time
 import weakref
@@ -19,6 +21,8 @@ import wrapt
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ddpwatch.messages import Mark
+
+_log = logging.getLogger("ddpwatch")
 
 MIN_WAIT_NS = 5_000_000  # for a mark
 OnWait = Callable[["weakref.ref[Any]", int, int], None]
@@ -62,7 +66,8 @@ class ActivityMonitor:
         # Under both its names: pickle looks the function up by the name in it.
         torch.save = torch.serialization.save = self._timed("save", self._save, "torch.save")
         self._patched = _BaseDataLoaderIter.__next__, torch.save
-        self._savers: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = []  # module, name, before, now
+        self._savers: dict[Callable[..., Any], Callable[..., Any]] = {}  # what saves, with stamps
+        self._saved_by: list[tuple[Any, str, Callable[..., Any]]] = []  # module, name, and what was there before
         for module, name in SAVERS:
             _when_imported(module, weakref.WeakMethod(self._time_saver), name)
         _when_imported("torch._dynamo.callback", weakref.WeakMethod(self._attach_to_compiler))
@@ -79,8 +84,8 @@ class ActivityMonitor:
             _BaseDataLoaderIter.__next__ = self._next  # type: ignore[method-assign]
         if torch.save is self._patched[1]:
             torch.save = torch.serialization.save = self._save
-        for module, name, original, timed in self._savers:
-            if getattr(module, name, None) is timed:
+        for module, name, original in self._saved_by:
+            if getattr(module, name, None) is self._savers[original]:
                 setattr(module, name, original)
 
     def _timed(self, activity: Activity, original: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -111,11 +116,18 @@ class ActivityMonitor:
             self._post(Mark(rank=self._rank, kind=activity, name=name, start_ns=start, end_ns=end))
 
     def _time_saver(self, module: Any, name: str) -> None:
-        original = getattr(module, name, None)
-        if self.active and callable(original):
-            timed = self._timed("save", original, f"{module.__name__}.{name}")
-            setattr(module, name, timed)
-            self._savers.append((module, name, original, timed))
+        """Stamps a function that saves, under this name and under that by which pickle looks it up."""
+        if not self.active or not hasattr(module, name):
+            return
+        original: Callable[..., Any] = getattr(module, name)
+        if original in self._savers.values():
+            return
+        timed = self._savers.setdefault(original, self._timed("save", original, f"{module.__name__}.{name}"))
+        home = sys.modules.get(getattr(original, "__module__", ""), module)
+        for place, called in ((module, name), (home, getattr(original, "__qualname__", name))):
+            if getattr(place, called, None) is original:
+                setattr(place, called, timed)
+                self._saved_by.append((place, called, original))
 
     def _attach_to_compiler(self, callback: Any) -> None:
         handler = getattr(callback, "callback_handler", None)
@@ -137,7 +149,10 @@ def _when_imported(module: str, attach: weakref.WeakMethod[Callable[..., None]],
     """Calls a method with the module once it is imported, or now; not for an object that is gone by then."""
 
     def hook(imported: Any) -> None:
-        if (method := attach()) is not None:
-            method(imported, *arguments)
+        try:
+            if (method := attach()) is not None:
+                method(imported, *arguments)
+        except Exception as error:  # which would make the job's import fail
+            _log.warning("ddpwatch does not time %s: %s", module, error)
 
     wrapt.register_post_import_hook(hook, module)

@@ -108,7 +108,7 @@ class FsdpProbe(GuardedProbe):
     def _set_up(self, model: FSDPModule, param_base: int) -> None:
         named = parameter_groups(model)
         self._groups = [weakref.ref(group) for group in named]
-        device = device_of(model)
+        self._device = device = device_of(model)
         self._host = device.type == "cpu"
         self.timed = self._host or self._recorder.gpu is not None
         self._enter_groups(named)
@@ -168,7 +168,7 @@ class FsdpProbe(GuardedProbe):
     def _id_of(self, group: dist.ProcessGroup, kind: str = "sharding") -> int:
         known = self._ids.get(group)
         if known is None:
-            found = describe(group)
+            found = describe(group, self._device)
             found.kind = kind
             known = self._ids[group] = found.id
             self._publish(found)
@@ -466,7 +466,7 @@ def backend_of(model: FSDPModule) -> str:
     for group in parameter_groups(model):
         for attribute in _GROUPS:
             if (found := getattr(group.mesh_info, attribute, None)) is not None:
-                return backend_name(found)
+                return backend_name(found, device_of(model))
     return ""
 
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from ddpwatch.messages import DEFAULT_GROUP, Group
 
 
-def describe(group: dist.ProcessGroup) -> Group:
-    """The group's message, in which the sender fills in the rank.
+def describe(group: dist.ProcessGroup, device: torch.device) -> Group:
+    """The group's message, in which the sender fills in the rank. The backend is that of the device.
 
     Name and members are empty if torch does not know the group.
     """
@@ -26,25 +26,18 @@ def describe(group: dist.ProcessGroup) -> Group:
         id=DEFAULT_GROUP if is_default else 1 + int.from_bytes(digest, "big"),
         name=name,
         ranks=ranks,
-        backend=backend_name(group) if ranks else "",
+        backend=backend_name(group, device) if ranks else "",
     )
 
 
-def backend_name(group: dist.ProcessGroup, device: torch.device | None = None) -> str:
-    """The backend that moves the tensors of a device: what torch calls ``undefined`` or ``cpu:gloo,cuda:nccl``.
-
-    Args:
-        group: The group.
-        device: Without one, a GPU, or the CPU where there is none.
+def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
+    """The backend that moves a device's tensors, where torch may say ``undefined`` or ``cpu:gloo,cuda:nccl``.
 
     Raises:
         ValueError: torch does not know the group.
     """
     configured = str(dist.get_backend(group))
-    for kind in (device,) if device is not None else (torch.device("cuda"), torch.device("cpu")):
-        if kind.type == "cpu" or torch.cuda.is_available():
-            try:
-                return str(group._get_backend(kind).name())
-            except (AttributeError, RuntimeError):  # a group of another kind, or with no backend for it
-                continue
-    return configured
+    try:
+        return str(group._get_backend(device).name())
+    except (AttributeError, RuntimeError):  # a group of another kind, or with no backend for the device
+        return configured

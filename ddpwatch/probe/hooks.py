@@ -78,7 +78,7 @@ class DdpProbe(GuardedProbe):
         self._module = module
         self._publish = publish
         self._on_wait = on_wait
-        self._host = ddp.device_type == "cpu"
+        self._host, self._device = ddp.device_type == "cpu", ddp.device
         self._name = type(ddp.module).__name__
         named = reduced_parameters(ddp)
         self._param_columns: dict[str, Any] = {"params": [name for name, _ in named], **parameter_columns(ddp)}
@@ -176,7 +176,7 @@ class DdpProbe(GuardedProbe):
     def _enter_group(self, group: dist.ProcessGroup) -> None:
         """Notes which group the module reduces in."""
         self._group = weakref.ref(group)
-        found = describe(group)
+        found = describe(group, self._device)
         self._layout = replace(self._layout, group=found.id)
         self._publish(found)
 

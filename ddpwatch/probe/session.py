@@ -441,7 +441,8 @@ def watch_recorder(model: torch.nn.Module, *, record: str | os.PathLike[str] | N
     try:
         _session = _session or ProbeSession(record)
         known = dist.is_available() and dist.is_initialized()
-        backend = backend_name(dist.distributed_c10d._get_default_group()) if known else ""
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        backend = backend_name(dist.distributed_c10d._get_default_group(), device) if known else ""
         _session.start(model, backend, {})
         return RecorderWatch(_session, name)
     except Exception as error:  # an error of ddpwatch's must not reach the job

@@ -14,6 +14,7 @@ from ddpwatch.report.format import clean, percent
 Row = dict[str, Any]
 
 MOST_INCIDENTS = 20
+OF_A_HOST = ("straggler", "drift", "slow_input")  # incidents of ranks that a slow host replaces
 ANY = "any"
 _EVIDENCE_ELSEWHERE = ("stacks", "call_sites", "no_stack")
 
@@ -85,12 +86,12 @@ def parse_kinds(text: str) -> frozenset[str]:
 def fail_if(report: dict[str, Any], kinds: frozenset[str]) -> None:
     """Fails if there is an incident of these kinds, or of ``any``, that is more than an info.
 
-    A slow host is one of stragglers.
+    A slow host replaces incidents of its ranks, of three kinds.
 
     Raises:
         DdpwatchError: There is one; the worst is named.
     """
     for row in report["incidents"]:
-        is_meant = ANY in kinds or row["kind"] in kinds or (row["kind"] == "slow_host" and "straggler" in kinds)
-        if is_meant and row["severity"] != "info":
+        meant = {ANY, row["kind"], *(OF_A_HOST if row["kind"] == "slow_host" else ())}
+        if meant & kinds and row["severity"] != "info":
             raise DdpwatchError(f"{row['kind']}: {clean(row['message'])}")

@@ -160,7 +160,7 @@ def test_lost_time_in_one_line_and_as_a_bar():
     assert lost_line(model.diagnosed, 100) == whole
     assert lost_line(model.diagnosed, 78) == whole.rpartition(",")[0]  # what does not fit is left out
     lines = plain(paint_lost(model, 102, 8))
-    assert lines[0] == " 20.0 % lost of the run so far (8 ranks × 12 s)"
+    assert lines[0] == " 20.0 % of 8 ranks × 12 s lost so far"
     assert [lines[1].count(glyph) for glyph in "╲╱≈▓·"] == [12, 5, 3, 60, 20]
     assert re.match(r" ╲╲ +12\.0 % waiting for rank 5 \(backward\) +12\.0 rank-s", lines[2])
     assert re.match(r" ▓▓ +60\.0 % backward", lines[5])

@@ -171,7 +171,7 @@ async def test_every_view(recording, rows, truth):
         split = [line for line in below(text, "where a step goes, ms", 2 * WORLD + 1)[1:] if re.match(r"\s+\d ", line)]
         agree("split", per_rank(split, PHASES), truth, 7 * WORLD)
         lost = lost_truth(report)
-        agree("lost time", searched(text, lost="N % lost of the recording", transfer="N % exposed transfer"), lost, 2)
+        agree("lost time", searched(text, lost=f"N % of {WORLD} ranks ×", transfer="N % exposed transfer"), lost, 2)
         exposed = next(row for row in report["incidents"] if row["kind"] == "exposed_comm")
         assert f"{exposed['message']}; without it, a step would be {100 * exposed['gain']:.0f} % shorter" in text
         await pilot.press("4", "m")

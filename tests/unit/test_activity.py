@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import sys
 import time
 from itertools import groupby
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -65,20 +67,40 @@ def monitored(marks: list[Mark]) -> ActivityMonitor:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_what_libraries_save_is_marked_once(tmp_path: Any) -> None:
+def test_what_libraries_save_is_marked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever name it is called by, and whatever it calls itself."""
+    user: Any = ModuleType("user")  # as Transformers and Accelerate call it
+    user.safe_save_file = safetensors.torch.save_file
+    monkeypatch.setitem(sys.modules, "user", user)
+    monkeypatch.setattr(activity, "SAVERS", (*activity.SAVERS[:2], ("user", "safe_save_file")))
     marks: list[Mark] = []
-    before = checkpoint.save, safetensors.torch.save_file
+    before = checkpoint.save, safetensors.torch.save_file, user.safe_save_file
     monitor = monitored(marks)
+    for saver in (checkpoint.save, safetensors.torch.save_file, user.safe_save_file):
+        assert pickle.loads(pickle.dumps(saver)) is saver
     checkpoint.save({"weight": torch.ones(3)}, checkpoint_id=tmp_path / "folder", no_dist=True)
-    safetensors.torch.save_file({"weight": torch.ones(3)}, tmp_path / "weights")
+    user.safe_save_file({"weight": torch.ones(3)}, tmp_path / "weights")
     monitor.close()
     assert [(mark.kind, mark.name) for mark in marks] == [
         ("save", "torch.distributed.checkpoint.save"),
         ("save", "safetensors.torch.save_file"),
     ]
-    assert (checkpoint.save, safetensors.torch.save_file) == before
+    assert (checkpoint.save, safetensors.torch.save_file, user.safe_save_file) == before
+    assert checkpoint.state_dict_saver.save is checkpoint.save
     assert safetensors.torch.load_file(tmp_path / "weights")["weight"].tolist() == [1, 1, 1]
+
+
+def test_a_library_that_cannot_be_timed_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "stubborn.py").write_text("def save(what):\n    return what\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(activity, "SAVERS", [("stubborn", "save")])
+    monkeypatch.setattr(ActivityMonitor, "_time_saver", lambda monitor, module, name: 1 / 0)
+    monitor = monitored([])
+    assert importlib.import_module("stubborn").save(7) == 7
+    monitor.close()
+    assert "does not time stubborn" in caplog.text
 
 
 def test_a_library_that_is_imported_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

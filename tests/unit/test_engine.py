@@ -11,6 +11,7 @@ from benchmarks.fleet import PARAMS, Disturbance, Fleet, Shape, zeros
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
+from ddpwatch.analysis.diagnosis.verdict import of_incident
 from ddpwatch.messages import Device, Group, Layout, Mark, RankSample, Span
 from tests.support.frames import (
     MS,
@@ -380,6 +381,8 @@ class TestWholeRun:
         found = state_of([*(hello(rank, 4) for rank in range(4)), *messages]).diagnosis.incidents()
         (link,) = [incident for incident in found if incident.kind == "slow_link"]
         assert (link.since_step, link.ranks) == (40, (2, 3))
+        assert not of_incident(link).ranks  # nobody waits for these
+        assert "; without it, a step would be" in of_incident(link).text
         assert link.message.startswith("transfers among ranks 2, 3 take 1.7 times as long as before (busbw ")
 
     def test_exposed_communication_that_comes_and_goes_is_one_incident(self):

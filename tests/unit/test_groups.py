@@ -12,7 +12,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import bucket_steps
 from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.messages import Group, Hello, Message, Step
-from ddpwatch.probe.groups import backend_name, describe
+from ddpwatch.probe.groups import describe
 from ddpwatch.state import RunState
 from tests.support.frames import MS, hello, layout, state_of, step
 
@@ -109,6 +109,6 @@ def test_the_backend_is_that_of_the_device() -> None:
     dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
     try:
         assert dist.get_backend() == "undefined"
-        assert describe(dist.group.WORLD).backend == backend_name(dist.group.WORLD, torch.device("cpu")) == "gloo"
+        assert describe(dist.group.WORLD, torch.device("cpu")).backend == "gloo"
     finally:
         dist.destroy_process_group()

@@ -228,9 +228,9 @@ def test_what_is_only_worth_knowing_is_no_error() -> None:
     fail_if({"incidents": [row("pause", "warning")]}, frozenset())
 
 
-def test_a_slow_host_is_one_of_stragglers() -> None:
+def test_a_slow_host_replaces_incidents_of_its_ranks() -> None:
     with pytest.raises(DdpwatchError, match="slow_host: rank 1: slow_host"):
-        fail_if({"incidents": [row("slow_host", "warning")]}, parse_kinds("straggler"))
+        fail_if({"incidents": [row("slow_host", "warning")]}, parse_kinds("slow_input"))
     fail_if({"incidents": [row("straggler", "warning")]}, parse_kinds("slow_host"))
 
 

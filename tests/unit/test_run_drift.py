@@ -10,7 +10,7 @@ from ddpwatch.analysis.diagnosis.run_drift import RunDrift
 
 
 def drifts(steps: int, longer: Callable[[int], float], noise: float = 3.0) -> list[Incident]:
-    """Those in steps of 100 ns that take so much longer."""
+    """Those of a run whose steps take 100 µs, and longer by that."""
     rng, run = random.Random(5), RunDrift()
     for number in range(steps):
         run.add(number, round(1000 * (100 + longer(number) + rng.gauss(0, noise))))

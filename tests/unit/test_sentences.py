@@ -48,7 +48,8 @@ def test_a_bucket_is_one_of_its_module() -> None:
     assert exposed_sentence(0.12, (1, 0), "last", layouts, True).endswith(
         "most of it the last bucket 1:0 (discriminator.0.weight)"
     )
-    assert exposed_sentence(0.12, (0, 2), "middle", None, True).endswith("most of it bucket 2 in the middle")
+    assert exposed_sentence(0.12, (0, 0), "only", None, True).endswith("all of it the only bucket 0")
+    assert exposed_sentence(0.12, (0, 2), "middle", None, True).endswith("most of it bucket 2, one in the middle")
 
 
 @pytest.mark.parametrize(

@@ -513,7 +513,7 @@ def test_without_hook_fires() -> None:
         (lambda: [m for m in JOB.messages() if m.rank == 0], "1 of 2 ranks are in it, and what-if needs all"),
         (
             lambda: edited(JOB, comm_bytes=[1] * len(JOB.buckets)),
-            "0 of 39 full steps have each bucket of the newest layout",
+            "0 full steps of all ranks, and 5 are needed; in 39 others, buckets were not those",
         ),
         (lambda: JOB.but(steps=4).messages(), "3 full steps of all ranks, and 5 are needed"),
     ],

@@ -74,7 +74,7 @@ class RankLiveness:
         self._hangs: dict[int, _Hang] = {}  # those that last, by the lowest rank of those that depend on each other
         self._settling: list[_Hang] = []
         self._ended: list[tuple[int, int, Incident]] = []  # a heap: the cheapest first
-        self._deadly: _Hang | None = None  # that in which a rank died first
+        self._deadly: dict[int, _Hang] = {}  # by rank, the hang in which it died
         self._count = 0
         self._now_ns = self._due_ns = 0
         self._over = False
@@ -85,6 +85,7 @@ class RankLiveness:
     def hello(self, rank: int, received_ns: int) -> None:
         """A rank introduces itself: it is there, whatever was said before."""
         self._life(rank).bye = None
+        self._deadly.pop(rank, None)
         self.seen(rank, received_ns)
 
     def seen(self, rank: int, received_ns: int) -> None:
@@ -130,8 +131,8 @@ class RankLiveness:
             for hang in (*self._hangs.values(), *self._settling):
                 if bye.rank in hang.still:
                     hang.settle(bye.rank, life.clock_ns(received_ns))
-                    if bye.reason != "finished" and not hang.ended_ns and self._deadly is None:
-                        self._deadly = hang
+                    if bye.reason != "finished" and not hang.ended_ns:
+                        self._deadly[bye.rank] = hang
         self._due_ns = 0
         self._check(received_ns)
 
@@ -171,7 +172,7 @@ class RankLiveness:
         assert first.bye is not None
         alive = [life for life in self._lives.values() if life.bye is None]
         message = death_message(first.bye, [life.rank for life in dead[1:]], alive)
-        hung = self._deadly if self._deadly is not None and self._deadly.ended_ns else None
+        hung = self._deadly.get(first.rank)
         return [
             Incident(
                 kind="death",

@@ -102,8 +102,10 @@ class _Pause:
 
     def is_due(self, step: int) -> bool:
         """Whether it recurs, and may come again: the time for that is not long over."""
-        gaps = [after - before for before, after in pairwise(self.steps)]
-        return self.recurs and step - self.steps[-1] <= LATE_AGAIN * max(gaps)
+        if not self.recurs:
+            return False
+        longest = max(after - before for before, after in pairwise(self.steps))
+        return step - self.steps[-1] <= LATE_AGAIN * longest
 
     @property
     def gain(self) -> float | None:
@@ -291,6 +293,7 @@ def _longest_phase(facts: StepFacts, excess: int) -> str:
 def _incident(pause: _Pause) -> Incident:
     planned = pause.phase in PLANNED
     usual = not pause.unusual or pause.denied
+    period = _regular(pause.steps)
     minor = pause.phase == "gc" and (_mean(pause) < WORTH_NS if pause.recurs else _waited(pause) < LONE_NS)
     return Incident(
         kind="intermittent" if pause.recurs else "pause",
@@ -302,8 +305,8 @@ def _incident(pause: _Pause) -> Incident:
         since_step=pause.since,
         until_step=pause.steps[-1],
         steps=pause.count,
-        struck=tuple(pause.steps),
-        period=_regular(pause.steps),
+        struck=tuple(pause.steps) if period is None else (),
+        period=period,
         cost_ns=pause.whole_cost_ns,
         gain=pause.gain,
         evidence={

@@ -66,7 +66,7 @@ class RunDrift:
             if not _rises(blocks, CLEARED):
                 over = drift_sentence(self._lasting.evidence["growth"], is_open=False)
                 self._ended.append(replace(self._lasting, message=over, open=False))
-                self._lasting, self._blocks = None, []
+                self._lasting, self._blocks, self._every = None, [], 1
                 return
         else:
             stretches = (blocks, *(blocks[-count:] for count in NEWEST if count < len(blocks)))

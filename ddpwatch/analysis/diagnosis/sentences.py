@@ -102,7 +102,7 @@ def exposed_sentence(
     Args:
         share: Of a step.
         bucket: The one that is exposed most.
-        which: In launch order: ``first``, ``middle``, ``last`` or ``only``.
+        which: In launch order: ``first``, ``middle``, ``last`` or ``only``; empty if that is not known.
         names: Of parameters.
         is_open: Whether that lasts.
         is_split: Whether waits were split off.
@@ -112,9 +112,10 @@ def exposed_sentence(
     text = f"exposed communication: {what} that no compute {hides} {take} {100 * share:.0f} % of a step"
     if bucket is None:
         return text
-    the = "" if which == "middle" else f"the {which} "
-    middle = " in the middle" if which == "middle" else ""
-    return f"{text}, most of it {the}{unit(names)} {bucket_named(bucket, names)}{middle}"
+    part = "all" if which == "only" else "most"
+    the = f"the {which} " if which in ("only", "first", "last") else ""
+    middle = ", one in the middle" if which == "middle" else ""
+    return f"{text}, {part} of it {the}{unit(names)} {bucket_named(bucket, names)}{middle}"
 
 
 def input_sentence(share: float, is_open: bool) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from statistics import median
+from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import bus_bandwidths
@@ -19,51 +20,68 @@ FEWEST_BEFORE = 8  # full steps before them
 SLOWER = 1.5  # transfers take so many times as long
 SHARE = 0.03  # of a step longer, at least
 KEEP = 64  # full steps
+GONE = 1024  # steps without a transfer, after which a group is forgotten
 KEEP_SPLITS = 256
 KEEP_ENDED = 64
 
 
+class _Transfers(NamedTuple):
+    """What a group's transfers add up to in a full step (ns): at least, and at most, as clocks may hide some."""
+
+    step: int
+    least: int
+    most: int
+
+
 class _GroupTransfers:
-    """What a group's transfers add up to in the newest full steps (ns).
+    """A group's transfers in the newest full steps.
 
     Attributes:
-        base: That before they became slower.
+        base: What they took (ns) before they became slower.
+        slow_since: The first step in which they were slower.
         moved: What crosses a rank's link in a step (bytes), of which busbw is the rate; 0 if that is not known.
+        seen: The newest step.
     """
 
     def __init__(self) -> None:
-        self.steps: deque[tuple[int, int]] = deque(maxlen=KEEP)
         self.base = self.moved = 0.0
-        self._older = RollingMedian(KEEP - NEWEST)  # of all but the newest
+        self.slow_since = self.seen = 0
+        self._steps: deque[_Transfers] = deque(maxlen=KEEP)
+        self._older = RollingMedian(KEEP - NEWEST)  # of all but the newest, at most
 
-    def add(self, step: int, ns: int) -> None:
-        if len(self.steps) >= NEWEST:
-            self._older.add(self.steps[-NEWEST][1])
-        self.steps.append((step, ns))
+    def add(self, transfers: _Transfers) -> None:
+        if len(self._steps) >= NEWEST:
+            self._older.add(self._steps[-NEWEST].most)
+        self._steps.append(transfers)
+        self.seen = transfers.step
 
-    def slower_since(self, longest_ns: int) -> int | None:
-        """The first of the newest steps if each of them is slower than before."""
+    def became_slower(self, longest_ns: int) -> bool:
+        """Whether each of the newest steps is slower than those before."""
         if len(self._older) < FEWEST_BEFORE:
-            return None
-        self.base = self._older.median
-        limit = max(SLOWER * self.base, self.base + SHARE * longest_ns)
-        return self.steps[-NEWEST][0] if min(self._newest()) > limit else None
+            return False
+        base = self._older.median
+        limit = max(SLOWER * base, base + SHARE * longest_ns)
+        if not base or min(self._newest()) <= limit:
+            return False
+        self.base, self.slow_since = base, self._steps[-NEWEST].step
+        return True
 
     @property
     def recovered(self) -> bool:
         """Whether each of the newest steps is as fast as before."""
         return max(self._newest()) < (1 + SLOWER) / 2 * self.base
 
-    def since(self, step: int) -> float:
-        """What they add up to from that step on."""
-        return median(ns for at, ns in self.steps if at >= step)
+    @property
+    def slower(self) -> float:
+        """How many times as long they take since then."""
+        return median(one.least for one in self._steps if one.step >= self.slow_since) / self.base
 
     def _newest(self) -> Iterator[int]:
-        return (ns for _, ns in islice(reversed(self.steps), NEWEST))
+        return (one.least for one in islice(reversed(self._steps), NEWEST))
 
 
 class SlowLink:
-    """Finds them as steps come.
+    """Finds them as steps come. All that are slower at a time are one incident.
 
     Attributes:
         since_end: Full steps since the newest one that is over.
@@ -72,8 +90,9 @@ class SlowLink:
     def __init__(self) -> None:
         self.since_end = 0
         self._groups: dict[int, _GroupTransfers] = {}
-        self._slow: list[_GroupTransfers] = []
-        self._ranks: tuple[int, ...] = ()  # members of these groups, unless all are
+        self._slow: dict[int, _GroupTransfers] = {}
+        self._ranks: set[int] = set()  # members of these groups
+        self._all = False  # whether these are all ranks
         self._since: int | None = None
         self._until = self._count = self._cost_ns = self._span_ns = 0
         self._slower = 1.0
@@ -83,34 +102,31 @@ class SlowLink:
 
     def add(self, across: StepAcrossRanks) -> None:
         """Takes a full step."""
-        sums = _sums(across)
-        if not sums:
-            return
-        for group, ns in sums.items():
-            self._groups.setdefault(group, _GroupTransfers()).add(across.step, ns)
+        found = _transfers(across)
+        for group, transfers in found.items():
+            self._groups.setdefault(group, _GroupTransfers()).add(transfers)
         self.since_end += 1
-        if self._since is None:
-            self._look(across, sums)
+        for group in found:
+            if group not in self._slow and self._groups[group].became_slower(across.longest_ns):
+                self._take(group, across)
         if self._since is not None:
-            self._slower = max(one.since(self._since) / one.base for one in self._slow if one.base)
-            if all(one.recovered for one in self._slow):
+            self._slower = max(one.slower for one in self._slow.values())
+            if all(one.recovered or across.step - one.seen > GONE for one in self._slow.values()):
                 self._ended.append(self._incident(is_open=False))
                 self._since, self._count, self._cost_ns, self._span_ns = None, 0, 0, 0
-                self.since_end = 0
+                self._slow, self._ranks, self.since_end = {}, set(), 0
+        for group in [group for group, one in self._groups.items() if across.step - one.seen > GONE]:
+            del self._groups[group]
 
-    def _look(self, across: StepAcrossRanks, groups: Mapping[int, int]) -> None:
-        """Whether transfers of some groups have become slower."""
-        starts = {group: self._groups[group].slower_since(across.longest_ns) for group in groups}
-        slow = [group for group, since in starts.items() if since is not None and self._groups[group].base]
-        if not slow:
-            return
-        self._since = min(since for since in starts.values() if since is not None)
-        self._slow = [self._groups[group] for group in slow]
-        members = {rank for group in slow for rank in across.members_of(group) or across.members}
-        self._ranks = tuple(sorted(members)) if members < set(across.members) else ()
-        for group in slow:
-            self._groups[group].moved = _moved(across, group)
-        self._start(across.step)
+    def _take(self, group: int, across: StepAcrossRanks) -> None:
+        """A group's transfers have become slower."""
+        one = self._slow[group] = self._groups[group]
+        one.moved = _moved(across, group)
+        self._ranks.update(across.members_of(group) or across.members)
+        self._all = self._ranks >= set(across.members)
+        if self._since is None:
+            self._since = one.slow_since
+            self._start(across.step)
 
     def _start(self, step: int) -> None:
         """Counts the steps since the first slower one."""
@@ -138,14 +154,15 @@ class SlowLink:
         return [*self._ended, *([self._incident(is_open=True)] if self._since is not None else [])]
 
     def _incident(self, is_open: bool) -> Incident:
-        slowest = max(self._slow, key=lambda one: one.since(self._since or 0) / one.base)
+        slowest = max(self._slow.values(), key=lambda one: one.slower)
         before = slowest.moved / slowest.base
         busbw = (before, before / self._slower) if before else None
+        ranks = () if self._all else tuple(sorted(self._ranks))
         return Incident(
             kind="slow_link",
             severity="warning",
-            message=link_sentence(self._slower, self._ranks, busbw, is_open),
-            ranks=self._ranks,
+            message=link_sentence(self._slower, ranks, busbw, is_open),
+            ranks=ranks,
             phase="exposed_comm",
             since_step=self._since,
             until_step=self._until,
@@ -157,11 +174,13 @@ class SlowLink:
         )
 
 
-def _sums(across: StepAcrossRanks) -> dict[int, int]:
-    """What the transfers of each group add up to; one within the clocks' error counts as that error."""
-    skew, found = across.skew, dict[int, int]()
+def _transfers(across: StepAcrossRanks) -> dict[int, _Transfers]:
+    """What the transfers of each group add up to; one within the clocks' error takes that at most."""
+    skew, found = across.skew, dict[int, _Transfers]()
     for key, bucket in skew.buckets.items():
-        found[key[3]] = found.get(key[3], 0) + (skew.error if bucket.transfer is None else bucket.transfer)
+        _, least, most = found.get(key[3], (0, 0, 0))
+        known = bucket.transfer
+        found[key[3]] = _Transfers(across.step, least + (known or 0), most + (skew.error if known is None else known))
     return found
 
 

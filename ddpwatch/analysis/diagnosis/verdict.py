@@ -26,7 +26,7 @@ class Verdict:
         kind: A stable word: that of an incident, or ``hidden``, ``unseen``, ``partial``, ``no_comm``, ``unmeasured``,
             ``starting``, ``collecting`` or ``ended``.
         rank, bucket: Which ones are to blame, if any.
-        ranks: All that it names.
+        ranks: All that are to blame.
         peers: Whom these were compared with, if that is known.
         incident: What it is about, if it is an incident that lasts, ended the run, or harmed it for good.
     """
@@ -102,9 +102,14 @@ def of_incident(incident: Incident) -> Verdict:
     if incident.gain:
         text += f"; {without(incident)}, a step would be {_percent(incident.gain)} shorter"
     severity: Severity = "bad" if incident.severity == "error" or incident.kind in _BAD else "warn"
-    rank = incident.ranks[0] if len(incident.ranks) == 1 else None
-    peers = tuple(incident.evidence.get("group", ()))
-    return Verdict(incident.kind, severity, text, rank, incident.bucket, incident.ranks, peers, incident)
+    ranks, peers = _blamed(incident), tuple(incident.evidence.get("group", ()))
+    rank = ranks[0] if len(ranks) == 1 else None
+    return Verdict(incident.kind, severity, text, rank, incident.bucket, ranks, peers, incident)
+
+
+def _blamed(incident: Incident) -> tuple[int, ...]:
+    """Whose doing it is: no rank's, if a link is slow."""
+    return () if incident.kind == "slow_link" else incident.ranks
 
 
 def _percent(share: float) -> str:
@@ -136,7 +141,7 @@ def _past(incidents: Sequence[Incident]) -> str:
     if not over:
         return ""
     cost = sum(incident.share or 0.0 for incident in over)
-    costliest = max(over, key=lambda incident: (bool(incident.ranks), incident.share or 0.0))
+    costliest = max(over, key=lambda incident: (bool(_blamed(incident)), incident.share or 0.0))
     more = f" and {len(over) - 1} more" if len(over) > 1 else ""
     return f"; earlier: {_named(costliest)}{more}, {_percent(cost)} of the run"
 

@@ -105,7 +105,7 @@ class WholeRun:
         self._input = _Share("slow_input", INPUT_SHARE, _input)
         self._splits: deque[StepSplit] = deque(maxlen=4 * WINDOW)
         self._bucket_ns: Counter[ModuleBucket] = Counter()
-        self._ends: tuple[ModuleBucket, ModuleBucket] | None = None  # which are launched first and last
+        self._order: list[ModuleBucket] = []  # in which they are launched; empty where each is used more than once
         self._measured = False  # whether completions are measured at all
         self._link = SlowLink()
         self._drift = RunDrift()
@@ -146,15 +146,16 @@ class WholeRun:
         columns = cast("Iterator[tuple[int, ...]]", zip(*[fact.exposed for fact in found], strict=True))
         for key, least in zip(keys, map(min, columns), strict=True):
             self._bucket_ns[key[:2]] += least
-        if keys:
-            self._ends = keys[0][:2], keys[-1][:2]
+        is_once = not any(key[4] for key in keys)
+        self._order = list(dict.fromkeys(key[:2] for key in keys)) if is_once else []
 
     def _which(self, bucket: ModuleBucket) -> str:
-        """Whether it is the first one, in the middle, the last one, or the only one."""
-        first, last = self._ends or (bucket, bucket)
-        if first == last:
+        """Whether it is the first one, in the middle, the last one, or the only one; empty if that is not known."""
+        if bucket not in self._order:
+            return ""
+        if len(self._order) == 1:
             return "only"
-        return "first" if bucket == first else "last" if bucket == last else "middle"
+        return {self._order[0]: "first", self._order[-1]: "last"}.get(bucket, "middle")
 
     def _share_incidents(self, share: _Share, names: LayerNames | None) -> Iterator[Incident]:
         """What lasts or comes again soon is one incident. What a slower link explains is none."""

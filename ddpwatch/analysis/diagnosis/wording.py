@@ -77,7 +77,7 @@ def spans(numbers: Sequence[int], most: int = 4, gap: str = ",") -> str:
 
 def without(incident: Incident) -> str:
     """Without what a step would be shorter by the incident's gain. Of late ranks, that is what others wait for them."""
-    if not incident.ranks:
+    if not incident.ranks or incident.kind == "slow_link":
         return "without it"
     if incident.phase == "data":  # which is a wait, too
         return f"without the wait for {ranks_named(incident.ranks)}"

@@ -92,6 +92,7 @@ class WhatIf:
         self._wire = wire
         self._varied = list(self.physics.variations())
         self._replays: dict[tuple[int, int], tuple[Replay, Outcome]] = {}
+        self._durations = recorded.durations
         self.replayed = self._replayed(self.physics, 1)[1]
 
     def ask(self, changes: Iterable[Change]) -> list[Prediction]:
@@ -111,7 +112,8 @@ class WhatIf:
 
     def _predict(self, change: Change) -> Prediction:
         planned = plan(self.recorded, self.physics, change)
-        replay, before = self._replayed(self.physics, self._stride(len(planned.buckets)))
+        stride = self._stride(len(planned.buckets))
+        replay, before = self._replayed(self.physics, stride)
         outcome, measured = replay.run(planned), self.recorded.measured_ns
         step = max(0.0, measured + outcome.mean - before.mean)
         change_doubt = self._change_doubt(change, before, outcome)
@@ -123,7 +125,7 @@ class WhatIf:
             step_ms=step / NS_PER_MS,
             low=max(0.0, step - doubt) / NS_PER_MS,
             high=(step + doubt) / NS_PER_MS,
-            p90_ms=self._p90(before, outcome) / NS_PER_MS,
+            p90_ms=self._p90(stride, before, outcome) / NS_PER_MS,
             exposed_ms=sum(outcome.exposed) / change.accumulate / NS_PER_MS,
             gain_ms=gain / NS_PER_MS,
             gain=gain / measured,
@@ -133,10 +135,9 @@ class WhatIf:
             code=code_of(change),
         )
 
-    def _p90(self, before: Outcome, after: Outcome) -> float:
+    def _p90(self, stride: int, before: Outcome, after: Outcome) -> float:
         """What nine in ten steps take at most: each recorded one, with what the change does to it (ns)."""
-        played = played_steps(len(self.recorded.steps), -(-len(self.recorded.steps) // len(before.steps)))
-        took = [self.recorded.durations[number] for number in played]
+        took = [self._durations[number] for number in played_steps(len(self._durations), stride)]
         return _p90([ns + new - old for ns, new, old in zip(took, after.steps, before.steps, strict=True)])
 
     def _run_doubt(self, before: Outcome, after: Outcome) -> float:
@@ -270,7 +271,7 @@ class WhatIf:
             "replayed": {
                 "step_ms": self.replayed.mean / NS_PER_MS,
                 "measured_ms": measured / NS_PER_MS,
-                "measured_p90_ms": _p90(self.recorded.durations) / NS_PER_MS,
+                "measured_p90_ms": _p90(self._durations) / NS_PER_MS,
                 "error": self.replayed.mean / measured - 1,
                 "exposed_ms": sum(self.replayed.exposed) / NS_PER_MS,
             },
@@ -286,7 +287,7 @@ def has_cap_list(torch: str) -> bool:
 
 
 def played_steps(count: int, stride: int) -> list[int]:
-    """One step of each so many, by chance: every nth would meet a rank that is late in every nth always, or never."""
+    """One step, picked at random, of each so many. Every nth could always meet, or never, a rank late in every nth."""
     dice = random.Random(stride)
     return [dice.randrange(first, min(first + stride, count)) for first in range(0, count, stride)]
 

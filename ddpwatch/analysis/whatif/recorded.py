@@ -6,7 +6,7 @@ reduced.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -117,7 +117,7 @@ class RecordedBuilder:
         self._steps = 0
         self._groups: set[int] = set()
         self._sharded = False
-        self._full_steps = self._uncomparable = 0
+        self._uncomparable = False
         self._first_order: list[int] = []
 
     def apply(self, message: Message) -> None:
@@ -148,9 +148,8 @@ class RecordedBuilder:
 
     def _close(self, across: StepAcrossRanks) -> None:
         if across.full and len(across) >= max(1, len(self._hellos)):
-            self._full_steps += 1
             if not across.comparable:
-                self._uncomparable += 1
+                self._uncomparable = True
                 return
             self._full.append(across)
             if len(self._full) > max(LEAST_KEPT, KEEP_RANK_STEPS // len(across)):
@@ -215,29 +214,30 @@ class RecordedBuilder:
 
     def _comparable_steps(self, layout: Layout) -> list[StepAcrossRanks]:
         """The full steps with the newest buckets, without the first ones if there are enough others."""
-        count = len(layout.buckets)
-        found = [
-            across
-            for across in self._full
-            if across.members == self._hellos.keys()
-            and all(_fits(step, layout, count) for step in across.ranks.values())
-            and len(across.skew.buckets) == count
-        ]
+        why_not = [self._unfit(across, layout) for across in self._full]
+        found = [across for across, reason in zip(self._full, why_not, strict=True) if not reason]
         settled = [across for across in found if across.step >= STARTING_STEPS]
         found = settled if len(settled) >= FEWEST_STEPS else found
         hooked = [across for across in found if all(step.hook_param for step in across.ranks.values())]
         found = hooked if len(hooked) >= FEWEST_STEPS else found
         if len(found) < FEWEST_STEPS:
-            raise UsageError(f"{self._too_few(len(found))}, and {FEWEST_STEPS} are needed", RECORD_MORE)
+            reasons = Counter(filter(None, why_not))
+            most = reasons.most_common(1)
+            others = f"; in {most[0][1]} others, {most[0][0]}" if most else ""
+            raise UsageError(
+                f"{len(found)} full steps of all ranks, and {FEWEST_STEPS} are needed{others}", RECORD_MORE
+            )
         return found
 
-    def _too_few(self, fit: int) -> str:
-        """How many steps there are, and why others are none."""
-        if fit == self._full_steps:
-            return f"{fit} full steps of all ranks"
-        if self._uncomparable:
-            return f"{fit} of {self._full_steps} full steps have all ranks on one clock"
-        return f"{fit} of {self._full_steps} full steps have each bucket of the newest layout once, with its size"
+    def _unfit(self, across: StepAcrossRanks, layout: Layout) -> str:
+        """Why a full step does not show the newest buckets; empty if it does."""
+        if across.members != self._hellos.keys():
+            return "other ranks took part"
+        reasons = (_unfit(step, layout) for step in across.ranks.values())
+        found = next(filter(None, reasons), "")
+        if not found and len(across.skew.buckets) != len(layout.buckets):
+            return "ranks launched other buckets than each other"
+        return found
 
 
 def _backend_of(hello: Hello) -> str:
@@ -254,13 +254,18 @@ def _is_rebuilt(hello: Hello) -> bool:
     return not hello.ddp.get("find_unused_parameters") or bool(hello.ddp.get("static_graph"))
 
 
-def _fits(step: Step, layout: Layout, count: int) -> bool:
-    """Whether the step has each bucket of the layout once, was reduced, and has the spans that a schedule needs."""
+def _unfit(step: Step, layout: Layout) -> str:
+    """Why a rank's step does not have what a schedule needs; empty if it does."""
     sizes = sorted(bucket.nbytes for bucket in layout.buckets)
-    phases = {span.phase for span in step.spans}
-    complete = step.synced and step.reduced and None not in step.comm_done and "backward" in phases
-    sound = step.duration_ns > 0 and min(sizes, default=0) > 0
-    return complete and sound and len(step.comm_label) == count and sorted(step.comm_bytes) == sizes
+    if None in step.comm_done:
+        return "completions were not measured"
+    if not step.synced or not step.reduced:
+        return "gradients were not reduced"
+    if "backward" not in {span.phase for span in step.spans} or step.duration_ns <= 0:
+        return "no backward was seen"
+    if min(sizes, default=0) <= 0 or len(step.comm_label) != len(sizes) or sorted(step.comm_bytes) != sizes:
+        return "buckets were not those of the newest layout, each once"
+    return ""
 
 
 def _why_no_parameters(layout: Layout, steps: Sequence[StepAcrossRanks]) -> str:

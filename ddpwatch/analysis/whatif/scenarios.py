@@ -154,6 +154,7 @@ def completed(recorded: Recorded, change: Change) -> Change:
 
 def plan(recorded: Recorded, physics: Physics, change: Change) -> Plan:
     """What the change means for the recorded run."""
+    change = completed(recorded, change)
     buckets = _buckets(recorded, change)
     sizes = [sum(recorded.units[unit].nbytes for unit in bucket) for bucket in buckets]
     collective = _collective(recorded, physics, change)

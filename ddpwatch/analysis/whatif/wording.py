@@ -75,7 +75,7 @@ def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iter
     """What must be true for the prediction to hold."""
     if change.moves_buckets or change.hook or change.world is not None:
         source = "wire.json" if measured_wire else "the recorded ones"
-        yield f"collectives of other sizes lie on the line through {source}"
+        yield f"collectives of other sizes cost what the line through {source} says"
     if change.first_mib is not None:
         yield "torch 2.13 or newer, for bucket_cap_mb_list"
     if change.hook:
@@ -97,7 +97,7 @@ def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iter
         yield "a ring (or NCCL's tree) over equal links"
         if change.world < len(recorded.ranks):
             yield f"the first {change.world} ranks stay"
-        else:
+        elif change.world > len(recorded.ranks):
             yield "further ranks are like those recorded, on cores of their own"
     if change.without_rank is not None:
         yield f"rank {change.without_rank} works like the rank in the middle of the others"

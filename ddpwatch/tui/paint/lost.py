@@ -37,9 +37,9 @@ def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
     if progress is not None:
         _put_heading(canvas, f"where the time went: diagnosing … {percent(progress)}")
     else:
-        whose = "the recording" if model.diagnosed.whole else "the run so far"
-        size = f" ({run_size(lost.ranks, lost.rank_ns / NS_PER_S)})" if lost.ranks else ""
-        _put_heading(canvas, f"{lost_text(lost, 0) or 'nothing known'} of {whose}{size}")
+        size = run_size(lost.ranks, lost.rank_ns / NS_PER_S)
+        until = "" if model.diagnosed.whole else " so far"
+        _put_heading(canvas, f"{lost_text(lost, 0, size) or 'nothing known'}{until}")
         _paint_bar(canvas, lost, 1)
         _paint_accounts(canvas, lost, 2)
     return canvas.rows()
