@@ -478,7 +478,7 @@ async def test_incidents_and_lost_time(tmp_path, capsys):
         await pilot.press("full_stop")
         await until(pilot, lambda: app.session.over)
         text = screen_text(app)
-        agree("overview", searched(text, lost="N % lost of", transfer="N % exposed transfer"), truth, 2)
+        agree("overview", searched(text, lost="N % of 2 ranks ×", transfer="N % exposed transfer"), truth, 2)
         agree("overview", searched(text, **{"rank_1": "N % waiting for rank 1"}), truth, 1)
         await check_list(pilot, app, rows)
         await pilot.press("4")
