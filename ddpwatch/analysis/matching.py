@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from ddpwatch.analysis.groups import Members
 from ddpwatch.messages import DEFAULT_GROUP, Step
 from ddpwatch.sampling.levels import is_counted
@@ -99,10 +101,15 @@ class StepMatcher:
         self._offsets: dict[int, int] = {}  # the run's number less the rank's own
         self._held: dict[int, deque[Step]] = {}
         self._gone: set[int] = set()
+        self._seqs: dict[int, int | None] = {}  # of each rank's newest step: what does not count is no number
 
     def add(self, step: Step) -> list[NumberedStep]:
         """Takes one rank's next step; returns those that have a number now."""
-        rank, group = step.rank, self._group_of(step)
+        rank, seq = step.rank, step.comm_first_seq
+        if seq is not None and seq == self._seqs.get(rank):  # a comm hook issued them in a group that is not seen
+            step = replace(step, comm_first_seq=None)
+        self._seqs[rank] = seq
+        group = self._group_of(step)
         if group is None:
             return [(step.step, step)]
         self._groups[rank] = group

@@ -93,6 +93,8 @@ class DdpProbe(GuardedProbe):
         self._group: Callable[[], object | None] = lambda: None
         self._enter_group(ddp.process_group)
         self._issued: int | None = None  # collectives of the group before this backward
+        self._before: int | None = None  # the same, also of a group that does not count
+        self._reduced_at: int | None = None  # what that was before the newest backward that reduced gradients
         self._will_sync = True
         self._synced_backwards = 0
         self._inner_hook = PortableHook(self._guarded(self._forward_computes))
@@ -185,7 +187,9 @@ class DdpProbe(GuardedProbe):
         ddp = self._ddp()
         if ddp is not None and ddp.process_group is not self._group():
             self._enter_group(ddp.process_group)
-        self._issued, record = self.issue_count(), self._recorder.current
+        issued, record = self.issue_count(), self._recorder.current
+        self._before = issued
+        self._issued = None if issued == self._reduced_at else issued  # a comm hook may issue them in another group
         if record is not None and record.first_seq is None and self._issued is not None:
             record.first_seq = self._issued + 1
 
@@ -267,6 +271,8 @@ class DdpProbe(GuardedProbe):
         issued = self._issued, self.issue_count() if derived else None
         reduced = bool(launched) or (derived and self._will_sync and self._may_have_reduced(*issued))
         self._recorder.backward_end(reduced)
+        if reduced:
+            self._reduced_at = self._before
         record, ddp = self._recorder.current, self._ddp()
         if record is None or ddp is None or not reduced:
             return

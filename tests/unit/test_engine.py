@@ -10,7 +10,11 @@ from benchmarks.diagnosis_score import play
 from benchmarks.fleet import PARAMS, Disturbance, Fleet, Shape, zeros
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
+from ddpwatch.analysis.diagnosis.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.cause import StepFacts
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
+from ddpwatch.analysis.diagnosis.late_rank import LateRank
+from ddpwatch.analysis.diagnosis.streak import Streak
 from ddpwatch.analysis.diagnosis.verdict import of_incident
 from ddpwatch.messages import Device, Group, Layout, Mark, RankSample, Span
 from tests.support.frames import (
@@ -600,3 +604,14 @@ class TestWhatIsMended:
             found = state_of([hello(0), hello(1), *messages, step(0), step(1)]).diagnosis.incidents()
             (one,) = [incident for incident in found if incident.kind == "layouts_differ"]
             assert (one.open, "differ from" in one.message) == (lasts, lasts)
+
+
+def test_a_late_step_that_a_peer_is_missing_of_does_not_say_why():
+    """Another step of that number was compared."""
+    late = LateRank(Streak(1, 100.0 * MS, 0, 9, 40.0 * MS), (0, 1))
+    for number in range(10):
+        late.streak.add(number, 40 * MS, MS)
+    across = StepAcrossRanks(5)
+    across.add(step(1, 5))
+    late.add_facts(StepFacts(across, StepSplit(5)))
+    assert late.cause.steps == 0

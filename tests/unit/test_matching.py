@@ -161,3 +161,13 @@ def test_what_comes_after_the_goodbye_of_the_lead_is_still_matched() -> None:
     steps = [synced(2, 0, 1), synced(1, 0, 1), synced(1, 1, 3), synced(1, 2, 6), synced(1, 3, 8), synced(2, 9, 8)]
     found = [(one.rank, number) for each in steps for number, one in matcher.add(each)]
     assert found == [(2, 0), (1, 0), (1, 1), (1, 3), (1, 4), (2, 4)]
+
+
+@given(st.lists(st.integers(0, 1), min_size=2 * STEPS, max_size=2 * STEPS))
+def test_a_group_that_does_not_count_numbers_nothing(order: list[int]) -> None:
+    """As where a comm hook issues its collectives in another one: each step has the first collective's number."""
+    left = [[synced(rank, number, 6, 7) for number in range(STEPS)] for rank in (0, 1)]
+    sent = [left[turn].pop(0) if left[turn] else left[1 - turn].pop(0) for turn in order]
+    found = numbered(sent)
+    assert all(number == count for (_, count), number in found.items())
+    assert len(found) == 2 * STEPS

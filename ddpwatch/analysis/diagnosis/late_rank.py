@@ -57,7 +57,7 @@ class LateRank:
     def add_facts(self, facts: StepFacts) -> None:
         """Takes a watched step, to find out why it was late, if it was."""
         late = self.streak.late_in(facts.across.step)
-        if late is not None and late <= self.streak.outlier_ns and self.streak.rank in facts.across.members:
+        if late is not None and late <= self.streak.outlier_ns and facts.across.members >= set(self.peers):
             self.cause.add(facts, late)
 
     def add_split(self, split: StepSplit) -> None:
