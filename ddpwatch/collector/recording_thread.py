@@ -28,6 +28,7 @@ BACKLOG_BYTES = 64 * 1024 * 1024  # of memory
 DECODED_SHARE = 1 / 64  # of the backlog, that may wait decoded
 RESERVED_BYTES = 64 * 1024 * 1024  # beyond the backlog, for hellos and layouts
 CLOSE_S = 10.0
+SUM_UP_S = 50.0  # more, to diagnose the run: on a machine whose cores are taken, that may last
 _log = logging.getLogger("ddpwatch.collector")
 
 
@@ -61,7 +62,7 @@ class RecordingThread(threading.Thread):
         self._queue: deque[tuple[Message | None, Envelope]] = deque()
         self._queued_bytes = 0
         self._written_bytes = 0
-        self._stopping = threading.Event()
+        self._stopping, self._sums_up = threading.Event(), threading.Event()
         self._failure = ""
         self._refused = 0
 
@@ -98,6 +99,8 @@ class RecordingThread(threading.Thread):
         """Writes the backlog and the end; gives up on a disk that takes too long."""
         self._stopping.set()
         self.join(timeout_s)
+        if timeout_s >= CLOSE_S and self._sums_up.is_set():
+            self.join(SUM_UP_S)
         if self.is_alive():
             _log.error("recording not closed: the disk did not answer for %.0f s", timeout_s)
 
@@ -118,7 +121,18 @@ class RecordingThread(threading.Thread):
         while not self._stopping.wait(FLUSH_S):
             self._write_backlog(writer)
         self._write_backlog(writer)
-        writer.close(self._attachments.documents(), self._refused)
+        writer.close(self._documents(), self._refused)
+
+    def _documents(self) -> dict[str, bytes]:
+        """What the recording says of itself; nothing after a bug in that: the recording has its end all the same."""
+        self._sums_up.set()
+        try:
+            return self._attachments.documents()
+        except Exception:
+            _log.exception("the recording is not summed up")
+            return {}
+        finally:
+            self._sums_up.clear()
 
     @cached_property
     def _attachments(self) -> AttachmentBuilder:

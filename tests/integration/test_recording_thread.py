@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from ddpwatch import rundir
+from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.analysis.window import summarise
+from ddpwatch.collector import recording_thread
 from ddpwatch.collector.recording_thread import RecordingThread
 from ddpwatch.messages import Beat, Bye, Hello, Layout, Message, Status, Step, decode, encode
 from ddpwatch.recording.limits import Limits
@@ -215,6 +218,39 @@ def test_a_bug_in_the_recorder_is_reported_and_counted(
 
 
 @pytest.mark.usefixtures("run_directory")
+def test_a_bug_in_the_diagnosis_does_not_cut_the_recording_off(
+    recorder: RecordingThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AttachmentBuilder, "documents", lambda builder: 1 / 0)
+    (tmp_path / "disk").mkdir()
+    recorder.start()
+    feed(recorder, 0, 5)
+    recorder.finish()
+    file = tmp_path / "disk" / "a.mcap"
+    assert Recording(file).parts[0].index.complete
+    assert steps_in(file) == list(range(5))
+
+
+def test_a_recording_is_summed_up_however_long_that_takes(
+    recorder: RecordingThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine whose cores are taken."""
+    monkeypatch.setattr(recording_thread, "CLOSE_S", 0.01)
+    begun, goes_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(AttachmentBuilder, "documents", lambda builder: begun.set() or (goes_on.wait(60) and {}))
+    (tmp_path / "disk").mkdir()
+    recorder.start()
+    feed(recorder, 0, 5)
+    closing = threading.Thread(target=recorder.finish, args=(0.01,))
+    closing.start()
+    assert begun.wait(60)
+    closing.join(0.2)
+    assert closing.is_alive()
+    goes_on.set()
+    closing.join(60)
+    assert Recording(tmp_path / "disk" / "a.mcap").parts[0].index.complete
+
+
 def test_a_killed_viewer_that_records_harms_nobody(tmp_path: Path) -> None:
     """After a kill of `ddpwatch record` its file is readable, and the run continues."""
     stage = Stage(tmp_path / "own.mcap")

@@ -516,3 +516,19 @@ def test_a_validation_belongs_to_no_step() -> None:
 
 def test_a_bucket_record_costs_no_dictionary() -> None:
     assert not hasattr(BucketRecord(0, 0, 1, 2), "__dict__")
+
+
+def test_a_group_that_does_not_count_gives_steps_no_sequence_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a comm hook issues its collectives in another one."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # no naps
+    watched = Watched()
+    monkeypatch.setattr(watched.probe, "issue_count", lambda: 5)
+    for _ in range(4):
+        watched.ddp(torch.ones(2, 8)).sum().backward()
+        watched.recorder.optimizer_begin()
+        watched.recorder.optimizer_end()
+    watched.recorder.finish()
+    drain()
+    assert watched.errors == []
+    assert [record.first_seq for record in watched.records] == [6, None, None, None]
+    assert all(record.message(0, 0).comm_label == list(range(LAYERS)) for record in watched.records[2:])
