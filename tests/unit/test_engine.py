@@ -14,6 +14,7 @@ from ddpwatch.analysis.diagnosis.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.cause import StepFacts
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
+from ddpwatch.analysis.diagnosis.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.streak import Streak
 from ddpwatch.analysis.diagnosis.verdict import of_incident
 from ddpwatch.messages import Device, Group, Layout, Mark, RankSample, Span
@@ -615,3 +616,20 @@ def test_a_late_step_that_a_peer_is_missing_of_does_not_say_why():
     across.add(step(1, 5))
     late.add_facts(StepFacts(across, StepSplit(5)))
     assert late.cause.steps == 0
+
+
+@pytest.mark.parametrize(("small_ms", "goes_on"), [(5, False), (40, True)])
+def test_a_small_lateness_around_a_large_one_does_not_take_its_place(small_ms, goes_on):
+    """Of two figures of one rank: what the one shows is over, and the other showed more all the time."""
+
+    def late(steps, ms):
+        streak = Streak(1, 100.0 * MS, steps[0], steps[0], ms * MS)
+        for number in steps:
+            streak.add(number, ms * MS, MS)
+        return streak
+
+    diagnosis, group = Diagnosis(), GroupLateness((0, 1))
+    group.streaks[1] = late(range(90, 151), small_ms)
+    diagnosis._groups[0, "forward"] = group
+    heir = diagnosis._heir(((0, "data"), 1), LateRank(late(range(100, 141), 60), (0, 1)))
+    assert (heir is not None) is goes_on

@@ -40,6 +40,7 @@ LATENESS = ""  # instead of a phase: how much later a rank launches the last buc
 KEEP_FACTS = 16  # newest watched steps that may still show why
 LOOK_AGAIN_NS = 1_000_000_000  # for what devices did
 KEEP_ENDED = 256  # incidents that are over: the costliest
+AS_LATE = 0.5  # times as late, at least, is what goes on after a streak as a part of it
 SHARED = 0.25  # of a streak's late steps: with so many in a known one, it is the same
 _Watch = tuple[int, str]  # a group, and by what its ranks are compared: a phase, or `LATENESS`
 _SEVERITIES = ("error", "warning", "info")
@@ -244,6 +245,7 @@ class Diagnosis:
             if watch == key[0] and streak.since <= over.until:
                 return watch, LateRank(streak, group.ranks)
             wider = streak.since <= over.since and streak.until > over.until
+            wider = wider and streak.late_ns >= AS_LATE * over.late_ns  # or it is a small thing around a large one
             if wider and (watch, key[1]) not in self._late and (best is None or streak.count > best[1].streak.count):
                 best = watch, LateRank(streak, group.ranks)
         return best
