@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -19,7 +19,7 @@ from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
 from ddpwatch.analysis.whatif.assignment import MIB, limits_of
 from ddpwatch.analysis.whatif.cost import Guess
 from ddpwatch.analysis.whatif.model import LIKELY_RANK_ONE, fit, noise
-from ddpwatch.analysis.whatif.recorded import RecordedBuilder
+from ddpwatch.analysis.whatif.recorded import Recorded, RecordedBuilder
 from ddpwatch.analysis.whatif.replay import Replay
 from ddpwatch.analysis.whatif.scenarios import Change, plan, recorded_limits
 from ddpwatch.analysis.whatif.schedule import Speeds
@@ -84,10 +84,8 @@ def test_gradients_of_buckets_that_are_never_rebuilt_come_in_the_order_of_their_
     assert recorded.registered == list(range(len(recorded.units)))[::-1]
 
 
-def test_ranks_of_two_hosts_are_put_onto_one_time_line() -> None:
-    job = JOB.but(ranks=4, cap_mib=1.0)
-    ahead = {rank: 7_000_000_000 * (rank > 1) for rank in range(4)}
-    shifts = {rank: Shift((f"host{rank // 2}", ""), ("host0", ""), -ns, 200_000) for rank, ns in ahead.items()}
+def with_several_clocks(job: MadeUpJob, ahead: Mapping[int, int], align: Callable[[StepAcrossRanks], None]) -> Recorded:
+    """What the job shows if each rank's clock is so far ahead (ns), and steps are aligned like that."""
     builder = RecordedBuilder()
     for message in job.messages():
         if not isinstance(message, Step):
@@ -95,11 +93,22 @@ def test_ranks_of_two_hosts_are_put_onto_one_time_line() -> None:
     for number, ranks in enumerate(job.played()):
         across = StepAcrossRanks(number, comparable=False)
         for step in ranks:
-            across.add(replace_in(step, start_ns=step.start_ns + ahead[step.rank]))
-        if number != 20:  # of which the offsets are not known
-            across.align(shifts)
+            across.add(replace_in(step, start_ns=step.start_ns + ahead.get(step.rank, 0)))
+        align(across)
         builder.add(across)
-    found = builder.build()
+    return builder.build()
+
+
+def test_ranks_of_two_hosts_are_put_onto_one_time_line() -> None:
+    job = JOB.but(ranks=4, cap_mib=1.0)
+    ahead = {rank: 7_000_000_000 * (rank > 1) for rank in range(4)}
+    shifts = {rank: Shift((f"host{rank // 2}", ""), ("host0", ""), -ns, 200_000) for rank, ns in ahead.items()}
+
+    def align(across: StepAcrossRanks) -> None:
+        if across.step != 20:  # of which the offsets are not known
+            across.align(shifts)
+
+    found = with_several_clocks(job, ahead, align)
     assert len(found.steps) == len(job.recorded().steps) - 1
     for change in (Change(cap_mib=8.0), Change(link=2.0)):
         (here,) = WhatIf(found).ask([change])
@@ -107,17 +116,8 @@ def test_ranks_of_two_hosts_are_put_onto_one_time_line() -> None:
 
 
 def test_without_a_common_time_line_there_is_no_answer() -> None:
-    builder = RecordedBuilder()
-    for message in JOB.messages():
-        if not isinstance(message, Step):
-            builder.apply(message)
-    for number, ranks in enumerate(JOB.played()):
-        across = StepAcrossRanks(number, comparable=False)
-        for step in ranks:
-            across.add(step)
-        builder.add(across)
     with pytest.raises(UsageError, match="different clocks"):
-        builder.build()
+        with_several_clocks(JOB, {}, lambda across: None)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,6 @@ class SlowLink:
         self._all = False  # whether these are all ranks
         self._since: int | None = None
         self._until = self._count = self._cost_ns = self._span_ns = 0
-        self._slower = 1.0
         self._recent: deque[StepSplit] = deque(maxlen=KEEP_SPLITS)
         self._base_share = 0.0
         self._ended: deque[Incident] = deque(maxlen=KEEP_ENDED)
@@ -109,12 +108,10 @@ class SlowLink:
         for group in found:
             if group not in self._slow and self._groups[group].became_slower(across.longest_ns):
                 self._take(group, across)
-        if self._since is not None:
-            self._slower = max(one.slower for one in self._slow.values())
-            if all(one.recovered or across.step - one.seen > GONE for one in self._slow.values()):
-                self._ended.append(self._incident(is_open=False))
-                self._since, self._count, self._cost_ns, self._span_ns = None, 0, 0, 0
-                self._slow, self._ranks, self.since_end = {}, set(), 0
+        if self._slow and all(one.recovered or across.step - one.seen > GONE for one in self._slow.values()):
+            self._ended.append(self._incident(is_open=False))
+            self._since, self._count, self._cost_ns, self._span_ns = None, 0, 0, 0
+            self._slow, self._ranks, self.since_end = {}, set(), 0
         for group in [group for group, one in self._groups.items() if across.step - one.seen > GONE]:
             del self._groups[group]
 
@@ -156,12 +153,12 @@ class SlowLink:
     def _incident(self, is_open: bool) -> Incident:
         slowest = max(self._slow.values(), key=lambda one: one.slower)
         before = slowest.moved / slowest.base
-        busbw = (before, before / self._slower) if before else None
+        busbw = (before, before / slowest.slower) if before else None
         ranks = () if self._all else tuple(sorted(self._ranks))
         return Incident(
             kind="slow_link",
             severity="warning",
-            message=link_sentence(self._slower, ranks, busbw, is_open),
+            message=link_sentence(slowest.slower, ranks, busbw, is_open),
             ranks=ranks,
             phase="exposed_comm",
             since_step=self._since,
@@ -170,7 +167,7 @@ class SlowLink:
             cost_ns=self._cost_ns,
             gain=self._cost_ns / self._span_ns if self._span_ns else None,
             open=is_open,
-            evidence={"slower": self._slower, **({} if busbw is None else {"busbw_gbps": list(busbw)})},
+            evidence={"slower": slowest.slower, **({} if busbw is None else {"busbw_gbps": list(busbw)})},
         )
 
 

@@ -29,6 +29,7 @@ Z90 = NormalDist().inv_cdf(0.95)
 T90_OF_QUARTERS = 2.353  # Student's t: the deviation of a run's four quarters has three degrees of freedom
 CAPS_MIB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0)
 FIRST_CAPS_MIB = (1.0,)
+_ANOTHER_CAP = Change(cap_mib=1.0)
 MOST_STEPS = 256  # played per change; of more, one of n, n being a power of two
 BUCKET_STEPS = 12_288  # at most so many buckets in them
 FEW_STEPS = 16  # played with a number that is off
@@ -219,9 +220,9 @@ class WhatIf:
     def default_changes(self) -> Iterator[Change]:
         """What to try where nothing is asked for: all that is a change of code, and what would be gained at most."""
         recorded = self.recorded
-        if recorded.by_parameter and self._knows_sizes:
+        if not refusal(recorded, self.physics, _ANOTHER_CAP):
             yield from self._caps()
-        if self._knows_sizes:
+        if not refusal(recorded, self.physics, Change(hook="fp16")):
             yield from (Change(hook=hook) for hook in ("fp16", "bf16"))
         if not recorded.flag("gradient_as_bucket_view"):
             yield Change(bucket_view=True)
@@ -230,11 +231,6 @@ class WhatIf:
         if recorded.micro_steps == 1:
             yield Change(accumulate=2)
         yield from self._others()
-
-    @property
-    def _knows_sizes(self) -> bool:
-        """Whether collectives of other sizes can be predicted."""
-        return self.physics.curve.bends and not self.recorded.comm_hook
 
     def _caps(self) -> Iterator[Change]:
         """Other bucket caps, and with torch's list of them, another one of the first bucket."""
@@ -248,7 +244,7 @@ class WhatIf:
 
     def note_what_is_missing(self) -> None:
         """Says why no bucket caps and hooks are among the default changes, where they are not."""
-        reason = refusal(self.recorded, self.physics, Change(cap_mib=1.0))
+        reason = refusal(self.recorded, self.physics, _ANOTHER_CAP)
         if reason:
             self.refused.append(("other bucket caps", reason))
 

@@ -116,8 +116,7 @@ class RecordedBuilder:
         self._full: deque[StepAcrossRanks] = deque(maxlen=KEEP_STEPS)
         self._steps = 0
         self._groups: set[int] = set()
-        self._sharded = False
-        self._uncomparable = False
+        self._sharded = self._uncomparable = False
         self._first_order: list[int] = []
 
     def apply(self, message: Message) -> None:
