@@ -176,7 +176,7 @@ class FsdpProbe(GuardedProbe):
 
     def _backend(self, device: torch.device) -> str:
         group = next(iter(self._ids), None)
-        return "" if group is None else group._get_backend(device).name()
+        return "" if group is None else backend_name(group, device)
 
     def _announce(self, model: FSDPModule, groups: dict[FSDPParamGroup, str], param_base: int) -> None:
         """Publishes the parameter groups, in the order of the model."""

@@ -36,8 +36,7 @@ def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
     Raises:
         ValueError: torch does not know the group.
     """
-    configured = str(dist.get_backend(group))
     try:
         return str(group._get_backend(device).name())
     except (AttributeError, RuntimeError):  # a group of another kind, or with no backend for the device
-        return configured
+        return str(dist.get_backend(group))

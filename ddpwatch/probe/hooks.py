@@ -36,7 +36,7 @@ from ddpwatch.probe.comm_hooks import comm_hook_of, time_later_hook
 from ddpwatch.probe.completion import Callback, own_stream
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.derive import ModuleLayout, derive_launches, derive_ready
-from ddpwatch.probe.groups import describe
+from ddpwatch.probe.groups import backend_name, describe
 from ddpwatch.probe.guarded import GuardedProbe, PortableHook
 from ddpwatch.probe.process_group import ReducerGroup
 from ddpwatch.probe.record import BucketRecord
@@ -116,7 +116,7 @@ class DdpProbe(GuardedProbe):
         self._observe(ddp)
         self._blind = bool(self.foreign_hook) and self._group_hooks is None
         # Gloo reduces on the host also what lies on a GPU, and its threads have no stream that waits for the result.
-        backend = "" if self._host else ddp.process_group._get_backend(ddp.device).name()
+        backend = "" if self._host else backend_name(ddp.process_group, ddp.device)
         self._by_host = backend == "gloo"
         self._own_stream = own_stream(ddp.device) if backend == "nccl" else None
         # On a GPU the future completes when the collective is enqueued, and its callback runs on a stream that waits

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
 
+from ddpwatch.analysis.whatif.answer import WhatIf
 from ddpwatch.analysis.whatif.assignment import MIB, Parameter, initial, limits_of, rebuilt
 from ddpwatch.analysis.whatif.recorded import Recorded, RecordedBuilder
+from ddpwatch.analysis.whatif.scenarios import Change
 from ddpwatch.analysis.whatif.schedule import Speeds, play
 from ddpwatch.messages import BucketLayout, Hello, Layout, Message, Span, Step
 
@@ -181,3 +183,26 @@ def recorded(job: MadeUpJob) -> Recorded:
     for message in job.messages():
         builder.apply(message)
     return builder.build()
+
+
+def built(messages: Iterable[Message]) -> WhatIf:
+    """What can be asked of a recording with these messages."""
+    builder = RecordedBuilder()
+    for message in messages:
+        builder.apply(message)
+    return WhatIf(builder.build())
+
+
+def refused(asked: WhatIf, change: Change) -> str:
+    """Why the change is not predicted."""
+    assert asked.ask([change]) == []
+    return asked.refused[-1][1]
+
+
+def edited(job: MadeUpJob, **changes: object) -> Iterator[Message]:
+    """The job's messages, with other values in the fields that they have."""
+    for message in job.messages():
+        for name, value in changes.items():
+            if hasattr(message, name):
+                setattr(message, name, value)
+        yield message
