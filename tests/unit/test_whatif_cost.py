@@ -13,6 +13,7 @@ from ddpwatch.analysis.whatif.cost import (
     WorkSample,
     calibrated,
     curve_of,
+    evened,
     in_service,
     link_of,
     ring_bytes,
@@ -56,13 +57,6 @@ def test_sizes_that_are_close_say_little_about_the_slope() -> None:
     assert curve.latency < 5e6
 
 
-def test_the_rate_of_all_counts_where_unlike_sizes_have_shared_the_wire() -> None:
-    """The small one waits for the large one's bytes in the same queue, so that it seems to take twice as long."""
-    curve = curve_of([WorkSample(10 * MIB, 980e6), WorkSample(1 * MIB, 200e6, doubt=150e6)] * 20)
-    assert curve.knots[0].work == pytest.approx(107e6, rel=0.15)
-    assert curve.knots[0].error > 0.04 * curve.knots[0].work
-
-
 def test_doubt_grows_with_the_distance_to_what_was_seen() -> None:
     curve = straight(500.0, 200.0, 1, 5, 25)
     spreads = [Curve(curve.knots, lean=1.0).work(size * MIB) / curve.work(size * MIB) for size in (25, 30, 60, 100)]
@@ -91,13 +85,36 @@ def test_a_worker_takes_collectives_in_order() -> None:
 
 def test_the_work_of_collectives_that_shared_the_wire() -> None:
     """Both move from 10 to 30, at half speed each: the first has done 10 + 10, the second 10 + 5."""
-    assert shares_of([0, 10], [30, 35], [7, 7], 0.5) == [(20, 0), (15, 0)]
-    assert shares_of([0, 10], [30, 35], [7, 7], 1.0) == [(30, 0), (25, 0)]
+    assert shares_of([0, 10], [30, 35], 0.5) == ([20, 15], [(0, 1, 10)])
+    assert shares_of([0, 10], [30, 35], 1.0) == ([30, 25], [])
+    assert evened([20, 15], [], [9, 3]) == [(20, 0), (15, 0)]
 
 
-def test_how_unlike_sizes_have_shared_is_not_known() -> None:
-    """Alike, or the first one first: then it has had all of the 20."""
-    assert shares_of([0, 10], [30, 35], [9, 3], 0.5) == [(20, 4), (15, 4)]
+def test_a_small_collective_has_waited_for_a_large_one_in_the_same_queue() -> None:
+    """The large one moves alone for 60 ms, and then the small one waits until it is done, for another 40 ms."""
+    works, overlaps = shares_of([0, 60e6], [100e6, 101e6], 0.5)
+    assert works == [80e6, 21e6]
+    (large, doubt), (small, same) = evened(works, overlaps, [10 * MIB, 0.1 * MIB])
+    assert large + small == pytest.approx(101e6)
+    assert small == pytest.approx(1e6, abs=2 * doubt)
+    assert 0.5e6 < doubt == same < 4e6
+    assert small > 0
+
+
+def test_what_collectives_take_together_stays() -> None:
+    dice = random.Random(2)
+    for _ in range(50):
+        launches, dones, sizes, now = [], [], [], 0.0
+        for _ in range(9):
+            now += dice.uniform(0, 4e7)
+            launches.append(now)
+            dones.append(max([now, *dones[-1:]]) + dice.uniform(1e6, 9e7))
+            sizes.append(dice.choice([0.1, 1, 4]) * MIB)
+        works, overlaps = shares_of(in_service(launches, dones, 2), dones, 0.5)
+        settled = [work for work, _ in evened(works, overlaps, sizes)]
+        assert sum(settled) == pytest.approx(sum(works))
+        for i, (work, before) in enumerate(zip(settled, works, strict=True)):
+            assert abs(work - before) <= sum(lost for *pair, lost in overlaps if i in pair) + 1
 
 
 def test_a_slowdown_is_found_between_slow_rows_and_slow_columns() -> None:

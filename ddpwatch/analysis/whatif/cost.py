@@ -23,6 +23,7 @@ KNOT_DOUBT = 0.03  # of a knot, besides its standard error, when a slope is take
 LATENCY_PRIOR_NS, RATE_PRIOR = 2e6, 0.05
 LATENCY_DOUBT = 0.5  # of it: what a line through two sizes leaves at zero bytes may be what bytes take
 QUEUE_DOUBT = 0.4  # of what a collective loses to another one: the first of two may lose nothing
+EVEN_ROUNDS = 4  # over all pairs, as what one gets changes what its neighbours get
 GLOO_THREADS = 2
 FEWEST_PAIRS = 20
 MOST_LOSS = 0.67  # three times as long
@@ -37,7 +38,7 @@ class Guess(NamedTuple):
 
 
 class WorkSample(NamedTuple):
-    """A collective: its bytes, what it would have taken alone, and how far that may be off (`shares_of`). ns."""
+    """A collective: its bytes, what it would have taken alone, and how far that may be off (`evened`). ns."""
 
     nbytes: float
     work: float
@@ -148,27 +149,20 @@ def _slope(first: Knot, second: Knot, expected: Expected) -> tuple[float, float]
 
 
 def curve_of(samples: Sequence[WorkSample]) -> Curve:
-    """Fits the curve to at least one collective.
-
-    Where the wire was shared by collectives of unlike sizes, what each took is known less well than what they took
-    together. So the work of each size is drawn towards the rate of all.
-    """
+    """Fits the curve to at least one collective."""
     groups: list[list[WorkSample]] = []
     for sample in sorted(samples):
         if not groups or sample.nbytes > ALIKE * groups[-1][0].nbytes:
             groups.append([])
         groups[-1].append(sample)
-    rate = sum(sample.work for sample in samples) / sum(sample.nbytes for sample in samples)
-    return Curve(tuple(_growing([_knot(group, rate) for group in groups])))
+    return Curve(tuple(_growing([_knot(group) for group in groups])))
 
 
-def _knot(group: Sequence[WorkSample], rate: float) -> Knot:
+def _knot(group: Sequence[WorkSample]) -> Knot:
     works = [sample.work for sample in group]
     error = stdev(works) / math.sqrt(len(works)) if len(works) > 1 else 0.2 * works[0]
-    nbytes = fmean(sample.nbytes for sample in group)
-    expected = Expected(rate * nbytes, math.hypot(RATE_PRIOR * rate * nbytes, LATENCY_PRIOR_NS))
-    work, doubt = expected.drawn(fmean(works), fmean(sample.doubt for sample in group))
-    return Knot(nbytes, work, math.hypot(error, doubt))
+    doubt = fmean(sample.doubt for sample in group)
+    return Knot(fmean(sample.nbytes for sample in group), fmean(works), math.hypot(error, doubt))
 
 
 def _growing(knots: list[Knot]) -> list[Knot]:
@@ -262,28 +256,70 @@ def in_service(launches: Sequence[float], dones: Sequence[float], workers: int) 
     return starts
 
 
-def shares_of(
-    starts: Sequence[float], dones: Sequence[float], sizes: Sequence[float], sharing: float
-) -> list[tuple[float, float]]:
-    """What each collective would have taken alone, and how far that may be off.
+class Overlap(NamedTuple):
+    """Two collectives that were in flight at once, by position, and the ns that each has lost to the other by that."""
 
-    Beside another, a collective moves at ``sharing`` of its speed. Where both wait in one queue, the first one gets
-    more and the second one less: of many of one size, that averages out, but not of unlike ones.
+    first: int
+    second: int
+    lost: float
+
+
+def shares_of(starts: Sequence[float], dones: Sequence[float], sharing: float) -> tuple[list[float], list[Overlap]]:
+    """What each of a step's collectives would have taken alone, if each had its share, and which were not alone.
+
+    Beside another, a collective moves at ``sharing`` of its speed, on average.
     """
     works = [done - start for start, done in zip(starts, dones, strict=True)]
-    doubts = [0.0] * len(works)
+    overlaps = []
     for i in range(len(works) if sharing < 1 else 0):
         for j in range(i + 1, len(works)):
             shared = min(dones[i], dones[j]) - max(starts[i], starts[j])
             if starts[j] >= dones[i] and shared <= 0:
                 break
             if shared > 0:
-                lost = (1 - sharing) * shared
-                unlike = max(sizes[i], sizes[j]) > ALIKE * min(sizes[i], sizes[j])
-                for one in (i, j):
-                    works[one] -= lost
-                    doubts[one] += QUEUE_DOUBT * lost * unlike
-    return list(zip(works, doubts, strict=True))
+                overlaps.append(Overlap(i, j, (1 - sharing) * shared))
+    for i, j, lost in overlaps:
+        works[i] -= lost
+        works[j] -= lost
+    return works, overlaps
+
+
+def evened(works: Sequence[float], overlaps: Sequence[Overlap], sizes: Sequence[float]) -> list[tuple[float, float]]:
+    """What each collective would have taken alone, as is most likely by its size, and how far that may be off.
+
+    Where two wait in one queue, the first one gets more than its share and the second one less. So what both take
+    together is known, and what each of them takes is drawn towards what its size takes at the rate of all. How far it
+    is off matters for unlike sizes only: of many of one size, it averages out.
+    """
+    if not overlaps:
+        return [(work, 0.0) for work in works]
+    rate = sum(works) / sum(sizes)
+    likely = [Expected(rate * size, math.hypot(RATE_PRIOR * rate * size, LATENCY_PRIOR_NS)) for size in sizes]
+    settled, doubts = _even_out(works, overlaps, likely), [0.0] * len(works)
+    for i, j, lost in overlaps:
+        if max(sizes[i], sizes[j]) > ALIKE * min(sizes[i], sizes[j]):
+            doubt = 1 / math.sqrt(_trust(likely[i].prior) + _trust(likely[j].prior) + _trust(QUEUE_DOUBT * lost))
+            doubts[i] += doubt
+            doubts[j] += doubt
+    return list(zip(settled, doubts, strict=True))
+
+
+def _even_out(shares: Sequence[float], overlaps: Sequence[Overlap], likely: Sequence[Expected]) -> list[float]:
+    """Moves what one of two has lost to the other to where it is most likely, at most all of it."""
+    works, moved = list(shares), [0.0] * len(overlaps)
+    trust = [_trust(each.prior) for each in likely]
+    for _ in range(EVEN_ROUNDS):
+        for at, (i, j, lost) in enumerate(overlaps):
+            one, other = works[i] - moved[at], works[j] + moved[at]
+            pull = trust[i] * (likely[i].value - one) - trust[j] * (likely[j].value - other)
+            best = pull / (trust[i] + trust[j] + _trust(QUEUE_DOUBT * lost))
+            moved[at] = min(lost, max(-lost, best))
+            works[i], works[j] = one + moved[at], other - moved[at]
+    return works
+
+
+def _trust(error: float) -> float:
+    return 1 / error**2
 
 
 Panel = list[list[tuple[float, float]]]  # rows of equally many pairs of x and y

@@ -19,6 +19,7 @@ from ddpwatch.analysis.whatif.cost import (
     WorkSample,
     calibrated,
     curve_of,
+    evened,
     in_service,
     link_of,
     shares_of,
@@ -223,7 +224,7 @@ def _samples(sizes: Sequence[int], seen: Sequence[Wired], sharing: float, comm_s
 
 def alone(step: Wired, sizes: Sequence[int], sharing: float, comm_slowdown: float) -> list[WorkSample]:
     """What each bucket would have taken alone, and with no compute beside it; never less than 1 µs."""
-    shares = shares_of(step.starts, step.dones, sizes, sharing)
+    shares = evened(*shares_of(step.starts, step.dones, sharing), sizes)
     lost = comm_slowdown / (1 + comm_slowdown)
     found = []
     for nbytes, start, done, (work, doubt) in zip(sizes, step.starts, step.dones, shares, strict=True):
@@ -272,8 +273,7 @@ def _sharing(recorded: Recorded, seen: Sequence[Wired], workers: int, wire: Wire
     if wire is not None and wire.sharing is not None:
         return Guess(wire.sharing, 0.03)
     apart, shared = (  # a step's work if nothing is lost by sharing, and if half is; in between, it is a straight line
-        [sum(work for work, _ in shares_of(s.starts, s.dones, recorded.sizes, sharing)) for s in seen]
-        for sharing in (1.0, 0.5)
+        [sum(shares_of(s.starts, s.dones, sharing)[0]) for s in seen] for sharing in (1.0, 0.5)
     )
     logs = []
     for sharing in SHARINGS:
@@ -302,7 +302,7 @@ def comm_slowdown(
     usual = [max(1.0, fmean(column)) for column in zip(*map(_lengths, seen), strict=True)]
     panel: Panel = []
     for step in seen:
-        works = [work for work, _ in shares_of(step.starts, step.dones, sizes, sharing)]
+        works, _ = shares_of(step.starts, step.dones, sharing)
         hidden = [
             min(1.0, max(0.0, (step.computed - start) / length))
             for start, length in zip(step.starts, usual, strict=True)
@@ -321,7 +321,7 @@ def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | No
     expected = None if wire is None or wire.compute_beside is None else wire.compute_beside - 1
     if not recorded.by_parameter or recorded.gpu:
         return _combined(None, expected, UNSEEN_SLOWDOWN)
-    bounds = sorted({round(i * (len(recorded.units) - 1) / SEGMENTS) for i in range(SEGMENTS + 1)})
+    bounds = segment_bounds(recorded)
     panels: list[Panel] = [[] for _ in recorded.ranks]
     for step, on_wire in zip(recorded.steps, seen, strict=True):
         quiet = Busy(union(zip(map(int, on_wire.starts), map(int, on_wire.dones), strict=True)), 1.0)
@@ -330,6 +330,23 @@ def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | No
             if len(marks) == len(bounds) and all(b > a for a, b in pairwise(marks)):
                 panels[rank].append(_covered(marks, quiet.worked(marks)))
     return _combined(slowdown_of(panels), expected, UNSEEN_SLOWDOWN)
+
+
+def segment_bounds(recorded: Recorded) -> list[int]:
+    """The units at which segments of the backward start and end, each as long as the others or longer.
+
+    What lies between the gradients of a layer's weight and its bias is no compute, but it may hold a launch.
+    """
+    backwards = [step[0] for step in recorded.steps]
+    usual: list[float] = []
+    for unit in range(len(recorded.units)):
+        seen = [at - rank.backward for rank in backwards if (at := rank.fires[unit]) is not None]
+        usual.append(max(fmean(seen) if seen else 0.0, usual[-1] if usual else 0.0))
+    least, bounds = (usual[-1] - usual[0]) / SEGMENTS, [0]
+    for unit, at in enumerate(usual):
+        if at - usual[bounds[-1]] >= least:
+            bounds.append(unit)
+    return bounds
 
 
 def _covered(marks: Sequence[float], alone: Sequence[float]) -> list[tuple[float, float]]:
