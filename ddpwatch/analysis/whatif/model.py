@@ -272,9 +272,8 @@ def _sharing(recorded: Recorded, seen: Sequence[Wired], workers: int, wire: Wire
         return Guess(1.0, 0.0)
     if wire is not None and wire.sharing is not None:
         return Guess(wire.sharing, 0.03)
-    apart, shared = (  # a step's work if nothing is lost by sharing, and if half is; in between, it is a straight line
-        [sum(shares_of(s.starts, s.dones, sharing)[0]) for s in seen] for sharing in (1.0, 0.5)
-    )
+    # A step's work if nothing is lost by sharing, and if half is; in between, it is a straight line.
+    apart, shared = [sum(_lengths(s)) for s in seen], [sum(shares_of(s.starts, s.dones, 0.5)[0]) for s in seen]
     logs = []
     for sharing in SHARINGS:
         totals = [half + (2 * sharing - 1) * (whole - half) for whole, half in zip(apart, shared, strict=True)]
