@@ -104,6 +104,17 @@ class TestBlame:
         assert (found.kind, found.ranks, found.period) == ("intermittent", (1,), period)
         assert found.cost_ns == 24 * 50 * MS
 
+    def test_one_that_was_late_now_and_then_and_is_late_in_every_step_since(self):
+        """The rhythm had not been given up yet, and took some of the steps for its own: the rest named nobody."""
+        noise = random.Random(7)
+        late = [
+            [noise.randint(0, 4), noise.randint(0, 4) + 55 * ((40 <= n < 140 and n % 5 == 1) or 200 <= n < 215)]
+            for n in range(215)
+        ]
+        before, now = late_ones(incidents(late))
+        assert (before.kind, before.period, before.since_step, before.until_step) == ("intermittent", 5, 41, 136)
+        assert (now.kind, now.since_step, now.phase, now.open) == ("straggler", 200, "backward", True)
+
     def test_one_that_is_late_now_and_then(self):
         rng = random.Random(5)
         late = [(0, 60 * (rng.random() < 0.2), 0) for _ in range(300)]

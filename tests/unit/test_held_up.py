@@ -57,6 +57,18 @@ def test_it_is_the_rank_whose_one_heartbeat_comes_late_and_shows_fewer_collectiv
     assert found.ranks == (2,)
 
 
+def test_it_is_the_rank_that_is_overdue_while_half_of_the_stall_is_still_to_come() -> None:
+    """A stall of two heartbeats' time: one came in it, and the others' are no usual step before that."""
+    early, late = (600,), (2090,)
+    calm = [one for rank in (0, 2) for one in [*beats(rank, 122, early), *beats(rank, 122, late)]]
+    (found,) = stalls([*calm, *beats(1, 118, (605,)), *beats(1, 122, late)])
+    assert found.ranks == (1,)
+    (found,) = stalls([*calm, *beats(1, 118, (150,)), *beats(1, 122, late)])  # not yet overdue
+    assert found.ranks == ()
+    (found,) = stalls([*beats(0, 122, (1600,)), *beats(1, 118, (1605,)), *beats(2, 122, (1600,))])  # after most of it
+    assert found.ranks == ()
+
+
 @pytest.mark.parametrize(
     "messages",
     [

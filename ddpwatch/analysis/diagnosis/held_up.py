@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.blame import behind, counts_of
+from ddpwatch.analysis.diagnosis.blame import Counts, behind, counts_of
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.messages import Beat, Step
 
@@ -43,17 +43,22 @@ class HeldUp:
         if len(across) < 2:
             return None
         found = _by_ends(across, excess_ns) if across.comparable else None
-        return self._by_beats(across, across.longest_ns - excess_ns) if found is None else found
+        return self._by_beats(across, across.longest_ns - excess_ns, excess_ns) if found is None else found
 
-    def _by_beats(self, across: StepAcrossRanks, usual_ns: int) -> int | None:
-        """Who had issued fewer collectives than all others a usual step before, or sent nothing."""
+    def _by_beats(self, across: StepAcrossRanks, usual_ns: int, excess_ns: int) -> int | None:
+        """Who had issued fewer collectives than all others, a usual step before or overdue, or sent nothing."""
         beats = {rank: self._beats_in(step) for rank, step in across.ranks.items()}
         for which in (-1, 0):  # by its last heartbeat, or its first
             slow = self._behind({rank: found[which][1] for rank, found in beats.items() if found})
-            if slow is not None and any(
-                self._behind({slow: beat, **_before(beats, slow, at - usual_ns)}) == slow for at, beat in beats[slow]
-            ):
-                return slow
+            if slow is None:
+                continue
+            left = across.ranks[slow].duration_ns - excess_ns // 2  # then, half of the stall is still to come
+            for at, beat in beats[slow]:
+                before = _before(beats, slow, at - usual_ns)
+                if 2 * usual_ns <= at <= left and self._level(meanwhile := _before(beats, slow, at + usual_ns)):
+                    before = meanwhile  # overdue: it is late itself, and the others could not but wait for the rest
+                if self._behind({slow: beat, **before}) == slow:
+                    return slow
         silent = [
             rank
             for rank, step in across.ranks.items()
@@ -67,9 +72,16 @@ class HeldUp:
         beats = ((beat.at_ns - step.start_ns, beat) for beat in self._beats.get(step.rank, ()))
         return [(at, beat) for at, beat in beats if 0 <= at <= step.duration_ns]
 
+    def _level(self, beats: Mapping[int, Beat]) -> bool:
+        """Whether all have issued as many collectives, by one heartbeat of each."""
+        return bool(beats) and behind(self._counts(beats)) is None
+
+    def _counts(self, beats: Mapping[int, Beat]) -> dict[int, Counts]:
+        return {rank: counts_of(beat, self._groups.of_rank(rank)) for rank, beat in beats.items()}
+
     def _behind(self, beats: Mapping[int, Beat]) -> int | None:
         """The rank that has issued the fewest collectives, by one heartbeat of each."""
-        shown = behind({rank: counts_of(beat, self._groups.of_rank(rank)) for rank, beat in beats.items()})
+        shown = behind(self._counts(beats))
         return next(iter(shown[1])) if shown is not None and shown[0] == "behind" and len(shown[1]) == 1 else None
 
 

@@ -82,7 +82,7 @@ class GroupLateness:
         """The open streaks take the step: they go on, end, turn out to have begun earlier, or become others."""
         low = self.noise.low_ns
         for rank, streak in list(self.streaks.items()):
-            late_ns = late[self._positions[rank]]
+            late_ns, before = late[self._positions[rank]], streak.as_late
             struck = streak.add(step, late_ns, low)
             if not streak.open:
                 del self.streaks[rank]
@@ -91,7 +91,7 @@ class GroupLateness:
                 continue
             if struck and streak.count in LOOK_BACK and streak.count < OFTEN * streak.watched:
                 self._look_back(streak)
-            if struck and streak.count % CHANGE_EVERY == 0 and self.streaks[rank] is streak:
+            if streak.as_late > before and streak.as_late % CHANGE_EVERY == 0 and self.streaks[rank] is streak:
                 self._look_for_a_change(streak)
             if late_ns > streak.outlier_ns and self.streaks[rank] is streak:
                 self._look_for_outliers(streak)
@@ -117,12 +117,14 @@ class GroupLateness:
 
     def _look_for_a_change(self, streak: Streak) -> None:
         """If the rank is far later than before, or far more often late, what began then is a streak of its own."""
-        newest = islice(reversed(streak.values), streak.pending, CHANGE_STEPS)
-        values = list(newest)[::-1]
-        since = change(values, self.noise.low_ns) if values else None
+        low = self.noise.low_ns
+        limit = streak.limit(low)
+        newest = islice(reversed(streak.values), CHANGE_STEPS)
+        values = [(step, value, value > limit) for step, value, _ in newest][::-1]
+        since = change(values, low)
         if since is None or (self.noise.bias and self._shows_better(values, since)):
             return
-        self._change(streak, since, [value for step, value, struck in values if step >= since and struck])
+        self._change(streak, since, [value for step, value, late in values if step >= since and late])
 
     def _look_for_outliers(self, streak: Streak) -> None:
         """If the rank is several times later again and again than it typically is, that is a streak of its own."""

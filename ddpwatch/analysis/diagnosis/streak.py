@@ -73,6 +73,7 @@ class Streak:
         trend: Of those of them that are not after ``until``.
         count: How many late steps there were up to ``until``.
         watched: How many watched steps there were from ``since`` to ``until``.
+        as_late: In how many watched steps the rank was as late as in one of it: of a rhythm, in others as well.
         open: Whether it lasts.
         named: The step in which it was found.
         changed: Whether the rank was late before it, too, but less, or less often.
@@ -90,6 +91,7 @@ class Streak:
     trend: Trend = field(default_factory=Trend)
     count: int = 0
     watched: int = 0
+    as_late: int = 0
     open: bool = True
     named: int = 0
     changed: bool = False
@@ -114,7 +116,9 @@ class Streak:
             self.trend.drop(*self.values[0][:2])
         self.pending += 1
         strikes = self.rhythm is None or self.rhythm.strikes(step)
-        late = strikes and deviation > self.limit(low)
+        as_late = deviation > self.limit(low)
+        late = strikes and as_late
+        self.as_late += as_late
         self.values.append((step, deviation, late))
         self._late += late
         self._struck += strikes
