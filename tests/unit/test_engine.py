@@ -13,8 +13,10 @@ from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.cause import StepFacts
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
+from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.lateness import GroupLateness
+from ddpwatch.analysis.diagnosis.pauses import joined
 from ddpwatch.analysis.diagnosis.streak import Streak
 from ddpwatch.analysis.diagnosis.verdict import of_incident
 from ddpwatch.messages import Device, Group, Layout, Mark, RankSample, Span
@@ -254,6 +256,16 @@ def test_the_layer_is_where_the_backward_loses_most():
     assert (found.phase, found.param) == ("backward", PARAMS - 1 - 20)
 
 
+def test_of_a_step_of_several_batches_the_last_one_shows_the_layer():
+    """Each of four batches takes 10 ms longer, and hooks fire in the last one only."""
+    messages = [hello(0), hello(1)]
+    for ranks in synchronous([(0, 40)] * 30, micro_steps=4):
+        ranks[1].hook_ns = [40 * MS, 50 * MS, 70 * MS, 80 * MS]
+        messages += ranks
+    (found,) = late_ones(state_of(messages).diagnosis.incidents())
+    assert (found.phase, found.param) == ("backward", 1)
+
+
 class TestPauses:
     def test_a_stall_of_one_rank(self):
         """A stall of 12 s was not in the report at all."""
@@ -344,6 +356,27 @@ class TestPauses:
         assert [(one.kind, one.ranks, one.phase, one.period) for one in found] == [("intermittent", (1,), "gc", 10)]
         assert (found[0].cost_ns, found[0].open) == (10 * 20 * MS, is_open)
         assert found[0].gain == pytest.approx(20 / (10 * 100 + 30), rel=0.02)
+
+    @pytest.mark.parametrize(
+        ("hang", "one"),
+        [
+            ({}, True),
+            ({"ranks": (0,)}, False),
+            ({"since_step": 41, "until_step": 44}, False),
+            ({"cost_ns": 9_000 * MS}, False),  # the collection explains less than half of it
+            ({"open": True}, False),
+        ],
+    )
+    @pytest.mark.parametrize("regular", [{"period": 10}, {"struck": (30, 40, 50)}])
+    def test_a_long_collection_that_recurs_and_the_hang_that_it_seemed_are_one_incident(self, regular, hang, one):
+        evidence = {"longest_ms": 4000.0, "ranks": 2}
+        steps = {"since_step": 30, "until_step": 50, "steps": 3, **regular}
+        recurring = Incident("intermittent", "warning", "", (1,), "gc", cost_ns=9_000 * MS, evidence=evidence, **steps)
+        stuck = {"ranks": (1,), "since_step": 39, "until_step": 40, "cost_ns": 4_400 * MS, "evidence": {"stacks": {}}}
+        found = joined([recurring], [Incident("hang", "error", "", **(stuck | hang))])
+        assert [incident.kind for incident in found] == ["intermittent", "hang"][: 2 - one]
+        assert ("stacks" in found[0].evidence) == one
+        assert found[0].cost_ns == 9_000 * MS
 
     def test_a_short_collection_is_no_warning(self):
         messages = []

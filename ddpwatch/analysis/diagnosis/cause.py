@@ -71,6 +71,7 @@ class LatenessCause:
         self._excess: Counter[str] = Counter()
         self._buckets: Counter[ModuleBucket] = Counter()
         self._hooked: deque[tuple[int, dict[int, int]]] = deque(maxlen=KEEP_HOOKED)
+        self._batches = 1  # in a step, of which hooks fire in the last one
         self._newest: deque[tuple[int, dict[str, float], ModuleBucket | None]] = deque(maxlen=CHANGE_STEPS)
 
     def add(self, facts: StepFacts, late_ns: int) -> None:
@@ -81,6 +82,7 @@ class LatenessCause:
         self._count(excess, bucket, 1)
         if delays := _delays(facts.across, self._rank, self._peers):
             self._hooked.append((step, delays))
+            self._batches = max(1, facts.across.ranks[self._rank].micro_steps)
 
     def _count(self, excess: Mapping[str, float], bucket: ModuleBucket | None, sign: int) -> None:
         self.steps += sign
@@ -114,10 +116,11 @@ class LatenessCause:
         """The parameter, in firing order, from which on gradients come late.
 
         It is the one at which they lose most, if that is at least half of how much longer the backward takes; else the
-        first one that comes late by half of that.
+        first one that comes late by half of that. Of a step of several batches, that is the backward of one of them.
         """
         if not self._hooked:
             return None
+        excess_ns /= self._batches
         delays = [delays for _, delays in self._hooked]
         gathered = _gathered(map(_growth, delays)).items()
         lost = {param: median(own) for param, own in gathered if 2 * len(own) >= len(delays)}  # of most late steps

@@ -362,7 +362,23 @@ def joined(pauses: Iterable[Incident], hangs: Iterable[Incident]) -> list[Incide
 def _same(pause: Incident, hang: Incident) -> bool:
     if hang.kind != "hang" or hang.open or hang.since_step is None or pause.since_step is None:
         return False
+    if pause.ranks and hang.ranks and pause.ranks != hang.ranks:
+        return False
+    first, last = hang.since_step, hang.until_step or hang.since_step
+    if pause.kind != "pause":
+        return _holds(pause, range(first, last + 1)) and hang.cost_ns <= 2 * _longest_ns(pause)
     if (pause.until_step or pause.since_step) - pause.since_step > pause.steps * TOGETHER:
-        return False  # one that recurs
-    agree = not pause.ranks or not hang.ranks or pause.ranks == hang.ranks
-    return agree and hang.since_step <= pause.since_step <= (hang.until_step or hang.since_step)
+        return False  # planned ones, which come again
+    return first <= pause.since_step <= last
+
+
+def _holds(recurring: Incident, steps: range) -> bool:
+    """Whether one of those that recur was in these steps."""
+    if recurring.period is None:
+        return any(step in steps for step in recurring.struck)
+    return any((step - (recurring.since_step or 0)) % recurring.period == 0 for step in steps)
+
+
+def _longest_ns(pause: Incident) -> float:
+    """What the others waited for the longest one, at most."""
+    return float(pause.evidence["longest_ms"] * NS_PER_MS * max(1, pause.evidence["ranks"] - len(pause.ranks)))
