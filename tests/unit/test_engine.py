@@ -256,6 +256,17 @@ def test_the_layer_is_where_the_backward_loses_most():
     assert (found.phase, found.param) == ("backward", PARAMS - 1 - 20)
 
 
+def test_a_rank_may_be_late_between_phases():
+    """Such as in its loss, or where it clips gradients: no cause was named."""
+    messages = [hello(0), hello(1)]
+    for ranks in synchronous([(0, 20)] * 30):
+        ranks[1].spans[1] = Span("backward", 51 * MS, 100 * MS)
+        messages += ranks
+    (found,) = late_ones(state_of(messages).diagnosis.incidents())
+    assert (found.kind, found.phase) == ("straggler", "other")
+    assert "what it does between phases takes" in found.message
+
+
 def test_of_a_step_of_several_batches_the_last_one_shows_the_layer():
     """Each of four batches takes 10 ms longer, and hooks fire in the last one only."""
     messages = [hello(0), hello(1)]

@@ -13,7 +13,7 @@ from ddpwatch.analysis.diagnosis.incident import ModuleBucket
 from ddpwatch.analysis.step import BACKWARD_GATHER, BucketKey
 from ddpwatch.messages import Step
 
-COMPARED_PHASES = ("data", "between", "forward", "backward", "optimizer")
+COMPARED_PHASES = ("data", "between", "forward", "backward", "optimizer", "other")
 MANY_RANKS = 16  # among so many, one more or less does not change a median
 REFERENCE_RANKS = 4  # whose gradients are compared with the late rank's
 KEEP_HOOKED = 16  # newest late steps with hook fires

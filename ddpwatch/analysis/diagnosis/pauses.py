@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.accounts import PAUSE_PHASES
-from ddpwatch.analysis.diagnosis.cause import COMPARED_PHASES, StepFacts
+from ddpwatch.analysis.diagnosis.cause import StepFacts
 from ddpwatch.analysis.diagnosis.devices import DeviceCause, DeviceCauses
 from ddpwatch.analysis.diagnosis.held_up import HeldUp
 from ddpwatch.analysis.diagnosis.incident import Incident
@@ -18,7 +18,7 @@ from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.sentences import pause_sentence
 from ddpwatch.analysis.diagnosis.streak import Streak
 from ddpwatch.analysis.diagnosis.tail import Tail
-from ddpwatch.analysis.step import NS_PER_MS
+from ddpwatch.analysis.step import NS_PER_MS, PHASES
 
 PAUSE_NS = 250_000_000  # longer than a usual step, at least
 WORTH_NS = 5_000_000  # rank-time that a collection costs, on average: less is no warning
@@ -285,7 +285,7 @@ def _cost(facts: StepFacts, ranks: Sequence[int], excess: int) -> int:
 def _longest_phase(facts: StepFacts, excess: int) -> str:
     """The phase that all ranks spent most of it in; "" if that is not known."""
     rows = [figures.phases_ns for figures in facts.across.figures.values()]
-    spent = {phase: median(row.get(phase, 0) for row in rows) for phase in (*COMPARED_PHASES, "exposed_comm")}
+    spent = {phase: median(row.get(phase, 0) for row in rows) for phase in PHASES if phase != "other"}
     phase = max(spent, key=spent.__getitem__)
     return phase if 2 * spent[phase] >= excess else ""
 

@@ -21,7 +21,10 @@ _PLACES = {
 }  # fmt: skip
 _ENDS = {**LIVE_PHASES, **ACTIVITIES, "sync": "waiting for buckets"}  # where a rank that ended was
 _STACK_FRAMES = 5  # of each rank, in a list
-_ITS_PHASES = {"data": "its wait for data", "between": "what it does between optimizer and forward"}
+_ITS_PHASES = {
+    "data": "its wait for data", "between": "what it does between optimizer and forward",
+    "other": "what it does between phases",
+}  # fmt: skip
 
 
 def in_ms(ns: float) -> str:
