@@ -14,7 +14,7 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
 from ddpwatch.report.whatif import recorded_in
 from tests.support.hosts import skip
-from tests.support.jobs import SCRIPTS, Job
+from tests.support.jobs import SCRIPTS, Job, wait_for
 
 AHEAD_S = 500
 AHEAD_NS = AHEAD_S * 10**9
@@ -29,7 +29,14 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = (str(folder / "run.mcap"), str(AHEAD_S))
     with Job(SCRIPTS / "two_clocks.py", *arguments, log=folder / "log", DDPWATCH_STEPS="full") as job:
         assert job.wait() == 0, job.output()
+        wait_for(lambda: has_its_end(folder / "run.mcap"), "the recording has its end")
     return folder / "run.mcap"
+
+
+def has_its_end(path: Path) -> bool:
+    """Whether the collector, which may not get a core at once, has written all of it."""
+    recording = Recording(path)
+    return bool(list(recording)) and not recording.cut_tail
 
 
 def true_launches(across: StepAcrossRanks) -> list[list[int]]:
