@@ -75,6 +75,8 @@ class RankState:
     """One rank.
 
     Attributes:
+        last_step: Its newest one, by its own count.
+        newest: Number of that among all ranks, which may count otherwise; -1 before the first.
         sample: What the operating system denied it in the last second.
         seen_ns: Receive time of its newest frame.
         dropped: Frames that it dropped itself.
@@ -86,6 +88,7 @@ class RankState:
     beat: Beat | None = None
     bye: Bye | None = None
     last_step: Step | None = None
+    newest: int = -1
     sample: RankSample | None = None
     seen_ns: int = 0
     dropped: int = 0
@@ -245,6 +248,8 @@ class RunState:
 
     def _add_steps(self, steps: Iterable[NumberedStep]) -> None:
         for number, step in steps:
+            rank = self._rank(step.rank)
+            rank.newest = max(rank.newest, number)
             across = self.steps.get(number) or self._make_step(number)
             if across is not None:
                 across.add(step)
@@ -364,9 +369,7 @@ class RunState:
         if len(across) >= len(self.ranks):
             return True
         missing = (state for rank, state in self.ranks.items() if rank not in across.members)
-        return all(
-            not state.watched and (state.last_step is None or state.last_step.step < across.step) for state in missing
-        )
+        return all(not state.watched and state.newest < across.step for state in missing)
 
 
 def newest(count: int, steps: Iterable[StepAcrossRanks]) -> list[StepAcrossRanks]:

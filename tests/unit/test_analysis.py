@@ -266,6 +266,24 @@ def test_the_newest_steps_do_without_a_rank_that_has_ended() -> None:
     assert [across.step for across in found] == list(range(1, 40))
 
 
+def test_a_rank_that_skipped_steps_has_not_ended_before_its_newest_one() -> None:
+    """It counts fewer steps than the others: by its own count, it seemed to have ended before it skipped one."""
+    skipped, messages = {5, 38}, list(frames.run(0))
+    columns = ("comm_module", "comm_label", "comm_bytes", "comm_ready", "comm_launch", "comm_done")
+    for number in range(40):
+        own = number - sum(at < number for at in skipped)
+        lead = _numbered(frames.step(0, number))
+        if number in skipped:
+            messages.append(frames.step(0, number, synced=False, **{column: [] for column in columns}))
+        else:
+            messages += [lead, msgspec.structs.replace(lead, rank=1, step=own)]
+    state = frames.state_of([*messages, frames.bye(1)])
+    assert state.steps[39].members == {0, 1}
+    assert state.steps[38].members == {0}
+    assert state.steps[38].counted
+    assert 38 not in [across.step for across in state.recent()]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_newest_steps_do_without_a_rank_that_is_no_longer_watched(rank: int) -> None:
     """Rank 0 is the lead, to whose steps the other's are matched."""
