@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from typing import TypeVar
 
 from ddpwatch.analysis.means import STARTING_STEPS
 from ddpwatch.analysis.whatif.answer import WhatIf
-from ddpwatch.analysis.whatif.recorded import Recorded, RecordedBuilder
 from ddpwatch.analysis.whatif.scenarios import Change
 from ddpwatch.analysis.whatif.schedule import Speeds
-from ddpwatch.messages import Message
 from ddpwatch.report.format import table
-from tests.support.whatif import MadeUpJob, line
+from tests.support.whatif import MadeUpJob, line, recorded_of
 
 RANKS, STEPS = 8, 500
 ROUNDS = 5
@@ -42,18 +40,11 @@ T = TypeVar("T")
 def print_speed() -> None:
     """Prints wall and CPU seconds; the median of a few rounds."""
     messages = list(JOB.messages())
-    recorded, read = _timed(lambda: _read(messages))
+    recorded, read = _timed(lambda: recorded_of(messages))
     found, answered = _timed(lambda: WhatIf(recorded).ask(SCENARIOS))
     print(f"{len(recorded.ranks)} ranks, {len(recorded.steps)} full steps, {len(found)} scenarios; {ROUNDS} rounds")
     rows = [["to take the frames", *read, ""], ["to answer", *answered, f"{GOAL_S:g} s"]]
     print("\n".join(table(["", "wall s", "CPU s", "goal"], rows)))
-
-
-def _read(messages: Sequence[Message]) -> Recorded:
-    builder = RecordedBuilder()
-    for message in messages:
-        builder.apply(message)
-    return builder.build()
 
 
 def _timed(call: Callable[[], T]) -> tuple[T, list[str]]:

@@ -179,18 +179,20 @@ class MadeUpJob:
 @cache
 def recorded(job: MadeUpJob) -> Recorded:
     """What a recording of the job shows."""
+    return recorded_of(job.messages())
+
+
+def recorded_of(messages: Iterable[Message]) -> Recorded:
+    """What a recording with these messages shows."""
     builder = RecordedBuilder()
-    for message in job.messages():
+    for message in messages:
         builder.apply(message)
     return builder.build()
 
 
 def built(messages: Iterable[Message]) -> WhatIf:
     """What can be asked of a recording with these messages."""
-    builder = RecordedBuilder()
-    for message in messages:
-        builder.apply(message)
-    return WhatIf(builder.build())
+    return WhatIf(recorded_of(messages))
 
 
 def refused(asked: WhatIf, change: Change) -> str:

@@ -1,0 +1,171 @@
+"""Pauses: whose a stall was, what explains it, and which collections, checkpoints and stalls are warnings."""
+
+import random
+
+import pytest
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.pauses import joined
+from ddpwatch.messages import Device, Mark, RankSample
+from tests.support.frames import (
+    MS,
+    START_NS,
+    hello,
+    state_of,
+    step,
+    synchronous,
+    unwatched,
+)
+from tests.unit.test_engine import incidents, late_ones
+
+
+def among_others(stalls, always, meanwhile):
+    """The incidents of steps of 100 ms but for these, of ranks that wait for a core during a share of the time."""
+    messages, at, sampled = [hello(0), hello(1)], 0, 0
+    for number in range(240):
+        took = stalls.get(number, 100)
+        messages += [step(r, number, start_ns=START_NS + at * MS, duration_ns=took * MS) for r in range(2)]
+        at += took
+        while sampled + 1000 <= at:
+            sampled += 1000
+            wait = meanwhile if took > 1000 else always
+            about = {"at_ns": START_NS + sampled * MS, "span_ns": 1000 * MS, "run_ns": 50 * MS}
+            messages += [RankSample(rank=r, wait_ns=int(wait * 1000) * MS, **about) for r in range(2)]
+    return [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]
+
+
+class TestPauses:
+    def test_a_stall_of_one_rank(self):
+        """A stall of 12 s was not in the report at all."""
+        found = incidents([(0, 12_000 if n == 30 else 0) for n in range(60)])
+        (stall,) = late_ones(found)
+        assert (stall.kind, stall.ranks, stall.phase, stall.since_step) == ("pause", (1,), "backward", 30)
+        assert stall.cost_ns == 11_990 * MS
+        assert not stall.open
+
+    def test_a_stall_amid_far_shorter_delays_stays_a_pause(self):
+        """It was taken for one of the late steps, and gone."""
+        found = {
+            one.kind: one for one in late_ones(incidents([(0, 0)] * 28 + [(0, 20)] * 2 + [(0, 2000)] + [(0, 20)] * 30))
+        }
+        assert found["straggler"].since_step == 28
+        assert (found["pause"].ranks, found["pause"].since_step) == ((1,), 30)
+
+    @pytest.mark.parametrize("before", [3, 4, 5])
+    def test_a_stall_soon_after_late_steps_stays_a_pause(self, before):
+        """It was taken for a part of theirs, which were pauses at first."""
+        late = [(0, 0)] * 28 + [(0, 300)] * before + [(0, 6000)] + [(0, 300)] * 15
+        (pause,) = [one for one in late_ones(incidents(late)) if one.kind == "pause"]
+        assert (pause.ranks, pause.until_step) == ((1,), 28 + before)
+
+    def test_a_stall_in_an_unwatched_step_is_nobody_s_without_more(self):
+        steps = [step(rank, n) for n in range(40) for rank in range(2)]
+        stalls = [unwatched(rank, 40) for rank in range(2)]
+        for stall in stalls:
+            stall.duration_ns = 12_100 * MS
+        found = state_of([hello(0), hello(1), *steps, *stalls]).diagnosis.incidents()
+        (stall,) = [incident for incident in found if incident.kind == "pause"]
+        assert (stall.ranks, stall.cost_ns) == ((), 2 * 12_000 * MS)
+
+    def test_a_stall_names_what_the_machine_did_meanwhile(self):
+        """As that of all ranks while the hypervisor gave their cores to others."""
+        messages, at = [hello(0), hello(1)], 0
+        for number in range(60):
+            took, stolen = (3000, 60.0) if number == 30 else (100, 0.0)
+            for second in range(at // 1000 + 1, (at + took) // 1000 + 1):
+                sampled = START_NS + second * 1000 * MS
+                messages.append(Device(host="node1", kind="cpu", at_ns=sampled, steal=stolen))
+            messages += [step(r, number, start_ns=START_NS + at * MS, duration_ns=took * MS) for r in range(2)]
+            at += took
+        (stall,) = [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]
+        assert (stall.ranks, stall.device) == ((), "45 % of CPU time stolen")
+        assert stall.evidence["device"]["cause"] == "steal"
+
+    @pytest.mark.parametrize(("always", "meanwhile", "severity"), [
+        (0.0, 0.9, "info"), (0.4, 0.9, "info"), (0.0, 0.0, "warning"), (0.4, 0.02, "warning"),
+    ])  # fmt: skip
+    def test_a_stall_that_others_on_the_machine_explain_is_no_warning(self, always, meanwhile, severity):
+        """Other processes took the cores, and 52 of 610 clean steps were warnings. Who is stopped waits for none."""
+        found = among_others({150: 3000}, always, meanwhile)
+        assert [(one.kind, one.severity, bool(one.device)) for one in found] == [
+            ("pause", severity, severity == "info")
+        ]
+
+    def test_stalls_that_others_on_the_machine_explain_are_one_incident(self):
+        (found,) = among_others({150: 2000, 170: 4000, 190: 3000}, 0.4, 0.95)
+        assert (found.severity, found.steps, found.since_step, found.until_step) == ("info", 3, 150, 190)
+        assert found.cost_ns == 2 * (1900 + 3900 + 2900) * MS
+        assert found.message == "every rank paused 3 times, for up to 3900 ms"
+
+    @pytest.mark.parametrize(("stall_ms", "severity"), [(900, "info"), (12_000, "warning")])
+    def test_a_stall_is_compared_with_what_the_job_s_other_steps_take_now_and_then(self, stall_ms, severity):
+        """One step in 20 takes up to half a second longer, and nobody knows why."""
+        rng = random.Random(1)
+        longer = [int(100 * rng.paretovariate(3)) * (rng.random() < 0.05) for _ in range(400)]
+        steps, at = [hello(0), hello(1)], 0
+        for number, ms in enumerate(longer):
+            took = 100 + (stall_ms if number == 350 else min(ms, 500))
+            steps += [step(r, number, start_ns=START_NS + at * MS, duration_ns=took * MS) for r in range(2)]
+            at += took
+        found = [one for one in state_of(steps).diagnosis.incidents() if one.kind == "pause" and one.since_step == 350]
+        assert [one.severity for one in found] == [severity]
+
+    @pytest.mark.parametrize(("steps", "is_open"), [(100, True), (116, True), (117, False)])
+    def test_a_collection_that_recurs(self, steps, is_open):
+        """In every tenth step of the first hundred. It is over if twice that time has gone by."""
+        messages = []
+        late = [(0, 30 if n % 10 == 5 and n < 100 else 0) for n in range(steps)]
+        for number, ranks in enumerate(synchronous(late)):
+            if max(late[number]):
+                start = ranks[1].start_ns + 40 * MS
+                messages.append(Mark(rank=1, kind="gc", name="gc", start_ns=start, end_ns=start + 30 * MS))
+            messages += ranks
+        found = late_ones(state_of([hello(0), hello(1), *messages]).diagnosis.incidents())
+        assert [(one.kind, one.ranks, one.phase, one.period) for one in found] == [("intermittent", (1,), "gc", 10)]
+        assert (found[0].cost_ns, found[0].open) == (10 * 20 * MS, is_open)
+        assert found[0].gain == pytest.approx(20 / (10 * 100 + 30), rel=0.02)
+
+    @pytest.mark.parametrize(
+        ("hang", "one"),
+        [
+            ({}, True),
+            ({"ranks": (0,)}, False),
+            ({"since_step": 41, "until_step": 44}, False),
+            ({"cost_ns": 9_000 * MS}, False),  # the collection explains less than half of it
+            ({"open": True}, False),
+        ],
+    )
+    @pytest.mark.parametrize("regular", [{"period": 10}, {"struck": (30, 40, 50)}])
+    def test_a_long_collection_that_recurs_and_the_hang_that_it_seemed_are_one_incident(self, regular, hang, one):
+        evidence = {"longest_ms": 4000.0, "ranks": 2}
+        steps = {"since_step": 30, "until_step": 50, "steps": 3, **regular}
+        recurring = Incident("intermittent", "warning", "", (1,), "gc", cost_ns=9_000 * MS, evidence=evidence, **steps)
+        stuck = {"ranks": (1,), "since_step": 39, "until_step": 40, "cost_ns": 4_400 * MS, "evidence": {"stacks": {}}}
+        found = joined([recurring], [Incident("hang", "error", "", **(stuck | hang))])
+        assert [incident.kind for incident in found] == ["intermittent", "hang"][: 2 - one]
+        assert ("stacks" in found[0].evidence) == one
+        assert found[0].cost_ns == 9_000 * MS
+
+    def test_a_short_collection_is_no_warning(self):
+        messages = []
+        for number, ranks in enumerate(synchronous([(0, 15 if n == 30 else 0) for n in range(60)])):
+            if number == 30:
+                start = ranks[1].start_ns + 40 * MS
+                messages.append(Mark(rank=1, kind="gc", name="gc", start_ns=start, end_ns=start + 15 * MS))
+            messages += ranks
+        (found,) = late_ones(state_of([hello(0), hello(1), *messages]).diagnosis.incidents())
+        assert (found.kind, found.phase, found.severity) == ("pause", "gc", "info")
+
+    def test_a_checkpoint_is_no_warning(self):
+        messages, at = [], 0
+        for number in range(40):
+            at += 500 if number == 20 else 0
+            start = START_NS + (number * 100 + at) * MS
+            for rank in range(2):
+                if number == 20:
+                    save = Mark(rank=rank, kind="save", name="torch.save", start_ns=start - 500 * MS, end_ns=start)
+                    messages.append(save)
+                messages.append(step(rank, number, start_ns=start))
+        state = state_of([hello(0), hello(1), *messages])
+        (found,) = [one for one in state.diagnosis.incidents() if one.phase == "checkpoint"]
+        assert (found.kind, found.severity, found.ranks, found.cost_ns) == ("pause", "info", (), 1000 * MS)
