@@ -26,7 +26,8 @@ The columns:
     cost           stated against true: median, and 90th percentile of the absolute error
 Strength is a rank's extra lateness in all watched steps, in standard errors of its lateness without the fault.
 False alarms are warnings and errors in clean runs. In real jobs, those do not count that another witness confirms:
-DDP's own logger, where communication is exposed; the kernel, where a rank is late because it waited for a core.
+DDP's own logger, where communication is exposed, or takes longer than before; the kernel, where a rank is late because
+it waited for a core.
 """
 
 from __future__ import annotations
@@ -255,7 +256,9 @@ def real(args: argparse.Namespace) -> Found:
     found.misses += [f"hang: {hang}" for hang in found.hangs if hang.named_s is None]
     print(f"{len(found.judged)} faults; {found.clean_steps} clean steps")
     print(f"{found.cheap} faults cost less than 5 % of a step, and do not count")
-    print(f"{found.confirmed} warnings that DDP's logger (exposed) or the kernel (late, without a core) confirms")
+    print(
+        f"{found.confirmed} warnings that DDP's logger (exposed, slower) or the kernel (late, without a core) confirms"
+    )
     return found
 
 

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -53,6 +53,7 @@ DONE = "done"  # an empty file, beside what a job that ended has left
 HANG_S, HANG_EVERY, HANG_PLACES = 12.0, 20, ("stop", "forward", "backward", "data", "between")
 SCRIPTS = ("plain", "trainer", "paced")
 USUAL_SCRIPTS = SCRIPTS[:2]
+COMPARED_STEPS = 64  # before transfers became slower
 FEWEST_SEEN = 3  # watched strikes, to know what they cost
 LATE = ("straggler", "intermittent", "drift", "slow_input")
 _PHASES = ("data", "forward", "backward")
@@ -64,7 +65,7 @@ class RealRun:
 
     Attributes:
         others: Warnings and errors that no fault explains.
-        confirmed: Warnings that others confirm: DDP's logger and the kernel, see `is_exposed` and `is_starved`.
+        confirmed: Warnings that others confirm: see `is_exposed`, `is_slower`, `is_starved`.
         cheap: Which faults cost less than `COUNTED_SIZE` of a step.
         clean_steps: Steps in which nothing was to go wrong.
     """
@@ -251,7 +252,8 @@ def diagnose(folder: Path, planned: Sequence[Stretch], world: int) -> RealRun:
         Judged(planned[at].kind, planned[at].size, "real", score) for at, score in scores.items() if at not in run.cheap
     ]
     others = unexplained(truths.values(), run.incidents, world)
-    run.others = [one for one in others if not (is_exposed(abouts, one) or is_starved(abouts, one))]
+    witnesses = (is_exposed, is_slower, is_starved)
+    run.others = [one for one in others if not any(confirms(abouts, one) for confirms in witnesses)]
     run.confirmed = len(others) - len(run.others)
     return run
 
@@ -285,6 +287,18 @@ def is_exposed(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:
     exposed = sum(min(ns for _, _, _, ns in of_ranks) for of_ranks in steps)
     duration = sum(fmean(ns for _, ns, _, _ in of_ranks) for of_ranks in steps)
     return exposed >= CLEARED * EXPOSED_SHARE * duration > 0
+
+
+def is_slower(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:
+    """Whether DDP's logger says that transfers take longer than before: by at least half of what that is to cost."""
+    if incident.kind != "slow_link":
+        return False
+    before = replace(incident, since_step=(incident.since_step or 0) - COMPARED_STEPS, until_step=incident.since_step)
+    exposed = [
+        [min(ns for _, _, _, ns in of_ranks) for of_ranks in _steps_of(abouts, one)] for one in (before, incident)
+    ]
+    longer = fmean(exposed[1]) - fmean(exposed[0][:-1])
+    return 2 * longer * len(exposed[1]) * len(abouts) >= incident.cost_ns
 
 
 def is_starved(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:

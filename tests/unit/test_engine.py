@@ -16,7 +16,6 @@ from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.streak import Streak
-from ddpwatch.analysis.diagnosis.verdict import of_incident
 from ddpwatch.messages import Group, Layout, Mark, Span
 from tests.support.frames import (
     MS,
@@ -258,116 +257,6 @@ def test_of_a_step_of_several_batches_the_last_one_shows_the_layer():
         messages += ranks
     (found,) = late_ones(state_of(messages).diagnosis.incidents())
     assert (found.phase, found.param) == ("backward", 1)
-
-
-class TestWholeRun:
-    def test_a_link_that_becomes_slower(self):
-        """Transfers of 10 ms take 30 ms from step 40 on, 20 ms of them exposed."""
-        slow = {"comm_done": [60 * MS, 110 * MS], "duration_ns": 120 * MS}
-        spans = [Span("forward", 2 * MS, 30 * MS), Span("backward", 31 * MS, 80 * MS), Span("sync", 80 * MS, 110 * MS)]
-        steps = [step(r, n, **(slow | {"spans": spans} if n >= 40 else {})) for n in range(80) for r in range(2)]
-        found = state_of([hello(0), hello(1), *steps]).diagnosis.incidents()
-        (link,) = [incident for incident in found if incident.kind == "slow_link"]
-        assert (link.since_step, link.ranks) == (40, ())
-        before, since = link.evidence["busbw_gbps"]
-        assert before == pytest.approx(5 / 3 * since, rel=0.01)
-        assert link.cost_ns == pytest.approx(40 * 2 * 18 * MS, rel=0.1)
-
-    def test_the_link_of_one_pair_becomes_slower(self):
-        """Transfers of 30 ms in all take 50 ms among ranks 2 and 3 from step 40 on."""
-        slow = {"comm_done": [60 * MS, 110 * MS], "duration_ns": 120 * MS}
-        slow["spans"] = [Span("forward", 2 * MS, 30 * MS), Span("sync", 80 * MS, 110 * MS)]
-        pairs = {8: [0, 1], 9: [2, 3]}
-        messages = [Group(rank=rank, id=group, ranks=ranks) for group, ranks in pairs.items() for rank in ranks]
-        for number in range(80):
-            for group, ranks in pairs.items():
-                about = {"start_ns": START_NS + number * 120 * MS, "comm_group": [group, group]}
-                about |= slow if group == 9 and number >= 40 else {}
-                messages += [step(rank, number, **about) for rank in ranks]
-        found = state_of([*(hello(rank, 4) for rank in range(4)), *messages]).diagnosis.incidents()
-        (link,) = [incident for incident in found if incident.kind == "slow_link"]
-        assert (link.since_step, link.ranks) == (40, (2, 3))
-        assert not of_incident(link).ranks  # nobody waits for these
-        assert "; without it, a step would be" in of_incident(link).text
-        assert link.message.startswith("transfers among ranks 2, 3 take 1.7 times as long as before (busbw ")
-
-    def test_exposed_communication_that_comes_and_goes_is_one_incident(self):
-        """It counts only while it is exposed."""
-        exposed = {"spans": [Span("forward", 2 * MS, 30 * MS), Span("sync", 60 * MS, 90 * MS)]}
-        hidden = {"comm_done": [60 * MS, 82 * MS]}
-        steps = [step(r, n, **(exposed if n // 40 % 2 else hidden)) for n in range(200) for r in range(2)]
-        found = state_of([hello(0), hello(1), *steps]).diagnosis.incidents()
-        (one,) = [incident for incident in found if incident.kind == "exposed_comm"]
-        assert one.since_step == pytest.approx(40, abs=8)
-        assert one.until_step == pytest.approx(168, abs=8)
-        assert one.steps == pytest.approx(80, abs=24)
-        assert not one.open
-
-    def test_a_link_that_becomes_slower_after_communication_was_exposed(self):
-        exposed = {"spans": [Span("forward", 2 * MS, 30 * MS), Span("sync", 60 * MS, 90 * MS)]}
-        hidden = {"comm_done": [60 * MS, 82 * MS]}
-        slow = {"comm_done": [60 * MS, 110 * MS], "duration_ns": 120 * MS}
-        slow["spans"] = [Span("forward", 2 * MS, 30 * MS), Span("sync", 80 * MS, 110 * MS)]
-        about = [exposed if 20 <= n < 60 else slow if n >= 120 else hidden for n in range(180)]
-        steps = [step(r, n, start_ns=START_NS + n * 120 * MS, **about[n]) for n in range(180) for r in range(2)]
-        found = {one.kind: one for one in state_of([hello(0), hello(1), *steps]).diagnosis.incidents()}
-        assert found["slow_link"].since_step == 120
-        assert found["exposed_comm"].until_step < 120
-        assert not found["exposed_comm"].open
-
-    def test_a_link_that_was_slower_once_explains_nothing_later(self):
-        """From step 120 on, the backward is shorter: as long as before, transfers are exposed."""
-        slow = {"comm_done": [60 * MS, 110 * MS], "duration_ns": 120 * MS}
-        slow["spans"] = [Span("forward", 2 * MS, 30 * MS), Span("sync", 80 * MS, 110 * MS)]
-        short = {"spans": [Span("forward", 2 * MS, 30 * MS), Span("sync", 31 * MS, 90 * MS)]}
-        long = {"spans": [Span("forward", 2 * MS, 30 * MS), Span("backward", 31 * MS, 95 * MS)]}
-        about = [slow if 40 <= n < 80 else short if n >= 120 else long for n in range(160)]
-        steps = [step(r, n, start_ns=START_NS + n * 120 * MS, **about[n]) for n in range(160) for r in range(2)]
-        found = state_of([hello(0), hello(1), *steps]).diagnosis.incidents()
-        (link,) = [incident for incident in found if incident.kind == "slow_link"]
-        assert not link.open
-        (exposed,) = [incident for incident in found if incident.kind == "exposed_comm"]
-        assert exposed.open
-        assert exposed.since_step == pytest.approx(120, abs=16)
-
-    def test_a_run_that_gets_slower_and_slower(self):
-        messages, at = [], 0
-        for number in range(320):
-            longer = number // 8
-            spans = [Span("forward", 2 * MS, 30 * MS), Span("backward", 31 * MS, 80 * MS)]
-            spans.append(Span("optimizer", 91 * MS, (95 + longer) * MS))
-            for rank in range(2):
-                about = {"start_ns": START_NS + at * MS, "duration_ns": (100 + longer) * MS, "spans": spans}
-                messages.append(step(rank, number, **about))
-            at += 100 + longer
-        found = state_of([hello(0), hello(1), *messages]).diagnosis.incidents()
-        assert [incident.ranks for incident in found if incident.kind == "drift"] == [()]
-
-    def test_a_run_that_is_slower_from_a_step_on_does_not_drift(self):
-        messages = [
-            step(rank, n, start_ns=START_NS + n * 200 * MS, duration_ns=(100 if n < 160 else 140) * MS)
-            for n in range(320)
-            for rank in range(2)
-        ]
-        assert not [one for one in state_of(messages).diagnosis.incidents() if one.kind == "drift"]
-
-    def test_gradients_that_nobody_reduces(self):
-        steps = [step(rank, n, reduced=False) for n in range(20) for rank in range(2)]
-        (found,) = [
-            one for one in state_of([hello(0), hello(1), *steps]).diagnosis.incidents() if one.severity == "error"
-        ]
-        assert (found.kind, found.steps) == ("not_reduced", 20)
-
-    def test_layouts_that_differ(self):
-        other = Layout(rank=1, epoch=2, params=["a", "b"], buckets=[])
-        found = state_of([hello(0), hello(1), layout(), other, step(0), step(1)]).diagnosis.incidents()
-        assert [(one.kind, one.ranks) for one in found if one.severity == "error"] == [("layouts_differ", (1,))]
-
-    def test_the_rank_whose_layout_differs_from_most_is_named(self):
-        other = Layout(rank=0, epoch=2, params=["a", "b"], buckets=[])
-        known = [hello(0, 3), hello(1, 3), hello(2, 3), other, layout(1), layout(2)]
-        found = state_of([*known, *(step(rank) for rank in range(3))]).diagnosis.incidents()
-        assert [(one.kind, one.ranks) for one in found if one.severity == "error"] == [("layouts_differ", (0,))]
 
 
 def test_two_things_of_one_rank_at_a_time():

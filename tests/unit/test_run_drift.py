@@ -5,15 +5,16 @@ from collections.abc import Callable
 
 import pytest
 
+from ddpwatch.analysis.diagnosis.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.run_drift import RunDrift
 
 
 def drifts(steps: int, longer: Callable[[int], float], noise: float = 3.0) -> list[Incident]:
     """Those of a run whose steps take 100 µs, and longer by that."""
-    rng, run = random.Random(5), RunDrift()
+    rng, run = random.Random(5), RunDrift(DeviceCauses())
     for number in range(steps):
-        run.add(number, round(1000 * (100 + longer(number) + rng.gauss(0, noise))))
+        run.add(number, round(1000 * (100 + longer(number) + rng.gauss(0, noise))), number)
     return run.incidents()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import Shift
+from ddpwatch.analysis.diagnosis.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.slow_link import GONE, SlowLink
 from tests.support.frames import MS, step
@@ -20,7 +21,7 @@ def after(steps: Iterable[Mapping[int, int]], errors: Iterable[int] = ()) -> lis
         steps: Per step, by group. A group that is not there sends nothing.
         errors: Per step, how far the clocks of two hosts may be off (ns); without them, all ranks have one clock.
     """
-    link, known = SlowLink(), list(errors)
+    link, known = SlowLink(DeviceCauses()), list(errors)
     for number, took in enumerate(steps):
         across = StepAcrossRanks(number, comparable=not known, members=PAIRS.get)
         for group, ms in took.items():
@@ -32,6 +33,13 @@ def after(steps: Iterable[Mapping[int, int]], errors: Iterable[int] = ()) -> lis
             across.align(hosts)
         link.add(across)
     return link.incidents()
+
+
+def test_a_link_that_is_mostly_as_fast_as_before_is_no_warning() -> None:
+    found = after({8: 36 if 40 <= n < 45 or n % 5 == 0 else 20 + n // 40, 9: 20} for n in range(120))
+    assert [(one.open, one.severity) for one in found] == [(True, "info")]
+    found = after({8: 36 if n >= 40 else 20, 9: 20} for n in range(120))
+    assert [(one.open, one.severity) for one in found] == [(True, "warning")]
 
 
 def test_a_second_pair_joins_and_both_have_to_recover() -> None:

@@ -152,3 +152,4 @@ HOST_SIGNALS: Final = (
 CPU_PRESSURE: Final = _signal(  # instead of a rank's own waits, where these are not known
     "cpu_pressure", PRESSURE_SHARE, "CPU starved: threads waited {:.0%} of the time for a core"
 )
+HOST_WIDE: Final = (*HOST_SIGNALS, CPU_PRESSURE)

@@ -21,6 +21,7 @@ from ddpwatch.analysis.diagnosis.device_signals import (
     GPU_SIGNALS,
     HOST_FIELDS,
     HOST_SIGNALS,
+    HOST_WIDE,
     RANK_FIELDS,
     RANK_SIGNALS,
     Columns,
@@ -125,6 +126,26 @@ class DeviceCauses:
         also = [self._text(each) for each in found[1:]]
         return DeviceCause(self._text(found[0]), found[0].evidence() | {"process": process, "also": also})
 
+    def cause_among(self, ranks: Sequence[int], start_ns: int, end_ns: int) -> DeviceCause | None:
+        """What made the collectives of some ranks slower than before: on all ranks, or else on one of these.
+
+        Args:
+            ranks: The collectives' group; empty for all ranks.
+            start_ns: From when on, as for `cause`.
+            end_ns: Until when.
+        """
+        if (common := self.cause(None, start_ns, end_ns)) is not None:
+            return common
+        window = _Window(start_ns, end_ns, self._offsets)
+        found = [(each, rank) for rank in _spread(ranks or list(self._host_of)) for each in self._of(rank, window)]
+        changed = [(each, rank) for each, rank in found if each.is_worse_than_before]
+        worst = max(changed, key=lambda pair: pair[0].weight, default=None)
+        if worst is None:
+            return None
+        each, rank = worst
+        text = self._text(each) if each.signal in HOST_WIDE else f"rank {rank}: {self._text(each)}"
+        return DeviceCause(text, each.evidence() | {"rank": rank})
+
     def denied(self, rank: int | None, start_ns: int, end_ns: int, excess_ns: int) -> Denied:
         """What the machine denied a job in a step that took longer than usual by ``excess_ns``.
 
@@ -161,7 +182,7 @@ class DeviceCauses:
         text = found.signal.text(found.row)
         if found.signal.name.startswith("net_") and (interface := self._faulty.get(found.host)):
             text = f"{interface}: {text}"
-        if found.signal in (*HOST_SIGNALS, CPU_PRESSURE) and found.host.name and len(self._hosts.past) > 1:
+        if found.signal in HOST_WIDE and found.host.name and len(self._hosts.past) > 1:
             text = f"host {found.host.name}: {text}"
         return text
 
@@ -181,6 +202,11 @@ class _Found:
     def weight(self) -> float:
         """How many times what it needs to be a cause."""
         return self.value / self.signal.least
+
+    @property
+    def is_worse_than_before(self) -> bool:
+        """Whether it has changed, as far as is known."""
+        return self.before is None or _is_worse(self.signal, self.row, self.before)
 
     def evidence(self) -> dict[str, Any]:
         compared = {"value": self.value, "before": self.before, "peers": self.peers}

@@ -61,12 +61,12 @@ class Diagnosis:
         self._groups: dict[_Watch, GroupLateness] = {}
         self._late: dict[tuple[_Watch, int], LateRank] = {}  # open, by what showed them, and rank
         self._ended: list[Incident] = []
-        self._whole = WholeRun()
         self._unsound = Unsound()
         groups = groups or Groups()
         self._liveness = RankLiveness(groups)
         self._held_up = HeldUp(groups)
         self._devices = DeviceCauses()
+        self._whole = WholeRun(self._devices)
         self._pauses = Pauses(self._devices, self._held_up)
         self._hosts: dict[int, Host] = {}
         self._causes: dict[tuple[int, int], tuple[int, DeviceCause | None]] = {}

@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
+from ddpwatch.analysis.diagnosis.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.sentences import drift_sentence
 
@@ -24,41 +25,47 @@ KEEP_ENDED = 64
 
 
 class _Block(NamedTuple):
-    """Steps, and what they take (median, ns)."""
+    """Steps, what they take (median, ns), and when the first one started (on the time line, ns)."""
 
     first: int
     last: int
     ns: float
+    start_ns: int
 
 
 class RunDrift:
-    """Finds it as steps come."""
+    """Finds it as steps come.
 
-    def __init__(self) -> None:
-        self._steps: list[tuple[int, int]] = []  # of the block that is not full yet
+    Args:
+        devices: What may be why.
+    """
+
+    def __init__(self, devices: DeviceCauses) -> None:
+        self._devices = devices
+        self._steps: list[_Block] = []  # of the block that is not full yet
         self._blocks: list[_Block] = []
         self._every = 1  # how many times `BLOCK_STEPS` make one of them
         self._lasting: Incident | None = None
         self._ended: deque[Incident] = deque(maxlen=KEEP_ENDED)
 
-    def add(self, step: int, ns: int) -> None:
-        """Takes the next step that counts, and the rank-time that nobody is to blame for."""
-        self._steps.append((step, ns))
+    def add(self, step: int, ns: int, start_ns: int) -> None:
+        """Takes the next step that counts, the rank-time that nobody is to blame for, and when the step started."""
+        self._steps.append(_Block(step, step, ns, start_ns))
         if len(self._steps) < BLOCK_STEPS * self._every:
             return
-        self._blocks.append(_Block(self._steps[0][0], step, median(ns for _, ns in self._steps)))
+        self._blocks.append(self._steps[0]._replace(last=step, ns=median(one.ns for one in self._steps)))
         self._steps = []
         if len(self._blocks) >= KEEP_BLOCKS:
             pairs = zip(self._blocks[::2], self._blocks[1::2], strict=True)
-            self._blocks = [_Block(one.first, other.last, fmean((one.ns, other.ns))) for one, other in pairs]
+            self._blocks = [one._replace(last=other.last, ns=fmean((one.ns, other.ns))) for one, other in pairs]
             self._every *= 2
-        self._look()
+        self._look(start_ns)
 
     def incidents(self) -> list[Incident]:
         """Those that are over, and the one that lasts."""
         return [*self._ended, *([] if self._lasting is None else [self._lasting])]
 
-    def _look(self) -> None:
+    def _look(self, now_ns: int) -> None:
         blocks, since = self._blocks, None
         if self._lasting is not None:
             since = self._lasting.since_step
@@ -72,9 +79,11 @@ class RunDrift:
             stretches = (blocks, *(blocks[-count:] for count in NEWEST if count < len(blocks)))
             blocks = next((found for found in stretches if _rises(found) and not _jumps(found)), [])
         if blocks:
-            self._lasting = self._incident(blocks, blocks[0].first if since is None else since)
+            self._lasting = self._incident(blocks, blocks[0].first if since is None else since, now_ns)
 
-    def _incident(self, blocks: Sequence[_Block], since: int) -> Incident:
+    def _incident(self, blocks: Sequence[_Block], since: int, now_ns: int) -> Incident:
+        # What makes a run slower and slower is worse in the second half than before it.
+        cause = self._devices.cause(None, blocks[len(blocks) // 2].start_ns, now_ns)
         base, steps = _base(blocks), BLOCK_STEPS * self._every
         growth = blocks[-1].ns / base - 1
         return Incident(
@@ -87,7 +96,8 @@ class RunDrift:
             cost_ns=int(sum(max(0.0, block.ns - base) for block in blocks) * steps),
             gain=1 - base / blocks[-1].ns,
             open=True,
-            evidence={"growth": growth},
+            device="" if cause is None else cause.text,
+            evidence={"growth": growth, **({} if cause is None else {"device": cause.evidence})},
         )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.devices import DeviceCause, DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.sentences import link_sentence
@@ -18,11 +19,13 @@ from ddpwatch.analysis.diagnosis.sentences import link_sentence
 NEWEST = 5  # full steps, all of them slower
 FEWEST_BEFORE = 8  # full steps before them
 SLOWER = 1.5  # transfers take so many times as long
+CLEARED = (1 + SLOWER) / 2  # as long: below that, they are as fast as before
 SHARE = 0.03  # of a step longer, at least
 KEEP = 64  # full steps
 GONE = 1024  # steps without a transfer, after which a group is forgotten
 KEEP_SPLITS = 256
 KEEP_ENDED = 64
+LOOK_AGAIN_NS = 1_000_000_000  # for what devices did
 
 
 class _Transfers(NamedTuple):
@@ -69,7 +72,7 @@ class _GroupTransfers:
     @property
     def recovered(self) -> bool:
         """Whether each of the newest steps is as fast as before."""
-        return max(self._newest()) < (1 + SLOWER) / 2 * self.base
+        return max(self._newest()) < CLEARED * self.base
 
     @property
     def slower(self) -> float:
@@ -83,12 +86,18 @@ class _GroupTransfers:
 class SlowLink:
     """Finds them as steps come. All that are slower at a time are one incident.
 
+    Args:
+        devices: What may be why.
+
     Attributes:
         since_end: Full steps since the newest one that is over.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, devices: DeviceCauses) -> None:
         self.since_end = 0
+        self._devices = devices
+        self._cause: DeviceCause | None = None
+        self._start_ns = self._end_ns = self._looked_ns = 0
         self._groups: dict[int, _GroupTransfers] = {}
         self._slow: dict[int, _GroupTransfers] = {}
         self._ranks: set[int] = set()  # members of these groups
@@ -108,9 +117,13 @@ class SlowLink:
         for group in found:
             if group not in self._slow and self._groups[group].became_slower(across.longest_ns):
                 self._take(group, across)
+        if self._slow and self._end_ns - self._looked_ns >= LOOK_AGAIN_NS:
+            self._looked_ns = self._end_ns
+            self._cause = self._devices.cause_among(self._among, self._start_ns, self._end_ns)
         if self._slow and all(one.recovered or across.step - one.seen > GONE for one in self._slow.values()):
             self._ended.append(self._incident(is_open=False))
             self._since, self._count, self._cost_ns, self._span_ns = None, 0, 0, 0
+            self._cause, self._looked_ns = None, 0
             self._slow, self._ranks, self.since_end = {}, set(), 0
         for group in [group for group, one in self._groups.items() if across.step - one.seen > GONE]:
             del self._groups[group]
@@ -141,6 +154,9 @@ class SlowLink:
             self._add(split)
 
     def _add(self, split: StepSplit) -> None:
+        if not self._count:
+            self._start_ns = split.start_ns
+        self._end_ns = split.end_ns
         self._count += 1
         self._cost_ns += max(0, int(split.transfer_ns - self._base_share * split.total))
         self._span_ns += split.total
@@ -150,24 +166,35 @@ class SlowLink:
         """Those that are over, and the one that lasts."""
         return [*self._ended, *([self._incident(is_open=True)] if self._since is not None else [])]
 
+    @property
+    def _among(self) -> tuple[int, ...]:
+        """The ranks whose transfers are slower; empty for all."""
+        return () if self._all else tuple(sorted(self._ranks))
+
     def _incident(self, is_open: bool) -> Incident:
         slowest = max(self._slow.values(), key=lambda one: one.slower)
         before = slowest.moved / slowest.base
         busbw = (before, before / slowest.slower) if before else None
-        ranks = () if self._all else tuple(sorted(self._ranks))
+        gain = self._cost_ns / self._span_ns if self._span_ns else None
+        minor = slowest.slower < CLEARED or (gain is not None and gain < SHARE)
         return Incident(
             kind="slow_link",
-            severity="warning",
-            message=link_sentence(slowest.slower, ranks, busbw, is_open),
-            ranks=ranks,
+            severity="info" if minor else "warning",
+            message=link_sentence(slowest.slower, self._among, busbw, is_open),
+            ranks=self._among,
             phase="exposed_comm",
             since_step=self._since,
             until_step=self._until,
             steps=self._count,
             cost_ns=self._cost_ns,
-            gain=self._cost_ns / self._span_ns if self._span_ns else None,
+            gain=gain,
             open=is_open,
-            evidence={"slower": slowest.slower, **({} if busbw is None else {"busbw_gbps": list(busbw)})},
+            device="" if self._cause is None else self._cause.text,
+            evidence={
+                "slower": slowest.slower,
+                **({} if busbw is None else {"busbw_gbps": list(busbw)}),
+                **({} if self._cause is None else {"device": self._cause.evidence}),
+            },
         )
 
 

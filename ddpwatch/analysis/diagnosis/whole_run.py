@@ -10,6 +10,7 @@ from typing import cast
 
 from ddpwatch.analysis.diagnosis.accounts import EXPOSED, StepSplit
 from ddpwatch.analysis.diagnosis.cause import StepFacts
+from ddpwatch.analysis.diagnosis.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident, Kind, ModuleBucket
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.run_drift import RunDrift
@@ -98,17 +99,21 @@ class _Share:
 
 
 class WholeRun:
-    """Finds what slows all ranks alike."""
+    """Finds what slows all ranks alike.
 
-    def __init__(self) -> None:
+    Args:
+        devices: What may be why.
+    """
+
+    def __init__(self, devices: DeviceCauses) -> None:
         self._exposed = _Share("exposed_comm", EXPOSED_SHARE, attrgetter("transfer_ns"))
         self._input = _Share("slow_input", INPUT_SHARE, _input)
         self._splits: deque[StepSplit] = deque(maxlen=4 * WINDOW)
         self._bucket_ns: Counter[ModuleBucket] = Counter()
         self._order: list[ModuleBucket] = []  # in which they are launched; empty where each is used more than once
         self._measured = False  # whether completions are measured at all
-        self._link = SlowLink()
-        self._drift = RunDrift()
+        self._link = SlowLink(devices)
+        self._drift = RunDrift(devices)
 
     def add(self, facts: StepFacts) -> None:
         """Takes the next step."""
@@ -129,7 +134,7 @@ class WholeRun:
                 share.spell.add(split, share.account(split))
         self._link.count(split)
         if across.counted:
-            self._drift.add(split.step, split.total - sum(split.waits.values()))
+            self._drift.add(split.step, split.total - sum(split.waits.values()), split.start_ns)
 
     def _follow(self, share: _Share, split: StepSplit, ns: int) -> None:
         if (spell := share.add(split.step, ns / split.total)) is not None:

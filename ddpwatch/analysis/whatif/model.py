@@ -419,12 +419,13 @@ def take_apart(recorded: Recorded, physics: Physics, steps: Sequence[int]) -> li
         on_wire = wired(step, physics.workers)
         works = alone(on_wire, recorded.sizes, physics.sharing.value, physics.comm_slowdown.value)
         moving = _stretches(on_wire) if loss else []
+        waited = wait_end(on_wire.dones, after, physics.copy)
         ranks, busy = [], []
         for rank in step:
             lost = Busy(
                 [(max(0.0, a - rank.backward), b - rank.backward) for a, b in moving if b > rank.backward], loss
             )
-            ranks.append(_work(rank, recorded, physics, lost, wait_end(on_wire.dones, after, physics.copy), after[0]))
+            ranks.append(_work(rank, recorded, physics, lost, waited, after[0]))
             busy.append(lost)
         found.append(StepWork(ranks, busy, [one.work / most for one, most in zip(works, expected, strict=True)]))
     return found
