@@ -323,6 +323,6 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _spread(keys: Sequence[Hashable]) -> Iterable[Hashable]:
+def _spread(keys: Sequence[_Key]) -> Iterable[_Key]:
     """At most `MOST_PEERS` of them, evenly spread."""
     return islice(keys, 0, None, max(-(-len(keys) // MOST_PEERS), 1))
