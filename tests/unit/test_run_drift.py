@@ -26,6 +26,14 @@ def test_it_lasts_while_steps_get_slower() -> None:
     assert "get slower and slower" in found.message
 
 
+def test_unwatched_steps_cost_as_much_as_those_around_them() -> None:
+    run = RunDrift(DeviceCauses())
+    for number in range(0, 2560, 4):
+        run.add(number, round(1000 * (100 + number / 64)), number)
+    (found,) = run.incidents()
+    assert found.cost_ns == pytest.approx(1000 * sum(number / 64 for number in range(2560)), rel=0.05)
+
+
 def test_a_run_that_recovers_keeps_it_in_the_list() -> None:
     (found,) = drifts(2000, lambda number: number / 16 if number < 640 else 0)
     assert not found.open

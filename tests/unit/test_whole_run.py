@@ -130,6 +130,23 @@ def samples(rank, at_ns, share):
     return RankSample(rank=rank, at_ns=at_ns, span_ns=SECOND, wait_ns=int(share * SECOND), run_ns=SECOND // 2)
 
 
+def test_all_ranks_are_slower_as_others_take_their_cores():
+    messages, at = [hello(rank, 3) for rank in range(3)], START_NS
+    for number in range(320):
+        took = 140 if number >= 160 else 100
+        messages += [step(rank, number, start_ns=at, duration_ns=took * MS) for rank in range(3)]
+        at += took * MS
+        if number % 8 == 7:
+            messages += [samples(rank, at, 0.3 * (number >= 160)) for rank in range(3)]
+    (slow,) = [one for one in state_of(messages).diagnosis.incidents() if one.kind == "slow_device"]
+    assert (slow.ranks, slow.severity) == ((), "info")
+    assert slow.since_step == pytest.approx(160, abs=16)
+    assert of_incident(slow).text == (
+        "all ranks are slower: a step takes 40 % longer than before (CPU starved: waited 30 % of the time for a core); "
+        "without it, a step would be 29 % shorter"
+    )
+
+
 @pytest.mark.parametrize(
     ("shares", "expected"),
     [

@@ -14,6 +14,7 @@ Kind = Literal[
     "slow_input",  # the loop waits for data in nearly every step
     "exposed_comm",  # transfers that no compute hides
     "slow_link",  # transfers have become slower
+    "slow_device",  # all ranks are slower from a step on, and their devices show why
     "slow_host",  # most ranks of one host are late
     "hang",  # a rank does not go on
     "death",  # a rank ended before it finished

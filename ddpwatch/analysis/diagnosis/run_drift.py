@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean, median
-from typing import NamedTuple
+from statistics import fmean
 
+from ddpwatch.analysis.diagnosis.blocks import Block, Blocks
 from ddpwatch.analysis.diagnosis.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.sentences import drift_sentence
@@ -24,15 +24,6 @@ JUMP = 0.5  # of the growth, that one block may make at most: more is no drift
 KEEP_ENDED = 64
 
 
-class _Block(NamedTuple):
-    """Steps, what they take (median, ns), and when the first one started (on the time line, ns)."""
-
-    first: int
-    last: int
-    ns: float
-    start_ns: int
-
-
 class RunDrift:
     """Finds it as steps come.
 
@@ -42,23 +33,21 @@ class RunDrift:
 
     def __init__(self, devices: DeviceCauses) -> None:
         self._devices = devices
-        self._steps: list[_Block] = []  # of the block that is not full yet
-        self._blocks: list[_Block] = []
-        self._every = 1  # how many times `BLOCK_STEPS` make one of them
+        self._gathered = Blocks(BLOCK_STEPS)
+        self._blocks: list[Block] = []
         self._lasting: Incident | None = None
         self._ended: deque[Incident] = deque(maxlen=KEEP_ENDED)
 
     def add(self, step: int, ns: int, start_ns: int) -> None:
         """Takes the next step that counts, the rank-time that nobody is to blame for, and when the step started."""
-        self._steps.append(_Block(step, step, ns, start_ns))
-        if len(self._steps) < BLOCK_STEPS * self._every:
+        block = self._gathered.add(step, ns, start_ns)
+        if block is None:
             return
-        self._blocks.append(self._steps[0]._replace(last=step, ns=median(one.ns for one in self._steps)))
-        self._steps = []
+        self._blocks.append(block)
         if len(self._blocks) >= KEEP_BLOCKS:
             pairs = zip(self._blocks[::2], self._blocks[1::2], strict=True)
             self._blocks = [one._replace(last=other.last, ns=fmean((one.ns, other.ns))) for one, other in pairs]
-            self._every *= 2
+            self._gathered.size *= 2
         self._look(start_ns)
 
     def incidents(self) -> list[Incident]:
@@ -73,7 +62,7 @@ class RunDrift:
             if not _rises(blocks, CLEARED):
                 over = drift_sentence(self._lasting.evidence["growth"], is_open=False)
                 self._ended.append(replace(self._lasting, message=over, open=False))
-                self._lasting, self._blocks, self._every = None, [], 1
+                self._lasting, self._blocks, self._gathered.size = None, [], BLOCK_STEPS
                 return
         else:
             stretches = (blocks, *(blocks[-count:] for count in NEWEST if count < len(blocks)))
@@ -81,10 +70,10 @@ class RunDrift:
         if blocks:
             self._lasting = self._incident(blocks, blocks[0].first if since is None else since, now_ns)
 
-    def _incident(self, blocks: Sequence[_Block], since: int, now_ns: int) -> Incident:
+    def _incident(self, blocks: Sequence[Block], since: int, now_ns: int) -> Incident:
         # What makes a run slower and slower is worse in the second half than before it.
         cause = self._devices.cause(None, blocks[len(blocks) // 2].start_ns, now_ns)
-        base, steps = _base(blocks), BLOCK_STEPS * self._every
+        base = _base(blocks)
         growth = blocks[-1].ns / base - 1
         return Incident(
             kind="drift",
@@ -92,8 +81,8 @@ class RunDrift:
             message=drift_sentence(growth, is_open=True),
             since_step=since,
             until_step=blocks[-1].last,
-            steps=len(blocks) * steps,
-            cost_ns=int(sum(max(0.0, block.ns - base) for block in blocks) * steps),
+            steps=len(blocks) * self._gathered.size,
+            cost_ns=int(_excess(blocks, base)),
             gain=1 - base / blocks[-1].ns,
             open=True,
             device="" if cause is None else cause.text,
@@ -101,12 +90,21 @@ class RunDrift:
         )
 
 
-def _base(blocks: Sequence[_Block]) -> float:
+def _base(blocks: Sequence[Block]) -> float:
     """What a step took at first."""
     return min(block.ns for block in blocks[:2])
 
 
-def _rises(blocks: Sequence[_Block], share: float = 1.0) -> bool:
+def _excess(blocks: Sequence[Block], base: float) -> float:
+    """What all steps took longer than at first: unwatched ones as much as the watched ones after them."""
+    ends = [blocks[0].first - 1, *(block.last for block in blocks)]
+    return sum(
+        max(0.0, block.ns - base) * (last - before)
+        for block, (before, last) in zip(blocks, pairwise(ends), strict=True)
+    )
+
+
+def _rises(blocks: Sequence[Block], share: float = 1.0) -> bool:
     """Whether steps get slower steadily, by that share of what is enough to start with."""
     if len(blocks) < FEWEST_BLOCKS or blocks[-1].ns < (1 + share * GROWTH) * _base(blocks):
         return False
@@ -115,7 +113,7 @@ def _rises(blocks: Sequence[_Block], share: float = 1.0) -> bool:
     return sum((b > a) - (b < a) for a, b in pairs) >= share * RISING * len(pairs)
 
 
-def _jumps(blocks: Sequence[_Block]) -> bool:
+def _jumps(blocks: Sequence[Block]) -> bool:
     """Whether a single step made much of the difference."""
     jumps = [after.ns - before.ns for before, after in pairwise(blocks)]
     return max(jumps) > JUMP * (blocks[-1].ns - _base(blocks))

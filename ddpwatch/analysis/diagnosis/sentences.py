@@ -141,3 +141,9 @@ def drift_sentence(growth: float, is_open: bool) -> str:
     """All ranks get slower and slower."""
     get, takes = ("get", "takes") if is_open else ("got", "took")
     return f"all ranks {get} slower and slower: a step {takes} {100 * growth:.0f} % longer than at first"
+
+
+def slower_sentence(longer: float, is_open: bool) -> str:
+    """All ranks are slower from a step on."""
+    are, takes = ("are", "takes") if is_open else ("were", "took")
+    return f"all ranks {are} slower: a step {takes} {100 * longer:.0f} % longer than before"

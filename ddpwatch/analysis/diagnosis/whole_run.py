@@ -1,4 +1,4 @@
-"""What slows all ranks alike: exposed transfers, slow input, a link that becomes slower, a run that does."""
+"""What slows all ranks alike: exposed transfers, slow input, and a link, a run or devices that become slower."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ddpwatch.analysis.diagnosis.sentences import (
     exposed_sentence,
     input_sentence,
 )
+from ddpwatch.analysis.diagnosis.slow_device import SlowDevice
 from ddpwatch.analysis.diagnosis.slow_link import SlowLink
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE
 from ddpwatch.analysis.launch_skew import common_keys
@@ -114,6 +115,7 @@ class WholeRun:
         self._measured = False  # whether completions are measured at all
         self._link = SlowLink(devices)
         self._drift = RunDrift(devices)
+        self._device = SlowDevice(devices)
 
     def add(self, facts: StepFacts) -> None:
         """Takes the next step."""
@@ -134,7 +136,9 @@ class WholeRun:
                 share.spell.add(split, share.account(split))
         self._link.count(split)
         if across.counted:
-            self._drift.add(split.step, split.total - sum(split.waits.values()), split.start_ns)
+            own_ns = split.total - sum(split.waits.values())
+            self._drift.add(split.step, own_ns, split.start_ns)
+            self._device.add(split.step, own_ns, split.start_ns)
 
     def _follow(self, share: _Share, split: StepSplit, ns: int) -> None:
         if (spell := share.add(split.step, ns / split.total)) is not None:
@@ -225,6 +229,7 @@ class WholeRun:
             *self._share_incidents(self._input, names),
             *self._link.incidents(),
             *self._drift.incidents(),
+            *self._device.incidents(),
         ]
 
 

@@ -16,11 +16,12 @@ from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, flow, number, percent,
 
 LETTERS: dict[Kind, str] = {
     "straggler": "S", "intermittent": "I", "pause": "P", "drift": "D", "slow_input": "W", "exposed_comm": "E",
-    "slow_link": "L", "slow_host": "M", "hang": "H", "death": "X", "not_reduced": "N", "layouts_differ": "B",
+    "slow_link": "L", "slow_device": "C", "slow_host": "M", "hang": "H", "death": "X", "not_reduced": "N",
+    "layouts_differ": "B",
 }  # fmt: skip
 _NAMES: dict[Kind, str] = {
     "exposed_comm": "exposed", "layouts_differ": "layouts", "not_reduced": "not reduced", "slow_input": "slow input",
-    "slow_link": "slow link", "slow_host": "slow host",
+    "slow_link": "slow link", "slow_device": "slow device", "slow_host": "slow host",
 }  # fmt: skip
 _BADGES = {"bad": "badge-bad", "warn": "badge-wait", "dim": "badge-ended"}
 _WHEN = {"now": ("●", "bad"), "over": ("✓", "good"), "later": ("·", "faint")}

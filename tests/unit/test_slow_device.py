@@ -1,0 +1,98 @@
+"""All ranks slower from a step on: an incident if their devices show why, and none otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ddpwatch.analysis.diagnosis.devices import DeviceCauses
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.slow_device import SlowDevice
+from ddpwatch.messages import Device, Hello, RankSample
+
+MS = 1_000_000
+SECOND = 1000 * MS
+SLOW = range(200, 400)  # steps
+EVERY = 2  # steps, one of which is watched
+
+
+def throttled(rank: int, at_ns: int, is_slow: bool) -> tuple[Device | None, RankSample | None]:
+    """A GPU whose clock is limited by power while steps are slow."""
+    about = {"sm_clock_mhz": 1400.0, "throttle_reasons": 0x04} if is_slow else {"sm_clock_mhz": 1980.0}
+    gpu = {"index": rank, "uuid": f"GPU-{rank}", "max_sm_clock_mhz": 1980.0, "throttle_reasons": 0, **about}
+    return Device(host="a", kind="cuda", at_ns=at_ns, **gpu), None  # type: ignore[arg-type]
+
+
+def starved(rank: int, at_ns: int, is_slow: bool) -> tuple[Device | None, RankSample | None]:
+    """A rank whose threads wait for a core while steps are slow."""
+    wait_ns = int(0.3 * is_slow * SECOND)
+    return None, RankSample(rank=rank, at_ns=at_ns, span_ns=SECOND, wait_ns=wait_ns, run_ns=SECOND // 2)
+
+
+def always_starved(rank: int, at_ns: int, is_slow: bool) -> tuple[Device | None, RankSample | None]:
+    """A rank whose threads wait for a core all the time."""
+    return starved(rank, at_ns, is_slow=True)
+
+
+def healthy(rank: int, at_ns: int, is_slow: bool) -> tuple[Device | None, RankSample | None]:
+    """A rank with a core and a clock of its own."""
+    return starved(rank, at_ns, is_slow=False)
+
+
+Samples = Callable[[int, int, bool], tuple[Device | None, RankSample | None]]
+
+
+def found(samples: Samples, steps: int = 300, ranks: int = 4) -> list[Incident]:
+    """The incidents of a run whose steps take 100 ms, and 140 ms while it is slow."""
+    causes, at, sampled = DeviceCauses(), 0, 0
+    slow = SlowDevice(causes)
+    for rank in range(ranks):
+        causes.hello(
+            Hello(run_id="r", rank=rank, world_size=ranks, host="a", boot_id="", pid=1, device_uuid=f"GPU-{rank}")
+        )
+    for number in range(steps):
+        took = (140 if number in SLOW else 100) * MS
+        if number % EVERY == 0:
+            slow.add(number, ranks * took, at)
+        at += took
+        if at - sampled >= SECOND:
+            sampled = at
+            for rank in range(ranks):
+                device, sample = samples(rank, at, number in SLOW)
+                if device is not None:
+                    causes.device(device)
+                if sample is not None:
+                    causes.rank_sample(sample)
+    return slow.incidents()
+
+
+@pytest.mark.parametrize(
+    ("samples", "severity", "device"),
+    [
+        (throttled, "warning", "clocks throttled by power (1,"),
+        (starved, "info", "CPU starved: waited "),  # others had the cores
+    ],
+)
+def test_all_ranks_are_slower_and_devices_show_why(samples: Samples, severity: str, device: str) -> None:
+    (one,) = found(samples)
+    assert (one.kind, one.ranks, one.open, one.severity) == ("slow_device", (), True, severity)
+    assert one.device.startswith(device)
+    assert one.since_step == pytest.approx(SLOW.start, abs=16 * EVERY)
+    assert one.cost_ns == pytest.approx(100 * 4 * 40 * MS, rel=0.15)
+    assert one.gain == pytest.approx(1 - 100 / 140, abs=0.02)
+    assert one.message == "all ranks are slower: a step takes 40 % longer than before"
+
+
+def test_it_is_over_when_steps_are_as_fast_as_before() -> None:
+    (one,) = found(throttled, 600)
+    assert not one.open
+    assert one.message.startswith("all ranks were slower: a step took ")
+    assert one.evidence["longer"] == pytest.approx(0.4, abs=0.05)  # the last block is partly as fast as before
+    assert one.until_step == pytest.approx(SLOW.stop, abs=16 * EVERY)
+    assert one.cost_ns == pytest.approx(200 * 4 * 40 * MS, rel=0.15)
+
+
+@pytest.mark.parametrize("samples", [healthy, always_starved])
+def test_a_job_that_does_more_from_a_step_on_is_no_incident(samples: Samples) -> None:
+    assert not found(samples)
