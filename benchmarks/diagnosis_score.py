@@ -207,6 +207,8 @@ def _alike(truth: Truth, incident: Incident) -> bool:
     if truth.phases == ("gc",):  # all collections of a rank are one incident, also those before the fault
         overlaps = (since or 0) <= last and truth.since <= (incident.until_step or 0)
         return incident.kind in truth.kinds and incident.phase == "gc" and overlaps
+    if incident.phase == "gc" and truth.phases:  # what marks explain is no other fault
+        return False
     in_time = since is None or truth.since - truth.slack <= since <= last + truth.slack
     return incident.kind in truth.kinds and in_time
 

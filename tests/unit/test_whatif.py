@@ -282,6 +282,16 @@ def test_a_slower_link_is_refused_where_latency_hides_what_bytes_take() -> None:
     assert asked.refused[0][1].startswith("how much of their time collectives spend on the link")
 
 
+def test_what_the_link_takes_as_a_sweep_says_is_no_latency() -> None:
+    """All collectives take 4 ms, however large they are: of these, the link needs 1 ms per MiB."""
+    recorded = JOB.but(cost=lambda _: 4 * MS, wire_jitter=0.0).recorded()
+    physics = replace(fit(recorded), link_rate=MS / MIB)
+    for faster in (0.1, 2.0):
+        works = plan(recorded, physics, Change(link=faster)).works
+        for size, work in zip(recorded.sizes, works, strict=True):
+            assert work == pytest.approx(4 * MS + (1 / faster - 1) * min(4.0, size / MIB) * MS, rel=0.05)
+
+
 def test_a_sweep_knows_the_link() -> None:
     """2 ms per MiB, of the 4 on average that the job's collectives take."""
     job = GLOO.but(cost=busy_host(1.0, 1), wire_jitter=0.0, cap_mib=4.0)

@@ -73,6 +73,7 @@ class Physics:
         compute_slowdown: How much longer compute takes beside a collective, less 1.
         comm_slowdown: How much longer a collective takes beside compute, less 1.
         link: The share of a collective's time, but for its latency, that another link changes. The rest is the host's.
+        link_rate: ns that the link takes for a byte, as a sweep found; 0 without one.
         cast: ns that a comm hook takes to make a byte of gradient fp16 and large again.
         bf16: What a cast to bf16 takes, as a multiple of that.
         thin: ns that PowerSGD takes for a byte of gradient, there and back, besides its collectives.
@@ -89,6 +90,7 @@ class Physics:
     compute_slowdown: Guess
     comm_slowdown: Guess
     link: Guess
+    link_rate: float
     cast: Guess
     bf16: float
     thin: Guess
@@ -197,9 +199,10 @@ def fit(recorded: Recorded, wire: Wire | None = None) -> Physics:
     samples = _samples(recorded.sizes, seen, sharing.value, comm.value)
     curve, copy = curve_of(samples), _copy(recorded)
     link = link_share(samples, curve.latency, len(recorded.sizes))
+    link_rate = 0.0
     if wire is not None:
-        curve = calibrated(wire, curve, len(recorded.ranks))
-        link = link_of_sweep(link_of(wire, len(recorded.ranks)), curve, recorded.sizes)
+        curve, link_rate = calibrated(wire, curve, len(recorded.ranks)), link_of(wire, len(recorded.ranks))
+        link = link_of_sweep(link_rate, curve, recorded.sizes)
     return Physics(
         curve=curve,
         workers=workers,
@@ -207,6 +210,7 @@ def fit(recorded: Recorded, wire: Wire | None = None) -> Physics:
         compute_slowdown=compute,
         comm_slowdown=comm,
         link=link,
+        link_rate=link_rate,
         cast=_hook_cost("fp16", wire) or _copies(COPIES_PER_CAST, copy, recorded.gpu),
         bf16=(wire and wire.cost_ratio("bf16", "fp16")) or 1.0,
         thin=_hook_cost("powersgd-2", wire) or _copies(COPIES_PER_THIN, copy, recorded.gpu),

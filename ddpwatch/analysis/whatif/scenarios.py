@@ -203,7 +203,13 @@ def _collective(recorded: Recorded, physics: Physics, change: Change) -> Callabl
         sent, held = (curve.work(nbytes) for nbytes in message)
         latency = min(sent, curve.hop_latency)
         hosts = sent if link > 1 else held  # collectives that seem faster than the link: hosts add nothing
-        return latency * hops + ((sent - latency) * link / change.link + (hosts - latency) * (1 - link)) * ring
+        moved = (sent - latency) * link
+        hidden = max(0.0, min(sent, physics.link_rate * message.sent) - moved)  # what seems to be latency or the host's
+        return (
+            latency * hops
+            + (moved / change.link + (hosts - latency) * (1 - link)) * ring
+            + hidden * (1 / change.link - 1)
+        )
 
     return take
 
