@@ -171,7 +171,7 @@ class DeviceCauses:
     def _of_all(self, window: _Window) -> Iterator[_Found]:
         yield from self._ranks.causes_of_all(self._ranks.past, RANK_SIGNALS, window)
         yield from self._gpus.causes_of_all(self._gpus_in_use(), GPU_SIGNALS, window)
-        yield from self._hosts.causes_of_all(self._hosts.past, HOST_SIGNALS, window)
+        yield from self._hosts.causes_of_all(self._hosts.past, HOST_WIDE, window)
 
     def _gpus_in_use(self) -> Iterable[Hashable]:
         """Those of ranks, always in the same order."""

@@ -9,18 +9,19 @@ from collections import deque
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.blocks import Block, Blocks
-from ddpwatch.analysis.diagnosis.device_signals import DENIED
+from ddpwatch.analysis.diagnosis.device_signals import CPU_PRESSURE, DENIED
 from ddpwatch.analysis.diagnosis.devices import DeviceCause, DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.sentences import slower_sentence
 
-BLOCK_STEPS = 16
-NEWEST = 2  # blocks, each of them slower
-BEFORE = 8  # blocks before these, all but one of them faster: the slowdown may start in that
+BLOCK_STEPS = 8
+NEWEST = 4  # blocks, each of them slower
+BEFORE = 16  # blocks before these, all but one of them faster: the slowdown may start in that
 FEWEST_BEFORE = 4
 SLOWER = 1.15  # a step takes so many times as long
 CLEARED = 1.07  # below that, it is over
 KEEP_ENDED = 64
+_BY_OTHERS = (*DENIED, CPU_PRESSURE.name)  # who had the cores, the CPU time or the memory
 
 
 class SlowDevice:
@@ -64,13 +65,13 @@ class SlowDevice:
         before, newest = blocks[:-NEWEST], blocks[-NEWEST:]
         if len(before) < FEWEST_BEFORE:
             return None
-        fast = sorted(block.ns for block in before)[-2]
-        if min(block.ns for block in newest) <= SLOWER * fast:
+        took = sorted(block.ns for block in before)
+        base = median(took)
+        if min(block.ns for block in newest) <= max(took[-2], SLOWER * base):
             return None
         cause = self._devices.cause(None, newest[0].start_ns, now_ns)
         if cause is None or cause.evidence["before"] is None:
             return None
-        base = median(block.ns for block in before)
         slow = [block for block in (before[-1], *newest) if block.ns > SLOWER * base]
         found = _Slowdown(slow[0], base, cause)
         for block in slow:
@@ -102,7 +103,7 @@ class _Slowdown:
         longer = self._cost_ns / (self._until - self._since + 1) / self.base
         return Incident(
             kind="slow_device",
-            severity="info" if self.cause.evidence["cause"] in DENIED else "warning",
+            severity="info" if self.cause.evidence["cause"] in _BY_OTHERS else "warning",
             message=slower_sentence(longer, is_open),
             device=self.cause.text,
             since_step=self._since,
