@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
-from ddpwatch.analysis.diagnosis.blocks import Block, Blocks
 from ddpwatch.analysis.diagnosis.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.sentences import drift_sentence
+from ddpwatch.analysis.diagnosis.step_blocks import StepBlock, StepBlocks
 
 BLOCK_STEPS = 32  # of the steps whose median makes one point
 FEWEST_BLOCKS = 8  # of the whole run
@@ -33,8 +33,8 @@ class RunDrift:
 
     def __init__(self, devices: DeviceCauses) -> None:
         self._devices = devices
-        self._gathered = Blocks(BLOCK_STEPS)
-        self._blocks: list[Block] = []
+        self._gathered = StepBlocks(BLOCK_STEPS)
+        self._blocks: list[StepBlock] = []
         self._lasting: Incident | None = None
         self._ended: deque[Incident] = deque(maxlen=KEEP_ENDED)
 
@@ -70,7 +70,7 @@ class RunDrift:
         if blocks:
             self._lasting = self._incident(blocks, blocks[0].first if since is None else since, now_ns)
 
-    def _incident(self, blocks: Sequence[Block], since: int, now_ns: int) -> Incident:
+    def _incident(self, blocks: Sequence[StepBlock], since: int, now_ns: int) -> Incident:
         # What makes a run slower and slower is worse in the second half than before it.
         cause = self._devices.cause(None, blocks[len(blocks) // 2].start_ns, now_ns)
         base = _base(blocks)
@@ -90,12 +90,12 @@ class RunDrift:
         )
 
 
-def _base(blocks: Sequence[Block]) -> float:
+def _base(blocks: Sequence[StepBlock]) -> float:
     """What a step took at first."""
     return min(block.ns for block in blocks[:2])
 
 
-def _excess(blocks: Sequence[Block], base: float) -> float:
+def _excess(blocks: Sequence[StepBlock], base: float) -> float:
     """What all steps took longer than at first: unwatched ones as much as the watched ones after them."""
     ends = [blocks[0].first - 1, *(block.last for block in blocks)]
     return sum(
@@ -104,7 +104,7 @@ def _excess(blocks: Sequence[Block], base: float) -> float:
     )
 
 
-def _rises(blocks: Sequence[Block], share: float = 1.0) -> bool:
+def _rises(blocks: Sequence[StepBlock], share: float = 1.0) -> bool:
     """Whether steps get slower steadily, by that share of what is enough to start with."""
     if len(blocks) < FEWEST_BLOCKS or blocks[-1].ns < (1 + share * GROWTH) * _base(blocks):
         return False
@@ -113,7 +113,7 @@ def _rises(blocks: Sequence[Block], share: float = 1.0) -> bool:
     return sum((b > a) - (b < a) for a, b in pairs) >= share * RISING * len(pairs)
 
 
-def _jumps(blocks: Sequence[Block]) -> bool:
+def _jumps(blocks: Sequence[StepBlock]) -> bool:
     """Whether a single step made much of the difference."""
     jumps = [after.ns - before.ns for before, after in pairwise(blocks)]
     return max(jumps) > JUMP * (blocks[-1].ns - _base(blocks))

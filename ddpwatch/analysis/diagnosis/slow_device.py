@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from ddpwatch.analysis.diagnosis.blocks import Block, Blocks
 from ddpwatch.analysis.diagnosis.device_signals import CPU_PRESSURE, DENIED
 from ddpwatch.analysis.diagnosis.devices import DeviceCause, DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.sentences import slower_sentence
+from ddpwatch.analysis.diagnosis.step_blocks import StepBlock, StepBlocks
 
 BLOCK_STEPS = 8
 NEWEST = 4  # blocks, each of them slower
@@ -33,8 +33,8 @@ class SlowDevice:
 
     def __init__(self, devices: DeviceCauses) -> None:
         self._devices = devices
-        self._gathered = Blocks(BLOCK_STEPS)
-        self._blocks: deque[Block] = deque(maxlen=BEFORE + NEWEST)
+        self._gathered = StepBlocks(BLOCK_STEPS)
+        self._blocks: deque[StepBlock] = deque(maxlen=BEFORE + NEWEST)
         self._lasting: _Slowdown | None = None
         self._ended: deque[Incident] = deque(maxlen=KEEP_ENDED)
 
@@ -88,12 +88,12 @@ class _Slowdown:
         cause: What devices did meanwhile.
     """
 
-    def __init__(self, first: Block, base: float, cause: DeviceCause) -> None:
+    def __init__(self, first: StepBlock, base: float, cause: DeviceCause) -> None:
         self.base, self.start_ns, self.cause = base, first.start_ns, cause
         self._since, self._until = first.first, first.first - 1
         self._watched, self._cost_ns = 0, 0.0
 
-    def count(self, block: Block) -> None:
+    def count(self, block: StepBlock) -> None:
         """Counts what a block takes longer, as do the unwatched steps before and in it."""
         self._cost_ns += (block.ns - self.base) * (block.last - self._until)
         self._watched += BLOCK_STEPS

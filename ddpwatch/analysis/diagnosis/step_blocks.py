@@ -6,7 +6,7 @@ from statistics import median
 from typing import NamedTuple
 
 
-class Block(NamedTuple):
+class StepBlock(NamedTuple):
     """Successive steps that count.
 
     Attributes:
@@ -21,7 +21,7 @@ class Block(NamedTuple):
     start_ns: int
 
 
-class Blocks:
+class StepBlocks:
     """Puts steps into blocks as they come.
 
     Args:
@@ -30,11 +30,11 @@ class Blocks:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._steps: list[Block] = []
+        self._steps: list[StepBlock] = []
 
-    def add(self, step: int, ns: int, start_ns: int) -> Block | None:
+    def add(self, step: int, ns: int, start_ns: int) -> StepBlock | None:
         """Takes the next step that counts; returns the block that is full with it."""
-        self._steps.append(Block(step, step, ns, start_ns))
+        self._steps.append(StepBlock(step, step, ns, start_ns))
         if len(self._steps) < self.size:
             return None
         block = self._steps[0]._replace(last=step, ns=median(one.ns for one in self._steps))
