@@ -7,6 +7,7 @@ import gc
 import os
 import shlex
 import shutil
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Counts the processes that the tests start. The workers of pytest-xdist share one fork server."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, all that the tests start would ignore it
     process_count.pytest_configure(config)
     if config.getoption("numprocesses", None):
         server = ForkServer()
