@@ -238,7 +238,7 @@ def test_a_small_jump_costs_what_it_is(
     jump_us: int, forward: bool, ppm: float, host_ms: int, period: int, seed: int
 ) -> None:
     """It may contradict no bound, above all in a job that never synchronises. Then times are off by the jump more than
-    stated, and by what a wrong drift does to them in a window. Synchronisations leave less than 500 µs of that."""
+    stated, and by what a wrong drift does to them in a window. Synchronisations leave the jump, and less than 2 ms."""
     gpu = Gpu(ppm, host_ns=host_ms * MS, synchronises=every(period) if period else lambda step: False, seed=seed)
     clock, most = GpuClockMap(), jump_us * US + 2 * MAX_DRIFT_PPM * 1e-6 * WINDOW_NS
     for number, events in enumerate(gpu.steps(600)):
@@ -250,4 +250,4 @@ def test_a_small_jump_costs_what_it_is(
         assert off <= clock.error_ns(at[0]) + most
         assert clock.epoch == 0 or off <= clock.error_ns(at[0])
         if period and number > 150 + 2 * period:
-            assert off <= clock.error_ns(at[0]) + 500 * US
+            assert off <= clock.error_ns(at[0]) + min(jump_us * US, 2 * MS)
