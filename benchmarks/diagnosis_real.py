@@ -283,10 +283,8 @@ def is_exposed(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:
     """Whether DDP's logger says that it is: what the rank that waits least waits is no waiting for another."""
     if incident.kind != "exposed_comm":
         return False
-    steps = _steps_of(abouts, incident)
-    exposed = sum(min(ns for _, _, _, ns in of_ranks) for of_ranks in steps)
-    duration = sum(fmean(ns for _, ns, _, _ in of_ranks) for of_ranks in steps)
-    return exposed >= CLEARED * EXPOSED_SHARE * duration > 0
+    duration = sum(fmean(ns for _, ns, _, _ in of_ranks) for of_ranks in _steps_of(abouts, incident))
+    return sum(_exposed(abouts, incident)) >= CLEARED * EXPOSED_SHARE * duration > 0
 
 
 def is_slower(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:
@@ -294,11 +292,9 @@ def is_slower(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:
     if incident.kind != "slow_link":
         return False
     before = replace(incident, since_step=(incident.since_step or 0) - COMPARED_STEPS, until_step=incident.since_step)
-    exposed = [
-        [min(ns for _, _, _, ns in of_ranks) for of_ranks in _steps_of(abouts, one)] for one in (before, incident)
-    ]
-    longer = fmean(exposed[1]) - fmean(exposed[0][:-1])
-    return 2 * longer * len(exposed[1]) * len(abouts) >= incident.cost_ns
+    exposed = _exposed(abouts, incident)
+    longer = fmean(exposed) - fmean(_exposed(abouts, before)[:-1])
+    return 2 * longer * len(exposed) * len(abouts) >= incident.cost_ns
 
 
 def is_starved(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:
@@ -314,6 +310,11 @@ def is_starved(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:
         own = starved.pop(incident.ranks[0])
         longer += own - fmean(starved)
     return 2 * longer * (len(abouts) - 1) >= incident.cost_ns
+
+
+def _exposed(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> list[int]:
+    """What is exposed in each of its steps (ns), as DDP's logger says: what the rank that waits least waits."""
+    return [min(ns for _, _, _, ns in of_ranks) for of_ranks in _steps_of(abouts, incident)]
 
 
 def _steps_of(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> list[tuple[tuple[int, int, int, int], ...]]:

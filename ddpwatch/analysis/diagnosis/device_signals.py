@@ -149,7 +149,7 @@ HOST_SIGNALS: Final = (
     _signal("net_rx_drops_s", NET_DROPS_S, "{:,.0f} incoming packets dropped per second"),
     _signal("net_tx_drops_s", NET_DROPS_S, "{:,.0f} outgoing packets dropped per second"),
 )
-CPU_PRESSURE: Final = _signal(  # instead of a rank's own waits, where these are not known
+CPU_PRESSURE: Final = _signal(  # for all ranks, and where a rank's own waits are not known
     "cpu_pressure", PRESSURE_SHARE, "CPU starved: threads waited {:.0%} of the time for a core"
 )
 HOST_WIDE: Final = (*HOST_SIGNALS, CPU_PRESSURE)

@@ -8,14 +8,13 @@ nobody late; it can only be the cause of a slow run.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from statistics import median, median_low
 from typing import Any, NamedTuple, TypeVar
 
 from ddpwatch.analysis.clock_error import Shifts
 from ddpwatch.analysis.diagnosis.device_signals import (
-    CPU_PRESSURE,
     DENIED,
     GPU_FIELDS,
     GPU_SIGNALS,
@@ -31,11 +30,13 @@ from ddpwatch.analysis.diagnosis.device_signals import (
     host_columns,
     rank_columns,
 )
+from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.series import Series
 from ddpwatch.analysis.diagnosis.slow_host import Host
 from ddpwatch.analysis.diagnosis.thresholds import WORSE_FACTOR
 from ddpwatch.messages import Device, Hello, RankSample
 
+LOOK_AGAIN_NS = 1_000_000_000  # for the cause of what lasts
 SAMPLE_NS = 1_000_000_000  # what a sample describes: the time before it
 BEFORE_NS = 300_000_000_000  # to compare with
 BEFORE_SAMPLES = 10  # at least
@@ -51,6 +52,13 @@ class DeviceCause(NamedTuple):
 
     text: str
     evidence: dict[str, Any]
+
+
+def because(incident: Incident, cause: DeviceCause | None) -> Incident:
+    """The incident with its cause outside the job, where one is known."""
+    if cause is None:
+        return incident
+    return replace(incident, device=cause.text, evidence={**incident.evidence, "device": cause.evidence})
 
 
 class Denied(NamedTuple):
@@ -165,7 +173,7 @@ class DeviceCauses:
         if gpu is not None:
             yield from self._gpus.causes_of(gpu, self._gpus_in_use(), GPU_SIGNALS, window)
         own_waits = self._ranks.now(rank, window)["wait"] is not None
-        signals = HOST_SIGNALS if own_waits else (*HOST_SIGNALS, CPU_PRESSURE)
+        signals = HOST_SIGNALS if own_waits else HOST_WIDE
         yield from self._hosts.causes_of(host, self._hosts.past, signals, window)
 
     def _of_all(self, window: _Window) -> Iterator[_Found]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts import UNWATCHED, Ledger, StepSplit
 from ddpwatch.analysis.diagnosis.cause import StepFacts
-from ddpwatch.analysis.diagnosis.devices import DeviceCause, DeviceCauses
+from ddpwatch.analysis.diagnosis.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.held_up import HeldUp
 from ddpwatch.analysis.diagnosis.incident import Account, Incident, LostTime
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
@@ -38,7 +38,6 @@ MOST_SPLITS = 16_384  # with the unwatched steps between them
 WATCHED_PHASES = ("data", "between", "forward", "backward")
 LATENESS = ""  # instead of a phase: how much later a rank launches the last bucket
 KEEP_FACTS = 16  # newest watched steps that may still show why
-LOOK_AGAIN_NS = 1_000_000_000  # for what devices did
 KEEP_ENDED = 256  # incidents that are over: the costliest
 AS_LATE = 0.5  # times as late, at least, is what goes on after a streak as a part of it
 SHARED = 0.25  # of a streak's late steps: with so many in a known one, it is the same
@@ -264,7 +263,6 @@ class Diagnosis:
     def _incident(self, late: LateRank) -> Incident:
         streak, cause = late.streak, late.cause
         phase, excess = cause.phase(streak.late_ns)
-        device = self._device_cause(late)
         module, bucket = cause.bucket or (None, None)
         incident = Incident(
             kind=late.kind(phase),
@@ -275,7 +273,6 @@ class Diagnosis:
             param=cause.param(excess) if phase == "backward" else None,
             module=module,
             bucket=bucket,
-            device="" if device is None else device.text,
             since_step=streak.since,
             until_step=streak.until,
             steps=streak.count,
@@ -290,10 +287,10 @@ class Diagnosis:
                 "watched_steps": streak.watched,
                 "step_ms": streak.step_ns / 1e6,
                 "group": list(late.peers),
-                **({} if device is None else {"device": device.evidence}),
             },
         )
-        return replace(incident, message=late_rank_sentence(incident, self._names))
+        incident = replace(incident, message=late_rank_sentence(incident, self._names))
+        return because(incident, self._device_cause(late))
 
     def _device_cause(self, late: LateRank) -> DeviceCause | None:
         """What the rank's devices did meanwhile; looked up again now and then, while it lasts."""

@@ -10,7 +10,7 @@ from statistics import median
 
 from ddpwatch.analysis.diagnosis.accounts import PAUSE_PHASES
 from ddpwatch.analysis.diagnosis.cause import StepFacts
-from ddpwatch.analysis.diagnosis.devices import DeviceCause, DeviceCauses
+from ddpwatch.analysis.diagnosis.devices import DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.held_up import HeldUp
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late_rank import LateRank
@@ -295,13 +295,12 @@ def _incident(pause: _Pause) -> Incident:
     usual = not pause.unusual or pause.denied
     period = _regular(pause.steps)
     minor = pause.phase == "gc" and (_mean(pause) < WORTH_NS if pause.recurs else _waited(pause) < LONE_NS)
-    return Incident(
+    incident = Incident(
         kind="intermittent" if pause.recurs else "pause",
         severity="info" if planned or minor or usual else "warning",
         message=pause_sentence(pause.ranks, pause.phase, pause.since, pause.longest_ns, pause.count),
         ranks=pause.ranks,
         phase=pause.phase,
-        device="" if pause.device is None else pause.device.text,
         since_step=pause.since,
         until_step=pause.steps[-1],
         steps=pause.count,
@@ -314,9 +313,9 @@ def _incident(pause: _Pause) -> Incident:
             "ranks": pause.ranks_in_run,
             **({"unwatched": True} if pause.unwatched else {}),
             **({"beyond_tail": pause.unusual, "denied": pause.denied} if usual else {}),
-            **({} if pause.device is None else {"device": pause.device.evidence}),
         },
     )
+    return because(incident, pause.device)
 
 
 def _mean(pause: _Pause) -> float:

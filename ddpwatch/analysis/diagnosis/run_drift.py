@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
-from ddpwatch.analysis.diagnosis.devices import DeviceCauses
+from ddpwatch.analysis.diagnosis.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.sentences import drift_sentence
 from ddpwatch.analysis.diagnosis.step_blocks import StepBlock, StepBlocks
@@ -75,7 +75,7 @@ class RunDrift:
         cause = self._devices.cause(None, blocks[len(blocks) // 2].start_ns, now_ns)
         base = _base(blocks)
         growth = blocks[-1].ns / base - 1
-        return Incident(
+        incident = Incident(
             kind="drift",
             severity="warning",
             message=drift_sentence(growth, is_open=True),
@@ -85,9 +85,9 @@ class RunDrift:
             cost_ns=int(_excess(blocks, base)),
             gain=1 - base / blocks[-1].ns,
             open=True,
-            device="" if cause is None else cause.text,
-            evidence={"growth": growth, **({} if cause is None else {"device": cause.evidence})},
+            evidence={"growth": growth},
         )
+        return because(incident, cause)
 
 
 def _base(blocks: Sequence[StepBlock]) -> float:

@@ -9,7 +9,7 @@ from collections import deque
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.device_signals import CPU_PRESSURE, DENIED
-from ddpwatch.analysis.diagnosis.devices import DeviceCause, DeviceCauses
+from ddpwatch.analysis.diagnosis.devices import DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.sentences import slower_sentence
 from ddpwatch.analysis.diagnosis.step_blocks import StepBlock, StepBlocks
@@ -101,16 +101,16 @@ class _Slowdown:
 
     def incident(self, is_open: bool) -> Incident:
         longer = self._cost_ns / (self._until - self._since + 1) / self.base
-        return Incident(
+        incident = Incident(
             kind="slow_device",
             severity="info" if self.cause.evidence["cause"] in _BY_OTHERS else "warning",
             message=slower_sentence(longer, is_open),
-            device=self.cause.text,
             since_step=self._since,
             until_step=self._until,
             steps=self._watched,
             cost_ns=int(self._cost_ns),
             gain=1 - 1 / (1 + longer),
             open=is_open,
-            evidence={"longer": longer, "device": self.cause.evidence},
+            evidence={"longer": longer},
         )
+        return because(incident, self.cause)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.diagnosis.accounts import StepSplit
-from ddpwatch.analysis.diagnosis.devices import DeviceCause, DeviceCauses
+from ddpwatch.analysis.diagnosis.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.sentences import link_sentence
@@ -25,7 +25,6 @@ KEEP = 64  # full steps
 GONE = 1024  # steps without a transfer, after which a group is forgotten
 KEEP_SPLITS = 256
 KEEP_ENDED = 64
-LOOK_AGAIN_NS = 1_000_000_000  # for what devices did
 
 
 class _Transfers(NamedTuple):
@@ -177,7 +176,7 @@ class SlowLink:
         busbw = (before, before / slowest.slower) if before else None
         gain = self._cost_ns / self._span_ns if self._span_ns else None
         minor = slowest.slower < CLEARED or (gain is not None and gain < SHARE)
-        return Incident(
+        incident = Incident(
             kind="slow_link",
             severity="info" if minor else "warning",
             message=link_sentence(slowest.slower, self._among, busbw, is_open),
@@ -189,13 +188,9 @@ class SlowLink:
             cost_ns=self._cost_ns,
             gain=gain,
             open=is_open,
-            device="" if self._cause is None else self._cause.text,
-            evidence={
-                "slower": slowest.slower,
-                **({} if busbw is None else {"busbw_gbps": list(busbw)}),
-                **({} if self._cause is None else {"device": self._cause.evidence}),
-            },
+            evidence={"slower": slowest.slower, **({} if busbw is None else {"busbw_gbps": list(busbw)})},
         )
+        return because(incident, self._cause)
 
 
 def _transfers(across: StepAcrossRanks) -> dict[int, _Transfers]:
