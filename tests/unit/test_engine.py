@@ -20,6 +20,7 @@ from ddpwatch.messages import Group, Layout, Mark, Span
 from tests.support.frames import (
     MS,
     START_NS,
+    beat,
     bye,
     diagnosed,
     enveloped,
@@ -352,6 +353,25 @@ def test_a_step_that_one_rank_lost_is_counted_once_and_ends_nothing(build):
     assert found.lost().rank_ns == sum(spans)
     (exposed,) = [one for one in found.incidents() if one.kind == "exposed_comm"]
     assert (exposed.until_step, exposed.open) == (599, True)
+
+
+def test_shares_have_one_base_while_a_hang_lasts():
+    """What ranks wait in it is in no step yet, and more than all steps took."""
+    found = DiagnosedRun()
+    frames = enveloped(run(late_rank=1))
+    for message, envelope in frames:
+        found.apply(message, envelope.received_ns)
+    since_ns, received_ns = START_NS + 41 * 110 * MS, frames[-1][1].received_ns
+    for half_s in range(120):
+        waited_ns = half_s * 500 * MS
+        for rank, phase in enumerate(("sync", "forward")):
+            still = beat(rank, 40, phase, at_ns=since_ns + waited_ns, since_ns=since_ns)
+            found.apply(still, received_ns + waited_ns)
+    hang, late = (one for one in found.incidents() if one["ranks"] == [1])
+    assert (hang["kind"], hang["open"], late["kind"]) == ("hang", True, "straggler")
+    total = found.lost()["rank_seconds"] + hang["seconds"]
+    assert hang["share"] == pytest.approx(hang["seconds"] / total)
+    assert late["share"] == pytest.approx(late["seconds"] / total)
 
 
 class TestWhatCannotBeSplit:

@@ -305,9 +305,9 @@ class Diagnosis:
 
     def incidents(self) -> list[Incident]:
         """What went wrong so far: errors first, then what costs most."""
-        total = self._ledger.rank_ns
         found = by_host(self._look().found, self._hosts)
-        found = [replace(incident, share=_share(incident, total)) for incident in found]
+        total = self._ledger.rank_ns + sum(map(_not_in_steps, found))
+        found = [replace(incident, share=incident.cost_ns / total if total else None) for incident in found]
         return sorted(found, key=lambda incident: (_SEVERITIES.index(incident.severity), -incident.cost_ns))
 
     def _look(self) -> _Look:
@@ -375,10 +375,9 @@ def _ranks_with(across: StepAcrossRanks, key: BucketKey) -> tuple[int, ...]:
     return tuple(rank for rank in sorted(skew.peers) if key in facts[rank].keys)
 
 
-def _share(incident: Incident, total: int) -> float | None:
-    """The incident's share of the run's rank-time. That of a hang which lasts is not in any step yet."""
-    unseen = incident.cost_ns if incident.kind in ("hang", "death") and incident.open else 0
-    return incident.cost_ns / (total + unseen) if total + unseen else None
+def _not_in_steps(incident: Incident) -> int:
+    """What ranks have waited in a hang that lasts, or since a death: no step shows it yet (ns)."""
+    return incident.cost_ns if incident.kind in ("hang", "death") and incident.open else 0
 
 
 _waits = attrgetter("waits")

@@ -44,7 +44,7 @@ class Incident:
         struck: The newest of these, ascending, of one that strikes now and then without a period; else empty.
         period: Every how many steps it strikes, where that is regular.
         cost_ns: Rank-time lost to it: what all other ranks waited, or what all ranks spent.
-        share: That, as a share of the rank-time of the run so far.
+        share: That, as a share of the rank-time of the run so far, with what ranks wait in a hang that lasts.
         gain: By how much a step would be shorter without it, as a share of the mean step while it lasts.
         open: Whether it still lasts, as far as one can see.
         message: One sentence, without the cost.

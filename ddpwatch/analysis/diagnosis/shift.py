@@ -39,13 +39,13 @@ def find_shift(noise: GroupNoise, over: Mapping[int, int]) -> tuple[int, Rhythm]
         over: By position, the end of the rank's streak before.
     """
     best: tuple[int, Rhythm] | None = None
-    if noise.bias:
+    if noise.bias or not (late := noise.often_late()):
         return None
     noise.estimate_memory()
     if not noise.calm:
         return None
     least = shift_sure(len(noise.ranks), noise.kept > 0)
-    for index in noise.often_late():
+    for index in late:
         often, mask = OFTEN * noise.clean_rate(LOW, index), noise.exceeded[LOW].mask(index, noise.seen)
         for steps, every in LOOKS.items():
             if len(noise.rows) <= steps or (mask & ((1 << steps) - 1)).bit_count() < max(FEWEST_OVER, often * steps):

@@ -63,7 +63,7 @@ class _GroupTransfers:
             return False
         base = self._older.median
         limit = max(SLOWER * base, base + SHARE * longest_ns)
-        if not base or min(self._newest()) <= limit:
+        if not base or self._steps[-1].least <= limit or min(self._newest()) <= limit:
             return False
         self.base, self.slow_since = base, self._steps[-NEWEST].step
         return True
@@ -195,12 +195,12 @@ class SlowLink:
 
 def _transfers(across: StepAcrossRanks) -> dict[int, _Transfers]:
     """What the transfers of each group add up to; one within the clocks' error takes that at most."""
-    skew, found = across.skew, dict[int, _Transfers]()
+    skew, found = across.skew, dict[int, tuple[int, int]]()
     for key, bucket in skew.buckets.items():
-        _, least, most = found.get(key[3], (0, 0, 0))
+        least, most = found.get(key[3], (0, 0))
         known = bucket.transfer
-        found[key[3]] = _Transfers(across.step, least + (known or 0), most + (skew.error if known is None else known))
-    return found
+        found[key[3]] = least + (known or 0), most + (skew.error if known is None else known)
+    return {group: _Transfers(across.step, *ns) for group, ns in found.items()}
 
 
 def _moved(across: StepAcrossRanks, group: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import attrgetter
 from typing import cast
 
@@ -23,6 +24,7 @@ from ddpwatch.analysis.diagnosis.slow_device import SlowDevice
 from ddpwatch.analysis.diagnosis.slow_link import SlowLink
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE
 from ddpwatch.analysis.launch_skew import common_keys
+from ddpwatch.analysis.step import BucketKeys
 
 WINDOW = 16  # newest watched steps
 WORTH_A_LOOK = 0.02  # of a step: less input, or exposed transfer, is none
@@ -154,9 +156,9 @@ class WholeRun:
             return
         columns = cast("Iterator[tuple[int, ...]]", zip(*[fact.exposed for fact in found], strict=True))
         for key, least in zip(keys, map(min, columns), strict=True):
-            self._bucket_ns[key[:2]] += least
-        is_once = not any(key[4] for key in keys)
-        self._order = list(dict.fromkeys(key[:2] for key in keys)) if is_once else []
+            if least:
+                self._bucket_ns[key[:2]] += least
+        self._order = _order(keys)
 
     def _which(self, bucket: ModuleBucket) -> str:
         """Whether it is the first one, in the middle, the last one, or the only one; empty if that is not known."""
@@ -231,6 +233,12 @@ class WholeRun:
             *self._drift.incidents(),
             *self._device.incidents(),
         ]
+
+
+@lru_cache(maxsize=64)
+def _order(keys: BucketKeys) -> list[ModuleBucket]:
+    """The buckets as they are launched; none if each is used more than once."""
+    return [] if any(key[4] for key in keys) else list(dict.fromkeys(key[:2] for key in keys))
 
 
 def _input(split: StepSplit) -> int:
