@@ -9,11 +9,12 @@ from statistics import NormalDist, stdev
 
 import pytest
 
-from ddpwatch.analysis.diagnosis.lateness import run_length
+from ddpwatch.analysis.diagnosis.lateness import GroupLateness, run_length
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, FIGURES
-from ddpwatch.analysis.diagnosis.streak import explained, newest_run, rhythm, standard_errors
+from ddpwatch.analysis.diagnosis.streak import Streak, explained, newest_run, rhythm, standard_errors
 
 STRIPS = 20_000
+MS = 1_000_000
 
 
 def test_a_rhythm() -> None:
@@ -73,3 +74,51 @@ def test_a_run() -> None:
 def test_how_long_a_run_is_no_chance(ranks: int, rate: float) -> None:
     allowed = FALSE_ALARMS / 2 / (FIGURES * ranks * 3 * 15)
     assert rate ** run_length(rate, ranks) < allowed < rate ** (run_length(rate, ranks) - 1)
+
+
+def lateness_of(values: Sequence[float]) -> tuple[GroupLateness, list[tuple[int, Streak]]]:
+    """Two ranks, of which the second one is late by so many ms in steps of 40 ms; and who was named in which step."""
+    group, named = GroupLateness((0, 1)), list[tuple[int, Streak]]()
+    for step, value in enumerate(values):
+        named += [(step, streak) for streak in group.add(step, [0, round(value * MS)], 40 * MS)]
+    return group, named
+
+
+def test_a_short_rhythm_is_mostly_named_while_it_lasts() -> None:
+    """Its late steps are too few for counts, and too short of 4 standard deviations for a run."""
+    in_time = 0
+    for seed in range(20):
+        rng = random.Random(seed)
+        late = [rng.gauss(0, 5) + 15 * (at >= 120 and at % 2 == 0) for at in range(164)]
+        _, named = lateness_of(late)
+        in_time += [(streak.rank, streak.period) for _, streak in named] == [(1, 2)]
+    assert in_time >= 16
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5])
+def test_one_mistake_does_not_lead_to_others(share: float) -> None:
+    """Noise of two values looks like lateness sooner than normal noise, and in few steps like a rhythm."""
+    rng = random.Random(7)
+    late = [[12 * (rng.random() < share) + rng.random() / 10 for _ in range(2)] for _ in range(5000)]
+    _, named = lateness_of([second - first for first, second in late])
+    assert len(named) <= 1
+
+
+def test_noise_is_known_from_before_a_streak_when_that_is_over() -> None:
+    """What the late rank showed as noise is not lost with what it showed as late: its peer is judged by that."""
+    rng = random.Random(0)
+    noise = [12 * ((rng.random() < 0.5) - (rng.random() < 0.5)) for _ in range(2000)]
+    group, named = lateness_of([value + 40 * (500 <= at < 700) for at, value in enumerate(noise)])
+    assert [streak.rank for _, streak in named] == [1]
+    assert not group.streaks
+
+
+def test_a_rank_that_is_late_now_and_then_was_late_in_every_step_in_between() -> None:
+    rng = random.Random(3)
+    values = [rng.gauss(0, 3) + (7 if 150 <= at < 210 else 8 * (rng.random() < 0.25)) for at in range(400)]
+    group, named = lateness_of(values)
+    _, constant = named[0]
+    assert not constant.open
+    assert constant.constant
+    assert (constant.since, constant.until) == (pytest.approx(150, abs=3), pytest.approx(210, abs=3))
+    assert all(streak.since > constant.until for streak in group.streaks.values())

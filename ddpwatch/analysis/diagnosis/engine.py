@@ -245,6 +245,7 @@ class Diagnosis:
                 return watch, LateRank(streak, group.ranks)
             wider = streak.since <= over.since and streak.until > over.until
             wider = wider and streak.late_ns >= AS_LATE * over.late_ns  # or it is a small thing around a large one
+            wider = wider and not over.outdoes(streak)  # or a rare one around one of every step
             if wider and (watch, key[1]) not in self._late and (best is None or streak.count > best[1].streak.count):
                 best = watch, LateRank(streak, group.ranks)
         return best

@@ -17,6 +17,7 @@ from ddpwatch.analysis.diagnosis.noise import (
     LOW,
     THRESHOLDS,
     Threshold,
+    alarm_counts,
     deviations,
     lasting,
     memory,
@@ -53,32 +54,36 @@ class WatchedStep(NamedTuple):
     error_ns: int
 
 
-class Exceeded:
-    """In which of the newest steps each rank (by position) exceeded a threshold: bit 0 is the newest step."""
+class StepBits:
+    """A bit for each of the newest steps, of each rank (by position): bit 0 is the newest step."""
 
-    __slots__ = ("_noted",)
+    __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._noted: dict[int, tuple[int, int]] = {}  # bits, and when they were noted: shifted only when they are read
+        self._known: dict[int, tuple[int, int]] = {}  # bits, and as of which step: shifted only when they are read
 
     def note(self, index: int, now: int) -> None:
-        """The rank exceeded it in the newest step."""
-        self._noted[index] = self.mask(index, now) | 1, now
+        """Sets the newest step's."""
+        self._known[index] = self.mask(index, now) | 1, now
 
     def mask(self, index: int, now: int) -> int:
         """The bits of one rank."""
-        bits, noted = self._noted.get(index, (0, now))
+        bits, noted = self._known.get(index, (0, now))
         return bits << min(now - noted, KEEP_STEPS) & ALL_STEPS
 
     def masks(self, now: int) -> dict[int, int]:
         """The bits of all ranks that have any."""
-        found = {index: self.mask(index, now) for index in self._noted}
-        self._noted = {index: (bits, now) for index, bits in found.items() if bits}
+        found = {index: self.mask(index, now) for index in self._known}
+        self._known = {index: (bits, now) for index, bits in found.items() if bits}
         return {index: bits for index, bits in found.items() if bits}
 
-    def keep(self, index: int, now: int, steps: int) -> None:
-        """Forgets all but a rank's newest steps."""
-        self._noted[index] = self.mask(index, now) & ((1 << steps) - 1), now
+    def set(self, index: int, now: int, bits: int) -> None:
+        """Sets some of a rank's."""
+        self._known[index] = self.mask(index, now) | bits, now
+
+    def clear(self, index: int, now: int, bits: int) -> None:
+        """Clears some of a rank's."""
+        self._known[index] = self.mask(index, now) & ~bits, now
 
 
 class GroupNoise:
@@ -104,17 +109,18 @@ class GroupNoise:
         self.rows: deque[WatchedStep] = deque(maxlen=KEEP_STEPS)
         self.seen = 0
         self.bias: Sequence[float] = ()
-        self.exceeded = {threshold: Exceeded() for threshold in THRESHOLDS}
+        self.exceeded = {threshold: StepBits() for threshold in THRESHOLDS}
         self.memory = ASSUMED_MEMORY
         self.calm = 0
         self._struck: deque[tuple[int, int]] = deque(maxlen=KEEP_STRUCK)  # first and last steps of newest streaks
         self._sized = 0  # when the size of noise and the typical step were estimated last
         self._scale_ns: float | None = None  # once it was needed
         self._step_ns: float | None = None  # once it was needed
-        self._limits: list[tuple[float, Exceeded]] = []  # of the thresholds, ascending; once they were needed
+        self._limits: list[tuple[float, StepBits]] = []  # of the thresholds, ascending; once they were needed
         self._noisy = self.exceeded  # the same of what is known of noise: without the bias, but with the error
         self._durations: deque[int] = deque(maxlen=SETTLE + SCALE_EVERY)
         self._typical: dict[Threshold, int] = {}  # of many ranks, in how many steps the median one exceeded it
+        self._forgotten = StepBits()
         self._memory_due = 0  # when that was to be estimated, if it has not been
 
     def add(self, step: int, launches: Sequence[int], step_ns: int, error_ns: int) -> array[int]:
@@ -125,7 +131,7 @@ class GroupNoise:
         self._durations.append(step_ns)
         self.rows.append(WatchedStep(step, late, measured, error_ns))
         if error_ns and not self.bias:
-            self._noisy = {threshold: Exceeded() for threshold in THRESHOLDS}
+            self._noisy = {threshold: StepBits() for threshold in THRESHOLDS}
             self.bias = [0.0] * len(self.ranks)
         seen = self.seen = self.seen + 1
         if seen % SCALE_EVERY == 0 or seen <= 2 * FEWEST:
@@ -164,11 +170,12 @@ class GroupNoise:
         """What a streak showed that is over is more than noise."""
         self._struck.append((streak.since, streak.until))
 
-    def forget(self, index: int, until: int) -> None:
-        """A rank exceeded no threshold up to a step, as far as what follows goes."""
-        since = self.steps_after(until)
+    def forget(self, index: int, since: int, until: int) -> None:
+        """What a rank exceeded in the steps from one to another is more than noise, and does not count again."""
+        bits = ((1 << self.steps_after(since - 1)) - 1) & ~((1 << self.steps_after(until)) - 1)
+        self._forgotten.set(index, self.seen, bits)
         for exceeded in self.exceeded.values():
-            exceeded.keep(index, self.seen, since)
+            exceeded.clear(index, self.seen, bits)
 
     def steps_after(self, step: int) -> int:
         """How many of its steps came after one."""
@@ -237,22 +244,42 @@ class GroupNoise:
 
     def clean_rate(self, threshold: Threshold, index: int) -> float:
         """How often a rank like the others exceeds a threshold: as often as the median of them has."""
-        seen, others = len(self.rows), len(self.ranks) - 1
-        exceeded = self._median_count(threshold, index)
-        weight = others * seen
-        rate = (exceeded * others + threshold.clean * CLEAN_WEIGHT) / (weight + CLEAN_WEIGHT)
-        return max(threshold.floor, rate)
+        return self._clean_rate(threshold, index)[0]
 
-    def _median_count(self, threshold: Threshold, index: int) -> int:
-        ranks = len(self.ranks)
+    def alarm_counts(self, threshold: Threshold, index: int) -> tuple[int, ...]:
+        """Per window, how many of its steps have to exceed a threshold, to name a rank."""
+        rate, steps = self._clean_rate(threshold, index)
+        return alarm_counts(
+            rate, len(self.ranks), (2 if len(self.ranks) == 2 else 1) * steps / (steps + CLEAN_WEIGHT) ** 2
+        )
+
+    def _clean_rate(self, threshold: Threshold, index: int) -> tuple[float, int]:
+        """The same, and of how many steps it is known."""
+        share, steps = self._median_share(threshold, index)
+        rate = (share * steps + threshold.clean * CLEAN_WEIGHT) / (steps + CLEAN_WEIGHT)
+        return max(threshold.floor, rate), steps
+
+    def _median_share(self, threshold: Threshold, index: int) -> tuple[float, int]:
+        """In what share of its steps the median of the other ranks exceeded a threshold, and how many all of them have.
+
+        The steps of a rank that are forgotten show neither that it did nor that it did not.
+        """
+        ranks, seen = len(self.ranks), len(self.rows)
         if ranks > MANY_RANKS:
             if threshold not in self._typical:
                 self._typical[threshold] = _middle(self._noisy[threshold].masks(self.seen).values(), ranks)
-            return self._typical[threshold]
+            return self._typical[threshold] / seen, (ranks - 1) * seen
         masks = self._noisy[threshold].masks(self.seen)
-        return _middle((mask for other, mask in masks.items() if other != index), ranks - 1)
+        known = {other: self._known_steps(other) for other in range(ranks) if other != index}
+        shares = sorted(masks.get(other, 0).bit_count() / steps for other, steps in known.items() if steps)
+        return (shares[len(shares) // 2], sum(known.values())) if shares else (0.0, 0)
 
-    def _known_limits(self) -> list[tuple[float, Exceeded]]:
+    def _known_steps(self, index: int) -> int:
+        """Of how many of the newest steps it is known whether a rank exceeded a threshold by noise."""
+        forgotten = 0 if self.bias else self._forgotten.mask(index, self.seen).bit_count()
+        return len(self.rows) - forgotten
+
+    def _known_limits(self) -> list[tuple[float, StepBits]]:
         if not self._limits:
             scale_ns, step_ns = self.scale_ns, self.step_ns
             self._limits = [(at.at(scale_ns, step_ns), exceeded) for at, exceeded in self.exceeded.items()]

@@ -18,7 +18,7 @@ from ddpwatch.analysis.diagnosis.noise import (
     THRESHOLDS,
     WINDOWS,
     Threshold,
-    alarm_counts,
+    at_least,
 )
 from ddpwatch.analysis.diagnosis.onset import onset
 from ddpwatch.analysis.diagnosis.rhythms import LOOK_EVERY, find_rhythm, rhythm_of
@@ -27,6 +27,7 @@ from ddpwatch.analysis.diagnosis.streak import (
     MOST_RHYTHM,
     OFTEN,
     RHYTHM_LIKELY,
+    RUN_CHANCE,
     Rhythm,
     Streak,
     likely_share,
@@ -105,13 +106,18 @@ class GroupLateness:
             again.named, again.changed = streak.named, streak.changed
 
     def _goes_on(self, streak: Streak) -> bool:
-        """Whether a rank that is no longer late in every step has been late now and then since: that is one streak."""
+        """Whether a rank that is no longer late in every step has been late now and then since: that is one streak.
+
+        If it was late in nearly all steps, and chance does not explain that, it is not.
+        """
         index, low = self._positions[streak.rank], self.noise.low_ns
         values = [row.late[index] for row in self.noise.rows if row.step >= streak.since and row.late[index] > low]
         again = self._open(index, median(values), self._rhythm(index, KEEP_STEPS)) if values else None
         if again is not None and again.lasts and again.since <= streak.until < again.until:
-            again.named, again.changed = streak.named, streak.changed
-            return True
+            often = streak.count >= OFTEN * streak.watched
+            if not often or at_least(streak.count, streak.watched, again.expected) * again.watched > RUN_CHANCE:
+                again.named, again.changed = streak.named, streak.changed
+                return True
         self.streaks.pop(streak.rank, None)
         return False
 
@@ -134,7 +140,7 @@ class GroupLateness:
         mask = sum(1 << age for age, row in enumerate(rows) if row.late[index] > limit)
         if threshold is None or mask.bit_count() < FEWEST_LATE:
             return
-        counts = alarm_counts(noise.clean_rate(threshold, index), len(self.ranks))
+        counts = noise.alarm_counts(threshold, index)
         steps = self._alarming(mask, counts, noise.lasts(threshold))
         if steps is not None:
             late = [row for row in rows[:steps] if row.late[index] > limit]
@@ -175,7 +181,7 @@ class GroupLateness:
 
     def set_aside(self, streak: Streak) -> None:
         """Drops a streak that makes nobody late, as far as is known: later steps may show that it does."""
-        self.noise.forget(self._positions[streak.rank], self.streaks.pop(streak.rank).until)
+        self.noise.forget(self._positions[streak.rank], 0, self.streaks.pop(streak.rank).until)
 
     def dismiss(self, streak: Streak) -> None:
         """Forgets a streak that another figure shows better."""
@@ -194,7 +200,7 @@ class GroupLateness:
         """What was late in a streak that is over does not name the rank again."""
         self._over[index] = until
         self.noise.set_apart(streak)
-        self.noise.forget(index, until)
+        self.noise.forget(index, streak.since, until)
 
     def _judge(self, index: int) -> Streak | None:
         """Whether chance does not explain how often this rank was late: in the longest stretch for which that holds.
@@ -207,7 +213,7 @@ class GroupLateness:
             mask = exceeded.mask(index, noise.seen) & fresh
             if not mask & 1 or mask.bit_count() < FEWEST_LATE:
                 continue
-            counts = alarm_counts(noise.clean_rate(threshold, index), len(self.ranks))
+            counts = noise.alarm_counts(threshold, index)
             lasts = noise.lasts(threshold)
             if self._alarming(mask, counts, lasts) is None:
                 continue
@@ -280,7 +286,8 @@ class GroupLateness:
         on = rows if rhythmic is None else [row for row in rows if rhythmic.strikes(row.step)]
         on = on[-self._onset(index, typical, on, always=rhythmic is not None) :]
         rank, step_ns = self.ranks[index], self.noise.step_ns
-        streak = Streak(rank, step_ns, 0, 0, typical, rhythm=rhythmic, named=self.noise.rows[-1].step)
+        noise_ns, named = self.noise.scale_ns * self.noise.memory**0.5, self.noise.rows[-1].step
+        streak = Streak(rank, step_ns, 0, 0, typical, rhythm=rhythmic, noise_ns=noise_ns, named=named)
         limit = streak.limit(low)
         late = [row.late[index] > limit for row in on]
         if True not in late:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import asin, ceil, exp, lgamma, log, log1p, log10, pi, sin
+from math import asin, ceil, comb, exp, fsum, lgamma, log, log1p, log10, pi, sin
 from operator import sub
 from statistics import NormalDist
 from typing import NamedTuple
@@ -21,6 +21,7 @@ FIGURES = 5  # by which ranks are compared: their lateness, and four phases
 _GRID = 16  # probabilities per factor of ten
 _NORMAL_THIRD = 0.4307  # half of the stretch that holds a third of a normal distribution, in standard deviations
 _NEVER = 1 << 30
+_LEAST_UNSURE = 1 / 16384  # what one of `alarm_counts` is rounded up to multiples of
 _PER_STEP, _STRIPS, _UNLIKE = 4, 32, 1e-3  # of `lasting`: its grid, strips of an integral, the least correlation
 _LOG_FACTORIALS = [lgamma(count + 1) for count in range(KEEP_STEPS + 1)]
 
@@ -128,17 +129,40 @@ def _lasting(memory: int, deviations: float) -> float:
     return steps
 
 
-def alarm_counts(probability: float, ranks: int) -> tuple[int, ...]:
-    """Per window, how many of its steps have to exceed a threshold, to name one of so many ranks."""
+def alarm_counts(probability: float, ranks: int, unsure: float = 0.0) -> tuple[int, ...]:
+    """Per window, how many of its steps have to exceed a threshold, to name one of so many ranks.
+
+    Args:
+        probability: How often a step does.
+        ranks: How many.
+        unsure: The variance of that estimate, as a share of the variance of one step.
+    """
     step = -int(-log10(probability) * _GRID)  # rounded up
-    return _alarm_counts(step, ranks.bit_length())
+    return _alarm_counts(step, ranks.bit_length(), ceil(unsure / _LEAST_UNSURE))
 
 
 @lru_cache(maxsize=4096)
-def _alarm_counts(grid: int, doublings: int) -> tuple[int, ...]:
+def _alarm_counts(grid: int, doublings: int, unsure: int) -> tuple[int, ...]:
     probability = min(0.99, 10 ** (grid / _GRID))
     allowed = FALSE_ALARMS / (FIGURES * len(WINDOWS) * len(THRESHOLDS) * 2**doublings)
-    return tuple(_alarm_count(window, probability, allowed) for window in WINDOWS)
+    return tuple(
+        _unsure_count(window, probability, _alarm_count(window, probability, allowed), unsure * _LEAST_UNSURE)
+        for window in WINDOWS
+    )
+
+
+def _unsure_count(window: int, probability: float, count: int, unsure: float) -> int:
+    """The count that is as many standard deviations beyond the mean, where that is an estimate."""
+    mean = window * probability
+    wider = round(mean + (count - mean) * (1 + window * unsure) ** 0.5)
+    return wider if wider <= window else _NEVER
+
+
+def at_least(count: int, steps: int, probability: float) -> float:
+    """The chance that at least so many of the steps exceed a threshold which each exceeds with a probability."""
+    return fsum(
+        comb(steps, late) * probability**late * (1 - probability) ** (steps - late) for late in range(count, steps + 1)
+    )
 
 
 def _alarm_count(window: int, probability: float, allowed: float) -> int:

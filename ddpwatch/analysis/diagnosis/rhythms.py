@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import islice
-from statistics import NormalDist
+from statistics import NormalDist, fmean, pstdev
 
 from ddpwatch.analysis.diagnosis.group_noise import CLIP, GroupNoise
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, FIGURES, LOW
-from ddpwatch.analysis.diagnosis.streak import RHYTHMS, Rhythm, rhythm
+from ddpwatch.analysis.diagnosis.shift import BEFORE, FEWEST_BEFORE
+from ddpwatch.analysis.diagnosis.streak import MOST_RHYTHM, RHYTHM_STRUCK, Rhythm, rhythm
 
 # Newest watched steps in which a rhythm is looked for, and every how many of them
-RHYTHM_LOOKS = {64: 8, 128: 16, 256: 32, 512: 64}
-LOOK_EVERY = min(RHYTHM_LOOKS.values())
+RHYTHM_LOOKS = {16: 2, 20: 2, 24: 2, 32: 4, 48: 8, 64: 8, 128: 16, 256: 32, 512: 64}
+LOOK_EVERY = 8  # watched steps, or sooner where one is late
+KNOWN_FROM = 64  # watched steps, that show noise well enough
 
 
 def find_rhythm(noise: GroupNoise, over: Mapping[int, int]) -> tuple[int, Rhythm] | None:
@@ -27,10 +29,28 @@ def find_rhythm(noise: GroupNoise, over: Mapping[int, int]) -> tuple[int, Rhythm
     due = [s for s, every in RHYTHM_LOOKS.items() if noise.seen % every == 0 and 2 * len(noise.rows) > s]
     for index in noise.often_late() if due else ():
         for steps in due:
-            found = rhythm_of(noise, index, steps, over.get(index, -1), rhythm_sure(len(noise.ranks)))
-            if found is not None and (best is None or found.sure > best[1].sure):
+            sure = rhythm_sure(len(noise.ranks), steps)
+            found = rhythm_of(noise, index, steps, over.get(index, -1), sure)
+            if found is None or (best is not None and found.sure <= best[1].sure):
+                continue
+            if steps >= KNOWN_FROM or _stands_out(noise, index, steps, over.get(index, -1), found):
                 best = index, found
     return best
+
+
+def _stands_out(noise: GroupNoise, index: int, steps: int, since: int, found: Rhythm) -> bool:
+    """Whether a rhythm is as sure by the noise before so few steps: in these, all may vary alike by chance.
+
+    All of these steps must have come after the one that is given.
+    """
+    limit = max(CLIP * noise.scale_ns, noise.low_ns)
+    rows = [(row.step, min(max(row.late[index], -limit), limit)) for row in reversed(noise.rows)]
+    before = [value for _, value in rows[steps : steps + BEFORE]]
+    if len(before) < FEWEST_BEFORE or rows[steps - 1][0] <= since:
+        return False
+    on, off = ([value for step, value in rows[:steps] if found.strikes(step) == struck] for struck in (True, False))
+    error = pstdev(before) * (1 / len(on) + 1 / len(off)) ** 0.5
+    return bool(fmean(on) - max(fmean(off), 0.0) >= rhythm_sure(len(noise.ranks), steps) * error)
 
 
 def rhythm_of(noise: GroupNoise, index: int, steps: int, since: int, sure: float) -> Rhythm | None:
@@ -41,7 +61,11 @@ def rhythm_of(noise: GroupNoise, index: int, steps: int, since: int, sure: float
 
 
 @lru_cache
-def rhythm_sure(ranks: int) -> float:
-    """By how many standard errors a rhythm has to show, in a group of so many ranks."""
-    looks = sum(1 / every for every in RHYTHM_LOOKS.values())  # per step
-    return -NormalDist().inv_cdf(FALSE_ALARMS / 2 / (FIGURES * RHYTHMS * looks * ranks))
+def rhythm_sure(ranks: int, steps: int) -> float:
+    """By how many standard errors a rhythm has to show in so many newest steps, in a group of so many ranks.
+
+    Each look has the same share of the false alarms.
+    """
+    rhythms = sum(min(period, steps // RHYTHM_STRUCK) for period in range(2, MOST_RHYTHM + 1))
+    allowed = FALSE_ALARMS / 2 / (FIGURES * ranks * len(RHYTHM_LOOKS))
+    return -NormalDist().inv_cdf(allowed * RHYTHM_LOOKS[steps] / rhythms)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ddpwatch.analysis.diagnosis.trend import Trend
 
 END_SCORE, END_SCORE_RARE = 4.0, 6.0  # what a streak may lose before it is over; where less than half is late
+MOST_LIKELIER, END_LIKELIER = 1.0, 8.0  # logarithms, of one that was found by its mean: of a step, and that it is over
 SETTLED_STREAK = 16  # watched steps, from where on its share of late steps is what is expected of it
 KEEP_VALUES = 512  # newest watched steps that a streak remembers
 SHAPE_STEPS = 32  # watched ones, that its shape may be behind at most
@@ -30,7 +31,6 @@ ENOUGH_STRUCK = 4  # for a period; and steps in between
 PERIOD_ON, PERIOD_OFF = 0.6, 0.35
 MOST_RHYTHM = 16
 FEWEST_IN_RHYTHM = 16  # watched steps
-RHYTHMS = sum(range(2, MOST_RHYTHM + 1))  # periods, each with every residue
 RHYTHM_STRUCK = 6  # steps of a period, and steps in between, at least
 RUN_CHANCE = 1e-3  # that a rank which is late as often, but at random, makes such a run
 RUN_OFF = 0.1  # share of the steps between those of a run that are late at most: more, and it may be chance
@@ -69,6 +69,7 @@ class Streak:
         typical_ns: Median deviation of its newest late steps.
         expected: The share of late steps when it was found; of a rhythm, of its steps.
         rhythm: What it was found by, if that is a rhythm: no other steps are late then.
+        noise_ns: The standard deviation of noise when it was found; where that lasts, of steps that show as much each.
         values: Its newest watched steps: number, deviation, and whether that was late.
         trend: Of those of them that are not after ``until``.
         count: How many late steps there were up to ``until``.
@@ -87,6 +88,7 @@ class Streak:
     typical_ns: float
     expected: float = 1.0
     rhythm: Rhythm | None = None
+    noise_ns: float = 0.0
     values: deque[tuple[int, int, bool]] = field(default_factory=lambda: deque(maxlen=KEEP_VALUES))
     trend: Trend = field(default_factory=Trend)
     count: int = 0
@@ -123,7 +125,10 @@ class Streak:
         self._late += late
         self._struck += strikes
         self._early += strikes and deviation < -self.limit(low)
-        self._score += (late - (self.expected + self._noise) / 2) * strikes
+        if self.shifted:
+            self._score += self._likelier(deviation)
+        else:
+            self._score += (late - (self.expected + self._noise) / 2) * strikes
         if late and self._score >= self._best:
             self._best, self.until = self._score, step
             for number, value, _ in islice(reversed(self.values), self.pending):
@@ -146,9 +151,19 @@ class Streak:
         self._noted = self.watched, self.until, self.typical_ns
         self._due = self.watched + max(1, min(SHAPE_STEPS, self.watched // 16))
 
+    def _likelier(self, deviation: int) -> float:
+        """The logarithm of how much likelier a rank that is later on average is to be so late than one on time.
+
+        In normal noise, and no more than `MOST_LIKELIER` either way: some steps are outliers.
+        """
+        sure = (self.typical_ns / self.noise_ns) ** 2 if self.noise_ns else 2 * MOST_LIKELIER
+        return max(-MOST_LIKELIER, min(MOST_LIKELIER, (deviation / self.typical_ns - 0.5) * sure))
+
     @property
     def lasts(self) -> bool:
         """Whether its newest steps do not show that it is over."""
+        if self.shifted:
+            return self._best - self._score < END_LIKELIER
         return self._best - self._score < (END_SCORE_RARE if self.rhythm else end_score(self.expected))
 
     @property
@@ -284,7 +299,7 @@ def rhythm(rows: Sequence[tuple[int, int]], limit_ns: float, sure: float) -> Rhy
             if not RHYTHM_STRUCK <= struck <= count - RHYTHM_STRUCK:
                 continue
             on, off = part / struck, (total - part) / (count - struck)
-            score = (on - off) * (struck * (count - struck) / count) ** 0.5
+            score = (on - max(off, 0.0)) * (struck * (count - struck) / count) ** 0.5  # early in between is not late
             if score > best and off <= PERIOD_OFF * on:
                 best, found = score, (period, residue)
     if found is None or not spread:
