@@ -50,7 +50,7 @@ def _stands_out(noise: GroupNoise, index: int, steps: int, since: int, found: Rh
         return False
     on, off = ([value for step, value in rows[:steps] if found.strikes(step) == struck] for struck in (True, False))
     error = pstdev(before) * (1 / len(on) + 1 / len(off)) ** 0.5
-    return bool(fmean(on) - max(fmean(off), 0.0) >= rhythm_sure(len(noise.ranks), steps) * error)
+    return bool(fmean(on) - fmean(off) >= rhythm_sure(len(noise.ranks), steps) * error)
 
 
 def rhythm_of(noise: GroupNoise, index: int, steps: int, since: int, sure: float) -> Rhythm | None:

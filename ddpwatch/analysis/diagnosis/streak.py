@@ -299,8 +299,8 @@ def rhythm(rows: Sequence[tuple[int, int]], limit_ns: float, sure: float) -> Rhy
             if not RHYTHM_STRUCK <= struck <= count - RHYTHM_STRUCK:
                 continue
             on, off = part / struck, (total - part) / (count - struck)
-            score = (on - max(off, 0.0)) * (struck * (count - struck) / count) ** 0.5  # early in between is not late
-            if score > best and off <= PERIOD_OFF * on:
+            score = (on - off) * (struck * (count - struck) / count) ** 0.5
+            if score > best and -on <= off <= PERIOD_OFF * on:  # one that is early in between is not late
                 best, found = score, (period, residue)
     if found is None or not spread:
         return None
