@@ -125,6 +125,19 @@ class TestPauses:
         assert (found[0].cost_ns, found[0].open) == (10 * 20 * MS, is_open)
         assert found[0].gain == pytest.approx(20 / (10 * 100 + 30), rel=0.02)
 
+    def test_a_far_shorter_collection_is_not_one_of_those_that_recur(self):
+        """It came long before them, and they seemed to have come since then, and to be due for as long."""
+        messages = []
+        late = [(0, 2 if n == 5 else 30 if n % 10 == 0 and 100 <= n < 200 else 0) for n in range(260)]
+        for number, ranks in enumerate(synchronous(late)):
+            if ms := max(late[number]):
+                start = ranks[1].start_ns + 40 * MS
+                messages.append(Mark(rank=1, kind="gc", name="gc", start_ns=start, end_ns=start + ms * MS))
+            messages += ranks
+        found = late_ones(state_of([hello(0), hello(1), *messages]).diagnosis.incidents())
+        recurring = next(one for one in found if one.kind == "intermittent")
+        assert (recurring.since_step, recurring.period, recurring.open) == (100, 10, False)
+
     @pytest.mark.parametrize(
         ("hang", "one"),
         [

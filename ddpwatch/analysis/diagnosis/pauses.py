@@ -31,6 +31,7 @@ KEEP_PAUSES = 256  # the costliest
 KEEP_STEPS = 512  # newest, of a pause that recurs
 SAMPLED_NS = 2_000_000_000  # after a stall, for the samples that describe it
 TOGETHER = 2  # steps, after a stall: one that comes so soon is part of it
+ALIKE = 8  # times as long are collections that recur as one
 REGULAR_AFTER = 2  # distances, to call a pause regular
 LATE_AGAIN = 2  # times the longest distance so far: what has not come again by then is over
 DENIED_SHARE = 0.5  # of a stall, in which the machine did not let the job run: then it is the machine's
@@ -99,6 +100,11 @@ class _Pause:
     def recurs(self) -> bool:
         """Whether it is a collection that comes again and again."""
         return self.phase == "gc" and self.count > REGULAR_AFTER
+
+    def is_like(self, ns: int) -> bool:
+        """Whether a mark of that length is one of it: short collections and long ones recur by themselves."""
+        mean = self.excess_ns / self.count if self.count else ns
+        return self.phase != "gc" or mean / ALIKE <= ns <= ALIKE * mean
 
     def is_due(self, step: int) -> bool:
         """Whether it recurs, and may come again: the time for that is not long over."""
@@ -189,13 +195,14 @@ class Pauses:
         for phase in _RECURRING:
             paused = {rank: phases[phase] for rank, phases in split.pauses.items() if phases.get(phase)}
             if len(paused) > 1 and len(paused) == len(facts.across):
-                self._recurring((), phase, facts).add(step, max(paused.values()), sum(paused.values()))
+                most = max(paused.values())
+                self._recurring((), phase, facts, most).add(step, most, sum(paused.values()))
                 continue
             for rank, ns in paused.items():
                 others = len(facts.across) - 1
                 due = min(ns, split.held_up.get(rank, 0)) if facts.across.counted else ns
                 cost = min(split.waits.get(rank, 0), others * due)
-                self._recurring((rank,), phase, facts).add_mark(step, ns, cost, seen=facts.across.counted)
+                self._recurring((rank,), phase, facts, ns).add_mark(step, ns, cost, seen=facts.across.counted)
 
     def _add_stall(self, facts: StepFacts, excess: int, late: Iterable[LateRank], unusual: bool) -> None:
         """A single step that took far longer than others, and that no mark explains."""
@@ -253,8 +260,10 @@ class Pauses:
             known.merge(pause)
             self._found = [one for one in self._found if one is not pause]
 
-    def _recurring(self, ranks: tuple[int, ...], phase: str, facts: StepFacts) -> _Pause:
-        split, known = facts.split, (one for one in self._found if one.ranks == ranks and one.phase == phase)
+    def _recurring(self, ranks: tuple[int, ...], phase: str, facts: StepFacts, ns: int) -> _Pause:
+        """The one that a mark of that length belongs to."""
+        split, found = facts.split, (one for one in self._found if one.ranks == ranks and one.phase == phase)
+        known = (one for one in found if one.is_like(ns))
         pause = next(known, None)
         if pause is None:
             pause = self._keep(_Pause(ranks, phase, facts.across.step, ranks_in_run=len(facts.across)))
