@@ -120,7 +120,7 @@ class GroupNoise:
         self._noisy = self.exceeded  # the same of what is known of noise: without the bias, but with the error
         self._durations: deque[int] = deque(maxlen=SETTLE + SCALE_EVERY)
         self._typical: dict[Threshold, int] = {}  # of many ranks, in how many steps the median one exceeded it
-        self._forgotten = StepBits()
+        self._forgotten = StepBits()  # which steps of a rank show more than noise
         self._memory_due = 0  # when that was to be estimated, if it has not been
 
     def add(self, step: int, launches: Sequence[int], step_ns: int, error_ns: int) -> array[int]:
@@ -249,9 +249,7 @@ class GroupNoise:
     def alarm_counts(self, threshold: Threshold, index: int) -> tuple[int, ...]:
         """Per window, how many of its steps have to exceed a threshold, to name a rank."""
         rate, steps = self._clean_rate(threshold, index)
-        return alarm_counts(
-            rate, len(self.ranks), (2 if len(self.ranks) == 2 else 1) * steps / (steps + CLEAN_WEIGHT) ** 2
-        )
+        return alarm_counts(rate, len(self.ranks), steps / (steps + CLEAN_WEIGHT) ** 2)
 
     def _clean_rate(self, threshold: Threshold, index: int) -> tuple[float, int]:
         """The same, and of how many steps it is known."""
