@@ -14,6 +14,7 @@ from ddpwatch.analysis.diagnosis.noise import (
     THRESHOLDS,
     WINDOWS,
     alarm_counts,
+    at_least,
     deviations,
     lasting,
     scale,
@@ -100,6 +101,14 @@ def test_alarms_by_chance_are_as_rare_as_stated(ranks, probability):
         for count in range(needed, window + 1):
             chance += comb(window, count) * probability**count * (1 - probability) ** (window - count)
     assert chance * ranks * len(THRESHOLDS) <= FALSE_ALARMS
+
+
+@pytest.mark.parametrize("probability", [0.3, 0.9, 1.0])
+def test_a_tail_is_that_of_the_binomial_however_many_steps(probability):
+    """A rank may have been late for days: there are more ways than a float holds."""
+    assert at_least(0, 50, probability) == pytest.approx(1)
+    assert at_least(48, 50, 0.9) == pytest.approx(0.1117, abs=1e-4)
+    assert at_least(17_000, 20_000, probability) == pytest.approx(float(probability > 0.85))
 
 
 @pytest.mark.parametrize(("index", "most"), [(2.0, 2), (3.0, 2)])

@@ -34,6 +34,17 @@ def among_others(stalls, always, meanwhile):
     return [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]
 
 
+def with_collections(late):
+    """The incidents of single ranks in a run whose ranks are late (ms), rank 1 because of a collection each time."""
+    messages = []
+    for number, ranks in enumerate(synchronous(late)):
+        if ms := max(late[number]):
+            start = ranks[1].start_ns + 40 * MS
+            messages.append(Mark(rank=1, kind="gc", name="gc", start_ns=start, end_ns=start + ms * MS))
+        messages += ranks
+    return late_ones(state_of([hello(0), hello(1), *messages]).diagnosis.incidents())
+
+
 class TestPauses:
     def test_a_stall_of_one_rank(self):
         """A stall of 12 s was not in the report at all."""
@@ -113,28 +124,15 @@ class TestPauses:
     @pytest.mark.parametrize(("steps", "is_open"), [(100, True), (116, True), (117, False)])
     def test_a_collection_that_recurs(self, steps, is_open):
         """In every tenth step of the first hundred. It is over if twice that time has gone by."""
-        messages = []
-        late = [(0, 30 if n % 10 == 5 and n < 100 else 0) for n in range(steps)]
-        for number, ranks in enumerate(synchronous(late)):
-            if max(late[number]):
-                start = ranks[1].start_ns + 40 * MS
-                messages.append(Mark(rank=1, kind="gc", name="gc", start_ns=start, end_ns=start + 30 * MS))
-            messages += ranks
-        found = late_ones(state_of([hello(0), hello(1), *messages]).diagnosis.incidents())
+        found = with_collections([(0, 30 if n % 10 == 5 and n < 100 else 0) for n in range(steps)])
         assert [(one.kind, one.ranks, one.phase, one.period) for one in found] == [("intermittent", (1,), "gc", 10)]
         assert (found[0].cost_ns, found[0].open) == (10 * 20 * MS, is_open)
         assert found[0].gain == pytest.approx(20 / (10 * 100 + 30), rel=0.02)
 
     def test_a_far_shorter_collection_is_not_one_of_those_that_recur(self):
         """It came long before them, and they seemed to have come since then, and to be due for as long."""
-        messages = []
         late = [(0, 2 if n == 5 else 30 if n % 10 == 0 and 100 <= n < 200 else 0) for n in range(260)]
-        for number, ranks in enumerate(synchronous(late)):
-            if ms := max(late[number]):
-                start = ranks[1].start_ns + 40 * MS
-                messages.append(Mark(rank=1, kind="gc", name="gc", start_ns=start, end_ns=start + ms * MS))
-            messages += ranks
-        found = late_ones(state_of([hello(0), hello(1), *messages]).diagnosis.incidents())
+        found = with_collections(late)
         recurring = next(one for one in found if one.kind == "intermittent")
         assert (recurring.since_step, recurring.period, recurring.open) == (100, 10, False)
 
@@ -160,13 +158,7 @@ class TestPauses:
         assert found[0].cost_ns == 9_000 * MS
 
     def test_a_short_collection_is_no_warning(self):
-        messages = []
-        for number, ranks in enumerate(synchronous([(0, 15 if n == 30 else 0) for n in range(60)])):
-            if number == 30:
-                start = ranks[1].start_ns + 40 * MS
-                messages.append(Mark(rank=1, kind="gc", name="gc", start_ns=start, end_ns=start + 15 * MS))
-            messages += ranks
-        (found,) = late_ones(state_of([hello(0), hello(1), *messages]).diagnosis.incidents())
+        (found,) = with_collections([(0, 15 if n == 30 else 0) for n in range(60)])
         assert (found.kind, found.phase, found.severity) == ("pause", "gc", "info")
 
     def test_a_checkpoint_is_no_warning(self):

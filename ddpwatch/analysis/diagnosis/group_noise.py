@@ -62,10 +62,6 @@ class StepBits:
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, int]] = {}  # bits, and as of which step: shifted only when they are read
 
-    def note(self, index: int, now: int) -> None:
-        """Sets the newest step's."""
-        self._known[index] = self.mask(index, now) | 1, now
-
     def mask(self, index: int, now: int) -> int:
         """The bits of one rank."""
         bits, noted = self._known.get(index, (0, now))
@@ -77,8 +73,8 @@ class StepBits:
         self._known = {index: (bits, now) for index, bits in found.items() if bits}
         return {index: bits for index, bits in found.items() if bits}
 
-    def set(self, index: int, now: int, bits: int) -> None:
-        """Sets some of a rank's."""
+    def set(self, index: int, now: int, bits: int = 1) -> None:
+        """Sets some of a rank's; by default the newest step's."""
         self._known[index] = self.mask(index, now) | bits, now
 
     def clear(self, index: int, now: int, bits: int) -> None:
@@ -154,7 +150,7 @@ class GroupNoise:
         for limit, exceeded in limits:
             for index in found:
                 if late[index] > limit:
-                    exceeded.note(index, self.seen)
+                    exceeded.set(index, self.seen)
         return found
 
     def _note_noise(self, measured: Sequence[int]) -> None:
@@ -164,7 +160,7 @@ class GroupNoise:
             for (limit, _), exceeded in zip(self._known_limits(), self._noisy.values(), strict=True):
                 for index, value in enumerate(noise):
                     if value > limit:
-                        exceeded.note(index, self.seen)
+                        exceeded.set(index, self.seen)
 
     def set_apart(self, streak: Streak) -> None:
         """What a streak showed that is over is more than noise."""
@@ -172,14 +168,14 @@ class GroupNoise:
 
     def forget(self, index: int, since: int, until: int) -> None:
         """What a rank exceeded in the steps from one to another is more than noise, and does not count again."""
-        bits = ((1 << self.steps_after(since - 1)) - 1) & ~((1 << self.steps_after(until)) - 1)
+        bits = self.after(since - 1) & ~self.after(until)
         self._forgotten.set(index, self.seen, bits)
         for exceeded in self.exceeded.values():
             exceeded.clear(index, self.seen, bits)
 
-    def steps_after(self, step: int) -> int:
-        """How many of its steps came after one."""
-        return sum(1 for _ in takewhile(lambda row: row.step > step, reversed(self.rows)))
+    def after(self, step: int) -> int:
+        """The bits of its steps that came after one."""
+        return (1 << sum(1 for _ in takewhile(lambda row: row.step > step, reversed(self.rows)))) - 1
 
     def peers(self, index: int) -> list[int]:
         """Other ranks, by position, whose noise shows what a rank's is like."""
@@ -223,6 +219,11 @@ class GroupNoise:
     def low_ns(self) -> float:
         """Deviations above this are late, as far as noise goes."""
         return LOW.at(self.scale_ns, self.step_ns)
+
+    @property
+    def most_ns(self) -> float:
+        """No deviation counts for more, where a mean is judged: some steps are outliers."""
+        return max(CLIP * self.scale_ns, self.low_ns)
 
     def late_by(self, index: int, threshold: Threshold) -> int:
         """In which steps a rank exceeds half of a threshold, as it is now: bit 0 is the newest step."""

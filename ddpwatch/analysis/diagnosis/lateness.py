@@ -227,7 +227,7 @@ class GroupLateness:
         over = self._over.get(index, -1)
         if not self.noise.rows or over < self.noise.rows[0].step:
             return ALL_STEPS
-        return (1 << self.noise.steps_after(over)) - 1
+        return self.noise.after(over)
 
     def _find_run(self, index: int, fresh: int) -> Streak | None:
         """The rank's streak if it was late in each of the newest steps of a rhythm, which chance does not explain."""

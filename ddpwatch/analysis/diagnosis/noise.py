@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import asin, ceil, comb, exp, fsum, lgamma, log, log1p, log10, pi, sin
+from math import asin, ceil, exp, fsum, lgamma, log, log1p, log10, pi, sin
 from operator import sub
 from statistics import NormalDist
 from typing import NamedTuple
@@ -23,7 +23,7 @@ _NORMAL_THIRD = 0.4307  # half of the stretch that holds a third of a normal dis
 _NEVER = 1 << 30
 _LEAST_UNSURE = 1 / 16384  # what one of `alarm_counts` is rounded up to multiples of
 _PER_STEP, _STRIPS, _UNLIKE = 4, 32, 1e-3  # of `lasting`: its grid, strips of an integral, the least correlation
-_LOG_FACTORIALS = [lgamma(count + 1) for count in range(KEEP_STEPS + 1)]
+MOST_PROBABLE = 0.99  # what a probability is taken to be at most
 
 
 class Threshold(NamedTuple):
@@ -143,12 +143,18 @@ def alarm_counts(probability: float, ranks: int, unsure: float = 0.0) -> tuple[i
 
 @lru_cache(maxsize=4096)
 def _alarm_counts(grid: int, doublings: int, unsure: int) -> tuple[int, ...]:
-    probability = min(0.99, 10 ** (grid / _GRID))
+    known = zip(WINDOWS, _sure_counts(grid, doublings), strict=True)
+    return tuple(_unsure_count(window, _of_grid(grid), count, unsure * _LEAST_UNSURE) for window, count in known)
+
+
+@lru_cache(maxsize=4096)
+def _sure_counts(grid: int, doublings: int) -> tuple[int, ...]:
     allowed = FALSE_ALARMS / (FIGURES * len(WINDOWS) * len(THRESHOLDS) * 2**doublings)
-    return tuple(
-        _unsure_count(window, probability, _alarm_count(window, probability, allowed), unsure * _LEAST_UNSURE)
-        for window in WINDOWS
-    )
+    return tuple(_alarm_count(window, _of_grid(grid), allowed) for window in WINDOWS)
+
+
+def _of_grid(grid: int) -> float:
+    return min(MOST_PROBABLE, 10 ** (grid / _GRID))
 
 
 def _unsure_count(window: int, probability: float, count: int, unsure: float) -> int:
@@ -160,17 +166,21 @@ def _unsure_count(window: int, probability: float, count: int, unsure: float) ->
 
 def at_least(count: int, steps: int, probability: float) -> float:
     """The chance that at least so many of the steps exceed a threshold which each exceeds with a probability."""
-    return fsum(
-        comb(steps, late) * probability**late * (1 - probability) ** (steps - late) for late in range(count, steps + 1)
-    )
+    probability = min(MOST_PROBABLE, probability)
+    return fsum(exp(_log_chance(late, steps, probability)) for late in range(count, steps + 1))
+
+
+def _log_chance(count: int, steps: int, probability: float) -> float:
+    """The logarithm of the chance that so many of the steps do: it may be far too small, or have too many ways."""
+    ways = lgamma(steps + 1) - lgamma(count + 1) - lgamma(steps - count + 1)
+    return ways + count * log(probability) + (steps - count) * log1p(-probability)
 
 
 def _alarm_count(window: int, probability: float, allowed: float) -> int:
     """The least count whose binomial tail is below what is allowed."""
-    tail, hit, miss = 0.0, log(probability), log1p(-probability)
+    tail = 0.0
     for count in range(window, -1, -1):
-        ways = _LOG_FACTORIALS[window] - _LOG_FACTORIALS[count] - _LOG_FACTORIALS[window - count]
-        tail += exp(ways + count * hit + (window - count) * miss)
+        tail += exp(_log_chance(count, window, probability))
         if tail > allowed:
             return count + 1 if count < window else _NEVER
     return 0

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import islice
 from statistics import NormalDist, fmean, pstdev
 
-from ddpwatch.analysis.diagnosis.group_noise import CLIP, GroupNoise
+from ddpwatch.analysis.diagnosis.group_noise import GroupNoise
 from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, FIGURES, LOW
 from ddpwatch.analysis.diagnosis.shift import BEFORE, FEWEST_BEFORE
 from ddpwatch.analysis.diagnosis.streak import MOST_RHYTHM, RHYTHM_STRUCK, Rhythm, rhythm
@@ -28,12 +28,13 @@ def find_rhythm(noise: GroupNoise, over: Mapping[int, int]) -> tuple[int, Rhythm
     best: tuple[int, Rhythm] | None = None
     due = [s for s, every in RHYTHM_LOOKS.items() if noise.seen % every == 0 and 2 * len(noise.rows) > s]
     for index in noise.often_late() if due else ():
+        since = over.get(index, -1)
         for steps in due:
             sure = rhythm_sure(len(noise.ranks), steps)
-            found = rhythm_of(noise, index, steps, over.get(index, -1), sure)
+            found = rhythm_of(noise, index, steps, since, sure)
             if found is None or (best is not None and found.sure <= best[1].sure):
                 continue
-            if steps >= KNOWN_FROM or _stands_out(noise, index, steps, over.get(index, -1), found):
+            if steps >= KNOWN_FROM or _stands_out(noise, index, steps, since, found):
                 best = index, found
     return best
 
@@ -43,9 +44,9 @@ def _stands_out(noise: GroupNoise, index: int, steps: int, since: int, found: Rh
 
     All of these steps must have come after the one that is given.
     """
-    limit = max(CLIP * noise.scale_ns, noise.low_ns)
-    rows = [(row.step, min(max(row.late[index], -limit), limit)) for row in reversed(noise.rows)]
-    before = [value for _, value in rows[steps : steps + BEFORE]]
+    limit, newest = noise.most_ns, islice(reversed(noise.rows), steps + BEFORE)
+    rows = [(row.step, min(max(row.late[index], -limit), limit)) for row in newest]
+    before = [value for _, value in rows[steps:]]
     if len(before) < FEWEST_BEFORE or rows[steps - 1][0] <= since:
         return False
     on, off = ([value for step, value in rows[:steps] if found.strikes(step) == struck] for struck in (True, False))
@@ -56,7 +57,7 @@ def _stands_out(noise: GroupNoise, index: int, steps: int, since: int, found: Rh
 def rhythm_of(noise: GroupNoise, index: int, steps: int, since: int, sure: float) -> Rhythm | None:
     """A rank's rhythm in so many newest steps, as far as they came after one."""
     rows = [(row.step, row.late[index]) for row in islice(reversed(noise.rows), steps) if row.step > since]
-    found = rhythm(rows, max(CLIP * noise.scale_ns, noise.low_ns), sure)
+    found = rhythm(rows, noise.most_ns, sure)
     return found if found is not None and found.late_ns >= max(LOW.ns, LOW.share * noise.step_ns) else None
 
 

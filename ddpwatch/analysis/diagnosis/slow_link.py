@@ -63,7 +63,7 @@ class _GroupTransfers:
             return False
         base = self._older.median
         limit = max(SLOWER * base, base + SHARE * longest_ns)
-        if not base or self._steps[-1].least <= limit or min(self._newest()) <= limit:
+        if not base or not all(ns > limit for ns in self._newest()):
             return False
         self.base, self.slow_since = base, self._steps[-NEWEST].step
         return True

@@ -113,7 +113,7 @@ class WholeRun:
         self._input = _Share("slow_input", INPUT_SHARE, _input)
         self._splits: deque[StepSplit] = deque(maxlen=4 * WINDOW)
         self._bucket_ns: Counter[ModuleBucket] = Counter()
-        self._order: list[ModuleBucket] = []  # in which they are launched; empty where each is used more than once
+        self._order: tuple[ModuleBucket, ...] = ()  # as launched; empty where each is used more than once
         self._measured = False  # whether completions are measured at all
         self._link = SlowLink(devices)
         self._drift = RunDrift(devices)
@@ -236,9 +236,9 @@ class WholeRun:
 
 
 @lru_cache(maxsize=64)
-def _order(keys: BucketKeys) -> list[ModuleBucket]:
+def _order(keys: BucketKeys) -> tuple[ModuleBucket, ...]:
     """The buckets as they are launched; none if each is used more than once."""
-    return [] if any(key[4] for key in keys) else list(dict.fromkeys(key[:2] for key in keys))
+    return () if any(key[4] for key in keys) else tuple(dict.fromkeys(key[:2] for key in keys))
 
 
 def _input(split: StepSplit) -> int:
