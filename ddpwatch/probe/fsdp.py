@@ -415,7 +415,8 @@ class FsdpProbe(GuardedProbe):
     def _too_many(self) -> int:
         """How many reduce-scatters FSDP2 waits for before the next: it keeps the memory of a few only."""
         context = next((group.comm_ctx for group in self._live()), None)
-        return 0 if context is None else max(0, len(self._reducing) - context.reduce_scatter_max_input_buffers + 1)
+        kept: int = getattr(context, "reduce_scatter_max_input_buffers", 1)  # older torch keeps one
+        return 0 if context is None else max(0, len(self._reducing) - kept + 1)
 
     def _waits_for(self, *entries: BucketRecord | None) -> None:
         """The compute stream is about to wait for these collectives."""
@@ -450,10 +451,16 @@ def parameter_groups(model: Any) -> dict[FSDPParamGroup, str]:
     """The parameter groups of a model, each with the name of its module, or of its modules."""
     found: dict[FSDPParamGroup, list[str]] = {}
     for name, module in model.named_modules():
-        state = _get_module_fsdp_state(module)
-        for group in () if state is None else state._fsdp_param_groups:
+        for group in _groups_of(_get_module_fsdp_state(module)):
             found.setdefault(group, []).append(name or module_name(model))
     return {group: ", ".join(names)[:1024] for group, names in found.items()}
+
+
+def _groups_of(state: Any) -> list[FSDPParamGroup]:
+    """The parameter groups of one module, if it has a state; in older torch it has one group at most."""
+    if state is None or hasattr(state, "_fsdp_param_groups"):
+        return [] if state is None else list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def device_of(model: FSDPModule) -> torch.device:

@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -208,6 +209,18 @@ def test_a_method_that_is_registered_as_a_forward_is_one(method: str, found: str
             assert phases == ["forward", "backward", "sync", "optimizer"]
     probes[0].close()
     assert not {"_pre_forward", "_post_forward"} & set(vars(state))
+
+
+@pytest.mark.parametrize(
+    "state", [{"_fsdp_param_groups": [1, 2]}, {"_fsdp_param_group": 1}, {"_fsdp_param_group": None}]
+)
+def test_older_torch_has_one_parameter_group_per_module(state: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from ddpwatch.probe import fsdp
+
+    monkeypatch.setattr(fsdp, "_get_module_fsdp_state", lambda module: SimpleNamespace(**state))
+    (kept,) = state.values()
+    expected = kept if isinstance(kept, list) else [1] * (kept is not None)
+    assert list(fsdp.parameter_groups(nn.Linear(1, 1))) == expected
 
 
 def raised(error: Exception) -> None:

@@ -133,13 +133,17 @@ def test_forwards_that_pass_by_the_hooks_pile_up_nothing(found_in_its_first_forw
     assert [(record.status, record.buckets) for record in records] == [("aborted", [])] * found_in_its_first_forward
 
 
-def test_on_a_gpu_the_compute_stream_is_stamped_before_it_waits() -> None:
-    """FSDP2 waits for a gather before it uses it, for a reduce-scatter before the next one, or at the end."""
+@pytest.mark.parametrize("context", [{"reduce_scatter_max_input_buffers": 1}, {}], ids=["new", "old"])
+def test_on_a_gpu_the_compute_stream_is_stamped_before_it_waits(context: dict[str, int]) -> None:
+    """FSDP2 waits for a gather before it uses it, for a reduce-scatter before the next one, or at the end.
+
+    Older torch always keeps the memory of one reduce-scatter.
+    """
     probe = a_probe()
     recorder = probe._recorder
     calls: list[str] = []
     names = ("wait_for_unshard", "post_backward", "finalize_backward")
-    group: Any = SimpleNamespace(comm_ctx=SimpleNamespace(reduce_scatter_max_input_buffers=1))
+    group: Any = SimpleNamespace(comm_ctx=SimpleNamespace(**context))
     for name in names:
         setattr(group, name, lambda name=name: calls.append(name))
     probe._groups = [lambda: group]
