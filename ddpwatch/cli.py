@@ -64,6 +64,7 @@ Run = Annotated[
 
 def main() -> None:
     """Entry point. Turns a `DdpwatchError` into one line, a hint and an exit code."""
+    _open_closed_streams()
     try:
         app()
     except DdpwatchError as error:
@@ -76,6 +77,16 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _open_closed_streams() -> None:
+    """Gives this process the standard streams that it was started without (``2>&-``); Python has None for them.
+
+    What it opens later would become one of them. A job is started without them all the same: they are not inherited.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, closefd=False))  # noqa: SIM115 - to the end
 
 
 def _say_fallback() -> None:
@@ -189,7 +200,7 @@ def run(
 
     The exit code is the job's.
     """
-    from ddpwatch.launch import Launch, run_headless, run_unwatched, run_with_dashboard
+    from ddpwatch.launch import Launch, run_headless, run_unwatched, run_with_dashboard, why_unwatched
     from ddpwatch.recording.limits import environment_of
     from ddpwatch.sampling.lease import parse_budget
 
@@ -197,8 +208,8 @@ def run(
     budget_ppm = parse_budget(budget, looked_at=not plain or sys.stderr.isatty())
     if record_to is None and (max_size is not None or every != 1):
         raise UsageError("--max-size and --every need a recording", "add --record FILE")
-    if os.environ.get("DDPWATCH") == "0":
-        run_unwatched(command)
+    if why := why_unwatched():
+        run_unwatched(command, why)
     launch = Launch(command, record_to, environment_of(max_size, every))
     show = run_headless if plain else run_with_dashboard
     raise typer.Exit(show(launch, budget_ppm))

@@ -59,7 +59,6 @@ class Launch:
 
     Raises:
         UsageError: There is no command.
-        DdpwatchError: The run directory cannot be used; this shows before the job starts.
 
     Attributes:
         name: Id of the job's first run; ids of later ones start with it.
@@ -69,7 +68,6 @@ class Launch:
 
     def __init__(self, command: Sequence[str], record: Path | None, limits: Mapping[str, str]) -> None:
         _require_command(command)
-        rundir.directory()
         self._made = time.time()
         self.name = rundir.new_run_id(_script_of(command))
         self.command = shlex.join(command)
@@ -191,20 +189,35 @@ class Launch:
                 on_hangup()
 
     def _wait_for_collector(self) -> None:
-        """Gives the collector time to close its recording."""
+        """Gives the collector time to close its recording. What it does after that, it does without us."""
         deadline = time.monotonic() + END_GRACE_S
-        while self.runs() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        while not all(info.ended for info in self.runs()) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
 
-def run_unwatched(command: Sequence[str]) -> NoReturn:
+def why_unwatched() -> str:
+    """Why a job that is started now runs unwatched; empty if nothing speaks against watching it."""
+    if os.environ.get("DDPWATCH") == "0":
+        return "DDPWATCH=0"
+    try:
+        rundir.directory()
+    except DdpwatchError as error:
+        return str(error)
+    return ""
+
+
+def run_unwatched(command: Sequence[str], why: str) -> NoReturn:
     """Replaces this process by the command.
+
+    Args:
+        command: The job's command line.
+        why: What is said about it.
 
     Raises:
         UsageError: It cannot be started.
     """
     _require_command(command)
-    print("ddpwatch: DDPWATCH=0: the command runs unwatched", file=sys.stderr, flush=True)
+    print(f"ddpwatch: {why}: the command runs unwatched", file=sys.stderr, flush=True)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python ignores them, and the command would inherit that
     try:
@@ -234,7 +247,11 @@ def run_with_dashboard(launch: Launch, budget_ppm: int = 0) -> int:
     from ddpwatch.tui.app import run_dashboard
     from ddpwatch.tui.feed import AttachSpec
 
-    output = OutputPipe(launch.name)
+    try:
+        output = OutputPipe(launch.name)
+    except DdpwatchError as error:  # no memory, no pipe or no home for it
+        print(f"ddpwatch: no dashboard: {error}", file=sys.stderr)
+        return run_headless(launch, budget_ppm)
     with launch.job(output.pipe, _leave_dead_terminal) as process:
         output.start_copy()
 

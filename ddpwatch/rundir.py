@@ -50,6 +50,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
         start_ticks: When the collector's process started, in clock ticks since boot.
         launched: The name that `ddpwatch run` on this host has given the job; empty without it.
         previous: The run that the job was before torchrun started its ranks again; empty if there was none.
+        ended: Whether the run is over and its recording complete: its collector only answers viewers that come late.
     """
 
     run_id: str
@@ -66,6 +67,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
     start_ticks: int = 0
     launched: str = ""
     previous: str = ""
+    ended: bool = False
 
 
 def directory() -> Path:

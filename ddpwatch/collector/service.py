@@ -230,8 +230,11 @@ class Collector:
         self._previous[hello.rank] = hello.previous
         if (previous := run_before(self._previous)) != self._info.previous:
             self._info.previous = previous
-            with contextlib.suppress(DdpwatchError, OSError):  # the file was removed, or the disk is full
-                rundir.publish(self._claim, self._info)
+            self._publish_info()
+
+    def _publish_info(self) -> None:
+        with contextlib.suppress(DdpwatchError, OSError):  # the file was removed, or the disk is full
+            rundir.publish(self._claim, self._info)
 
     def _publish_status(self) -> None:
         if self._recording_thread is not None:
@@ -330,6 +333,8 @@ class Collector:
                 self._publish_status()  # what the disk did not take, for viewers only
                 self._send_to_viewers()
         self._write_last_view()
+        self._info.ended = True
+        self._publish_info()
 
     def _goodbye_of_run(self) -> Bye:
         reason, detail = self._hub.end_reason(), ""

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -51,6 +52,7 @@ class Popen(subprocess.Popen):
 subprocess.Popen = Popen
 main()
 """
+ALL_CLOSED = "0<&- 1>&- 2>&-"
 NOHUP = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
 
 
@@ -207,14 +209,38 @@ def test_too_long_an_argument_list_is_told() -> None:
     _is_refused(done, "true: the argument list is too long")
 
 
-def test_a_directory_that_others_can_read_is_refused_before_the_job_starts(tmp_path: Path) -> None:
+def test_with_a_run_directory_that_others_can_read_the_job_runs_unwatched(tmp_path: Path) -> None:
     (shared := tmp_path / "shared").mkdir(mode=0o755)
-    command = [sys.executable, "-c", "print('the job ran')"]
-    done = ddpwatch("run", "--headless", "--", *command, DDPWATCH_DIR=str(shared))
-    assert done.returncode != 0
-    assert done.stdout == ""
-    assert "not a private directory" in done.stderr
-    assert "Traceback" not in done.stderr
+    tell = "import os; print('DDPWATCH_RUN' in os.environ, os.environ.get('PYTHONPATH')); exit(7)"
+    about = {"DDPWATCH_DIR": str(shared), "PYTHONPATH": "here"}
+    done = ddpwatch("run", "--record", str(tmp_path / "run.mcap"), "--", sys.executable, "-c", tell, **about)
+    assert (done.returncode, done.stdout) == (7, "False here\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"ddpwatch: {shared} is not a private directory that you own (")
+    assert line.endswith(": the command runs unwatched")
+
+
+def test_closed_streams_are_closed_for_the_job_as_well(tmp_path: Path) -> None:
+    """Without a stdout, the job leaves what it finds in a file."""
+    tell = "import sys; print(sys.stdin, sys.stdout, sys.stderr, file=open(sys.argv[1], 'w'))"
+    found = tmp_path / "found"
+    job = shlex.join([sys.executable, "-c", tell, str(found)])
+    run = shlex.join([*DDPWATCH, "run", "--"])
+    for closed, off in (("0<&-", "1"), ("2>&-", "1"), (ALL_CLOSED, "1"), (ALL_CLOSED, "0")):
+        bare = finished("sh", "-c", f"{job} {closed}")
+        expected = found.read_text()
+        done = finished("sh", "-c", f"{run} {job} {closed}", DDPWATCH=off)
+        assert (done.returncode, done.stdout) == (bare.returncode, bare.stdout) == (0, ""), done.stderr
+        assert found.read_text() == expected
+        assert done.stderr.count("\n") == ("2" not in closed)
+
+
+def test_viewers_without_streams_end_as_they_would_with_them(tmp_path: Path) -> None:
+    file = str(tmp_path / "no.mcap")
+    for command, closed in ((["attach", "no"], "0<&-"), (["attach", "no"], ALL_CLOSED), (["replay", file], ALL_CLOSED)):
+        done = finished("sh", "-c", f"{shlex.join([*DDPWATCH, *command])} {closed}")
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert done.stderr.startswith("" if "2" in closed else "ddpwatch: error: ")
 
 
 def test_a_directory_that_becomes_unusable_does_not_change_the_exit_code(tmp_path: Path) -> None:

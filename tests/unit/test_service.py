@@ -26,6 +26,7 @@ from ddpwatch.control import Listen
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.keys import new_key_pair
 from ddpwatch.messages import Device, Hello, encode
+from ddpwatch.recording.reader import Recording
 from ddpwatch.transport import ReceiveClock
 
 RUN = f"r{os.getpid()}"  # black boxes of all run directories on disks are in one place
@@ -151,6 +152,25 @@ def test_a_run_directory_that_is_open_to_others_by_now_does_not_end_the_collecto
     monkeypatch.setattr(service, "LINGER_S", 0.0)
     monkeypatch.setattr(collector, "_is_over", lambda: True)
     collector.run()
+
+
+def test_a_run_has_ended_once_its_recording_and_its_last_view_are_complete(
+    run_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then `ddpwatch run` returns, while viewers still find the run."""
+    record = tmp_path / "run.mcap"
+    collector = Collector(Options(run_id=RUN, world_size=1, watch_pid=os.getpid(), record=str(record)))
+    ended: list[bool] = []
+
+    def look(_: float) -> None:
+        (run,) = rundir.live_runs()
+        ended.append(run.ended)
+        assert not any(Recording(path).cut_tail for path in (record, rundir.last_view(RUN)))
+
+    monkeypatch.setattr(collector, "_serve_snapshots", look)
+    monkeypatch.setattr(collector, "_is_over", lambda: bool(ended.append(rundir.live_runs()[0].ended)) or True)
+    collector.run()
+    assert ended == [False, True]
 
 
 def test_a_driver_that_never_answers_does_not_hold_up_the_end(
