@@ -70,7 +70,7 @@ class LayoutTracker:
 
         Args:
             ddp: The module.
-            sizes: Bytes of the buckets that were launched, in index order; empty where they were not seen.
+            sizes: Bytes of the buckets that were launched, in index order; empty where they are not known.
         """
         held = [bucket.nbytes for bucket in self.buckets]
         sizes = [] if self._sizes_vary else sizes
@@ -82,10 +82,14 @@ class LayoutTracker:
         known = bucket_layout(ddp)
         sizes = sizes or [bucket.nbytes for bucket in known]
         params = [bucket.params for bucket in known] if len(known) == len(sizes) else [[] for _ in sizes]
-        if sizes == held and params == [bucket.params for bucket in self.buckets]:
+        if not sizes or (sizes == held and params == [bucket.params for bucket in self.buckets]):
             return False
         self.buckets = [BucketLayout(i, *row) for i, row in enumerate(zip(sizes, params, strict=True))]
         return True
+
+    def sizes(self, sent: list[int]) -> list[int]:
+        """Returns the gradients' bytes in the buckets that a comm hook sent in so many bytes, as far as known."""
+        return sent if self._sizes_vary or len(sent) != len(self.buckets) else [one.nbytes for one in self.buckets]
 
 
 def _initial_assignment(ddp: DistributedDataParallel, sizes: list[int]) -> list[list[int]]:

@@ -9,7 +9,9 @@ completion is unknown.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -66,51 +68,86 @@ class GroupHooks:
 
     One call of it may issue several collectives, and they do not say which bucket they are for. So the figures are
     right only for a hook that issues one all-reduce for each bucket; any other shows a number of buckets that does not
-    fit the layout.
+    fit the layout. Sizes are those of what is all-reduced, which the hook has perhaps compressed.
 
     Args:
-        group: The process group; see `supported`.
+        group: The process group; see `supported`. It owns the hooks, which own neither it nor the observer.
         observer: Sees every all-reduce on it.
     """
 
     def __init__(self, group: Any, observer: DdpObserver) -> None:
-        self._observer = observer
+        self._group = weakref.ref(group)
+        self._observer: Callable[[], DdpObserver | None] = weakref.ref(observer)
         self._unissued: dict[int, tuple[int, int]] = {}
-        self._handles = [group.register_pre_hook(self._before), group.register_post_hook(self._after)]
+        self._running = False
+        # A second hook with an id replaces the first. Users count upwards or take an id(): neither is negative.
+        self._id = -id(self)
+        on_group = _registered.setdefault(group, [])
+        for hooks in [hooks for hooks in on_group if hooks._observer() is None]:
+            hooks.close()  # of a module that has died
+        on_group.append(self)
+        try:
+            group.register_pre_hook(self._id, partial(self._guarded, self._before))
+            group.register_post_hook(self._id, partial(self._guarded, self._after))
+        except BaseException:
+            self.close()
+            raise
 
     @staticmethod
     def supported(group: object) -> bool:
         """Whether this torch's process groups have such hooks."""
-        return hasattr(group, "register_pre_hook") and hasattr(group, "register_post_hook")
+        return hasattr(group, "register_pre_hook") and hasattr(group, "unregister_pre_hook")
 
-    def close(self) -> None:
-        """Removes the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+    def close(self, busy: bool = False) -> None:
+        """Removes the hooks.
 
-    def _before(self, args: Any) -> None:
+        Args:
+            busy: Whether the group may be running hooks, on any thread. Torch goes through its list of them without a
+                lock, so they stay, and do nothing.
+        """
+        group = self._group()
+        self._observer = _nobody
+        if group is None or busy or self._running:
+            return
+        group.unregister_pre_hook(self._id)
+        group.unregister_post_hook(self._id)
+        _registered[group].remove(self)
+
+    def _guarded(self, see: Callable[[DdpObserver, Any], None], args: Any) -> None:
+        observer = self._observer()
+        if observer is None:
+            return
+        self._running = True  # in case that a signal handler closes
         try:
-            tensors = _reduced_by(args)
-            at = self._observer.before_launch() if tensors else 0
-            if at:
-                if len(self._unissued) > MAX_UNISSUED:
-                    self._unissued.clear()
-                self._unissued[args.op_id] = (sum(map(nbytes_of, tensors)), at)
+            see(observer, args)
         except Exception as error:
-            self._observer.on_error(error)
+            observer.on_error(error)
+        finally:
+            self._running = False
 
-    def _after(self, args: Any) -> None:
-        try:
-            nbytes, at = self._unissued.pop(args.op_id, (0, 0))
-            if at:
-                self._observer.after_launch(None, nbytes, at, args.work.get_future)
-        except Exception as error:
-            self._observer.on_error(error)
+    def _before(self, observer: DdpObserver, args: Any) -> None:
+        tensors = _reduced_by(args)
+        at = observer.before_launch() if tensors else 0
+        if at:
+            if len(self._unissued) > MAX_UNISSUED:
+                self._unissued.clear()
+            self._unissued[args.op_id] = (sum(map(nbytes_of, tensors)), at)
+
+    def _after(self, observer: DdpObserver, args: Any) -> None:
+        nbytes, at = self._unissued.pop(args.op_id, (0, 0))
+        if at:
+            observer.after_launch(None, nbytes, at, args.work.get_future)
+
+
+def _nobody() -> None:
+    """Stands for a reference to an observer that has gone."""
+
+
+_registered: weakref.WeakKeyDictionary[Any, list[GroupHooks]] = weakref.WeakKeyDictionary()
 
 
 def _reduced_by(args: Any) -> list[torch.Tensor]:
     """The gradients that an all-reduce takes; nothing for other collectives (these hooks see all of a group's)."""
-    if "allreduce" not in str(args.name).lower().replace("_", ""):
+    if args.name.name not in ("ALLREDUCE", "ALLREDUCE_COALESCED"):
         return []
     return [tensor for tensor in args.input_tensors if tensor.dtype is not torch.int32]

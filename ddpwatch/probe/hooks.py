@@ -59,7 +59,7 @@ class DdpProbe(GuardedProbe):
         on_wait: Called when a backward has ended its compute and is about to wait for its buckets. Must not block.
 
     Attributes:
-        foreign_hook: Name of a comm hook that was there before; empty if none.
+        foreign_hook: Name of a comm hook whose collectives are not seen; empty if none.
         timed: Whether completions can be stamped.
         reducer_group: The switch of the reducer's process group; None beside a comm hook that was there before.
     """
@@ -114,14 +114,13 @@ class DdpProbe(GuardedProbe):
 
     def _hook(self, ddp: DistributedDataParallel, params: list[torch.nn.Parameter]) -> None:
         self._observe(ddp)
-        self._blind = bool(self.foreign_hook) and self._group_hooks is None
         # Gloo reduces on the host also what lies on a GPU, and its threads have no stream that waits for the result.
         backend = "" if self._host else backend_name(ddp.process_group, ddp.device)
         self._by_host = backend == "gloo"
         self._own_stream = own_stream(ddp.device) if backend == "nccl" else None
         # On a GPU the future completes when the collective is enqueued, and its callback runs on a stream that waits
         # for it, where only a GPU clock can stamp.
-        self.timed = (self._host or self._recorder.gpu is not None) and not self._blind
+        self.timed = (self._host or self._recorder.gpu is not None) and not self.foreign_hook
         self._handles += self._attach(ddp, params)
 
     @property
@@ -151,7 +150,7 @@ class DdpProbe(GuardedProbe):
         if (ddp := self._ddp()) is not None and self.reducer_group is not None:
             self.reducer_group.release(ddp, self._in_backward)
         if self._group_hooks is not None:
-            self._group_hooks.close()
+            self._group_hooks.close(self._in_backward)
         self._drop_inner_hook()
         for handle in self._handles:
             handle.remove()
@@ -163,7 +162,7 @@ class DdpProbe(GuardedProbe):
             self.reducer_group = ReducerGroup(self)
             self.reducer_group.switch(ddp, True)  # now: a built-in comm hook keeps the group that it finds
         elif GroupHooks.supported(ddp.process_group):
-            self._group_hooks = GroupHooks(ddp.process_group, self)
+            self._watch_group(ddp)
 
     def _attach(self, ddp: DistributedDataParallel, params: list[torch.nn.Parameter]) -> Iterator[RemovableHandle]:
         yield ddp.register_forward_pre_hook(PortableHook(self._guarded(self._forward_begin, starts_step=True)))
@@ -267,7 +266,7 @@ class DdpProbe(GuardedProbe):
     def _backward_end(self) -> None:
         self._in_backward = False
         launched, self._launched = self._launched, []
-        derived = self._blind or not self._observed
+        derived = bool(self.foreign_hook) or not self._observed
         issued = self._issued, self.issue_count() if derived else None
         reduced = bool(launched) or (derived and self._will_sync and self._may_have_reduced(*issued))
         self._recorder.backward_end(reduced)
@@ -279,10 +278,13 @@ class DdpProbe(GuardedProbe):
         if self._synced_backwards == 0:
             self._recorder.warm_up()
         self._synced_backwards += 1
-        if launched or self._blind:
+        if launched or self.foreign_hook:
             sizes = [bucket.nbytes for bucket in sorted(launched, key=lambda bucket: bucket.index)]
-            if self._tracker.update(ddp, sizes):
+            if self._tracker.update(ddp, sizes if self._group_hooks is None else []):
                 self._change_layout(_foreign_hook_of(ddp))
+            if self._group_hooks is not None:
+                for bucket, nbytes in zip(launched, self._tracker.sizes(sizes), strict=True):
+                    bucket.nbytes = nbytes
         if self._host and derived:
             record.later.append(partial(derive_launches, self._layout, self._stats, self._forward_end_ns, issued))
         elif self._host:
@@ -296,7 +298,7 @@ class DdpProbe(GuardedProbe):
             before: How many collectives the group had issued before it, None if not known.
             after: How many it has issued now.
         """
-        return self._blind or self._asked or before is None or before != after
+        return bool(self.foreign_hook) or self._asked or before is None or before != after
 
     def _change_layout(self, comm_hook: str) -> None:
         """Publishes the new buckets. What the sender thread learns about them goes into an object of their own."""
@@ -371,7 +373,17 @@ class DdpProbe(GuardedProbe):
         """Observes the process group of a comm hook that runs unwrapped."""
         ddp = self._ddp()
         if self.active and ddp is not None and self._group_hooks is None:
-            self._group_hooks = GroupHooks(ddp.process_group, self)
+            self._watch_group(ddp)
+
+    def _watch_group(self, ddp: DistributedDataParallel) -> None:
+        """Sees the module's comm hook by its group's hooks. Where that fails, its collectives are not seen."""
+        hook = _foreign_hook_of(ddp)
+        if not hook:
+            return  # it goes through the reducer
+        try:
+            self._group_hooks, self.foreign_hook = GroupHooks(ddp.process_group, self), ""
+        except Exception:
+            self.foreign_hook, self.timed = hook, False
 
 
 def _in_another() -> bool:

@@ -62,8 +62,9 @@ def _passed_on(name: str) -> Callable[..., Any]:
 for _name in (
     "_allgather_base", "_end_coalescing", "_reduce_scatter_base", "all_gather_single", "all_gather_single_coalesced",
     "all_to_all_single", "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce_coalesced",
-    "alltoall", "alltoall_base", "barrier", "broadcast", "gather", "recv", "recv_anysource", "reduce", "reduce_scatter",
-    "reduce_scatter_single", "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "scatter", "send",
+    "alltoall", "alltoall_base", "barrier", "broadcast", "gather", "gather_into_tensor", "gather_single", "reconfigure",
+    "recv", "recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced", "scatter", "send",
 ):  # fmt: skip
     setattr(TimedGroup, _name, _passed_on(_name))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,29 +160,3 @@ def assert_launches_lie_between_the_naps(step: Step, watched: Watched, early_ns:
     """Each launch lies between its layer's nap and the next one, or outside by no more than the test has measured."""
     for launch, (earliest, latest) in zip(step.comm_launch, watched.backwards[step.step].windows, strict=True):
         assert earliest - early_ns <= step.start_ns + launch <= latest + late_ns
-
-
-class FutureGroup:
-    """Process groups as torch 2.14 is to have them: hooks around each collective."""
-
-    def __init__(self) -> None:
-        self.before: list[Callable[[Any], None]] = []
-        self.after: list[Callable[[Any], None]] = []
-
-    def register_pre_hook(self, hook: Callable[[Any], None]) -> Any:
-        self.before.append(hook)
-        return SimpleNamespace(remove=lambda: self.before.remove(hook))
-
-    def register_post_hook(self, hook: Callable[[Any], None]) -> Any:
-        self.after.append(hook)
-        return SimpleNamespace(remove=lambda: self.after.remove(hook))
-
-    def collective(
-        self, op_id: int, tensor: torch.Tensor, name: str = "HookOpName.all_reduce"
-    ) -> torch.futures.Future[torch.Tensor]:
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        for hook in list(self.before):
-            hook(SimpleNamespace(op_id=op_id, name=name, input_tensors=[tensor]))
-        for hook in list(self.after):
-            hook(SimpleNamespace(op_id=op_id, work=SimpleNamespace(get_future=lambda: future)))
-        return future

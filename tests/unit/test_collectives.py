@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,17 +20,20 @@ from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import _r
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.probe import completion
-from ddpwatch.probe.collectives import GroupHooks
+from ddpwatch.probe.collectives import GroupHooks, _registered
 from ddpwatch.probe.completion import drain
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.process_group import TimedGroup, _timed_groups
 from ddpwatch.probe.record import BucketRecord, StepRecord
 from ddpwatch.probe.recorder import StepRecorder
-from tests.support.probe import LAYERS, NAP_S, FutureGroup, Watched, assert_launches_lie_between_the_naps, gloo_group
+from tests.support.probe import LAYERS, NAP_S, Watched, assert_launches_lie_between_the_naps, gloo_group
 
 __all__ = ["gloo_group"]
+HAS_HOOKS = GroupHooks.supported(dist.ProcessGroup)
+has_hooks = pytest.mark.skipif(not HAS_HOOKS, reason="process groups have no hooks before torch 2.14")
 
 
+@pytest.mark.skipif(HAS_HOOKS, reason="the process group's hooks see it")
 def test_a_comm_hook_that_was_there_before_is_left_alone() -> None:
     watched = Watched(prepare=lambda ddp: ddp.register_comm_hook(None, fp16_compress_hook))
     steps = watched.train(4)
@@ -65,6 +70,9 @@ def test_a_comm_hook_that_comes_later_is_seen_and_shown_as_it_was_given() -> Non
     steps = watched.train(4)
     assert all(done is not None for step in steps for done in step.comm_done)
     assert steps[3].comm_bytes[0] == 4 * (64 + 8)  # of gradients, not on the wire
+    assert [(bucket.nbytes, len(bucket.params)) for bucket in watched.layouts[-1].buckets] == [
+        (4 * (64 + 8), 2)
+    ] * LAYERS
     assert watched.layouts[-1].comm_hook == "fp16_compress_hook"
 
 
@@ -155,66 +163,165 @@ def test_an_error_of_the_collective_is_the_one_that_ddp_would_raise() -> None:
         dist.ProcessGroup.allreduce(TimedGroup(Broken(), quiet), [torch.ones(1)], dist.AllreduceOptions())  # type: ignore[arg-type]
 
 
-def test_the_process_groups_own_hooks_are_used_where_torch_has_them() -> None:
-    group, seen, done = FutureGroup(), [], []
+class Observer:
+    """Takes what a group's hooks see."""
 
-    def after_launch(index: int | None, nbytes: int, at: int, future: Callable[[], Any]) -> None:
-        seen.append((index, nbytes, at))
-        future().add_done_callback(lambda _: done.append(at))
+    def __init__(self, before: Callable[[], int] = lambda: 1) -> None:
+        self.before_launch = before
+        self.launched: list[tuple[int | None, int, int]] = []
+        self.done: list[int] = []
+        self.errors: list[str] = []
 
+    def after_launch(self, index: int | None, nbytes: int, at: int, future: Callable[[], Any]) -> None:
+        self.launched.append((index, nbytes, at))
+        future().add_done_callback(lambda _: self.done.append(at))
+
+    def on_error(self, error: Exception) -> None:
+        self.errors.append(str(error))
+
+    def on_comm_hook(self) -> None:
+        raise AssertionError
+
+
+def hooks_left(hooks: list[GroupHooks]) -> bool:
+    """Whether a group still has the hooks, of which the list has the last other reference."""
+    left = weakref.ref(hooks.pop())
+    return left() is not None
+
+
+@has_hooks
+def test_a_groups_own_hooks_see_its_all_reduces() -> None:
+    group = dist.new_group([0])
     stamps = iter([11, 12, 0])
-    hooks = GroupHooks(group, SimpleNamespace(before_launch=lambda: next(stamps), after_launch=after_launch))
-    first, second = group.collective(1, torch.ones(8)), group.collective(2, torch.ones(4))
-    second.set_result(torch.ones(4))
-    first.set_result(torch.ones(8))
-    group.collective(3, torch.ones(2))  # the observer did not want it
-    group.collective(5, torch.ones(2), "HookOpName.all_gather")
-    group.collective(6, torch.ones(2, dtype=torch.int32))  # which parameters were used
-    hooks.close()
-    group.collective(4, torch.ones(2))
-    assert seen == [(None, 32, 11), (None, 16, 12)]
-    assert done == [12, 11]
-    assert GroupHooks.supported(group)
-    assert not GroupHooks.supported(object())
+    observer = Observer(lambda: next(stamps))
+    hooks = [GroupHooks(group, observer)]
+    dist.all_reduce(torch.ones(8), group=group)
+    dist.all_reduce(torch.ones(4), group=group, async_op=True).wait()  # type: ignore[union-attr]
+    dist.all_reduce(torch.ones(2), group=group)  # the observer does not want it
+    dist.all_reduce(torch.ones(2, dtype=torch.int32), group=group)  # which parameters were used
+    dist.all_gather([torch.ones(2)], torch.ones(2), group=group)
+    dist.all_reduce(torch.ones(2))  # in another group
+    hooks[0].close()
+    dist.all_reduce(torch.ones(2), group=group)
+    drain()
+    assert (observer.launched, observer.done, observer.errors) == ([(None, 32, 11), (None, 16, 12)], [11, 12], [])
+    assert not hooks_left(hooks)
 
 
-def test_an_error_in_a_process_groups_hook_does_not_reach_the_job() -> None:
-    group, errors = FutureGroup(), []
-
-    def after_launch(*_: Any) -> None:
+@has_hooks
+@pytest.mark.parametrize("method", ["before_launch", "after_launch"])
+def test_an_error_in_a_process_groups_hook_does_not_reach_the_job(method: str) -> None:
+    def fail(*_: Any) -> int:
         raise ValueError("ours")
 
-    GroupHooks(group, SimpleNamespace(before_launch=lambda: 1, after_launch=after_launch, on_error=errors.append))
-    group.collective(1, torch.ones(1))
-    assert [str(error) for error in errors] == ["ours"]
+    observer = Observer()
+    setattr(observer, method, fail)
+    hooks = GroupHooks(dist.group.WORLD, observer)
+    dist.all_reduce(torch.ones(1))
+    hooks.close()
+    assert observer.errors == ["ours"]
 
 
-def test_a_comm_hook_runs_unwrapped_where_process_groups_have_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = FutureGroup()
-    for name in ("register_pre_hook", "register_post_hook"):
-        monkeypatch.setattr(dist.ProcessGroup, name, method_of(group, name), raising=False)
+@has_hooks
+def test_a_users_hooks_on_the_group_stay() -> None:
+    seen: list[str] = []
+    group: Any = dist.new_group([0])
+    for number in (0, 1, id(seen)):
+        group.register_pre_hook(number, lambda args: seen.append("before"))
+        group.register_post_hook(number, lambda args: seen.append("after"))
+    hooks, observer = [], Observer()
+    for closes in (False, True):
+        hooks.append(GroupHooks(group, observer))
+        dist.all_reduce(torch.ones(1), group=group)
+        if closes:
+            while hooks:
+                hooks.pop().close()
+        dist.all_reduce(torch.ones(1), group=group)
+    assert seen == 4 * [*3 * ["before"], *3 * ["after"]]
+    assert len(observer.launched) == 2 + 2
+
+
+@has_hooks
+def test_a_groups_hooks_go_with_the_module_and_when_the_group_is_destroyed() -> None:
+    group, observer = dist.new_group([0]), Observer()
+    of_dead = [GroupHooks(group, Observer())]
+    hooks = [GroupHooks(group, observer)]
+    assert not hooks_left(of_dead)
+    dist.destroy_process_group(group)
+    hooks[0].close()
+    assert not hooks_left(hooks)
+
+
+@has_hooks
+@pytest.mark.parametrize("where", ["within a hook", "while the group is busy"])
+def test_a_groups_hooks_stay_and_do_nothing_where_torch_may_be_going_through_them(where: str) -> None:
+    """It would go on with one that is gone. A signal handler may close at any time."""
+    group = dist.new_group([0])
+    within = where == "within a hook"
+    observer = Observer(lambda: hooks[0].close() or 1 if within else 1)  # type: ignore[func-returns-value]
+    hooks = [GroupHooks(group, observer)]
+    if not within:
+        hooks[0].close(busy=True)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1), group=group)
+    assert (observer.launched, observer.errors) == ([], [])
+    assert hooks_left(hooks)
+
+
+def own_hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP takes no annotation in quotes
+    state.append(sys._getframe(1).f_code.co_name)
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+
+
+@has_hooks
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_comm_hook_runs_unwrapped_where_process_groups_have_hooks(when: str) -> None:
     callers: list[str] = []
 
-    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP takes no annotation in quotes
-        callers.append(sys._getframe(1).f_code.co_name)
-        group.collective(bucket.index(), bucket.buffer()).set_result(bucket.buffer())
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
+    def register(ddp: DistributedDataParallel) -> None:
+        ddp.register_comm_hook(callers, own_hook)
 
-    watched = Watched()
-    watched.ddp.register_comm_hook(None, hook)
+    watched = Watched(prepare=register if when == "before" else lambda ddp: None)
+    if when == "after":
+        register(watched.ddp)
     steps = watched.train(3)
     assert "ddpwatch_timing" not in callers
+    assert (watched.probe.foreign_hook, watched.probe.timed) == ("", True)
     assert steps[-1].comm_label == list(range(LAYERS))
+    assert steps[-1].comm_bytes == [4 * (64 + 8)] * LAYERS
     assert None not in steps[-1].comm_done
+    hooks = [watched.probe._group_hooks]
     watched.probe.close()
-    assert (group.before, group.after) == ([], [])
+    watched.probe._group_hooks = None
+    assert not hooks_left(hooks)  # type: ignore[arg-type]
 
 
-def method_of(group: FutureGroup, name: str) -> Callable[..., Any]:
-    """A method of the stand-in, to be patched into every process group."""
-    return lambda self, hook: getattr(group, name)(hook)
+@has_hooks
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("refused", ["register_pre_hook", "register_post_hook"])
+def test_a_comm_hook_is_registered_where_the_groups_hooks_are_not(
+    when: str, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launches are derived, as on an older torch; only completions are missing."""
+
+    gc.collect()  # modules of other tests
+
+    def refuse(*_: Any) -> None:
+        raise TypeError("another number of arguments")
+
+    def register(ddp: DistributedDataParallel) -> None:
+        monkeypatch.setattr(dist.ProcessGroup, refused, refuse)
+        ddp.register_comm_hook([], own_hook)
+
+    watched = Watched(prepare=register if when == "before" else lambda ddp: None)
+    if when == "after":
+        register(watched.ddp)
+    steps = watched.train(3)
+    assert (watched.probe.foreign_hook, watched.probe.timed) == ("own_hook", False)
+    assert [step.status for step in steps] == ["warmup", "ok", "ok"]
+    assert steps[-1].comm_done == [None] * LAYERS
+    assert all(hooks._observer() not in (watched.probe, None) for hooks in _registered[dist.group.WORLD])
+    watched.probe.close()
 
 
 def test_the_groups_backend_stays_bound_to_its_device() -> None:
