@@ -8,7 +8,6 @@ with collectives of known length, without a second rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.probe.cuda import CudaClock
+from ddpwatch.probe.cuda_calls import cuda_clock
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
@@ -188,9 +188,3 @@ class Job:
         """Waits for the GPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-
-
-def cuda_clock(device: torch.device) -> CudaClock:
-    """The probe's clock on a GPU."""
-    event: Any = partial(torch.cuda.Event, enable_timing=True)
-    return CudaClock(event, partial(torch.cuda.current_stream, device), torch.cuda.is_current_stream_capturing)

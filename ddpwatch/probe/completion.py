@@ -16,6 +16,10 @@ import torch
 if TYPE_CHECKING:
     from ddpwatch.probe.record import BucketRecord
 
+# torch has a pool of 32 streams for each priority, and gives them out in turn. A job takes streams of the default
+# priority, NCCL may take those of -1.
+OWN_PRIORITY = -3
+
 _alive: set[int] = set()
 _log = logging.getLogger("ddpwatch")
 
@@ -54,7 +58,7 @@ def own_stream(device: torch.device, environment: Mapping[str, str] = os.environ
     wanted = environment.get("DDPWATCH_CUDA_STREAM", "pool")
     if wanted not in ("own", "pool"):
         _log.warning("DDPWATCH_CUDA_STREAM is %r, which is not a valid choice; hint: own or pool", wanted[:50])
-    return torch.cuda.Stream(device) if wanted == "own" else None  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device, OWN_PRIORITY) if wanted == "own" else None  # type: ignore[no-untyped-call]
 
 
 def drain(timeout_s: float = 0.1) -> None:

@@ -16,14 +16,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from ddpwatch.probe.gpu_clock import GpuClockMap, Passage
 from ddpwatch.probe.record import BucketRecord, StepRecord
 from ddpwatch.sampling.levels import UNRESOLVED
 
-BACKLOG = 8  # steps that wait for their events; beyond that the oldest is given up
-MAX_AHEAD = 4096  # events that the GPU has not passed; a step that lost one of them is given up in the end
+# Events that the GPU has not passed yet, some 200 bytes each: of more, the oldest is lost, and its step with it. A job
+# hardly gets there: a queue of the driver's holds 1,021 launches (on an H100), then the host waits.
+MAX_AHEAD = 16_384
 
 
 class CudaEvent(Protocol):
@@ -40,10 +42,15 @@ class CudaEvent(Protocol):
 
 
 class GpuStamp(int):
-    """A host time in ns, with the event that was enqueued then, and when the host knew that the GPU had passed it."""
+    """A host time in ns, with the event that was enqueued then, and when the host knew that the GPU had passed it.
+
+    Attributes:
+        lost: Whether nobody will know that, as the GPU was too far behind.
+    """
 
     event: CudaEvent
     passed_ns: int | None
+    lost: bool
 
 
 class CudaClock:
@@ -54,8 +61,9 @@ class CudaClock:
         stream: The current stream of the device that the model is on. Not of the current device: a script that never
             calls ``set_device`` computes on one GPU while another is current, and an event there would claim memory
             on a GPU that the job does not use.
-        capturing: Whether a CUDA graph is being captured: then nothing may be enqueued, and stamps are the host's.
+        capturing: Whether this thread captures a CUDA graph: then nothing may be enqueued, and stamps are the host's.
         host: Host time in ns.
+        beside_captures: A context in which this thread may query events while another one captures a graph.
 
     Attributes:
         captured_ns: When a graph was captured, if no step has ended since: its replays run no hook.
@@ -67,13 +75,15 @@ class CudaClock:
         stream: Callable[[], Any],
         capturing: Callable[[], bool],
         host: Callable[[], int] = time.monotonic_ns,
+        beside_captures: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._make_event = make_event
         self._stream = stream
         self._capturing = capturing
+        self._beside_captures = beside_captures
         self._host = host
         self._pool: list[CudaEvent] = []
-        self._ahead: deque[GpuStamp] = deque(maxlen=MAX_AHEAD)
+        self._ahead: deque[GpuStamp] = deque()
         self._waiting: deque[StepRecord] = deque()
         self._map = GpuClockMap()
         self._anchor: CudaEvent | None = None
@@ -88,8 +98,10 @@ class CudaClock:
         self._query()
         event = self._pool.pop() if self._pool else self._make_event()
         stamp = GpuStamp(self._host())
-        stamp.event, stamp.passed_ns = event, None
+        stamp.event, stamp.passed_ns, stamp.lost = event, None, False
         event.record(self._stream())
+        if len(self._ahead) >= MAX_AHEAD:
+            self._ahead.popleft().lost = True
         self._ahead.append(stamp)
         return stamp
 
@@ -98,8 +110,6 @@ class CudaClock:
         record.resolved = False
         self.captured_ns = None
         self._waiting.append(record)
-        if len(self._waiting) > BACKLOG:
-            self._give_up(self._waiting.popleft())
         self.poll()
 
     def poll(self) -> None:
@@ -111,7 +121,8 @@ class CudaClock:
         try:
             if not self._capturing():  # querying an event would break the capture
                 self._query()
-                self._resolve_passed()
+                with self._beside_captures():
+                    self._resolve_passed()
         except Exception:
             self._give_up_all()
             raise
@@ -126,15 +137,17 @@ class CudaClock:
     def _query(self) -> None:
         """Notes which events the GPU has passed: each is seen to be passed once, and one is not, at most."""
         ahead = self._ahead
-        while ahead and ahead[0].event.query():
-            ahead.popleft().passed_ns = self._host()
+        if ahead:
+            with self._beside_captures():
+                while ahead and ahead[0].event.query():
+                    ahead.popleft().passed_ns = self._host()
 
     def _resolve_passed(self) -> None:
         while self._waiting:
             record = self._waiting[0]
             stamps = list(_stamps(record))
             events = [stamp for stamp in stamps if isinstance(stamp, GpuStamp)]
-            lost = record.status == "aborted" and not _completed(record)
+            lost = any(stamp.lost for stamp in events) or (record.status == "aborted" and not _completed(record))
             if lost or len(events) < len(stamps):
                 self._give_up(record)
             elif _completed(record) and all(stamp.passed_ns is not None for stamp in events):

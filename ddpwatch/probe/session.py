@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.messages import NO_LONGER_WATCHED, BucketLayout, Bye, EndReason, Layout, Mark
 from ddpwatch.probe.activity import ActivityMonitor, Doing
-from ddpwatch.probe.cuda import CudaClock, CudaEvent
+from ddpwatch.probe.cuda_calls import cuda_clock
 from ddpwatch.probe.gc_pauses import GcPauses
 from ddpwatch.probe.groups import backend_name
 from ddpwatch.probe.guest import JobUnwatchedError
@@ -161,8 +161,7 @@ class ProbeSession:
         if self._gpu != device:
             raise DdpwatchError(f"a model computes on {device}, while {self._gpu} is watched")
         if self.recorder.gpu is None:
-            stream = partial(torch.cuda.current_stream, device)
-            self.recorder.use(gpu=CudaClock(_cuda_event, stream, torch.cuda.is_current_stream_capturing))
+            self.recorder.use(gpu=cuda_clock(device))
 
     @property
     def run_id(self) -> str:
@@ -297,10 +296,6 @@ class ProbeSession:
         self._activity.active = False
         for probe in list(self._probes):
             probe.active = False
-
-
-def _cuda_event() -> CudaEvent:
-    return cast("CudaEvent", torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
 def is_sharded(model: object) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
 
-from benchmarks.gpu.simulated import MS, SimulatedEvent, SimulatedJob
+from benchmarks.gpu.simulated import MS, SimulatedEvent, SimulatedGpu, SimulatedJob
 from ddpwatch.analysis.step import figures
 from ddpwatch.messages import decode, encode
-from ddpwatch.probe.cuda import BACKLOG, GpuStamp
+from ddpwatch.probe import cuda
+from ddpwatch.probe.cuda import GpuStamp
 
 US = 1_000
 TICK_NS = 2_000  # what a GPU time may be off by, because an event is
@@ -170,13 +173,29 @@ def test_events_are_queried_once_and_those_not_passed_hardly_more() -> None:
     assert job.gpu.queries <= 4 * 12 * 2 + 10
 
 
-def test_the_backlog_is_bounded_and_what_is_given_up_is_unknown() -> None:
+@pytest.mark.parametrize("ahead", [9, 40])
+def test_every_step_is_resolved_however_many_steps_the_host_is_ahead(ahead: int) -> None:
+    """With few launches a step, or graphs that are replayed, a host is tens of steps ahead for the whole run."""
+    job = SimulatedJob()
+    for _ in range(200):
+        job.step()
+        job.gpu.host = max(job.gpu.host, job.gpu.free["compute"] - ahead * 75 * MS)
+    waiting = sum(not record.resolved for record in job.records)
+    job.finish()
+    assert waiting >= ahead - 1
+    assert {record.status for record in job.records} == {"ok"}
+
+
+def test_what_waits_is_bounded_and_what_is_given_up_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that hangs while the host goes on, as in replays of a graph: memory does not grow."""
+    monkeypatch.setattr(cuda, "MAX_AHEAD", 50)  # events: a step has 11 of its own
     job = SimulatedJob()
     job.gpu.stuck = True
-    for _ in range(BACKLOG + 3):
+    for _ in range(40):
         job.step()
+    assert len(job.clock._ahead) == 50
+    assert sum(not record.resolved for record in job.records) <= 6
     given_up = [record for record in job.records if record.resolved]
-    assert len(given_up) == len(job.records) - BACKLOG
     assert all(done is None for record in given_up for done in record.message(0, 0).comm_done)
 
 
@@ -184,7 +203,7 @@ def test_a_step_that_is_given_up_has_no_figures() -> None:
     """Its stamps show when the host enqueued the work, not how long the GPU took for it."""
     job = SimulatedJob()
     job.gpu.stuck = True
-    for _ in range(BACKLOG + 3):
+    for _ in range(11):
         job.step()
     job.recorder.finish()
     sent = [record.message(0, 0) for record in job.records]
@@ -193,7 +212,7 @@ def test_a_step_that_is_given_up_has_no_figures() -> None:
     for step in sent:
         assert (step.duration_ns, step.spans, step.hook_ns, step.comm_launch) == (0, [], [], [])
         assert figures(step).phases_ns == {}
-    assert [step.step for step in sent] == list(range(BACKLOG + 3))
+    assert [step.step for step in sent] == list(range(11))
 
 
 def test_an_aborted_step_that_is_given_up_stays_aborted() -> None:
@@ -246,6 +265,44 @@ def test_no_event_is_queried_while_a_graph_is_captured() -> None:
     job.step()
     assert job.records[0].settled()
     assert job.records[0].message(0, 0).comm_done != [None, None]
+
+
+def test_events_are_queried_in_the_context_that_another_threads_capture_needs() -> None:
+    """A capture in CUDA's default mode is lost if another thread queries an event."""
+    job = SimulatedJob()
+    inside: list[bool] = []
+
+    @contextmanager
+    def beside_captures() -> Iterator[None]:
+        inside.append(True)
+        yield
+        inside.pop()
+
+    outside: list[SimulatedEvent] = []
+    job.clock._beside_captures = beside_captures
+    job.clock._make_event = lambda: CheckedEvent(job.gpu, lambda event: inside or outside.append(event))
+    for _ in range(5):
+        job.step()
+        job.gpu.synchronise()
+    job.finish()
+    assert job.gpu.queries > 20
+    assert not outside
+
+
+class CheckedEvent(SimulatedEvent):
+    """An event that says when something is asked of it."""
+
+    def __init__(self, gpu: SimulatedGpu, asked: Callable[[SimulatedEvent], object]) -> None:
+        super().__init__(gpu)
+        self.asked = asked
+
+    def query(self) -> bool:
+        self.asked(self)
+        return super().query()
+
+    def elapsed_time(self, end_event: cuda.CudaEvent) -> float:
+        self.asked(self)
+        return super().elapsed_time(end_event)
 
 
 def test_a_sticky_error_gives_up_every_step_and_loses_none() -> None:

@@ -183,6 +183,36 @@ def test_a_jump_starts_an_epoch(jump_ms: int) -> None:
     assert clock.epoch == 1
 
 
+@pytest.mark.parametrize("ppm", [-2000, -300, 150, 300, 2000])
+@pytest.mark.parametrize("period", [1, 20])
+def test_clocks_that_drift_faster_than_crystals_are_seen(ppm: float, period: int) -> None:
+    """As in a virtual machine: each epoch used to end as if a clock had jumped, for the whole run."""
+    gpu, clock = Gpu(ppm, synchronises=every(period)), GpuClockMap()
+    found = []
+    for events in gpu.steps(2000):
+        at = [gpu.gpu_ns(passed) for _, passed, _ in events]
+        clock.observe([Passage(ns, event[0], event[2]) for ns, event in zip(at, events, strict=True)])
+        off = max(abs(clock.host_ns(ns) - event[1]) for ns, event in zip(at, events, strict=True))
+        found.append((off, clock.error_ns(at[0]), clock.epoch))
+    offs, errors, epochs = zip(*found[1000:], strict=True)
+    assert all(off <= error for off, error in zip(offs, errors, strict=True))
+    assert epochs[0] == epochs[-1] >= 3
+    assert max(errors) < 200 * US
+    slowest, fastest = clock.drift_ppm
+    assert slowest <= ppm / (1 - ppm * 1e-6) <= fastest  # of the GPU's time
+
+
+def test_jumps_to_and_fro_are_no_drift() -> None:
+    gpu, clock = Gpu(ppm=20, synchronises=every(1)), GpuClockMap()
+    for number, events in enumerate(gpu.steps(400)):
+        if number % 50 == 49:
+            gpu.offset += 3 * MS if number % 100 == 49 else -3 * MS
+        at = [gpu.gpu_ns(passed) for _, passed, _ in events]
+        clock.observe([Passage(ns, event[0], event[2]) for ns, event in zip(at, events, strict=True)])
+    assert clock.epoch >= 7
+    assert clock._widest[1] == MAX_DRIFT_PPM * 1e-6
+
+
 def test_a_jump_within_a_step() -> None:
     clock = GpuClockMap()
     clock.observe([Passage(0, 1000 * MS, 1001 * MS), Passage(50 * MS, 500 * MS, 501 * MS)])

@@ -143,17 +143,22 @@ def test_the_host_never_waits_for_a_future(streams: OnGpu) -> None:
 def test_gloo_never_gets_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting for its futures would block the host."""
     monkeypatch.setenv("DDPWATCH_CUDA_STREAM", "own")
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: pytest.fail("a stream"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_: pytest.fail("a stream"))
     watched = OnGpu()
     assert watched.probe._by_host
     assert watched.probe._own_stream is None
 
 
 def test_the_stream_is_asked_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=device))
+    monkeypatch.setattr(
+        torch.cuda, "Stream", lambda device, priority: SimpleNamespace(device=device, priority=priority)
+    )
     device = torch.device("cuda", 1)
     assert own_stream(device, {}) is own_stream(device, {"DDPWATCH_CUDA_STREAM": "pool"}) is None
-    assert own_stream(device, {"DDPWATCH_CUDA_STREAM": "own"}).device == device  # type: ignore[union-attr]
+    own = own_stream(device, {"DDPWATCH_CUDA_STREAM": "own"})
+    assert own is not None
+    assert own.device == device
+    assert own.priority < -1  # of another pool than the job's streams and NCCL's
     assert not caplog.records
     assert own_stream(device, {"DDPWATCH_CUDA_STREAM": "two"}) is None
     assert "hint: own or pool" in caplog.text
