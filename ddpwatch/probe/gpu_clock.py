@@ -6,7 +6,7 @@ tight where the GPU was idle (from below), or where a query followed at once, as
 
 Bounds age: the offset drifts, by at most `MAX_DRIFT_PPM` of the time that passes. Two narrow intervals some seconds
 apart bound the drift itself more closely, for as long as both are in the window. Clocks that drift faster, as a virtual
-machine's may, contradict their bounds again and again, in one direction: then the limit is widened to what they show.
+machine's may, contradict their bounds again and again, in one direction: then the limit is widened until they do not.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MAX_DRIFT_PPM = 100.0  # crystals differ by less than 50; the rest is for a host clock that is being slewed
-FASTEST_DRIFT_PPM = 10_000.0  # whatever the bounds say: more than any clock that is still of use
-DRIFTS_NOT_JUMPS = 3  # contradictions in a row, in one direction
+DRIFTS_NOT_JUMPS = 3  # contradictions in a row, in one direction: then the limit is WIDER times as large
+WIDER = 4
 DRIFT_CHANGE_PPM = 1.0  # by which the drift may change within the window, as the GPU warms up
 WINDOW_NS = 60_000_000_000
 SNAPSHOT_EVERY_NS = 1_000_000_000
@@ -64,8 +64,7 @@ class GpuClockMap:
         self._offset = 0
         self._known = False
         self._snapshots: deque[_Bounds] = deque()
-        self._epoch_start = self._now
-        self._contradictions: deque[tuple[float, float]] = deque(maxlen=DRIFTS_NOT_JUMPS)
+        self._contradictions = 0  # in a row; below 0 if the offset fell
         self._drift = self._widest = (-MAX_DRIFT_PPM * _PPM, MAX_DRIFT_PPM * _PPM)
         self._likely_drift = 0.0
 
@@ -80,6 +79,8 @@ class GpuClockMap:
         aged, new = self._aged(gpu_ns), self._bounds(passages, gpu_ns)
         low, high = max(aged.low, new.low), min(aged.high, new.high)
         if not self._known or low > high:
+            if self._known:
+                self._count_contradiction(rises=new.low > aged.high)
             low, high = self._start_epoch(passages, gpu_ns)
         else:
             self._offset = min(max(self._offset_at(gpu_ns), low), high)
@@ -120,9 +121,7 @@ class GpuClockMap:
 
     def _start_epoch(self, passages: Sequence[Passage], gpu_ns: int) -> tuple[int, int]:
         """Forgets what was known. If a clock jumped within the step, only its last passage counts."""
-        if self._known:
-            self.epoch += 1
-            self._widen(self._bounds(passages, gpu_ns))
+        self.epoch += self._known
         self._known, self._drift, self._likely_drift = True, self._widest, 0.0
         self._snapshots.clear()
         _, low, high = self._bounds(passages, gpu_ns)
@@ -131,20 +130,15 @@ class GpuClockMap:
             _, low, high = self._bounds(passages, gpu_ns)
         # The GPU is usually idle when an epoch starts, and the bound from below is tight then.
         self._offset = min(max(enqueued - at for at, enqueued, _ in passages), high)
-        self._epoch_start = _Bounds(gpu_ns, low, high)
         return low, high
 
-    def _widen(self, now: _Bounds) -> None:
-        """Raises the drift's limit if the last epochs all ended because the offset drifted faster, in one direction."""
-        start = self._epoch_start
-        age = max(1, now.gpu_ns - start.gpu_ns)
-        rates = (now.low - start.high) / age, (now.high - start.low) / age
-        self._contradictions.append((min(rates), max(rates)))
-        slowest, fastest = zip(*self._contradictions, strict=True)
-        if len(slowest) == DRIFTS_NOT_JUMPS and (min(slowest) > 0 or max(fastest) < 0):
-            limit = min(FASTEST_DRIFT_PPM * _PPM, max(map(abs, slowest + fastest)))
-            self._widest = (min(self._widest[0], -limit), max(self._widest[1], limit))
-            self._contradictions.clear()
+    def _count_contradiction(self, rises: bool) -> None:
+        """Widens the drift's limit if contradictions in one direction show that it is too low."""
+        before, step = self._contradictions, 1 if rises else -1
+        self._contradictions = before + step if before * step > 0 else step
+        if abs(self._contradictions) >= DRIFTS_NOT_JUMPS:
+            self._contradictions = 0
+            self._widest = (WIDER * self._widest[0], WIDER * self._widest[1])
 
     def _take_snapshot(self) -> None:
         """Bounds the drift by the differences to earlier snapshots."""
