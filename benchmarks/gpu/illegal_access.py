@@ -2,13 +2,14 @@
 
     python benchmarks/gpu/illegal_access.py
 
-Starts itself: a job of one rank reads outside a tensor in its tenth step and ends with an exception. Takes some
-seconds. On the simulated GPU, only the events fail.
+Starts itself: a job of one rank reads outside a tensor once its recording has steps, and ends. Takes some seconds. On
+the simulated GPU, only the events fail.
 
 The columns:
     exit code   of the job; not 0
-    goodbye     how the rank ended, by its goodbye
-    detail      what it says
+    end         how the rank ended
+    said by     the rank in its goodbye, or the collector that found it gone
+    detail      what that says
     steps       how many were sent, and how many of them are unresolved
 """
 
@@ -30,6 +31,7 @@ from benchmarks.gpu.gloo_on_cuda import complete
 from benchmarks.gpu.part import Rows, run
 from benchmarks.gpu.simulated import SimulatedJob
 from ddpwatch.messages import Bye, Step
+from ddpwatch.recording.reader import Recording
 
 STEPS_BEFORE = 10
 BREAK = "--break"
@@ -41,12 +43,13 @@ def on_gpu(device: str = "cuda") -> Rows:
         file = Path(folder) / "run.mcap"
         job = subprocess.run([sys.executable, __file__, BREAK, file, device], env=environment, capture_output=True)
         messages = [message for message, _ in complete(file)]
-    bye = next((m for m in messages if isinstance(m, Bye) and m.rank == 0 and m.by == "rank"), None)
+    bye = next((m for m in messages if isinstance(m, Bye) and m.rank == 0), None)
     steps = [m for m in messages if isinstance(m, Step)]
     return [
         {
             "exit code": job.returncode,
-            "goodbye": None if bye is None else bye.reason,
+            "end": None if bye is None else bye.reason,
+            "said by": None if bye is None else bye.by,
             "detail": None if bye is None else bye.detail[:100],
             "steps": len(steps),
             "unresolved": sum(step.status == "unresolved" for step in steps),
@@ -62,13 +65,21 @@ def break_down(file: Path, device: torch.device) -> None:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
     data = torch.randn(64, 1024, device=device)
     ddpwatch.watch(ddp, record=file)
-    for step in range(STEPS_BEFORE + 5):
-        if step == STEPS_BEFORE:
+    steps_after = 0
+    while steps_after < 5:
+        if steps_after or count_steps(file) >= STEPS_BEFORE:
+            steps_after += 1
+        if steps_after == 1:
             data = data[torch.full((64,), 1 << 40, device=device)]  # no such row
         ddp(data).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     torch.cuda.synchronize()
+
+
+def count_steps(file: Path) -> int:
+    """How many steps a recording has by now."""
+    return sum(isinstance(message, Step) for message, _ in Recording(file)) if file.exists() else 0
 
 
 def simulated() -> Rows:
@@ -85,7 +96,8 @@ def simulated() -> Rows:
     return [
         {
             "exit code": None,
-            "goodbye": None,
+            "end": None,
+            "said by": None,
             "detail": detail,
             "steps": len(job.records),
             "unresolved": sum(record.status == "unresolved" for record in job.records),
