@@ -30,6 +30,7 @@ import ddpwatch
 from benchmarks.gpu.gloo_on_cuda import complete
 from benchmarks.gpu.part import Rows, run
 from benchmarks.gpu.simulated import SimulatedJob
+from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Step
 from ddpwatch.recording.reader import Recording
 
@@ -78,8 +79,11 @@ def break_down(file: Path, device: torch.device) -> None:
 
 
 def count_steps(file: Path) -> int:
-    """How many steps a recording has by now."""
-    return sum(isinstance(message, Step) for message, _ in Recording(file)) if file.exists() else 0
+    """How many steps a recording has by now; 0 as long as it has nothing that can be read."""
+    try:
+        return sum(isinstance(message, Step) for message, _ in Recording(file))
+    except (OSError, DdpwatchError):
+        return 0
 
 
 def simulated() -> Rows:

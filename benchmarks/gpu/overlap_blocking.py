@@ -2,13 +2,12 @@
 
     python benchmarks/gpu/overlap_blocking.py
 
-Starts itself for each setting: 1, 8 and 32 hardware queues (CUDA_DEVICE_MAX_CONNECTIONS), with completions stamped on a
-stream of torch's pool and on ddpwatch's own (DDPWATCH_CUDA_STREAM). Takes some two minutes. Blocks of unwatched and of
-full steps alternate; each collective sleeps on a stream of its own beside the backward. A stream that waits for it in
+Starts itself for each setting: 1, 8 and 32 hardware queues (CUDA_DEVICE_MAX_CONNECTIONS). Takes about a minute. Blocks of
+unwatched and of full steps alternate; each collective sleeps on a stream of its own beside the backward. A stream that waits for it in
 a queue that compute needs makes the full steps longer.
 
 The columns:
-    queues, stream  the setting
+    queues          the setting
     unwatched ms    a step, by the clock: the median of blocks that end with a synchronisation
     full / unwatched  the ratio, and its 95 % interval (`paired.hodges_lehmann`)
     overlap %       by ddpwatch, in the full steps
@@ -30,7 +29,7 @@ from benchmarks.gpu.part import Row, Rows, run
 from benchmarks.paired import hodges_lehmann, ratios
 from ddpwatch.analysis.step import figures
 
-QUEUES, STREAMS = (1, 8, 32), ("pool", "own")
+QUEUES = (1, 8, 32)
 BLOCKS, STEPS = 24, 10
 COLLECTIVE_MS = 1.0
 MEASURE = "--measure"
@@ -38,16 +37,16 @@ NOT_SIMULATED = "which hardware queue a stream gets is the driver's choice; the 
 
 
 def on_gpu() -> Rows:
-    return [of_setting(queues, stream) for queues in QUEUES for stream in STREAMS]
+    return [of_setting(queues) for queues in QUEUES]
 
 
-def of_setting(queues: int, stream: str) -> Row:
+def of_setting(queues: int) -> Row:
     """Measures in a process of its own: the driver reads the number of queues when it starts."""
-    environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": str(queues), "DDPWATCH_CUDA_STREAM": stream}
+    environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": str(queues)}
     done = subprocess.run([sys.executable, __file__, MEASURE], env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{queues} queues, {stream}: {done.stderr[-2000:]}")
-    return {"queues": queues, "stream": stream, **json.loads(done.stdout.splitlines()[-1])}
+        raise RuntimeError(f"{queues} queues: {done.stderr[-2000:]}")
+    return {"queues": queues, **json.loads(done.stdout.splitlines()[-1])}
 
 
 def measure() -> Row:

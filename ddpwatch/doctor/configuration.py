@@ -17,7 +17,7 @@ LIMITS = ("DDPWATCH_RECORD_MAX_SIZE", "DDPWATCH_RECORD_PART_SIZE", "DDPWATCH_REC
 SECRET = "DDPWATCH_ANONYMIZE_KEY"
 INTERNAL = ("DDPWATCH_RUN", "DDPWATCH_RECORD")  # `ddpwatch run` sets them for its job
 VARIABLES = (
-    "DDPWATCH", "DDPWATCH_CONFIG", "DDPWATCH_CUDA_STREAM", "DDPWATCH_DIR", "DDPWATCH_IFNAME", "DDPWATCH_PORTS",
+    "DDPWATCH", "DDPWATCH_CONFIG", "DDPWATCH_DIR", "DDPWATCH_IFNAME", "DDPWATCH_PORTS",
     "DDPWATCH_RECORD_DIR", "DDPWATCH_SECRET_FILE", "DDPWATCH_SSH", "DDPWATCH_STEPS", SECRET, *LIMITS, *INTERNAL,
 )  # fmt: skip
 OFF = ("off", "no", "false", "disabled")
@@ -58,8 +58,6 @@ def _trouble(name: str, value: str) -> tuple[str, str] | None:
         return "ddpwatch is off, and jobs run unwatched", "unset it to watch jobs"
     if name == "DDPWATCH" and value.lower() in OFF:
         return "jobs are watched all the same", "only DDPWATCH=0 turns ddpwatch off"
-    if name == "DDPWATCH_CUDA_STREAM" and value not in ("own", "pool"):
-        return "not a valid choice: it is ignored", "own or pool"
     if name == "DDPWATCH_STEPS" and value not in (*LONGEST_WATCHED_PERIOD, "full"):
         return "not a valid choice: it is ignored", "few, all or full"
     if name in LIMITS:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,12 +14,7 @@ import torch
 if TYPE_CHECKING:
     from ddpwatch.probe.record import BucketRecord
 
-# torch has a pool of 32 streams for each priority, and gives them out in turn. A job takes streams of the default
-# priority, NCCL may take those of -1.
-OWN_PRIORITY = -3
-
 _alive: set[int] = set()
-_log = logging.getLogger("ddpwatch")
 
 # A thread of Gloo's has no Python state of its own: each call into Python, and each release of what was called, would
 # make one and destroy it, which maps memory and unmaps it (40 page faults a step with 22 buckets, a third of what
@@ -49,16 +42,14 @@ class Callback:
         _forget(id(self))
 
 
-def own_stream(device: torch.device, environment: Mapping[str, str] = os.environ) -> torch.cuda.Stream | None:
-    """A stream that waits for the collectives of full steps, or None to leave that to one of torch's pool.
+def waiting_stream(device: torch.device) -> torch.cuda.Stream:
+    """Makes a stream that waits for the collectives of full steps.
 
-    The pool's 32 streams share a few hardware queues: there, such a wait may block compute. Which of the two is better
-    was not measured; ``DDPWATCH_CUDA_STREAM`` chooses, ``pool`` (the default) or ``own``.
+    Without one, torch runs a future's callback on one of its pool's 32 streams, which a job has, too: on an H100 that
+    broke a CUDA graph which another thread was capturing on that stream. Each priority has a pool; a job takes streams
+    of the default priority, NCCL those of -1.
     """
-    wanted = environment.get("DDPWATCH_CUDA_STREAM", "pool")
-    if wanted not in ("own", "pool"):
-        _log.warning("DDPWATCH_CUDA_STREAM is %r, which is not a valid choice; hint: own or pool", wanted[:50])
-    return torch.cuda.Stream(device, OWN_PRIORITY) if wanted == "own" else None  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device, priority=-3)  # type: ignore[no-untyped-call]
 
 
 def drain(timeout_s: float = 0.1) -> None:

@@ -33,7 +33,7 @@ from ddpwatch.probe.autograd import is_compiling_frames, on_graph_end
 from ddpwatch.probe.bucket_layout import LayoutTracker, parameter_columns, reduced_parameters
 from ddpwatch.probe.collectives import GroupHooks, issued_by
 from ddpwatch.probe.comm_hooks import comm_hook_of, time_later_hook
-from ddpwatch.probe.completion import Callback, own_stream
+from ddpwatch.probe.completion import Callback, waiting_stream
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.derive import ModuleLayout, derive_launches, derive_ready
 from ddpwatch.probe.groups import backend_name, describe
@@ -117,7 +117,7 @@ class DdpProbe(GuardedProbe):
         # Gloo reduces on the host also what lies on a GPU, and its threads have no stream that waits for the result.
         backend = "" if self._host else backend_name(ddp.process_group, ddp.device)
         self._by_host = backend == "gloo"
-        self._own_stream = own_stream(ddp.device) if backend == "nccl" else None
+        self._waiting_stream = waiting_stream(ddp.device) if backend == "nccl" else None
         # On a GPU the future completes when the collective is enqueued, and its callback runs on a stream that waits
         # for it, where only a GPU clock can stamp.
         self.timed = (self._host or self._recorder.gpu is not None) and not self.foreign_hook
@@ -333,7 +333,10 @@ class DdpProbe(GuardedProbe):
             self._asked = True
             return 0
         try:
+            entered = 0 if self._host else time.monotonic_ns()
             at = self._recorder.clock()
+            if entered:  # a GPU's stamp is most of what a bucket costs
+                self._recorder.charge(time.monotonic_ns() - entered)
         except Exception as error:
             self.on_error(error)
             return 0
@@ -359,10 +362,10 @@ class DdpProbe(GuardedProbe):
 
     def _stamp_completion(self, entry: BucketRecord, future: Any) -> None:
         """When the future is done; on a GPU it is done at once, and the stamp goes behind the collective."""
-        if self._own_stream is None or not future.done():
+        if self._waiting_stream is None or not future.done():
             future.add_done_callback(Callback(self._done, entry))
             return
-        with torch.cuda.stream(self._own_stream):
+        with torch.cuda.stream(self._waiting_stream):
             future.wait()  # the stream waits, the host does not
             self._recorder.bucket_done(entry)
 

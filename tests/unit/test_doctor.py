@@ -76,8 +76,6 @@ CASES: list[tuple[Check, State, str]] = [
     (runs.leftovers(0, [PATH / "a.in"]), "warn", "a.in"),
     (configuration.variable("DDPWATCH_STEPS", "few"), "ok", "=few"),
     (configuration.variable("DDPWATCH_STEPS", "some"), "warn", "not a valid choice"),
-    (configuration.variable("DDPWATCH_CUDA_STREAM", "own"), "ok", "=own"),
-    (configuration.variable("DDPWATCH_CUDA_STREAM", "two"), "warn", "not a valid choice"),
     (configuration.variable("DDPWATCH", "1"), "ok", "=1"),
     (configuration.variable("DDPWATCH", "0"), "warn", "off"),
     (configuration.variable("DDPWATCH", "off"), "warn", "watched all the same"),

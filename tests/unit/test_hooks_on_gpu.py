@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.blackbox import _BUCKETS_AT
 from ddpwatch.messages import Step
-from ddpwatch.probe.completion import own_stream
+from ddpwatch.probe.completion import waiting_stream
 from ddpwatch.probe.cuda import CudaClock
 from ddpwatch.sampling.schedule import SamplingSchedule
 from tests.support.probe import LAYERS, FixedSchedule, Watched, gloo_group
@@ -115,14 +114,14 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> OnGpu:
         watched.stream = before
 
     monkeypatch.setattr(torch.cuda, "stream", stream)
-    watched.probe._by_host, watched.probe._own_stream = False, "own"  # type: ignore[assignment]
+    watched.probe._by_host, watched.probe._waiting_stream = False, "own"  # type: ignore[assignment]
     watched.recorder.forward_begin()
     watched.recorder.forward_end()
     watched.recorder.backward_begin()
     return watched
 
 
-def test_a_completion_is_stamped_on_the_probes_own_stream(streams: OnGpu) -> None:
+def test_a_completion_is_stamped_on_the_probes_waiting_stream(streams: OnGpu) -> None:
     future = Future(streams)
     entry = streams.probe.after_launch(0, 64, streams.probe.before_launch(), lambda: future)
     assert entry is not None
@@ -142,23 +141,14 @@ def test_the_host_never_waits_for_a_future(streams: OnGpu) -> None:
 
 def test_gloo_never_gets_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting for its futures would block the host."""
-    monkeypatch.setenv("DDPWATCH_CUDA_STREAM", "own")
-    monkeypatch.setattr(torch.cuda, "Stream", lambda *_: pytest.fail("a stream"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: pytest.fail("a stream"))
     watched = OnGpu()
     assert watched.probe._by_host
-    assert watched.probe._own_stream is None
+    assert watched.probe._waiting_stream is None
 
 
-def test_the_stream_is_asked_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(
-        torch.cuda, "Stream", lambda device, priority: SimpleNamespace(device=device, priority=priority)
-    )
-    device = torch.device("cuda", 1)
-    assert own_stream(device, {}) is own_stream(device, {"DDPWATCH_CUDA_STREAM": "pool"}) is None
-    own = own_stream(device, {"DDPWATCH_CUDA_STREAM": "own"})
-    assert own is not None
-    assert own.device == device
-    assert own.priority < -1  # of another pool than the job's streams and NCCL's
-    assert not caplog.records
-    assert own_stream(device, {"DDPWATCH_CUDA_STREAM": "two"}) is None
-    assert "hint: own or pool" in caplog.text
+def test_the_stream_is_of_a_pool_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: (device, priority))
+    device, priority = waiting_stream(torch.device("cuda", 1))  # type: ignore[misc]
+    assert device == torch.device("cuda", 1)
+    assert priority < -1  # torch's streams have 0, NCCL's may have -1
