@@ -2,9 +2,9 @@
 
     python benchmarks/gpu/overlap_blocking.py
 
-Starts itself for each setting: 1, 8 and 32 hardware queues (CUDA_DEVICE_MAX_CONNECTIONS). Takes about a minute. Blocks of
-unwatched and of full steps alternate; each collective sleeps on a stream of its own beside the backward. A stream that waits for it in
-a queue that compute needs makes the full steps longer.
+Starts itself for each setting: 1, 8 and 32 hardware queues (CUDA_DEVICE_MAX_CONNECTIONS). Takes about a minute. Blocks
+of unwatched and of full steps alternate; each collective sleeps on a stream of its own beside the backward. A stream
+that waits for it in a queue that compute needs makes the full steps longer.
 
 The columns:
     queues          the setting
