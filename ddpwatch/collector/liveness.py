@@ -141,7 +141,8 @@ def _departure(status: int | None) -> Departure:
         with contextlib.suppress(ValueError):
             name = signal.Signals(number).name
         return Departure("killed", name, number, now_ns)
-    return Departure("lost", f"exited with code {status >> 8} without saying goodbye", None, now_ns)
+    code = status >> 8
+    return Departure("lost" if code else "finished", f"exited with code {code} without saying goodbye", None, now_ns)
 
 
 def _proc_state(pid: int) -> tuple[str, int | None]:

@@ -34,6 +34,7 @@ from ddpwatch.transport import Envelope, ReceiveClock
 
 TICK_S = 0.5
 GOODBYE_GRACE_S = 0.5  # between a process's end and the arrival of the goodbye it may have sent
+ORPHANED_S = 1.0  # for what a rank may have sent before it ended, without another rank
 MISSING_RANK_GRACE_S = 5.0  # for ranks that never said hello, once all others have ended
 NO_RANK_TIMEOUT_S = 120.0  # for the first hello
 SIGNALLED_S = 0.3  # from a signal to the end: what sends a second one, kills, leaves little time
@@ -114,7 +115,7 @@ class Collector:
         self._previous: dict[int, str] = {}  # the run before, by the ranks that know of one
         self._started = time.monotonic()
         self._last_end = self._started
-        self._next_tick = self._started
+        self._next_tick = self._watched_s = self._started
 
     def end_on(self, *numbers: signal.Signals) -> None:
         """Makes these signals end the collector, with a goodbye and a complete recording. Main thread only."""
@@ -312,8 +313,9 @@ class Collector:
         known = len(self._hub.ranks)
         if not known:
             waited_s = now - self._started
-            orphaned = not clock.pid_alive(self._options.watch_pid) and waited_s > MISSING_RANK_GRACE_S
-            return orphaned or waited_s > NO_RANK_TIMEOUT_S
+            if clock.pid_alive(self._options.watch_pid):
+                self._watched_s = now
+            return now - self._watched_s > ORPHANED_S or waited_s > NO_RANK_TIMEOUT_S
         complete = known >= self._options.world_size or now - self._last_end > MISSING_RANK_GRACE_S
         ranks = self._hub.ranks.items()
         return complete and all(entry.ended is not None or self._hosts.is_gone(rank, now) for rank, entry in ranks)

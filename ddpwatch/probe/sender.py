@@ -99,15 +99,15 @@ class Sender(threading.Thread):
         """Frames lost since the start, because the collector was slow, dead or never came."""
         return self._outbox.dropped + self._refused
 
-    def stop(self, goodbye: Bye) -> None:
-        """Sends what is left and a goodbye, and waits a little for that."""
+    def stop(self, goodbye: Bye, most_s: float = math.inf) -> None:
+        """Sends what is left and a goodbye, and waits a little for that, but not for longer than `most_s`."""
         self._goodbye = goodbye
         if self._sink is None:  # rank 0 may be about to answer: it has waited for the collector, too
             self._starting_until_s = max(self._starting_until_s, time.monotonic() + ANSWER_S)
         self._stopping.set()
         self._outbox.wakes.put(None)
         starting_s = 0.0 if self._sink is not None else max(0.0, self._starting_until_s - time.monotonic())
-        self.join(starting_s + STOP_S)
+        self.join(min(starting_s + STOP_S, most_s))
 
     def run(self) -> None:
         """Sends until stopped."""
@@ -149,7 +149,7 @@ class Sender(threading.Thread):
                 if time.monotonic() > self._starting_until_s:
                     return
                 time.sleep(FIRST_LOOK_S)
-            pause = min(2 * pause, REST_S)
+            pause = min(2 * pause, ASKED_REST_S if time.monotonic() < self._starting_until_s else REST_S)
 
     def _collector(self) -> FrameSink | None:
         address = self._rendezvous.find()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import sys
 import time
@@ -29,6 +30,7 @@ from ddpwatch.probe.cuda_calls import cuda_clock
 from ddpwatch.probe.gc_pauses import GcPauses
 from ddpwatch.probe.groups import backend_name
 from ddpwatch.probe.guest import JobUnwatchedError
+from ddpwatch.probe.hard_exit import before_hard_exit
 from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.identity import Flags, as_text, ddp_flags, hello_of
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ddpwatch")
 _sessions = 0
+HARD_EXIT_S = 0.5  # which ``os._exit`` may take for what is still to be sent
 
 
 class ProbeSession:
@@ -89,7 +92,9 @@ class ProbeSession:
         atexit.register(self.close)
         # A rank that multiprocessing has forked ends without running what is registered with atexit.
         self._at_child_exit = Finalize(None, self._close_child, exitpriority=0)
+        self._restore_hard_exit = before_hard_exit(self._exit_hard)
         self._ended_by: BaseException | None = None
+        self._exit_code: int | None = None  # of ``os._exit``
 
     # -- what is watched -------------------------------------------------------------------------------------
 
@@ -212,10 +217,13 @@ class ProbeSession:
 
     # -- the end ---------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
+    def close(self, most_s: float = math.inf) -> None:
         """Sends a goodbye and removes every hook. Safe to call more than once.
 
         Takes less than a second, or up to `STARTING_S` after the start while the collector is not there yet.
+
+        Args:
+            most_s: How long it may wait for the sender at most.
         """
         global _session
         if os.getpid() != self._pid:
@@ -238,16 +246,24 @@ class ProbeSession:
                 trouble = f"the last steps have no times: {type(error).__name__}: {error}".splitlines()[0][:500]
             goodbye = self._goodbye()
             goodbye.detail = "; ".join(filter(None, (goodbye.detail, trouble)))
-            self.sender.stop(goodbye)
+            self.sender.stop(goodbye, most_s)
         if not self.sender.is_alive():  # otherwise it does that itself, when it ends
             self._rendezvous.leave()
         atexit.unregister(self.close)
         self._at_child_exit.cancel()
+        self._restore_hard_exit()
 
     def _close_child(self) -> None:
         """Closes at the end of a process that multiprocessing started: the exception that ends it is in flight."""
         error = sys.exc_info()[1]
         self.end(None if isinstance(error, SystemExit) and not error.code else error)
+
+    def _exit_hard(self, code: int) -> None:
+        """Closes right before ``os._exit``, on whichever thread. One that handles an exception exits because of it."""
+        error = sys.exc_info()[1]
+        self._exit_code = code
+        self._ended_by = error if code and isinstance(error, Exception) else None
+        self.close(HARD_EXIT_S)
 
     def end(self, error: BaseException | None) -> None:
         """Closes where the interpreter does not note what has ended the training."""
@@ -255,10 +271,12 @@ class ProbeSession:
         self.close()
 
     def _goodbye(self) -> Bye:
-        """Finished, or the exception that ends this process (the interpreter notes it before it exits)."""
+        """Finished, or the exception that ends this process (the interpreter notes it before it exits), or its code."""
         error = self._ended_by or getattr(sys, "last_value", None)
         reason: EndReason = "finished" if error is None else "exception"
         detail = "" if error is None else as_text(f"{type(error).__name__}: {error}".splitlines()[0], 500)
+        if self._exit_code is not None and error is None:
+            reason, detail = ("lost", f"exited with code {self._exit_code}") if self._exit_code else ("finished", "")
         recorder = self.recorder
         return Bye(
             rank=self.rank,

@@ -192,3 +192,21 @@ def compare(folder: Path) -> int:
         last = recorded[-1].step
         assert {m.step for m in messages(list(Recording(recording).select(Selection(last))), Step)} >= {last}
     return len(recorded)
+
+
+@pytest.mark.usefixtures("run_directory")
+@pytest.mark.parametrize(("code", "reason"), [(0, "finished"), (3, "lost")])
+def test_a_job_that_ends_by_os_exit(tmp_path: Path, code: int, reason: str) -> None:
+    """No exit handler runs. All steps are there, also the last ones, unless the launcher ends a rank for it."""
+    file, go = tmp_path / "out.mcap", tmp_path / "go"
+    with Job(SCRIPTS / "hard_exit.py", str(code), str(go), log=tmp_path / "log", RECORD=str(file)) as job:
+        with live(info := the_run(job)) as source:
+            read_until(source, lambda frames: len(messages(frames, Hello)) == 2, "both ranks are connected")
+        go.touch()
+        assert job.wait() == code, job.output()
+        wait_for(lambda: not collector_pids(info.run_id), "the collector ends")
+    report = report_of(file)
+    assert {row["end"]["reason"] for row in report["ranks"]} - {"killed"} == {reason}
+    assert {row["steps"] for row in report["ranks"] if row["end"]["reason"] == reason} == {30}
+    found = [incident["message"] for incident in report["incidents"] if incident["kind"] == "death"]
+    assert [message.split(" at ")[0][7:] for message in found] == (["exited with code 3"] if code else [])

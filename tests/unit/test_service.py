@@ -262,6 +262,21 @@ def test_the_death_of_a_process_whose_name_is_no_text() -> None:
         assert liveness._proc_state(process.pid) == ("Z", 9)
 
 
+@pytest.mark.parametrize(("code", "reason"), [(0, "finished"), (3, "lost")])
+def test_a_process_that_ends_without_a_goodbye_has_finished_if_its_exit_code_says_so(code: int, reason: str) -> None:
+    """As with a job's own ``_exit`` in C, which ddpwatch does not see."""
+    follows = liveness.ProcessLiveness(zmq.Poller())
+    ends = f"import sys; sys.stdin.read(); exit({code})"
+    with subprocess.Popen([sys.executable, "-c", ends], stdin=subprocess.PIPE) as process:
+        follows.follow(Hello(run_id=RUN, rank=0, world_size=1, host="h", pid=process.pid, boot_id=boot_id()))
+        assert process.stdin is not None
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        departure = follows.departures(set(follows.fds))[0]
+    assert (departure.reason, departure.detail) == (reason, f"exited with code {code} without saying goodbye")
+    follows.close()
+
+
 def test_receive_times_never_go_back(collector: Collector) -> None:
     """Where the system's clock is set back by a minute, all ranks would seem to be silent for a minute."""
     wall, steady = 1_000_000_000_000, 5_000

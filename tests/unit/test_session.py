@@ -63,7 +63,7 @@ def test_the_goodbye_is_sent_though_the_gpu_answers_no_more(monkeypatch: pytest.
     closed: list[str] = []
     session = ProbeSession()
     monkeypatch.setattr(session.recorder, "finish", broken)
-    monkeypatch.setattr(session.sender, "stop", sent.append)
+    monkeypatch.setattr(session.sender, "stop", lambda goodbye, _: sent.append(goodbye))
     monkeypatch.setattr(session._rendezvous, "leave", lambda: closed.append("rendezvous"))
     session._started = True
     session.close()
@@ -81,7 +81,7 @@ def test_after_an_error_the_rank_is_no_longer_watched_and_says_so(
 ) -> None:
     """Its heartbeats stood still in the phase of the error, which looked like a hang, and no goodbye came."""
     sent: list[Bye] = []
-    monkeypatch.setattr(session.sender, "stop", sent.append)
+    monkeypatch.setattr(session.sender, "stop", lambda goodbye, _: sent.append(goodbye))
     heartbeat = session.sender._heartbeat
     session.recorder.forward_begin()
     assert heartbeat.beat(5, 0).phase == "forward"

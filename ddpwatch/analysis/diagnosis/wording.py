@@ -91,6 +91,8 @@ def how_ended(reason: str, detail: str, signal: int | None) -> str:
     """The end of a rank or a run that did not finish, as a predicate."""
     if reason == "killed":
         return f"was killed ({detail or f'signal {signal}'})"
+    if detail.startswith("exited with code"):
+        return detail
     what = "died of an exception" if reason == "exception" else "is lost"
     return f"{what} ({detail})" if detail else what
 

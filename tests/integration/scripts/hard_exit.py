@@ -1,0 +1,32 @@
+"""Trains 30 short steps, once a file is there, and ends by ``os._exit`` with the code that it is given."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import ddpwatch
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+ddpwatch.watch(model, record=os.environ.get("RECORD"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while not Path(sys.argv[2]).exists():
+    time.sleep(0.01)
+dist.barrier()
+if os.fork() == 0:  # what ends like this is not the rank
+    os._exit(0)
+assert os.wait()[1] == 0
+assert pickle.loads(pickle.dumps(os._exit)) is os._exit
+for _ in range(30):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+dist.barrier()
+os._exit(int(sys.argv[1]))
