@@ -31,12 +31,12 @@ from ddpwatch.errors import DdpwatchError, UsageError
 KEEP_LAST_VIEWS = 5
 KEEP_LOGS_S = 7 * 86_400
 KEEP_UNREACHABLE_S = 30 * 86_400  # what another boot or host left; a collector that lives renews its file
-KEEP_NOTES_S = 30 * 86_400  # a job that runs for longer before it is restarted loses sight of the run before
 CLAIMED_S = 10  # more than enough to lock a file that was created
 NOTE, UNFINISHED = ".note", ".new"
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mounts")
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_NOTE_NAME = re.compile(r"([0-9a-f]{12})\.(\d{1,9})\.(\d{1,18})\.\d{1,9}(?:\.note|\.[0-9a-f]{8}\.new)", re.ASCII)
 _SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes, and ZeroMQ needs a few
 
 
@@ -231,7 +231,8 @@ def renew(claimed: int, run_id: str) -> None:
 
 
 def remove(run_id: str) -> None:
-    """Removes a run's file, sockets, lease and black boxes. The log stays."""
+    """Removes a run's file, sockets, lease and black boxes, and old notes. The log stays."""
+    remove_old_notes()
     leftovers = [_path(run_id, suffix) for suffix in (".json", ".in", ".pub")]
     for path in (*leftovers, *_mapped(run_id)):
         with contextlib.suppress(OSError):
@@ -277,23 +278,42 @@ def log(run_id: str) -> Path:
     return _path(run_id, ".log")
 
 
-def note(place: str) -> Path:
-    """Path of what a rank leaves for the one that takes its place (`ddpwatch.probe.lineage`)."""
-    return _path(place, NOTE)
+def note(launcher: int, started: int, local_rank: int) -> Path:
+    """Path of what a rank leaves for the one that takes its place below torchrun (`ddpwatch.probe.lineage`).
+
+    Args:
+        launcher: Torchrun's pid.
+        started: When it started (`clock.start_ticks`).
+        local_rank: The place.
+    """
+    return _path(f"{_pids_here()}.{launcher}.{started}.{local_rank}", NOTE)
 
 
-def unfinished_note(place: str) -> Path:
+def unfinished_note(note: Path) -> Path:
     """Path of a note until it is written, another one each time."""
-    return _path(place, f".{secrets.token_hex(4)}{UNFINISHED}")
+    return note.with_suffix(f".{secrets.token_hex(4)}{UNFINISHED}")
 
 
 def remove_old_notes() -> None:
-    """Removes the notes of jobs that have long ended, and what is left of unfinished ones."""
-    place, token = "[0-9a-f]" * 24, "[0-9a-f]" * 8
-    for pattern in (f"{place}{NOTE}", f"{place}.{token}{UNFINISHED}"):
-        for path in _older_than(KEEP_NOTES_S, pattern):
+    """Removes the notes of jobs whose torchrun has gone, or is out of sight and started long ago."""
+    for path in directory().iterdir():
+        if (named := _NOTE_NAME.fullmatch(path.name)) and _is_past(path, named):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _is_past(note: Path, named: re.Match[str]) -> bool:
+    pids, launcher, started = named.groups()
+    if pids == _pids_here():
+        return clock.start_ticks(int(launcher)) != int(started)
+    with contextlib.suppress(OSError):
+        return time.time() - note.stat().st_mtime > KEEP_UNREACHABLE_S
+    return False
+
+
+def _pids_here() -> str:
+    """A name for the processes that have a pid here: those of this boot and pid namespace."""
+    return hashlib.blake2b(f"{clock.boot_id()} {clock.pid_namespace()}".encode(), digest_size=6).hexdigest()
 
 
 def live_runs() -> list[RunInfo]:

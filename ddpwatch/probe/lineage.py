@@ -1,14 +1,13 @@
 """Which run a job was before torchrun started its ranks again: after a failure, or when a node left or joined.
 
 torchrun stays where it is, on each host, and starts new ranks below itself. So a rank leaves a note for the one that
-takes its place. It stays when the rank ends, since nobody knows then whether another one will come; once torchrun has
-gone, no other process has that place, and the note is removed by age.
+takes its place. It stays when the rank ends, since nobody knows then whether another one will come, and goes once
+torchrun has gone (`rundir.remove_old_notes`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from ddpwatch.errors import DdpwatchError
 _NOTE_BYTES = 256  # more than a run id has
 
 
-def succeed(run_id: str, session: int) -> str:
+def succeed(run_id: str, session: int, leaves_note: bool = True) -> str:
     """Leaves a note of the run for the next rank in this place below torchrun. It reads and writes files.
 
     Never fails: then nobody knows of a run before.
@@ -26,31 +25,32 @@ def succeed(run_id: str, session: int) -> str:
     Args:
         run_id: This rank's run.
         session: Number of the session in this process, from 1: what a process watches later continues no other run.
+        leaves_note: False only reads: the run has no collector any more, which would remove the note at last.
 
     Returns:
         The run before; empty without one, and without torchrun.
     """
-    try:
-        note = rundir.note(place) if (place := _place()) else None
-    except (OSError, ValueError, DdpwatchError):
-        return ""
+    note = _note()
     if note is None:
         return ""
     previous = "" if session > 1 else _read(note)
     with contextlib.suppress(OSError, ValueError, DdpwatchError):
-        _write(note, run_id)
+        if leaves_note:
+            _write(note, run_id)
         rundir.remove_old_notes()
     return previous
 
 
-def _place() -> str:
-    """A name for this place, which no other process below any torchrun has; empty if there is none."""
-    launcher = os.getppid()
-    ticks = clock.start_ticks(launcher)
-    if "TORCHELASTIC_RUN_ID" not in os.environ or not ticks:
-        return ""
-    place = (clock.boot_id(), clock.pid_namespace(), launcher, ticks, os.environ.get("LOCAL_RANK", "0"))
-    return hashlib.blake2b(repr(place).encode(), digest_size=12).hexdigest()
+def _note() -> Path | None:
+    """This place's note, which no other process below any torchrun has; None without torchrun."""
+    launcher, place = os.getppid(), os.environ.get("LOCAL_RANK", "0")
+    started = clock.start_ticks(launcher)
+    if "TORCHELASTIC_RUN_ID" not in os.environ or not started:
+        return None
+    try:
+        return rundir.note(launcher, started, int(place))
+    except (OSError, ValueError, DdpwatchError):
+        return None
 
 
 def _read(note: Path) -> str:
@@ -66,7 +66,7 @@ def _read(note: Path) -> str:
 
 
 def _write(note: Path, run_id: str) -> None:
-    new = rundir.unfinished_note(note.stem)
+    new = rundir.unfinished_note(note)
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(file, run_id.encode())

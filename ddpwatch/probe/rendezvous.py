@@ -87,7 +87,8 @@ class Rendezvous:
         if self._address is None:
             self._address = self._own_address() if self._rank == 0 else self._found()
             if self._address is not None:
-                self.previous = succeed(self._address.run_id, self._session)
+                is_there = self._address.endpoint == NO_COLLECTOR or rundir.is_published(self._address.files)
+                self.previous = succeed(self._address.run_id, self._session, leaves_note=is_there)
         return self._address
 
     def tend(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from ddpwatch import rundir
 from ddpwatch.probe import lineage
 from ddpwatch.probe.lineage import succeed
-from ddpwatch.rundir import KEEP_NOTES_S
+from ddpwatch.rundir import KEEP_UNREACHABLE_S
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def test_a_later_session_continues_no_run_and_leaves_a_note() -> None:
 @pytest.mark.parametrize("what", ["boot_id", "pid_namespace", "start_ticks"])
 def test_another_torchrun_with_the_same_pid_is_another_place(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     succeed("train-1", 1)
-    monkeypatch.setattr(lineage.clock, what, lambda *_: 1)
+    monkeypatch.setattr(lineage.clock, what, lambda *_: 7)
     assert succeed("train-2", 1) == ""
 
 
@@ -79,7 +80,7 @@ def test_what_is_no_file_is_not_read_and_holds_up_nobody(tmp_path: Path) -> None
     """A pipe that nobody writes to, and a link to a file that holds a run id."""
     succeed("train-1", 1)
     the_note().unlink()
-    os.mkfifo(note := rundir.note(lineage._place()))
+    os.mkfifo(note := lineage._note())
     assert succeed("train-2", 1) == ""
     (elsewhere := tmp_path / "elsewhere").write_text("train-9")
     note.unlink()
@@ -91,26 +92,60 @@ def test_what_is_no_file_is_not_read_and_holds_up_nobody(tmp_path: Path) -> None
 def test_a_run_directory_that_cannot_be_written_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     succeed("train-1", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(rundir, "unfinished_note", lambda place: Path("/proc/none.new"))
+        patch.setattr(rundir, "unfinished_note", lambda note: Path("/proc/none.new"))
         assert succeed("train-2", 1) == "train-1"
     monkeypatch.setenv("DDPWATCH_DIR", "/proc/none")
     assert succeed("train-3", 1) == ""
 
 
-def test_notes_are_kept_for_long_jobs_and_old_ones_removed(run_directory: Path) -> None:
-    long, ended = 24 * "a", 24 * "e"
-    for place in (long, ended):
-        rundir.note(place).touch()
-        rundir.unfinished_note(place).touch()
-    foreign = run_directory / "todo.note", run_directory / "site.conf.new"
-    for path in foreign:
-        path.touch()
-    for path in run_directory.iterdir():
-        age_s = KEEP_NOTES_S - 86_400 if path.name.startswith(long) else KEEP_NOTES_S + 86_400
-        os.utime(path, times=(time.time() - age_s,) * 2)
+@pytest.fixture
+def other_torchrun() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def leave_notes(launcher: int) -> list[Path]:
+    """A rank's note, and one that it was about to leave when it was killed."""
+    note = rundir.note(launcher, lineage.clock.start_ticks(launcher), 0)
+    left = [note, rundir.unfinished_note(note)]
+    for path in left:
+        path.write_text("train-1")
+    return left
+
+
+@pytest.mark.parametrize(
+    "visit", [lambda: rundir.live_runs(), lambda: succeed("train-2", 1), lambda: rundir.remove("train-1")]
+)
+def test_notes_go_with_their_torchrun(
+    visit: Callable[[], object], other_torchrun: subprocess.Popen[bytes], run_directory: Path
+) -> None:
+    """Whoever looks next removes them: a viewer, a rank, or a collector at its end."""
+    left = leave_notes(other_torchrun.pid)
+    (foreign := run_directory / "todo.note").touch()
+    visit()
+    assert all(path.exists() for path in left)
+    other_torchrun.kill()
+    other_torchrun.wait()
+    visit()
+    assert not any(path.exists() for path in left)
+    assert foreign.exists()
+
+
+def test_notes_of_processes_out_of_sight_are_removed_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of another boot, or of another container that shares the run directory."""
+    with monkeypatch.context() as patch:
+        patch.setattr(rundir.clock, "boot_id", lambda: "another")
+        left = leave_notes(os.getpid())
     rundir.live_runs()
-    assert {path.name.partition(".")[0] for path in run_directory.iterdir()} == {long, "todo", "site"}
-    os.utime(rundir.note(long), times=(0, 0))
+    assert all(path.exists() for path in left)
+    for path in left:
+        os.utime(path, times=(time.time() - KEEP_UNREACHABLE_S - 60,) * 2)
+    rundir.live_runs()
+    assert not any(path.exists() for path in left)
+
+
+def test_a_run_that_has_gone_leaves_no_note(run_directory: Path) -> None:
     succeed("train-1", 1)
-    assert not rundir.note(long).exists()  # also where nobody ever looks at a run
-    assert all(path.exists() for path in foreign)
+    assert succeed("train-2", 1, leaves_note=False) == "train-1"
+    assert the_note().read_text() == "train-1"
