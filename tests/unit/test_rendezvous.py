@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -254,3 +255,16 @@ def test_a_store_without_connections_is_used_as_it_is() -> None:
     own = mailbox.OwnConnection(store)
     own.set("name", "text")
     assert (own.add("count", 2), store.get("name"), own.check(["name", "nothing"])) == (2, b"text", False)
+
+
+def test_a_run_directory_that_was_removed_gets_no_note(
+    spawned: list[list[str]], run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would remove it there."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    first, second = rendezvous(0), rendezvous(0)
+    found(first)
+    assert [path.suffix for path in run_directory.glob("*.note")] == [".note"]
+    shutil.rmtree(run_directory)
+    found(second)
+    assert not list(run_directory.glob("*.note"))
