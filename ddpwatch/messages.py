@@ -43,11 +43,17 @@ NO_LONGER_WATCHED: Final = "unwatched"  # activity of a rank that trains on afte
 
 
 class FrameError(DdpwatchError):
-    """A frame that ddpwatch cannot read. ``reason`` is a short, countable word."""
+    """A frame that ddpwatch cannot read.
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    Attributes:
+        reason: A short, countable word.
+        unpacked_bytes: What was unpacked of its columns to find that.
+    """
+
+    def __init__(self, reason: str, detail: str = "", unpacked_bytes: int = 0) -> None:
         super().__init__(f"frame refused: {reason}", detail)
         self.reason = reason
+        self.unpacked_bytes = unpacked_bytes
 
 
 class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True):

@@ -94,12 +94,13 @@ def expand(message: NodeStep) -> list[Step]:
     Raises:
         FrameError: The message was not made by `pack`, or is damaged.
     """
+    words: Ints = []
     try:
         words = _words(message.columns)
         columns = list(_unpacked(words, len(message.ranks)))
         return list(_steps(message.ranks, columns))
     except (ValueError, IndexError, OverflowError, zstandard.ZstdError) as error:
-        raise FrameError("invalid", f"columns of a node's step: {error}") from None
+        raise FrameError("invalid", f"columns of a node's step: {error}", _WORD * len(words)) from None
 
 
 def read(envelope: Envelope) -> list[Frame]:

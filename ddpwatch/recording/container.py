@@ -32,6 +32,8 @@ from ddpwatch.messages import MAX_FRAME_BYTES, MESSAGE_TYPES
 MAGIC: Final = b"\x89MCAP0\r\n"
 ROW_OPCODE: Final = 0x81
 RECORD_LIMIT: Final = 16 * MAX_FRAME_BYTES
+UNPACK_RATIO: Final = 64  # to how many times its size what we record may unpack; it is 8 at most
+SMALL_CHUNK: Final = 16 << 10  # that may unpack to more
 INDEX_NAME: Final = "ddpwatch.index"
 END_NAME: Final = "ddpwatch.end"
 KINDS: Final = tuple(MESSAGE_TYPES)
@@ -81,6 +83,13 @@ class RawMessage(NamedTuple):
     sequence: int
     log_time: int
     data: bytes
+
+
+class UnpackedChunk(NamedTuple):
+    """The messages of a chunk, and its size in the file."""
+
+    messages: list[RawMessage]
+    packed_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +149,11 @@ def records(fd: int, offset: int = len(MAGIC)) -> Iterator[Record]:
         offset = record.end
 
 
-def chunk_messages(content: bytes) -> list[RawMessage]:
+def unpack_chunk(content: bytes) -> UnpackedChunk:
     """Unpacks and checks a chunk.
 
     Raises:
-        One of `BROKEN`: It is damaged, or unpacks to more than `RECORD_LIMIT`.
+        One of `BROKEN`: It is damaged, or unpacks to more than `RECORD_LIMIT`, or to more than its size allows.
     """
     data = _unpack(content)
     messages, offset = [], 0
@@ -158,7 +167,7 @@ def chunk_messages(content: bytes) -> list[RawMessage]:
                 RawMessage(channel, sequence, log_time, data[offset + MESSAGE.size : offset + HEAD.size + length])
             )
         offset += HEAD.size + length
-    return messages
+    return UnpackedChunk(messages, len(content))
 
 
 class _ThreadLocal(threading.local):
@@ -176,7 +185,7 @@ def _unpack(content: bytes) -> bytes:
     name = content[CHUNK.size : CHUNK.size + name_length]
     (packed_size,) = LENGTH.unpack_from(content, CHUNK.size + name_length)
     packed = content[CHUNK.size + name_length + LENGTH.size :]
-    if len(packed) != packed_size or size > RECORD_LIMIT:
+    if len(packed) != packed_size or size > min(RECORD_LIMIT, max(SMALL_CHUNK, UNPACK_RATIO * packed_size)):
         raise ValueError(f"chunk of {size} bytes")
     if name == b"zstd":
         if zstandard.frame_content_size(packed) > RECORD_LIMIT:  # what zstd would allocate; the chunk may claim less

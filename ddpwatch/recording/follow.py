@@ -15,21 +15,21 @@ from pathlib import Path
 from mcap.opcode import Opcode
 from mcap.records import Metadata
 
-from ddpwatch import node_step
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Bye, FrameError
+from ddpwatch.messages import Bye
 from ddpwatch.recording.container import (
     BROKEN,
     END_NAME,
     MAGIC,
     ROW_OPCODE,
     Record,
-    chunk_messages,
     describes_chunk,
     metadata_of,
     open_to_read,
     record_at,
+    unpack_chunk,
 )
+from ddpwatch.recording.decoding import FrameDecoder
 from ddpwatch.recording.names import is_older_part, older_part
 from ddpwatch.recording.part import Part, int_field
 from ddpwatch.recording.part_chain import (
@@ -199,7 +199,6 @@ class GrowingFile:
     Attributes:
         ahead_ns: The same, as far as is known by now.
         over: No more frames will come: the recorder has written the end, or the file is damaged.
-        unreadable: Frames that could not be decoded, skipped.
         waiting: Frames that were read and not yet taken.
         newest_ns: Receive time of the newest frame read; 0 before the first.
         grew_at: When the file last had something new (`time.monotonic`).
@@ -209,16 +208,21 @@ class GrowingFile:
         self.path = paths[-1]
         self.ahead_ns = ahead_ns
         self.over = False
-        self.unreadable = 0
         self.waiting: deque[Frame] = deque()
         self.newest_ns = 0
         self.grew_at = time.monotonic()
+        self._decoder = FrameDecoder()
         self._remaining = paths
         self._first = True
         self._number = 0
         self._continued = False
         self._fd = -1
         self._open(self._remaining.pop(0))
+
+    @property
+    def unreadable(self) -> int:
+        """Frames that could not be decoded, skipped."""
+        return self._decoder.skipped
 
     def advance(self) -> bool:
         """Reads up to the next frames, if they are there; False if nothing is new."""
@@ -280,16 +284,10 @@ class GrowingFile:
             self.over = not (self._next_part() or self._continued)  # on a full disk, the next part comes later
 
     def _take_chunk(self, content: bytes) -> None:
-        for raw in chunk_messages(content):
-            if raw.sequence == 0 and not self._first:
-                continue
-            received_ns = raw.log_time - self.ahead_ns
-            try:
-                self.waiting += node_step.read(Envelope(raw.sequence, received_ns, raw.data))
-            except FrameError:
-                self.unreadable += 1
-                continue
-            self.newest_ns = max(self.newest_ns, received_ns)
+        for frame in self._decoder.frames(unpack_chunk(content), self._first, self.ahead_ns):
+            self.waiting.append(frame)
+            self.newest_ns = max(self.newest_ns, frame[1].received_ns)
+        self.over = self.over or self._decoder.is_damaged
 
     def _take_metadata(self, metadata: Metadata) -> None:
         if metadata.name == END_NAME:

@@ -11,29 +11,29 @@ from pathlib import Path
 
 from mcap.opcode import Opcode
 
-from ddpwatch import node_step
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import SCHEMA_VERSION, FrameError
+from ddpwatch.messages import SCHEMA_VERSION
 from ddpwatch.recording.container import (
     BROKEN,
     END_NAME,
     MAGIC,
     ROW_OPCODE,
     ChunkRow,
-    RawMessage,
     Record,
+    UnpackedChunk,
     attachment_of,
-    chunk_messages,
     describes_chunk,
     metadata_of,
     open_to_read,
     record_at,
     records,
+    unpack_chunk,
 )
+from ddpwatch.recording.decoding import FrameDecoder
 from ddpwatch.recording.index import Index, read_index
 from ddpwatch.recording.selection import CONTEXT, Selection
 from ddpwatch.recording.writer import SCHEMA_MINOR
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.transport import Frame
 
 _PEEK_RECORDS = 8  # the metadata is the second record, so a foreign file need not be searched to its end
 
@@ -98,16 +98,18 @@ class Part:
             first: False skips the frames that are repeated from the part before.
         """
         self.skipped, self.cut_tail = 0, False
+        decoder = FrameDecoder()
         everything = selection.everything
         with self._open() as file:
             source = self._raw(file.fileno()) if everything else self._selected(file.fileno(), selection)
-            for messages, wanted in source:
-                for raw in messages:
-                    if raw.sequence == 0 and not first:
-                        continue
-                    for frame in self._frames(raw):
-                        if everything or self._wants(frame, selection, wanted):
-                            yield frame
+            for chunk, wanted in source:
+                for frame in decoder.frames(chunk, first):
+                    if everything or self._wants(frame, selection, wanted):
+                        yield frame
+                self.skipped = decoder.skipped
+                if decoder.is_damaged:
+                    self.cut_tail = True
+                    return
 
     def attachments(self) -> dict[str, bytes]:
         """The documents in the file, by name, as far as it is readable."""
@@ -150,25 +152,25 @@ class Part:
             ended = False
         self.cut_tail = not ended
 
-    def _raw(self, fd: int) -> Iterator[tuple[list[RawMessage], bool]]:
-        """The messages of all chunks, from front to back. Needs no index."""
+    def _raw(self, fd: int) -> Iterator[tuple[UnpackedChunk, bool]]:
+        """All chunks, from front to back. Needs no index."""
         chunk_at = 0
         for record in self._safely(records(fd)):
             if record.opcode == Opcode.CHUNK:
                 chunk_at = record.offset
                 try:
-                    messages = chunk_messages(record.content)
+                    chunk = unpack_chunk(record.content)
                 except BROKEN:
                     break
-                yield messages, True
+                yield chunk, True
             elif record.opcode == ROW_OPCODE and not describes_chunk(record, chunk_at):
                 break  # the chunk before it is damaged and was not recognised
         else:
             return
         self.cut_tail = True
 
-    def _selected(self, fd: int, selection: Selection) -> Iterator[tuple[list[RawMessage], bool]]:
-        """The messages of each chunk that the selection needs, with whether more than context is wanted."""
+    def _selected(self, fd: int, selection: Selection) -> Iterator[tuple[UnpackedChunk, bool]]:
+        """Each chunk that the selection needs, with whether more than context is wanted."""
         self.cut_tail = not self.index.complete
         after = self.index.steps[0] - 1 if self.index.steps is not None else -1
         for row in self.index:
@@ -179,22 +181,15 @@ class Part:
                 if self.cut_tail and self.index.complete:
                     return
 
-    def _chunk(self, fd: int, row: ChunkRow) -> list[RawMessage]:
+    def _chunk(self, fd: int, row: ChunkRow) -> UnpackedChunk:
         try:
             record = record_at(fd, row.offset)
             if record is not None and record.opcode == Opcode.CHUNK:
-                return chunk_messages(record.content)
+                return unpack_chunk(record.content)
         except BROKEN:
             pass
         self.cut_tail = True
-        return []
-
-    def _frames(self, raw: RawMessage) -> list[Frame]:
-        try:
-            return node_step.read(Envelope(raw.sequence, raw.log_time, raw.data))
-        except FrameError:
-            self.skipped += 1
-            return []
+        return UnpackedChunk([], 0)
 
     @staticmethod
     def _wants(frame: Frame, selection: Selection, wanted: bool) -> bool:

@@ -119,8 +119,8 @@ def test_seeking_reads_only_what_it_needs(tmp_path: Path, monkeypatch: pytest.Mo
     recording = Recording(record(tmp_path / "a.mcap", steps=400))
     chunks = len(recording.parts[0].index)
     opened = []
-    real = container.chunk_messages
-    monkeypatch.setattr("ddpwatch.recording.part.chunk_messages", lambda content: opened.append(1) or real(content))
+    real = container.unpack_chunk
+    monkeypatch.setattr("ddpwatch.recording.part.unpack_chunk", lambda content: opened.append(1) or real(content))
     assert len(steps_of(recording.select(Selection(200, 202)))) == 4
     assert chunks > 60
     assert len(opened) <= 4  # the first (context), the one or two with the steps, the last (goodbyes)
