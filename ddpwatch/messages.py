@@ -40,6 +40,7 @@ CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter"]
 ALL_REDUCE: Final[CollectiveOp] = "all_reduce"
 DEFAULT_GROUP: Final = 0  # id of the group of all ranks
 NO_LONGER_WATCHED: Final = "unwatched"  # activity of a rank that trains on after an error of ddpwatch's
+WATCHING: Final = "watching"  # all features of ddpwatch, in a mark that says what is off
 
 
 class FrameError(DdpwatchError):
@@ -280,8 +281,11 @@ class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
 class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True):
     """A named moment (``end_ns`` None) or stretch on a rank's clock.
 
-    ``kind`` is ``user`` for `ddpwatch.mark`, and where ddpwatch stops watching. The others are automatic: a garbage
-    collection, a wait for the DataLoader, a save, a compilation, a validation.
+    ``kind`` is ``user`` for `ddpwatch.mark`, and where an error of ddpwatch's turns something off. The others are
+    automatic: a garbage collection, a wait for the DataLoader, a save, a compilation, a validation.
+
+    ``off`` is the feature that went off, `WATCHING` for all of them, in the rank's step ``step``; the reason is in
+    ``name``, after a colon.
     """
 
     rank: Rank
@@ -289,6 +293,8 @@ class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True):
     name: Name
     start_ns: Ns
     end_ns: Ns | None = None
+    off: Name = ""
+    step: Count | None = None
 
 
 class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True):

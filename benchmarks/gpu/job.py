@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.probe.cuda import CudaClock
 from ddpwatch.probe.cuda_calls import cuda_clock
+from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
@@ -151,7 +152,8 @@ class Job:
         self.recorder.use(cuda_clock(device) if device.type == "cuda" else gpu, self.schedule)
         if gpu is not None:
             self.ddp.device_type = "cuda"
-        self.probe = DdpProbe(self.ddp, 0, 0, self.recorder, lambda layout: None, self.errors.append)
+        guard = Guard(lambda feature, error: self.errors.append(error))
+        self.probe = DdpProbe(self.ddp, 0, 0, self.recorder, lambda layout: None, guard)
 
     def step(self) -> None:
         """Trains one step."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Literal
 
 import torch
@@ -21,14 +21,14 @@ import wrapt
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ddpwatch.messages import Mark
-
-_log = logging.getLogger("ddpwatch")
+from ddpwatch.probe.guard import Feature, Guard
 
 MIN_WAIT_NS = 5_000_000  # for a mark
 OnWait = Callable[["weakref.ref[Any]", int, int], None]
 Activity = Literal["data", "save", "compile"]
 Doing = tuple[str, int]  # an activity, and since when (ns)
 NOTHING: Final[Doing] = ("", 0)
+FEATURES: Final[dict[Activity, Feature]] = {"data": "data waits", "save": "saves", "compile": "compilations"}
 # What saves besides torch.save: modules, and the names there by which it is called. They are not imported for that.
 SAVERS: Final = (
     ("torch.distributed.checkpoint", "save"),
@@ -46,13 +46,17 @@ class ActivityMonitor:
         post: Takes a mark; must not block.
         on_save: Called when something has been saved: what lies before that is not part of the next step.
         on_wait: Takes each wait of this thread for data: the DataLoader's iterator, start and end (ns).
+        guard: Takes ddpwatch's errors.
 
     Attributes:
         doing: What this thread is doing right now; read by the sender thread.
     """
 
-    def __init__(self, rank: int, post: Callable[[Mark], None], on_save: Callable[[], None], on_wait: OnWait) -> None:
+    def __init__(
+        self, rank: int, post: Callable[[Mark], None], on_save: Callable[[], None], on_wait: OnWait, guard: Guard
+    ) -> None:
         self.active = True
+        self.guard = guard
         self.doing = NOTHING
         self._rank = rank
         self._post = post
@@ -61,6 +65,8 @@ class ActivityMonitor:
         self._thread = threading.get_ident()
         self._compiling_since = 0
         self._compilations: Any = None
+        self._on_compile_start = partial(guard.run, "compilations", self._compile_start)
+        self._on_compile_end = partial(guard.run, "compilations", self._compile_end)
         self._next, self._save = _BaseDataLoaderIter.__next__, torch.save
         _BaseDataLoaderIter.__next__ = self._timed("data", self._next, "waiting for data")  # type: ignore[method-assign]
         # Under both its names: pickle looks the function up by the name in it.
@@ -69,16 +75,16 @@ class ActivityMonitor:
         self._savers: dict[Callable[..., Any], Callable[..., Any]] = {}  # what saves, with stamps
         self._saved_by: list[tuple[Any, str, Callable[..., Any]]] = []  # module, name, and what was there before
         for module, name in SAVERS:
-            _when_imported(module, weakref.WeakMethod(self._time_saver), name)
-        _when_imported("torch._dynamo.callback", weakref.WeakMethod(self._attach_to_compiler))
+            _when_imported(module, "saves", weakref.WeakMethod(self._time_saver), name)
+        _when_imported("torch._dynamo.callback", "compilations", weakref.WeakMethod(self._attach_to_compiler))
 
     def close(self) -> None:
         """Removes the stamps, except where other code has wrapped them since."""
         self.active = False
         if self._compilations is not None:
             with contextlib.suppress(ValueError):  # torch._dynamo.reset() has removed them
-                self._compilations.remove_start_callback(self._compile_start)
-                self._compilations.remove_end_callback(self._compile_end)
+                self._compilations.remove_start_callback(self._on_compile_start)
+                self._compilations.remove_end_callback(self._on_compile_end)
             self._compilations = None
         if _BaseDataLoaderIter.__next__ is self._patched[0]:
             _BaseDataLoaderIter.__next__ = self._next  # type: ignore[method-assign]
@@ -97,11 +103,11 @@ class ActivityMonitor:
             try:
                 return original(*arguments, **options)
             finally:
-                self._report(activity, name, start, *arguments, before=before)
+                self.guard.run(FEATURES[activity], self._report, activity, name, start, before, *arguments)
 
         return timed
 
-    def _report(self, activity: Activity, name: str, start: int, *arguments: Any, before: Doing = NOTHING) -> None:
+    def _report(self, activity: Activity, name: str, start: int, before: Doing, *arguments: Any) -> None:
         end = time.monotonic_ns()
         if threading.get_ident() != self._thread:
             return
@@ -133,8 +139,8 @@ class ActivityMonitor:
         handler = getattr(callback, "callback_handler", None)
         if self.active and handler is not None:
             self._compilations = handler
-            handler.register_start_callback(self._compile_start)
-            handler.register_end_callback(self._compile_end)
+            handler.register_start_callback(self._on_compile_start)
+            handler.register_end_callback(self._on_compile_end)
 
     def _compile_start(self, *_: Any) -> None:
         self._compiling_since = time.monotonic_ns()
@@ -142,17 +148,17 @@ class ActivityMonitor:
             self.doing = ("compile", self._compiling_since)
 
     def _compile_end(self, *_: Any) -> None:
-        self._report("compile", "torch.compile", self._compiling_since)
+        self._report("compile", "torch.compile", self._compiling_since, NOTHING)
 
 
-def _when_imported(module: str, attach: weakref.WeakMethod[Callable[..., None]], *arguments: str) -> None:
+def _when_imported(
+    module: str, feature: Feature, attach: weakref.WeakMethod[Callable[..., None]], *arguments: str
+) -> None:
     """Calls a method with the module once it is imported, or now; not for an object that is gone by then."""
 
     def hook(imported: Any) -> None:
-        try:
-            if (method := attach()) is not None:
-                method(imported, *arguments)
-        except Exception as error:  # which would make the job's import fail
-            _log.warning("ddpwatch does not time %s: %s", module, error)
+        method: Any = attach()
+        if method is not None:  # an error would make the job's import fail
+            method.__self__.guard.run(feature, method, imported, *arguments)
 
     wrapt.register_post_import_hook(hook, module)

@@ -97,6 +97,8 @@ def _initial_assignment(ddp: DistributedDataParallel, sizes: list[int]) -> list[
     params: list[torch.Tensor] = [p for _, p in reduced_parameters(ddp)]
     sparse_ids = _sparse_ids(ddp)
     sparse = [id(p) in sparse_ids for p in params]
+    if not params:  # with tensor parallelism, they are the module's own only outside its forward and backward
+        return []
     cap = int(ddp.bucket_bytes_cap)
     for limits in ([sys.maxsize], [_DEFAULT_FIRST_BUCKET_BYTES, cap], [cap]):
         assignment: list[list[int]] = _compute_bucket_assignment_by_size(params, limits, sparse)[0][::-1]

@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
+    from ddpwatch.probe.guard import Guard
     from ddpwatch.probe.record import BucketRecord
 
 
 class DdpObserver(Protocol):
-    """Sees the collectives of one module. No method raises."""
+    """Sees the collectives of one module. Its methods are called through the guard."""
+
+    guard: Guard
 
     def before_launch(self) -> int:
         """The stamp of a collective that is about to be issued, or 0 to leave it unobserved."""
@@ -38,9 +41,6 @@ class DdpObserver(Protocol):
         Returns:
             The bucket's record, None if it is not recorded.
         """
-
-    def on_error(self, error: Exception) -> None:
-        """Takes an error of ddpwatch's."""
 
     def on_comm_hook(self) -> None:
         """The module was given a comm hook that was not wrapped, since its process group has hooks."""
@@ -119,9 +119,7 @@ class GroupHooks:
             return
         self._running = True  # in case that a signal handler closes
         try:
-            see(observer, args)
-        except Exception as error:
-            observer.on_error(error)
+            observer.guard.run("collectives", see, observer, args)
         finally:
             self._running = False
 

@@ -45,25 +45,22 @@ def timed(hook: Hook, observer: DdpObserver, count: Callable[[], int | None]) ->
             future and has issued none has communicated nothing.
     """
 
+    def before(bucket: GradBucket) -> tuple[int, int, int | None] | None:
+        at = observer.before_launch()
+        return (at, nbytes_of(bucket.buffer()), count()) if at else None
+
+    def after(bucket: GradBucket, future: Any, at: int, nbytes: int, issued: int | None) -> None:
+        idle = bool(issued) and issued == count() and future.done()
+        entry = observer.after_launch(bucket.index(), nbytes, at, lambda: future)
+        if entry is not None:
+            entry.idle = idle
+
     @functools.wraps(hook)
     def ddpwatch_timing(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        at = observer.before_launch()
-        before = nbytes = 0
-        if at:
-            try:
-                nbytes, before = nbytes_of(bucket.buffer()), count() or 0
-            except Exception as error:
-                observer.on_error(error)
-                at = 0
+        called = observer.guard.run("collectives", before, bucket)
         future = hook(state, bucket)
-        if at and isinstance(future, torch._C.Future):  # DDP refuses anything else
-            try:
-                idle = bool(before) and before == count() and future.done()
-                entry = observer.after_launch(bucket.index(), nbytes, at, lambda: future)
-                if entry is not None:
-                    entry.idle = idle
-            except Exception as error:
-                observer.on_error(error)
+        if called is not None and isinstance(future, torch._C.Future):  # DDP refuses anything else
+            observer.guard.run("collectives", after, bucket, future, *called)
         return future
 
     return ddpwatch_timing
@@ -81,7 +78,7 @@ def _patch_registration() -> None:
             return
         if GroupHooks.supported(self.process_group):
             _original_register(self, state, hook)
-            observer.on_comm_hook()
+            observer.guard.run("collectives", observer.on_comm_hook)
             return
         _original_register(self, state, timed(hook, observer, partial(issued_by, self.process_group)))
         self._comm_hooks[-1] = (hook, state)  # code that looks finds the hook that was given

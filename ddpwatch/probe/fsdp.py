@@ -21,7 +21,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from types import CodeType
 from typing import Any
 
@@ -38,6 +38,7 @@ from ddpwatch.probe.autograd import on_graph_end
 from ddpwatch.probe.collectives import issued_by
 from ddpwatch.probe.completion import Callback
 from ddpwatch.probe.groups import backend_name, describe
+from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.guarded import GuardedProbe, PortableHook
 from ddpwatch.probe.identity import Flags, module_name
 from ddpwatch.probe.record import BucketRecord
@@ -67,7 +68,7 @@ class FsdpProbe(GuardedProbe):
         param_base: Id of its first parameter in this process.
         recorder: Takes the stamps.
         publish: Takes each process group, and the layout of the parameter groups.
-        on_error: Takes an error of ddpwatch's; after the first, the probe stays silent.
+        guard: Takes ddpwatch's errors.
         on_wait: Called when a backward has ended its compute and is about to wait. Must not block.
 
     Attributes:
@@ -82,10 +83,10 @@ class FsdpProbe(GuardedProbe):
         param_base: int,
         recorder: StepRecorder,
         publish: Callable[[Group | Layout], None],
-        on_error: Callable[[Exception], None],
+        guard: Guard,
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(recorder, on_error)
+        super().__init__(recorder, guard)
         self._module = module
         self._publish = publish
         self._on_wait = on_wait
@@ -99,9 +100,11 @@ class FsdpProbe(GuardedProbe):
         self._methods = methods_under_way() > 0  # whether forwards have been methods other than ``forward``
         self._handles: list[RemovableHandle] = []
         self._see_no_more: Callable[[], object] = lambda: None
+        self._done_callback = partial(guard.run, "collectives", self._done)
+        self.parameters = 0
         try:
             self._set_up(model, param_base)
-        except Exception:  # this torch's FSDP2 is another: leave nothing on the model
+        except BaseException:  # this torch's FSDP2 is another: leave nothing on the model
             self.close()
             raise
 
@@ -114,12 +117,11 @@ class FsdpProbe(GuardedProbe):
         self._enter_groups(named)
         # Gloo works on the host even with tensors on a GPU: the call returns with the result.
         self._blocking = self._host or self._backend(device) == "gloo"
-        self._see_no_more = see_all_reduces(self)
-        self._take_comms()
+        self.guard.run("collectives", self._see_collectives)
         if not self._blocking:
             for label, group in enumerate(named):
                 self._stamp_waits(label, group)
-        self._announce(model, named, param_base)
+        self.guard.run("bucket layouts", self._announce, model, named, param_base)
         self._handles.extend(self._attach(model))
         self._stamp_methods(model._get_fsdp_state())
         if model._get_fsdp_state()._training_state == TrainingState.FORWARD:  # found in its first forward
@@ -207,6 +209,10 @@ class FsdpProbe(GuardedProbe):
             )
         )
 
+    def _see_collectives(self) -> None:
+        self._see_no_more = see_all_reduces(self)
+        self._take_comms()
+
     def _take_comms(self) -> None:
         """Stands in front of FSDP2's own communication objects, also those that it was given since. Not of others."""
         for label, ref in enumerate(self._groups):
@@ -265,12 +271,12 @@ class FsdpProbe(GuardedProbe):
         return group.all_reduce_grads or not hasattr(group.mesh_info, "replicate_process_group")
 
     def _forward_begin(self, module: Any, arguments: Any) -> None:
-        self._take_comms()
+        self.guard.run("collectives", self._take_comms)
         forget_reduction()
         early, self._early = self._early, []
         self._validating = not torch.is_grad_enabled()
         if self._validating:  # what was issued early was issued for this
-            self._recorder.validation_begin(self.in_eval)
+            self.guard.run("validations", self._recorder.validation_begin, self.in_eval)
             return
         self._in_backward = False
         self._gathering = {entry.index: entry for entry in early}
@@ -284,7 +290,7 @@ class FsdpProbe(GuardedProbe):
     def _forward_end(self, module: Any, arguments: Any, output: Any) -> None:
         if self._validating:
             self._validating = False
-            self._recorder.validation_end()
+            self.guard.run("validations", self._recorder.validation_end)
             return
         self._recorder.forward_end()
         self._awaits_backward = True
@@ -307,6 +313,8 @@ class FsdpProbe(GuardedProbe):
         reduced = self._syncs()
         self._recorder.backward_compute_end()
         self._recorder.backward_end(reduced)
+        if "collectives" in self.guard.off and self._recorder.current is not None:
+            self._recorder.current.buckets.clear()  # which are not all
         if reduced and not self._reduced_before:
             self._reduced_before = True
             self._recorder.warm_up()
@@ -317,11 +325,7 @@ class FsdpProbe(GuardedProbe):
         """See `ShardedObserver.stamp`."""
         if not self.active or self._validating or not self._recorder.phase:
             return None
-        try:
-            return self._recorder.clock()
-        except Exception as error:
-            self.on_error(error)
-            return None
+        return self._recorder.clock()
 
     def launch(
         self, op: CollectiveOp, label: int, nbytes: int, group: dist.ProcessGroup, ready: int | None = None
@@ -330,24 +334,20 @@ class FsdpProbe(GuardedProbe):
         if not self.active or self._validating or not self._recorder.phase:
             return None
         entered = time.monotonic_ns()
-        try:
-            if op == "all_reduce" and not self._all_reduces_in(group, label):
-                return None  # of another model, which is not watched
-            entry = BucketRecord(self._module, label, nbytes, entered)
-            entry.op, entry.group, entry.ready = op, self._id_of(group), ready
-            issued = issued_by(group)
-            entry.seq = None if issued is None else issued + 1
-            # The phase is "between" also after a backward, until an optimizer ends the step, if there is one.
-            over = self._recorder.phase == "between" and not self._awaits_backward
-            if over or not self._recorder.collective_launch(entry):
-                self._early.append(entry)
-                del self._early[:-MAX_EARLY]
-            self._recorder.charge(time.monotonic_ns() - entered)
-            entry.launch = self._recorder.clock()
-            return entry
-        except Exception as error:
-            self.on_error(error)
-            return None
+        if op == "all_reduce" and not self._all_reduces_in(group, label):
+            return None  # of another model, which is not watched
+        entry = BucketRecord(self._module, label, nbytes, entered)
+        entry.op, entry.group, entry.ready = op, self._id_of(group), ready
+        issued = issued_by(group)
+        entry.seq = None if issued is None else issued + 1
+        # The phase is "between" also after a backward, until an optimizer ends the step, if there is one.
+        over = self._recorder.phase == "between" and not self._awaits_backward
+        if over or not self._recorder.collective_launch(entry):
+            self._early.append(entry)
+            del self._early[:-MAX_EARLY]
+        self._recorder.charge(time.monotonic_ns() - entered)
+        entry.launch = self._recorder.clock()
+        return entry
 
     def _all_reduces_in(self, group: dist.ProcessGroup, label: int) -> bool:
         found = self._groups[label]()
@@ -355,36 +355,27 @@ class FsdpProbe(GuardedProbe):
 
     def finished(self, entry: BucketRecord) -> None:
         """See `ShardedObserver.finished`."""
-        try:
-            if self._blocking:
-                at = time.monotonic_ns()
-                entry.wait_begin, entry.wait_end = entry.launch, at
-                self._recorder.bucket_done(entry, at)
-                self._recorder.charge(time.monotonic_ns() - at)
-            else:
-                self._recorder.bucket_done(entry)
-                self._awaited(entry)
-        except Exception as error:
-            self.on_error(error)
+        if self._blocking:
+            at = time.monotonic_ns()
+            entry.wait_begin, entry.wait_end = entry.launch, at
+            self._recorder.bucket_done(entry, at)
+            self._recorder.charge(time.monotonic_ns() - at)
+        else:
+            self._recorder.bucket_done(entry)
+            self._awaited(entry)
 
     def failed(self, entry: BucketRecord) -> None:
         """See `ShardedObserver.failed`."""
-        try:
-            record = self._recorder.current
-            if record is not None and entry in record.buckets:
-                record.buckets.remove(entry)
-                self._recorder.box.done(entry.index)
-        except Exception as error:
-            self.on_error(error)
+        record = self._recorder.current
+        if record is not None and entry in record.buckets:
+            record.buckets.remove(entry)
+            self._recorder.box.done(entry.index)
 
     def follow(self, entry: BucketRecord, work: Any) -> None:
         """See `ShardedObserver.follow`."""
-        try:
-            work.get_future().add_done_callback(Callback(self._done, entry))
-            if not self._blocking:
-                self._awaited(entry)
-        except Exception as error:
-            self.on_error(error)
+        work.get_future().add_done_callback(Callback(self._done_callback, entry))
+        if not self._blocking:
+            self._awaited(entry)
 
     def waited(self, entry: BucketRecord, begin: int | None) -> None:
         """See `ShardedObserver.waited`."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ddpwatch.messages import Mark
+from ddpwatch.probe.guard import Guard
 
 MIN_PAUSE_NS = 1_000_000
 
@@ -17,20 +19,24 @@ class GcPauses:
     Args:
         rank: Put into the marks.
         post: Takes a mark; must not block.
+        guard: Takes ddpwatch's errors.
         clock: Nanoseconds, monotonic.
     """
 
-    def __init__(self, rank: int, post: Callable[[Mark], None], clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self, rank: int, post: Callable[[Mark], None], guard: Guard, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         self._rank = rank
         self._post = post
         self._clock = clock
         self._start = 0
-        gc.callbacks.append(self._on_phase)
+        self._callback = partial(guard.run, "garbage collections", self._on_phase)
+        gc.callbacks.append(self._callback)
 
     def close(self) -> None:
         """Removes the callback."""
-        if self._on_phase in gc.callbacks:
-            gc.callbacks.remove(self._on_phase)
+        if self._callback in gc.callbacks:
+            gc.callbacks.remove(self._callback)
 
     def _on_phase(self, phase: str, info: dict[str, int]) -> None:
         """Called by the interpreter before and after each collection, on the thread that triggered it."""

@@ -33,10 +33,13 @@ def describe(group: dist.ProcessGroup, device: torch.device) -> Group:
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
     """The backend that moves a device's tensors, where torch may say ``undefined`` or ``cpu:gloo,cuda:nccl``.
 
-    Raises:
-        ValueError: torch does not know the group.
+    Empty if torch does not know the group.
     """
     try:
         return str(group._get_backend(device).name())
     except (AttributeError, RuntimeError):  # a group of another kind, or with no backend for the device
+        pass
+    try:
         return str(dist.get_backend(group))
+    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+        return ""

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from ddpwatch.messages import WATCHING
 from ddpwatch.probe.autograd import add_gradient_hook, tensors_in
+from ddpwatch.probe.guard import Feature, Guard
 from ddpwatch.probe.recorder import StepRecorder
 
 
@@ -31,16 +33,17 @@ class GuardedProbe(ABC):
 
     Args:
         recorder: Takes the stamps.
-        on_error: Takes an error of ddpwatch's; after the first, the probe stays silent.
+        guard: Takes the hooks' errors.
 
     Attributes:
         active: Whether the hooks do anything.
+        guard: See above.
     """
 
-    def __init__(self, recorder: StepRecorder, on_error: Callable[[Exception], None]) -> None:
+    def __init__(self, recorder: StepRecorder, guard: Guard) -> None:
         self.active = True
+        self.guard = guard
         self._recorder = recorder
-        self._on_error = on_error
         self._in_backward = False
         self._backward_start_hook = self._guarded(self._backward_begin)
         # so that saving an output does not warn of a hook
@@ -66,28 +69,26 @@ class GuardedProbe(ABC):
             if tensor.grad_fn is not None:
                 add_gradient_hook(tensor, self._backward_start_hook)
 
-    def on_error(self, error: Exception) -> None:
-        """Silences the probe after an error of ddpwatch's."""
-        self.active = False
-        self._on_error(error)
-
-    def _guarded(self, call: Callable[..., Any], starts_step: bool = False) -> Callable[..., Any]:
+    def _guarded(
+        self, call: Callable[..., Any], starts_step: bool = False, feature: Feature = WATCHING
+    ) -> Callable[..., Any]:
         """Wraps a hook: ddpwatch's errors never reach the job, and its time is added to the step's own cost.
 
         Args:
             call: The hook. Not called in an unwatched step.
             starts_step: Whether the hook may start a step; then it is always called.
+            feature: What goes off after an error.
         """
-        clock = time.monotonic_ns  # of cost, whatever the stamps are
+        clock, off = time.monotonic_ns, self.guard.off  # the clock of cost, whatever the stamps are
 
         def guarded(*arguments: Any) -> None:
-            if not self.active or not (starts_step or self._recorder.phase):
+            if not self.active or not (starts_step or self._recorder.phase) or feature in off:
                 return
             entered = clock()
             try:
                 call(*arguments)
             except Exception as error:
-                self.on_error(error)
+                self.guard.failed(error, feature)
             record = self._recorder.current
             if record is not None:
                 record.own_ns += clock() - entered

@@ -37,6 +37,7 @@ from ddpwatch.probe.completion import Callback, waiting_stream
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.derive import ModuleLayout, derive_launches, derive_ready
 from ddpwatch.probe.groups import backend_name, describe
+from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.guarded import GuardedProbe, PortableHook
 from ddpwatch.probe.process_group import ReducerGroup
 from ddpwatch.probe.record import BucketRecord
@@ -55,7 +56,7 @@ class DdpProbe(GuardedProbe):
         param_base: Id of its first parameter in this process.
         recorder: Takes the stamps.
         publish: Takes a Group whenever the process group changes, and a Layout whenever the buckets do.
-        on_error: Takes an error of ddpwatch's; after the first, the probe stays silent.
+        guard: Takes ddpwatch's errors.
         on_wait: Called when a backward has ended its compute and is about to wait for its buckets. Must not block.
 
     Attributes:
@@ -71,24 +72,25 @@ class DdpProbe(GuardedProbe):
         param_base: int,
         recorder: StepRecorder,
         publish: Callable[[Group | Layout], None],
-        on_error: Callable[[Exception], None],
+        guard: Guard,
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(recorder, on_error)
+        super().__init__(recorder, guard)
         self._module = module
         self._publish = publish
         self._on_wait = on_wait
         self._host, self._device = ddp.device_type == "cpu", ddp.device
         self._name = type(ddp.module).__name__
         named = reduced_parameters(ddp)
-        self._param_columns: dict[str, Any] = {"params": [name for name, _ in named], **parameter_columns(ddp)}
+        columns = guard.run("bucket layouts", parameter_columns, ddp) or {}
+        self._param_columns: dict[str, Any] = {"params": [name for name, _ in named], **columns}
         # Only weak references to the module and what it owns: a watched model, its reducer and its process group die
         # exactly when an unwatched one's would.
         self._ddp = weakref.ref(ddp)
         self._has_stats = hasattr(ddp.reducer, "get_backward_stats")
         self._stats: list[int] | None = None  # DDP's ready times in this backward
         self._forward_end_ns = 0
-        self._tracker = LayoutTracker(ddp)
+        self._tracker = guard.run("bucket layouts", LayoutTracker, ddp)
         self._layout = ModuleLayout(module, param_base, len(named))
         self._group: Callable[[], object | None] = lambda: None
         self._enter_group(ddp.process_group)
@@ -97,9 +99,10 @@ class DdpProbe(GuardedProbe):
         self._reduced_at: int | None = None  # what that was before the newest backward that reduced gradients
         self._will_sync = True
         self._synced_backwards = 0
-        self._inner_hook = PortableHook(self._guarded(self._forward_computes))
+        self._inner_hook = PortableHook(self._guarded(self._forward_computes, feature="buffer waits"))
         self._inner_handle: RemovableHandle | None = None
         self._launched: list[BucketRecord] = []
+        self._done_callback = partial(guard.run, "collectives", self._done)
         self._observed = True  # whether this backward's collectives are seen
         self._asked = False  # whether this backward has launched one that is left alone
         self.foreign_hook = _foreign_hook_of(ddp)
@@ -113,15 +116,20 @@ class DdpProbe(GuardedProbe):
             raise
 
     def _hook(self, ddp: DistributedDataParallel, params: list[torch.nn.Parameter]) -> None:
-        self._observe(ddp)
+        self.guard.run("collectives", self._observe, ddp)
         # Gloo reduces on the host also what lies on a GPU, and its threads have no stream that waits for the result.
-        backend = "" if self._host else backend_name(ddp.process_group, ddp.device)
+        backend = "" if self._host else self.guard.run("process groups", backend_name, ddp.process_group, ddp.device)
         self._by_host = backend == "gloo"
         self._waiting_stream = waiting_stream(ddp.device) if backend == "nccl" else None
         # On a GPU the future completes when the collective is enqueued, and its callback runs on a stream that waits
         # for it, where only a GPU clock can stamp.
         self.timed = (self._host or self._recorder.gpu is not None) and not self.foreign_hook
         self._handles += self._attach(ddp, params)
+
+    @property
+    def _blind(self) -> bool:
+        """Whether collectives are never seen."""
+        return bool(self.foreign_hook) or "collectives" in self.guard.off
 
     @property
     def parameters(self) -> int:
@@ -177,9 +185,9 @@ class DdpProbe(GuardedProbe):
     def _enter_group(self, group: dist.ProcessGroup) -> None:
         """Notes which group the module reduces in."""
         self._group = weakref.ref(group)
-        found = describe(group, self._device)
-        self._layout = replace(self._layout, group=found.id)
-        self._publish(found)
+        if (found := self.guard.run("process groups", describe, group, self._device)) is not None:
+            self._layout = replace(self._layout, group=found.id)
+            self._publish(found)
 
     def _count_issued(self) -> None:
         """Before the first launch of a backward: what the group has issued, and whether it is still the same one."""
@@ -198,7 +206,7 @@ class DdpProbe(GuardedProbe):
         if self._inner_handle is not None:
             self._drop_inner_hook()  # of a forward that failed before it came so far
         if not torch.is_grad_enabled():
-            self._recorder.validation_begin(self.in_eval)
+            self.guard.run("validations", self._recorder.validation_begin, self.in_eval)
             return
         timed = self.reducer_group is not None and self.reducer_group.timed
         if not timed and self._recorder.forward_goes_unwatched(module.require_backward_grad_sync):
@@ -206,13 +214,15 @@ class DdpProbe(GuardedProbe):
         self._in_backward = False
         if not _in_another():
             self._recorder.forward_begin(module.require_backward_grad_sync)
-            if self._recorder.phase and self._host and module.will_sync_module_buffers():
-                self._expect_buffers(module)
+            if self._recorder.phase and self._host:
+                self.guard.run("buffer waits", self._expect_buffers, module)
         if not self._recorder.phase and self.reducer_group is not None:
             self.reducer_group.switch(module, False)
 
     def _expect_buffers(self, ddp: DistributedDataParallel) -> None:
         """Hooks the module inside for this forward alone. What torch compiles must not meet a hook there."""
+        if not ddp.will_sync_module_buffers():  # type: ignore[no-untyped-call]
+            return
         inner = ddp.module
         unhookable = isinstance(inner, torch.jit.ScriptModule) or inner._compiled_call_impl is not None
         if not (hasattr(ddp, "buffer_hook") or unhookable or is_compiling_frames()):
@@ -230,7 +240,7 @@ class DdpProbe(GuardedProbe):
 
     def _forward_end(self, module: Any, arguments: Any, output: Any) -> None:
         if not torch.is_grad_enabled():
-            self._recorder.validation_end()
+            self.guard.run("validations", self._recorder.validation_end)
             return
         # DDP's reducer counts its ready times from prepare_for_backward, the last thing its forward does.
         if _in_another():
@@ -249,7 +259,7 @@ class DdpProbe(GuardedProbe):
             self._in_backward = True
             self._launched, self._stats, self._asked = [], None, False
             self._count_issued()
-            self._observed = not (self._host and self._recorder.shadow)
+            self._observed = not (self._blind or (self._host and self._recorder.shadow))
             if self.reducer_group is not None and (ddp := self._ddp()) is not None:
                 self.reducer_group.switch(ddp, self._observed)  # nothing of this backward has been launched yet
             on_graph_end(self._compute_end_callback)
@@ -260,35 +270,37 @@ class DdpProbe(GuardedProbe):
         on_graph_end(self._end_callback)
         if self._host and (self._will_sync or self._launched):
             if self._has_stats and (ddp := self._ddp()) is not None:
-                self._stats = ddp.reducer.get_backward_stats()
+                self._stats = self.guard.run("ready times", ddp.reducer.get_backward_stats)
             self._on_wait()
 
     def _backward_end(self) -> None:
         self._in_backward = False
         launched, self._launched = self._launched, []
-        derived = bool(self.foreign_hook) or not self._observed
+        record, ddp = self._recorder.current, self._ddp()
+        if self._blind and launched and record is not None:  # since this backward
+            record.buckets = [bucket for bucket in record.buckets if bucket not in launched]
+            launched = []
+        derived = self._blind or not self._observed
         issued = self._issued, self.issue_count() if derived else None
         reduced = bool(launched) or (derived and self._will_sync and self._may_have_reduced(*issued))
         self._recorder.backward_end(reduced)
         if reduced:
             self._reduced_at = self._before
-        record, ddp = self._recorder.current, self._ddp()
         if record is None or ddp is None or not reduced:
             return
         if self._synced_backwards == 0:
             self._recorder.warm_up()
         self._synced_backwards += 1
-        if launched or self.foreign_hook:
+        if launched or self._blind:
             sizes = [bucket.nbytes for bucket in sorted(launched, key=lambda bucket: bucket.index)]
-            if self._tracker.update(ddp, sizes if self._group_hooks is None else []):
-                self._change_layout(_foreign_hook_of(ddp))
-            if self._group_hooks is not None:
+            self.guard.run("bucket layouts", self._update_layout, ddp, sizes)
+            if self._group_hooks is not None and self._tracker is not None:
                 for bucket, nbytes in zip(launched, self._tracker.sizes(sizes), strict=True):
                     bucket.nbytes = nbytes
-        if self._host and derived:
-            record.later.append(partial(derive_launches, self._layout, self._stats, self._forward_end_ns, issued))
-        elif self._host:
-            record.later.append(partial(derive_ready, self._layout, self._stats, self._forward_end_ns, launched))
+        if self._host:
+            derive, known = (derive_launches, issued) if derived else (derive_ready, launched)
+            work = derive, self._layout, self._stats, self._forward_end_ns, known
+            record.later.append(partial(self.guard.run, "ready times", *work))
         record.untimed = record.untimed or derived or not self.timed or self._recorder.shadow
 
     def _may_have_reduced(self, before: int | None, after: int | None) -> bool:
@@ -298,11 +310,13 @@ class DdpProbe(GuardedProbe):
             before: How many collectives the group had issued before it, None if not known.
             after: How many it has issued now.
         """
-        return bool(self.foreign_hook) or self._asked or before is None or before != after
+        return self._blind or self._asked or before is None or before != after
 
-    def _change_layout(self, comm_hook: str) -> None:
-        """Publishes the new buckets. What the sender thread learns about them goes into an object of their own."""
-        old = self._layout
+    def _update_layout(self, ddp: DistributedDataParallel, sizes: list[int]) -> None:
+        """Publishes new buckets. What the sender thread learns about them goes into an object of their own."""
+        if self._tracker is None or not self._tracker.update(ddp, sizes if self._group_hooks is None else []):
+            return
+        old, comm_hook = self._layout, _foreign_hook_of(ddp)
         self._layout = ModuleLayout(old.module, old.param_base, old.param_count, self._tracker.buckets, old.group)
         self._recorder.epoch += 1
         self._publish(
@@ -320,7 +334,7 @@ class DdpProbe(GuardedProbe):
         )
 
     def _param_hook(self, number: int) -> Callable[..., Any]:
-        return self._guarded(lambda param: self._recorder.hook_fired(number))
+        return self._guarded(lambda param: self._recorder.hook_fired(number), feature="ready times")
 
     # -- buckets: the observer of `ddpwatch.probe.collectives` -------------------------------------------------
 
@@ -332,38 +346,30 @@ class DdpProbe(GuardedProbe):
         if not self.active or (self._recorder.shadow and (self._host or not self._recorder.phase)):
             self._asked = True
             return 0
-        try:
-            entered = 0 if self._host else time.monotonic_ns()
-            at = self._recorder.clock()
-            if entered:  # a GPU's stamp is most of what a bucket costs
-                self._recorder.charge(time.monotonic_ns() - entered)
-        except Exception as error:
-            self.on_error(error)
-            return 0
+        entered = 0 if self._host else time.monotonic_ns()
+        at = self._recorder.clock()
+        if entered:  # a GPU's stamp is most of what a bucket costs
+            self._recorder.charge(time.monotonic_ns() - entered)
         # While a CUDA graph is captured, stamps are the host's, and a callback would become part of the graph.
         return at if self._host or isinstance(at, GpuStamp) else 0
 
     def after_launch(self, index: int | None, nbytes: int, at: int, future: Callable[[], Any]) -> BucketRecord | None:
         """Records the bucket, and in a full step stamps it when its future is done."""
         entered = time.monotonic_ns()
-        try:
-            number = len(self._launched) if index is None else index
-            entry = self._recorder.bucket_launch(self._module, number, nbytes, launch=at)
-            if entry is not None:
-                self._launched.append(entry)
-                entry.group, entry.seq = self._layout.group, self.issue_count()
-                if self.timed and not self._recorder.shadow:
-                    self._stamp_completion(entry, future())
-                self._recorder.charge(time.monotonic_ns() - entered)
-            return entry
-        except Exception as error:
-            self.on_error(error)
-            return None
+        number = len(self._launched) if index is None else index
+        entry = self._recorder.bucket_launch(self._module, number, nbytes, launch=at)
+        if entry is not None:
+            self._launched.append(entry)
+            entry.group, entry.seq = self._layout.group, self.issue_count()
+            if self.timed and not self._recorder.shadow:
+                self._stamp_completion(entry, future())
+            self._recorder.charge(time.monotonic_ns() - entered)
+        return entry
 
     def _stamp_completion(self, entry: BucketRecord, future: Any) -> None:
         """When the future is done; on a GPU it is done at once, and the stamp goes behind the collective."""
         if self._waiting_stream is None or not future.done():
-            future.add_done_callback(Callback(self._done, entry))
+            future.add_done_callback(Callback(self._done_callback, entry))
             return
         with torch.cuda.stream(self._waiting_stream):
             future.wait()  # the stream waits, the host does not
@@ -385,8 +391,9 @@ class DdpProbe(GuardedProbe):
             return  # it goes through the reducer
         try:
             self._group_hooks, self.foreign_hook = GroupHooks(ddp.process_group, self), ""
-        except Exception:
+        except Exception as error:
             self.foreign_hook, self.timed = hook, False
+            self.guard.failed(error, "collectives")
 
 
 def _in_another() -> bool:

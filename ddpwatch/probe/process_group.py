@@ -39,16 +39,19 @@ class TimedGroup(dist.ProcessGroup):
     def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> dist.Work:  # type: ignore[override]
         """All-reduces, with a stamp before and, later, one when the result is there."""
         observer = self.observer
-        at = 0 if observer is None else observer.before_launch()
+        if observer is None:
+            return self.inner.allreduce(tensors, *options)
+        at = observer.guard.run("collectives", observer.before_launch)
         work = self.inner.allreduce(tensors, *options)
-        if at and observer is not None:
-            try:
-                # A reducer that looks for unused parameters also reduces which ones were used: integers, not a bucket.
-                if tensors[0].dtype is not torch.int32:
-                    observer.after_launch(None, nbytes_of(tensors[0]), at, work.get_future)
-            except Exception as error:
-                observer.on_error(error)
+        if at:
+            observer.guard.run("collectives", _launched, observer, tensors[0], at, work)
         return work
+
+
+def _launched(observer: DdpObserver, tensor: torch.Tensor, at: int, work: dist.Work) -> None:
+    """A reducer that looks for unused parameters also reduces which ones were used: integers, not a bucket."""
+    if tensor.dtype is not torch.int32:
+        observer.after_launch(None, nbytes_of(tensor), at, work.get_future)
 
 
 def _passed_on(name: str) -> Callable[..., Any]:
@@ -81,16 +84,16 @@ class ReducerGroup:
         observer: Sees the all-reduces while the reducer has the timed group.
 
     Attributes:
-        timed: Whether the reducer has the timed group.
+        timed: Whether the reducer has the timed group; None if a signal came while it was given one of the two.
     """
 
     def __init__(self, observer: DdpObserver) -> None:
-        self.timed = False
+        self.timed: bool | None = False
         self._observer = observer
 
     def switch(self, ddp: DistributedDataParallel, timed: bool) -> None:
         """Makes the reducer all-reduce through the timed group, or through the module's own."""
-        if not (timed or self.timed):
+        if not timed and self.timed is False:
             return
         group, made = ddp.process_group, _timed_groups.setdefault(ddp, [])
         view = next((known for known in made if known.inner is group), None)
@@ -98,11 +101,12 @@ class ReducerGroup:
         if view is None:
             view = TimedGroup(group, self._observer)
             made.append(view)
-            self.timed = False
+            self.timed = None
         view.observer = self._observer
-        if timed != self.timed:
-            self.timed = timed
+        if timed is not self.timed:
+            self.timed = None
             ddp.reducer._update_process_group(view if timed else group)
+            self.timed = timed
         if is_new and not comm_hook_of(ddp).startswith("Builtin"):  # that keeps the group that it was made with
             made[:] = [view]
 
@@ -118,8 +122,8 @@ class ReducerGroup:
             view.observer = None
         if in_backward:
             return
-        if self.timed:
-            self.timed = False
+        if self.timed is not False:
             ddp.reducer._update_process_group(ddp.process_group)
+            self.timed = False
         if not comm_hook_of(ddp).startswith("Builtin"):  # that keeps the group that it was made with
             _timed_groups.pop(ddp, None)

@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from queue import Empty
 from typing import Protocol
@@ -22,6 +21,7 @@ import zmq
 
 from ddpwatch import rundir, transport
 from ddpwatch.messages import Beat, Bye, Group, Hello, Layout, Message, encode
+from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.outbox import Outbox
 from ddpwatch.probe.record import StepRecord
@@ -58,7 +58,7 @@ class Sender(threading.Thread):
         outbox: Where the frames' contents come from.
         recorder: Read for the heartbeat.
         rendezvous: The way to the collector.
-        on_error: Takes the one error that ends the watching.
+        guard: Takes the errors.
         heartbeat: What the heartbeats say; by default only what the recorder knows.
     """
 
@@ -68,7 +68,7 @@ class Sender(threading.Thread):
         outbox: Outbox,
         recorder: StepRecorder,
         rendezvous: Rendezvous,
-        on_error: Callable[[Exception], None],
+        guard: Guard,
         heartbeat: Heartbeat | None = None,
     ) -> None:
         super().__init__(name="ddpwatch-sender", daemon=True)
@@ -76,7 +76,7 @@ class Sender(threading.Thread):
         self._outbox = outbox
         self._recorder = recorder
         self._rendezvous = rendezvous
-        self._on_error = on_error
+        self._guard = guard
         self._heartbeat = heartbeat or Heartbeat(rank, recorder)
         self._stacks = StackTaker(rank, threading.get_ident())  # it is made on the training thread
         self._starting_until_s = time.monotonic() + STARTING_S
@@ -117,8 +117,9 @@ class Sender(threading.Thread):
                 self._send_settled()
             self._send_rest()
         except Exception as error:
-            self._on_error(error)
+            self._guard.failed(error)
             self._refuse()
+            self._say_no_more()
         finally:
             self._close()
 
@@ -127,6 +128,16 @@ class Sender(threading.Thread):
         with contextlib.suppress(Exception):  # the store has gone, with the job
             while self._rendezvous.refuse() and not self._stopping.wait(REST_S):
                 pass
+
+    def _say_no_more(self) -> None:
+        """What can still be said: that this rank is no longer watched and, at the end, its goodbye."""
+        with contextlib.suppress(Exception):
+            self._send_messages()
+            while self._sink is not None and not self._stopping.is_set():
+                self._send(self._heartbeat.beat(time.monotonic_ns(), self.dropped))
+                self._stopping.wait(REST_S)
+            if self._goodbye is not None:
+                self._send(self._goodbye)
 
     def _close(self) -> None:
         if self._monitor is not None:
@@ -216,8 +227,10 @@ class Sender(threading.Thread):
         while records and self._may_go(records[0], now):
             self._send_steps(records.popleft())
         self._send_finished(now)
-        self._send(beat := self._heartbeat.beat(now, self.dropped))
-        if (stack := self._stacks.take(beat)) is not None:
+        beat = self._guard.run("heartbeats", self._heartbeat.beat, now, self.dropped)
+        beat = beat or Beat(rank=self._rank, at_ns=now, step=self._recorder.steps, phase="", since_ns=now)
+        self._send(beat)
+        if (stack := self._guard.run("stacks", self._stacks.take, beat)) is not None:
             self._send(stack)
         self._outbox.sender_cpu_ns = time.thread_time_ns()
 
@@ -287,7 +300,7 @@ class Sender(threading.Thread):
         for message in record.messages(self._rank, self.dropped, is_open):
             record.sent += 1
             message.sender_ns, sender_ns = sender_ns, 0
-            self._stacks.add_step(message)
+            self._guard.run("stacks", self._stacks.add_step, message)
             self._send(message)
         if record.last_hook is not None:
             self._heartbeat.last_hook = record.last_hook

@@ -6,6 +6,7 @@ Fails open: any error in here after ``watch()`` has returned ends the watching w
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import math
 import os
@@ -24,11 +25,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.messages import NO_LONGER_WATCHED, BucketLayout, Bye, EndReason, Layout, Mark
+from ddpwatch.messages import NO_LONGER_WATCHED, WATCHING, BucketLayout, Bye, EndReason, Layout, Mark
 from ddpwatch.probe.activity import ActivityMonitor, Doing
 from ddpwatch.probe.cuda_calls import cuda_clock
 from ddpwatch.probe.gc_pauses import GcPauses
 from ddpwatch.probe.groups import backend_name
+from ddpwatch.probe.guard import CLOSING, Feature, Guard, is_the_jobs, reason_of
 from ddpwatch.probe.guest import JobUnwatchedError
 from ddpwatch.probe.hard_exit import before_hard_exit
 from ddpwatch.probe.heartbeat import Heartbeat
@@ -71,27 +73,28 @@ class ProbeSession:
         self._modules = self._parameters = 0
         self._gpu: torch.device | None = None
         self.outbox = Outbox()
+        self.guard = Guard(self._take_failure)
+        self._has_warned = False
         self.recorder = StepRecorder(
             self.outbox.add_step, cpu_clock=self.outbox.job_cpu_ns, on_validation=self._mark_validation
         )
         heartbeat = Heartbeat(self.rank, self.recorder, lambda: list(self._probes), self._doing)
-        self.sender = Sender(self.rank, self.outbox, self.recorder, self._rendezvous, self._give_up, heartbeat)
+        self.sender = Sender(self.rank, self.outbox, self.recorder, self._rendezvous, self.guard, heartbeat)
         self._optimizer_hooks = [
-            register_optimizer_step_pre_hook(partial(self._stamp, self.recorder.optimizer_begin)),
-            register_optimizer_step_post_hook(partial(self._stamp, self.recorder.optimizer_end)),
+            register_optimizer_step_pre_hook(partial(self.guard.run, WATCHING, self._optimizer_begin)),
+            register_optimizer_step_post_hook(partial(self.guard.run, WATCHING, self._optimizer_end)),
         ]
-        self._gc_pauses = GcPauses(self.rank, self.outbox.post)
-        self._activity = ActivityMonitor(
-            self.rank, self.outbox.post, partial(self._stamp, self.recorder.saved), self._data_wait
-        )
+        self._gc_pauses = GcPauses(self.rank, self.outbox.post, self.guard)
+        self._activity = ActivityMonitor(self.rank, self.outbox.post, self._saved, self._data_wait, self.guard)
         self.active = True
         self._gave_up_ns = 0  # when an error of ddpwatch's ended the watching
         self._started = False
         forked = weakref.WeakMethod(self._leave_to_parent)  # a fork handler stays for good: it must not own the session
-        os.register_at_fork(after_in_child=lambda: call() if (call := forked()) is not None else None)
-        atexit.register(self.close)
+        os.register_at_fork(after_in_child=partial(_in_child, forked))
+        self._at_exit = partial(self.guard.run, CLOSING, self._close_at_exit)
+        atexit.register(self._at_exit)
         # A rank that multiprocessing has forked ends without running what is registered with atexit.
-        self._at_child_exit = Finalize(None, self._close_child, exitpriority=0)
+        self._at_child_exit = Finalize(None, self.guard.run, (CLOSING, self._close_child), exitpriority=0)
         self._restore_hard_exit = before_hard_exit(self._exit_hard)
         self._ended_by: BaseException | None = None
         self._exit_code: int | None = None  # of ``os._exit``
@@ -115,7 +118,7 @@ class ProbeSession:
             self._use_gpu(device)
         self.recorder.use(sampling=schedule_of(shadows=False))
         backend, flags = backend_of(model), fsdp_flags(model)  # first, as they may miss something of FSDP2's
-        hooks = (self.recorder, self.outbox.post, self._give_up, self.outbox.wake_if_due)
+        hooks = (self.recorder, self.outbox.post, self.guard, self.outbox.wake_if_due)
         probe = FsdpProbe(model, self._modules, self._parameters, *hooks)
         self._start_with(probe, model, backend, flags)
         return probe
@@ -126,14 +129,14 @@ class ProbeSession:
             self._use_gpu(ddp.device)
         if self.recorder.sampling is None:  # jobs without DDP have no schedule: every step is recorded in full
             self.recorder.use(sampling=schedule_of())
-        backend, flags = backend_name(ddp.process_group, ddp.device), ddp_flags(ddp)  # first: the group may be unknown
+        backend = self.guard.run("process groups", backend_name, ddp.process_group, ddp.device) or ""
         probe = DdpProbe(
             ddp,
             self._modules,
             self._parameters,
             self.recorder,
             self.outbox.post,
-            self._give_up,
+            self.guard,
             self.outbox.wake_if_due,
         )
         if probe.foreign_hook:
@@ -142,7 +145,7 @@ class ProbeSession:
                 "call ddpwatch.watch(model) before model.register_comm_hook(...)",
                 probe.foreign_hook,
             )
-        self._start_with(probe, ddp.module, backend, flags)
+        self._start_with(probe, ddp.module, backend, ddp_flags(ddp))
         return probe
 
     def _start_with(self, probe: DdpProbe | FsdpProbe, module: torch.nn.Module, backend: str, flags: Flags) -> None:
@@ -202,18 +205,26 @@ class ProbeSession:
         self.outbox.post(Mark(rank=self.rank, name=as_text(name, 1024), start_ns=time.monotonic_ns()))
 
     def _mark_validation(self, start: int, end: int) -> None:
+        self.guard.run("validations", self._post_validation, start, end)
+
+    def _post_validation(self, start: int, end: int) -> None:
         self.outbox.post(Mark(rank=self.rank, kind="validation", name="validation", start_ns=start, end_ns=end))
 
-    def _data_wait(self, loader: Callable[[], object], start: int, end: int) -> None:
-        self._stamp(partial(self.recorder.data_wait, loader, start, end))
+    def _optimizer_begin(self, *_: Any) -> None:
+        if self.active:
+            self.recorder.optimizer_begin()
 
-    def _stamp(self, stamp: Callable[[], None], *_: Any) -> None:
-        if not self.active:
-            return
-        try:
-            stamp()
-        except Exception as error:
-            self._give_up(error)
+    def _optimizer_end(self, *_: Any) -> None:
+        if self.active:
+            self.recorder.optimizer_end()
+
+    def _saved(self) -> None:
+        if self.active:
+            self.recorder.saved()
+
+    def _data_wait(self, loader: Callable[[], object], start: int, end: int) -> None:
+        if self.active:
+            self.recorder.data_wait(loader, start, end)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -231,12 +242,10 @@ class ProbeSession:
         if _session is self:
             _session = None
         was_active, self.active = self.active, False
-        self._gc_pauses.close()
-        self._activity.close()
-        for probe in list(self._probes):
-            probe.close()
-        for handle in self._optimizer_hooks:
-            handle.remove()
+        handles = [handle.remove for handle in self._optimizer_hooks]
+        probes = [probe.close for probe in list(self._probes)]
+        for remove in [*probes, self._gc_pauses.close, self._activity.close, *handles]:
+            self.guard.run(CLOSING, remove)
         if self._started:
             trouble = ""
             try:
@@ -249,9 +258,14 @@ class ProbeSession:
             self.sender.stop(goodbye, most_s)
         if not self.sender.is_alive():  # otherwise it does that itself, when it ends
             self._rendezvous.leave()
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         self._at_child_exit.cancel()
         self._restore_hard_exit()
+
+    def _close_at_exit(self) -> None:
+        """Closes; a signal that comes meanwhile would have found an unwatched job gone."""
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            self.close()
 
     def _close_child(self) -> None:
         """Closes at the end of a process that multiprocessing started: the exception that ends it is in flight."""
@@ -288,15 +302,25 @@ class ProbeSession:
             phase="" if self._gave_up_ns else recorder.phase,
         )
 
-    def _give_up(self, error: Exception) -> None:
-        """Ends the watching after an error of ddpwatch's. Safe on any thread: the hooks stay, and do nothing."""
-        if self.active:
+    def _take_failure(self, feature: Feature, error: Exception) -> None:
+        """Turns off what an error of ddpwatch's has hit. Safe on any thread: the hooks stay, and do nothing.
+
+        Only the first warns: a job has one line of this, and the run says the rest.
+        """
+        _log.debug("ddpwatch: %s went off", feature, exc_info=error)
+        if feature == CLOSING or not self.active:
+            return
+        now, reason = time.monotonic_ns(), reason_of(error)
+        what, goes_on = f"goes on without {feature}", "the rest is watched"
+        if feature == WATCHING:
             self._silence()
-            self._gave_up_ns = time.monotonic_ns()
-            name = as_text(f"ddpwatch stops watching: {type(error).__name__}: {error}".splitlines()[0], 500)
-            self.outbox.post(Mark(rank=self.rank, name=name, start_ns=self._gave_up_ns))
-            level = logging.DEBUG if isinstance(error, JobUnwatchedError) else logging.WARNING
-            _log.log(level, "ddpwatch stops watching, training goes on: %s", error)
+            self._gave_up_ns = now
+            what, goes_on = "stops watching", "training goes on"
+        name, step = as_text(f"ddpwatch {what}: {reason}".splitlines()[0], 500), self.recorder.steps
+        self.outbox.post(Mark(rank=self.rank, name=name, start_ns=now, off=feature, step=step))
+        level = logging.DEBUG if self._has_warned or isinstance(error, JobUnwatchedError) else logging.WARNING
+        self._has_warned = self._has_warned or level == logging.WARNING
+        _log.log(level, "ddpwatch %s, %s: %s", what, goes_on, reason)
 
     def _doing(self) -> Doing:
         """What this rank does outside its steps, for its heartbeats."""
@@ -314,6 +338,15 @@ class ProbeSession:
         self._activity.active = False
         for probe in list(self._probes):
             probe.active = False
+
+
+def _in_child(leave: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """In a forked child, whose handlers must not raise."""
+    try:
+        if (call := leave()) is not None:
+            call()
+    except Exception as error:
+        _log.debug("ddpwatch stays in a forked child: %s", error)
 
 
 def is_sharded(model: object) -> bool:
@@ -355,14 +388,18 @@ class Watch:
     def mark(self, name: str) -> None:
         """Adds a named moment to this rank's timeline."""
         if self._session is not None and self._session.active:
-            self._session.mark(name)
+            self._session.guard.run("marks", self._session.mark, name)
 
     def close(self) -> None:
         """Stops watching the module; with the last one the session ends. Training is not affected."""
+        if self._session is not None:
+            self._session.guard.run(CLOSING, self._close, self._session)
+
+    def _close(self, session: ProbeSession) -> None:
         if self._probe is not None:
             self._probe.close()
-        if self._session is not None and not self._session.watches_anything:
-            self._session.close()
+        if not session.watches_anything:
+            session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -407,7 +444,9 @@ def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = Non
             return Watch(None, None)
         handle = Watch(_session, _session.add(watchable))
     except Exception as error:  # an error of ddpwatch's must not reach the job
-        _log.warning("ddpwatch does not watch, training goes on: %s", error)
+        if is_the_jobs(error):
+            raise
+        _log.warning("ddpwatch does not watch, training goes on: %s", reason_of(error))
         return Watch(None, None)
     _watches[watchable] = handle
     return handle
@@ -434,7 +473,7 @@ class RecorderWatch(Watch):
         """
         if self._session is not None and self._session.active:
             rows = [BucketLayout(index, nbytes, list(ids)) for index, (nbytes, ids) in enumerate(buckets)]
-            self._session.publish_layout(self._name, list(params), rows)
+            self._session.guard.run("bucket layouts", self._session.publish_layout, self._name, list(params), rows)
 
 
 def watch_recorder(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = None) -> RecorderWatch:
@@ -459,7 +498,7 @@ def watch_recorder(model: torch.nn.Module, *, record: str | os.PathLike[str] | N
         _session.start(model, backend, {})
         return RecorderWatch(_session, name)
     except Exception as error:  # an error of ddpwatch's must not reach the job
-        _log.warning("ddpwatch does not watch, training goes on: %s", error)
+        _log.warning("ddpwatch does not watch, training goes on: %s", reason_of(error))
         return RecorderWatch(None, name)
 
 
@@ -471,4 +510,4 @@ def current_run() -> tuple[str, int]:
 def mark(name: str) -> None:
     """Adds a named moment to this rank's timeline, e.g. ``ddpwatch.mark("checkpoint")``. Free when unwatched."""
     if _session is not None and _session.active:
-        _session.mark(name)
+        _session.guard.run("marks", _session.mark, name)

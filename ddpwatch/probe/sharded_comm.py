@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,11 +18,14 @@ import wrapt
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
 from ddpwatch.messages import CollectiveOp
+from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.record import BucketRecord
 
 
 class ShardedObserver(Protocol):
-    """Sees the collectives of one module. No method raises."""
+    """Sees the collectives of one module. Its methods are called through the guard."""
+
+    guard: Guard
 
     def launch(
         self, op: CollectiveOp, label: int, nbytes: int, group: dist.ProcessGroup, ready: int | None = None
@@ -61,11 +65,12 @@ class _SeenWork(wrapt.ObjectProxy[Any]):
         self._self_entry = entry
 
     def wait(self, *arguments: Any, **options: Any) -> Any:
-        begin = self._self_observer.stamp()
+        observer = self._self_observer
+        begin = observer.guard.run("collectives", observer.stamp)
         try:
             return self.__wrapped__.wait(*arguments, **options)
         finally:
-            self._self_observer.waited(self._self_entry, begin)
+            observer.guard.run("collectives", observer.waited, self._self_entry, begin)
 
 
 class TimedComm(wrapt.ObjectProxy[Any]):
@@ -74,22 +79,24 @@ class TimedComm(wrapt.ObjectProxy[Any]):
     def __init__(self, comm: Any, observer: ShardedObserver, label: int) -> None:
         super().__init__(comm)
         self._self_observer = observer
+        self._self_guarded = partial(observer.guard.run, "collectives")
         self._self_label = label
         self._self_ready: int | None = None
 
     def _self_issue(self, entry: BucketRecord | None, issue: Callable[[], Any]) -> Any:
         if entry is None:
             return issue()
+        guarded, observer = self._self_guarded, self._self_observer
         try:
             work = issue()
         except BaseException:
-            self._self_observer.failed(entry)
+            guarded(observer.failed, entry)
             raise
         if work is None:
-            self._self_observer.finished(entry)
+            guarded(observer.finished, entry)
             return None
-        self._self_observer.follow(entry, work)
-        return _SeenWork(work, self._self_observer, entry)
+        guarded(observer.follow, entry, work)
+        return _SeenWork(work, observer, entry)
 
 
 class TimedAllGather(TimedComm):
@@ -99,7 +106,8 @@ class TimedAllGather(TimedComm):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         """All-gathers, with its stamps."""
-        entry = self._self_observer.launch("all_gather", self._self_label, output_tensor.nbytes, group)
+        about = "all_gather", self._self_label, output_tensor.nbytes, group
+        entry = self._self_guarded(self._self_observer.launch, *about)
         return self._self_issue(entry, lambda: self.__wrapped__(output_tensor, input_tensor, group, async_op))
 
 
@@ -109,7 +117,7 @@ class TimedReduceScatter(TimedComm):
     def allocate(self, *arguments: Any, **options: Any) -> torch.Tensor:
         """Passes on, and stamps the first call of a reduction."""
         if _Reducing.comm() is not self or self._self_ready is None:
-            _Reducing.comm, self._self_ready = weakref.ref(self), self._self_observer.stamp()
+            _Reducing.comm, self._self_ready = weakref.ref(self), self._self_guarded(self._self_observer.stamp)
         memory: torch.Tensor = self.__wrapped__.allocate(*arguments, **options)
         return memory
 
@@ -123,12 +131,14 @@ class TimedReduceScatter(TimedComm):
     ) -> Any:
         """Reduce-scatters, with its stamps."""
         ready, self._self_ready = self._self_ready, None
-        entry = self._self_observer.launch("reduce_scatter", self._self_label, input_tensor.nbytes, group, ready)
+        about = "reduce_scatter", self._self_label, input_tensor.nbytes, group, ready
+        entry = self._self_guarded(self._self_observer.launch, *about)
         return self._self_issue(entry, lambda: self.__wrapped__(output_tensor, input_tensor, group, op, async_op))
 
     def _self_all_reduce(self, tensor: torch.Tensor, group: Any, issue: Callable[[], Any]) -> Any:
         ready, self._self_ready = self._self_ready, None
-        entry = self._self_observer.launch("all_reduce", self._self_label, tensor.nbytes, group, ready)
+        about = "all_reduce", self._self_label, tensor.nbytes, group, ready
+        entry = self._self_guarded(self._self_observer.launch, *about)
         return self._self_issue(entry, issue)
 
 

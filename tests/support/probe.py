@@ -19,6 +19,7 @@ from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import GpuClock, StepRecorder
 from ddpwatch.sampling.schedule import SamplingSchedule
+from tests.support.guards import noting
 
 LAYERS = 4
 NAP_S = 0.02
@@ -114,7 +115,8 @@ class Watched:
         self.backwards: list[Backward] = []
         self.recorder = StepRecorder(self.records.append, on_validation=on_validation)
         self.recorder.use(gpu, sampling)
-        self.probe = DdpProbe(self.ddp, 0, 100, self.recorder, self.publish, self.errors.append, on_wait)
+        self.guard = noting(self.errors)
+        self.probe = DdpProbe(self.ddp, 0, 100, self.recorder, self.publish, self.guard, on_wait)
 
     def publish(self, message: Group | Layout) -> None:
         """Takes what the probe publishes."""

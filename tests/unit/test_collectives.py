@@ -26,6 +26,7 @@ from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.process_group import TimedGroup, _timed_groups
 from ddpwatch.probe.record import BucketRecord, StepRecord
 from ddpwatch.probe.recorder import StepRecorder
+from tests.support.guards import noting
 from tests.support.probe import LAYERS, NAP_S, Watched, assert_launches_lie_between_the_naps, gloo_group
 
 __all__ = ["gloo_group"]
@@ -122,7 +123,7 @@ def test_a_comm_hook_sees_sparse_gradients() -> None:
     records: list[StepRecord] = []
     errors: list[Exception] = []
     recorder = StepRecorder(records.append)
-    probe = DdpProbe(ddp, 0, 0, recorder, lambda layout: None, errors.append)
+    probe = DdpProbe(ddp, 0, 0, recorder, lambda layout: None, noting(errors))
 
     def hook(state, bucket):  # type: ignore[no-untyped-def] # DDP does not take annotations that are strings
         return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
@@ -158,7 +159,7 @@ def test_an_error_of_the_collective_is_the_one_that_ddp_would_raise() -> None:
         def allreduce(self, *_: Any) -> None:
             raise dist.DistBackendError("the wire is cut")
 
-    quiet = SimpleNamespace(before_launch=lambda: 0, on_error=lambda error: None)
+    quiet = SimpleNamespace(before_launch=lambda: 0, guard=noting([]))
     with pytest.raises(dist.DistBackendError, match="the wire is cut"):
         dist.ProcessGroup.allreduce(TimedGroup(Broken(), quiet), [torch.ones(1)], dist.AllreduceOptions())  # type: ignore[arg-type]
 
@@ -170,14 +171,12 @@ class Observer:
         self.before_launch = before
         self.launched: list[tuple[int | None, int, int]] = []
         self.done: list[int] = []
-        self.errors: list[str] = []
+        self.errors: list[Exception] = []
+        self.guard = noting(self.errors)
 
     def after_launch(self, index: int | None, nbytes: int, at: int, future: Callable[[], Any]) -> None:
         self.launched.append((index, nbytes, at))
         future().add_done_callback(lambda _: self.done.append(at))
-
-    def on_error(self, error: Exception) -> None:
-        self.errors.append(str(error))
 
     def on_comm_hook(self) -> None:
         raise AssertionError
@@ -219,7 +218,7 @@ def test_an_error_in_a_process_groups_hook_does_not_reach_the_job(method: str) -
     hooks = GroupHooks(dist.group.WORLD, observer)
     dist.all_reduce(torch.ones(1))
     hooks.close()
-    assert observer.errors == ["ours"]
+    assert [str(error) for error in observer.errors] == ["ours"]
 
 
 @has_hooks
@@ -316,6 +315,8 @@ def test_a_comm_hook_is_registered_where_the_groups_hooks_are_not(
     watched = Watched(prepare=register if when == "before" else lambda ddp: None)
     if when == "after":
         register(watched.ddp)
+    assert watched.guard.off == {"collectives"}
+    watched.errors.clear()
     steps = watched.train(3)
     assert (watched.probe.foreign_hook, watched.probe.timed) == ("own_hook", False)
     assert [step.status for step in steps] == ["warmup", "ok", "ok"]

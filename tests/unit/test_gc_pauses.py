@@ -6,6 +6,7 @@ import gc
 
 from ddpwatch.messages import Mark
 from ddpwatch.probe.gc_pauses import GcPauses
+from tests.support.guards import noting
 
 MS = 1_000_000
 
@@ -14,7 +15,7 @@ def collected(pause_ns: int) -> list[Mark]:
     """The marks of one forced collection, with a clock that advances by the pause at each reading."""
     marks: list[Mark] = []
     readings = iter(range(10**12, 10**15, pause_ns))
-    pauses = GcPauses(3, marks.append, lambda: next(readings))
+    pauses = GcPauses(3, marks.append, noting([]), lambda: next(readings))
     gc.collect()
     pauses.close()
     gc.collect()

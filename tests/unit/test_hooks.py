@@ -29,6 +29,7 @@ from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.recorder import MAX_REDUCTIONS, StepRecorder
 from ddpwatch.sampling.schedule import is_sampled
+from tests.support.guards import noting
 from tests.support.probe import (
     LAYERS,
     NAP_S,
@@ -171,7 +172,7 @@ def test_a_module_can_be_watched_again() -> None:
     watched = Watched()
     watched.train(3)
     watched.probe.close()
-    again = DdpProbe(watched.ddp, 0, 0, watched.recorder, watched.publish, watched.errors.append)
+    again = DdpProbe(watched.ddp, 0, 0, watched.recorder, watched.publish, watched.guard)
     assert [len(step.comm_done) for step in watched.train(3)[-3:]] == [LAYERS] * 3
     again.close()
 
@@ -181,7 +182,7 @@ def test_two_modules_whose_forwards_lie_in_another_step_than_their_backwards() -
     generator = Watched(shadows())
     recorder = generator.recorder
     discriminator = DistributedDataParallel(Layer(8, 8), bucket_cap_mb=0.0002)
-    probe = DdpProbe(discriminator, 1, 200, recorder, generator.publish, generator.errors.append)
+    probe = DdpProbe(discriminator, 1, 200, recorder, generator.publish, generator.guard)
     for _ in range(10):
         made = generator.ddp(torch.ones(2, 8))
         discriminator(made.detach()).sum().backward()
@@ -236,7 +237,7 @@ class Around(nn.Module):
 def test_a_module_inside_another_takes_part_in_its_steps() -> None:
     around = Around()
     watched = Watched(shadows(), module=around)
-    inner = DdpProbe(around.inner, 1, 200, watched.recorder, watched.publish, watched.errors.append)
+    inner = DdpProbe(around.inner, 1, 200, watched.recorder, watched.publish, watched.guard)
     steps = watched.train(8)
     inner.close()
     assert [step.status for step in steps] == ["warmup", *["ok"] * 4, "shadow", "ok", "shadow"]
@@ -460,8 +461,8 @@ class Tempered(nn.Module):
 
 
 def test_a_parameter_among_the_outputs_gathers_no_hooks() -> None:
-    ddp = DistributedDataParallel(Tempered())
-    probe = DdpProbe(ddp, 0, 0, StepRecorder(lambda record: None), lambda layout: None, pytest.fail)
+    ddp, errors = DistributedDataParallel(Tempered()), []
+    probe = DdpProbe(ddp, 0, 0, StepRecorder(lambda record: None), lambda layout: None, noting(errors))
     for _ in range(3):
         output, scale = ddp(torch.ones(2, 8))
         (output.sum() * scale).backward()
@@ -470,6 +471,7 @@ def test_a_parameter_among_the_outputs_gathers_no_hooks() -> None:
         warnings.simplefilter("error")  # torch warns of hooks that are not saved
         torch.save(ddp(torch.ones(2, 8)), io.BytesIO())
     probe.close()
+    assert errors == []
 
 
 def test_a_forward_without_gradients_in_training_mode_is_part_of_its_step() -> None:

@@ -22,6 +22,7 @@ from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.sender import Sender
 from ddpwatch.recording.reader import Recording
+from tests.support.guards import noting
 from tests.support.runs import hello_of
 
 BYE = Bye(rank=0, by="rank", reason="finished", at_ns=1)
@@ -66,11 +67,11 @@ class FakeRendezvous:
 
 
 def sender_of(
-    rank: int, find: Callable[[], CollectorAddress | None], on_error: Callable[[Exception], object]
+    rank: int, find: Callable[[], CollectorAddress | None], errors: list[Exception]
 ) -> tuple[PatientSender, Outbox, FakeRendezvous]:
     outbox, rendezvous = Outbox(), FakeRendezvous(find)
     recorder = StepRecorder(outbox.add_step)
-    return PatientSender(rank, outbox, recorder, rendezvous, on_error), outbox, rendezvous  # type: ignore[arg-type]
+    return PatientSender(rank, outbox, recorder, rendezvous, noting(errors)), outbox, rendezvous  # type: ignore[arg-type]
 
 
 def here(endpoint: str) -> CollectorAddress:
@@ -79,7 +80,7 @@ def here(endpoint: str) -> CollectorAddress:
 
 def test_a_collector_that_does_not_listen_delays_the_exit_by_far_less_than_a_second(tmp_path: Path) -> None:
     errors: list[Exception] = []
-    sender, outbox, rendezvous = sender_of(0, lambda: here(f"ipc://{tmp_path}/nobody"), errors.append)
+    sender, outbox, rendezvous = sender_of(0, lambda: here(f"ipc://{tmp_path}/nobody"), errors)
     outbox.post(hello_of(0, 1))
     sender.start()
     assert rendezvous.found.wait(60.0)
@@ -211,7 +212,7 @@ def test_a_file_of_its_own_is_named_by_the_run(tmp_path: Path, monkeypatch: pyte
         asked.append(1)
         return CollectorAddress("train-7", "ipc://somewhere", "another host") if asked[2:] else None
 
-    sender, outbox, _ = sender_of(1, find, errors.append)
+    sender, outbox, _ = sender_of(1, find, errors)
     outbox.post(hello)
     sender.start()
     deadline = time.monotonic() + 60.0
@@ -233,7 +234,7 @@ def test_a_run_without_a_name_is_not_recorded(tmp_path: Path, monkeypatch: pytes
         raise DdpwatchError("rank 0 has not called watch() within 60 s")
 
     errors: list[Exception] = []
-    sender, outbox, rendezvous = sender_of(1, find, errors.append)
+    sender, outbox, rendezvous = sender_of(1, find, errors)
     hello = hello_of(1, 2)
     hello.run_id = ""
     outbox.post(hello)

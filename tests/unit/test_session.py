@@ -85,11 +85,11 @@ def test_after_an_error_the_rank_is_no_longer_watched_and_says_so(
     heartbeat = session.sender._heartbeat
     session.recorder.forward_begin()
     assert heartbeat.beat(5, 0).phase == "forward"
-    session._give_up(KeyError("bucket"))
+    session.guard.failed(KeyError("bucket"))
     beat = heartbeat.beat(6, 0)
     assert (beat.activity, beat.phase, beat.in_flight) == (NO_LONGER_WATCHED, "", [])
     assert [mark.name for mark in session.outbox.messages if isinstance(mark, Mark)] == [
-        "ddpwatch stops watching: KeyError: 'bucket'"
+        "ddpwatch stops watching: KeyError (bucket)"
     ]
     session._started = True
     session.close()

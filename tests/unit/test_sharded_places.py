@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import nn
 from ddpwatch.probe import session, watch
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
+from tests.support.guards import noting
 from tests.support.probe import gloo_group
 
 pytestmark = pytest.mark.xdist_group("sharded waits")  # FSDP2 is slow to import: by one worker only
@@ -45,7 +47,7 @@ def replicated(groups: int = 2) -> Any:
 def probe_on(model: Any) -> Any:
     from ddpwatch.probe.fsdp import FsdpProbe
 
-    return FsdpProbe(model, 0, 0, StepRecorder(lambda record: None), lambda message: None, lambda error: None)
+    return FsdpProbe(model, 0, 0, StepRecorder(lambda record: None), lambda message: None, noting([]))
 
 
 @pytest.fixture
@@ -180,13 +182,14 @@ def test_a_method_that_is_registered_as_a_forward_is_one(method: str, found: str
     records: list[StepRecord] = []
     recorder = StepRecorder(records.append)
     probes: list[FsdpProbe] = []
+    errors: list[Exception] = []
     state = model._get_fsdp_state()
     lazy_init = state._lazy_init
 
     def watched() -> None:
         lazy_init()
         if not probes:
-            probes.append(FsdpProbe(model, 0, 0, recorder, lambda message: None, raised))
+            probes.append(FsdpProbe(model, 0, 0, recorder, lambda message: None, noting(errors)))
 
     if found == "before":
         watched()
@@ -209,6 +212,7 @@ def test_a_method_that_is_registered_as_a_forward_is_one(method: str, found: str
             assert phases == ["forward", "backward", "sync", "optimizer"]
     probes[0].close()
     assert not {"_pre_forward", "_post_forward"} & set(vars(state))
+    assert errors == []
 
 
 @pytest.mark.parametrize(
@@ -223,24 +227,27 @@ def test_older_torch_has_one_parameter_group_per_module(state: dict[str, Any], m
     assert list(fsdp.parameter_groups(nn.Linear(1, 1))) == expected
 
 
-def raised(error: Exception) -> None:
-    raise error
-
-
 @pytest.mark.parametrize(
-    "place",
+    ("place", "feature"),
     [
-        "_fsdp_collectives.dist", "_fsdp_state._get_module_fsdp_state", "FSDPParamGroup._all_gather_comm",
-        "FSDPParamGroup._reduce_scatter_comm", "FSDPParamGroup.fsdp_params", "FSDPParamGroup.mesh_info",
-        "FSDPState._pre_forward", "FSDPState._post_forward",
+        ("_fsdp_state._get_module_fsdp_state", ""), ("FSDPParamGroup.mesh_info", ""), ("FSDPState._pre_forward", ""),
+        ("FSDPState._post_forward", ""), ("FSDPParamGroup._all_gather_comm", "collectives"),
+        ("FSDPParamGroup._reduce_scatter_comm", "collectives"), ("_fsdp_collectives.dist", "collectives"),
+        ("FSDPParamGroup.fsdp_params", "bucket layouts"),
     ],
 )  # fmt: skip
-def test_without_one_of_its_places_the_probe_steps_aside(
-    place: str, collectives: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_without_one_of_its_places_a_feature_is_off_or_the_probe_steps_aside(
+    place: str,
+    feature: str,
+    collectives: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
-    """With one warning, and nothing left on the model, which trains on."""
+    """With one warning, and in the end nothing left on the model, which trains on."""
     from torch.distributed.fsdp._fully_shard import _fsdp_state
 
+    monkeypatch.setenv("DDPWATCH_RECORD_DIR", str(tmp_path))  # no collector
     model = sharded()
     owner, name = place.split(".")
     group = model[0]._get_fsdp_state()._fsdp_param_group
@@ -250,13 +257,15 @@ def test_without_one_of_its_places_the_probe_steps_aside(
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.delitem(sys.modules, "ddpwatch.probe.fsdp", raising=False)  # imported once more, as in a new process
         patch.delattr(owners[owner], name)
-        assert watch(model)._probe is None
-    ours = session._session
+        assert (watch(model)._probe is None) == (not feature)
+        ours = session._session
     assert ours is not None
+    assert ours.guard.off == ({feature} if feature else set())
+    model(torch.ones(2, 4)).sum().backward()
     ours.close()
-    ours.sender._context.term()  # its thread never started
+    ours.sender._context.term()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "ddpwatch does not watch, training goes on" in caplog.text
+    assert f"ddpwatch {f'goes on without {feature}, the rest is' if feature else 'does not'} watch" in caplog.text
     assert name in caplog.text
     assert [*model._forward_pre_hooks, *model._forward_hooks] == hooks
     assert collectives.dist is dist

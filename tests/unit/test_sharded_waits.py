@@ -12,6 +12,7 @@ import torch
 from ddpwatch.analysis.step import bucket_keys
 from ddpwatch.probe.record import BucketRecord, StepRecord, without
 from ddpwatch.probe.recorder import MAX_COLLECTIVES, StepRecorder
+from tests.support.guards import noting
 
 pytestmark = pytest.mark.xdist_group("sharded waits")
 
@@ -62,7 +63,7 @@ def a_probe() -> Any:
     from ddpwatch.probe.fsdp import FsdpProbe  # slow to import: by one worker only
 
     probe: Any = object.__new__(FsdpProbe)
-    probe.active, probe._recorder, probe._on_error = True, StepRecorder(lambda record: None, lambda: next(now)), None
+    probe.active, probe._recorder, probe.guard = True, StepRecorder(lambda record: None, lambda: next(now)), noting([])
     probe._blocking, probe._validating, probe._groups, probe._module = False, False, [], 0
     probe._model = lambda: None
     probe._early, probe._gathering, probe._reducing, probe._awaits_backward = [], {}, [], False

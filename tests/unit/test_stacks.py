@@ -21,6 +21,7 @@ from ddpwatch.probe.heartbeat import EVAL_PAUSE_NS, Heartbeat
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.stacks import MAX_TEXT, REST_NS, StackTaker, dump, in_order
 from tests.support.frames import beat, step
+from tests.support.guards import noting
 
 S = 1_000_000_000
 
@@ -110,7 +111,7 @@ def test_without_a_file_in_memory_there_is_no_stack(monkeypatch: pytest.MonkeyPa
 def test_a_heartbeat_says_what_the_rank_does(tmp_path: Any) -> None:
     seen: list[Beat] = []
     recorder = StepRecorder(lambda record: None)
-    monitor = ActivityMonitor(0, lambda mark: None, lambda: None, lambda *wait: None)
+    monitor = ActivityMonitor(0, lambda mark: None, lambda: None, lambda *wait: None, noting([]))
     heart = Heartbeat(0, recorder, doing=lambda: monitor.doing)
 
     class Data(torch.utils.data.Dataset[int]):
