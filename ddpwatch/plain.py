@@ -129,8 +129,8 @@ def _full(state: RunState) -> str:
 
 
 def _notes(state: RunState) -> str:
-    """What sampling may cost while somebody looks, collectors that were started again, an error of the recording."""
-    status, notes = state.status, ""
+    """What is off, what sampling may cost, collectors that were started again, an error of the recording."""
+    status, notes = state.status, "".join(f"{clean(off.label)}; " for off in state.off.found())
     if status is not None and status.lease_ppm is not None:
         notes += f"budget {status.lease_ppm / 1e4:g} %; "
     if status is not None and status.restarts:

@@ -21,6 +21,7 @@ from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.matching import NumberedStep, StepMatcher
 from ddpwatch.analysis.step import missing_steps
+from ddpwatch.analysis.turned_off import TurnedOff
 from ddpwatch.analysis.window import Summary
 from ddpwatch.messages import (
     Beat,
@@ -114,6 +115,7 @@ class RunState:
         diagnosis: What is wrong with the run, and where its time goes.
         clocks: The ranks' clocks; of several, the steps that all ranks have sent are on one time line where possible.
         layouts: By module, group and epoch.
+        off: What ddpwatch has stopped seeing.
         end: The collector's goodbye, once the run is over.
     """
 
@@ -130,6 +132,7 @@ class RunState:
     nodes: dict[int, Node] = field(default_factory=dict)
     marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=KEEP_MARKS))
     ends: deque[Bye] = field(default_factory=lambda: deque(maxlen=KEEP_ENDS))
+    off: TurnedOff = field(default_factory=TurnedOff)
     status: Status | None = None
     end: Bye | None = None
     clocks: ClockDomains = field(default_factory=ClockDomains)
@@ -174,6 +177,7 @@ class RunState:
             pass  # expanded where frames are read (`ddpwatch.node_step.read`)
         elif isinstance(message, Mark):
             self.marks.append(message)
+            self.off.apply(message)
         elif isinstance(message, RankSample):  # from the collector: no sign of life
             self._rank(message.rank).sample = message
         elif isinstance(message, Bye) and message.rank is None:

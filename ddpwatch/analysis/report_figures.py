@@ -12,7 +12,7 @@ import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any, cast
 
@@ -23,7 +23,8 @@ from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts, the_only
 from ddpwatch.analysis.means import MeanBuilder, Sums, merged
 from ddpwatch.analysis.step import NS_PER_MS, missing_steps
-from ddpwatch.messages import Bye, Hello, Message, Status, Step, StepStatus, run_before
+from ddpwatch.analysis.turned_off import TurnedOff
+from ddpwatch.messages import Bye, Hello, Mark, Message, Status, Step, StepStatus, run_before
 from ddpwatch.sampling.cost import CostMeter
 
 _FIGURES = ("ready", "launch", "done", "transfer", "exposed", "busbw")  # of a bucket
@@ -145,6 +146,7 @@ class ReportBuilder:
         self._run = DiagnosedRun(expected)
         self._statuses: Counter[str] = Counter()
         self._cost = CostMeter()
+        self._off = TurnedOff()
         self._others = OtherCollectives()
         self._step_ns = Samples()
         self._means = MeanBuilder()
@@ -169,6 +171,8 @@ class ReportBuilder:
                 self._rank(message.rank).bye = message
         elif isinstance(message, Status):
             self.collector_restarts = max(self.collector_restarts, message.restarts)
+        elif isinstance(message, Mark):
+            self._off.apply(message)
         return completed
 
     @property
@@ -220,6 +224,7 @@ class ReportBuilder:
                 self._rank_row(rank, samples, means.get(rank, Sums())) for rank, samples in sorted(self.ranks.items())
             ],
             "buckets": [self._bucket_row(key, samples) for key, samples in self._current_buckets()],
+            "off": [{**asdict(off), "ranks": list(off.ranks), "message": off.message} for off in self._off.found()],
             "lost": self._run.lost(),
             "incidents": self._run.incidents(),
         }

@@ -23,7 +23,7 @@ def findings(report: dict[str, Any]) -> list[Finding]:
 
 def notes(report: dict[str, Any]) -> list[Finding]:
     """What is worth knowing and no incident: frames that are missing, ranks that count differently. Keys as above."""
-    return _worst_first([*_recording(report), *_drops(report), *_counts(report), *_others(report)])
+    return _worst_first([*_off(report), *_recording(report), *_drops(report), *_counts(report), *_others(report)])
 
 
 def _worst_first(found: list[Finding]) -> list[Finding]:
@@ -108,6 +108,14 @@ def _missing_ranks(files: list[int] | None, world_size: int) -> list[Finding]:
     whose = f"rank {names}" if len(missing) == 1 else f"{len(missing)} of {world_size} ranks ({names})"
     text = f"the recording of {whose} is missing: every rank records into its own file, and it is not here"
     return [_finding("missing_ranks", "warning", text, ranks=missing[:NAMED_RANKS], count=len(missing))]
+
+
+def _off(report: dict[str, Any]) -> list[Finding]:
+    """What ddpwatch has stopped seeing after an error of its own."""
+    return [
+        _finding("off", "warning", off["message"], feature=off["feature"], ranks=list(off["ranks"]), step=off["step"])
+        for off in report.get("off", ())
+    ]
 
 
 def _drops(report: dict[str, Any]) -> list[Finding]:

@@ -112,6 +112,7 @@ class Overview:
         worst: The lines of ranks that a table starts with if not all fit, worst first.
         hosts: What the host of each rank is called; empty if all ranks are on one.
         unseen: The ranks of which nothing is known, because their host's agent is not connected.
+        off: What ddpwatch has stopped seeing, in a few words.
         clock_error_ns: How far lateness may be off because hosts have clocks of their own; None on one clock.
         buffers: Whether ranks wait for DDP's buffers: that makes them late, and is no rank's own lateness.
     """
@@ -143,6 +144,7 @@ class Overview:
     groups: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     hosts: Mapping[int, str] = field(default_factory=dict)
     unseen: frozenset[int] = frozenset()
+    off: str = ""
     clock_error_ns: int | None = None
     buffers: bool = False
 
@@ -245,6 +247,7 @@ class OverviewBuilder:
             groups=_groups(state),
             hosts=hosts.of_rank if hosts.several else {},
             unseen=state.unseen,
+            off=", ".join(off.label for off in state.off.found()),
             clock_error_ns=newest.skew.error if newest and state.clocks.several and newest.comparable else None,
             buffers=shown is not None and any(map(buffer_waits, islice(shown.ranks.values(), 1))),
         )

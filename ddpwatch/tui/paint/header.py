@@ -133,6 +133,8 @@ def _identity(model: Overview) -> list[Field]:
     if model.unseen:
         count = len(model.unseen)
         fields.append(Field(f"{count} rank{'s' if count > 1 else ''} unseen", f"{count} unseen", 0, "warn"))
+    if model.off:
+        fields.append(Field(clean(model.off, 80), clean(model.off, 24), 1, "warn"))
     if model.following:
         fields.append(Field("follows the slowest rank", "follows slowest", 1, "warn"))
     if model.status is not None and model.status.whole:
