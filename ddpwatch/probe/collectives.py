@@ -99,7 +99,7 @@ class GroupHooks:
         return hasattr(group, "register_pre_hook") and hasattr(group, "unregister_pre_hook")
 
     def close(self, busy: bool = False) -> None:
-        """Removes the hooks.
+        """Removes the hooks. Safe to call more than once.
 
         Args:
             busy: Whether the group may be running hooks, on any thread. Torch goes through its list of them without a
@@ -107,11 +107,11 @@ class GroupHooks:
         """
         group = self._group()
         self._observer = _nobody
-        if group is None or busy or self._running:
+        if group is None or busy or self._running or self not in (on_group := _registered.get(group, [])):
             return
+        on_group.remove(self)
         group.unregister_pre_hook(self._id)
         group.unregister_post_hook(self._id)
-        _registered[group].remove(self)
 
     def _guarded(self, see: Callable[[DdpObserver, Any], None], args: Any) -> None:
         observer = self._observer()

@@ -291,6 +291,7 @@ def test_a_comm_hook_runs_unwrapped_where_process_groups_have_hooks(when: str) -
     assert None not in steps[-1].comm_done
     hooks = [watched.probe._group_hooks]
     watched.probe.close()
+    watched.probe.close()
     watched.probe._group_hooks = None
     assert not hooks_left(hooks)  # type: ignore[arg-type]
 
