@@ -18,16 +18,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from ddpwatch import rundir
+from ddpwatch import rundir, startup
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.job_output import OutputPipe
 from ddpwatch.messages import Status
 from ddpwatch.output_copy import OutputBuffer
 from ddpwatch.rundir import RunInfo
+
+if TYPE_CHECKING:
+    from ddpwatch.analysis.why_unwatched import Why
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "path"
 END_GRACE_S = 5.0  # for the collector to close its recording after the job
@@ -74,6 +78,10 @@ class Launch:
         self.terminated = threading.Event()
         self._command = list(command)
         self._environment = {**os.environ, "DDPWATCH_RUN": self.name, "PYTHONPATH": _with_bootstrap()}
+        self._startup: Path | None = None
+        with contextlib.suppress(DdpwatchError, OSError):  # then nobody can say why nothing is watched
+            startup.create(path := rundir.startup(self.name))
+            self._startup, self._environment[startup.VARIABLE] = path, str(path)
         if record is not None:
             self._environment |= {"DDPWATCH_RECORD": str(record.absolute()), **limits}
 
@@ -94,11 +102,26 @@ class Launch:
 
     def without_run(self) -> list[str]:
         """What the job left where no run was seen, in lines: rank files, or a collector's log, or nothing."""
+        from ddpwatch.report.format import clean
+
         if lines := self.recorded():
             return lines
         if logs := sorted(rundir.directory().glob(f"{self.name}*.log")):
             return [f"a collector was started, but ended before it could be watched: see {log}" for log in logs]
-        return ["no rank reached a DistributedDataParallel module that could be watched: nothing was watched"]
+        return [f"nothing was watched: {clean(str(self.why(over=True)))}"]
+
+    def why(self, over: bool = False) -> Why:
+        """Why nothing is watched; ``over``: why nothing was."""
+        from ddpwatch.analysis.why_unwatched import Facts, why_unwatched
+
+        found = None if self._startup is None else startup.read(self._startup)
+        return why_unwatched(Facts(found, time.time() - self._made, over))
+
+    def forget_startup(self) -> None:
+        """Removes the start-up file, once the job is over."""
+        if self._startup is not None:
+            with contextlib.suppress(OSError):
+                self._startup.unlink()
 
     def recorded(self) -> list[str]:
         """The rank files of this job on this machine, a line per folder."""
@@ -232,12 +255,13 @@ def run_headless(launch: Launch, budget_ppm: int = 0) -> int:
 
     with launch.job(None) as process:
         over = threading.Event()
-        about = (launch.runs, over, launch.without_run, budget_ppm)
+        about = (launch.runs, over, launch.without_run, launch.why, budget_ppm)
         narrator = threading.Thread(target=narrate_runs, args=about, daemon=True)
         narrator.start()
         code = _exit_code(process)
         over.set()
         narrator.join(END_GRACE_S)
+    launch.forget_startup()
     return code
 
 
@@ -265,14 +289,16 @@ def run_with_dashboard(launch: Launch, budget_ppm: int = 0) -> int:
         watched: list[RunInfo] = []
         try:
             open_source = partial(LiveSource, budget_ppm=budget_ppm)
-            run_dashboard(AttachSpec(list_runs=runs, job=launch.command, output=output.buffer, open_source=open_source))
+            about = AttachSpec(job=launch.command, output=output.buffer, why=launch.why)
+            run_dashboard(replace(about, list_runs=runs, open_source=open_source))
         except JobOverError:
             pass
         except DdpwatchError as error:  # for example, the settings cannot be read
             print(f"ddpwatch: no dashboard: {error}", file=sys.stderr)
         code = _show_output(process, output)
-    for text in [*output.notes(), *launch.recorded()]:
+    for text in [*output.notes(), *(launch.recorded() if watched else launch.without_run())]:
         print(f"ddpwatch: {text}", file=sys.stderr)
+    launch.forget_startup()
     for problem in launch.recording_errors():
         print(f"ddpwatch: the recording is not complete: {problem}", file=sys.stderr)
     return code

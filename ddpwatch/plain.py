@@ -14,6 +14,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.wording import ranks_named
 from ddpwatch.analysis.incident_news import IncidentNews, cost_text, lost_text, message_text, steps_text
 from ddpwatch.analysis.step import NS_PER_MS
+from ddpwatch.analysis.why_unwatched import Why
 from ddpwatch.analysis.window import summarise
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.live_source import SILENCE_S, LiveSource, Source, may_go_on
@@ -195,6 +196,7 @@ def narrate_runs(
     runs: Callable[[], list[RunInfo]],
     over: threading.Event,
     without_run: Callable[[], Iterable[str]],
+    why: Callable[[], Why],
     budget_ppm: int = 0,
 ) -> None:
     """Prints lines about a job's runs to stderr, one run after the other, until the job is over.
@@ -203,10 +205,11 @@ def narrate_runs(
         runs: The job's live runs.
         over: Set when the job is over.
         without_run: Lines to print at the end if there was no run.
+        why: Why there is none so far.
         budget_ppm: See `LiveSource`.
     """
     try:
-        _narrate_all(runs, over, without_run, budget_ppm)
+        _narrate_all(runs, over, without_run, why, budget_ppm)
     except (DdpwatchError, OSError) as error:  # the run directory is gone: that is no fault of the job
         _narrate(f"the job is no longer shown: {error}")
 
@@ -215,9 +218,11 @@ def _narrate_all(
     runs: Callable[[], list[RunInfo]],
     over: threading.Event,
     without_run: Callable[[], Iterable[str]],
+    why: Callable[[], Why],
     budget_ppm: int,
 ) -> None:
     seen: set[str] = set()
+    waiting = _Waiting()
     while True:
         last_look = over.is_set()
         for info in runs():
@@ -228,9 +233,28 @@ def _narrate_all(
                     _narrate(text)
         if last_look:
             break
+        if not seen:
+            waiting.narrate(str(why()))
         over.wait(0.3)
     for text in [] if seen else without_run():
         _narrate(text)
+
+
+class _Waiting:
+    """Says once why nothing is watched, when that has not changed for `EVERY_S`: a job that starts is quicker."""
+
+    def __init__(self) -> None:
+        self._why = self._said = ""
+        self._since = 0.0
+
+    def narrate(self, why: str) -> None:
+        """Takes the reason of now."""
+        now = time.monotonic()
+        if why != self._why:
+            self._why, self._since = why, now
+        elif why != self._said and now - self._since >= EVERY_S:
+            self._said = why
+            _narrate(f"nothing is watched yet: {clean(why)}")
 
 
 def replay_lines(

@@ -278,6 +278,11 @@ def log(run_id: str) -> Path:
     return _path(run_id, ".log")
 
 
+def startup(name: str) -> Path:
+    """Path of the start-up file of a job that `ddpwatch run` has named (`ddpwatch.startup`)."""
+    return _path(name, ".startup")
+
+
 def note(launcher: int, started: int, local_rank: int) -> Path:
     """Path of what a rank leaves for the one that takes its place below torchrun (`ddpwatch.probe.lineage`).
 
@@ -444,7 +449,7 @@ def _process_lives(info: RunInfo) -> bool:
 
 
 def _remove_old() -> None:
-    for path in _older_than(KEEP_LOGS_S, "*.log"):
+    for path in (*_older_than(KEEP_LOGS_S, "*.log"), *_older_than(KEEP_LOGS_S, "*.startup")):
         with contextlib.suppress(OSError):  # read-only here: others may still remove it
             path.unlink(missing_ok=True)
     remove_old_notes()

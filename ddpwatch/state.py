@@ -22,6 +22,7 @@ from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.matching import NumberedStep, StepMatcher
 from ddpwatch.analysis.step import missing_steps
 from ddpwatch.analysis.turned_off import TurnedOff
+from ddpwatch.analysis.why_unwatched import forwards_known
 from ddpwatch.analysis.window import Summary
 from ddpwatch.messages import (
     Beat,
@@ -139,6 +140,7 @@ class RunState:
     cost: CostMeter = field(default_factory=CostMeter)
     _sampled_ns: dict[DeviceKey, int] = field(default_factory=dict)
     _unseen: set[int] = field(default_factory=set)  # ranks
+    _forwards: bool | None = False
     _undiagnosed: dict[int, StepAcrossRanks] = field(default_factory=dict)
     _restarts_before: int = 0
     diagnosis: Diagnosis = field(init=False)
@@ -196,6 +198,8 @@ class RunState:
 
     def _apply_rank(self, rank: RankState, message: Message, received_ns: int) -> None:
         rank.seen_ns = received_ns
+        if isinstance(message, (Beat, Bye)):
+            self._forwards = forwards_known(self._forwards, message)
         if isinstance(message, Beat):
             rank.beat, rank.dropped = message, message.dropped
             if not rank.watched:
@@ -327,7 +331,8 @@ class RunState:
 
     def verdict(self, summary: Summary, incidents: Sequence[Incident]) -> Verdict:
         """What matters most now, given the figures of the newest steps and all incidents."""
-        found = verdict(summary, incidents, len(self.ranks), self.end, self.world_size, self.finished_steps)
+        about = (len(self.ranks), self.end, self.world_size, self.finished_steps, self._forwards)
+        found = verdict(summary, incidents, *about)
         if self.end is None and (unseen := self.unseen):
             return with_unseen(found, unseen)
         return found

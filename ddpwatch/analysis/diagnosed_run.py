@@ -9,8 +9,10 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.rows import incident_row, lost_row
+from ddpwatch.analysis.diagnosis.verdict import Verdict, verdict
 from ddpwatch.analysis.layouts import Layouts
-from ddpwatch.messages import Layout, Message
+from ddpwatch.analysis.window import Summary
+from ddpwatch.messages import Bye, Layout, Message
 
 if TYPE_CHECKING:
     from ddpwatch.transport import Frame
@@ -62,6 +64,11 @@ class DiagnosedRun:
     def incidents(self) -> list[dict[str, Any]]:
         """What went wrong so far, worst first."""
         return [incident_row(incident, self.layouts) for incident in self._diagnosis.incidents()]
+
+    def verdict(self, summary: Summary, end: Bye | None, steps: int, forwards: bool | None) -> Verdict:
+        """What matters most, given the figures of all steps; the rest as for `ddpwatch.analysis.diagnosis.verdict`."""
+        about = (len(summary.ranks), end, self.groups.world_size, steps, forwards)
+        return verdict(summary, self._diagnosis.incidents(), *about)
 
 
 def diagnosed(frames: Iterable[Frame], expected: int | None = None) -> DiagnosedRun:

@@ -24,7 +24,9 @@ from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts, the_only
 from ddpwatch.analysis.means import MeanBuilder, Sums, merged
 from ddpwatch.analysis.step import NS_PER_MS, missing_steps
 from ddpwatch.analysis.turned_off import TurnedOff
-from ddpwatch.messages import Bye, Hello, Mark, Message, Status, Step, StepStatus, run_before
+from ddpwatch.analysis.why_unwatched import forwards_known
+from ddpwatch.analysis.window import RankSummary, Summary
+from ddpwatch.messages import Beat, Bye, Hello, Mark, Message, Status, Step, StepStatus, run_before
 from ddpwatch.sampling.cost import CostMeter
 
 _FIGURES = ("ready", "launch", "done", "transfer", "exposed", "busbw")  # of a bucket
@@ -150,6 +152,7 @@ class ReportBuilder:
         self._others = OtherCollectives()
         self._step_ns = Samples()
         self._means = MeanBuilder()
+        self._forwards: bool | None = False
         self._buckets: defaultdict[tuple[int, tuple[Bucket, ...]], BucketsTogether] = defaultdict(BucketsTogether)
 
     def apply(self, message: Message, received_ns: int = 0) -> list[StepAcrossRanks]:
@@ -164,11 +167,14 @@ class ReportBuilder:
             self._step(message)
         elif isinstance(message, Hello):
             self._rank(message.rank).hello = message
+        elif isinstance(message, Beat):
+            self._forwards = forwards_known(self._forwards, message)
         elif isinstance(message, Bye):
             if message.rank is None:
                 self.end = message
             else:
                 self._rank(message.rank).bye = message
+                self._forwards = forwards_known(self._forwards, message)
         elif isinstance(message, Status):
             self.collector_restarts = max(self.collector_restarts, message.restarts)
         elif isinstance(message, Mark):
@@ -227,6 +233,7 @@ class ReportBuilder:
             "off": [{**asdict(off), "ranks": list(off.ranks), "message": off.message} for off in self._off.found()],
             "lost": self._run.lost(),
             "incidents": self._run.incidents(),
+            "verdict": self._verdict(total),
         }
 
     # -- collecting ------------------------------------------------------------------------------------------
@@ -279,6 +286,19 @@ class ReportBuilder:
         for rank, error in skew.errors.items():
             samples = self._rank(rank)
             samples.clock_error_ns = max(error, samples.clock_error_ns or 0)
+
+    def _verdict(self, total: Sums) -> dict[str, Any]:
+        """The verdict on all steps: by the rules of the one on a live run's newest."""
+        summary = Summary(
+            count=len(self._step_ns),
+            step_ns=total.step_ns,
+            exposed_ns=total.exposed_ns,
+            communicates=any(buckets for _, buckets in self._buckets),
+            ranks={rank: RankSummary(rank) for rank in self.ranks},
+        )
+        steps = max((rank.steps for rank in self.ranks.values()), default=0)
+        found = self._run.verdict(summary, self.end, steps, self._forwards)
+        return {"kind": found.kind, "severity": found.severity, "text": found.text}
 
     # -- rows ------------------------------------------------------------------------------------------------
 

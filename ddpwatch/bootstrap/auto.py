@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ddpwatch.startup import UNWATCHED_MODELS
+
 _log = logging.getLogger("ddpwatch")
+tell: Callable[[str, str], None] = lambda word, text: None  # noqa: E731 - sitecustomize's, for the start-up file
 
 
 def install(distributed: ModuleType) -> None:
@@ -65,6 +70,43 @@ def install_ray(workers: ModuleType) -> None:
     workers.RayTrainWorker.shutdown = shutdown
 
 
+def install_groups(c10d: Any) -> None:
+    """Says that this process has joined a process group.
+
+    What is replaced runs once ``init_process_group`` has succeeded, and raises nothing: no frame of ours shows.
+
+    Args:
+        c10d: The module ``torch.distributed.distributed_c10d``, just imported.
+    """
+    original = c10d._update_default_pg
+
+    @functools.wraps(original)
+    def _update_default_pg(group: Any) -> None:
+        original(group)
+        with contextlib.suppress(Exception):  # None, or what stands for a group without this process
+            tell("group", f"{group.rank()} {group.size()}")
+
+    c10d._update_default_pg = _update_default_pg
+
+
+def install_unwatched(wrappers: ModuleType) -> None:
+    """Says it when a model is built that is not watched. ``__new__`` has returned before the constructor starts.
+
+    Args:
+        wrappers: A module of `UNWATCHED_MODELS`, just imported.
+    """
+    name, class_name = next((n, c) for n, (m, c) in UNWATCHED_MODELS.items() if m == wrappers.__name__)
+    model_class = getattr(wrappers, class_name)
+    original = model_class.__new__
+
+    def __new__(cls: type, *arguments: Any, **options: Any) -> Any:
+        tell("model", name)
+        return object.__new__(cls) if original is object.__new__ else original(cls, *arguments, **options)
+
+    __new__.__wrapped__ = model_class.__init__  # type: ignore[attr-defined] # what inspect.signature shows
+    model_class.__new__ = staticmethod(__new__)
+
+
 def _end(workers: ModuleType) -> None:
     """Closes this process's session, unless its training still runs: then Ray aborts it."""
     try:
@@ -79,6 +121,7 @@ def _end(workers: ModuleType) -> None:
 
 def _watch(model: Any) -> None:
     """Watches a module. No error may reach the script, which does not know that ddpwatch is here."""
+    tell("model", "wrapped")
     try:
         from ddpwatch.probe.session import watch
 

@@ -41,6 +41,7 @@ from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.rendezvous import Rendezvous
 from ddpwatch.probe.sender import Sender
 from ddpwatch.sampling.schedule import schedule_of
+from ddpwatch.startup import UNWATCHED_MODELS
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -364,13 +365,21 @@ def check_watchable(model: object) -> DistributedDataParallel | FSDPModule:
     if is_sharded(model):
         return cast("FSDPModule", model)
     if not isinstance(model, DistributedDataParallel):
-        raise UsageError(
-            f"watch() got a {type(model).__name__}",
-            "wrap the model first: watch(DistributedDataParallel(model)), or watch(fully_shard(model))",
-        )
+        raise _unwatchable(type(model))
     if getattr(model, "_use_python_reducer", False):
         raise UsageError("DDP runs with the Python reducer", "unset torch._dynamo.config.optimize_ddp='python_reducer'")
     return model
+
+
+def _unwatchable(model_class: type) -> UsageError:
+    """What ``watch()`` says of a model that it cannot watch."""
+    from ddpwatch.analysis.why_unwatched import MODELS, WATCHED  # only now: a rank that is watched needs none of it
+
+    places = {(base.__module__, base.__name__) for base in model_class.__mro__}
+    if named := next((name for name, place in UNWATCHED_MODELS.items() if place in places), None):
+        return UsageError(MODELS[named], WATCHED)
+    hint = "wrap the model first: watch(DistributedDataParallel(model)), or watch(fully_shard(model))"
+    return UsageError(f"watch() got a {model_class.__name__}", hint)
 
 
 class Watch:

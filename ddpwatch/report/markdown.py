@@ -30,7 +30,7 @@ def render_markdown(report: dict[str, Any]) -> str:
         *_lost(report),
         "### Incidents",
         "",
-        *_incidents(report["incidents"]),
+        *_incidents(report),
         "",
         *_notes(report),
     ]
@@ -47,13 +47,13 @@ def _lost(report: dict[str, Any]) -> list[str]:
     return [f"**{plain(sentence)}**", "", *drawn, "", *_table(account_table(report))]
 
 
-def _incidents(incidents: list[dict[str, Any]]) -> list[str]:
-    found, more = worst.shown(incidents)
+def _incidents(report: dict[str, Any]) -> list[str]:
+    found, more = worst.shown(report["incidents"])
     lines = []
     for row in found:
         lines.append(f"- **{row['kind']}** ({row['severity']}): {plain(row['message'])} · {plain(worst.facts(row))}")
         lines += [f"  - {plain(line.strip())}" for line in worst.details(row)]
-    return [*lines, *([f"- {more}"] if more else [])] or ["Nothing stands out."]
+    return [*lines, *([f"- {more}"] if more else [])] or [plain(report["verdict"]["text"])]
 
 
 def _notes(report: dict[str, Any]) -> list[str]:

@@ -73,7 +73,7 @@ def _lost(report: dict[str, Any]) -> list[str]:
 def _incidents(report: dict[str, Any]) -> list[str]:
     """One line for each of the worst incidents, and indented what the line cannot hold."""
     found, more = worst.shown(report["incidents"])
-    lines = ["Incidents"] if found else ["Incidents", "nothing stands out"]
+    lines = ["Incidents"] if found else ["Incidents", clean(report["verdict"]["text"])]
     for row in found:
         lines.append(f"[{row['severity']}] {row['kind']}: {clean(row['message'])} · {worst.facts(row)}")
         lines += [f"    {clean(line)}" for line in worst.details(row)]

@@ -150,8 +150,8 @@ class DashboardApp(App[int]):
                 self._last_frames_s = self._clock()
                 self.session.apply(frames)
                 self.feed.taken()
-            case posted.Waiting(directory, job):
-                self.session.wait(directory, job)
+            case posted.Waiting(directory, job, why):
+                self.session.wait(directory, job, why)
             case posted.Attached() as attached:
                 self._attached(attached)
             case posted.Over(note):

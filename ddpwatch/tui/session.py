@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from ddpwatch.analysis.why_unwatched import UNKNOWN, Why
 from ddpwatch.messages import Step
 from ddpwatch.state import RunState, StepAcrossRanks
 from ddpwatch.transport import Frame
@@ -51,6 +52,7 @@ class ViewerSession:
         self.output = JobOutput()
         self._forget_run("")
         self._directory = self._job = ""
+        self._why = UNKNOWN
         self._attached = False
         self._ended_s: float | None = None
         self._found: Diagnosed | None = None  # of `whole`, as of the last `refresh`
@@ -77,9 +79,9 @@ class ViewerSession:
 
     # -- what the feed posts ---------------------------------------------------------------------------------
 
-    def wait(self, directory: str, job: str = "") -> None:
-        """There is no run yet; ``job`` is the command that should start one."""
-        self._directory, self._job = directory, job
+    def wait(self, directory: str, job: str = "", why: Why = UNKNOWN) -> None:
+        """There is no run yet; ``job`` is the command that should start one, and ``why`` how far that has come."""
+        self._directory, self._job, self._why = directory, job, why
 
     def attach(self, name: str, ended_s: float | None = None) -> None:
         """Shows another run: a live one, or one that ended at that time (seconds since the Unix epoch)."""
@@ -145,8 +147,9 @@ class ViewerSession:
             link = Link.ATTACHING
         ago = None if self._ended_s is None else int(max(wall_s - self._ended_s, 0) // 60)
         return LinkState(
-            link, self.name, self._directory, job=self._job, paused=self.paused, ended_min=ago, trouble=self.trouble
-        )
+            link, self.name, self._directory, job=self._job, why=self._why, paused=self.paused, ended_min=ago,
+            trouble=self.trouble,
+        )  # fmt: skip
 
     def replay_link(self, speed: float, held: bool, position_s: float, length_s: float, loop: bool) -> LinkState:
         """The state of a replay."""

@@ -82,5 +82,10 @@ def test_run_shows_the_dashboard_what_the_job_prints(run_directory, monkeypatch,
     assert seen[1].startswith(sys.executable)
     out, err = capfd.readouterr()
     assert out == "epoch 1\n"
-    path = err.splitlines()[-1].removeprefix("ddpwatch: the job's output is in ")
+    where, why = err.splitlines()[-2:]
+    assert why == (
+        "ddpwatch: nothing was watched: one Python process, and torch has not been imported; "
+        "what is watched: DistributedDataParallel, and FSDP2 (fully_shard)"
+    )
+    path = where.removeprefix("ddpwatch: the job's output is in ")
     assert Path(path).read_text() == "epoch 1\n"

@@ -199,7 +199,7 @@ def test_the_ways_to_sample_exist(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_every_variable_of_the_environment_is_described() -> None:
     """But for those that ddpwatch sets for its own processes."""
-    internal = {"DDPWATCH_RUN", "DDPWATCH_RECORD"}
+    internal = {"DDPWATCH_RUN", "DDPWATCH_RECORD", "DDPWATCH_STARTUP"}
     sources = "\n".join(path.read_text() for path in (ROOT / "ddpwatch").rglob("*.py"))
     read = set(re.findall(r'"(DDPWATCH(?:_[A-Z]+)*)"', sources)) - internal
     documented: Iterable[str] = chain.from_iterable(

@@ -158,11 +158,13 @@ class TestVerdict:
         assert judged([]).kind == "starting"
         assert judged([hello(0)]).kind == "starting"
         found = judged(run(4))
-        assert found.text == f"collecting: 3 of {ENOUGH_STEPS} steps for a first verdict"
+        assert found.text == f"too few steps to say: 3 of {ENOUGH_STEPS} are measured"
 
     def test_a_short_run_that_is_over(self):
         found = judged([*run(4), bye(0), bye(1), bye()])
-        assert (found.kind, found.severity, found.text) == ("ended", "ok", "finished after 4 steps")
+        assert (found.kind, found.severity, found.text) == (
+            "ended", "ok", f"finished after 4 steps; too few steps to say: 3 of {ENOUGH_STEPS} are measured"
+        )  # fmt: skip
 
     def test_a_finished_run_keeps_its_finding(self):
         assert judged([*run(late_rank=1), bye(0), bye(1), bye()]).kind == "straggler"

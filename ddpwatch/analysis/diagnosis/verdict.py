@@ -9,6 +9,7 @@ from typing import Literal
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.wording import how_ended, in_ms, ranks_named, without
+from ddpwatch.analysis.why_unwatched import Facts, why_unwatched
 from ddpwatch.analysis.window import Summary
 from ddpwatch.messages import Bye
 
@@ -24,7 +25,7 @@ class Verdict:
 
     Attributes:
         kind: A stable word: that of an incident, or ``hidden``, ``unseen``, ``partial``, ``no_comm``, ``unmeasured``,
-            ``starting``, ``collecting`` or ``ended``.
+            ``starting``, ``collecting``, ``no_steps`` or ``ended``.
         rank, bucket: Which ones are to blame, if any.
         ranks: All that are to blame.
         peers: Whom these were compared with, if that is known.
@@ -48,6 +49,7 @@ def verdict(
     end: Bye | None = None,
     world_size: int = 0,
     finished_steps: int = 0,
+    forwards: bool | None = False,
 ) -> Verdict:
     """What matters most: a death, a hang, what costs most of a step at the moment; else how communication is hidden.
 
@@ -58,6 +60,7 @@ def verdict(
         end: The end of the whole run, once it is over.
         world_size: How many ranks the run has.
         finished_steps: How many steps the run has taken.
+        forwards: Whether some rank has called the model with gradients; None if that is not known.
     """
     fatal = [incident for incident in incidents if incident.kind == "death" or (incident.kind == "hang" and not end)]
     fatal = [incident for incident in fatal if incident.open or incident.kind == "death"]
@@ -65,7 +68,12 @@ def verdict(
         return of_incident(min(fatal, key=lambda incident: incident.kind != "death"))
     lasting = [incident for incident in incidents if incident.severity != "info" and _matters_now(incident)]
     worst = max(lasting, key=_urgency, default=None)
-    found = _healthy(summary, incidents, ranks, world_size) if worst is None else of_incident(worst)
+    if worst is not None:
+        found = of_incident(worst)
+    elif ranks and not finished_steps and not summary.count:
+        found = _without_steps(ranks, forwards, end)
+    else:
+        found = _healthy(summary, incidents, ranks, world_size)
     return _prefixed(found, finished_steps, end)
 
 
@@ -116,11 +124,18 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
 
 
+def _without_steps(ranks: int, forwards: bool | None, end: Bye | None) -> Verdict:
+    why = why_unwatched(Facts(watched=ranks, forwards=forwards))
+    if end is not None:
+        return Verdict("no_steps", "warn", str(why) if end.reason == "finished" else why.text)
+    return Verdict("starting", "none", "waiting for every rank's first step" + (f": {why.text}" if why.text else ""))
+
+
 def _healthy(summary: Summary, incidents: Sequence[Incident], ranks: int, world_size: int) -> Verdict:
     if not ranks or (ranks < world_size and not summary.count):
         return Verdict("starting", "none", "waiting for every rank's first step")
     if summary.count < ENOUGH_STEPS:
-        return Verdict("collecting", "none", f"collecting: {summary.count} of {ENOUGH_STEPS} steps for a first verdict")
+        return Verdict("collecting", "none", f"too few steps to say: {summary.count} of {ENOUGH_STEPS} are measured")
     if not summary.communicates:
         why = "one rank has nobody to talk to" if ranks == 1 else "no bucket was launched"
         return Verdict("no_comm", "ok", f"no communication: {why}")
@@ -156,9 +171,11 @@ def _named(incident: Incident) -> str:
 
 def _prefixed(found: Verdict, steps: int, end: Bye | None) -> Verdict:
     """Adds how the run ended, unless it finished and there is a verdict on it."""
-    if end is None or (end.reason == "finished" and found.severity != "none"):
+    is_known = found.severity != "none" or found.kind == "collecting"
+    if end is None or (end.reason == "finished" and found.severity != "none" and found.kind != "no_steps"):
         return found
     ended = how_ended(end.reason, end.detail, end.signal)
     how = "finished" if end.reason == "finished" else f"the run {ended}"
-    text = f"{how} after {steps} steps" + (f"; {found.text}" if found.severity != "none" else "")
-    return replace(found, kind="ended", severity="ok" if end.reason == "finished" else "bad", text=text)
+    text = f"{how} after {steps} steps" + (f"; {found.text}" if is_known and found.text else "")
+    well: Severity = "warn" if found.kind == "no_steps" else "ok"
+    return replace(found, kind="ended", severity=well if end.reason == "finished" else "bad", text=text)

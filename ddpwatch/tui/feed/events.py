@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddpwatch.analysis.why_unwatched import UNKNOWN, Why
 from ddpwatch.transport import Frame
 
 BATCH = 400  # frames: some 10 ms of work, so that no key waits longer
@@ -11,10 +12,14 @@ BATCH = 400  # frames: some 10 ms of work, so that no key waits longer
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """There is no run yet. ``job`` is the command that should start one, if ddpwatch launched it."""
+    """There is no run yet. If ddpwatch launched a job that should start one, ``job`` is its command.
+
+    ``why`` says how far that job has come.
+    """
 
     directory: str
     job: str = ""
+    why: Why = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from ddpwatch import rundir
+from ddpwatch.analysis.why_unwatched import Why
 from ddpwatch.errors import UsageError
 from ddpwatch.live_source import LiveSource, Source
 from ddpwatch.messages import Bye
@@ -31,6 +32,7 @@ class AttachSpec:
     Attributes:
         job: The job's command line, if ddpwatch launched it.
         output: What that job prints.
+        why: Why nothing of it is watched so far.
         list_ended: Small recordings of ended runs, newest first. The newest is shown until a run starts.
     """
 
@@ -38,6 +40,7 @@ class AttachSpec:
     endpoint: str | None = None
     job: str = ""
     output: OutputBuffer | None = None
+    why: Callable[[], Why] = Why
     list_ended: Callable[[], list[Path]] = list
     open_source: Callable[[str], Source] = LiveSource
     list_runs: Callable[[], list[RunInfo]] = rundir.live_runs
@@ -89,7 +92,7 @@ class LiveFeed(ThreadFeed):
         runs = [run for run in self._spec.list_runs() if run.run_id not in self._seen]
         if runs:
             return runs[0]
-        self._post(Waiting(str(self._spec.run_directory()), self._spec.job))
+        self._post(Waiting(str(self._spec.run_directory()), self._spec.job, self._spec.why()))
         self._post_output()
         if not self._showed_ended and self._follows_new:
             self._showed_ended = True

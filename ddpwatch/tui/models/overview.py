@@ -17,6 +17,7 @@ from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.verdict import Verdict
 from ddpwatch.analysis.diagnosis.wording import ACTIVITIES, LIVE_PHASES
 from ddpwatch.analysis.step import buffer_waits
+from ddpwatch.analysis.why_unwatched import UNKNOWN, Why
 from ddpwatch.analysis.window import RankSummary, Summariser, Summary
 from ddpwatch.messages import NO_LONGER_WATCHED, Beat, Bye, Hello, Status
 from ddpwatch.sampling.cost import Cost
@@ -54,6 +55,7 @@ class LinkState:
         name: The run's or the recording's name.
         directory: Where the feed looks for runs.
         job: The command that should start a run.
+        why: Why nothing of it is watched yet.
         speed: A replay's speed in recorded seconds per second.
         position_s, length_s: A replay's, in whole seconds.
         ended_min: How many minutes ago the run ended, if it had ended before the dashboard attached.
@@ -64,6 +66,7 @@ class LinkState:
     name: str = ""
     directory: str = ""
     job: str = ""
+    why: Why = UNKNOWN
     speed: float = 1.0
     paused: bool = False
     replay: bool = False

@@ -6,7 +6,10 @@ from rich.cells import cell_len
 
 from ddpwatch.tui.models.overview import Link, LinkState
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.text import clean
+from ddpwatch.tui.text import clean, wrap
+
+MOST_LINES = 4  # of a sentence
+MOST_COLUMNS = 100
 
 
 def paint_waiting(link: LinkState, width: int, height: int) -> list[Row]:
@@ -26,7 +29,10 @@ def _lines(link: LinkState, width: int) -> Row:
         return [(f"attached to {clean(link.name, max(width - 12, 8))}", "strong"), (hint, "dim")]
     if link.job:
         return [
-            ("waiting for the job to wrap a model in DistributedDataParallel", "strong"),
+            ("nothing is watched yet", "strong"),
+            *_wrapped(link.why.text, width, "text"),
+            *_wrapped(link.why.hint, width, "good"),
+            ("", "text"),
             (link.job, "dim"),
             ("press 7 for its output", "dim"),
         ]
@@ -38,3 +44,7 @@ def _lines(link: LinkState, width: int) -> Row:
         ("", "text"),
         (f"looking in {link.directory}", "dim"),
     ]
+
+
+def _wrapped(text: str, width: int, style: str) -> Row:
+    return [(line, style) for line in wrap(clean(text, 1000), min(width - 4, MOST_COLUMNS), MOST_LINES) if line]

@@ -1,0 +1,76 @@
+"""Jobs that ddpwatch cannot watch, or that never end a step. They know nothing of ddpwatch."""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+CASE = sys.argv[1]
+
+
+class Manual(nn.Module):
+    """Its forward is a whole update, as with Lightning's manual optimization inside DDP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.optimizer = [torch.optim.SGD(self.inner.parameters(), 0.1)]
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        loss = self.inner(batch).sum()
+        loss.backward()
+        self.optimizer[0].step()
+        return loss.detach()
+
+
+def built() -> nn.Module:
+    """The model, wrapped as the case says."""
+    if CASE == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+    if CASE == "deepspeed":
+        from deepspeed.runtime.engine import DeepSpeedEngine
+
+        return DeepSpeedEngine(nn.Linear(4, 4))
+    if CASE == "megatron":
+        from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel as Megatron
+
+        return Megatron(nn.Linear(4, 4))
+    if CASE == "no-forward":
+        return DistributedDataParallel(nn.Linear(4, 4))
+    if CASE == "no-step":
+        model = DistributedDataParallel(Manual())
+        model.require_backward_grad_sync = False
+        return model
+    return nn.Linear(4, 4)
+
+
+def main() -> None:
+    if CASE not in ("alone", "no-group"):
+        dist.init_process_group("gloo")
+    if CASE == "crash":
+        raise FileNotFoundError(2, "No such file or directory", "/no/such/data")
+    model = built()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        loss = (model.module if CASE == "no-forward" else model)(torch.ones(2, 4)).sum()
+        if CASE == "no-step":
+            continue
+        loss.backward()
+        if CASE == "by-hand":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+    while CASE == "fsdp1" and not Path(sys.argv[2]).exists():
+        time.sleep(0.05)
+    del model, optimizer
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+main()

@@ -1,0 +1,168 @@
+"""What a user reads of a real job that is not watched, or has no step: in lines, in the dashboard, and at the end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpwatch.analysis.why_unwatched import JOIN, KEEP_THE_PATH, MODELS, START_SEVERAL, WATCHED, WRAP
+from ddpwatch.launch import Launch
+from ddpwatch.report.build import report_of
+from ddpwatch.report.text import render_report
+from tests.support.fork_server import ADDRESS, server_address
+from tests.support.jobs import (
+    DDPWATCH,
+    PROBE_IMPORTS,
+    SCRIPTS,
+    TORCHRUN,
+    ddpwatch,
+    finished,
+    forked_command,
+    running,
+    together,
+    wait_for,
+)
+
+pytestmark = pytest.mark.usefixtures("run_directory")
+BLIND = str(SCRIPTS / "blind.py")
+NOTHING = "ddpwatch: nothing was watched: "
+YET = "ddpwatch: nothing is watched yet: "
+# The modules and classes of two frameworks, without what they do: no more than that is looked at.
+ENGINE = "from torch import nn\nclass {}(nn.Module):\n    def __init__(self, model):\n        super().__init__()\n"
+ENGINE += "        self.module = model\n    def forward(self, batch):\n        return self.module(batch)\n"
+
+
+def blind(ranks: int, case: str, *arguments: str) -> list[str]:
+    """The command of a case."""
+    return forked_command(ranks, None, BLIND, case, *arguments, preload=PROBE_IMPORTS)
+
+
+def said_of(command: list[str], **environment: str) -> str:
+    """The last line on a job that runs to its end."""
+    done = ddpwatch("run", "--headless", "--", *command, **{ADDRESS: server_address()}, **environment)
+    return done.stderr.splitlines()[-1]
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path) -> str:
+    """A directory with packages of the layout of DeepSpeed and Megatron."""
+    for file, name in (
+        ("deepspeed/runtime/engine.py", "DeepSpeedEngine"),
+        ("megatron/core/distributed/distributed_data_parallel.py", "DistributedDataParallel"),
+    ):
+        (path := tmp_path / file).parent.mkdir(parents=True)
+        path.write_text(ENGINE.format(name))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "case", "text", "hint"),
+    [
+        (0, "alone", "one process with torch, and no process group", START_SEVERAL),
+        (2, "no-group", "2 ranks, and no process group", JOIN),
+        (2, "by-hand", "a process group of 2 ranks, and no model in DDP or FSDP2", WRAP),
+        (2, "deepspeed", MODELS["DeepSpeed"], WATCHED),
+        (2, "megatron", MODELS["Megatron"], WATCHED),
+    ],
+)
+def test_a_job_that_is_not_watched(ranks: int, case: str, text: str, hint: str, stand_ins: str) -> None:
+    assert said_of(blind(ranks, case), PYTHONPATH=stand_ins) == f"{NOTHING}{text}; {hint}"
+
+
+def test_a_crash_before_the_model_is_named_once() -> None:
+    done = ddpwatch("run", "--headless", "--", *blind(2, "crash"), **{ADDRESS: server_address()})
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if line.startswith("ddpwatch: ")]
+    error = "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/data', before a model was wrapped"
+    assert said[-1].startswith(NOTHING)
+    assert said[-1].endswith(f"raised {error}; the job's output has the traceback")
+    assert said[-1].count("FileNotFoundError") == 1
+
+
+def test_a_job_whose_pythonpath_was_replaced() -> None:
+    job = [sys.executable, "-c", "print('here')"]
+    assert said_of(["env", "PYTHONPATH=/elsewhere", *job]) == (
+        f"{NOTHING}no Python process of the job has reported to ddpwatch; {KEEP_THE_PATH}"
+    )
+    torchrun = [*TORCHRUN, "--nproc-per-node=2", "--no-python", "env", "PYTHONPATH=/elsewhere", *job]
+    done = finished(*DDPWATCH, "run", "--headless", "--", *torchrun)
+    assert done.stderr.splitlines()[-1] == (
+        f"{NOTHING}torchrun has reported to ddpwatch, and none of its ranks; {KEEP_THE_PATH}"
+    )
+
+
+def test_a_job_without_torch(run_directory: Path) -> None:
+    assert said_of([sys.executable, "-c", ""]) == (
+        f"{NOTHING}one Python process, and torch has not been imported; {WATCHED}"
+    )
+    assert not list(run_directory.glob("*.startup"))
+
+
+def test_lines_say_it_while_the_job_runs(tmp_path: Path) -> None:
+    """And the dashboard has the same words: both ask the launch."""
+    go_on, sentence = tmp_path / "go-on", f"{MODELS['FSDP1']}; {WATCHED}"
+    command = blind(2, "fsdp1", str(go_on))
+    with running(*DDPWATCH, "run", "--headless", "--", *command, **{ADDRESS: server_address()}) as process:
+        assert process.stderr is not None
+        said = [process.stderr.readline()]
+        while YET + sentence not in said[-1]:
+            said.append(process.stderr.readline())
+            assert said[-1], said
+        go_on.touch()
+        _, rest = process.communicate()
+    assert process.returncode == 0
+    assert rest.splitlines()[-1] == NOTHING + sentence
+    assert YET + sentence not in rest
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("no-forward", "no forward with gradients has gone through the wrapped model; a step begins where"),
+        ("no-step", "no step has ended: no optimizer has stepped between two forwards of the model; a step ends when"),
+    ],
+)
+def test_a_run_without_steps(case: str, text: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.mcap"
+    command = ("run", "--headless", "--record", str(file), "--", *blind(2, case))
+    done = ddpwatch(*command, **{ADDRESS: server_address()})
+    assert done.returncode == 0, done.stderr
+    report = report_of(file)
+    assert report["verdict"]["text"].startswith(f"finished after 0 steps; {text}")
+    assert (report["verdict"]["kind"], report["verdict"]["severity"]) == ("ended", "warn")
+    assert report["verdict"]["text"] in done.stderr
+    assert report["verdict"]["text"] in render_report(report)
+
+
+def test_ranks_that_start_are_counted(tmp_path: Path) -> None:
+    go_on, script = tmp_path / "go-on", tmp_path / "rank.py"
+    script.write_text(
+        "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists():\n    time.sleep(0.05)\n"
+    )
+    start = "".join(f"RANK={rank} LOCAL_WORLD_SIZE=3 '{sys.executable}' '{script}' '{go_on}' & " for rank in (0, 1))
+    launch = Launch(["sh", "-c", f"{start} wait"], None, {})
+    with launch.job(None):
+        try:
+            wait_for(lambda: launch.why().text.startswith("2 of 3 ranks are up"), "both ranks have reported")
+            assert launch.why().text == "2 of 3 ranks are up: 1 to come, 2 importing torch"
+        finally:
+            go_on.touch()
+    launch.forget_startup()
+
+
+def test_a_class_that_is_looked_at_keeps_its_signature_and_tracebacks() -> None:
+    code = """
+import inspect, traceback
+from torch.distributed.fsdp import FullyShardedDataParallel
+print(inspect.signature(FullyShardedDataParallel))
+try:
+    FullyShardedDataParallel(7)
+except BaseException:
+    print(traceback.format_exc())
+"""
+    command = [sys.executable, "-c", code]
+    plain, watched = together(lambda: finished(*command), lambda: ddpwatch("run", "--headless", "--", *command))
+    assert "FullyShardedDataParallel(7)" in plain.stdout or "module: " in plain.stdout
+    assert watched.stdout == plain.stdout
