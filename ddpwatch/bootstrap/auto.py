@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ddpwatch.calls import SeenCalls
 from ddpwatch.startup import UNWATCHED_MODELS
 
 _log = logging.getLogger("ddpwatch")
+_first_forwards: weakref.WeakSet[Any] = weakref.WeakSet()  # FSDP2's states that have had theirs
 tell: Callable[[str, str], None] = lambda word, text: None  # noqa: E731 - sitecustomize's, for the start-up file
 
 
 def install(distributed: ModuleType) -> None:
     """Makes DDP modules watch themselves as soon as they are built.
 
-    A comm hook can only be registered on a finished module, so ddpwatch always comes first and wraps the user's.
+    A comm hook can only be registered on a finished module, so ddpwatch always comes first and sees the user's.
 
     Args:
         distributed: The module ``torch.nn.parallel.distributed``, just imported.
     """
-    ddp_class = distributed.DistributedDataParallel
-    original = ddp_class.__init__
-
-    @functools.wraps(original)
-    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
-        original(self, *arguments, **options)
-        _watch(self)
-
-    ddp_class.__init__ = __init__
+    SeenCalls([(distributed.DistributedDataParallel, "__init__")], end=_watch, names=["self"], on_error=_blind)
 
 
 def install_sharded(states: ModuleType) -> None:
@@ -42,16 +36,7 @@ def install_sharded(states: ModuleType) -> None:
     Args:
         states: The module ``torch.distributed.fsdp._fully_shard._fsdp_state``, just imported.
     """
-    original = states.FSDPState._lazy_init
-
-    @functools.wraps(original)
-    def _lazy_init(self: Any) -> None:
-        is_first = getattr(self, "_is_root", True) is None
-        original(self)
-        for module in getattr(self, "_modules", ())[:1] if is_first else ():
-            _watch(module)
-
-    states.FSDPState._lazy_init = _lazy_init
+    SeenCalls([(states.FSDPState, "_lazy_init")], end=_watch_root, names=["self"], on_error=_blind)
 
 
 def install_ray(workers: ModuleType) -> None:
@@ -60,33 +45,36 @@ def install_ray(workers: ModuleType) -> None:
     Args:
         workers: The module ``ray.train.v2._internal.execution.worker_group.worker``, just imported.
     """
-    original = workers.RayTrainWorker.shutdown
+    SeenCalls([(workers.RayTrainWorker, "shutdown")], begin=lambda: _end(workers), on_error=_blind)
 
-    @functools.wraps(original)
-    def shutdown(self: Any) -> Any:
-        _end(workers)
-        return original(self)
 
-    workers.RayTrainWorker.shutdown = shutdown
+def _watch_root(state: Any, result: None) -> None:
+    """Watches the root of a model of FSDP2, once: each of its forwards comes here, and the script may have let go."""
+    if state not in _first_forwards:
+        _first_forwards.add(state)
+        for module in state._modules[:1] if state._is_root else ():
+            _watch(module)
+
+
+def _blind(error: Exception) -> None:
+    guard = sys.modules.get("ddpwatch.probe.guard")
+    if guard is not None and guard.is_the_jobs(error):  # raised by a signal handler meanwhile
+        raise error
+    _log.warning("ddpwatch does not watch, training goes on: %s", error)
 
 
 def install_groups(c10d: Any) -> None:
     """Says that this process has joined a process group.
 
-    What is replaced runs once ``init_process_group`` has succeeded, and raises nothing: no frame of ours shows.
-
     Args:
         c10d: The module ``torch.distributed.distributed_c10d``, just imported.
     """
-    original = c10d._update_default_pg
 
-    @functools.wraps(original)
-    def _update_default_pg(group: Any) -> None:
-        original(group)
-        with contextlib.suppress(Exception):  # None, or what stands for a group without this process
+    def end(group: Any, result: None) -> None:
+        with contextlib.suppress(AttributeError):  # None, or what stands for a group without this process
             tell("group", f"{group.rank()} {group.size()}")
 
-    c10d._update_default_pg = _update_default_pg
+    SeenCalls([(c10d, "_update_default_pg")], end=end, names=["pg"], on_error=_blind)
 
 
 def install_unwatched(wrappers: ModuleType) -> None:
@@ -119,7 +107,7 @@ def _end(workers: ModuleType) -> None:
         _log.warning("ddpwatch does not know how the training ended: %s", error)
 
 
-def _watch(model: Any) -> None:
+def _watch(model: Any, result: None = None) -> None:
     """Watches a module. No error may reach the script, which does not know that ddpwatch is here."""
     tell("model", "wrapped")
     try:
@@ -127,4 +115,4 @@ def _watch(model: Any) -> None:
 
         watch(model, record=os.environ.get("DDPWATCH_RECORD"))
     except Exception as error:
-        _log.warning("ddpwatch does not watch, training goes on: %s", error)
+        _blind(error)

@@ -1,18 +1,17 @@
 """What a rank does outside its steps, found without the script's help: waiting for data, saving, compiling.
 
-A few functions get a stamp before and after: the DataLoader's next batch, ``torch.save`` and what else saves, and a
-compilation. They run about once a step at most, so the cost of the stamps is too small to measure.
+A few functions get a stamp at their start and end: the DataLoader's next batch, ``torch.save`` and what else saves, and
+a compilation. They run about once a step at most, so the cost of the stamps is too small to measure.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -20,6 +19,7 @@ import torch
 import wrapt
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from ddpwatch.calls import Place, SeenCalls, innermost
 from ddpwatch.messages import Mark
 from ddpwatch.probe.guard import Feature, Guard
 
@@ -67,13 +67,10 @@ class ActivityMonitor:
         self._compilations: Any = None
         self._on_compile_start = partial(guard.run, "compilations", self._compile_start)
         self._on_compile_end = partial(guard.run, "compilations", self._compile_end)
-        self._next, self._save = _BaseDataLoaderIter.__next__, torch.save
-        _BaseDataLoaderIter.__next__ = self._timed("data", self._next, "waiting for data")  # type: ignore[method-assign]
-        # Under both its names: pickle looks the function up by the name in it.
-        torch.save = torch.serialization.save = self._timed("save", self._save, "torch.save")
-        self._patched = _BaseDataLoaderIter.__next__, torch.save
-        self._savers: dict[Callable[..., Any], Callable[..., Any]] = {}  # what saves, with stamps
-        self._saved_by: list[tuple[Any, str, Callable[..., Any]]] = []  # module, name, and what was there before
+        self._under_way: list[tuple[int, Doing]] = []  # calls on this thread: since when, and what it did before
+        self._seen: dict[Callable[..., Any], SeenCalls] = {}
+        self._see("data", "waiting for data", (_BaseDataLoaderIter, "__next__"), names=["self"])
+        self._see("save", "torch.save", (torch.serialization, "save"), (torch, "save"))
         for module, name in SAVERS:
             _when_imported(module, "saves", weakref.WeakMethod(self._time_saver), name)
         _when_imported("torch._dynamo.callback", "compilations", weakref.WeakMethod(self._attach_to_compiler))
@@ -86,28 +83,31 @@ class ActivityMonitor:
                 self._compilations.remove_start_callback(self._on_compile_start)
                 self._compilations.remove_end_callback(self._on_compile_end)
             self._compilations = None
-        if _BaseDataLoaderIter.__next__ is self._patched[0]:
-            _BaseDataLoaderIter.__next__ = self._next  # type: ignore[method-assign]
-        if torch.save is self._patched[1]:
-            torch.save = torch.serialization.save = self._save
-        for module, name, original in self._saved_by:
-            if getattr(module, name, None) is self._savers[original]:
-                setattr(module, name, original)
+        for seen in self._seen.values():
+            seen.close()
 
-    def _timed(self, activity: Activity, original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def timed(*arguments: Any, **options: Any) -> Any:
-            start, before = time.monotonic_ns(), self.doing
+    def _see(self, activity: Activity, name: str, *places: Place, names: Sequence[str] = ()) -> None:
+        """Stamps a function that is found in these places. Libraries import it from each other, under several names."""
+
+        def begin(*_: Any) -> None:
             if threading.get_ident() == self._thread:
+                start = time.monotonic_ns()
+                self._under_way.append((start, self.doing))
                 self.doing = (activity, start)
-            try:
-                return original(*arguments, **options)
-            finally:
-                self.guard.run(FEATURES[activity], self._report, activity, name, start, before, *arguments)
 
-        return timed
+        def end(*of_call: Any) -> None:
+            if threading.get_ident() == self._thread and self._under_way:
+                self._report(activity, name, *self._under_way.pop(), *of_call)
 
-    def _report(self, activity: Activity, name: str, start: int, before: Doing, *arguments: Any) -> None:
+        function = innermost(getattr(*places[0]))
+        if function in self._seen:
+            self._seen[function].also_in(places)
+        else:
+            failed = partial(self.guard.failed, feature=FEATURES[activity])
+            seen = SeenCalls(places, begin=begin, end=end, failed=end, names=names, on_error=failed)
+            self._seen[function] = seen
+
+    def _report(self, activity: Activity, name: str, start: int, before: Doing, *of_call: Any) -> None:
         end = time.monotonic_ns()
         if threading.get_ident() != self._thread:
             return
@@ -117,7 +117,7 @@ class ActivityMonitor:
         if activity == "save":
             self._on_save()
         elif activity == "data":
-            self._on_wait(weakref.ref(arguments[0]), start, end)
+            self._on_wait(weakref.ref(of_call[0]), start, end)
         if activity != "data" or end - start >= MIN_WAIT_NS:
             self._post(Mark(rank=self._rank, kind=activity, name=name, start_ns=start, end_ns=end))
 
@@ -126,14 +126,8 @@ class ActivityMonitor:
         if not self.active or not hasattr(module, name):
             return
         original: Callable[..., Any] = getattr(module, name)
-        if original in self._savers.values():
-            return
-        timed = self._savers.setdefault(original, self._timed("save", original, f"{module.__name__}.{name}"))
         home = sys.modules.get(getattr(original, "__module__", ""), module)
-        for place, called in ((module, name), (home, getattr(original, "__qualname__", name))):
-            if getattr(place, called, None) is original:
-                setattr(place, called, timed)
-                self._saved_by.append((place, called, original))
+        self._see("save", f"{module.__name__}.{name}", (module, name), (home, getattr(original, "__qualname__", name)))
 
     def _attach_to_compiler(self, callback: Any) -> None:
         handler = getattr(callback, "callback_handler", None)

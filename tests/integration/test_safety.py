@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,10 @@ COMPILERS = (
     "torch.distributed.tensor.experimental", "torch.utils.cpp_extension", "_pytest.raises", "_pytest.recwarn",
 )  # fmt: skip
 OURS = ("said ", "WARNING:ddpwatch:")
+# On Python < 3.12 a traceback has frames of ours, which a warning may name; and torch takes another path where a module
+# has hooks.
+FRAME = re.compile(rf'^  File "({ROOT}/ddpwatch/|\S*/torch/nn/modules/module\.py).*\n(    .*\n)+', re.MULTILINE)
+WARNED = re.compile(r"^(warned .*|caught The `check_reduction`(.*\n)+?\n)", re.MULTILINE)
 Sections = dict[str, str]
 SAME = "same"
 
@@ -99,7 +104,10 @@ class Told:
     @property
     def all(self) -> list[str]:
         """Everything that must be the same."""
-        lines = [*self.stdout.splitlines(), *VARYING.sub("", self.stderr).splitlines()]
+        stdout = FRAME.sub("", self.stdout)
+        if sys.version_info < (3, 12):
+            stdout = WARNED.sub("", stdout)
+        lines = [*stdout.splitlines(), *VARYING.sub("", self.stderr).splitlines()]
         return [line for line in lines if line not in self.said]
 
 

@@ -1,7 +1,7 @@
 """Many small trainings, one after the other, each with another feature of DDP. Knows nothing of ddpwatch.
 
-Prints a digest of all parameters after every step, and what was raised. ``safety.py DIRECTORY [--quick]`` leaves there
-when each case began and ended, so that a recording can be divided among them.
+Prints a digest of all parameters after every step, and tracebacks of what was raised. ``safety.py DIRECTORY
+[--quick]`` leaves there when each case began and ended, so that a recording can be divided among them.
 """
 
 # No `from __future__ import annotations` here: DDP compares a comm hook's annotations with the types themselves.
@@ -10,12 +10,15 @@ import copy
 import faulthandler
 import gc
 import hashlib
+import io
 import json
 import pickle
 import sys
 import time
+import traceback
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,7 +30,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 if __name__ == "__main__":  # slow to import, and not for a DataLoader's worker that spawn starts
     from torch.distributed.algorithms.ddp_comm_hooks import (
@@ -126,6 +129,11 @@ def tell(*models: nn.Module) -> None:
                 part = part.to_local() if hasattr(part, "to_local") else part  # of FSDP2: this rank's shard
                 sha.update(b"none" if part is None else part.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
     print("parameters", sha.hexdigest()[:16], flush=True)
+
+
+def caught(error: Exception) -> None:
+    """Prints what was raised, with its traceback."""
+    print(f"caught {error}\n{traceback.format_exc()}", flush=True)
 
 
 def train(
@@ -543,7 +551,7 @@ def early_exception() -> None:
             loss.backward()
             optimizer.step()
         except RuntimeError as error:
-            print(f"caught {error}")
+            caught(error)
         tell(ddp)
         optimizer.zero_grad()
 
@@ -561,7 +569,7 @@ def late_exception() -> None:
             loss.backward()
             optimizer.step()
         except RuntimeError as error:
-            print(f"caught {error}")
+            caught(error)
             handle.remove()
             if "boom" not in str(error):
                 ddp = wrap(ddp.module)
@@ -580,9 +588,67 @@ def forward_exception() -> None:
             loss_of(ddp(batches(63 if step == 2 else 64))).backward()
             optimizer.step()
         except RuntimeError as error:
-            print(f"caught {error}")
+            caught(error)
         tell(ddp)
         optimizer.zero_grad()
+
+
+def attempt(what: Callable[[], object]) -> None:
+    try:
+        what()
+    except Exception as error:
+        caught(error)
+    gc.collect()  # or a DataLoader that has raised ends its workers in those of the next
+
+
+def refuse(batch: object) -> None:
+    raise ValueError("a batch is not to my liking")
+
+
+class Liar(IterableDataset):
+    """Yields more than its length; and if it is asked to, raises."""
+
+    def __init__(self, raises: bool = False) -> None:
+        self.raises = raises
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if self.raises:
+            raise ValueError("nothing is here")
+        yield from torch.ones(2, 64)
+
+
+@case("exceptions in what is called once")
+def exceptions() -> None:
+    """by DDP's constructor, a second comm hook, a dataset, a collate function, `torch.save`: with their tracebacks"""
+    attempt(lambda: wrap(nn.Tanh()))
+    for workers in (0, 2):
+        attempt(lambda: list(DataLoader(Liar(raises=True), num_workers=workers)))  # noqa: B023 - called at once
+        attempt(lambda: list(DataLoader(Liar(), collate_fn=refuse, num_workers=workers)))  # noqa: B023
+    attempt(lambda: torch.save(lambda: None, io.BytesIO()))
+    ddp = wrap()
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    attempt(lambda: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook))
+    train(ddp)
+
+
+@case("warnings")
+def warned() -> None:
+    """of DDP's constructor, and of a DataLoader: they name the script's line, and filters by module find them"""
+    with warnings.catch_warnings(record=True) as warnings_of_torch:
+        warnings.simplefilter("always")
+        ddp = DDP(mlp(), bucket_cap_mb=0.01, check_reduction=True)
+        for _ in DataLoader(Liar()):
+            pass
+    for one in warnings_of_torch:
+        print(f"warned {Path(one.filename).name}:{one.lineno} {one.category.__name__}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore")
+        warnings.filterwarnings("error", category=FutureWarning, module=__name__)
+        attempt(lambda: DDP(mlp(), check_reduction=True))
+    train(ddp)
 
 
 @case("models wrapped again and deleted")
@@ -685,7 +751,7 @@ def main() -> None:
         try:
             one.run()
         except Exception as error:
-            print(f"raised {type(error).__name__}: {error}", flush=True)
+            print(f"raised {type(error).__name__}: {error}\n{traceback.format_exc()}", flush=True)
         times[name] = [begin, time.monotonic_ns()]
         dist.barrier()
     for stream in (sys.stdout, sys.stderr):
