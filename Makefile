@@ -4,13 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOB := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2
 STAMP := $(VENV)/.installed
+# Hundreds of processes start: without bytecode files each would compile our modules again, and torch's idle threads spin.
+TESTS := -m pytest --numprocesses 4 --fork-workers --reruns 1 --rerun-show-tracebacks -raR
+TESTS_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1
+ANY_TORCH := tests/unit tests/trainer tests/integration
+TORCH ?= 2.15.0
 
-.PHONY: help install demo test check format snapshots safety-table framework-table screenshots bench gpu soak clean
+.PHONY: help install demo test compat compat-install check format snapshots safety-table framework-table screenshots bench gpu soak clean
 
 help:
 	@echo "make install      .venv with ddpwatch, torchrun and the development tools"
 	@echo "make demo         train on two Gloo ranks and watch it here (without a terminal: record and report)"
 	@echo "make test         run the tests"
+	@echo "make compat       run those that depend on torch or Python with others: TORCH=2.15.0 PYTHON=python3.13"
 	@echo "make check        lint, formatting, types, import contracts"
 	@echo "make format       rewrite the code as the formatter wants it"
 	@echo "make snapshots    accept the dashboard's new look into the tests"
@@ -33,9 +39,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/python demo/main_job.py
 
-# Hundreds of processes start: without bytecode files each would compile our modules again, and torch's idle threads spin.
 test: install
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --fork-workers --reruns 1 --rerun-show-tracebacks -raR
+	$(TESTS_ENV) $(BIN)/python $(TESTS)
+
+compat:
+	@$(TESTS_ENV) .ci/compat $(TORCH) $(PYTHON) $(TESTS) $(ANY_TORCH)
+
+compat-install:
+	@.ci/compat $(TORCH) $(PYTHON)
 
 check: install
 	$(BIN)/ruff check .
@@ -84,4 +95,4 @@ soak: install
 	$(BIN)/python benchmarks/soak.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

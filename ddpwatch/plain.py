@@ -22,6 +22,7 @@ from ddpwatch.report.format import UNKNOWN, clean, number, percent, table
 from ddpwatch.rundir import RunInfo
 from ddpwatch.state import KEEP_STEPS, RunState
 from ddpwatch.transport import Frame
+from ddpwatch.version import untested
 
 if TYPE_CHECKING:
     from ddpwatch.recording.reader import Recording
@@ -70,7 +71,7 @@ class RunLines:
     def __init__(self) -> None:
         self.state = RunState()
         self._news = IncidentNews()
-        self._has_pointed = False
+        self._has_pointed = self._has_named_torch = False
 
     def lines(self) -> list[str]:
         """One for each incident that has started or ended since the last look, then the state of the run."""
@@ -78,7 +79,7 @@ class RunLines:
         incidents = state.diagnosis.incidents()
         news = self._news.take(incidents, state.now_ns)
         changes = [f"{INDENT}{clean(item.text)}" for item in news if item.incident.severity != "info"]
-        return [*self._pointer(), *changes, line(state, incidents)]
+        return [*self._pointer(), *self._untested_torch(), *changes, line(state, incidents)]
 
     def _pointer(self) -> list[str]:
         """Once, on a host that shows only its own ranks: what to type for the whole run."""
@@ -87,6 +88,15 @@ class RunLines:
             return []
         self._has_pointed = True
         return [f"{INDENT}these are the ranks of this host; for all hosts: {whole}"]
+
+    def _untested_torch(self) -> list[str]:
+        """Once: that the job's torch is not one that is tested."""
+        torch = next((rank.hello.torch for rank in self.state.ranks.values() if rank.hello is not None), "")
+        beyond = untested(torch)
+        if not beyond or self._has_named_torch:
+            return []
+        self._has_named_torch = True
+        return [f"{INDENT}torch {clean(torch)} is {beyond}: ddpwatch doctor tries what works"]
 
     def closing(self, stretch: str = "") -> list[str]:
         """All incidents, worst first, and where the time went; nothing before the first step.

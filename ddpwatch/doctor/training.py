@@ -1,19 +1,28 @@
-"""Whether jobs of this Python can be watched: torch, its backends, and the interfaces that the probe needs."""
+"""Whether jobs of this Python can be watched: torch, its backends, and the parts of the probe, which are tried."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 from ddpwatch.doctor.check import Check, Section
 from ddpwatch.subprocesses import module_command
+from ddpwatch.version import OLDEST_TORCH, untested
 
-OLDEST = (2, 6)
-IMPORT_TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0  # importing torch may take most of it
+# Each part of the probe (`ddpwatch.doctor.torch_facts`): what works with it, and what is missing without it.
+PARTS = {
+    "DDP": ("steps, buckets and gradients are seen", "jobs with DDP train unwatched"),
+    "comm hooks": ("timed, where they are registered after watch()", "their buckets have no times"),
+    "group hooks": (
+        "comm hooks that are registered before watch() are timed, too",
+        "comm hooks that are registered before watch() have launch times only",
+    ),
+    "FSDP2": ("steps, waits and collectives are seen", "jobs with FSDP2 train unwatched"),
+}
 _section = Section("training")
 
 
@@ -22,15 +31,15 @@ def checks() -> Iterator[Check]:
     if importlib.util.find_spec("torch") is None:
         yield missing()
         return
-    found = torch_facts(module_command("ddpwatch.doctor.torch_facts"))
-    if isinstance(found, str):
-        yield broken(found)
+    found, end = torch_facts(module_command("ddpwatch.doctor.torch_facts"))
+    if "seconds" not in found:
+        yield broken(end)
         return
     yield version(found["version"], found["seconds"])
-    yield backends(found["backends"])
-    yield cuda(found["cuda"], found["devices"])
-    if found["backends"]:
-        yield interfaces(found["missing"], found["probe"])
+    yield backends(found.get("backends", []))
+    yield cuda(found.get("cuda", ""), found.get("devices", 0))
+    if "gloo" in found.get("backends", ["gloo"]):
+        yield from parts(found, end)
 
 
 def missing() -> Check:
@@ -48,13 +57,12 @@ def broken(error: str) -> Check:
 
 
 def version(text: str, import_s: float) -> Check:
-    """Whether ddpwatch supports this version."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
-    if numbers < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        return _section.warn(
-            "torch", f"{text}, older than {oldest}: jobs may go unwatched", f"use torch {oldest} or newer"
-        )
+    """Whether ddpwatch is tested with this version."""
+    if beyond := untested(text):
+        hint = "the lines below say what works; with a newer ddpwatch, more may"
+        if beyond.startswith("older"):
+            hint = f"the lines below say what works; use torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer"
+        return _section.warn("torch", f"{text}, {beyond}", hint)
     return _section.ok("torch", f"{text}, imported in {import_s:.1f} s")
 
 
@@ -79,34 +87,51 @@ def cuda(runtime: str, devices: int) -> Check:
     return _section.none("CUDA", text, hint)
 
 
-def interfaces(absent: list[str], probe_error: str) -> Check:
-    """Whether the probe can attach to this torch's DDP."""
-    if probe_error:
-        return _section.warn(
-            "probe",
-            f"cannot be imported: {probe_error}: jobs train unwatched",
-            "use a version of torch that it supports",
+def parts(found: dict[str, Any], end: str) -> Iterator[Check]:
+    """What each part of the probe did in a job of one rank.
+
+    Args:
+        found: The facts, with an error for each part that was tried; see `ddpwatch.doctor.torch_facts`.
+        end: How the process ended that tried them.
+    """
+    if "gloo" in found:
+        text = f"not tried: no Gloo group of one rank can be made: {found['gloo']}"
+        yield _section.warn(
+            "probe", text, "set GLOO_SOCKET_IFNAME to a network interface, as jobs on Gloo need it, too"
         )
-    if absent:
-        text = f"this torch has no {', '.join(absent)}: jobs may train unwatched"
-        return _section.warn("probe", text, "use a version of torch that has it")
-    return _section.ok("probe", "all interfaces of DDP that it needs are there")
+        return
+    for name in PARTS:
+        if name not in found:  # it crashed or hung in this one
+            yield part(name, end or "not tried")
+            return
+        yield part(name, found[name])
 
 
-def torch_facts(command: list[str]) -> dict[str, Any] | str:
-    """What `ddpwatch.doctor.torch_facts` prints, or why it prints nothing."""
+def part(name: str, error: str | None) -> Check:
+    """What one part did: its error, empty if it works, None if this torch has no such thing."""
+    works, lost = PARTS[name]
+    if error is None:
+        return _section.none(name, f"this torch has none: {lost}", "torch 2.14 has them")
+    if error:
+        return _section.warn(name, f"off, {lost}: {error}", "use a version of torch that ddpwatch is tested with")
+    return _section.ok(name, works)
+
+
+def torch_facts(command: list[str]) -> tuple[dict[str, Any], str]:
+    """What `ddpwatch.doctor.torch_facts` prints until it ends, and what that says if it is not as it should be."""
     try:
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=IMPORT_TIMEOUT_S,
+            timeout=TIMEOUT_S,
         )
-    except subprocess.TimeoutExpired:
-        return f"not within {IMPORT_TIMEOUT_S:.0f} s"
-    if done.returncode:
-        return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        code, output, said = done.returncode, done.stdout, done.stderr.decode(errors="replace").strip()
+        end = (said.splitlines() or [f"exit code {code}"])[-1] if code else ""
+    except subprocess.TimeoutExpired as error:
+        output, end = error.stdout or b"", f"not within {TIMEOUT_S:.0f} s"
+    found: dict[str, Any] = {}
+    for line in output.splitlines():
+        if line.startswith(b"{"):  # torch may print as well
+            found.update(json.loads(line))
+    return found, end

@@ -17,7 +17,7 @@ from ddpwatch.messages import Layout, Mark, Step
 from ddpwatch.recording import open_recording
 from ddpwatch.report.build import report_of
 from tests.support.fork_server import FRAMEWORKS
-from tests.support.jobs import ROOT, SCRIPTS, Job, messages
+from tests.support.jobs import ROOT, SCRIPTS, Job, messages, require
 from tests.support.runs import record, run_of
 
 pytestmark = [pytest.mark.seconds(20), pytest.mark.xdist_group("callbacks")]
@@ -28,6 +28,7 @@ CLOSED_LATER = {"sharded": 1, "transformers": 1, "lightning": 1, "accelerate": 0
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    require(FRAMEWORKS)
     folder = tmp_path_factory.mktemp("callbacks")
     environment = {"DDPWATCH_DIR": str(folder), "DDPWATCH_STEPS": "full", "DDPWATCH_RECORD": str(folder / "run.mcap")}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "ddpwatch" / "bootstrap" / "path"), str(ROOT)])

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 from ddpwatch import rundir
-from ddpwatch.doctor import loopback, report
+from ddpwatch.doctor import loopback, report, training
 from tests.support.jobs import DDPWATCH, ddpwatch, finished, running, wait_for
 
 # As `ddpwatch doctor --json`, without the seconds that importing torch takes.
@@ -55,7 +56,9 @@ def test_everything_works_here_and_nothing_is_left(run_directory: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     found = by_name(done.stdout)
     assert "34 frames came through and were recorded" in found["loopback"]["text"]
-    assert found["probe"]["state"] == "ok"
+    parts = {name: found[name]["state"] for name in training.PARTS}
+    has_hooks = tuple(map(int, re.findall(r"\d+", found["torch"]["text"])[:2])) >= (2, 14)
+    assert parts == {**dict.fromkeys(training.PARTS, "ok"), "group hooks": "ok" if has_hooks else "none"}
     assert "Gloo" in found["backends"]["text"]
     assert "other" not in found
     assert list(run_directory.iterdir()) == []

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from ddpwatch.report.build import report_of
 from tests.support import ray_worker
 from tests.support.fork_server import ADDRESS, EXECUTABLE, FRAMEWORKS, RAY, TORCHRUN_IMPORTS, server_address
 from tests.support.forked_job import python_that_forks
-from tests.support.jobs import ROOT, SCRIPTS, Job, ddpwatch, forked_command, kill, together, wait_for
+from tests.support.jobs import ROOT, SCRIPTS, Job, ddpwatch, forked_command, kill, require, together, wait_for
 
 if TYPE_CHECKING:
     import torch
@@ -120,6 +119,7 @@ class Runs:
 )
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     script, path = request.param, tmp_path_factory.mktemp("unmodified")
+    require(script.preload)
     saved, file = [path / "plain.pt", path / "watched.pt"], str(path / "run.mcap")
     address = server_address()  # starts the server, if it must, without Ray's environment
     with pytest.MonkeyPatch.context() as patch, ray(script, patch):
@@ -143,8 +143,6 @@ def ray(script: Script, patch: pytest.MonkeyPatch) -> Iterator[None]:
     if script.name != "with_ray.py":
         yield
         return
-    if find_spec("ray") is None:
-        pytest.skip("Ray is not installed")
     folder = Path(tempfile.mkdtemp(prefix="dw-"))
     executable = ray_worker.python(folder / "python", RAY)
     for name, value in {**QUIET_RAY, "RAY_TMPDIR": str(folder), EXECUTABLE: str(executable)}.items():

@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TypeVar
 
 import psutil
+import pytest
 
 from ddpwatch import rundir
 from ddpwatch.live_source import LiveSource
@@ -186,6 +188,13 @@ def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(["ddpwatch", *arguments], code, out.read(), err.read())
+
+
+def require(modules: Iterable[str]) -> None:
+    """Skips a test for a framework that is not installed: not each comes for every version of torch and Python."""
+    for package in (module.partition(".")[0] for module in modules):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:

@@ -105,6 +105,12 @@ class TestEveryView:
                 await pilot.press(*keys)
                 assert all(line.isprintable() for line in screen_text(app).splitlines())
 
+    async def test_the_header_names_a_torch_that_is_not_tested(self):
+        app = app_on()
+        async with app.run_test(size=(200, 30)) as pilot:
+            await watching(pilot, [hello(0, 1, torch="99.1.0"), step(0)])
+            assert "torch 99.1.0, newer than" in screen_text(app)
+
     async def test_a_click_on_a_tab(self):
         app = app_on()
         async with app.run_test(size=(100, 30)) as pilot:

@@ -21,6 +21,7 @@ from ddpwatch.report.build import compare_recordings, report_of
 from ddpwatch.sampling.schedule import schedule_of
 from ddpwatch.tui.settings import Settings
 from ddpwatch.tui.views import VIEWS
+from ddpwatch.version import NEWEST_TORCH, OLDEST_TORCH
 from tests.support.runs import record, run_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,3 +218,17 @@ def test_every_row_on_deployment_is_a_test_or_says_that_it_was_not_tried() -> No
         named = [name for name in names(checked_by) if name.startswith("test_")]
         assert named or "not tried" in checked_by, line
         assert set(named) <= tests, line
+
+
+def test_the_versions_of_torch_that_are_tested_are_the_same_everywhere() -> None:
+    """Those of `ddpwatch.version`."""
+    oldest, newest = (".".join(map(str, version)) for version in (OLDEST_TORCH, NEWEST_TORCH))
+    assert f'"torch>={oldest}"' in text_of("pyproject.toml")
+    assert f"torch {oldest} to {newest}" in text_of("README.md")
+    assert f"oldest that is tested is {oldest}, the newest {newest}" in section(
+        "docs/safety.md", "## Versions of torch"
+    )
+    ci = re.search(r"newest=\(TORCH=([\d.]+) .*oldest=\(TORCH=([\d.]+) ", text_of(".ci/run"))
+    assert ci is not None
+    assert (ci[1].rpartition(".")[0], ci[2]) == (newest, f"{oldest}.0")
+    assert f"TORCH ?= {ci[1]}\n" in text_of("Makefile")

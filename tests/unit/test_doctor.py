@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpwatch import rundir
-from ddpwatch.doctor import configuration, directory, loopback, report, runs, system, terminal, torch_facts, training
+from ddpwatch.doctor import configuration, directory, loopback, report, runs, system, terminal, training
 from ddpwatch.doctor.check import Check, Section, State
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.launch import Launch
@@ -108,17 +108,19 @@ CASES: list[tuple[Check, State, str]] = [
     (system.gpus(Nvml(error="Driver Not Loaded")), "none", "Driver Not Loaded"),
     (training.missing(), "none", "not installed"),
     (training.broken("OSError: libcudart.so"), "warn", "libcudart"),
-    (training.version("2.6.0+cu124", 1.0), "ok", "2.6.0+cu124"),
-    (training.version("2.13.0", 1.0), "ok", "2.13.0"),
-    (training.version("2.5.1", 1.0), "warn", "older than 2.6"),
+    (training.version("2.9.0+cu128", 1.0), "ok", "2.9.0+cu128"),
+    (training.version("2.15.1", 1.0), "ok", "2.15.1"),
+    (training.version("2.8.1", 1.0), "warn", "2.8.1, older than 2.9, the oldest tested"),
+    (training.version("2.16.0.dev1", 1.0), "warn", "newer than 2.15, the newest tested"),
+    (training.version("3.0", 1.0), "warn", "newer than 2.15, the newest tested"),
     (training.backends(["gloo", "nccl"]), "ok", "Gloo, NCCL"),
     (training.backends([]), "warn", "torch.distributed"),
     (training.cuda("12.4", 8), "ok", "8 devices"),
     (training.cuda("12.4", 0), "none", "no device"),
     (training.cuda("", 0), "none", "on CPUs"),
-    (training.interfaces([], ""), "ok", "are there"),
-    (training.interfaces(["Reducer.x"], ""), "warn", "Reducer.x"),
-    (training.interfaces([], "ImportError: no"), "warn", "ImportError: no"),
+    (training.part("DDP", ""), "ok", "are seen"),
+    (training.part("FSDP2", "AttributeError: x"), "warn", "off, jobs with FSDP2 train unwatched: AttributeError: x"),
+    (training.part("group hooks", None), "none", "this torch has none"),
     (loopback.passed(34, [1_000_000, 2_000_000, 9_000_000], 1.0), "ok", "2.0 ms"),
     (loopback.passed(34, [1_000_000], 3.5), "warn", "above 3 s"),
     (loopback.failed("start", OSError(2, "No such file"), "last words"), "fail", "No such file; the collector's log"),
@@ -153,11 +155,6 @@ def test_the_variables_are_those_that_the_sources_read() -> None:
     names |= {f"DDPWATCH_RECORD_{name}" for name in re.findall(r'(?:size|number)\("([A-Z_]+)"', limits)}
     read = set(re.findall(r"environ\.get\(['\"](DDPWATCH[A-Z_]*)['\"]", "\n".join(p.read_text() for p in sources)))
     assert set(configuration.VARIABLES) == names | read
-
-
-def test_the_oldest_torch_is_that_of_the_package() -> None:
-    oldest = ".".join(map(str, training.OLDEST))
-    assert f'"torch>={oldest}"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_settings_that_cannot_be_read(tmp_path: Path) -> None:
@@ -252,11 +249,49 @@ def test_torch_that_is_missing_or_broken_is_a_line(monkeypatch: pytest.MonkeyPat
     assert "exit code -6" in check.text
 
 
-def test_an_interface_that_torch_does_not_have_is_named() -> None:
-    found = torch_facts.facts((*torch_facts.NEEDED, "torch.distributed:Reducer.no_such_thing"))
-    assert found["missing"] == ["torch.distributed.Reducer.no_such_thing"]
-    assert found["probe"] == ""
-    assert "gloo" in found["backends"]
+def facts_of(code: str) -> list[str]:
+    """What prints the facts, after code that breaks torch."""
+    return [sys.executable, "-c", f"import runpy, torch; {code}; {RUN_FACTS}"]
+
+
+RUN_FACTS = "runpy.run_module('ddpwatch.doctor.torch_facts', run_name='__main__')"
+BROKEN: dict[str, tuple[str, str, str]] = {
+    "an attribute is gone": (
+        "import torch.distributed.fsdp._fully_shard._fsdp_state as s; del s._get_module_fsdp_state",
+        "FSDP2", "jobs with FSDP2 train unwatched: ImportError: cannot import name '_get_module_fsdp_state'",
+    ),
+    "hooks see nothing": (
+        "import ddpwatch.probe.hooks as h; h.DdpProbe.after_launch = lambda *_: None",
+        "DDP", "jobs with DDP train unwatched: LookupError: no buckets seen",
+    ),
+    "it crashes": (
+        "import os, torch.distributed.fsdp as fsdp; fsdp.fully_shard = lambda *_, **__: os.abort()",
+        "FSDP2", "unwatched: exit code -6",
+    ),
+    "no network": (
+        "import os; os.environ['GLOO_SOCKET_IFNAME'] = 'none'", "probe", "no Gloo group of one rank can be made",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.seconds(20)
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_part_that_does_not_work_with_this_torch_is_named(fault: str) -> None:
+    code, name, text = BROKEN[fault]
+    found = {check.name: check for check in training.parts(*training.torch_facts(facts_of(code)))}
+    off = [check.name for check in found.values() if check.state == "warn"]
+    assert name in off
+    assert set(off) <= {name, "comm hooks", "group hooks"}
+    assert text in found[name].text
+
+
+def test_a_part_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "TIMEOUT_S", 0.5)
+    code = """import time; print('{"DDP": ""}', flush=True); time.sleep(60)"""
+    found, end = training.torch_facts([sys.executable, "-c", code])
+    (works, hangs) = training.parts(found, end)
+    assert (works.name, works.state, hangs.name, hangs.state) == ("DDP", "ok", "comm hooks", "warn")
+    assert "not within" in hangs.text
 
 
 # -- the self-test's failures --------------------------------------------------------------------------------

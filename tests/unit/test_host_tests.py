@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -32,5 +33,17 @@ def test_ci_finds_out_whether_they_have_to_run(works: bool, tmp_path: Path) -> N
     environment = {key: value for key, value in os.environ.items() if key != REQUIRED}
     environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
     done = subprocess.run([ROOT / ".ci" / "run"], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == (["check: required", "test: required"] if works else ["check:", "test:"])
+    ran = Counter(done.stdout.splitlines())
+    suffix = " required" if works else ""
+    assert ran[f"check:{suffix}"] == ran[f"test:{suffix}"] == 1
+    assert ran[f"compat-install:{suffix}"] == ran[f"compat:{suffix}"] == 2
+    assert ran.total() == 6
     assert ("will be skipped" in done.stderr) is not works
+
+
+@pytest.mark.parametrize("required", ["", "required"])
+def test_a_python_that_is_missing_is_one_line_and_fails_where_it_has_to_be_there(required: str) -> None:
+    command = [ROOT / ".ci" / "compat", "2.15.0", "python3.99", "-m", "pytest"]
+    done = subprocess.run(command, env={**os.environ, "COMPAT_TESTS": required}, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("", int(bool(required)))
+    assert done.stderr == "not tested with torch 2.15.0: no python3.99 here that can make a virtual environment\n"

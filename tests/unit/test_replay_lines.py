@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch.messages import Status
+from ddpwatch.messages import Hello, Status
 from ddpwatch.plain import HEADER, INDENT, replay_lines
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.seek import locate, parse_target
@@ -35,6 +35,22 @@ def test_all_lines_at_once(recording: Recording, capsys: pytest.CaptureFixture[s
     output = capsys.readouterr()
     assert steps_in(output.out) == [17, 36, 55, STEPS - 1]  # every two seconds, and the end
     assert output.err == ""
+
+
+@pytest.mark.parametrize(("torch", "says"), [("2.99", "newer than"), ("2.8.0", "older than"), ("2.13", ""), ("", "")])
+def test_a_torch_that_is_not_tested_is_named_once(
+    torch: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In lines, and in the report's notes."""
+    frames = list(run_of(steps=STEPS))
+    for message, _ in frames:
+        if isinstance(message, Hello):
+            message.torch = torch
+    path = record(tmp_path / "a.mcap", iter(frames))
+    replay_lines(Recording(path), sleep=pytest.fail)
+    assert capsys.readouterr().out.count("torch ") == bool(says)
+    notes = [note["message"] for note in report_of(path)["notes"] if note["kind"] == "untested_torch"]
+    assert [says in note for note in notes] == [True] * bool(says)
 
 
 def test_what_is_sampled_is_counted_and_the_budget_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddpwatch.analysis.diagnosis.wording import spans, where_ended
+from ddpwatch.version import untested
 
 NAMED_RANKS = 16
 OTHER_COLLECTIVES = 0.5  # per step
@@ -23,7 +24,15 @@ def findings(report: dict[str, Any]) -> list[Finding]:
 
 def notes(report: dict[str, Any]) -> list[Finding]:
     """What is worth knowing and no incident: frames that are missing, ranks that count differently. Keys as above."""
-    return _worst_first([*_off(report), *_recording(report), *_drops(report), *_counts(report), *_others(report)])
+    found = [*_off(report), *_recording(report), *_drops(report), *_counts(report), *_others(report), *_torch(report)]
+    return _worst_first(found)
+
+
+def _torch(report: dict[str, Any]) -> list[Finding]:
+    torch = report["run"]["torch"] or ""
+    beyond = untested(torch)
+    text = f"torch {torch} is {beyond}: parts of ddpwatch may be off; ddpwatch doctor tries them"
+    return [_finding("untested_torch", "info", text, torch=torch)] if beyond else []
 
 
 def _worst_first(found: list[Finding]) -> list[Finding]:

@@ -32,6 +32,7 @@ from ddpwatch.tui.text import (
     with_unit,
     wrap,
 )
+from ddpwatch.version import untested
 
 _SIGNS: dict[Severity, tuple[str, str]] = {
     "none": ("·", "dim"),
@@ -147,11 +148,18 @@ def _identity(model: Overview) -> list[Field]:
         _sampling(model),
         Field(f"{clean(hello.timing_source, 12)} timing", clean(hello.timing_source, 12), 4),
         Field(f"{clean(hello.module, 24)}, {number(hello.parameters / 1e6)} M parameters", "", 6),
-        Field(f"torch {clean(hello.torch, 16)}" if hello.torch else "", "", 7),
+        _torch(clean(hello.torch, 16)),
         _recording(model),
         _restarts(model),
     ]
     return fields
+
+
+def _torch(torch: str) -> Field:
+    """Its version. One that is not tested stays as long as there is room for any warning."""
+    if beyond := untested(torch):
+        return Field(f"torch {torch}, {beyond}", "torch untested", 3, "warn")
+    return Field(f"torch {torch}" if torch else "", "", 7)
 
 
 def _restarts(model: Overview) -> Field:
