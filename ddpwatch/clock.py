@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
-
 
 def boot_id() -> str:
     """The kernel's id of this boot; empty where there is none."""
@@ -38,6 +36,8 @@ def start_ticks(pid: int) -> int:
 
 def pid_alive(pid: int) -> bool:
     """Whether the process exists and is not a zombie."""
+    import psutil  # a rank never asks
+
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
@@ -503,7 +504,6 @@ MESSAGE_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
 RANK_MESSAGES: Final = (Hello, Group, Layout, Step, Beat, Mark, Bye, Stack)
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def run_before(named: Mapping[int, str]) -> str:
@@ -520,6 +520,12 @@ def encode(message: Message) -> bytes:
     return _encoder.encode(message)
 
 
+@cache
+def _decoder() -> msgspec.msgpack.Decoder[Message]:
+    """Made on first use: a rank only sends, and would pay 2 ms for it."""
+    return msgspec.msgpack.Decoder(Message)
+
+
 def decode(frame: bytes | memoryview) -> Message:
     """Parses and validates one frame.
 
@@ -529,7 +535,7 @@ def decode(frame: bytes | memoryview) -> Message:
     if len(frame) > MAX_FRAME_BYTES:
         raise FrameError("oversize", f"{len(frame)} bytes, at most {MAX_FRAME_BYTES}")
     try:
-        return _decoder.decode(frame)
+        return _decoder().decode(frame)
     except msgspec.ValidationError as error:
         raise FrameError("unknown type" if "Invalid value" in str(error) else "invalid", str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
