@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -169,8 +168,7 @@ class Launch:
                 process.wait()  # even if the viewer has failed
                 with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone: the exit code counts
                     self._wait_for_collector()
-                over.set()
-                relay.join()
+                over.set()  # nobody waits for the relay to notice
 
     def _start(self, output: int | None, signals: set[signal.Signals], mask: set[int]) -> subprocess.Popen[bytes]:
         def restore_signals() -> None:
@@ -251,9 +249,9 @@ def run_unwatched(command: Sequence[str], why: str) -> NoReturn:
 
 def run_headless(launch: Launch, budget_ppm: int = 0) -> int:
     """Runs the job in this terminal, with a line about it on stderr every few seconds."""
-    from ddpwatch.plain import narrate_runs
-
     with launch.job(None) as process:
+        from ddpwatch.plain import narrate_runs  # the job does not wait for imports
+
         over = threading.Event()
         about = (launch.runs, over, launch.without_run, launch.why, budget_ppm)
         narrator = threading.Thread(target=narrate_runs, args=about, daemon=True)
@@ -267,10 +265,6 @@ def run_headless(launch: Launch, budget_ppm: int = 0) -> int:
 
 def run_with_dashboard(launch: Launch, budget_ppm: int = 0) -> int:
     """Runs the job with its output aside and the dashboard in this terminal; then shows the end of the output."""
-    from ddpwatch.live_source import LiveSource
-    from ddpwatch.tui.app import run_dashboard
-    from ddpwatch.tui.feed import AttachSpec
-
     try:
         output = OutputPipe(launch.name)
     except DdpwatchError as error:  # no memory, no pipe or no home for it
@@ -278,6 +272,9 @@ def run_with_dashboard(launch: Launch, budget_ppm: int = 0) -> int:
         return run_headless(launch, budget_ppm)
     with launch.job(output.pipe, _leave_dead_terminal) as process:
         output.start_copy()
+        from ddpwatch.live_source import LiveSource  # the job does not wait for imports
+        from ddpwatch.tui.app import run_dashboard
+        from ddpwatch.tui.feed import AttachSpec
 
         def runs() -> list[RunInfo]:
             found = launch.runs()
@@ -288,9 +285,8 @@ def run_with_dashboard(launch: Launch, budget_ppm: int = 0) -> int:
 
         watched: list[RunInfo] = []
         try:
-            open_source = partial(LiveSource, budget_ppm=budget_ppm)
-            about = AttachSpec(job=launch.command, output=output.buffer, why=launch.why)
-            run_dashboard(replace(about, list_runs=runs, open_source=open_source))
+            spec = partial(AttachSpec, job=launch.command, output=output.buffer, why=launch.why)
+            run_dashboard(spec(list_runs=runs, open_source=partial(LiveSource, budget_ppm=budget_ppm)))
         except JobOverError:
             pass
         except DdpwatchError as error:  # for example, the settings cannot be read
