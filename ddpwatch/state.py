@@ -81,6 +81,7 @@ class RankState:
         newest: Number of that among all ranks, which may count otherwise; -1 before the first.
         sample: What the operating system denied it in the last second.
         seen_ns: Receive time of its newest frame.
+        first_beat: Its oldest one that came here.
         dropped: Frames that it dropped itself.
         missing: Steps that it sent and that never came, for example to a collector that died.
     """
@@ -88,6 +89,7 @@ class RankState:
     rank: int
     hello: Hello | None = None
     beat: Beat | None = None
+    first_beat: Beat | None = None
     bye: Bye | None = None
     last_step: Step | None = None
     newest: int = -1
@@ -202,6 +204,7 @@ class RunState:
             self._forwards = forwards_known(self._forwards, message)
         if isinstance(message, Beat):
             rank.beat, rank.dropped = message, message.dropped
+            rank.first_beat = rank.first_beat or message
             if not rank.watched:
                 self._add_steps(self._matcher.leave(rank.rank))
         elif isinstance(message, Hello):
@@ -331,11 +334,20 @@ class RunState:
 
     def verdict(self, summary: Summary, incidents: Sequence[Incident]) -> Verdict:
         """What matters most now, given the figures of the newest steps and all incidents."""
-        about = (len(self.ranks), self.end, self.world_size, self.finished_steps, self._forwards)
+        about = (len(self.ranks), self.end, self.world_size, self.finished_steps, self._forwards, self._issued())
         found = verdict(summary, incidents, *about)
         if self.end is None and (unseen := self.unseen):
             return with_unseen(found, unseen)
         return found
+
+    def _issued(self) -> bool | None:
+        """Whether a rank's watched groups have issued collectives since its first heartbeat; None if unknown."""
+        if self.off.has("collectives"):
+            return None
+        beats = [(one.first_beat, one.beat) for one in self.ranks.values() if one.beat is not one.first_beat]
+        counts = [(first.issued, last.issued) for first, last in beats if first is not None and last is not None]
+        rose = [last > first for first, last in counts if first is not None and last is not None]
+        return any(rose) if rose else None
 
     @property
     def unseen(self) -> frozenset[int]:

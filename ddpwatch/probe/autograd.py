@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import wrapt
 from torch.autograd import Variable
 
 on_graph_end = Variable._execution_engine.queue_callback  # only from within a backward
+MAX_NESTED = 10_000  # objects in one output
 _HOOK_ID = -1  # among a tensor's hooks; handles count from 0
 
 
@@ -26,18 +28,31 @@ def add_gradient_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> None:
 
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a forward's output, however it is nested."""
+    """The tensors in a forward's output, however it is nested, also in objects of any class (their attributes)."""
     if isinstance(output, torch.Tensor):
         yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from tensors_in(value)
-    elif isinstance(output, (list, tuple)):
-        for value in output:
-            yield from tensors_in(value)
-    elif hasattr(output, "__dataclass_fields__"):
-        for name in output.__dataclass_fields__:
-            yield from tensors_in(getattr(output, name, None))  # a field may be unset
+        return
+    left, seen = [output], set[int]()
+    while left and len(seen) < MAX_NESTED:
+        item = left.pop()
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif id(item) not in seen:
+            seen.add(id(item))
+            left += reversed(list(_values(item)))
+
+
+def _values(item: Any) -> Iterable[Any]:
+    if isinstance(item, dict):
+        return item.values()
+    if isinstance(item, (list, tuple)):
+        return item
+    if hasattr(item, "__dataclass_fields__"):
+        return [getattr(item, name, None) for name in item.__dataclass_fields__]  # a field may be unset
+    if isinstance(item, (torch.nn.Module, ModuleType, type)):
+        return ()
+    attributes = getattr(item, "__dict__", ())
+    return attributes.values() if isinstance(attributes, dict) else ()
 
 
 def is_compiling_frames() -> bool:

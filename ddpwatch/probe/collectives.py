@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 if TYPE_CHECKING:
     from ddpwatch.probe.guard import Guard
@@ -58,6 +59,12 @@ def issued_by(group: Any) -> int | None:
     except (AttributeError, RuntimeError):  # another kind of group, or a backend that does not count
         return None
     return count
+
+
+def issued_anywhere() -> int | None:
+    """How many collectives this process has issued in all its groups; None where one does not count."""
+    counts = [issued_by(group) for group in list(dist.distributed_c10d._world.pg_map)]
+    return None if None in counts else sum(filter(None, counts))
 
 
 MAX_UNISSUED = 64  # collectives that were seen before their launch and not after it: each has failed

@@ -6,13 +6,12 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.probe.collectives import DdpObserver, GroupHooks, issued_by, nbytes_of
+from ddpwatch.probe.collectives import DdpObserver, GroupHooks, issued_anywhere, nbytes_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -41,8 +40,8 @@ def timed(hook: Hook, observer: DdpObserver, count: Callable[[], int | None]) ->
     Args:
         hook: The comm hook.
         observer: Sees each call.
-        count: How many collectives its group has issued, None if that is not known. A hook that returns a finished
-            future and has issued none has communicated nothing.
+        count: How many collectives this process has issued in any group, None if that is not known. A hook that
+            returns a finished future and has issued none has communicated nothing.
     """
 
     def before(bucket: GradBucket) -> tuple[int, int, int | None] | None:
@@ -80,7 +79,7 @@ def _patch_registration() -> None:
             _original_register(self, state, hook)
             observer.guard.run("collectives", observer.on_comm_hook)
             return
-        _original_register(self, state, timed(hook, observer, partial(issued_by, self.process_group)))
+        _original_register(self, state, timed(hook, observer, issued_anywhere))
         self._comm_hooks[-1] = (hook, state)  # code that looks finds the hook that was given
 
     with _lock:

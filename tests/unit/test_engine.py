@@ -408,6 +408,26 @@ class TestWhatIsMended:
         assert (one.steps, one.until_step, one.open) == (5, 4, False)
         assert one.message.startswith("gradients were not reduced: in 5 steps")
 
+    @pytest.mark.parametrize("seen_in", ["full", "shadow"])
+    def test_parameters_that_are_averaged_by_hand(self, seen_in):
+        """A hook that hands its buckets back, and collectives of the job's own in every tenth step."""
+
+        def one(rank, number):
+            first_seq = number if number % 10 == 9 else None
+            if first_seq and seen_in == "shadow":
+                return shadow(rank, number, comm_first_seq=first_seq)
+            return step(rank, number, reduced=False, comm_first_seq=first_seq)
+
+        steps = [one(rank, number) for number in range(45) for rank in range(2)]
+        for count, expected in ((16, ["not_reduced"]), (len(steps), [])):
+            found = state_of([hello(0), hello(1), *steps[:count]]).diagnosis.incidents()
+            assert [incident.kind for incident in found if incident.kind == "not_reduced"] == expected
+
+    def test_a_shadow_step_does_not_say_that_gradients_are_reduced_again(self):
+        steps = [step(rank, n, reduced=False) if n < 20 else shadow(rank, n) for n in range(40) for rank in range(2)]
+        found = state_of([hello(0), hello(1), *steps]).diagnosis.incidents()
+        assert [one.open for one in found if one.kind == "not_reduced"] == [True]
+
     def test_layouts_on_which_all_ranks_agree_later(self):
         first = [layout(), Layout(rank=1, epoch=2, params=["a", "b"], buckets=[])]
         later = [replace(layout(rank), epoch=3) for rank in (0, 1)]

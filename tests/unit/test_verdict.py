@@ -7,8 +7,10 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.verdict import verdict
 from ddpwatch.analysis.window import summarise
-from ddpwatch.messages import Span
+from ddpwatch.messages import Mark, Span
 from tests.support.frames import MS, beat, bye, hello, killed, layout, run, shadow, state_of, step, synchronous
+
+UNKNOWN_OTHERWISE = "no bucket was seen; whether the ranks communicate otherwise is not known"
 
 
 def judged(messages):
@@ -149,6 +151,25 @@ class TestVerdict:
         empty = {f"comm_{name}": [] for name in ("module", "label", "bytes", "ready", "launch", "done")}
         found = judged([hello(0, 1), *(step(0, n, **empty) for n in range(20))])
         assert found.text == "no communication: one rank has nobody to talk to"
+
+    @pytest.mark.parametrize(
+        ("issued", "kind", "text"),
+        [
+            ((7, 7), "no_comm", "no communication: no bucket was launched"),
+            ((7, 9), "no_bucket", "no bucket was launched; the ranks' other collectives are not timed"),
+            ((7,), "no_bucket", UNKNOWN_OTHERWISE),
+            ((None, None), "no_bucket", UNKNOWN_OTHERWISE),
+        ],
+    )
+    @pytest.mark.parametrize("off", ["", "collectives"])
+    def test_without_buckets_only_sequence_numbers_show_that_nothing_was_communicated(self, issued, kind, text, off):
+        """Parameters may be averaged by hand; and what nobody looked for is not absent."""
+        empty = {f"comm_{name}": [] for name in ("module", "label", "bytes", "ready", "launch", "done")}
+        steps = [step(rank, n, **empty) for n in range(20) for rank in range(2)]
+        beats = [beat(1, n, issued=count) for n, count in enumerate(issued)]
+        marks = [Mark(rank=0, name="ddpwatch: ours", start_ns=0, off=off)]
+        found = judged([hello(0), hello(1), *marks, *beats, *steps])
+        assert (found.kind, found.text) == (("no_bucket", UNKNOWN_OTHERWISE) if off else (kind, text))
 
     def test_completion_not_measured(self):
         found = judged(step(0, n, comm_done=[None, None]) for n in range(20))

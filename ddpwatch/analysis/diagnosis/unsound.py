@@ -18,14 +18,25 @@ class Unsound:
     def __init__(self) -> None:
         self._unreduced = 0
         self._since = self._until = 0
-        self._lasts = False
+        self._lasts = self._averages = False
         self._layouts: dict[tuple[int, int, int], dict[_Buckets, set[int]]] = {}  # the ranks that have which
 
     def step(self, across: StepAcrossRanks) -> None:
-        """Takes a step. A comm hook that hands buckets back communicates nothing: every rank trains its own model."""
-        if across.reduced or len(across) < 2:
-            if self._lasts and across.reduced and across.counted and across.skew.buckets:
+        """Takes a step. A comm hook that hands buckets back communicates nothing: every rank trains its own model.
+
+        Unless it averages the parameters by hand, now and then. So whatever else is issued on their group ends that.
+        """
+        if self._averages or len(across) < 2:
+            return
+        issued = any(step.comm_first_seq is not None for step in across.ranks.values())
+        if issued and self._unreduced and not (across.reduced and across.timed):
+            self._averages, self._unreduced, self._lasts = True, 0, False
+            return
+        if across.reduced:
+            if self._lasts and across.full and across.skew.buckets:
                 self._lasts = False
+            return
+        if issued:
             return
         self._lasts = True
         self._since = self._since if self._unreduced else across.step

@@ -24,8 +24,8 @@ class Verdict:
     """What matters most now.
 
     Attributes:
-        kind: A stable word: that of an incident, or ``hidden``, ``unseen``, ``partial``, ``no_comm``, ``unmeasured``,
-            ``starting``, ``collecting``, ``no_steps`` or ``ended``.
+        kind: A stable word: that of an incident, or ``hidden``, ``unseen``, ``partial``, ``no_comm``, ``no_bucket``,
+            ``unmeasured``, ``starting``, ``collecting``, ``no_steps`` or ``ended``.
         rank, bucket: Which ones are to blame, if any.
         ranks: All that are to blame.
         peers: Whom these were compared with, if that is known.
@@ -50,6 +50,7 @@ def verdict(
     world_size: int = 0,
     finished_steps: int = 0,
     forwards: bool | None = False,
+    issued: bool | None = None,
 ) -> Verdict:
     """What matters most: a death, a hang, what costs most of a step at the moment; else how communication is hidden.
 
@@ -61,6 +62,7 @@ def verdict(
         world_size: How many ranks the run has.
         finished_steps: How many steps the run has taken.
         forwards: Whether some rank has called the model with gradients; None if that is not known.
+        issued: Whether the watched groups have issued collectives, None if that is not known.
     """
     fatal = [incident for incident in incidents if incident.kind == "death" or (incident.kind == "hang" and not end)]
     fatal = [incident for incident in fatal if incident.open or incident.kind == "death"]
@@ -73,7 +75,7 @@ def verdict(
     elif ranks and not finished_steps and not summary.count:
         found = _without_steps(ranks, forwards, end)
     else:
-        found = _healthy(summary, incidents, ranks, world_size)
+        found = _healthy(summary, incidents, ranks, world_size, issued)
     return _prefixed(found, finished_steps, end)
 
 
@@ -131,14 +133,15 @@ def _without_steps(ranks: int, forwards: bool | None, end: Bye | None) -> Verdic
     return Verdict("starting", "none", "waiting for every rank's first step" + (f": {why.text}" if why.text else ""))
 
 
-def _healthy(summary: Summary, incidents: Sequence[Incident], ranks: int, world_size: int) -> Verdict:
+def _healthy(
+    summary: Summary, incidents: Sequence[Incident], ranks: int, world_size: int, issued: bool | None
+) -> Verdict:
     if not ranks or (ranks < world_size and not summary.count):
         return Verdict("starting", "none", "waiting for every rank's first step")
     if summary.count < ENOUGH_STEPS:
         return Verdict("collecting", "none", f"too few steps to say: {summary.count} of {ENOUGH_STEPS} are measured")
     if not summary.communicates:
-        why = "one rank has nobody to talk to" if ranks == 1 else "no bucket was launched"
-        return Verdict("no_comm", "ok", f"no communication: {why}")
+        return _without_buckets(ranks, issued)
     if summary.exposed_ns is None or not summary.step_ns:
         return Verdict("unmeasured", "none", "completion is not measured here, so overlap is unknown")
     share = summary.exposed_ns / summary.step_ns
@@ -147,6 +150,17 @@ def _healthy(summary: Summary, incidents: Sequence[Incident], ranks: int, world_
         text = f"only {ranks} of {world_size} ranks report here, so late ones do not show; {text}"
         return Verdict("partial", "none", text + _past(incidents))
     return Verdict("hidden", "ok", f"nothing stands out; {text}{_past(incidents)}")
+
+
+def _without_buckets(ranks: int, issued: bool | None) -> Verdict:
+    """Only sequence numbers that stand still show that there was no communication."""
+    if ranks == 1:
+        return Verdict("no_comm", "ok", "no communication: one rank has nobody to talk to")
+    if issued is None:
+        return Verdict("no_bucket", "none", "no bucket was seen; whether the ranks communicate otherwise is not known")
+    if issued:
+        return Verdict("no_bucket", "none", "no bucket was launched; the ranks' other collectives are not timed")
+    return Verdict("no_comm", "ok", "no communication: no bucket was launched")
 
 
 def _past(incidents: Sequence[Incident]) -> str:
