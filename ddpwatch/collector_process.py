@@ -110,6 +110,15 @@ class CollectorProcess:
         _leave(self._process)
         self._release()
 
+    def cancel(self) -> None:
+        """Ends the collector of a run that is not to be after all. Nothing stays of it."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self.leave()
+        self._abandon()
+        self._log_file.unlink(missing_ok=True)
+
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:

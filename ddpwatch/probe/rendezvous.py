@@ -32,9 +32,7 @@ _log = logging.getLogger("ddpwatch")
 
 
 class Rendezvous:
-    """One rank's way to the collector. Only the sender thread calls its methods.
-
-    On rank 0, making it starts the collector, on the training thread: a DataLoader's fork must not come in between.
+    """One rank's way to the collector. Only the sender thread calls its methods, but for `start` and `cancel`.
 
     Args:
         rank: This rank.
@@ -54,6 +52,7 @@ class Rendezvous:
         self._rank = rank
         self._world_size = world_size
         self._store = store
+        self._record = record
         self._session = session
         self._prefix = f"ddpwatch/{session}"
         self._deadline_s = time.monotonic() + FIND_TIMEOUT_S
@@ -65,17 +64,27 @@ class Rendezvous:
         self._error: Exception | None = None
         self.previous = ""
         self.run_id = new_run_id(session) if rank == 0 else ""
-        if rank:
+
+    def start(self) -> None:
+        """On rank 0, starts the collector. On the training thread: a DataLoader's fork must not come in between."""
+        if self._rank:
             return
         try:  # `find` reports an error: the other ranks want an answer, too
-            if store is not None and world_size > 1:
-                own = OwnConnection(store)
-                self._desk = Desk(own, self._prefix, Seal(), world_size)
-                self._desk = Desk(own, self._prefix, seal_of(), world_size)
+            if self._store is not None and self._world_size > 1:
+                own = OwnConnection(self._store)
+                self._desk = Desk(own, self._prefix, Seal(), self._world_size)
+                self._desk = Desk(own, self._prefix, seal_of(), self._world_size)
             if not os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a rank file
-                self._collector = self._start_collector(record)
+                self._collector = self._start_collector(self._record)
         except Exception as error:
             self._error = error
+
+    def cancel(self) -> None:
+        """Takes `start` back."""
+        if self._collector is not None:
+            self._collector.cancel()
+            self._collector = None
+        self.leave()
 
     def find(self) -> CollectorAddress | None:
         """The collector's address, or None while it is not known, or the collector is not ready.

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections import deque
+from functools import cached_property
 from pathlib import Path
 from queue import Empty
 from typing import Protocol
@@ -82,7 +83,6 @@ class Sender(threading.Thread):
         self._starting_until_s = time.monotonic() + STARTING_S
         self._stopping = threading.Event()
         self._goodbye: Bye | None = None
-        self._context = transport.Context()
         self._sink: FrameSink | None = None
         self._monitor: transport.ConnectionMonitor | None = None
         self._box: Path | None = None
@@ -93,6 +93,11 @@ class Sender(threading.Thread):
         self._introduction: deque[Message] = deque()  # still to be sent again
         self._refused = 0
         self._reported_cpu_ns = 0
+
+    @cached_property
+    def _context(self) -> transport.Context:
+        """Of its sockets, once it has any: a rank that cannot be watched leaves none."""
+        return transport.Context()
 
     @property
     def dropped(self) -> int:

@@ -62,14 +62,12 @@ class ProbeSession:
     """
 
     def __init__(self, record: str | os.PathLike[str] | None = None) -> None:
-        global _sessions
-        _sessions += 1
         grouped = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if grouped else 0
         self.world_size = dist.get_world_size() if grouped else 1
         self._pid = os.getpid()
         store = dist.distributed_c10d._get_default_store() if grouped else None
-        self._rendezvous = Rendezvous(self.rank, self.world_size, _sessions, store, record)
+        self._rendezvous = Rendezvous(self.rank, self.world_size, _sessions + 1, store, record)
         self._probes: weakref.WeakSet[DdpProbe | FsdpProbe] = weakref.WeakSet()  # the modules' hooks own them
         self._modules = self._parameters = 0
         self._gpu: torch.device | None = None
@@ -183,13 +181,22 @@ class ProbeSession:
         return any(probe.active for probe in list(self._probes))
 
     def start(self, module: torch.nn.Module, backend: str, flags: Flags, timed: bool = True) -> None:
-        """Introduces this rank and starts the sender, the first time it is called."""
+        """Introduces this rank and starts collector and sender, the first time it is called."""
+        global _sessions
         if not self._started:
             source = self._timing_source(module, timed)
             self._hello = hello_of(module, backend, flags, source, self.run_id, self.rank, self.world_size)
             self.outbox.post(self._hello)
+            self._rendezvous.start()
             self.sender.start()
             self._started = True
+            _sessions += 1
+
+    def cancel_unless_started(self) -> None:
+        """Leaves nothing of a session that watches nothing."""
+        if not self._started:
+            self._rendezvous.cancel()
+            self.close()
 
     def _timing_source(self, module: torch.nn.Module, timed: bool) -> str:
         source = "host" if self.recorder.gpu is None else "cuda events"
@@ -453,6 +460,8 @@ def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = Non
             return Watch(None, None)
         handle = Watch(_session, _session.add(watchable))
     except Exception as error:  # an error of ddpwatch's must not reach the job
+        if _session is not None:
+            _session.cancel_unless_started()
         if is_the_jobs(error):
             raise
         _log.warning("ddpwatch does not watch, training goes on: %s", reason_of(error))
@@ -507,6 +516,8 @@ def watch_recorder(model: torch.nn.Module, *, record: str | os.PathLike[str] | N
         _session.start(model, backend, {})
         return RecorderWatch(_session, name)
     except Exception as error:  # an error of ddpwatch's must not reach the job
+        if _session is not None:
+            _session.cancel_unless_started()
         _log.warning("ddpwatch does not watch, training goes on: %s", reason_of(error))
         return RecorderWatch(None, name)
 

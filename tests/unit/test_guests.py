@@ -63,6 +63,7 @@ class Job:
         self._hosts[rank] = self._folder / host
         self._on_host(rank)
         self.ranks[rank] = Rendezvous(rank, world_size, 1, self.store, None)
+        self.ranks[rank].start()
 
     def find(self, rank: int) -> CollectorAddress | None:
         self._on_host(rank)

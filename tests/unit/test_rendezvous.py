@@ -59,6 +59,7 @@ def _leave() -> Iterator[None]:
 
 def rendezvous(rank: int, world_size: int = 1, store: Any = None, record: Path | None = None) -> Rendezvous:
     _made.append(Rendezvous(rank, world_size, 1, store, record))
+    _made[-1].start()
     return _made[-1]
 
 

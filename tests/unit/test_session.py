@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import NO_LONGER_WATCHED, Bye, Mark, decode, encode
-from ddpwatch.probe.session import ProbeSession
+from ddpwatch.probe import session as session_module
+from ddpwatch.probe.sender import Sender
+from ddpwatch.probe.session import ProbeSession, watch
 
 
 def test_one_gpu_is_watched_in_a_process() -> None:
@@ -97,25 +101,33 @@ def test_after_an_error_the_rank_is_no_longer_watched_and_says_so(
     session._started = False
 
 
-def test_a_thread_that_cannot_start_leaves_nothing_on_the_module(
-    session: ProbeSession, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", ["a probe", "an introduction", "a thread"])
+def test_what_cannot_be_watched_leaves_nothing(
+    step: str, run_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where the system allows no more threads: the job trains unwatched, and a later module may be watched."""
+    """No hook, no collector, no run; the job trains unwatched, with one line, and a later module may be watched."""
 
-    def refused() -> None:
-        raise RuntimeError("can't start new thread")
+    def refused(*_: object) -> None:
+        raise DdpwatchError(f"no {step}")
 
+    owner = {"a probe": ProbeSession, "an introduction": session_module, "a thread": Sender}[step]
+    name = {"a probe": "_add_ddp", "an introduction": "hello_of", "a thread": "start"}[step]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        ddp = DistributedDataParallel(nn.Linear(4, 4))
+        ddp, end = DistributedDataParallel(nn.Linear(4, 4)), os._exit
         hooks = len(ddp._forward_pre_hooks), len(ddp._forward_hooks)
-        with monkeypatch.context() as patch:
-            patch.setattr(session.sender, "start", refused)
-            with pytest.raises(RuntimeError, match="new thread"):
-                session.add(ddp)
-        assert (len(ddp._forward_pre_hooks), len(ddp._forward_hooks)) == hooks
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+            patch.setattr(owner, name, refused)
+            assert watch(ddp)._probe is None
+        assert [record.getMessage() for record in caplog.records] == [
+            f"ddpwatch does not watch, training goes on: no {step}"
+        ]
+        assert session_module._session is None
+        assert (len(ddp._forward_pre_hooks), len(ddp._forward_hooks), os._exit) == (*hooks, end)
         ddp(torch.ones(2, 4)).sum().backward()
-        assert session.recorder.current is None
-        assert not session._started
+        assert list(run_directory.iterdir()) == []
+        monkeypatch.setenv("DDPWATCH_RECORD_DIR", "/dev/null")  # no collector
+        with watch(ddp) as handle:
+            assert handle._probe is not None
     finally:
         dist.destroy_process_group()

@@ -259,11 +259,12 @@ def test_without_one_of_its_places_a_feature_is_off_or_the_probe_steps_aside(
         patch.delattr(owners[owner], name)
         assert (watch(model)._probe is None) == (not feature)
         ours = session._session
-    assert ours is not None
-    assert ours.guard.off == ({feature} if feature else set())
     model(torch.ones(2, 4)).sum().backward()
-    ours.close()
-    ours.sender._context.term()
+    assert (ours is not None) == bool(feature)
+    if ours is not None:
+        assert ours.guard.off == {feature}
+        ours.close()
+        ours.sender._context.term()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert f"ddpwatch {f'goes on without {feature}, the rest is' if feature else 'does not'} watch" in caplog.text
     assert name in caplog.text
