@@ -27,6 +27,10 @@ class DdpObserver(Protocol):
 
     guard: Guard
 
+    @property
+    def is_reducing(self) -> bool:
+        """Whether a collective on its group that names no module is taken to be this one's."""
+
     def before_launch(self) -> int:
         """The stamp of a collective that is about to be issued, or 0 to leave it unobserved."""
 
@@ -79,7 +83,7 @@ class GroupHooks:
 
     Args:
         group: The process group; see `supported`. It owns the hooks, which own neither it nor the observer.
-        observer: Sees every all-reduce on it.
+        observer: Sees the all-reduces on it while its module reduces.
     """
 
     def __init__(self, group: Any, observer: DdpObserver) -> None:
@@ -131,7 +135,7 @@ class GroupHooks:
             self._running = False
 
     def _before(self, observer: DdpObserver, args: Any) -> None:
-        tensors = _reduced_by(args)
+        tensors = _reduced_by(args) if observer.is_reducing else []
         at = observer.before_launch() if tensors else 0
         if at:
             if len(self._unissued) > MAX_UNISSUED:

@@ -65,6 +65,8 @@ class DdpProbe(GuardedProbe):
         reducer_group: The switch of the reducer's process group; None beside a comm hook that was there before.
     """
 
+    _newest: Callable[[], DdpProbe | None] = staticmethod(lambda: None)  # whose backward has begun last
+
     def __init__(
         self,
         ddp: DistributedDataParallel,
@@ -257,6 +259,7 @@ class DdpProbe(GuardedProbe):
         self._recorder.backward_begin()
         if not self._in_backward:
             self._in_backward = True
+            DdpProbe._newest = weakref.ref(self)
             self._launched, self._stats, self._asked = [], None, False
             self._count_issued()
             self._observed = not (self._blind or (self._host and self._recorder.shadow))
@@ -377,6 +380,11 @@ class DdpProbe(GuardedProbe):
 
     def _done(self, entry: BucketRecord) -> None:
         self._recorder.bucket_done(entry, time.monotonic_ns() if self._by_host else None)
+
+    @property
+    def is_reducing(self) -> bool:
+        """Whether this module's backward has begun last: what its group all-reduces now is taken to be its own."""
+        return self._in_backward and DdpProbe._newest() is self
 
     def on_comm_hook(self) -> None:
         """Observes the process group of a comm hook that runs unwrapped."""

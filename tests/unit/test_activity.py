@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from torch.distributed import checkpoint
 from torch.utils.data import DataLoader, Dataset
@@ -70,6 +69,8 @@ def monitored(marks: list[Mark]) -> ActivityMonitor:
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_what_libraries_save_is_marked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever name it is called by, and whatever it calls itself."""
+    safetensors = pytest.importorskip("safetensors")
+    importlib.import_module("safetensors.torch")
     user: Any = ModuleType("user")  # as Transformers and Accelerate call it
     user.safe_save_file = safetensors.torch.save_file
     monkeypatch.setitem(sys.modules, "user", user)

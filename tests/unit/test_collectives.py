@@ -169,6 +169,7 @@ class Observer:
 
     def __init__(self, before: Callable[[], int] = lambda: 1) -> None:
         self.before_launch = before
+        self.is_reducing = True
         self.launched: list[tuple[int | None, int, int]] = []
         self.done: list[int] = []
         self.errors: list[Exception] = []
@@ -294,6 +295,29 @@ def test_a_comm_hook_runs_unwrapped_where_process_groups_have_hooks(when: str) -
     watched.probe.close()
     watched.probe._group_hooks = None
     assert not hooks_left(hooks)  # type: ignore[arg-type]
+
+
+@has_hooks
+@pytest.mark.parametrize("other_hook", [True, False])
+def test_modules_that_share_a_group_see_their_own_collectives(other_hook: bool) -> None:
+    """And none that the script issues between backwards."""
+    watched, other = Watched(), Watched()
+    other.probe.close()
+    other.probe = DdpProbe(other.ddp, 1, 200, watched.recorder, other.publish, watched.guard)  # as in one process
+    watched.ddp.register_comm_hook([], own_hook)
+    if other_hook:
+        other.ddp.register_comm_hook([], own_hook)
+    for _ in range(3):
+        for one in (watched, other):
+            one.ddp(torch.ones(2, 8)).sum().backward()
+            dist.all_reduce(torch.ones(1))
+        watched.recorder.optimizer_begin()
+        watched.recorder.optimizer_end()
+    watched.recorder.finish()
+    for one in (watched, other):
+        one.probe.close()
+    assert watched.errors == []
+    assert [bucket.module for bucket in watched.records[-1].buckets] == [*LAYERS * [0], *LAYERS * [1]]
 
 
 @has_hooks

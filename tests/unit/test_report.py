@@ -205,7 +205,10 @@ def test_the_example_in_the_documentation(recording: Path, tmp_path: Path) -> No
     section = (ROOT / "docs" / "recordings.md").read_text().partition("`--fail-on` makes incidents")[2]
     line = section.split("```")[1].strip().splitlines()[-1]
     assert line.startswith("ddpwatch report run.mcap --fail-on straggler")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = tmp_path / "ddpwatch"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ddpwatch "$@"\n')
+    command.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
     for file, code in ((recording, 1), (record(tmp_path / "calm.mcap", run_of(2, 30)), 0)):
         (tmp_path / "run.mcap").unlink(missing_ok=True)
         (tmp_path / "run.mcap").symlink_to(file)
