@@ -32,6 +32,10 @@ class SeenCalls:
         failed: Called when an exception leaves it, with the same and the exception.
         names: Which of its parameters are passed on.
         on_error: Takes an error of theirs, and raises it if it is the job's. Else nothing is seen after that.
+        code: See this instead, in whatever function it runs; by events or not at all.
+
+    Attributes:
+        by_events: Whether the interpreter calls back, without a frame of ours.
     """
 
     def __init__(
@@ -43,15 +47,18 @@ class SeenCalls:
         failed: Callable[..., None] | None = None,
         names: Sequence[str] = (),
         on_error: Callable[[Exception], None],
+        code: CodeType | None = None,
     ) -> None:
         self.begin, self.end, self.failed, self.names = begin, end, failed, names
         self._on_error = on_error
-        self._function = getattr(*places[0])
+        self._function = getattr(*places[0]) if places else None
         self._wrapper: Callable[..., Any] | None = None
         self._patched: list[Place] = []
-        self._code = _own_code(self._function)
-        if self._code is None or not _monitor(self, self._code):
-            self._code, self._wrapper = None, _wrapper(self, self._function)
+        self._code = code or _own_code(self._function)
+        self.by_events = self._code is not None and _monitor(self, self._code)
+        if not self.by_events:
+            self._code = None
+            self._wrapper = _wrapper(self, self._function) if self._function is not None else None
             self.also_in(places)
 
     def also_in(self, places: Sequence[Place]) -> None:

@@ -32,7 +32,7 @@ from ddpwatch.messages import Group, Layout
 from ddpwatch.probe.autograd import is_compiling_frames, on_graph_end
 from ddpwatch.probe.bucket_layout import LayoutTracker, parameter_columns, reduced_parameters
 from ddpwatch.probe.collectives import GroupHooks, issued_by
-from ddpwatch.probe.comm_hooks import comm_hook_of, time_later_hook
+from ddpwatch.probe.comm_hooks import comm_hook_of, no_later_hook, time_later_hook
 from ddpwatch.probe.completion import Callback, waiting_stream
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.derive import ModuleLayout, derive_launches, derive_ready
@@ -155,9 +155,11 @@ class DdpProbe(GuardedProbe):
         return ddp is not None and not ddp.module.training
 
     def close(self) -> None:
-        """Removes the hooks. A comm hook cannot be unregistered: the user's stays wrapped, and is only passed on."""
+        """Removes the hooks. A comm hook cannot be unregistered: where the user's is wrapped, it is only passed on."""
         self.active = False
-        if (ddp := self._ddp()) is not None and self.reducer_group is not None:
+        ddp = self._ddp()
+        no_later_hook(ddp)
+        if ddp is not None and self.reducer_group is not None:
             self.reducer_group.release(ddp, self._in_backward)
         if self._group_hooks is not None:
             self._group_hooks.close(self._in_backward)
@@ -398,10 +400,13 @@ class DdpProbe(GuardedProbe):
         if not hook:
             return  # it goes through the reducer
         try:
-            self._group_hooks, self.foreign_hook = GroupHooks(ddp.process_group, self), ""
+            seen = GroupHooks(ddp.process_group, self) if GroupHooks.supported(ddp.process_group) else None
         except Exception as error:
-            self.foreign_hook, self.timed = hook, False
+            seen = None
             self.guard.failed(error, "collectives")
+        self._group_hooks, self.foreign_hook = seen, "" if seen is not None else hook
+        if seen is None:
+            self.timed = False
 
 
 def _in_another() -> bool:

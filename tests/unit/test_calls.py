@@ -16,6 +16,7 @@ import pytest
 from ddpwatch import calls
 from ddpwatch.calls import SeenCalls
 
+TOOL_IDS = calls._TOOL_IDS
 HAS_EVENTS = sys.version_info >= (3, 12)
 Told = list[tuple[Any, ...]]
 
@@ -67,6 +68,13 @@ def see(*places: calls.Place, told: Told, names: tuple[str, ...] = (), **options
 
 def note(told: Told, *what: Any) -> None:
     told.append(what)
+
+
+@pytest.fixture(autouse=True)
+def none_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others have left is not seen here: modules that live on, for one."""
+    for name, value in {"_tool": None, "_seen": {}, "_codes": {}, "_TOOL_IDS": (5,)}.items():
+        monkeypatch.setattr(calls, name, value)
 
 
 @pytest.fixture(params=["events", "wrapper"])
@@ -217,4 +225,4 @@ def test_other_tools_keep_their_ids() -> None:
     seen.close()
     assert len(told) == 2
     named = {monitoring.DEBUGGER_ID, monitoring.COVERAGE_ID, monitoring.PROFILER_ID, monitoring.OPTIMIZER_ID}
-    assert not named & set(calls._TOOL_IDS)
+    assert not named & set(TOOL_IDS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import _reducer_allreduce_and_upcast_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.probe import completion
+from ddpwatch import calls
+from ddpwatch.probe import comm_hooks, completion
 from ddpwatch.probe.collectives import GroupHooks, _registered
 from ddpwatch.probe.completion import drain
 from ddpwatch.probe.hooks import DdpProbe
@@ -64,7 +66,26 @@ def test_the_comm_hook_of_mixed_precision_is_seen_through_the_reducer() -> None:
     assert all(len(step.comm_done) == LAYERS and None not in step.comm_done for step in steps[1:])
 
 
-def test_a_comm_hook_that_comes_later_is_seen_and_shown_as_it_was_given() -> None:
+@pytest.fixture(params=["by its group's hooks", "by its calls", "by a wrapper"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """How a comm hook is seen: by the first of these that torch and Python have."""
+    if request.param == "by its group's hooks" and not HAS_HOOKS:
+        pytest.skip("process groups have no hooks before torch 2.14")
+    if request.param == "by its calls" and sys.version_info < (3, 12):
+        pytest.skip("calls are seen on Python 3.12 and newer")
+    if request.param != "by its group's hooks":
+        monkeypatch.setattr(GroupHooks, "supported", staticmethod(lambda group: False))
+    if request.param == "by a wrapper":
+        monkeypatch.setattr(calls, "_TOOL_IDS", ())
+    gc.collect()
+    comm_hooks._observers.clear()  # of other tests' modules, which their hooks keep
+    comm_hooks._end_with_the_last()
+    original = DistributedDataParallel.register_comm_hook
+    yield request.param
+    DistributedDataParallel.register_comm_hook = original  # type: ignore[method-assign]
+
+
+def test_a_comm_hook_that_comes_later_is_seen_and_shown_as_it_was_given(way: str) -> None:
     watched = Watched()
     watched.ddp.register_comm_hook(None, fp16_compress_hook)
     assert watched.ddp._comm_hooks == [(fp16_compress_hook, None)]
@@ -75,6 +96,41 @@ def test_a_comm_hook_that_comes_later_is_seen_and_shown_as_it_was_given() -> Non
         (4 * (64 + 8), 2)
     ] * LAYERS
     assert watched.layouts[-1].comm_hook == "fp16_compress_hook"
+    watched.probe.close()
+    assert comm_hooks._registrations is None
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="calls are seen on Python 3.12 and newer")
+@pytest.mark.parametrize("way", ["by its calls"], indirect=True)
+def test_modules_that_share_the_code_of_a_comm_hook(way: str) -> None:
+    """Each sees its own buckets; and the code is no longer seen once they are not."""
+    first, second, plain = Watched(), Watched(), DistributedDataParallel(nn.Linear(4, 4))
+    for ddp in (first.ddp, second.ddp, plain):
+        ddp.register_comm_hook(None, fp16_compress_hook)
+    assert all(len(step.comm_done) == LAYERS and None not in step.comm_done for step in first.train(3)[1:])
+    plain(torch.ones(2, 4)).sum().backward()
+    assert second.train(1)[0].comm_bytes == first.records[0].message(0, 0).comm_bytes
+    code = id(fp16_compress_hook.__code__)
+    before = calls._seen[code]
+    for watched in (first, second):
+        watched.probe.close()
+    assert len(before) - len(calls._seen.get(code, ())) == 2
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="calls are seen on Python 3.12 and newer")
+@pytest.mark.parametrize("way", ["by its calls"], indirect=True)
+def test_a_comm_hook_whose_calls_cannot_be_seen(way: str) -> None:
+    """A decorator's code has no bucket: the step is watched, without its collectives."""
+
+    @functools.wraps(fp16_compress_hook)
+    def decorated(*arguments: Any) -> Any:
+        return fp16_compress_hook(*arguments)
+
+    watched = Watched()
+    watched.ddp.register_comm_hook(None, decorated)
+    assert [step.status for step in watched.train(3)] == ["warmup", "ok", "ok"]
+    assert watched.probe.foreign_hook == "fp16_compress_hook"
+    watched.probe.close()
 
 
 def test_a_built_in_comm_hook_is_seen() -> None:
