@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from ddpwatch.regular import read_regular
+
 # Where training is. "" is an unwatched step; "between" lies inside a step, outside its recorded phases.
 Phase = Literal["", "input", "forward", "between", "backward", "sync", "optimizer"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
@@ -109,7 +111,7 @@ def read(path: Path | None) -> LastState | None:
     if path is None:
         return None
     try:
-        page = path.read_bytes()
+        page = read_regular(path, SIZE)
     except OSError:
         return None
     if len(page) != SIZE:

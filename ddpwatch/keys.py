@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.regular import read_regular
 
 SECRET_FILE = "DDPWATCH_SECRET_FILE"
 _MAC_DIGITS = 64
@@ -82,7 +83,7 @@ def seal_of(environment: Mapping[str, str] = os.environ) -> Seal:
     if not path:
         return Seal()
     try:
-        secret = Path(path).read_bytes().strip()
+        secret = read_regular(Path(path)).strip()
     except OSError as error:
         raise UsageError(f"{SECRET_FILE}={path}: {error.strerror}", "the file must be on every host") from error
     if not secret:

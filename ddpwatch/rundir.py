@@ -27,6 +27,7 @@ import msgspec
 
 from ddpwatch import clock
 from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.regular import open_regular, read_regular
 
 KEEP_LAST_VIEWS = 5
 KEEP_LOGS_S = 7 * 86_400
@@ -349,7 +350,8 @@ def last_views() -> list[Path]:
     dated = []
     for path in directory().glob("*.mcap"):
         with contextlib.suppress(OSError):  # another collector may have removed it just now
-            dated.append((path.stat().st_mtime, path))
+            if stat.S_ISREG((status := path.stat()).st_mode):
+                dated.append((status.st_mtime, path))
     found = [path for _, path in sorted(dated, reverse=True)]
     for path in found[KEEP_LAST_VIEWS:]:
         with contextlib.suppress(OSError):
@@ -399,7 +401,7 @@ def _read(path: Path) -> RunInfo | None:
     Its sockets are beside the file, even if the directory has another path here than for the collector: in a container.
     """
     try:
-        info = msgspec.json.decode(path.read_bytes(), type=RunInfo)
+        info = msgspec.json.decode(read_regular(path), type=RunInfo)
     except (OSError, msgspec.DecodeError):
         return None
     if info.run_id != path.stem or not _RUN_ID.fullmatch(info.run_id):
@@ -425,7 +427,7 @@ def _is_live(info: RunInfo) -> bool:
 
 def _is_locked(path: Path) -> bool:
     """Whether somebody holds the claim on a run's file. May raise OSError."""
-    with open(path, "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -456,14 +458,16 @@ def _remove_old() -> None:
     for path in _older_than(KEEP_UNREACHABLE_S, "*.json"):
         info = _read(path)
         if info is None:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
         elif is_elsewhere(info) or not info.boot_id:
             remove(info.run_id)
     if (place := _memory_directory(directory())) is not None:
         for pattern in ("*.box*", "*.lease"):
             for path in _older_than(KEEP_UNREACHABLE_S, pattern, place):
                 if not _path(path.stem, ".json").exists():
-                    path.unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        path.unlink()
 
 
 def _older_than(age_s: float, pattern: str, place: Path | None = None) -> Iterator[Path]:

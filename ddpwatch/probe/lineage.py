@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ddpwatch import clock, rundir
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.regular import read_regular
 
 _NOTE_BYTES = 256  # more than a run id has
 
@@ -56,11 +57,7 @@ def _note() -> Path | None:
 def _read(note: Path) -> str:
     """The run that a note names; empty if it names none. Waits for nobody, whatever is there."""
     try:
-        file = os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            return rundir.check_run_id(os.read(file, _NOTE_BYTES).decode())
-        finally:
-            os.close(file)
+        return rundir.check_run_id(read_regular(note, _NOTE_BYTES, os.O_NOFOLLOW).decode())
     except (OSError, ValueError, DdpwatchError):
         return ""
 

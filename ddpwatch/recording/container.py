@@ -28,6 +28,7 @@ from mcap.opcode import Opcode
 from mcap.records import Attachment, Metadata
 
 from ddpwatch.messages import MAX_FRAME_BYTES, MESSAGE_TYPES
+from ddpwatch.regular import open_regular
 
 MAGIC: Final = b"\x89MCAP0\r\n"
 ROW_OPCODE: Final = 0x81
@@ -110,16 +111,16 @@ def open_to_read(path: Path) -> int:
     """Opens a file; returns its descriptor. A thousand rank files are more than a process may open by default.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: It cannot be opened, or is no regular file.
     """
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return open_regular(path)
     except OSError as error:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if error.errno != errno.EMFILE or soft == hard:
             raise
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    return open_regular(path)
 
 
 def record_at(fd: int, offset: int) -> Record | None:

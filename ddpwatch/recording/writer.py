@@ -131,8 +131,9 @@ class RecordingWriter:
 
 
 def _create(path: Path) -> io.BufferedWriter:
-    """Opens a file that is new or empty. Truncates nothing."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    """Opens a file that is new or empty. Truncates nothing, and waits for no reader of a pipe."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    os.set_blocking(file, True)
     if os.fstat(file).st_size:
         os.close(file)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))

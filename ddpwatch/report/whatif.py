@@ -15,6 +15,7 @@ from ddpwatch.analysis.whatif.wire import Wire, parse_wire
 from ddpwatch.errors import UsageError
 from ddpwatch.messages import Message
 from ddpwatch.recording.reader import Recording
+from ddpwatch.regular import read_regular
 
 if TYPE_CHECKING:
     from ddpwatch.live_source import Source
@@ -126,7 +127,7 @@ def read_wire(file: Path) -> Wire:
         UsageError: It cannot be read.
     """
     try:
-        return parse_wire(file.read_bytes())
+        return parse_wire(read_regular(file))
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror or error}", "make one with python -m ddpwatch.sweep") from None
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from ddpwatch import clock
 from ddpwatch.blackbox import new_page
 from ddpwatch.errors import UsageError
+from ddpwatch.regular import open_regular
 
 DEFAULT_PPM = 10_000  # of a step
 FULL_PPM = 1_000_000
@@ -63,7 +64,7 @@ class Lease:
         if path is None:
             return
         with contextlib.suppress(OSError, ValueError):  # ValueError: it is too short
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            file = open_regular(path, os.O_NOFOLLOW)
             try:
                 words = memoryview(mmap.mmap(file, SIZE, access=mmap.ACCESS_READ)).cast("Q")
             finally:

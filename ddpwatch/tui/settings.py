@@ -11,6 +11,7 @@ import platformdirs
 from msgspec import Meta
 
 from ddpwatch.errors import UsageError
+from ddpwatch.regular import read_regular
 
 Theme = Literal["auto", "dark", "light", "contrast", "ansi", "none"]
 _FEW_COLOURS = ("linux", "vt100", "vt220", "ansi", "xterm", "screen", "tmux", "rxvt")
@@ -69,8 +70,9 @@ def load_settings(path: Path | None = None) -> Settings:
     """
     path = path or settings_path()
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=Settings)
+        return msgspec.toml.decode(read_regular(path), type=Settings)
     except FileNotFoundError:
         return Settings()
     except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{path}: {error}", "docs/guide.md lists the settings") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path}: {why}", "docs/guide.md lists the settings") from error
