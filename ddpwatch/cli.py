@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpwatch import streams
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.version import __version__
 
@@ -64,41 +65,37 @@ Run = Annotated[
 
 def main() -> None:
     """Entry point. Turns a `DdpwatchError` into one line, a hint and an exit code."""
-    _open_closed_streams()
+    streams.prepare()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except DdpwatchError as error:
-        typer.echo(f"ddpwatch: error: {error.message}", err=True)
+        _say(f"ddpwatch: error: {error.message}")
         if error.hint:
-            typer.echo(f"hint: {error.hint}", err=True)
+            _say(f"hint: {error.hint}")
         sys.exit(error.exit_code)
     except BrokenPipeError:  # `ddpwatch report … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _open_closed_streams() -> None:
-    """Gives this process the standard streams that it was started without (``2>&-``); Python has None for them.
-
-    What it opens later would become one of them. A job is started without them all the same: they are not inherited.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, closefd=False))  # noqa: SIM115 - to the end
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _say_fallback() -> None:
     from ddpwatch import rundir
 
     if note := rundir.fallback():
-        typer.echo(f"ddpwatch: {note}", err=True)
+        _say(f"ddpwatch: {note}")
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"ddpwatch {__version__}")
+        print(f"ddpwatch {__version__}")
         raise typer.Exit
 
 
@@ -165,11 +162,11 @@ def ls(as_json: Json = False) -> None:
     if as_json:
         import msgspec
 
-        typer.echo(msgspec.json.encode(runs).decode())
+        print(msgspec.json.encode(runs).decode())
     elif listed := [*runs, *rundir.runs_elsewhere()]:
-        typer.echo("\n".join(run_table(listed)))
+        print("\n".join(run_table(listed)))
     else:
-        typer.echo(f"no live run in {rundir.directory()}", err=True)
+        _say(f"no live run in {rundir.directory()}")
 
 
 @app.command()
@@ -184,7 +181,7 @@ def doctor(as_json: Json = False) -> None:
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # the self-test leaves nothing behind
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    raise typer.Exit(not print_report(as_json, typer.echo))
+    raise typer.Exit(not print_report(as_json, partial(print, flush=True)))
 
 
 @app.command(context_settings={"ignore_unknown_options": False})
@@ -241,8 +238,8 @@ def record(
     source = LiveSource(publish, budget_ppm, as_sent=True)
     frames = capture(source, output, duration, steps, limits, partial(may_go_on, source, publish))
     if source.trouble:
-        typer.echo(f"ddpwatch: {source.trouble}", err=True)
-    typer.echo(f"{output}: {frames} frames", err=True)
+        _say(f"ddpwatch: {source.trouble}")
+    _say(f"{output}: {frames} frames")
 
 
 @app.command()
@@ -347,15 +344,15 @@ def report(
     drawn = Drawn() if charts or html is not None else None
     result = report_of(file, selection_of(steps, ranks), drawn)
     if html is not None and drawn is not None:
-        typer.echo(f"{html}: {write_page(result, drawn, html)} bytes", err=True)
+        _say(f"{html}: {write_page(result, drawn, html)} bytes")
     elif as_json:
         _print_json(result)
     elif markdown:
         from ddpwatch.report.markdown import render_markdown
 
-        typer.echo(render_markdown(result))
+        print(render_markdown(result))
     else:
-        typer.echo(text_report(result, drawn))
+        print(text_report(result, drawn))
     fail_if(result, kinds)
 
 
@@ -386,7 +383,7 @@ def compare(
     else:
         from ddpwatch.report.compare_text import render_compare
 
-        typer.echo(render_compare(result))
+        print(render_compare(result))
     if limit is not None:
         slower_than(result, limit)
 
@@ -440,7 +437,7 @@ def whatif(
         _print_json(result)
     check_answered(result)
     if not as_json:
-        typer.echo(render_whatif(result, bool(changes)))
+        print(render_whatif(result, bool(changes)))
 
 
 @app.command()
@@ -463,13 +460,13 @@ def export(
     from ddpwatch.recording.selection import selection_of
 
     for line in write(_opened(file), form, output, selection_of(steps, ranks), anonymize):
-        typer.echo(line, err=True)
+        _say(line)
 
 
 def _print_json(document: object) -> None:
     import json
 
-    typer.echo(json.dumps(document, indent=2))
+    print(json.dumps(document, indent=2))
 
 
 def _opened(file: Path) -> Recording:
@@ -483,9 +480,7 @@ def _opened(file: Path) -> Recording:
 
 
 def _print_note(note: str) -> None:
-    from ddpwatch.report.format import clean
-
-    typer.echo(f"note: {clean(note)}", err=True)
+    _say(f"note: {note}")
 
 
 def _print_lines(
@@ -549,7 +544,12 @@ def _no_baseline(baseline: Path | None) -> None:
 
 
 def _is_plain(plain: bool) -> bool:
-    return plain or not (sys.stdin.isatty() and sys.stdout.isatty())
+    """Whether lines are printed. Keys come from stdin, and textual draws on stderr, wherever that leads."""
+    if plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return True
+    if is_redirected := not sys.stderr.isatty():
+        _say("ddpwatch: no dashboard, since stderr is not the terminal: lines instead")
+    return is_redirected
 
 
 def _resolve(name: str | None) -> tuple[RunInfo | None, str | None]:
