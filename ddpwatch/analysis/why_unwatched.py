@@ -130,7 +130,7 @@ def _without_model(found: Sequence[Process], facts: Facts) -> Why:
     if ranks:
         return Why(f"{_count(len(ranks), 'rank')}, and no process group", JOIN)
     if launched:
-        return _so_far(facts, "torchrun has reported to ddpwatch, and none of its ranks", KEEP_THE_PATH)
+        return _so_far(facts, "torchrun has started, and none of its ranks has reported to ddpwatch", KEEP_THE_PATH)
     if importers:
         return _so_far(facts, f"{_count(importers, 'process')} with torch, and no process group", START_SEVERAL)
     if found:

@@ -9,6 +9,7 @@ import pytest
 
 from ddpwatch.analysis.why_unwatched import JOIN, KEEP_THE_PATH, MODELS, START_SEVERAL, WATCHED, WRAP
 from ddpwatch.launch import Launch
+from ddpwatch.messages import Beat
 from ddpwatch.report.build import report_of
 from ddpwatch.report.text import render_report
 from tests.support.fork_server import ADDRESS, server_address
@@ -20,7 +21,11 @@ from tests.support.jobs import (
     ddpwatch,
     finished,
     forked_command,
+    live,
+    messages,
+    read_until,
     running,
+    the_run,
     together,
     wait_for,
 )
@@ -40,9 +45,14 @@ def blind(ranks: int, case: str, *arguments: str) -> list[str]:
 
 
 def said_of(command: list[str], **environment: str) -> str:
-    """The last line on a job that runs to its end."""
+    """The last line on a job that runs to its end. The job's own last line may lack its end."""
     done = ddpwatch("run", "--headless", "--", *command, **{ADDRESS: server_address()}, **environment)
-    return done.stderr.splitlines()[-1]
+    return last_line(done.stderr)
+
+
+def last_line(text: str) -> str:
+    """From our prefix on."""
+    return text.splitlines()[-1][text.splitlines()[-1].index("ddpwatch: ") :]
 
 
 @pytest.fixture
@@ -74,11 +84,11 @@ def test_a_job_that_is_not_watched(ranks: int, case: str, text: str, hint: str, 
 def test_a_crash_before_the_model_is_named_once() -> None:
     done = ddpwatch("run", "--headless", "--", *blind(2, "crash"), **{ADDRESS: server_address()})
     assert done.returncode == 1
-    said = [line for line in done.stderr.splitlines() if line.startswith("ddpwatch: ")]
+    said = last_line(done.stderr)
     error = "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/data', before a model was wrapped"
-    assert said[-1].startswith(NOTHING)
-    assert said[-1].endswith(f"raised {error}; the job's output has the traceback")
-    assert said[-1].count("FileNotFoundError") == 1
+    assert said.startswith(NOTHING)
+    assert said.endswith(f"raised {error}; the job's output has the traceback")
+    assert said.count("FileNotFoundError") == 1
 
 
 def test_a_job_whose_pythonpath_was_replaced() -> None:
@@ -88,8 +98,8 @@ def test_a_job_whose_pythonpath_was_replaced() -> None:
     )
     torchrun = [*TORCHRUN, "--nproc-per-node=2", "--no-python", "env", "PYTHONPATH=/elsewhere", *job]
     done = finished(*DDPWATCH, "run", "--headless", "--", *torchrun)
-    assert done.stderr.splitlines()[-1] == (
-        f"{NOTHING}torchrun has reported to ddpwatch, and none of its ranks; {KEEP_THE_PATH}"
+    assert last_line(done.stderr) == (
+        f"{NOTHING}torchrun has started, and none of its ranks has reported to ddpwatch; {KEEP_THE_PATH}"
     )
 
 
@@ -113,7 +123,7 @@ def test_lines_say_it_while_the_job_runs(tmp_path: Path) -> None:
         go_on.touch()
         _, rest = process.communicate()
     assert process.returncode == 0
-    assert rest.splitlines()[-1] == NOTHING + sentence
+    assert last_line(rest) == NOTHING + sentence
     assert YET + sentence not in rest
 
 
@@ -125,14 +135,18 @@ def test_lines_say_it_while_the_job_runs(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_without_steps(case: str, text: str, tmp_path: Path) -> None:
-    file = tmp_path / "run.mcap"
-    command = ("run", "--headless", "--record", str(file), "--", *blind(2, case))
-    done = ddpwatch(*command, **{ADDRESS: server_address()})
-    assert done.returncode == 0, done.stderr
+    file, go_on = tmp_path / "run.mcap", tmp_path / "go-on"
+    command = ("run", "--headless", "--record", str(file), "--", *blind(2, case, str(go_on)))
+    with running(*DDPWATCH, *command, **{ADDRESS: server_address()}) as process:
+        with live(the_run()) as source:
+            read_until(source, lambda frames: len({beat.rank for beat in messages(frames, Beat)}) == 2, "heartbeats")
+        go_on.touch()
+        _, said = process.communicate()
+    assert process.returncode == 0, said
     report = report_of(file)
     assert report["verdict"]["text"].startswith(f"finished after 0 steps; {text}")
     assert (report["verdict"]["kind"], report["verdict"]["severity"]) == ("ended", "warn")
-    assert report["verdict"]["text"] in done.stderr
+    assert report["verdict"]["text"] in said
     assert report["verdict"]["text"] in render_report(report)
 
 

@@ -1,4 +1,7 @@
-"""Jobs that ddpwatch cannot watch, or that never end a step. They know nothing of ddpwatch."""
+"""Jobs that ddpwatch cannot watch, or that never end a step. They know nothing of ddpwatch.
+
+``blind.py CASE [FILE]`` goes on until the file is there.
+"""
 
 import sys
 import time
@@ -66,7 +69,7 @@ def main() -> None:
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
         optimizer.step()
-    while CASE == "fsdp1" and not Path(sys.argv[2]).exists():
+    while sys.argv[2:] and not Path(sys.argv[2]).exists():
         time.sleep(0.05)
     del model, optimizer
     if dist.is_initialized():
