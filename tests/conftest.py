@@ -7,7 +7,6 @@ import gc
 import os
 import shlex
 import shutil
-import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support import process_count
-from tests.support.fork_server import TESTS, ForkServer
+from tests.support.fork_server import TESTS, ForkServer, heed_signals
 from tests.support.jobs import forked_command
 
 ID_LENGTH = 100
@@ -29,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Counts the processes that the tests start. The workers of pytest-xdist share one fork server."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, all that the tests start would ignore it
+    heed_signals()
     process_count.pytest_configure(config)
     if config.getoption("numprocesses", None):
         server = ForkServer()

@@ -154,6 +154,13 @@ def requested(job: Request, log: Path | None, streams: Sequence[int] = (0, 1, 2)
     return connection
 
 
+def heed_signals() -> None:
+    """Lets this process, and what it starts, heed signals that it was started to ignore: by nohup, or by ``&``."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 STARTED: Counter[str] = Counter()
 
 
@@ -250,6 +257,7 @@ def fork_launchers(requests: socket.socket, modules: Sequence[str]) -> Request:
 def launch(job: Request, connection: socket.socket, streams: Sequence[int]) -> Request:
     """Forks the ranks and waits for them. Returns in the ranks only."""
     os.setsid()
+    heed_signals()  # the server may be out of Ctrl-C's reach
     for descriptor, source in enumerate(streams):
         os.dup2(source, descriptor)
         os.close(source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from benchmarks.dashboard import WARM_UP_FRAMES, Measurement, report
 from benchmarks.paired import hodges_lehmann, ratio_cells
 from benchmarks.rounds import SIGNALS, Rounds, rounds_done
+from tests.support.jobs import finished
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +120,11 @@ def test_a_slow_baseline_without_a_frame_is_reported() -> None:
 def test_warm_up_frames_alone_give_no_frame_time() -> None:
     lines = report({(1024, "Rich table"): measurement(WARM_UP_FRAMES)}, 1)
     assert lines[-2:] == [f"1024 ranks, Rich table: only {WARM_UP_FRAMES} frames in 12 s", "1 row"]
+
+
+def test_tests_that_send_signals_pass_where_these_are_ignored() -> None:
+    """As nohup and ``&`` in a script leave it."""
+    name = f"{__file__}::{test_a_second_signal_acts_as_usual_in_a_single_process.__name__}"
+    command = ["sh", "-c", "trap '' HUP INT; exec \"$@\"", "sh", sys.executable, "-m", "pytest", "-q", name]
+    done = finished(*command)
+    assert done.returncode == 0, done.stdout
