@@ -57,7 +57,7 @@ class CollectorProcess:
         self._log_file = rundir.log(run_id)
         self._claim = rundir.claim(run_id)
         self._arguments = ["--run-id", run_id, "--world-size", str(world_size), "--watch-pid", str(os.getpid())]
-        self._arguments += [f"--script={Path(sys.argv[0]).name}"]
+        self._arguments += [f"--script={rundir.script_name(sys.argv[0])}"]
         if record is not None:
             self._arguments += ["--record", str(record)]
         if node:

@@ -39,6 +39,7 @@ CLOCK_SLACK_S = 3600.0  # by which a file server's clock may be behind
 OUTPUT_LINES = 20
 TERMINATING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 FORWARDED = TERMINATING | {signal.SIGUSR1, signal.SIGUSR2}  # schedulers announce a job's time limit with these
+LAUNCHERS = ("torch.distributed.", "accelerate.", "deepspeed.", "ray.")  # modules that start the job's
 KEYS = {signal.SIGINT, signal.SIGQUIT}  # Ctrl-C and Ctrl-\\
 REFUSALS = {
     errno.ENOENT: ("command not found", "give the whole command after --"),
@@ -383,5 +384,13 @@ def _with_bootstrap() -> str:
 
 
 def _script_of(command: Sequence[str]) -> str:
-    """The script in a command line, for the run's name."""
-    return next((word for word in command if word.endswith(".py")), command[0])
+    """The script in a command line, or the module that is run with ``-m``, for the run's name."""
+    words = iter(command)
+    for word in words:
+        if word in ("-m", "--module"):  # torchrun allows options between that and the module
+            word = next((name for name in words if not name.startswith("-")), "")
+            if word and not word.startswith(LAUNCHERS):
+                return word.replace(".", "-")
+        elif word.endswith(".py"):
+            return word
+    return command[0]

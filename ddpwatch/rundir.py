@@ -155,9 +155,15 @@ def node() -> str:
     return hashlib.blake2b(place.encode(), digest_size=6).hexdigest()
 
 
+def script_name(path: str) -> str:
+    """What a script is called: its file, or the package that ``python -m`` runs."""
+    file = Path(path)
+    return file.parent.name if file.name == "__main__.py" else file.name
+
+
 def new_run_id(script: str) -> str:
     """A short name: the script, the time of day, four random hex digits."""
-    stem = re.sub(r"[^A-Za-z0-9_]+", "-", Path(script).stem).strip("-")[:24] or "run"
+    stem = re.sub(r"[^A-Za-z0-9_]+", "-", Path(script_name(script)).stem).strip("-")[:24] or "run"
     return f"{stem}-{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from pathlib import Path
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch import clock
+from ddpwatch import clock, rundir
 from ddpwatch.messages import Hello
 
 Flags = dict[str, bool | int | float | str | None]
@@ -54,7 +53,7 @@ def hello_of(
         module=module_name(module),
         parameters=sum(p.numel() for p in module.parameters()),
         timing_source=timing_source,
-        script=as_text(Path(sys.argv[0]).name, 1024),
+        script=as_text(rundir.script_name(sys.argv[0]), 1024),
         ddp=flags,
     )
 
