@@ -34,6 +34,8 @@ KEEP_LOGS_S = 7 * 86_400
 KEEP_UNREACHABLE_S = 30 * 86_400  # what another boot or host left; a collector that lives renews its file
 CLAIMED_S = 10  # more than enough to lock a file that was created
 NOTE, UNFINISHED = ".note", ".new"
+ANSWER = ".answer"
+KEEP_ANSWERS_S = 120  # of ranks that were gone before they were answered
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mounts")
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}", re.ASCII)
@@ -306,6 +308,11 @@ def unfinished_note(note: Path) -> Path:
     return note.with_suffix(f".{secrets.token_hex(4)}{UNFINISHED}")
 
 
+def answer(nonce: str) -> Path:
+    """Path of what rank 0 answers a rank of this host (`ddpwatch.probe.mailbox`), until that has read it."""
+    return _path(nonce, ANSWER)
+
+
 def remove_old_notes() -> None:
     """Removes the notes of jobs whose torchrun has gone, or is out of sight and started long ago."""
     for path in directory().iterdir():
@@ -461,6 +468,8 @@ def _remove_old() -> None:
         with contextlib.suppress(OSError):  # read-only here: others may still remove it
             path.unlink(missing_ok=True)
     remove_old_notes()
+    for path in _older_than(KEEP_ANSWERS_S, f"*{ANSWER}*"):
+        path.unlink(missing_ok=True)
     for path in _older_than(KEEP_UNREACHABLE_S, "*.json"):
         info = _read(path)
         if info is None:

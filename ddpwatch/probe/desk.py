@@ -13,7 +13,7 @@ from ddpwatch.collector_process import CollectorProcess
 from ddpwatch.control import Admit, Listen
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.keys import KeyPair, Seal, new_key_pair
-from ddpwatch.probe.guest import CollectorAddress, Join, RootAddress, join_prefix
+from ddpwatch.probe.guest import CollectorAddress, Join, RootAddress, here_node, join_prefix
 from ddpwatch.probe.mailbox import Inbox, Letter
 
 LOOK_S = 5.0  # between two looks for questions, once all ranks have asked
@@ -59,6 +59,7 @@ class Desk:
         self._nodes: dict[str, _Node] = {}
         self._node_of: dict[int, str] = {}
         self._keys: KeyPair | None = None
+        self._here = here_node()
         self._start_s = time.monotonic()
         self._next_look_s = 0.0
 
@@ -73,7 +74,7 @@ class Desk:
         answer = msgspec.json.encode(address).decode()
         for letter in self._questions.new():
             if (asking := _decoded(letter, Asking)) is not None:
-                self._questions.reply(letter, answer)
+                self._questions.reply(letter, answer, here=asking.node == self._here != "")
                 self._asked[asking.rank] = asking.node
         if collector is not None and any(node != address.node for node in self._asked.values()):
             self._admit_hosts(address, collector)

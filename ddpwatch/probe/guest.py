@@ -19,7 +19,7 @@ from ddpwatch.collector_process import LOCAL_ONLY, CollectorProcess
 from ddpwatch.control import Connect, NodeName
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.keys import Seal, new_key_pair
-from ddpwatch.probe.mailbox import Question, understood
+from ddpwatch.probe.mailbox import Question, StoreGoneError, understood
 
 JOIN_TIMEOUT_S = 20.0
 _log = logging.getLogger("ddpwatch")
@@ -123,7 +123,10 @@ class Guest:
             self._agent = None
 
     def _connect(self, join: Question) -> None:
-        answer = join.answer()
+        try:
+            answer = join.answer()
+        except StoreGoneError as error:  # the job is over, or about to be
+            raise JobUnwatchedError(error.message) from error
         if answer is not None:
             root = understood(answer, RootAddress)
         elif time.monotonic() > self._deadline_s:
@@ -142,3 +145,11 @@ class Guest:
 def is_first_here() -> bool:
     """Whether this is the rank of its host that speaks for all, as far as the launcher says."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def here_node() -> str:
+    """This host (`rundir.node`); empty without a run directory."""
+    try:
+        return rundir.node()
+    except DdpwatchError:  # it is reported where it matters
+        return ""

@@ -5,13 +5,17 @@ and rank 0 answers all of them, also those whose ranks have gone.
 
 Only ``check``, ``add``, ``get`` and ``set`` are called, which return at once: a waiting call would hold the store's
 lock, and the training thread would wait with it. The other way round, rank 0, which answers as long as the job lasts,
-has a connection of its own.
+has a connection of its own. Once the store is gone, nothing is called.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import re
 import secrets
+import select
 import time
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -19,39 +23,53 @@ from typing import Any, TypeVar
 import msgspec
 import torch.distributed as dist
 
+from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.keys import SECRET_FILE, Seal
 
 ASK_AGAIN_S = 5.0  # a question may get lost: its rank counted it, and rank 0 looked before it was there
 MOST_LOOKS = 4096  # at a time: anybody who reaches the store may have set the counter
+MOST_BYTES = 65536  # of an answer
 Kind = TypeVar("Kind")
 _log = logging.getLogger("ddpwatch")
 
 
-class OwnConnection:
-    """The job's store, over a connection of its own.
+class StoreGoneError(DdpwatchError):
+    """The process that holds the job's store has ended."""
 
-    A connection takes one call at a time. While the training thread waits for a name (in ``new_group`` with a rank that
-    is late), another thread that asks would wait as well. The connection is made by the first call.
+
+class Connection:
+    """The job's store, as long as there is somebody to answer.
+
+    Once the process that holds it has ended, a call would raise, and torch would print a stack trace of its own before
+    that. So the connection is looked at first.
 
     Args:
-        store: The job's c10d store. One that is no ``TCPStore``, or that cannot be cloned (older torch), is used as it
-            is.
+        store: The job's c10d store.
+        own: Whether to use a connection of its own. A connection takes one call at a time: while the training thread
+            waits for a name (in ``new_group`` with a rank that is late), another thread that asks would wait as well.
+            It is made by the first call. A store that is no ``TCPStore``, or that cannot be cloned (older torch), is
+            used as it is.
     """
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, own: bool = False) -> None:
         self._job_store = store
-        self._own: Any = None
+        self._is_own = own
+        self._used: Any = None
+        self._ends: select.poll | None = None  # tells when the other end has been closed
 
     def _store(self) -> Any:
-        if self._own is None:
-            self._own = self._job_store
+        if self._used is None:
+            self._used = self._job_store
             try:
-                if _is_tcp(self._job_store):
-                    self._own = self._job_store.clone()
+                if self._is_own and isinstance(_innermost(self._job_store), dist.TCPStore):
+                    self._used = self._job_store.clone()
             except Exception as error:  # no such method, or no further connection
                 _log.debug("ddpwatch shares the job's connection to the store: %s", error)
-        return self._own
+            self._ends = _ends_of(self._used)
+        if self._ends is not None and self._ends.poll(0):
+            raise StoreGoneError("the process that holds the job's store has ended")
+        return self._used
 
     def check(self, names: list[str]) -> bool:
         """Whether all these names are there."""
@@ -70,10 +88,20 @@ class OwnConnection:
         self._store().set(name, text)
 
 
-def _is_tcp(store: Any) -> bool:
+def _innermost(store: Any) -> Any:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    return isinstance(store, dist.TCPStore)
+    return store
+
+
+def _ends_of(store: Any) -> select.poll | None:
+    """What tells that the other end of a TCPStore's connection was closed; reads nothing. None if it cannot be told."""
+    found = re.search(r"SocketImpl\(fd=(\d+)", repr(_innermost(store)))
+    if found is None or not hasattr(select, "POLLRDHUP"):  # another store, or no Linux
+        return None
+    poll = select.poll()
+    poll.register(int(found[1]), select.POLLRDHUP)
+    return poll
 
 
 class Letter(msgspec.Struct):
@@ -104,9 +132,12 @@ class Question:
         prefix: Of the names in the store.
         seal: Signs what is put there.
         text: What is asked.
+        here: Whether rank 0 seems to be on this host. Then its answer is a file in the run directory, and the store is
+            left alone until it is time to ask again: rank 0 may hold the store, and end at any moment.
     """
 
-    def __init__(self, store: Any, prefix: str, seal: Seal, text: str) -> None:
+    def __init__(self, store: Any, prefix: str, seal: Seal, text: str, here: bool = False) -> None:
+        self._here = here
         self._store = store
         self._prefix = prefix
         self._seal = seal
@@ -120,9 +151,14 @@ class Question:
             DdpwatchError: The answer is not signed as it should be.
         """
         now, name = time.monotonic(), f"{self._prefix}/answer/{self._letter.nonce}"
+        if self._here and (answer := _take(self._letter.nonce)):
+            return self._seal.opened(name, answer)
         if now >= self._ask_again_s:
+            self._here = self._here and not self._ask_again_s  # otherwise it has another run directory, or is late
             self._ask_again_s = now + ASK_AGAIN_S
             self._ask(f"{self._prefix}/question/{self._store.add(f'{self._prefix}/questions', 1)}")
+        if self._here:
+            return None
         if not self._store.check([name]):
             return None
         return self._seal.opened(name, self._store.get(name).decode())
@@ -154,10 +190,13 @@ class Inbox:
                     yield letter
             number += 1
 
-    def reply(self, letter: Letter, text: str) -> None:
-        """Answers a question."""
+    def reply(self, letter: Letter, text: str, here: bool = False) -> None:
+        """Answers a question; of a rank with this run directory, there as well."""
         name = f"{self._prefix}/answer/{letter.nonce}"
-        self._store.set(name, self._seal.sealed(name, text))
+        sealed = self._seal.sealed(name, text)
+        self._store.set(name, sealed)
+        if here:
+            _leave(letter.nonce, sealed)
 
     def _letter(self, name: str) -> Letter | None:
         try:
@@ -166,3 +205,30 @@ class Inbox:
             level, self._level = self._level, logging.DEBUG
             _log.log(level, "ddpwatch did not answer a rank: %s", error)
             return None
+
+
+def _leave(nonce: str, answer: str) -> None:
+    """Puts an answer into the run directory; without room there, the one in the store has to do."""
+    with contextlib.suppress(OSError, DdpwatchError):
+        path = rundir.answer(nonce)
+        new = path.with_suffix(f"{rundir.ANSWER}{secrets.token_hex(4)}")
+        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(file, answer.encode())
+        finally:
+            os.close(file)
+        new.rename(path)
+
+
+def _take(nonce: str) -> str:
+    """Takes an answer out of the run directory; empty while there is none."""
+    try:
+        path = rundir.answer(nonce)
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.read(file, MOST_BYTES).decode()
+        finally:
+            os.close(file)
+            path.unlink(missing_ok=True)
+    except (OSError, UnicodeDecodeError, DdpwatchError):
+        return ""

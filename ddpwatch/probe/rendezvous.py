@@ -20,10 +20,10 @@ from ddpwatch.collector_process import CollectorProcess
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.keys import Seal, seal_of
 from ddpwatch.probe.desk import Asking, Desk
-from ddpwatch.probe.guest import CollectorAddress, Guest, JobUnwatchedError, is_first_here
+from ddpwatch.probe.guest import CollectorAddress, Guest, JobUnwatchedError, here_node, is_first_here
 from ddpwatch.probe.identity import attempt
 from ddpwatch.probe.lineage import succeed
-from ddpwatch.probe.mailbox import OwnConnection, Question, understood
+from ddpwatch.probe.mailbox import Connection, Question, StoreGoneError, understood
 from ddpwatch.recording.names import reserve
 
 FIND_TIMEOUT_S = 60.0
@@ -71,7 +71,7 @@ class Rendezvous:
             return
         try:  # `find` reports an error: the other ranks want an answer, too
             if self._store is not None and self._world_size > 1:
-                own = OwnConnection(self._store)
+                own = Connection(self._store, own=True)
                 self._desk = Desk(own, self._prefix, Seal(), self._world_size)
                 self._desk = Desk(own, self._prefix, seal_of(), self._world_size)
             if not os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a rank file
@@ -90,7 +90,7 @@ class Rendezvous:
         """The collector's address, or None while it is not known, or the collector is not ready.
 
         Raises:
-            JobUnwatchedError: Rank 0 cannot watch, or this rank's host cannot, and another rank says so.
+            JobUnwatchedError: Rank 0 cannot watch or is gone, or this rank's host cannot, and another rank says so.
             DdpwatchError: The collector does not start, or rank 0 does not answer in time, or with what is no run.
         """
         if self._address is None:
@@ -167,7 +167,7 @@ class Rendezvous:
         if self._guest is not None:
             return self._guest.find()
         address = self._answer()
-        if address is None or address.node in ("", self._node()) or os.environ.get("DDPWATCH_RECORD_DIR"):
+        if address is None or address.node in ("", here_node()) or os.environ.get("DDPWATCH_RECORD_DIR"):
             return address
         self._guest = self._become_guest(address)
         return None
@@ -175,9 +175,14 @@ class Rendezvous:
     def _answer(self) -> CollectorAddress | None:
         """Rank 0's answer to this rank's own question; None while there is none."""
         if self._question is None:
-            text = msgspec.json.encode(Asking(self._rank, self._node())).decode()
-            self._question = Question(self._store, self._prefix, seal_of(), text)
-        answer = self._question.answer()
+            node = here_node()
+            text = msgspec.json.encode(Asking(self._rank, node)).decode()
+            here = node != "" and self._is_on_one_host()
+            self._question = Question(Connection(self._store), self._prefix, seal_of(), text, here)
+        try:
+            answer = self._question.answer()
+        except StoreGoneError as error:  # the job is over, or about to be
+            raise JobUnwatchedError(error.message) from error
         if answer is None:
             if time.monotonic() > self._deadline_s:
                 raise DdpwatchError(f"rank 0 has not called watch() within {FIND_TIMEOUT_S:.0f} s")
@@ -188,20 +193,18 @@ class Rendezvous:
         self.run_id = rundir.check_run_id(address.run_id)
         return address
 
+    def _is_on_one_host(self) -> bool:
+        """Whether all ranks are on this host, as far as the launcher says."""
+        local = os.environ.get("LOCAL_WORLD_SIZE") == str(self._world_size)
+        return local or os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1")
+
     def _become_guest(self, root: CollectorAddress) -> Guest:
         try:
-            return Guest(self._rank, self._world_size, self._store, seal_of(), root)
+            return Guest(self._rank, self._world_size, Connection(self._store), seal_of(), root)
         except DdpwatchError as error:
             if is_first_here():
                 raise
             raise JobUnwatchedError(error.message) from error
-
-    @staticmethod
-    def _node() -> str:
-        try:
-            return rundir.node()
-        except DdpwatchError:  # it is reported where it matters
-            return ""
 
 
 def new_run_id(session: int) -> str:

@@ -240,7 +240,7 @@ def test_rank_0_answers_while_its_training_thread_waits_for_a_name() -> None:
         waits.set()
         store.get("late")
 
-    own = mailbox.OwnConnection(store)
+    own = mailbox.Connection(store, own=True)
     assert not own.check(["late"])
     training = threading.Thread(target=wait, daemon=True)
     training.start()
@@ -251,9 +251,56 @@ def test_rank_0_answers_while_its_training_thread_waits_for_a_name() -> None:
     assert own.get("late") == b"here"
 
 
+def test_a_rank_of_rank_0s_host_reads_its_answer_there(
+    spawned: list[list[str]], run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 may hold the store, and end while a call is under way: then torch prints a stack trace."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    store, asked = dist.HashStore(), []
+    monkeypatch.setattr(mailbox.Connection, "check", lambda self, names: asked.append(names) or store.check(names))
+    first, second = rendezvous(0, 2, store), rendezvous(1, 2, store)
+    assert second.find() is None
+    assert asked == []
+    found(first)
+    asked.clear()  # those of rank 0
+    assert found(second) == found(first)
+    assert asked == []
+    assert not list(run_directory.glob("*.answer*"))
+
+
+def test_a_rank_that_has_another_run_directory_than_rank_0_finds_its_answer_in_the_store(
+    spawned: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(mailbox, "ASK_AGAIN_S", 0.0)
+    store = dist.HashStore()
+    first, second = rendezvous(0, 2, store), rendezvous(1, 2, store)
+    with monkeypatch.context() as patch:
+        patch.setenv("DDPWATCH_DIR", str(tmp_path / "other"))
+        assert second.find() is None
+    found(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(mailbox, "_take", lambda nonce: "")
+        assert found(second).run_id == found(first).run_id
+
+
+def test_a_store_that_has_gone_is_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    held = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    store = dist.PrefixStore("job", dist.TCPStore("127.0.0.1", held.port, 1, is_master=False, wait_for_workers=False))
+    connections = mailbox.Connection(store), mailbox.Connection(store, own=True)
+    for connection in connections:
+        connection.set("name", "text")
+        assert connection.get("name") == b"text"
+    del held
+    for connection in connections:
+        with pytest.raises(mailbox.StoreGoneError):
+            connection.check(["name"])
+    assert capfd.readouterr().err == ""
+
+
 def test_a_store_without_connections_is_used_as_it_is() -> None:
     store = dist.HashStore()
-    own = mailbox.OwnConnection(store)
+    own = mailbox.Connection(store, own=True)
     own.set("name", "text")
     assert (own.add("count", 2), store.get("name"), own.check(["name", "nothing"])) == (2, b"text", False)
 
