@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.messages import NO_LONGER_WATCHED, WATCHING, BucketLayout, Bye, EndReason, Layout, Mark
 from ddpwatch.probe.activity import ActivityMonitor, Doing
+from ddpwatch.probe.child_end import ChildEnd
 from ddpwatch.probe.cuda_calls import cuda_clock
 from ddpwatch.probe.gc_pauses import GcPauses
 from ddpwatch.probe.groups import backend_name
@@ -95,8 +96,9 @@ class ProbeSession:
         # A rank that multiprocessing has forked ends without running what is registered with atexit.
         self._at_child_exit = Finalize(None, self.guard.run, (CLOSING, self._close_child), exitpriority=0)
         self._restore_hard_exit = before_hard_exit(self._exit_hard)
+        self._child_end = ChildEnd(self._child_ended, partial(self.guard.failed, feature=CLOSING))
         self._ended_by: BaseException | None = None
-        self._exit_code: int | None = None  # of ``os._exit``
+        self._exit_code: int | None = None  # of ``os._exit``, or of a process that multiprocessing started
 
     # -- what is watched -------------------------------------------------------------------------------------
 
@@ -268,6 +270,7 @@ class ProbeSession:
             self._rendezvous.leave()
         atexit.unregister(self._at_exit)
         self._at_child_exit.cancel()
+        self._child_end.close()
         self._restore_hard_exit()
 
     def _close_at_exit(self) -> None:
@@ -275,9 +278,12 @@ class ProbeSession:
         with contextlib.suppress(KeyboardInterrupt, SystemExit):
             self.close()
 
+    def _child_ended(self, code: int, error: BaseException | None) -> None:
+        self._exit_code, self._ended_by = code, self._ended_by or error
+
     def _close_child(self) -> None:
-        """Closes at the end of a process that multiprocessing started: the exception that ends it is in flight."""
-        error = sys.exc_info()[1]
+        """Closes at the end of a process that multiprocessing started: the exception is in flight, or was noted."""
+        error = sys.exc_info()[1] or self._ended_by
         self.end(None if isinstance(error, SystemExit) and not error.code else error)
 
     def _exit_hard(self, code: int) -> None:

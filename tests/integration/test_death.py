@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -210,3 +211,16 @@ def test_a_job_that_ends_by_os_exit(tmp_path: Path, code: int, reason: str) -> N
     assert {row["steps"] for row in report["ranks"] if row["end"]["reason"] == reason} == {30}
     found = [incident["message"] for incident in report["incidents"] if incident["kind"] == "death"]
     assert [message.split(" at ")[0][7:] for message in found] == (["exited with code 3"] if code else [])
+
+
+def test_a_child_of_multiprocessing_says_how_it_ended(tmp_path: Path) -> None:
+    """On Python ≥ 3.13 its finalizers run once its exception is forgotten. One that it handles is none that ends it."""
+    with Job(SCRIPTS / "child_ends.py", ranks=0, log=tmp_path / "log", tears_down=True) as job:
+        assert job.wait() == 0
+    said = [line.split("|") for line in job.output().splitlines() if line.startswith(("fork|", "spawn|"))]
+    found = {(method, how): tuple(bye) for method, how, *bye in reversed(said)}  # the first: it did not really close
+    exits = ("lost", "exited with code 3") if sys.version_info >= (3, 13) else ("exception", "SystemExit: 3")
+    for method in ("fork", "spawn"):
+        assert found[method, "returns"] == ("finished", "")
+        assert found[method, "raises"] == ("exception", "ValueError: boom")
+        assert found[method, "exits"] == exits
