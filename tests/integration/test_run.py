@@ -18,7 +18,18 @@ import pytest
 
 from ddpwatch.report.build import report_of
 from tests.support.fork_server import ADDRESS, server_address
-from tests.support.jobs import DDPWATCH, SCRIPTS, ddpwatch, family, finished, forked_command, kill, running, wait_for
+from tests.support.jobs import (
+    DDPWATCH,
+    ROOT,
+    SCRIPTS,
+    ddpwatch,
+    family,
+    finished,
+    forked_command,
+    kill,
+    running,
+    wait_for,
+)
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 SPAWNED = str(SCRIPTS / "unmodified" / "spawned.py")
@@ -61,7 +72,7 @@ def test_spawned_ranks_forked_workers_and_a_sitecustomize_that_is_already_there(
     (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['OTHER_SITECUSTOMIZE'] = 'ran'\n")
     file = tmp_path / "run.mcap"
     command = [sys.executable, SPAWNED, str(tmp_path / "store")]
-    done = ddpwatch("run", "--headless", "--record", str(file), "--", *command, PYTHONPATH=str(tmp_path))
+    done = ddpwatch("run", "--headless", "--record", str(file), "--", *command, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == 0, done.stderr
     assert "marker: ran" in done.stdout
     assert [row["steps"] for row in report_of(file)["ranks"]] == [12, 12]

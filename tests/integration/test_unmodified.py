@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,8 @@ class Script:
 
     @property
     def preload(self) -> tuple[str, ...]:
+        if self.name == "titan.py" and find_spec("lightning") is None:
+            return ()  # it needs none of them, and shares the import where it can
         return {"plain.py": TORCHRUN_IMPORTS, "mingpt.py": (), "with_ray.py": RAY}.get(self.name, FRAMEWORKS)
 
     @property

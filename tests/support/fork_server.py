@@ -227,7 +227,8 @@ def serve(listener: socket.socket) -> Request | None:
                 return fork_launchers(its, modules)
             its.close()
             importers[modules] = ours
-        socket.send_fds(importers[modules], [raw], [connection.fileno(), *streams])
+        with contextlib.suppress(BrokenPipeError):  # it could not import them, and the job does not start
+            socket.send_fds(importers[modules], [raw], [connection.fileno(), *streams])
         connection.close()
         for stream in streams:
             os.close(stream)
@@ -338,6 +339,7 @@ def become(rank: int, job: Request, port: int) -> None:
             with (folder / f"{name}.log").open("wb") as log:
                 os.dup2(log.fileno(), descriptor)
     keep_groups()
+    atexit.register(gc.unfreeze)  # or what libraries count at the end, nanobind for one, is all there
     sys.executable = os.environ.get(EXECUTABLE, sys.executable)
     sys.argv = [job.script, *job.arguments]
     sys.path[0] = str(Path(job.script).parent)
