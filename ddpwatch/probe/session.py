@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ddpwatch")
 _sessions = 0
-HARD_EXIT_S = 0.5  # which ``os._exit`` may take for what is still to be sent
+HARD_EXIT_S = 0.9  # which ``os._exit`` may take: to send what is left, or for a collector that is about to be there
 
 
 class ProbeSession:
