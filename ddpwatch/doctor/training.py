@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ddpwatch.doctor.check import Check, Section
@@ -120,12 +123,7 @@ def part(name: str, error: str | None) -> Check:
 def torch_facts(command: list[str]) -> tuple[dict[str, Any], str]:
     """What `ddpwatch.doctor.torch_facts` prints until it ends, and what that says if it is not as it should be."""
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-        )
+        done = _finished(command)
         code, output, said = done.returncode, done.stdout, done.stderr.decode(errors="replace").strip()
         end = (said.splitlines() or [f"exit code {code}"])[-1] if code else ""
     except subprocess.TimeoutExpired as error:
@@ -135,3 +133,14 @@ def torch_facts(command: list[str]) -> tuple[dict[str, Any], str]:
         if line.startswith(b"{"):  # torch may print as well
             found.update(json.loads(line))
     return found, end
+
+
+def _finished(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+    """What a process printed whose temporary files are removed: torch makes a directory for compiled code."""
+    environment = dict(os.environ)
+    with ExitStack() as removed:
+        with suppress(OSError):  # nothing can be written there, by torch neither
+            environment["TMPDIR"] = removed.enter_context(TemporaryDirectory(prefix="ddpwatch-doctor-"))
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, env=environment
+        )

@@ -51,8 +51,8 @@ def require(*namespace: str) -> None:
 
 
 @pytest.mark.seconds(15)
-def test_everything_works_here_and_nothing_is_left(run_directory: Path) -> None:
-    done = ddpwatch("doctor", "--json")
+def test_everything_works_here_and_nothing_is_left(run_directory: Path, tmp_path: Path) -> None:
+    done = ddpwatch("doctor", "--json", TMPDIR=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     found = by_name(done.stdout)
     assert "34 frames came through and were recorded" in found["loopback"]["text"]
@@ -61,7 +61,7 @@ def test_everything_works_here_and_nothing_is_left(run_directory: Path) -> None:
     assert parts == {**dict.fromkeys(training.PARTS, "ok"), "group hooks": "ok" if has_hooks else "none"}
     assert "Gloo" in found["backends"]["text"]
     assert "other" not in found
-    assert list(run_directory.iterdir()) == []
+    assert [*run_directory.iterdir(), *tmp_path.iterdir()] == []
     assert collectors_below(run_directory) == []
 
 
