@@ -2,8 +2,8 @@
 
 | what                        | found by                                                                       |
 |-----------------------------|--------------------------------------------------------------------------------|
-| start, end of the forward   | forward (pre-)hook of the DDP module                                           |
-| end of buffers' broadcast   | forward pre-hook of the module inside, for one forward, on a host clock        |
+| start, end of the forward   | `ddpwatch.probe.forwards`                                                      |
+| end of buffers' broadcast   | the same, on a host clock                                                      |
 | start of the backward       | tensor hooks on the forward's outputs                                          |
 | end of the backward compute | an engine callback queued when the backward starts                             |
 | end of the backward         | a callback queued from that callback: it runs after DDP's own                  |
@@ -29,13 +29,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from ddpwatch.messages import Group, Layout
-from ddpwatch.probe.autograd import is_compiling_frames, on_graph_end
+from ddpwatch.probe.autograd import on_graph_end
 from ddpwatch.probe.bucket_layout import LayoutTracker, parameter_columns, reduced_parameters
 from ddpwatch.probe.collectives import GroupHooks, issued_by
 from ddpwatch.probe.comm_hooks import comm_hook_of, no_later_hook, time_later_hook
 from ddpwatch.probe.completion import Callback, waiting_stream
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.derive import ModuleLayout, derive_launches, derive_ready
+from ddpwatch.probe.forwards import SeenForwards
 from ddpwatch.probe.groups import backend_name, describe
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.guarded import GuardedProbe, PortableHook
@@ -101,8 +102,7 @@ class DdpProbe(GuardedProbe):
         self._reduced_at: int | None = None  # what that was before the newest backward that reduced gradients
         self._will_sync = True
         self._synced_backwards = 0
-        self._inner_hook = PortableHook(self._guarded(self._forward_computes, feature="buffer waits"))
-        self._inner_handle: RemovableHandle | None = None
+        self._forwards: SeenForwards | None = None
         self._launched: list[BucketRecord] = []
         self._done_callback = partial(guard.run, "collectives", self._done)
         self._observed = True  # whether this backward's collectives are seen
@@ -163,7 +163,8 @@ class DdpProbe(GuardedProbe):
             self.reducer_group.release(ddp, self._in_backward)
         if self._group_hooks is not None:
             self._group_hooks.close(self._in_backward)
-        self._drop_inner_hook()
+        if self._forwards is not None:
+            self._forwards.close()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -177,8 +178,9 @@ class DdpProbe(GuardedProbe):
             self._watch_group(ddp)
 
     def _attach(self, ddp: DistributedDataParallel, params: list[torch.nn.Parameter]) -> Iterator[RemovableHandle]:
-        yield ddp.register_forward_pre_hook(PortableHook(self._guarded(self._forward_begin, starts_step=True)))
-        yield ddp.register_forward_hook(PortableHook(self._guarded(self._forward_end)))
+        begin, end = self._guarded(self._forward_begin, starts_step=True), self._guarded(self._forward_end)
+        synced = self._guarded(self._recorder.buffers_synced, feature="buffer waits")
+        self._forwards = SeenForwards(ddp, begin, synced, end, self.guard)
         if self._host and not self._has_stats:
             for number, param in enumerate(params, self._layout.param_base):
                 hook = PortableHook(self._param_hook(number))
@@ -206,9 +208,9 @@ class DdpProbe(GuardedProbe):
 
     # -- forward ---------------------------------------------------------------------------------------------
 
-    def _forward_begin(self, module: Any, arguments: Any) -> None:
-        if self._inner_handle is not None:
-            self._drop_inner_hook()  # of a forward that failed before it came so far
+    def _forward_begin(self, module: Any, *_: Any) -> None:
+        if self._forwards is not None and self._forwards.awaits_buffers:
+            self._forwards.forget_buffers()
         if not torch.is_grad_enabled():
             self.guard.run("validations", self._recorder.validation_begin, self.in_eval)
             return
@@ -218,31 +220,12 @@ class DdpProbe(GuardedProbe):
         self._in_backward = False
         if not _in_another():
             self._recorder.forward_begin(module.require_backward_grad_sync)
-            if self._recorder.phase and self._host:
-                self.guard.run("buffer waits", self._expect_buffers, module)
+            if self._recorder.phase and self._host and self._forwards is not None:
+                self.guard.run("buffer waits", self._forwards.expect_buffers, module)
         if not self._recorder.phase and self.reducer_group is not None:
             self.reducer_group.switch(module, False)
 
-    def _expect_buffers(self, ddp: DistributedDataParallel) -> None:
-        """Hooks the module inside for this forward alone. What torch compiles must not meet a hook there."""
-        if not ddp.will_sync_module_buffers():  # type: ignore[no-untyped-call]
-            return
-        inner = ddp.module
-        unhookable = isinstance(inner, torch.jit.ScriptModule) or inner._compiled_call_impl is not None
-        if not (hasattr(ddp, "buffer_hook") or unhookable or is_compiling_frames()):
-            self._inner_handle = inner.register_forward_pre_hook(self._inner_hook, prepend=True)
-
-    def _forward_computes(self, module: Any, arguments: Any) -> None:
-        """DDP's work before the forward is over: it broadcast its buffers, so all of that was waiting."""
-        self._drop_inner_hook()
-        self._recorder.buffers_synced()
-
-    def _drop_inner_hook(self) -> None:
-        if self._inner_handle is not None:
-            self._inner_handle.remove()
-            self._inner_handle = None
-
-    def _forward_end(self, module: Any, arguments: Any, output: Any) -> None:
+    def _forward_end(self, module: Any, *of_call: Any) -> None:
         if not torch.is_grad_enabled():
             self.guard.run("validations", self._recorder.validation_end)
             return
@@ -253,7 +236,7 @@ class DdpProbe(GuardedProbe):
             self._recorder.forward_end()
             self._forward_end_ns = self._recorder.since
         self._will_sync = module.require_backward_grad_sync
-        self._expect_backward(output)
+        self._expect_backward(of_call[-1])
 
     # -- backward --------------------------------------------------------------------------------------------
 

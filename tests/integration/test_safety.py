@@ -39,7 +39,8 @@ from tests.support.jobs import (
 pytestmark = [pytest.mark.xdist_group("safety"), pytest.mark.seconds(140)]  # one job for all
 TABLE = ROOT / "docs" / "safety.md"
 # In a line of torch's log: the clock and the process; how many frames Dynamo has compiled before (our hooks are two).
-VARYING = re.compile(r"[IWE]\d{4} [\d:.]+( \d+)?|\[\d+/\d+\]")
+# In a warning of Python's, the process.
+VARYING = re.compile(r"[IWE]\d{4} [\d:.]+( \d+)?|\[\d+/\d+\]|\(pid=\d+\)")
 # Slow to import, so once for all ranks. The unwatched twins import nothing of ddpwatch.
 COMPILERS = (
     "torch._inductor.compile_fx", "torch._dynamo.backends.common", "torch.distributed.checkpoint",
@@ -104,9 +105,7 @@ class Told:
     @property
     def all(self) -> list[str]:
         """Everything that must be the same."""
-        stdout = FRAME.sub("", self.stdout)
-        if sys.version_info < (3, 12):
-            stdout = WARNED.sub("", stdout)
+        stdout = self.stdout if sys.version_info >= (3, 12) else WARNED.sub("", FRAME.sub("", self.stdout))
         lines = [*stdout.splitlines(), *VARYING.sub("", self.stderr).splitlines()]
         return [line for line in lines if line not in self.said]
 
