@@ -5,7 +5,7 @@ Time only passes on the host's clock (`SimulatedGpu.host`), which the job advanc
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from ddpwatch.probe.cuda import CudaClock, CudaEvent
 from ddpwatch.probe.record import StepRecord
@@ -89,6 +89,7 @@ class SimulatedJob:
 
     Attributes:
         records: The steps, as they are closed.
+        issued: How many collectives each process group has issued.
         starts: For each step the host time at which the GPU starts it: when it has ended the one before.
     """
 
@@ -96,6 +97,7 @@ class SimulatedJob:
         self.gpu = SimulatedGpu(offset, ppm)
         self.capturing = False
         self.records: list[StepRecord] = []
+        self.issued: Counter[int] = Counter()
         self.starts: list[int] = []
         self.clock = CudaClock(self.gpu.event, lambda: self.gpu.current, lambda: self.capturing, lambda: self.gpu.host)
         self.recorder = StepRecorder(self.records.append)
@@ -132,6 +134,7 @@ class SimulatedJob:
             bucket = recorder.bucket_launch(group, index, 64, launch=self.clock())
             assert bucket is not None
             bucket.group = group
+            self.issued[group] += 1
             gpu.work(collective_ms, f"group {group}")
             gpu.current = f"group {group}"
             if completions:
@@ -150,6 +153,15 @@ class SimulatedJob:
     def _enqueue(self, gpu_ms: float, host_ms: float) -> None:
         self.gpu.host += int(host_ms * MS)
         self.gpu.work(gpu_ms)
+
+    @property
+    def in_eval(self) -> bool:
+        """A heartbeat asks for it; it only trains."""
+        return False
+
+    def issued_in(self) -> list[tuple[int, int]]:
+        """What a heartbeat says that it has issued."""
+        return list(self.issued.items())
 
     def finish(self) -> None:
         """The host waits for the GPU, and closes the last step."""
