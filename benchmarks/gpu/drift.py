@@ -22,14 +22,13 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.gpu.job import LEVELS, Job
+from benchmarks.gpu.job import LARGE, LEVELS, Job
 from benchmarks.gpu.part import Row, Rows, run
 from benchmarks.gpu.simulated import MS, SimulatedJob
 from ddpwatch.probe.cuda import CudaClock
 
 STEPS = 3000
 CALIBRATION_STEPS = 20
-LAYERS = 96  # so many launches that the host is a few steps ahead only: of more, the GPU's times are given up
 SIMULATED_PPM = (-50.0, 0.0, 10.0)
 
 
@@ -57,7 +56,8 @@ def measure(
 
 
 def on_gpu() -> Rows:
-    job = Job(torch.device("cuda", torch.cuda.current_device()), layers=LAYERS, width=2048)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    job = Job(torch.device("cuda", torch.cuda.current_device()), **LARGE)
     job.schedule.level = "shadow"
     assert isinstance(job.recorder.gpu, CudaClock)
     return [{"drift ppm": None, **measure(job, job.step, job.synchronise, job.recorder.gpu)}]

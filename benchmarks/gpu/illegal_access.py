@@ -15,10 +15,12 @@ The columns:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -27,14 +29,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpwatch
-from benchmarks.gpu.gloo_on_cuda import complete
 from benchmarks.gpu.part import Rows, run
 from benchmarks.gpu.simulated import SimulatedJob
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Bye, Step
+from ddpwatch.messages import Bye, Message, Step
 from ddpwatch.recording.reader import Recording
 
 STEPS_BEFORE = 10
+COLLECTOR_S = 20.0
 BREAK = "--break"
 
 
@@ -43,7 +45,7 @@ def on_gpu(device: str = "cuda") -> Rows:
         environment = {**os.environ, "DDPWATCH_DIR": folder, "DDPWATCH_STEPS": "full"}
         file = Path(folder) / "run.mcap"
         job = subprocess.run([sys.executable, __file__, BREAK, file, device], env=environment, capture_output=True)
-        messages = [message for message, _ in complete(file)]
+        messages = complete(file)
     bye = next((m for m in messages if isinstance(m, Bye) and m.rank == 0), None)
     steps = [m for m in messages if isinstance(m, Step)]
     return [
@@ -56,6 +58,19 @@ def on_gpu(device: str = "cuda") -> Rows:
             "unresolved": sum(step.status == "unresolved" for step in steps),
         }
     ]
+
+
+def complete(file: Path) -> list[Message]:
+    """The recording, once the collector has written the end of the run: it outlives the ranks by some seconds."""
+    deadline = time.monotonic() + COLLECTOR_S
+    while True:
+        with contextlib.suppress(DdpwatchError):  # it is being written
+            messages = [message for message, _ in Recording(file)]
+            if any(isinstance(message, Bye) and message.rank is None for message in messages):
+                return messages
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{file.name} has no end")
+        time.sleep(0.2)
 
 
 def break_down(file: Path, device: torch.device) -> None:

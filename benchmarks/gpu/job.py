@@ -1,4 +1,4 @@
-"""A watched job in one process whose collectives are made up, on a real GPU or on the CPU.
+"""Watched jobs in one process, on a real GPU or on the CPU, also with collectives that are made up.
 
 `SleepingGroup` is a process group whose all-reduce lets a side stream of the GPU sleep for a known time, with a future
 as NCCL's: complete at once, and whoever waits for it lets its stream wait. So DDP and the probe take their usual path,
@@ -7,6 +7,7 @@ with collectives of known length, without a second rank.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,27 @@ from ddpwatch.sampling.schedule import SamplingSchedule
 
 CALIBRATION_CYCLES = 50_000_000
 LEVELS = ("unwatched", "shadow", "ok")
+LARGE: dict[str, Any] = {"layers": 3, "width": 8192, "batch": 4096}  # few launches: the host is many steps ahead
+
+
+def average(state, bucket):  # type: ignore[no-untyped-def]  # without annotations: DDP takes none in quotes
+    """A comm hook for a world of one: NCCL launches a kernel there only for an average."""
+    work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def graphed(model: nn.Module, data: torch.Tensor) -> nn.Module:
+    """A model whose forward and backward are replayed as CUDA graphs."""
+    return torch.cuda.make_graphed_callables(model, (data.clone(),))  # type: ignore[return-value]
+
+
+def nccl_alone(device: torch.device) -> dist.ProcessGroup:
+    """Makes NCCL's default process group of a world of one."""
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    group = dist.group.WORLD
+    assert group is not None
+    return group
 
 
 def cycles_per_ms() -> float:
@@ -113,15 +135,74 @@ class OneLevel(SamplingSchedule):
         return step > 2 and self.level == "unwatched"
 
 
-class Job:
-    """A stack of linear layers in DDP, one bucket each, watched without session, sender and collector.
+class Watched:
+    """A DDP module with a probe, without session, sender and collector; or without the probe, as its twin.
+
+    Args:
+        ddp: The module.
+        device: Where it computes.
+        gpu: A clock to pretend with that the device is a GPU; a GPU has its own.
+        watch: Whether it has a probe.
+
+    Attributes:
+        records: Of its steps.
+        errors: Of the probe.
+        schedule: Chooses the steps' level.
+    """
+
+    def __init__(
+        self, ddp: DistributedDataParallel, device: torch.device, gpu: CudaClock | None = None, watch: bool = True
+    ) -> None:
+        self.ddp = ddp
+        self.device = device
+        self.records: list[StepRecord] = []
+        self.errors: list[Exception] = []
+        self.schedule = OneLevel()
+        self.recorder = StepRecorder(self.records.append)
+        self.probe: DdpProbe | None = None
+        if gpu is not None:
+            ddp.device_type = "cuda"
+        if watch:
+            self.recorder.use(cuda_clock(device) if device.type == "cuda" else gpu, self.schedule)
+            guard = Guard(lambda feature, error: self.errors.append(error))
+            self.probe = DdpProbe(ddp, 0, 0, self.recorder, lambda layout: None, guard)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Ends a step."""
+        self.recorder.optimizer_begin()
+        optimizer.step()
+        self.recorder.optimizer_end()
+
+    def synchronise(self) -> None:
+        """Waits for the GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def finish(self) -> str:
+        """Ends the watching; a digest of all parameters and buffers."""
+        self.synchronise()
+        digest = hashlib.sha256()
+        for tensor in (*self.ddp.parameters(), *self.ddp.buffers()):
+            digest.update(tensor.detach().float().cpu().numpy().tobytes())
+        if self.probe is not None:
+            try:
+                self.recorder.finish()
+            except RuntimeError as error:
+                self.errors.append(error)
+            self.probe.close()
+        return digest.hexdigest()[:12]
+
+
+class Job(Watched):
+    """A stack of linear layers in DDP, one bucket each.
 
     Args:
         device: Where it computes.
         cycles: How long each bucket's all-reduce sleeps.
         layers, width, batch: Its size.
         wrap: What becomes of the model before DDP gets it.
-        gpu: A clock to pretend with that the device is a GPU; a GPU has its own.
+        gpu: See `Watched`.
+        group: A process group instead of a `SleepingGroup`.
     """
 
     def __init__(
@@ -133,34 +214,24 @@ class Job:
         batch: int = 1024,
         wrap: Callable[[nn.Module, torch.Tensor], nn.Module] = lambda model, data: model,
         gpu: CudaClock | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         torch.manual_seed(0)
-        self.device = device
         self.data = torch.randn(batch, width, device=device)
         stack = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)]).to(device)
-        self.ddp = DistributedDataParallel(
+        ddp = DistributedDataParallel(
             wrap(stack, self.data),
-            process_group=SleepingGroup(device, cycles),
+            process_group=group or SleepingGroup(device, cycles),
             init_sync=False,
             bucket_cap_mb=width * width * 4 / (1 << 20),
         )
-        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=1e-6)
-        self.records: list[StepRecord] = []
-        self.errors: list[Exception] = []
-        self.schedule = OneLevel()
-        self.recorder = StepRecorder(self.records.append)
-        self.recorder.use(cuda_clock(device) if device.type == "cuda" else gpu, self.schedule)
-        if gpu is not None:
-            self.ddp.device_type = "cuda"
-        guard = Guard(lambda feature, error: self.errors.append(error))
-        self.probe = DdpProbe(self.ddp, 0, 0, self.recorder, lambda layout: None, guard)
+        super().__init__(ddp, device, gpu)
+        self.optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-6)
 
     def step(self) -> None:
         """Trains one step."""
         self.ddp(self.data).square().mean().backward()
-        self.recorder.optimizer_begin()
-        self.optimizer.step()
-        self.recorder.optimizer_end()
+        self.update(self.optimizer)
         self.optimizer.zero_grad()
 
     def steps(self, count: int, level: str = "ok", wait: bool = False) -> list[StepRecord]:
@@ -185,8 +256,3 @@ class Job:
             self.recorder.gpu.poll()
         assert not self.errors, self.errors
         return self.records[before + 1 :]
-
-    def synchronise(self) -> None:
-        """Waits for the GPU."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()

@@ -21,11 +21,12 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 
 import torch
 
 from benchmarks.gpu.job import Job, cycles_per_ms
-from benchmarks.gpu.part import Row, Rows, run
+from benchmarks.gpu.part import Row, run
 from benchmarks.paired import hodges_lehmann, ratios
 from ddpwatch.analysis.step import figures
 
@@ -36,8 +37,8 @@ MEASURE = "--measure"
 NOT_SIMULATED = "which hardware queue a stream gets is the driver's choice; the simulated GPU's streams never block"
 
 
-def on_gpu() -> Rows:
-    return [of_setting(queues) for queues in QUEUES]
+def on_gpu() -> Iterable[Row]:
+    return map(of_setting, QUEUES)
 
 
 def of_setting(queues: int) -> Row:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,32 +28,34 @@ def command_line(name: str, doc: str | None) -> argparse.ArgumentParser:
 def run(
     name: str,
     doc: str | None,
-    on_gpu: Callable[[], Rows],
-    simulated: Callable[[], Rows] | str = "",
+    on_gpu: Callable[[], Iterable[Row]],
+    simulated: Callable[[], Iterable[Row]] | str = "",
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Runs a part, and returns the exit code.
+    """Runs a part, writes its results row by row, and returns the exit code.
 
     Args:
         name: Of the part, and of its file.
         doc: What ``--help`` says.
         on_gpu: Measures on a GPU; called only where there is one.
-        simulated: What can be said without, or why nothing can.
+        simulated: Where there is none, finds what can be said without, or says why nothing can.
         argv: The command line, if not this process's.
     """
     out = command_line(name, doc).parse_args(argv).out
-    made_up = [] if isinstance(simulated, str) else simulated()
-    if made_up:
-        show("on the simulated GPU", made_up)
-    elif simulated:
-        print(f"not simulated: {simulated}")
     ran = torch.cuda.is_available()
-    rows = on_gpu() if ran else []
-    if ran:
-        show(f"on {torch.cuda.get_device_name()}", rows)
-    else:
+    measure = on_gpu if ran else simulated if callable(simulated) else list
+    rows: Rows = []
+    write(out, name, ran, rows, complete=False)
+    for row in measure():
+        rows.append(row)
+        write(out, name, ran, rows, complete=False)
+    write(out, name, ran, rows)
+    if not ran:
         print(NO_GPU)
-    write(out, name, ran, rows, made_up)
+    if isinstance(simulated, str) and not ran:
+        print(f"not simulated: {simulated}")
+    elif rows:
+        show(f"on {torch.cuda.get_device_name()}" if ran else "without a GPU", rows)
     return 0
 
 
@@ -69,9 +72,25 @@ def cell(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def write(out: Path, name: str, ran: bool, rows: Rows, simulated: Rows) -> None:
-    """Writes the results."""
+def write(out: Path, name: str, ran: bool, rows: Rows, complete: bool = True) -> None:
+    """Writes the results.
+
+    Args:
+        out: The file.
+        name: Of the part.
+        ran: Whether that was on a GPU.
+        rows: What was found.
+        complete: Whether nothing more will come.
+    """
     device = torch.cuda.get_device_name() if ran else None
     about = {"part": name, "ran": ran, "why": "" if ran else NO_GPU, "device": device, "torch": torch.__version__}
+    found = {"rows": rows, "simulated": []} if ran else {"rows": [], "simulated": rows}
+    save(out, {**about, "complete": complete, **found})
+
+
+def save(out: Path, found: dict[str, Any]) -> None:
+    """Replaces a JSON file as a whole: who is cut leaves the one from before."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({**about, "rows": rows, "simulated": simulated}, indent=1) + "\n")
+    new = out.with_suffix(".new")
+    new.write_text(json.dumps(found, indent=1) + "\n")
+    new.replace(out)

@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity
 
 import ddpwatch
+from benchmarks.gpu.job import average
 from benchmarks.gpu.part import NO_GPU, Row, command_line, show, write
 from benchmarks.profiler_truth import under_both
 from benchmarks.rounds import Rounds
@@ -43,12 +44,6 @@ from ddpwatch.probe.record import StepRecord
 NAME = "truth"
 WITHIN_POINTS = 2.0
 NCCL_KERNELS = ("nccl", "onerankreduce")
-
-
-def average(state, bucket):  # type: ignore[no-untyped-def]  # without annotations: DDP takes none in quotes
-    """A comm hook for a world of one."""
-    work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
 
 
 class Profiled(NamedTuple):
@@ -120,7 +115,7 @@ def report(found: list[tuple[float, float]], backend: str, out: Path) -> int:
         "ranks": dist.get_world_size(),
     }
     show(f"on {torch.cuda.get_device_name()}", [row])
-    write(out, NAME, True, [row], [])
+    write(out, NAME, True, [row])
     return int(abs(difference) > WITHIN_POINTS)
 
 
@@ -131,7 +126,7 @@ def main() -> int:
     backend = args.backend
     if not torch.cuda.is_available():
         print(NO_GPU)
-        write(args.out, NAME, False, [], [])
+        write(args.out, NAME, False, [])
         return 0
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.cuda.set_device(device)
