@@ -36,6 +36,7 @@ class Process:
         torch: It has imported torch.
         group: World size of its process group; None if none was seen.
         model: What it has built: one of `UNWATCHED_MODELS`, or ``wrapped`` in DDP or FSDP2; empty if nothing was seen.
+        refused: Why that is not watched, though it is in DDP or FSDP2.
         error: The exception that has ended it.
     """
 
@@ -45,6 +46,7 @@ class Process:
     torch: bool = False
     group: int | None = None
     model: str = ""
+    refused: str = ""
     error: str = ""
 
     @property
@@ -59,7 +61,7 @@ class Process:
             self.group = self.ranks if word == "group" else None
         elif word in ("launcher", "torch"):
             setattr(self, word, True)
-        elif word in ("model", "error"):
+        elif word in ("model", "refused", "error"):
             setattr(self, word, text)
 
 

@@ -72,7 +72,7 @@ def why_unwatched(facts: Facts) -> Why:
     found = facts.processes
     if models := {process.model for process in found if process.model}:
         named = next((name for name in MODELS if name in models), None)
-        return _refused(facts) if named is None else Why(MODELS[named], WATCHED)
+        return _wrapped(found, facts) if named is None else Why(MODELS[named], WATCHED)
     return _raised(found) or _without_model(found, facts)
 
 
@@ -98,9 +98,12 @@ def _without_step(forwards: bool | None) -> Why:
     )
 
 
-def _refused(facts: Facts) -> Why:
+def _wrapped(found: Sequence[Process], facts: Facts) -> Why:
+    """Of a model in DDP or FSDP2, which has no run."""
+    if refused := next((process.refused for process in found if process.refused), ""):
+        return Why(f"a model in DDP or FSDP2 cannot be watched: {refused}")
     if facts.over:
-        return Why("a model was wrapped, and could not be watched", "ddpwatch's warning in the job's output says why")
+        return Why("a model was wrapped, and the job ended before its first report", "ddpwatch needs a second or two")
     return Why("the model is wrapped, and its first report is under way")
 
 

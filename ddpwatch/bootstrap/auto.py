@@ -113,6 +113,9 @@ def _watch(model: Any, result: None = None) -> None:
     try:
         from ddpwatch.probe.session import watch
 
-        watch(model, record=os.environ.get("DDPWATCH_RECORD"))
+        handle = watch(model, record=os.environ.get("DDPWATCH_RECORD"))
+        if handle.refused:
+            tell("refused", handle.refused)
     except Exception as error:
+        tell("refused", " ".join(str(error).split()))
         _blind(error)

@@ -396,11 +396,16 @@ def _unwatchable(model_class: type) -> UsageError:
 
 
 class Watch:
-    """The handle that ``watch()`` returns: closes the watching of its module; usable as a context manager."""
+    """The handle that ``watch()`` returns: closes the watching of its module; usable as a context manager.
 
-    def __init__(self, session: ProbeSession | None, probe: DdpProbe | FsdpProbe | None) -> None:
+    Attributes:
+        refused: Why an error of ddpwatch's keeps the module from being watched; empty if none does.
+    """
+
+    def __init__(self, session: ProbeSession | None, probe: DdpProbe | FsdpProbe | None, refused: str = "") -> None:
         self._session = session
         self._probe = probe
+        self.refused = refused
 
     @property
     def run_id(self) -> str:
@@ -471,7 +476,7 @@ def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = Non
         if is_the_jobs(error):
             raise
         _log.warning("ddpwatch does not watch, training goes on: %s", reason_of(error))
-        return Watch(None, None)
+        return Watch(None, None, reason_of(error))
     _watches[watchable] = handle
     return handle
 

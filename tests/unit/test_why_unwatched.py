@@ -44,6 +44,10 @@ def read(tmp_path: Path, *lines: str) -> list[startup.Process]:
             "a process group of 2 ranks, and no model in DDP or FSDP2 so far",
         ),
         (["2 start 0 1", "2 torch", "2 group 0 1", "2 model wrapped"], "the model is wrapped, and its first report"),
+        (
+            ["2 model wrapped", "3 model wrapped", "3 refused no such"],
+            "a model in DDP or FSDP2 cannot be watched: no such",
+        ),
         (["2 start 0 1", "2 model wrapped", "2 model FSDP1", "2 error E: x"], MODELS["FSDP1"]),
         # torchrun's own exception says nothing that its ranks' do not.
         (

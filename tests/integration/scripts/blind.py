@@ -44,6 +44,9 @@ def built() -> nn.Module:
         from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel as Megatron
 
         return Megatron(nn.Linear(4, 4))
+    if CASE == "refused":
+        torch._dynamo.config.optimize_ddp = "python_reducer"
+        return DistributedDataParallel(nn.Linear(4, 4))
     if CASE == "no-forward":
         return DistributedDataParallel(nn.Linear(4, 4))
     if CASE == "no-step":
