@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import events
 from textual.app import App, ComposeResult, SystemCommand
@@ -167,7 +167,7 @@ class DashboardApp(App[int]):
             case posted.Arrived(step):
                 self._arrived(step)
             case posted.Missed(why):
-                self.notify(why, timeout=4, markup=False)
+                self.notify(why, timeout=4)
             case posted.Output(lines, unfinished):
                 self.session.add_output(lines, unfinished, self._wall())
             case posted.Failed(error):
@@ -262,7 +262,7 @@ class DashboardApp(App[int]):
         try:
             target = parse_target(text)
         except UsageError as error:
-            self.notify(f"{error.message}: {error.hint}", markup=False)
+            self.notify(f"{error.message}: {error.hint}")
         else:
             self._moved(self.controller.go_to(target))
 
@@ -347,6 +347,10 @@ class DashboardApp(App[int]):
 
     # -- what leaves the dashboard ---------------------------------------------------------------------------
 
+    def notify(self, message: str, **options: Any) -> None:
+        """Shows a message for a while: what is in it, such as a file's name, is only text."""
+        super().notify(clean(message, 1000), markup=False, **options)
+
     async def action_quit(self) -> None:
         """Leaves at once."""
         self.exit(0)
@@ -378,9 +382,9 @@ class DashboardApp(App[int]):
         try:
             write(path)
         except OSError as error:
-            self.notify(f"not saved: {path.absolute().parent}: {error.strerror}", severity="error", markup=False)
+            self.notify(f"not saved: {path.absolute().parent}: {error.strerror}", severity="error")
         else:
-            self.notify(f"saved {path}{note}", timeout=6, markup=False)
+            self.notify(f"saved {path}{note}", timeout=6)
 
     def _file(self, end: str) -> Path:
         return Path(f"ddpwatch-{clean(self.session.name, 60).replace('/', '-')}-{end}")

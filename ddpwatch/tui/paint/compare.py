@@ -11,7 +11,7 @@ from ddpwatch.tui.models.compare import THIS_RUN, CompareModel, Comparison
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.spark import paint_columns
 from ddpwatch.tui.paint.split import PHASE_STYLES
-from ddpwatch.tui.text import UNKNOWN, number, percent, shorten, wrap
+from ddpwatch.tui.text import UNKNOWN, clean, number, percent, shorten, wrap
 
 _SIGNS = {"slower": ("✗", "bad"), "faster": ("✓", "good"), "same": ("✓", "text")}
 _GUTTER = 16
@@ -43,7 +43,7 @@ def _paint_verdict(canvas: Canvas, model: CompareModel, y: int) -> int:
     """Paints the verdict, or what is missing for one; returns the row after it."""
     sign, style, text = _verdict(model)
     canvas.put(1, y, sign, style)
-    lines = wrap(text, canvas.width - 4, 3)
+    lines = wrap(clean(text, 1000), canvas.width - 4, 3)
     for row, line in enumerate(lines, start=y):
         canvas.put(3, row, line, style if style in ("bad", "good") else "text")
     return y + len(lines)

@@ -107,6 +107,22 @@ class TestView:
             assert line.lstrip().startswith("✗ ")
             assert "b takes another file" in " ".join(screen_text(app).split())
 
+    async def test_no_name_of_a_file_is_drawn_as_it_is(self, tmp_path):
+        path = ended_recording(tmp_path / "run.mcap", run(40)).rename(tmp_path / "\x1b[2J[bold]\u202e.mcap")
+        app = app_on(baseline=path)
+        async with app.run_test(size=(200, 40)) as pilot:
+            await watching(pilot, run(40))
+            await pilot.press("6")
+            await compared(pilot)
+            await asked_for(pilot, tmp_path / "none\x1b[2J[bold].mcap")
+            await until(pilot, lambda: app.views.compare.baseline and app.views.compare.baseline.failure)
+            app.notify(f"not saved: {path}")
+            app.tick()
+            await pilot.pause()
+            assert "[2J[bold]" in screen_text(app)
+            assert not {"\x1b", "\u202e"} & set(screen_text(app))
+            assert [str(note.message) for note in app._notifications] == [f"not saved: {tmp_path}/[2J[bold].mcap"]
+
     async def test_another_set_up_is_marked(self, tmp_path):
         other = ended_recording(tmp_path / "eight.mcap", run(30, world=8))
         app = app_on(baseline=other)
