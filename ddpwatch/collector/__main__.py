@@ -7,11 +7,15 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 from pathlib import Path
 
+from ddpwatch import rundir
 from ddpwatch.collector.service import Collector, Options
+from ddpwatch.errors import DdpwatchError
 
 NICENESS = 10  # training goes first where cores are short; the tenth of a core that is left is plenty
+_log = logging.getLogger("ddpwatch.collector")
 
 
 def main() -> None:
@@ -32,10 +36,21 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     options, ending = Options(**vars(parser.parse_args())), (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # until they can be handled: the run is already announced
-    collector = Collector(options)
+    collector = _made(options)
     collector.end_on(*ending)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)
     collector.run()
+
+
+def _made(options: Options) -> Collector:
+    """The collector. Where it cannot be, it leaves nothing: the run directory was removed while it started."""
+    try:
+        return Collector(options)
+    except DdpwatchError as error:
+        _log.error("%s", error)
+        with contextlib.suppress(DdpwatchError):
+            rundir.remove(options.run_id)
+        sys.exit(error.exit_code)
 
 
 def _step_back() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -184,3 +185,17 @@ def test_below_ray_the_collector_s_death_is_seen(run_directory: Path, monkeypatc
     os.kill(info.pid, signal.SIGKILL)
     assert collector._process.wait(60.0) == -signal.SIGKILL
     collector.leave()
+
+
+def test_a_collector_whose_run_directory_was_removed_as_it_started_leaves_nothing(run_directory: Path) -> None:
+    claim = rundir.claim("train-1")
+    shutil.rmtree(run_directory)
+    options = ["--run-id=train-1", "--world-size=1", f"--watch-pid={os.getpid()}", f"--claim={claim}"]
+    command = [sys.executable, "-m", "ddpwatch.collector", *options]
+    done = subprocess.run(command, pass_fds=[claim], capture_output=True, text=True, check=False)
+    os.close(claim)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("train-1.json was removed")
+    assert "Traceback" not in done.stderr
+    assert list(run_directory.iterdir()) == []
+    assert not list(rundir.SHARED_MEMORY.glob("ddpwatch-*/train-1.*"))
