@@ -128,6 +128,53 @@ def python_before() -> None:
     train(ddp)
 
 
+@case("comm hook before watch(): bf16")
+def bf16_before() -> None:
+    """`bf16_compress_hook`, under another name"""
+
+    def bf16(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return default_hooks.bf16_compress_hook(state, bucket)
+
+    ddp = model()
+    ddp.register_comm_hook(None, bf16)
+    watch(ddp)
+    train(ddp)
+
+
+@case("comm hook before watch(): own")
+def own_before() -> None:
+    """a function that all-reduces, then scales"""
+
+    def hook(state: float, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0] * state)
+
+    ddp = model()
+    ddp.register_comm_hook(0.25, hook)
+    watch(ddp)
+    train(ddp)
+
+
+@case("comm hook before watch(): raises")
+def raises_before() -> None:
+    """at the second bucket of the third step: the exception reaches the script"""
+    seen: list[int] = []
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        seen.append(bucket.index())
+        if seen.count(1) == 3:
+            raise ValueError(f"bucket {bucket.index()} is not to my liking")
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+
+    ddp = model()
+    ddp.register_comm_hook(None, hook)
+    watch(ddp)
+    try:
+        train(ddp)
+    except ValueError as error:
+        print(f"raised {type(error).__name__}: {error}")
+
+
 @case("comm hook before watch(): built in")
 def builtin_before() -> None:
     """the C++ fp16 hook"""

@@ -416,6 +416,33 @@ def python_hook() -> None:
     ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
 
+@case("comm hook: bf16")
+def bf16_hook() -> None:
+    """`bf16_compress_hook`, under another name: under its own, DDP refuses it where torch is built without CUDA"""
+
+    def bf16(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return default_hooks.bf16_compress_hook(state, bucket)
+
+    ddp = wrap()
+    ddp.register_comm_hook(None, bf16)
+    train(ddp)
+
+
+@case("comm hook: own")
+def own_hook() -> None:
+    """a method that weighs the ranks, and all-reduces in `then`'s chain"""
+
+    class Weighted:
+        def hook(self, state: torch.Tensor, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            weighted = bucket.buffer() * state
+            future = dist.all_reduce(weighted, async_op=True).get_future()
+            return future.then(lambda done: done.value()[0] / 2).then(lambda done: done.value() * 3)
+
+    ddp = wrap()
+    ddp.register_comm_hook(torch.tensor(1.0 + RANK), Weighted().hook)
+    train(ddp)
+
+
 @case("comm hook: built in")
 def builtin_hook() -> None:
     """the C++ fp16 hook; a second registration raises DDP's error"""
