@@ -1,6 +1,6 @@
 """Comm hooks of the user's, seen from the moment they are registered.
 
-On torch ≥ 2.14 by the hooks of their process group, on Python ≥ 3.12 by their calls: then they run as they are.
+On Python ≥ 3.12 by their calls, else on torch ≥ 2.14 by the hooks of their process group: then they run as they are.
 Elsewhere `timed` is around them.
 """
 
@@ -78,9 +78,12 @@ def _observer_of(ddp: DistributedDataParallel) -> DdpObserver | None:
 
 
 def _see(ddp: DistributedDataParallel, hook: Hook, result: None) -> None:
-    """A comm hook has been registered, and runs as it is: it is seen by its process group's hooks, or by its calls."""
+    """A comm hook has been registered, and runs as it is: it is seen by its calls, or by its process group's hooks.
+
+    The former say which bucket a call is for, and see a hook that communicates nothing.
+    """
     observer = _observer_of(ddp)
-    if observer is not None and (GroupHooks.supported(ddp.process_group) or not _see_calls(ddp, hook, observer)):
+    if observer is not None and not _see_calls(ddp, hook, observer):
         observer.guard.run("collectives", observer.on_comm_hook)
 
 

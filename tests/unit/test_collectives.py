@@ -66,6 +66,15 @@ def test_the_comm_hook_of_mixed_precision_is_seen_through_the_reducer() -> None:
     assert all(len(step.comm_done) == LAYERS and None not in step.comm_done for step in steps[1:])
 
 
+@pytest.fixture
+def no_calls_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Python < 3.12."""
+    comm_hooks._observers.clear()
+    comm_hooks._end_with_the_last()
+    for name, value in {"_tool": None, "_seen": {}, "_codes": {}, "_TOOL_IDS": ()}.items():
+        monkeypatch.setattr(calls, name, value)
+
+
 @pytest.fixture(params=["by its group's hooks", "by its calls", "by a wrapper"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """How a comm hook is seen: by the first of these that torch and Python have."""
@@ -73,10 +82,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         pytest.skip("process groups have no hooks before torch 2.14")
     if request.param == "by its calls" and sys.version_info < (3, 12):
         pytest.skip("calls are seen on Python 3.12 and newer")
-    if request.param != "by its group's hooks":
-        monkeypatch.setattr(GroupHooks, "supported", staticmethod(lambda group: False))
     if request.param == "by a wrapper":
-        monkeypatch.setattr(calls, "_TOOL_IDS", ())
+        monkeypatch.setattr(GroupHooks, "supported", staticmethod(lambda group: False))
+    if request.param != "by its calls":
+        request.getfixturevalue("no_calls_are_seen")
     gc.collect()
     comm_hooks._observers.clear()  # of other tests' modules, which their hooks keep
     comm_hooks._end_with_the_last()
@@ -119,8 +128,9 @@ def test_modules_that_share_the_code_of_a_comm_hook(way: str) -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="calls are seen on Python 3.12 and newer")
 @pytest.mark.parametrize("way", ["by its calls"], indirect=True)
-def test_a_comm_hook_whose_calls_cannot_be_seen(way: str) -> None:
-    """A decorator's code has no bucket: the step is watched, without its collectives."""
+def test_a_comm_hook_whose_calls_cannot_be_seen(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decorator's code has no bucket: the step is watched, without its collectives where its group has no hooks."""
+    monkeypatch.setattr(GroupHooks, "supported", staticmethod(lambda group: False))
 
     @functools.wraps(fp16_compress_hook)
     def decorated(*arguments: Any) -> Any:
@@ -330,6 +340,7 @@ def own_hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP takes no ann
 
 
 @has_hooks
+@pytest.mark.usefixtures("no_calls_are_seen")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_comm_hook_runs_unwrapped_where_process_groups_have_hooks(when: str) -> None:
     callers: list[str] = []
@@ -354,6 +365,7 @@ def test_a_comm_hook_runs_unwrapped_where_process_groups_have_hooks(when: str) -
 
 
 @has_hooks
+@pytest.mark.usefixtures("no_calls_are_seen")
 @pytest.mark.parametrize("other_hook", [True, False])
 def test_modules_that_share_a_group_see_their_own_collectives(other_hook: bool) -> None:
     """And none that the script issues between backwards."""
@@ -377,6 +389,7 @@ def test_modules_that_share_a_group_see_their_own_collectives(other_hook: bool) 
 
 
 @has_hooks
+@pytest.mark.usefixtures("no_calls_are_seen")
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("refused", ["register_pre_hook", "register_post_hook"])
 def test_a_comm_hook_is_registered_where_the_groups_hooks_are_not(
