@@ -20,6 +20,7 @@ The columns:
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -77,7 +78,12 @@ def ended(name: str, device: str, recording: Path | None = None) -> Outcome:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
         print(f"{name}: {done.stderr[-2000:]}", file=sys.stderr)
-    return Outcome(done.returncode, sorted(line for line in done.stdout.splitlines() if line.startswith("parameters")))
+    return Outcome(done.returncode, printed(done.stdout))
+
+
+def printed(output: str) -> list[str]:
+    """What the ranks say of their parameters. Lines of two ranks may run into each other."""
+    return sorted(re.findall("parameters [0-9]+ [0-9a-f]{16}", output))
 
 
 def row(name: str, watched: Outcome, plain: Outcome, recording: Path) -> Row:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 STEPS, FAULTY_RANK = 60, 1
-LATE_MS, HANG_STEP, HANG_S = 60.0, 30, 10.0
+LATE_MS, HANG_STEP, HANG_S = 60.0, 30, 12.0
 LAYERS, BUCKET_MB = 8, 4.0
 SIZES = {"cuda": (1024, 512), "cpu": (128, 32)}  # width, batch
 

@@ -166,7 +166,9 @@ def running(pid: int) -> bool:
 def test_a_job_of_two_ranks_is_judged_by_its_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal parameters are those of every rank, and a job that printed none is not equal to another such."""
     monkeypatch.setattr(shared, "Recording", lambda file: enveloped(run(late_rank=1)))
-    printed = ["parameters 0 ab", "parameters 1 cd"]
+    digests = {0: "ab" * 8, 1: "cd" * 8}
+    printed = shared.printed(f"parameters 1 {digests[1]}parameters 0 {digests[0]}\n\nstep 1.000 ms\n")
+    assert printed == [f"parameters {rank} {digest}" for rank, digest in digests.items()]
     row = shared.row("late host", Outcome(0, printed), Outcome(0, printed), Path("x.mcap"))
     assert (row["equal"], row["steps"], row["with times"], row["expected"], row["named"]) == (True, 80, 80, "1", "1")
     assert str(row["says"]).startswith("rank 1 is late by")
