@@ -83,7 +83,9 @@ class Launch:
             startup.create(path := rundir.startup(self.name))
             self._startup, self._environment[startup.VARIABLE] = path, str(path)
         if record is not None:
-            self._environment |= {"DDPWATCH_RECORD": str(record.absolute()), **limits}
+            with contextlib.suppress(OSError):  # the current directory was removed: the job starts all the same
+                record = record.absolute()
+            self._environment |= {"DDPWATCH_RECORD": str(record), **limits}
 
     def runs(self) -> list[RunInfo]:
         """This job's live runs: one, or one per restart."""

@@ -254,6 +254,14 @@ def test_viewers_without_streams_end_as_they_would_with_them(tmp_path: Path) -> 
         assert done.stderr.startswith("" if "2" in closed else "ddpwatch: error: ")
 
 
+def test_a_current_directory_that_was_removed_does_not_keep_the_job_from_starting(tmp_path: Path) -> None:
+    run = shlex.join([*DDPWATCH, "run", "--record", "run.mcap", "--", "sh", "-c", "exit 7"])
+    (tmp_path / "gone").mkdir()
+    done = finished("sh", "-c", f"cd {tmp_path}/gone; rmdir ../gone; {run}", PYTHONPATH=str(ROOT))
+    assert done.returncode == 7
+    assert "Traceback" not in done.stderr
+
+
 def test_a_directory_that_becomes_unusable_does_not_change_the_exit_code(tmp_path: Path) -> None:
     (private := tmp_path / "private").mkdir(mode=0o700)
     command = [sys.executable, "-c", "import os; os.chmod(os.environ['DDPWATCH_DIR'], 0o755); raise SystemExit(7)"]

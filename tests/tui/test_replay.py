@@ -161,7 +161,7 @@ class TestReplay:
 
 
 def shown(state):
-    """All that views show of a state; ``frames`` and ``version`` depend on the path, not on what is known."""
+    """All that views show of a state; ``frames``, ``version`` and first heartbeats depend on the path."""
     newest = state.newest_step()
     return {
         "run": (
@@ -173,7 +173,7 @@ def shown(state):
             state.status,
             state.clocks.several,
         ),
-        "ranks": {rank: (asdict(s), state.status_of(rank)) for rank, s in state.ranks.items()},
+        "ranks": {rank: (asdict(s) | {"first_beat": None}, state.status_of(rank)) for rank, s in state.ranks.items()},
         "steps": [(view.step, dict(view.figures), view.skew) for view in state.steps.values()],
         "newest": newest and newest.step,
         "layouts": {key: state.layouts[key] for key in state.layouts},
