@@ -148,7 +148,7 @@ def test_a_run_without_steps(case: str, text: str, tmp_path: Path) -> None:
     assert process.returncode == 0, said
     report = report_of(file)
     assert report["verdict"]["text"].startswith(f"finished after 0 steps; {text}")
-    assert (report["verdict"]["kind"], report["verdict"]["severity"]) == ("ended", "warn")
+    assert (report["verdict"]["kind"], report["verdict"]["severity"]) == ("no_steps", "warn")
     assert report["verdict"]["text"] in said
     assert report["verdict"]["text"] in render_report(report)
 

@@ -4,6 +4,7 @@ from itertools import chain
 import pytest
 from msgspec.structs import replace
 
+from ddpwatch.analysis.why_unwatched import Why
 from ddpwatch.messages import Status
 from ddpwatch.tui.models.devices import DeviceLine, DeviceLines, mean_history, worst_first
 from ddpwatch.tui.models.history import SPARK_STEPS, HistoryPoint, StepHistory
@@ -325,6 +326,11 @@ def test_states_before_the_first_step():
     for link in (LinkState(Link.WAITING, directory="/run/x"), LinkState(Link.ATTACHING, name="run-1"), LIVE):
         for size in ((5, 3), (80, 24)):
             assert len(paint_overview(overview([], link), *size)) == size[1]
+    why = Why("a process group of 2 ranks, and no model in DDP or FSDP2 so far", 40 * "word ")
+    started = LinkState(Link.WAITING, job="torchrun train.py", why=why)
+    drawn = text(paint_overview(overview([], started), 80, 24))
+    assert all(part in drawn for part in ("nothing is watched yet", why.text, "torchrun train.py"))
+    assert drawn.count("word") == 40  # wrapped, not cut
     waiting = overview([], LinkState(Link.WAITING, directory="/run/x"))
     assert "looking in /run/x" in text(paint_overview(waiting, 80, 24))
     assert "waiting for every rank's first step" in text(paint_overview(overview([hello(0)]), 80, 24))

@@ -184,7 +184,7 @@ class TestVerdict:
     def test_a_short_run_that_is_over(self):
         found = judged([*run(4), bye(0), bye(1), bye()])
         assert (found.kind, found.severity, found.text) == (
-            "ended", "ok", f"finished after 4 steps; too few steps to say: 3 of {ENOUGH_STEPS} are measured"
+            "collecting", "none", f"finished after 4 steps; too few steps to say: 3 of {ENOUGH_STEPS} are measured"
         )  # fmt: skip
 
     def test_a_finished_run_keeps_its_finding(self):

@@ -191,5 +191,6 @@ def _prefixed(found: Verdict, steps: int, end: Bye | None) -> Verdict:
     ended = how_ended(end.reason, end.detail, end.signal)
     how = "finished" if end.reason == "finished" else f"the run {ended}"
     text = f"{how} after {steps} steps" + (f"; {found.text}" if is_known and found.text else "")
-    well: Severity = "warn" if found.kind == "no_steps" else "ok"
-    return replace(found, kind="ended", severity=well if end.reason == "finished" else "bad", text=text)
+    if end.reason == "finished" and found.kind in ("no_steps", "collecting"):
+        return replace(found, text=text)
+    return replace(found, kind="ended", severity="ok" if end.reason == "finished" else "bad", text=text)
