@@ -189,6 +189,7 @@ class Launch:
                 preexec_fn=restore_signals,  # there is no other thread yet
             )
         except OSError as error:
+            self.forget_startup()
             raise _refusal(self._command[0], error) from error
 
     def _relay(

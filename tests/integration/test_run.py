@@ -204,7 +204,9 @@ def test_without_a_dashboard_the_job_is_still_ours(tmp_path: Path, monkeypatch: 
         (None, 0o755, "is a directory"),
     ],
 )
-def test_what_cannot_be_started_is_told(tmp_path: Path, text: str | None, mode: int, why: str, off: str) -> None:
+def test_what_cannot_be_started_is_told(
+    run_directory: Path, tmp_path: Path, text: str | None, mode: int, why: str, off: str
+) -> None:
     path = tmp_path / "job"
     if text is None:
         path.mkdir()
@@ -212,6 +214,7 @@ def test_what_cannot_be_started_is_told(tmp_path: Path, text: str | None, mode: 
         path.write_text(text)
         path.chmod(mode)
     _is_refused(ddpwatch("run", "--headless", "--", str(path), DDPWATCH=off), f"{path}", why)
+    assert not list(run_directory.glob("*.startup"))
 
 
 def test_too_long_an_argument_list_is_told() -> None:
