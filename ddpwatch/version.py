@@ -6,7 +6,7 @@ import re
 
 __version__ = "0.1.0"
 
-OLDEST_TORCH, NEWEST_TORCH = (2, 9), (2, 15)  # `.ci/run` runs the tests with both
+OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)  # `.ci/run` runs the tests with both
 
 
 def untested(torch: str) -> str:
