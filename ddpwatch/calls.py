@@ -195,7 +195,7 @@ def _on_unwind(code: CodeType, offset: int, error: BaseException) -> None:
 
 
 def _wrapper(seen: SeenCalls, original: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = getattr(getattr(original, "__code__", None), "co_varnames", ())
+    parameters = getattr(getattr(innermost(original), "__code__", None), "co_varnames", ())
 
     @functools.wraps(original)
     def seen_call(*arguments: Any, **options: Any) -> Any:

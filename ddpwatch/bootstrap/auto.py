@@ -60,7 +60,8 @@ def _blind(error: Exception) -> None:
     guard = sys.modules.get("ddpwatch.probe.guard")
     if guard is not None and guard.is_the_jobs(error):  # raised by a signal handler meanwhile
         raise error
-    _log.warning("ddpwatch does not watch, training goes on: %s", error)
+    reason = type(error).__name__ if guard is None else guard.reason_of(error)
+    _log.warning("ddpwatch does not watch, training goes on: %s", reason)
 
 
 def install_groups(c10d: Any) -> None:

@@ -69,6 +69,13 @@ class ActivityMonitor:
         self._on_compile_end = partial(guard.run, "compilations", self._compile_end)
         self._under_way: list[tuple[int, Doing]] = []  # calls on this thread: since when, and what it did before
         self._seen: dict[Callable[..., Any], SeenCalls] = {}
+        try:
+            self._see_all()
+        except BaseException:
+            self.close()
+            raise
+
+    def _see_all(self) -> None:
         self._see("data", "waiting for data", (_BaseDataLoaderIter, "__next__"), names=["self"])
         self._see("save", "torch.save", (torch.serialization, "save"), (torch, "save"))
         for module, name in SAVERS:

@@ -40,7 +40,7 @@ def time_later_hook(ddp: DistributedDataParallel, observer: DdpObserver) -> None
     """Sees any comm hook that is registered on this module from now on, until `no_later_hook`."""
     global _registrations
     _observers[ddp] = weakref.ref(observer)
-    weakref.finalize(observer, _end_with_the_last).atexit = False
+    weakref.finalize(observer, observer.guard.run, "closing", _end_with_the_last).atexit = False
     if _registrations is not None:
         return
     place = DistributedDataParallel, "register_comm_hook"
@@ -108,7 +108,7 @@ def _see_calls(ddp: DistributedDataParallel, hook: Any, observer: DdpObserver) -
 
     failed = functools.partial(observer.guard.failed, feature="collectives")
     seen = SeenCalls([], code=code, names=["bucket"], begin=begin, end=end, on_error=failed)
-    weakref.finalize(observer, seen.close).atexit = False
+    weakref.finalize(observer, observer.guard.run, "closing", seen.close).atexit = False
     _seen_hooks[ddp] = seen
     return seen.by_events
 
@@ -148,12 +148,16 @@ def _patch_registration() -> None:
 
     @functools.wraps(_original_register)
     def register_comm_hook(self: DistributedDataParallel, state: object, hook: Hook) -> None:
-        observer = _observer_of(self)
-        if observer is None or not hasattr(hook, "__qualname__"):  # DDP refuses what has no name
-            _original_register(self, state, hook)
-            return
-        _original_register(self, state, timed(hook, observer))
-        self._comm_hooks[-1] = (hook, state)  # code that looks finds the hook that was given
+        given = hook
+        try:
+            observer = _observer_of(self)
+            if observer is not None and hasattr(hook, "__qualname__"):  # DDP refuses what has no name
+                given = timed(hook, observer)
+        except Exception as error:
+            _failed(error)
+        _original_register(self, state, given)
+        if given is not hook:
+            self._comm_hooks[-1] = (hook, state)  # code that looks finds the hook that was given
 
     if DistributedDataParallel.register_comm_hook is _original_register:
         DistributedDataParallel.register_comm_hook = register_comm_hook  # type: ignore[method-assign]

@@ -70,7 +70,7 @@ class SeenForwards:
         if len(ddp.modules_buffers) > 0:
             failed = partial(guard.failed, feature="buffer waits")
             self._seen.append(SeenCalls([], code=codes[1], end=self._pre_forward_ends, on_error=failed, **of_this))
-        weakref.finalize(ddp, self.close).atexit = False  # as hooks die with the module
+        weakref.finalize(ddp, guard.run, "closing", self.close).atexit = False  # as hooks die with the module
         return True
 
     def close(self) -> None:

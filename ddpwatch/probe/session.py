@@ -80,25 +80,40 @@ class ProbeSession:
         )
         heartbeat = Heartbeat(self.rank, self.recorder, lambda: list(self._probes), self._doing)
         self.sender = Sender(self.rank, self.outbox, self.recorder, self._rendezvous, self.guard, heartbeat)
-        self._optimizer_hooks = [
-            register_optimizer_step_pre_hook(partial(self.guard.run, WATCHING, self._optimizer_begin)),
-            register_optimizer_step_post_hook(partial(self.guard.run, WATCHING, self._optimizer_end)),
-        ]
-        self._gc_pauses = GcPauses(self.rank, self.outbox.post, self.guard)
-        self._activity = ActivityMonitor(self.rank, self.outbox.post, self._saved, self._data_wait, self.guard)
-        self.active = True
         self._gave_up_ns = 0  # when an error of ddpwatch's ended the watching
         self._started = False
-        forked = weakref.WeakMethod(self._leave_to_parent)  # a fork handler stays for good: it must not own the session
-        os.register_at_fork(after_in_child=partial(_in_child, forked))
-        self._at_exit = partial(self.guard.run, CLOSING, self._close_at_exit)
-        atexit.register(self._at_exit)
-        # A rank that multiprocessing has forked ends without running what is registered with atexit.
-        self._at_child_exit = Finalize(None, self.guard.run, (CLOSING, self._close_child), exitpriority=0)
-        self._restore_hard_exit = before_hard_exit(self._exit_hard)
-        self._child_end = ChildEnd(self._child_ended, partial(self.guard.failed, feature=CLOSING))
         self._ended_by: BaseException | None = None
         self._exit_code: int | None = None  # of ``os._exit``, or of a process that multiprocessing started
+        self._undo: list[Callable[[], object]] = []  # takes back what is not a module's
+        self._undo_at_end: list[Callable[[], object]] = []
+        self.active = True
+        try:
+            self._install()
+        except BaseException:
+            self.close()
+            raise
+
+    def _install(self) -> None:
+        """Hooks into what is not a module's."""
+        for register, call in (
+            (register_optimizer_step_pre_hook, self._optimizer_begin),
+            (register_optimizer_step_post_hook, self._optimizer_end),
+        ):
+            self._undo.append(register(partial(self.guard.run, WATCHING, call)).remove)
+        self._gc_pauses = GcPauses(self.rank, self.outbox.post, self.guard)
+        self._undo.append(self._gc_pauses.close)
+        self._activity = ActivityMonitor(self.rank, self.outbox.post, self._saved, self._data_wait, self.guard)
+        self._undo.append(self._activity.close)
+        forked = weakref.WeakMethod(self._leave_to_parent)  # a fork handler stays for good: it must not own the session
+        os.register_at_fork(after_in_child=partial(_in_child, forked))
+        at_exit = partial(self.guard.run, CLOSING, self._close_at_exit)
+        atexit.register(at_exit)
+        self._undo_at_end.append(partial(atexit.unregister, at_exit))
+        # A rank that multiprocessing has forked ends without running what is registered with atexit.
+        at_child_exit = Finalize(None, self.guard.run, (CLOSING, self._close_child), exitpriority=0)
+        self._undo_at_end.append(at_child_exit.cancel)
+        self._undo_at_end.append(before_hard_exit(self._exit_hard))
+        self._undo_at_end.append(ChildEnd(self._child_ended, partial(self.guard.failed, feature=CLOSING)).close)
 
     # -- what is watched -------------------------------------------------------------------------------------
 
@@ -252,10 +267,8 @@ class ProbeSession:
         if _session is self:
             _session = None
         was_active, self.active = self.active, False
-        handles = [handle.remove for handle in self._optimizer_hooks]
-        probes = [probe.close for probe in list(self._probes)]
-        for remove in [*probes, self._gc_pauses.close, self._activity.close, *handles]:
-            self.guard.run(CLOSING, remove)
+        for undo in [*[probe.close for probe in list(self._probes)], *self._undo]:
+            self.guard.run(CLOSING, undo)
         if self._started:
             trouble = ""
             try:
@@ -268,10 +281,8 @@ class ProbeSession:
             self.sender.stop(goodbye, most_s)
         if not self.sender.is_alive():  # otherwise it does that itself, when it ends
             self._rendezvous.leave()
-        atexit.unregister(self._at_exit)
-        self._at_child_exit.cancel()
-        self._child_end.close()
-        self._restore_hard_exit()
+        for undo in self._undo_at_end:
+            self.guard.run(CLOSING, undo)
 
     def _close_at_exit(self) -> None:
         """Closes; a signal that comes meanwhile would have found an unwatched job gone."""
@@ -462,7 +473,12 @@ def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = Non
     global _session
     if os.environ.get("DDPWATCH") == "0":
         return Watch(None, None)
-    watchable = check_watchable(model)
+    try:
+        watchable = check_watchable(model)
+    except UsageError:
+        raise
+    except Exception as error:
+        return _unwatched(error)
     if (known := _watches.get(watchable)) is not None and known._probe is not None and known._probe.active:
         return known
     try:
@@ -471,14 +487,19 @@ def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = Non
             return Watch(None, None)
         handle = Watch(_session, _session.add(watchable))
     except Exception as error:  # an error of ddpwatch's must not reach the job
-        if _session is not None:
-            _session.cancel_unless_started()
-        if is_the_jobs(error):
-            raise
-        _log.warning("ddpwatch does not watch, training goes on: %s", reason_of(error))
-        return Watch(None, None, reason_of(error))
+        return _unwatched(error)
     _watches[watchable] = handle
     return handle
+
+
+def _unwatched(error: Exception) -> Watch:
+    """What ``watch()`` returns after an error of ddpwatch's, which it reports."""
+    if is_the_jobs(error):
+        raise error
+    if _session is not None:
+        _session.cancel_unless_started()
+    _log.warning("ddpwatch does not watch, training goes on: %s", reason_of(error))
+    return Watch(None, None, reason_of(error))
 
 
 class RecorderWatch(Watch):

@@ -116,8 +116,7 @@ class TimedReduceScatter(TimedComm):
 
     def allocate(self, *arguments: Any, **options: Any) -> torch.Tensor:
         """Passes on, and stamps the first call of a reduction."""
-        if _Reducing.comm() is not self or self._self_ready is None:
-            _Reducing.comm, self._self_ready = weakref.ref(self), self._self_guarded(self._self_observer.stamp)
+        self._self_guarded(self._self_begin)
         memory: torch.Tensor = self.__wrapped__.allocate(*arguments, **options)
         return memory
 
@@ -134,6 +133,10 @@ class TimedReduceScatter(TimedComm):
         about = "reduce_scatter", self._self_label, input_tensor.nbytes, group, ready
         entry = self._self_guarded(self._self_observer.launch, *about)
         return self._self_issue(entry, lambda: self.__wrapped__(output_tensor, input_tensor, group, op, async_op))
+
+    def _self_begin(self) -> None:
+        if _Reducing.comm() is not self or self._self_ready is None:
+            _Reducing.comm, self._self_ready = weakref.ref(self), self._self_observer.stamp()
 
     def _self_all_reduce(self, tensor: torch.Tensor, group: Any, issue: Callable[[], Any]) -> Any:
         ready, self._self_ready = self._self_ready, None
@@ -187,7 +190,7 @@ def see_all_reduces(observer: ShardedObserver) -> Callable[[], object]:
     if type(names["dist"]) is not _SeenDistributed:
         names["dist"] = _SeenDistributed(names["dist"])
     _seeing += 1
-    until = weakref.finalize(observer, _see_no_more)
+    until = weakref.finalize(observer, observer.guard.run, "closing", _see_no_more)
     until.atexit = False
     return until
 

@@ -1,0 +1,371 @@
+"""Whatever of ddpwatch's raises, the job does not notice: ``each_raises.py FOLDER SHAPE`` tries it, one by one.
+
+A traced training finds every function of ddpwatch's that the job's own threads enter. Then it is trained again for
+each, which raises when it is called for the first time in a later step (and once when it is called at all, if it is not
+called there). Parameters must be those of the unwatched job. What only a signal can bring (``KeyboardInterrupt``, or
+the ``SystemExit`` of a handler) must arrive at the job; then the next model trains as if nothing had been.
+
+``--list`` only finds the functions, ``--part=TEXT`` tries some. Leaves ``RANK.json``: the functions, those that the
+job's code calls directly, and all that went wrong.
+"""
+
+import contextlib
+import gc
+import hashlib
+import io
+import itertools
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+STEPS = 7
+LATER = 4  # the step from which on a function raises
+SHAPES: dict[str, Callable[[], nn.Module]] = {}
+
+
+def shape(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    SHAPES[build.__name__] = build
+    return build
+
+
+def layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
+
+
+@shape
+def ddp() -> nn.Module:
+    return DistributedDataParallel(layers(), bucket_cap_mb=0.0002)
+
+
+@shape
+def ddp_with_a_comm_hook() -> nn.Module:
+    model = DistributedDataParallel(layers(), bucket_cap_mb=0.0002)
+    model.register_comm_hook(None, fp16_compress_hook)
+    return model
+
+
+@shape
+def fsdp2() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    for layer in (model[0], model[2]):
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def train(build: Callable[[], nn.Module], reached: Callable[[int], None] = lambda step: None) -> str:
+    """Trains a new model; a digest of its losses and parameters."""
+    torch.manual_seed(3)
+    sha, model = hashlib.sha256(), build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = torch.randn(4 * STEPS, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
+    for step, (batch,) in enumerate(DataLoader(TensorDataset(rows), batch_size=4)):
+        reached(step)
+        if step == LATER:
+            with torch.no_grad():
+                model.eval()(batch)
+            model.train()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        sha.update(repr(loss.item()).encode())
+        if step >= LATER:
+            torch.save(torch.zeros(1), io.BytesIO())
+            gc.collect()
+    for tensor in model.state_dict().values():
+        tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        sha.update(tensor.contiguous().numpy().tobytes())
+    return sha.hexdigest()
+
+
+# -- what is called, and what raises -----------------------------------------------------------------------------------
+
+
+class InjectedError(Exception):
+    """An error of ddpwatch's."""
+
+
+class Interrupt(KeyboardInterrupt):
+    """Ctrl-C."""
+
+
+class Ended(SystemExit):
+    """What a signal handler raises to end the process."""
+
+
+class Tracer:
+    """Profiles the job's threads: notes which of ddpwatch's functions are called, or lets one of them raise once.
+
+    Args:
+        target: The function that is to raise, None for none.
+        error: What it raises.
+    """
+
+    def __init__(self, target: str | None = None, error: BaseException | None = None) -> None:
+        self.step = -1
+        self.called: Counter[str] = Counter()
+        self.later: set[str] = set()
+        self.doors: dict[str, str] = {}
+        self.fired = False
+        self.armed_from = LATER
+        self._target, self._error = target, error
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or (name := name_of(frame.f_code)) is None:
+            return
+        if self._target is None:
+            self._note(name, frame)
+        elif name == self._target and self.step >= self.armed_from and not self.fired and self._can_come():
+            self.fired = True
+            assert self._error is not None
+            raise self._error
+
+    def _can_come(self) -> bool:
+        """A signal is handled on the main thread."""
+        return isinstance(self._error, Exception) or threading.current_thread() is threading.main_thread()
+
+    def _note(self, name: str, frame: FrameType) -> None:
+        self.called[name] += 1
+        if LATER <= self.step < STEPS:
+            self.later.add(name)
+        caller = frame.f_back
+        if caller is None or name_of(caller.f_code) is None:
+            self.doors.setdefault(name, "" if caller is None else caller.f_code.co_name)
+
+
+NAMES: dict[CodeType, str | None] = {}
+PACKAGE = ""
+
+
+def name_of(code: CodeType) -> str | None:
+    """Module, qualified name and line of a function of ddpwatch's; None for others."""
+    if code not in NAMES:
+        ours = code.co_filename.startswith(PACKAGE) and not code.co_name.startswith("<")
+        module = code.co_filename.removeprefix(PACKAGE).removesuffix(".py").replace("/", ".")
+        NAMES[code] = f"{module}:{getattr(code, 'co_qualname', code.co_name)}" if ours else None
+    return NAMES[code]
+
+
+tracer: Tracer | None = None
+
+
+def follow(callback: type) -> None:
+    """Traces a completion's callback, too: it runs on a thread that Python does not know of."""
+    original = callback.__call__
+
+    def traced_call(self: Any, future: Any) -> None:
+        before = sys.getprofile()
+        sys.setprofile(tracer)
+        try:
+            original(self, future)
+        finally:
+            sys.setprofile(before)  # it may run on this thread, too
+
+    callback.__call__ = traced_call  # type: ignore[method-assign, assignment]
+
+
+@contextlib.contextmanager
+def traced(by: Tracer) -> Any:
+    global tracer
+    tracer = by
+    sys.setprofile(by)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        tracer = None
+
+
+numbers = itertools.count()
+seen: list[Any] = []
+
+
+def seen_calls(*arguments: Any, **options: Any) -> Any:
+    """Notes whose calls are seen: one that has raised is not seen any more."""
+    from ddpwatch.calls import SeenCalls
+
+    seen.append(SeenCalls(*arguments, **options))
+    return seen[-1]
+
+
+class Warnings(logging.Handler):
+    """Counts what ddpwatch says."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+# -- the trial ---------------------------------------------------------------------------------------------------------
+
+
+def watched(build: Callable[[], nn.Module], by: Tracer, session: ModuleType) -> str:
+    """Trains, traced, and closes the session."""
+
+    def reached(step: int) -> None:
+        by.step = step
+        session.mark("a step")
+
+    from ddpwatch.bootstrap import auto
+
+    session._sessions = next(numbers)  # type: ignore[attr-defined] # one may fail on one rank only
+    auto.install(sys.modules["torch.nn.parallel.distributed"])
+    auto.install_sharded(sys.modules["torch.distributed.fsdp._fully_shard._fsdp_state"])
+    try:
+        with traced(by):
+            return train(build, reached)
+    finally:
+        by.step = STEPS
+        while seen:
+            seen.pop().close()
+        with traced(by) if by.armed_from < 0 else contextlib.nullcontext():
+            close(session)
+
+
+def close(session: ModuleType) -> None:
+    """Closes as the end of the process does."""
+    if (ours := session._session) is not None:
+        ours.guard.run("closing", ours.close)
+
+
+class Trial:
+    """All of one shape's functions, one after the other."""
+
+    def __init__(self, name: str, unwatched: str, session: ModuleType, said: list[str]) -> None:
+        self.name, self._unwatched, self._session, self._said = name, unwatched, session, said
+        self.wrong: list[str] = []
+        self.tried: Counter[str] = Counter()
+
+    def functions(self) -> Tracer:
+        found = Tracer()
+        found.armed_from = -1  # traced to the end of the session
+        digest = watched(SHAPES[self.name], found, self._session)
+        self._expect(digest == self._unwatched, "watched, it trains otherwise")
+        return found
+
+    def error(self, function: str, later: bool, here: bool) -> None:
+        """An error of ddpwatch's, on this rank only if it is called here: one warning at most."""
+        by = Tracer(function, InjectedError("of nobody's business"))
+        by.armed_from = LATER if later else -1
+        self._note(function)
+        self._said.clear()
+        try:
+            digest = watched(SHAPES[self.name], by, self._session)
+        except BaseException as error:
+            self._expect(False, f"{function} raises {type(error).__name__} in the job")
+            close(self._session)
+            return
+        self.tried["error"] += by.fired
+        self.tried["not called again"] += here and not by.fired
+        self._expect(digest == self._unwatched, f"{function} changes the parameters")
+        self._expect(len(self._said) <= 1, f"{function} warns more than once: {self._said}")
+        self._expect("nobody's" not in " ".join(self._said), f"{function}: the error's own words are ours")
+
+    def signal(self, function: str, number: int) -> None:
+        """What a signal brings arrives at the job, and the next model trains."""
+        brought = (Interrupt(), Ended(3))[number % 2]
+        by = Tracer(function, brought)
+        self._note(f"{function} {brought!r}")
+        arrived: BaseException | None = None
+        try:
+            watched(SHAPES[self.name], by, self._session)
+        except BaseException as error:
+            arrived = error
+        if not by.fired:
+            return
+        self.tried["signal"] += 1
+        self._expect(arrived is brought, f"{function}: the job gets {arrived!r} in place of {brought!r}")
+        close(self._session)
+        digest = watched(SHAPES[self.name], Tracer(), self._session)
+        self._expect(digest == self._unwatched, f"after a signal in {function}, the next model trains otherwise")
+
+    def _expect(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.wrong.append(f"{self.name}: {what}")
+            self._note(f"wrong: {what}")
+
+    def _note(self, line: str) -> None:
+        """For whoever looks why a trial stands still."""
+        with open(f"{sys.argv[1]}/{RANK}.log", "a") as log:
+            print(f"{time.monotonic():.1f} {self.name}: {line}", file=log)
+
+
+def main() -> None:
+    global PACKAGE
+    folder = Path(sys.argv[1])
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    torch.set_num_threads(1)
+    unwatched = {name: train(build) for name, build in SHAPES.items()}
+
+    import ddpwatch
+    from ddpwatch.bootstrap import auto
+    from ddpwatch.probe import activity, completion, gc_pauses, session
+    from ddpwatch.sampling.schedule import SamplingSchedule
+    from tests.integration.scripts.each_raises_doors import DOORS, NOT_FOR_SIGNALS
+
+    PACKAGE = str(Path(ddpwatch.__file__).parent) + "/"
+    activity.MIN_WAIT_NS = gc_pauses.MIN_PAUSE_NS = 0  # type: ignore[misc]
+    SamplingSchedule.is_shadow = lambda self, step: step == LATER + 1  # type: ignore[method-assign]
+    SamplingSchedule.is_unwatched = lambda self, step: step == LATER + 2  # type: ignore[method-assign]
+    follow(completion.Callback)
+    warnings = Warnings()
+    logging.getLogger("ddpwatch").addHandler(warnings)
+    logging.getLogger("ddpwatch").propagate = False
+    auto.SeenCalls = seen_calls  # type: ignore[misc, assignment]
+
+    store = dist.distributed_c10d._get_default_store()
+    result: dict[str, Any] = {"torch": str(torch.__version__), "functions": {}, "doors": {}, "wrong": [], "tried": {}}
+    only = [word for word in sys.argv[2:] if not word.startswith("--")]
+    part = next((word.removeprefix("--part=") for word in sys.argv if word.startswith("--part=")), "")
+    for name in only or SHAPES:
+        trial = Trial(name, unwatched[name], session, warnings.said)
+        found = trial.functions()
+        functions = [one for one in found.called if one not in DOORS and part in one]
+        result["functions"][name] = functions
+        result["doors"] |= found.doors
+        if RANK == 0:
+            store.set(f"functions/{name}", json.dumps(functions))
+        if "--list" in sys.argv:
+            result["wrong"] += trial.wrong
+            continue
+        for function in json.loads(store.get(f"functions/{name}")):  # both ranks try the same
+            trial.error(function, function in found.later, function in functions)
+            dist.barrier()
+        steady = [one for one in functions if one in found.later and not one.startswith(NOT_FOR_SIGNALS)]
+        store.set(f"steady/{name}/{RANK}", json.dumps(steady))
+        others = [json.loads(store.get(f"steady/{name}/{rank}")) for rank in range(dist.get_world_size())]
+        for number, function in enumerate(one for one in others[0] if all(one in other for other in others)):
+            trial.signal(function, number)
+            dist.barrier()
+        result["wrong"] += trial.wrong
+        result["tried"][name] = dict(trial.tried)
+    (folder / f"{RANK}.json").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    RANK = int(os.environ["RANK"])
+    start = time.monotonic()
+    main()
+    print(f"the job's own line; {time.monotonic() - start:.0f} s" if "--time" in sys.argv else "the job's own line")

@@ -1,0 +1,34 @@
+"""Functions of ddpwatch's that may not raise when they are entered: they are the guard, or only pass on."""
+
+DOORS = {
+    "probe.guard:Guard.run": "the guard",
+    "probe.guard:Guard.failed": "the guard",
+    "probe.guarded:GuardedProbe._guarded.<locals>.guarded": "the guard",
+    "calls:SeenCalls.tell": "the guard of calls that are seen",
+    "calls:_wrapper.<locals>.seen_call.<locals>.named": "a generator, read by that guard; its end is a call, too",
+    "calls:_arguments": "the same",
+    "calls:_on_start": "passes on to it",
+    "calls:_on_return": "passes on to it",
+    "calls:_on_unwind": "passes on to it",
+    "calls:_wrapper.<locals>.seen_call": "calls the job's function",
+    "probe.activity:_when_imported.<locals>.hook": "passes on to the guard",
+    "probe.collectives:GroupHooks._guarded": "passes on to the guard",
+    "probe.comm_hooks:_patch_registration.<locals>.register_comm_hook": "calls torch's method",
+    "probe.comm_hooks:timed.<locals>.ddpwatch_timing": "calls the job's comm hook",
+    "probe.completion:Callback.__call__": "passes on to the guard",
+    "probe.completion:Callback.__del__": "forgets itself, by one call in C",
+    "probe.process_group:TimedGroup.allreduce": "calls the job's process group",
+    "probe.process_group:_passed_on.<locals>.method": "calls the job's process group",
+    "probe.session:mark": "passes on to the guard",
+    "probe.session:ProbeSession.close": "called by the guard, or by a test",
+    "probe.sharded_comm:TimedAllGather.__call__": "calls FSDP2's object",
+    "probe.sharded_comm:TimedReduceScatter.__call__": "calls FSDP2's object",
+    "probe.sharded_comm:TimedReduceScatter.allocate": "calls FSDP2's object",
+    "probe.sharded_comm:TimedComm._self_issue": "calls FSDP2's object",
+}
+# Where Python, or torch, keeps to itself what a signal handler raises: in a collection, at the end of an object's life,
+# and in a future's callback.
+NOT_FOR_SIGNALS = (
+    "probe.gc_pauses:", "probe.completion:", "probe.hooks:DdpProbe._done", "probe.recorder:StepRecorder.bucket_done",
+    "blackbox:BlackBox.done", "probe.forwards:SeenForwards.close", "probe.forwards:SeenForwards.forget_buffers",
+)  # fmt: skip

@@ -1,0 +1,41 @@
+"""An error of ddpwatch's never reaches the job, whichever of its functions it is in: they are found by code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import PATIENCE_S, SCRIPTS, Job
+
+SHAPES = ("ddp", "ddp_with_a_comm_hook", "fsdp2")
+PRELOAD = (
+    "ddpwatch.probe.session", "ddpwatch.probe.fsdp", "ddpwatch.bootstrap.auto", "torch.distributed.fsdp",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+)  # fmt: skip
+LEAST = 100  # functions of each shape: fewer, and the search has missed some
+
+
+@pytest.mark.seconds(60)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("run_directory")
+def test_each_function_raises_once(shape: str, tmp_path: Path) -> None:
+    """Parameters, exit code and output are those of the unwatched job; what a signal brings is the job's."""
+    options = {"preload": PRELOAD, "streams": tmp_path, "DDPWATCH_RECORD_DIR": str(tmp_path / "files")}
+    with Job(SCRIPTS / "each_raises.py", str(tmp_path), shape, log=tmp_path / "log", **options) as job:  # type: ignore[arg-type]
+        assert job.process.wait(2 * PATIENCE_S) == 0, [
+            (tmp_path / str(rank) / "stderr.log").read_text() for rank in (0, 1)
+        ]
+    for rank in (0, 1):
+        found: dict[str, Any] = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found["wrong"] == []
+        assert (tmp_path / str(rank) / "stdout.log").read_text() == "the job's own line\n"
+        assert (tmp_path / str(rank) / "stderr.log").read_text() == ""
+        assert len(found["functions"][shape]) >= LEAST
+        tried = found["tried"][shape]
+        assert tried["signal"] >= LEAST // 2
+        assert tried["not called again"] <= 3  # what an error before has left undone
+        print(f"torch {found['torch']}, {shape}, rank {rank}: {tried['error']} functions raised, and by a signal "
+              f"{tried['signal']}; {len(found['doors'])} are called by the job's code")  # fmt: skip
