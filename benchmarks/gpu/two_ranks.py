@@ -32,7 +32,8 @@ from typing import NamedTuple
 
 from benchmarks.gpu.part import Row, command_line, run
 from benchmarks.gpu.two_ranks_job import CASES, FAULTY_RANK, Case
-from ddpwatch.messages import Step
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.messages import Beat, Bye, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.state import RunState
 
@@ -102,13 +103,17 @@ def row(name: str, watched: Outcome, plain: Outcome, recording: Path) -> Row:
 
 
 def found_in(recording: Path, kinds: tuple[str, ...]) -> tuple[list[Step], list[int], str]:
-    """The steps, the ranks that incidents of some kinds name, and the first of these incidents."""
-    state, steps = RunState(), []
+    """The steps, the ranks that incidents of some kinds name, and the first of these incidents.
+
+    At each heartbeat, as a viewer would see them: a hang that is over is a pause.
+    """
+    state, steps, naming = RunState(), list[Step](), list[Incident]()
     for message, envelope in Recording(recording):
         state.apply(message, envelope.received_ns)
         if isinstance(message, Step):
             steps.append(message)
-    naming = [incident for incident in state.diagnosis.incidents() if incident.kind in kinds]
+        if isinstance(message, Beat | Bye):
+            naming = [incident for incident in state.diagnosis.incidents() if incident.kind in kinds] or naming
     ranks = sorted({rank for incident in naming for rank in incident.ranks})
     return steps, ranks, naming[0].message if naming else "–"
 

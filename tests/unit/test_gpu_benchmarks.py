@@ -20,7 +20,7 @@ from benchmarks.gpu import ahead, drift, illegal_access, overlap_blocking, overl
 from benchmarks.gpu import two_ranks as shared
 from benchmarks.gpu.two_ranks import Outcome
 from ddpwatch.messages import Step
-from tests.support.frames import enveloped, run
+from tests.support.frames import bye, enveloped, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -165,7 +165,7 @@ def running(pid: int) -> bool:
 
 def test_a_job_of_two_ranks_is_judged_by_its_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal parameters are those of every rank, and a job that printed none is not equal to another such."""
-    monkeypatch.setattr(shared, "Recording", lambda file: enveloped(run(late_rank=1)))
+    monkeypatch.setattr(shared, "Recording", lambda file: enveloped([*run(late_rank=1), bye()]))
     digests = {0: "ab" * 8, 1: "cd" * 8}
     printed = shared.printed(f"parameters 1 {digests[1]}parameters 0 {digests[0]}\n\nstep 1.000 ms\n")
     assert printed == [f"parameters {rank} {digest}" for rank, digest in digests.items()]
