@@ -318,11 +318,13 @@ def main() -> None:
     unwatched = {name: train(build) for name, build in SHAPES.items()}
 
     import ddpwatch
+    from ddpwatch import calls
     from ddpwatch.bootstrap import auto
     from ddpwatch.probe import activity, completion, gc_pauses, session
     from ddpwatch.sampling.schedule import SamplingSchedule
     from tests.integration.scripts.each_raises_doors import DOORS, NOT_FOR_SIGNALS
 
+    calls._TOOL_IDS = ()  # so wrappers: what the interpreter's own events call cannot be traced
     PACKAGE = str(Path(ddpwatch.__file__).parent) + "/"
     activity.MIN_WAIT_NS = gc_pauses.MIN_PAUSE_NS = 0  # type: ignore[misc]
     SamplingSchedule.is_shadow = lambda self, step: step == LATER + 1  # type: ignore[method-assign]
