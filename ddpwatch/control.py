@@ -1,4 +1,4 @@
-"""What a rank and the collector that it started say to each other: JSON lines over a pair of sockets.
+"""What a rank and the collector that it started say to each other: JSON lines over a pair of sockets, or a last file.
 
 The rank holds keys and addresses, so that a collector that is started again gets the same ones.
 """
@@ -6,7 +6,9 @@ The rank holds keys and addresses, so that a collector that is started again get
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -14,6 +16,7 @@ import msgspec
 from ddpwatch.keys import KeyPair
 
 LINE_LIMIT = 1 << 20  # a node's ranks are the longest
+MOST_BYTES = 16 << 20  # of a rank that leaves a file; a job of seconds sends less
 NodeName = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,12}$")]  # `ddpwatch.rundir.node`
 
 
@@ -117,3 +120,53 @@ def _message(line: bytes) -> Order | Report | None:
     with contextlib.suppress(msgspec.DecodeError):
         return _decoder.decode(line)
     return None
+
+
+class RestFile:
+    """What a rank leaves in the run directory that ends before its collector is up, as in a very short job.
+
+    Takes frames in place of a socket, and writes them when it is closed.
+
+    Args:
+        path: The file, which does not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._frames = bytearray()
+
+    def send(self, data: bytes, flags: int = 0) -> None:
+        """Takes a frame, as long as there is room."""
+        if len(self._frames) + len(data) < MOST_BYTES:
+            self._frames += len(data).to_bytes(4, "little") + data
+
+    def close(self) -> None:
+        """Writes the file. A collector that looks meanwhile does not see it; on a full disk, nothing stays."""
+        new = self._path.with_name(f".{self._path.name}.new")
+        with contextlib.suppress(OSError):
+            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                if os.write(file, self._frames) == len(self._frames):
+                    new.rename(self._path)
+            finally:
+                os.close(file)
+                new.unlink(missing_ok=True)
+
+
+def take_rest(path: Path) -> list[bytes]:
+    """The frames that a rank has left; they are there no longer."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            left = os.read(file, MOST_BYTES)
+        finally:
+            os.close(file)
+            path.unlink(missing_ok=True)
+    except OSError:
+        return []
+    frames = []
+    while left:
+        end = 4 + int.from_bytes(left[:4], "little")
+        frames.append(left[4:end])
+        left = left[end:]
+    return frames

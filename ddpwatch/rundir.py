@@ -34,7 +34,7 @@ KEEP_LOGS_S = 7 * 86_400
 KEEP_UNREACHABLE_S = 30 * 86_400  # what another boot or host left; a collector that lives renews its file
 CLAIMED_S = 10  # more than enough to lock a file that was created
 NOTE, UNFINISHED = ".note", ".new"
-ANSWER = ".answer"
+ANSWER, REST = ".answer", ".rest"
 KEEP_ANSWERS_S = 120  # of ranks that were gone before they were answered
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mounts")
@@ -243,7 +243,7 @@ def remove(run_id: str) -> None:
     """Removes a run's file, sockets, lease and black boxes, and old notes. The log stays."""
     remove_old_notes()
     leftovers = [_path(run_id, suffix) for suffix in (".json", ".in", ".pub")]
-    for path in (*leftovers, *_mapped(run_id)):
+    for path in (*leftovers, *rests(run_id), *_mapped(run_id)):
         with contextlib.suppress(OSError):
             path.unlink()
 
@@ -313,6 +313,16 @@ def answer(nonce: str) -> Path:
     return _path(nonce, ANSWER)
 
 
+def rest(run_id: str, rank: int) -> Path:
+    """Path of what a rank leaves that ends before its collector is up (`ddpwatch.probe.rest_file`)."""
+    return _path(run_id, f"{REST}{rank}")
+
+
+def rests(run_id: str) -> list[Path]:
+    """What ranks have left in this way."""
+    return sorted(directory().glob(f"{check_run_id(run_id)}{REST}*"))
+
+
 def remove_old_notes() -> None:
     """Removes the notes of jobs whose torchrun has gone, or is out of sight and started long ago."""
     for path in directory().iterdir():
@@ -380,6 +390,18 @@ def newest_run() -> RunInfo | None:
 def is_published(run_id: str) -> bool:
     """Whether viewers can find the run: its collector is up, and has not ended."""
     return _path(run_id, ".json").exists()
+
+
+def is_claimed(run_id: str) -> bool:
+    """Whether the run's collector is still to come.
+
+    Raises:
+        DdpwatchError: There is no such run any more.
+    """
+    try:
+        return not _path(run_id, ".json").stat().st_size
+    except OSError as error:
+        raise DdpwatchError(f"the run {run_id} is over") from error
 
 
 def is_live(endpoint: str) -> bool:
@@ -468,8 +490,9 @@ def _remove_old() -> None:
         with contextlib.suppress(OSError):  # read-only here: others may still remove it
             path.unlink(missing_ok=True)
     remove_old_notes()
-    for path in _older_than(KEEP_ANSWERS_S, f"*{ANSWER}*"):
-        path.unlink(missing_ok=True)
+    for pattern in (f"*{ANSWER}*", f"*{REST}*"):
+        for path in _older_than(KEEP_ANSWERS_S, pattern):
+            path.unlink(missing_ok=True)
     for path in _older_than(KEEP_UNREACHABLE_S, "*.json"):
         info = _read(path)
         if info is None:

@@ -25,7 +25,7 @@ from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.liveness import Connections, Departure, ProcessLiveness
 from ddpwatch.collector.recording_thread import CLOSE_S, RecordingState, RecordingThread
 from ddpwatch.collector.snapshots import RETRY_S, Snapshots
-from ddpwatch.control import Ready
+from ddpwatch.control import Ready, take_rest
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.messages import Bye, Hello, Message, Status, decode, encode, run_before, sends_no_more, type_name
 from ddpwatch.recording.limits import limits_from_environment
@@ -180,6 +180,7 @@ class Collector:
         """What is due twice a second."""
         now = time.monotonic()
         self._next_tick = now + TICK_S
+        self._take_rests()
         self._publish_status()
         for state in self._hosts.states(now):
             self._publish(state)
@@ -201,6 +202,14 @@ class Collector:
             accepted = self._hub.accept(parts, self._clock.now_ns())
             if accepted is not None:
                 self._spread(*accepted, is_local=True)
+
+    def _take_rests(self) -> None:
+        """Takes what ranks have left that ended before this collector was up."""
+        with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone
+            for path in rundir.rests(self._options.run_id):
+                for frame in take_rest(path):
+                    if (accepted := self._hub.accept([frame], self._clock.now_ns())) is not None:
+                        self._spread(*accepted, is_local=True)
 
     def _publish(self, message: Message, frame: bytes | None = None) -> None:
         """Keeps and spreads a message that comes from the collector itself."""
@@ -322,6 +331,7 @@ class Collector:
 
     def _end_run(self) -> None:
         self._receive_from_ranks()
+        self._take_rests()
         for rank, departure in list(self._departed.items()):
             self._publish(self._goodbye_for(rank, departure))
         self._publish(self._goodbye_of_run())

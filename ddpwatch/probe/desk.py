@@ -60,23 +60,34 @@ class Desk:
         self._node_of: dict[int, str] = {}
         self._keys: KeyPair | None = None
         self._here = here_node()
+        self._later: list[Letter] = []
         self._start_s = time.monotonic()
         self._next_look_s = 0.0
 
-    def serve(self, address: CollectorAddress, collector: CollectorProcess | None) -> None:
+    def serve(self, address: CollectorAddress, collector: CollectorProcess | None, early: bool = False) -> None:
         """Answers new questions. Some time after all ranks have asked, it looks less often.
 
         Questions that were left in the store count as well, so not at once.
+
+        Args:
+            address: What is answered.
+            collector: The collector, which is to admit other hosts.
+            early: Whether it is not up yet: then only ranks of this host get an answer.
         """
         now = time.monotonic()
         if now < self._next_look_s:
             return
         answer = msgspec.json.encode(address).decode()
-        for letter in self._questions.new():
-            if (asking := _decoded(letter, Asking)) is not None:
+        letters, self._later = [*self._later, *self._questions.new()], []
+        for letter in letters:
+            if (asking := _decoded(letter, Asking)) is None:
+                continue
+            if early and asking.node != self._here:
+                self._later.append(letter)
+            else:
                 self._questions.reply(letter, answer, here=asking.node == self._here != "")
                 self._asked[asking.rank] = asking.node
-        if collector is not None and any(node != address.node for node in self._asked.values()):
+        if collector is not None and not early and any(node != address.node for node in self._asked.values()):
             self._admit_hosts(address, collector)
         if now > self._start_s + START_S and len(self._asked) >= self._world_size - 1 and not self._waiting:
             self._next_look_s = now + LOOK_S

@@ -61,6 +61,7 @@ class Rendezvous:
         self._question: Question | None = None
         self._guest: Guest | None = None
         self._address: CollectorAddress | None = None
+        self._told: CollectorAddress | None = None  # the same, maybe before its collector is up
         self._error: Exception | None = None
         self.previous = ""
         self.run_id = new_run_id(session) if rank == 0 else ""
@@ -113,13 +114,18 @@ class Rendezvous:
         self.answer()
 
     def answer(self) -> None:
-        """On rank 0: answers the other ranks, as long as the store is there."""
-        if self._desk is not None and self._address is not None:
+        """On rank 0: answers the other ranks, as long as the store is there; those of its host at once."""
+        if self._desk is not None and self._told is not None:
             try:
-                self._desk.serve(self._address, self._collector)
+                self._desk.serve(self._told, self._collector, early=self._address is None)
             except Exception as error:
                 _log.debug("ddpwatch no longer answers other ranks: %s", error)
                 self._store = self._desk = None
+
+    @property
+    def is_on_rank_0s_host(self) -> bool:
+        """Whether what this rank leaves in the run directory is found there by rank 0's collector."""
+        return self._told is not None and self._told.node == here_node()
 
     @property
     def is_awaited(self) -> bool:
@@ -147,10 +153,11 @@ class Rendezvous:
         if self._error is not None:
             raise self._error
         if self._collector is None:
-            self._address = CollectorAddress(self.run_id, NO_COLLECTOR)
-        elif self._collector.is_ready():
-            session = secrets.token_hex(16)
-            self._address = CollectorAddress(self.run_id, self._collector.endpoint, rundir.node(), session)
+            self._told = self._address = CollectorAddress(self.run_id, NO_COLLECTOR)
+        else:
+            about = self._collector.endpoint, rundir.node(), secrets.token_hex(16)
+            self._told = self._told or CollectorAddress(self.run_id, *about)
+            self._address = self._told if self._collector.is_ready() else None
         self.answer()
         return self._address
 
@@ -166,9 +173,11 @@ class Rendezvous:
     def _found(self) -> CollectorAddress | None:
         if self._guest is not None:
             return self._guest.find()
-        address = self._answer()
-        if address is None or address.node in ("", here_node()) or os.environ.get("DDPWATCH_RECORD_DIR"):
+        address = self._told = self._told or self._answer()
+        if address is None or address.node == "" or os.environ.get("DDPWATCH_RECORD_DIR"):
             return address
+        if address.node == here_node():
+            return None if self._is_to_come(address) else address
         self._guest = self._become_guest(address)
         return None
 
@@ -192,6 +201,14 @@ class Rendezvous:
             raise JobUnwatchedError("rank 0 cannot watch the job")
         self.run_id = rundir.check_run_id(address.run_id)
         return address
+
+    @staticmethod
+    def _is_to_come(address: CollectorAddress) -> bool:
+        """Whether the collector is still to come."""
+        try:
+            return rundir.is_claimed(address.run_id)
+        except DdpwatchError as error:  # rank 0 has given up, and says so
+            raise JobUnwatchedError(error.message) from error
 
     def _is_on_one_host(self) -> bool:
         """Whether all ranks are on this host, as far as the launcher says."""

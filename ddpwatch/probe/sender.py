@@ -21,6 +21,7 @@ from typing import Protocol
 import zmq
 
 from ddpwatch import rundir, transport
+from ddpwatch.control import RestFile
 from ddpwatch.messages import Beat, Bye, Group, Hello, Layout, Message, encode
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.heartbeat import Heartbeat
@@ -108,7 +109,8 @@ class Sender(threading.Thread):
         """Sends what is left and a goodbye, and waits a little for that, but not for longer than `most_s`."""
         self._goodbye = goodbye
         if self._sink is None:  # rank 0 may be about to answer: it has waited for the collector, too
-            self._starting_until_s = max(self._starting_until_s, time.monotonic() + ANSWER_S)
+            until_s = max(self._starting_until_s, time.monotonic() + ANSWER_S)
+            self._starting_until_s = min(until_s, time.monotonic() + most_s / 2)
         self._stopping.set()
         self._outbox.wakes.put(None)
         starting_s = 0.0 if self._sink is not None else max(0.0, self._starting_until_s - time.monotonic())
@@ -163,6 +165,7 @@ class Sender(threading.Thread):
             self._sink = self._rank_file(directory) if directory else self._collector()
             if self._sink is None and self._stopping.wait(pause):
                 if time.monotonic() > self._starting_until_s:
+                    self._sink = self._rest_file()
                     return
                 time.sleep(FIRST_LOOK_S)
             pause = min(2 * pause, ASKED_REST_S if time.monotonic() < self._starting_until_s else REST_S)
@@ -193,6 +196,13 @@ class Sender(threading.Thread):
             return None
         self._name_run(hello, address.run_id)
         return RankFile(directory, hello)
+
+    def _rest_file(self) -> FrameSink | None:
+        """For a collector that comes after this rank's end; None while the run is not known."""
+        if self._outbox.hello is None or not self._rendezvous.is_on_rank_0s_host:
+            return None
+        self._name_run(self._outbox.hello, self._rendezvous.run_id)
+        return RestFile(rundir.rest(self._rendezvous.run_id, self._rank))
 
     def _name_run(self, hello: Hello, run_id: str) -> None:
         """Adds what a rank does not know when it introduces itself."""

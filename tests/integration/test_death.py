@@ -224,3 +224,16 @@ def test_a_child_of_multiprocessing_says_how_it_ended(tmp_path: Path) -> None:
         assert found[method, "returns"] == ("finished", "")
         assert found[method, "raises"] == ("exception", "ValueError: boom")
         assert found[method, "exits"] == exits
+
+
+def test_a_job_that_is_over_before_its_collector_is_up_is_recorded(run_directory: Path, tmp_path: Path) -> None:
+    file, late = tmp_path / "out.mcap", tmp_path / "late"
+    script = (SCRIPTS / "hard_exit.py", "0", str(tmp_path), str(late))
+    with Job(*script, log=tmp_path / "log", RECORD=str(file)) as job:
+        assert job.wait() == 0, job.output()
+        assert not list(run_directory.glob("*.in"))
+        late.touch()
+        wait_for(lambda: not list(run_directory.glob("*.json")), "the collector ends")
+    report = report_of(file)
+    assert [(row["end"]["reason"], row["steps"]) for row in report["ranks"]] == [("finished", 30)] * 2
+    assert not [path for path in run_directory.iterdir() if ".rest" in path.name or ".answer" in path.name]

@@ -36,6 +36,7 @@ class FakeCollector:
         self.orders: list[Order | Report] = []
         self.code: int | None = None
         FakeCollector.started.append(self)
+        os.write(pass_fds[0], b"{}")  # its entry in the run directory
         self.channel.send(Ready())
 
     def poll(self) -> int | None:

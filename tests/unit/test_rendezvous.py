@@ -34,6 +34,7 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
         def __init__(self, command: list[str], pass_fds: tuple[int, int], **_: Any) -> None:
             commands.append(command)
+            os.write(pass_fds[0], b"{}")  # its entry in the run directory
             os.write(pass_fds[1], b'{"type":"ready"}\n')
 
         def poll(self) -> None:

@@ -1,4 +1,7 @@
-"""Trains 30 short steps, once a file is there, and ends by ``os._exit`` with the code that it is given."""
+"""Trains 30 short steps, once a file is there, and ends by ``os._exit`` with the code that it is given.
+
+With a second file, the collector starts once that is there.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpwatch
+from ddpwatch import collector_process
 
+if len(sys.argv) > 3:
+    start = collector_process.module_command
+    waits = f'while ! [ -e {sys.argv[3]} ]; do sleep 0.05; done; exec "$@"'
+    collector_process.module_command = lambda *words, **options: ["sh", "-c", waits, "sh", *start(*words, **options)]
 dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(4, 4))
 ddpwatch.watch(model, record=os.environ.get("RECORD"))
