@@ -89,6 +89,8 @@ def _see(ddp: DistributedDataParallel, hook: Hook, result: None) -> None:
 
 def _see_calls(ddp: DistributedDataParallel, hook: Any, observer: DdpObserver) -> bool:
     """Stamps the calls of a hook, whose code other modules may share; whether that is possible."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
     code = getattr(getattr(hook, "__func__", hook), "__code__", None)
     if code is None or "bucket" not in code.co_varnames[: code.co_argcount]:
         return False

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import ddpwatch
 from ddpwatch.probe import hooks as probe
 from ddpwatch.probe import session
+from ddpwatch.probe.collectives import GroupHooks
 from ddpwatch.probe.recorder import StepRecord
 
 STEPS = 10  # at least
@@ -106,7 +107,8 @@ def delayed(delays: list[float], module: str, bucket: dist.GradBucket) -> Future
 
 
 def take_time(ddp: DDP, delays: list[float], module: str = "") -> None:
-    """Gives a module `delayed` for a comm hook."""
+    """Gives a module `delayed` for a comm hook. It issues nothing, so it must be wrapped to be seen, on any torch."""
+    GroupHooks.supported = staticmethod(lambda group: False)  # type: ignore[method-assign]
     hook = partial(delayed, delays)
     hook.__qualname__ = hook.__name__ = "delayed"
     ddp.register_comm_hook(module, hook)
