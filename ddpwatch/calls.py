@@ -36,7 +36,7 @@ class SeenCalls:
         of: A weak reference to what the first of ``names`` must be; else whatever it is.
 
     Attributes:
-        by_events: Whether the interpreter calls back, without a frame of ours.
+        by_events: Whether the interpreter calls back, which adds no frame.
     """
 
     def __init__(

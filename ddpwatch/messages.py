@@ -41,7 +41,13 @@ CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter"]
 ALL_REDUCE: Final[CollectiveOp] = "all_reduce"
 DEFAULT_GROUP: Final = 0  # id of the group of all ranks
 NO_LONGER_WATCHED: Final = "unwatched"  # activity of a rank that trains on after an error of ddpwatch's
-WATCHING: Final = "watching"  # all features of ddpwatch, in a mark that says what is off
+# What an error of ddpwatch's may turn off in a rank. WATCHING is all of it.
+Feature = Literal[
+    "watching", "bucket layouts", "ready times", "process groups", "collectives", "buffer waits", "validations",
+    "data waits", "saves", "compilations", "garbage collections", "marks", "stacks", "heartbeats", "closing",
+]  # fmt: skip
+FEATURES: Final[tuple[str, ...]] = get_args(Feature)
+WATCHING: Final = "watching"
 
 
 class FrameError(DdpwatchError):

@@ -314,7 +314,7 @@ def answer(nonce: str) -> Path:
 
 
 def rest(run_id: str, rank: int) -> Path:
-    """Path of what a rank leaves that ends before its collector is up (`ddpwatch.probe.rest_file`)."""
+    """Path of what a rank leaves that ends before its collector is up (`ddpwatch.control.RestFile`)."""
     return _path(run_id, f"{REST}{rank}")
 
 

@@ -10,7 +10,7 @@ from ddpwatch.analysis.diagnosis.wording import ranks_named
 from ddpwatch.messages import Beat, Bye
 from ddpwatch.startup import Process
 
-PATIENCE_S: Final = 20.0  # of a job that starts, before it is told what to do
+PATIENCE_S: Final = 20.0  # that a job takes to start, before a hint says what to do
 WATCHED: Final = "what is watched: DistributedDataParallel, and FSDP2 (fully_shard)"
 WRAP: Final = (
     "wrap the model in DistributedDataParallel or fully_shard: gradients that are reduced in other ways are not watched"

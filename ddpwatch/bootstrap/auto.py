@@ -72,7 +72,7 @@ def install_groups(c10d: Any) -> None:
     """
 
     def end(group: Any, result: None) -> None:
-        with contextlib.suppress(AttributeError):  # None, or what stands for a group without this process
+        with contextlib.suppress(AttributeError):  # None, or a placeholder in processes outside the group
             tell("group", f"{group.rank()} {group.size()}")
 
     SeenCalls([(c10d, "_update_default_pg")], end=end, names=["pg"], on_error=_blind)

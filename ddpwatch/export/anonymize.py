@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from ddpwatch.blackbox import PHASES
 from ddpwatch.messages import (
+    FEATURES,
     Beat,
     BucketLayout,
     Bye,
@@ -165,7 +166,7 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
     },
     Beat: {"phase": _PHASE, "activity": _word("activity", "data|save|compile|validation|graph")},
     Stack: {"text": _stack},
-    Mark: {"name": _word("mark")},
+    Mark: {"name": _word("mark"), "off": _word("feature", "|".join(FEATURES))},
     Device: {
         "host": _word("host"),
         "boot_id": _word("boot"),

@@ -20,8 +20,8 @@ import wrapt
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ddpwatch.calls import Place, SeenCalls, innermost
-from ddpwatch.messages import Mark
-from ddpwatch.probe.guard import Feature, Guard
+from ddpwatch.messages import Feature, Mark
+from ddpwatch.probe.guard import Guard
 
 MIN_WAIT_NS = 5_000_000  # for a mark
 OnWait = Callable[["weakref.ref[Any]", int, int], None]

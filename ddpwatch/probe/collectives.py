@@ -148,7 +148,7 @@ class GroupHooks:
 
 
 def _nobody() -> None:
-    """Stands for a reference to an observer that has gone."""
+    """A reference to an observer that has gone."""
 
 
 _registered: weakref.WeakKeyDictionary[Any, list[GroupHooks]] = weakref.WeakKeyDictionary()

@@ -7,15 +7,11 @@ import logging
 import signal
 from collections.abc import Callable
 from types import CodeType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import WATCHING
+from ddpwatch.messages import WATCHING, Feature
 
-Feature = Literal[
-    "watching", "bucket layouts", "ready times", "process groups", "collectives", "buffer waits", "validations",
-    "data waits", "saves", "compilations", "garbage collections", "marks", "stacks", "heartbeats", "closing",
-]  # fmt: skip
 CLOSING: Final[Feature] = "closing"  # at the end, when nothing can go off any more
 Result = TypeVar("Result")
 _log = logging.getLogger("ddpwatch")
@@ -87,7 +83,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def is_the_jobs(error: BaseException) -> bool:
-    """Whether a signal handler has raised it: Python runs that between any two instructions, also of ours."""
+    """Returns whether a signal handler has raised it: Python may run one between any two instructions."""
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     trace = error.__traceback__
     while trace is not None:

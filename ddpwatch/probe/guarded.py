@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ddpwatch.messages import WATCHING
+from ddpwatch.messages import WATCHING, Feature
 from ddpwatch.probe.autograd import add_gradient_hook, tensors_in
-from ddpwatch.probe.guard import Feature, Guard
+from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.recorder import StepRecorder
 
 

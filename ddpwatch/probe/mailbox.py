@@ -56,7 +56,7 @@ class Connection:
         self._job_store = store
         self._is_own = own
         self._used: Any = None
-        self._ends: select.poll | None = None  # tells when the other end has been closed
+        self._ends: select.poll | None = None  # polls whether the other end has been closed
 
     def _store(self) -> Any:
         if self._used is None:
@@ -95,7 +95,7 @@ def _innermost(store: Any) -> Any:
 
 
 def _ends_of(store: Any) -> select.poll | None:
-    """What tells that the other end of a TCPStore's connection was closed; reads nothing. None if it cannot be told."""
+    """Returns what polls whether the other end of a TCPStore's connection was closed; None if that cannot be seen."""
     found = re.search(r"SocketImpl\(fd=(\d+)", repr(_innermost(store)))
     if found is None or not hasattr(select, "POLLRDHUP"):  # another store, or no Linux
         return None

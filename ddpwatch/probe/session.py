@@ -25,13 +25,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.messages import NO_LONGER_WATCHED, WATCHING, BucketLayout, Bye, EndReason, Layout, Mark
+from ddpwatch.messages import NO_LONGER_WATCHED, WATCHING, BucketLayout, Bye, EndReason, Feature, Layout, Mark
 from ddpwatch.probe.activity import ActivityMonitor, Doing
 from ddpwatch.probe.child_end import ChildEnd
 from ddpwatch.probe.cuda_calls import cuda_clock
 from ddpwatch.probe.gc_pauses import GcPauses
 from ddpwatch.probe.groups import backend_name
-from ddpwatch.probe.guard import CLOSING, Feature, Guard, is_the_jobs, reason_of
+from ddpwatch.probe.guard import CLOSING, Guard, is_the_jobs, reason_of
 from ddpwatch.probe.guest import JobUnwatchedError
 from ddpwatch.probe.hard_exit import before_hard_exit
 from ddpwatch.probe.heartbeat import Heartbeat

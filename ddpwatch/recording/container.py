@@ -33,8 +33,8 @@ from ddpwatch.regular import open_regular
 MAGIC: Final = b"\x89MCAP0\r\n"
 ROW_OPCODE: Final = 0x81
 RECORD_LIMIT: Final = 16 * MAX_FRAME_BYTES
-UNPACK_RATIO: Final = 64  # to how many times its size what we record may unpack; it is 8 at most
-SMALL_CHUNK: Final = 16 << 10  # that may unpack to more
+UNPACK_RATIO: Final = 64  # to how many times its size a large chunk may unpack; what we record to 8, if it is not alike
+LARGE_CHUNK: Final = 2 * MAX_FRAME_BYTES  # ours are smaller; the layouts of 1,000 ranks are alike, and unpack to more
 INDEX_NAME: Final = "ddpwatch.index"
 END_NAME: Final = "ddpwatch.end"
 KINDS: Final = tuple(MESSAGE_TYPES)
@@ -186,7 +186,7 @@ def _unpack(content: bytes) -> bytes:
     name = content[CHUNK.size : CHUNK.size + name_length]
     (packed_size,) = LENGTH.unpack_from(content, CHUNK.size + name_length)
     packed = content[CHUNK.size + name_length + LENGTH.size :]
-    if len(packed) != packed_size or size > min(RECORD_LIMIT, max(SMALL_CHUNK, UNPACK_RATIO * packed_size)):
+    if len(packed) != packed_size or size > min(RECORD_LIMIT, max(LARGE_CHUNK, UNPACK_RATIO * packed_size)):
         raise ValueError(f"chunk of {size} bytes")
     if name == b"zstd":
         if zstandard.frame_content_size(packed) > RECORD_LIMIT:  # what zstd would allocate; the chunk may claim less

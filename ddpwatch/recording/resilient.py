@@ -32,7 +32,7 @@ class ResilientWriter:
 
     Attributes:
         lost: Frames that did not reach the disk.
-        error: The disk's last error; empty if there was none.
+        error: Why the disk failed last; empty if it never did.
         nbytes: Size of all parts; None before the first byte.
     """
 
@@ -126,12 +126,14 @@ class ResilientWriter:
             else:
                 self._writer.reopen(lost)
         except (OSError, UsageError) as error:
-            self._fail(error)
+            self._fail(error, again=self._writer is not None)
 
-    def _fail(self, error: OSError | UsageError) -> None:
+    def _fail(self, error: OSError | UsageError, again: bool = False) -> None:
+        """Counts what is lost. What ended the recording says more than why a retry failed."""
         reason = error.message if isinstance(error, UsageError) else error.strerror or str(error)
         if not self.error:
             _log.error("ddpwatch does not record to %s until it can be written again: %s", self.path, reason)
-        self.error = reason
+        if not again:
+            self.error = reason
         self._failed_at = time.monotonic()
         self.abandon()

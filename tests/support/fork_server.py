@@ -156,7 +156,8 @@ def requested(job: Request, log: Path | None, streams: Sequence[int] = (0, 1, 2)
 
 def heed_signals() -> None:
     """Lets this process, and what it starts, heed signals that it was started to ignore: by nohup, or by ``&``."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
