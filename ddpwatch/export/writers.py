@@ -115,7 +115,10 @@ def _csv(found: Iterable[TableRow], kind: type[TableRow], path: Path) -> int:
 
 def _cell(value: object) -> object:
     """Keeps a spreadsheet from reading the cell as a formula: names come from other processes."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\0", "\N{REPLACEMENT CHARACTER}")  # which Python 3.10 does not write to CSV
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 def _parquet_writer() -> Callable[[Iterable[TableRow], type[TableRow], Path], int]:

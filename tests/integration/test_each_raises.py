@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.support.jobs import PATIENCE_S, SCRIPTS, Job
 
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no qualified name before Python 3.11")
 SHAPES = ("ddp", "ddp_with_a_comm_hook", "fsdp2")
 PRELOAD = (
     "ddpwatch.probe.session", "ddpwatch.probe.fsdp", "ddpwatch.bootstrap.auto", "torch.distributed.fsdp",

@@ -52,6 +52,8 @@ OURS = ("said ", "WARNING:ddpwatch:")
 # has hooks.
 FRAME = re.compile(rf'^  File "({ROOT}/ddpwatch/|\S*/torch/nn/modules/module\.py).*\n(    .*\n)+', re.MULTILINE)
 WARNED = re.compile(r"^(warned .*|caught The `check_reduction`(.*\n)+?\n)", re.MULTILINE)
+# Nor does Dynamo then trace DDP's forward, where it ignores a profiler's range, and says so once (torch 2.11).
+IGNORED = re.compile(r"^.* Profiler record function .* will be ignored\n", re.MULTILINE)
 # A comm hook is neither wrapped nor seen by its calls, but by its process group's hooks alone.
 HAS_HOOKS = tuple(map(int, version("torch").split(".")[:2])) >= (2, 14) and sys.version_info < (3, 12)
 Sections = dict[str, str]
@@ -113,8 +115,10 @@ class Told:
     @property
     def all(self) -> list[str]:
         """Everything that must be the same."""
-        stdout = self.stdout if sys.version_info >= (3, 12) else WARNED.sub("", FRAME.sub("", self.stdout))
-        lines = [*stdout.splitlines(), *VARYING.sub("", self.stderr).splitlines()]
+        stdout, stderr = self.stdout, self.stderr
+        if sys.version_info < (3, 12):
+            stdout, stderr = WARNED.sub("", FRAME.sub("", stdout)), IGNORED.sub("", stderr)
+        lines = [*stdout.splitlines(), *VARYING.sub("", stderr).splitlines()]
         return [line for line in lines if line not in self.said]
 
 

@@ -124,7 +124,7 @@ def accelerate(folder: Path, data: DataLoader) -> Logged:
     ours, other = AccelerateTracker(every=2), Tracker()
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
     accelerator = Accelerator(cpu=True, log_with=[ours, other], fsdp_plugin=plugin)
-    print(f"with its plugin for FSDP2, Accelerate trains {accelerator.distributed_type}\n", end="")
+    print(f"with its plugin for FSDP2, Accelerate trains {accelerator.distributed_type.value}\n", end="")
     accelerator.init_trackers("project")
     ours.attach(accelerator)
     module = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
