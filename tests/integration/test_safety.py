@@ -55,7 +55,8 @@ WARNED = re.compile(r"^(warned .*|caught The `check_reduction`(.*\n)+?\n)", re.M
 # Nor does Dynamo then trace DDP's forward, where it ignores a profiler's range, and says so once (torch 2.11).
 IGNORED = re.compile(r"^.* Profiler record function .* will be ignored\n", re.MULTILINE)
 # A comm hook is neither wrapped nor seen by its calls, but by its process group's hooks alone.
-HAS_HOOKS = tuple(map(int, version("torch").split(".")[:2])) >= (2, 14) and sys.version_info < (3, 12)
+TORCH = tuple(map(int, version("torch").split(".")[:2]))
+HAS_HOOKS = TORCH >= (2, 14) and sys.version_info < (3, 12)
 Sections = dict[str, str]
 SAME = "same"
 
@@ -378,6 +379,8 @@ def test_the_lists_in_the_docs(
 ) -> None:
     if shutil.which("c++") is None:
         pytest.skip("without a C++ compiler inductor's lines are different")
+    if TORCH < (2, 13):
+        pytest.skip("the lists are of newer torch: in 2.11 FSDP2 does not train on after an exception, watched or not")
     text = TABLE.read_text()
     run = [
         (case, one.doc, on_both(two_ranks.verdict(case), "" if one.slow else three_ranks.verdict(case)))
