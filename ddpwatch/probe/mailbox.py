@@ -161,6 +161,7 @@ class Question:
             return None
         if not self._store.check([name]):
             return None
+        _take(self._letter.nonce)  # where rank 0 takes this host for its own, but was late
         return self._seal.opened(name, self._store.get(name).decode())
 
     def _ask(self, name: str) -> None:
@@ -176,6 +177,7 @@ class Inbox:
         self._seal = seal
         self._level = logging.WARNING  # once is enough
         self._read = 0  # number of the last question that was looked at
+        self._left: set[str] = set()  # nonces of the answers in the run directory
 
     def new(self) -> Iterator[Letter]:
         """The questions since the last call. A rank that died when it had just counted its question leaves a gap."""
@@ -194,9 +196,10 @@ class Inbox:
         """Answers a question; of a rank with this run directory, there as well."""
         name = f"{self._prefix}/answer/{letter.nonce}"
         sealed = self._seal.sealed(name, text)
-        self._store.set(name, sealed)
-        if here:
+        if here and letter.nonce not in self._left:  # a rank that asks again looks into the store, and removes this one
+            self._left.add(letter.nonce)
             _leave(letter.nonce, sealed)
+        self._store.set(name, sealed)
 
     def _letter(self, name: str) -> Letter | None:
         try:

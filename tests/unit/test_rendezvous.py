@@ -269,6 +269,20 @@ def test_a_rank_of_rank_0s_host_reads_its_answer_there(
     assert not list(run_directory.glob("*.answer*"))
 
 
+def test_a_rank_that_has_asked_again_leaves_no_answer_behind(
+    spawned: list[list[str]], run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(mailbox, "ASK_AGAIN_S", 0.0)
+    store = dist.HashStore()
+    first, second = rendezvous(0, 2, store), rendezvous(1, 2, store)
+    assert [second.find(), second.find()] == [None, None]
+    found(first)
+    assert found(second) == found(first)
+    first.answer()
+    assert not list(run_directory.glob("*.answer*"))
+
+
 def test_a_rank_that_has_another_run_directory_than_rank_0_finds_its_answer_in_the_store(
     spawned: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
