@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 
 from ddpwatch.keys import KeyPair
+from ddpwatch.regular import read_regular
 
 LINE_LIMIT = 1 << 20  # a node's ranks are the longest
 MOST_BYTES = 16 << 20  # of a rank that leaves a file; a job of seconds sends less
@@ -156,12 +157,8 @@ class RestFile:
 def take_rest(path: Path) -> list[bytes]:
     """The frames that a rank has left; they are there no longer."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            left = os.read(file, MOST_BYTES)
-        finally:
-            os.close(file)
-            path.unlink(missing_ok=True)
+        left = read_regular(path, MOST_BYTES, os.O_NOFOLLOW)
+        path.unlink(missing_ok=True)
     except OSError:
         return []
     frames = []

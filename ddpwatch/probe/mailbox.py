@@ -26,6 +26,7 @@ import torch.distributed as dist
 from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.keys import SECRET_FILE, Seal
+from ddpwatch.regular import read_regular
 
 ASK_AGAIN_S = 5.0  # a question may get lost: its rank counted it, and rank 0 looked before it was there
 MOST_LOOKS = 4096  # at a time: anybody who reaches the store may have set the counter
@@ -227,11 +228,8 @@ def _take(nonce: str) -> str:
     """Takes an answer out of the run directory; empty while there is none."""
     try:
         path = rundir.answer(nonce)
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            return os.read(file, MOST_BYTES).decode()
-        finally:
-            os.close(file)
-            path.unlink(missing_ok=True)
+        answer = read_regular(path, MOST_BYTES, os.O_NOFOLLOW)
+        path.unlink(missing_ok=True)
+        return answer.decode()
     except (OSError, UnicodeDecodeError, DdpwatchError):
         return ""
