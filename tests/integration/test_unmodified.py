@@ -46,6 +46,7 @@ QUIET_RAY = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one process less
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_local_fs_capacity_threshold": "1",  # a disk that is nearly full is nothing that these tests are about
 }
 # What Ray's own loggers write, and what it forwards from its processes: with times and pids, and at times too late.
 RAY_S_OWN = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\t|(\x1b\[\d+m)?\((\w+ )?pid=\d+\)")
