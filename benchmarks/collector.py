@@ -48,10 +48,11 @@ import zmq
 
 from benchmarks.rounds import Rounds, rounds_done
 from benchmarks.synthetic import Fleet
-from ddpwatch import rundir, transport
-from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import Bye, Hello, Mark, Status, encode
 from ddpwatch.report.format import table
+from ddpwatch.run import rundir
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.wire import transport
+from ddpwatch.wire.messages import Bye, Hello, Mark, Status, encode
 
 RANKS, SENDERS, RANKS_PER_CONNECTION = 1024, 2, 16
 HOOKS, BUCKETS = 300, 25  # of a step: 2.9 kB

@@ -83,8 +83,8 @@ class SyntheticSource:
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[Any]:
         """The next frames."""
-        from ddpwatch.messages import encode
-        from ddpwatch.transport import Envelope
+        from ddpwatch.wire.messages import encode
+        from ddpwatch.wire.transport import Envelope
 
         deadline = time.monotonic() + timeout_s
         while not self._waiting and time.monotonic() < min(self._due, deadline):
@@ -118,7 +118,7 @@ def child(world: int, view: str, baseline: bool, result: Path) -> None:
     """Shows the job until a key ends it, then writes the costs to a file."""
     from textual.screen import Screen
 
-    from ddpwatch.rundir import RunInfo
+    from ddpwatch.run.rundir import RunInfo
     from ddpwatch.tui.app import GC_THRESHOLDS, DashboardApp
     from ddpwatch.tui.feed import AttachSpec
     from ddpwatch.tui.settings import Settings
@@ -343,9 +343,9 @@ def report(measured: dict[tuple[int, str], Measurement], planned: int) -> list[s
 
 async def memory(world: int, hours: float, rounds: Rounds) -> None:
     """Feeds the frames of some hours and prints the resident memory."""
-    from ddpwatch.transport import Envelope
     from ddpwatch.tui.app import GC_THRESHOLDS, DashboardApp
     from ddpwatch.tui.feed import FrameList, ReplaySpec
+    from ddpwatch.wire.transport import Envelope
 
     gc.set_threshold(*GC_THRESHOLDS)
     app = DashboardApp(ReplaySpec("x", FrameList(())), ticking=False)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.diagnosis_cases import PERIODS
-from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS
+from ddpwatch.analysis.diagnosis.late.noise import FALSE_ALARMS
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

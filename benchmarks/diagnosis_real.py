@@ -38,12 +38,12 @@ from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE
-from ddpwatch.analysis.diagnosis.whole_run import CLEARED
+from ddpwatch.analysis.diagnosis.whole_run.whole_run import CLEARED
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
-from ddpwatch.messages import Layout
 from ddpwatch.recording.reader import Recording
 from ddpwatch.sampling.levels import is_watched
+from ddpwatch.wire.messages import Layout
 
 START_STEP, STRETCH_STEPS, CALM_STEPS = 60, 80, 50
 SIZES = (0.10, 0.20, 0.50)

@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from benchmarks.fleet_noise import NO_NOISE, Noise
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.messages import DEFAULT_GROUP, Mark, Span, Step, StepStatus
 from ddpwatch.probe.derive import HOOKS_PERIOD
 from ddpwatch.sampling.levels import is_timed, is_watched
 from ddpwatch.sampling.schedule import SamplingSchedule, is_sampled
+from ddpwatch.wire.messages import DEFAULT_GROUP, Mark, Span, Step, StepStatus
 
 START_NS = 10**15
 BUCKETS, PARAMS, LAYER_PARAMS, BUCKET_BYTES = 8, 48, 4, 4 << 20

@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.paired import hodges_lehmann
 from benchmarks.rounds import Rounds, rounds_done
-from ddpwatch.recording import open_recording
+from ddpwatch import open_recording
 from ddpwatch.report.format import table
 
 ROOT = Path(__file__).resolve().parents[1]

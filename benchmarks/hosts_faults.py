@@ -18,8 +18,8 @@ from benchmarks.hosts_network import START_S, Interrupted, Job, Network, NeverEr
 from benchmarks.hosts_viewer import Viewer, ends
 from benchmarks.paired import hodges_lehmann
 from benchmarks.rounds import Rounds
-from ddpwatch.collector_process import RESTARTS
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.probe.collector_process import RESTARTS
 from ddpwatch.recording.reader import Recording
 
 HOSTS, ROOT_HOST, AGENT_HOST = 2, 0, 1  # one rank on each

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import zmq
 
-from ddpwatch import rundir, transport
 from ddpwatch.collector.protocol import Batch, Open, pack
-from ddpwatch.keys import KeyPair, Seal, new_key_pair
-from ddpwatch.messages import Beat, encode
 from ddpwatch.probe.desk import Asking
 from ddpwatch.probe.guest import CollectorAddress, Join, RootAddress, join_prefix
 from ddpwatch.probe.mailbox import Question, understood
+from ddpwatch.run import rundir
+from ddpwatch.wire import transport
+from ddpwatch.wire.keys import KeyPair, Seal, new_key_pair
+from ddpwatch.wire.messages import Beat, encode
 
 PREFIX = "ddpwatch/1"  # of the first session's questions
 FALSE_NODE = "bad"

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.rounds import Rounds
-from ddpwatch import rundir
+from ddpwatch.run import rundir
 from tests.support.fork_server import ROOT
 from tests.support.hosts import LINKS, Host
 from tests.support.jobs import family, kill

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 
 from benchmarks.hosts_network import SKEWS_S
-from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import Message, Node, Status, Step
-from ddpwatch.state import RunState
-from ddpwatch.transport import Envelope
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Message, Node, Status, Step
+from ddpwatch.wire.transport import Envelope
 
 READ_S = 0.1
 

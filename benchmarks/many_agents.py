@@ -53,14 +53,15 @@ from benchmarks.node_steps import (
 )  # fmt: skip
 from benchmarks.real_agent import COLUMNS, agent_row
 from benchmarks.synthetic import Fleet
-from ddpwatch import clock, rundir, transport
 from ddpwatch.collector.uplink import Uplink
-from ddpwatch.collector_process import CollectorProcess
-from ddpwatch.control import Admit, Connect, Listen, Listening
-from ddpwatch.keys import KeyPair, new_key_pair
-from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import ClockExchange, Hello, Message, Node, NodeStep, Status, decode, encode
+from ddpwatch.probe.collector_process import CollectorProcess
 from ddpwatch.report.format import table
+from ddpwatch.run import clock, rundir
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.wire import transport
+from ddpwatch.wire.control import Admit, Connect, Listen, Listening
+from ddpwatch.wire.keys import KeyPair, new_key_pair
+from ddpwatch.wire.messages import ClockExchange, Hello, Message, Node, NodeStep, Status, decode, encode
 
 RUN = "many-agents"
 STEP_NS = 10**9 // STEPS_PER_S
@@ -72,7 +73,7 @@ ARRIVE_S = 3.0  # for the last steps, once the root has them
 
 
 def name_of(node: int) -> str:
-    """As `ddpwatch.rundir.node` would name it."""
+    """As `ddpwatch.run.rundir.node` would name it."""
     return f"{node + 1:012x}"
 
 

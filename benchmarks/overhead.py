@@ -56,17 +56,17 @@ from torch.profiler import ProfilerActivity, profile
 import ddpwatch
 from benchmarks.paired import Estimate, hodges_lehmann, ratios
 from benchmarks.rounds import Rounds, rounds_done
-from ddpwatch import rundir
-from ddpwatch.messages import Step, StepStatus
 from ddpwatch.probe import session
 from ddpwatch.probe.fsdp import _COMMS, FsdpProbe
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.sharded_comm import TimedComm
 from ddpwatch.report.format import table
+from ddpwatch.run import rundir
 from ddpwatch.sampling.cost import CostMeter
 from ddpwatch.sampling.lease import Lease
 from ddpwatch.sampling.levels import FULL, LEVELS
+from ddpwatch.wire.messages import Step, StepStatus
 
 WIDTH = 128
 SIZES = {1.5: (2, 128), 10: (15, 512), 100: (150, 512)}  # layers and batch, by the milliseconds that a step takes
@@ -78,7 +78,7 @@ PLAIN = ("plain", "plain again")
 WATCHED, ATTACHED, PROFILED = "ddpwatch", "ddpwatch, attached", "torch.profiler, always on"
 VIEWER = """
 import sys
-from ddpwatch.live_source import LiveSource
+from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.sampling.lease import DEFAULT_PPM
 source = LiveSource(sys.argv[1], DEFAULT_PPM)
 while True:

@@ -43,10 +43,10 @@ import ddpwatch
 from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.analysis.intervals import Intervals, intersect, total, union
 from ddpwatch.analysis.step import figures
-from ddpwatch.messages import Step
 from ddpwatch.probe import session
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.report.format import table
+from ddpwatch.wire.messages import Step
 
 STEPS, WARM_UP_STEPS = 100, 20
 LAYERS, WIDTH = 24, 512

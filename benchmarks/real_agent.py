@@ -15,12 +15,13 @@ import psutil
 
 from benchmarks.node_steps import BEATS_PER_S, NODES, PER_NODE, SAMPLED_STEPS, STEPS_PER_S, node_steps
 from benchmarks.synthetic import Fleet
-from ddpwatch import clock, rundir, transport
-from ddpwatch.collector_process import CollectorProcess
-from ddpwatch.control import Admit, Connect, Listen
-from ddpwatch.keys import new_key_pair
-from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import Beat, Hello, Message, NodeStep, Status, Step, encode
+from ddpwatch.probe.collector_process import CollectorProcess
+from ddpwatch.run import clock, rundir
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.wire import transport
+from ddpwatch.wire.control import Admit, Connect, Listen
+from ddpwatch.wire.keys import new_key_pair
+from ddpwatch.wire.messages import Beat, Hello, Message, NodeStep, Status, Step, encode
 
 RUN, NODE = "real-agent", "0a9e47"
 AGENT = f"{RUN}.{NODE}"  # as `ddpwatch.probe.guest` calls it

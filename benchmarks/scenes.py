@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.fleet import BUCKET_BYTES, BUCKETS, PARAMS, PER_BUCKET, START_NS, Disturbance, Fleet, FleetNames, Shape
 from benchmarks.fleet_noise import Noise
-from ddpwatch.messages import (
+from ddpwatch.wire.messages import (
     Beat,
     BucketLayout,
     ClockExchange,
@@ -28,7 +28,7 @@ from ddpwatch.messages import (
     Step,
     encode,
 )
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.wire.transport import Envelope, Frame
 
 S, MS = 10**9, 10**6
 EPOCH_NS = 1_700_000_000 * S

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from ddpwatch import rundir
+from ddpwatch.run import rundir
 from tests.support.fork_server import ROOT, Launcher, Request
 
 TRAINING = Path(__file__).with_name("soak_training.py")

@@ -20,11 +20,11 @@ from pathlib import Path
 import psutil
 
 from benchmarks.soak_jobs import BIN, Ledger, Place
-from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.live_source import LiveSource
 from ddpwatch.recording.reader import Recording
-from ddpwatch.state import RunState
+from ddpwatch.run import rundir
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.viewer.state import RunState
 
 KINDS = ("ls", "ls", "lines", "lines", "record", "record", "source", "source", "source", "dashboard")
 ENDS = ("interrupted", "interrupted", "killed", "suspended")

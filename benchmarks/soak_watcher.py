@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from benchmarks.soak_jobs import Job, Ledger
-from ddpwatch import clock, rundir
+from ddpwatch.run import clock, rundir
 
 LOST, GHOST = "no run is lost that is alive", "no run is listed after its end"
 LOOK_S = 0.1

@@ -38,10 +38,10 @@ from torch.nn.parallel import DistributedDataParallel
 import ddpwatch
 from benchmarks.paired import ratio_cells
 from benchmarks.rounds import Rounds, rounds_done
-from ddpwatch import rundir
 from ddpwatch.probe import session
 from ddpwatch.report.build import report_of
 from ddpwatch.report.format import table
+from ddpwatch.run import rundir
 
 BLOCK_STEPS = 50
 COLLECTOR_EXIT_S = 60.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from ddpwatch.messages import BucketLayout, Device, Hello, Layout, Mark, Message, Span, Step, encode
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.wire.messages import BucketLayout, Device, Hello, Layout, Mark, Message, Span, Step, encode
+from ddpwatch.wire.transport import Envelope, Frame
 
 MS = 1_000_000
 STEP_NS = 120 * MS

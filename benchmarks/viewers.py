@@ -32,10 +32,10 @@ from pathlib import Path
 
 from benchmarks.paired import ratio_cells
 from benchmarks.rounds import Rounds, rounds_done
-from ddpwatch import rundir
-from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import Step
 from ddpwatch.report.format import table
+from ddpwatch.run import rundir
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.wire.messages import Step
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent

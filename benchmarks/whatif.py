@@ -58,12 +58,12 @@ from benchmarks.whatif_jobs import (
 )
 from benchmarks.whatif_speed import print_speed
 from ddpwatch.analysis.step import NS_PER_MS
-from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
-from ddpwatch.analysis.whatif.model import noise
-from ddpwatch.analysis.whatif.recorded import Recorded
-from ddpwatch.analysis.whatif.scenarios import Change
-from ddpwatch.analysis.whatif.wire import Wire
 from ddpwatch.report.format import table
+from ddpwatch.whatif.answer import Prediction, WhatIf
+from ddpwatch.whatif.model import noise
+from ddpwatch.whatif.recorded import Recorded
+from ddpwatch.whatif.scenarios import Change
+from ddpwatch.whatif.wire import Wire
 
 STEPS = 50
 NEAR_BEST = 0.02

@@ -17,10 +17,10 @@ from typing import Any
 
 from benchmarks.rounds import Rounds
 from benchmarks.shaped_network import JOB_TIMEOUT_S, failure, job_started, run_job, shaped_network
-from ddpwatch.analysis.whatif.recorded import Recorded
-from ddpwatch.analysis.whatif.wire import Wire
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.report.whatif import read_wire, recorded_in
+from ddpwatch.whatif.command import read_wire, recorded_in
+from ddpwatch.whatif.recorded import Recorded
+from ddpwatch.whatif.wire import Wire
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKS_MBIT = (200.0, 1000.0, 4000.0)
@@ -164,7 +164,7 @@ def _recorded(wanted: Sequence[Setting], folder: Path, steps: int, sweeps: bool)
             continue
         with shaped_network(ranks, mbit):
             if sweeps and not (sweep := folder / left[0].wire).exists():
-                command = ["-m", "ddpwatch.sweep", "-o", str(sweep), "--max-size", "64"]
+                command = ["-m", "ddpwatch.whatif.sweep", "-o", str(sweep), "--max-size", "64"]
                 run_job(command, ranks, folder / "sweep.log", environment)
             plan, log = folder / "plan", folder / f"{ranks}-{mbit:g}.log"
             plan.write_text(json.dumps([setting.entry(folder, steps) for setting in left]))

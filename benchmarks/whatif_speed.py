@@ -8,10 +8,10 @@ from statistics import median
 from typing import TypeVar
 
 from ddpwatch.analysis.means import STARTING_STEPS
-from ddpwatch.analysis.whatif.answer import WhatIf
-from ddpwatch.analysis.whatif.scenarios import Change
-from ddpwatch.analysis.whatif.schedule import Speeds
 from ddpwatch.report.format import table
+from ddpwatch.whatif.answer import WhatIf
+from ddpwatch.whatif.scenarios import Change
+from ddpwatch.whatif.schedule import Speeds
 from tests.support.whatif import MadeUpJob, line, recorded_of
 
 RANKS, STEPS = 8, 500

@@ -3,24 +3,28 @@
     import ddpwatch
     ddpwatch.watch(ddp_model)
 
+    for step in ddpwatch.open_recording("run.mcap").steps(): ...
+
 Importing it loads neither torch nor textual. The first use of `watch` or `mark` loads torch.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ddpwatch.version import __version__
 
-__all__ = ["__version__", "mark", "watch"]
+__all__ = ["__version__", "mark", "open_recording", "watch"]
 
 if TYPE_CHECKING:
-    from ddpwatch.probe import mark, watch
+    from ddpwatch.library import open_recording
+    from ddpwatch.probe.session import mark, watch
+
+_HOMES = {"mark": "ddpwatch.probe.session", "watch": "ddpwatch.probe.session", "open_recording": "ddpwatch.library"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("mark", "watch"):
-        from ddpwatch import probe
-
-        return getattr(probe, name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'ddpwatch' has no attribute {name!r}")

@@ -20,7 +20,7 @@ from ddpwatch.version import __version__
 if TYPE_CHECKING:
     from ddpwatch.recording.reader import Recording
     from ddpwatch.recording.seek import Position
-    from ddpwatch.rundir import RunInfo
+    from ddpwatch.run.rundir import RunInfo
 
 USES_RUN_DIRECTORY = {None, "_stdio", "attach", "ls", "metrics", "record", "run", "whatif"}
 app = typer.Typer(
@@ -87,7 +87,7 @@ def _say(text: str) -> None:
 
 
 def _say_fallback() -> None:
-    from ddpwatch import rundir
+    from ddpwatch.run import rundir
 
     if note := rundir.fallback():
         _say(f"ddpwatch: {note}")
@@ -138,9 +138,9 @@ def attach(
 @app.command("_stdio", hidden=True)
 def stdio(run: Run = None) -> None:
     """Pass on a live run's frames: the other end of `ddpwatch attach ssh://…`."""
-    from ddpwatch import rundir
-    from ddpwatch.live_source import SILENCE_S
-    from ddpwatch.over_ssh.relay import Relay
+    from ddpwatch.run import rundir
+    from ddpwatch.viewer.live_source import SILENCE_S
+    from ddpwatch.viewer.over_ssh.relay import Relay
 
     info = rundir.newest_run() if run is None else rundir.find(run)
     if info is None:
@@ -155,8 +155,8 @@ def stdio(run: Run = None) -> None:
 @app.command()
 def ls(as_json: Json = False) -> None:
     """List the live runs on this machine."""
-    from ddpwatch import rundir
-    from ddpwatch.plain import run_table
+    from ddpwatch.run import rundir
+    from ddpwatch.viewer.plain import run_table
 
     runs = rundir.live_runs()
     if as_json:
@@ -226,10 +226,10 @@ def record(
     ] = None,
 ) -> None:
     """Record a running job until it ends or you press Ctrl-C."""
-    from ddpwatch.capture import capture
-    from ddpwatch.live_source import LiveSource, may_go_on
     from ddpwatch.recording.limits import environment_of, limits_from_environment
     from ddpwatch.sampling.lease import parse_budget
+    from ddpwatch.viewer.capture import capture
+    from ddpwatch.viewer.live_source import LiveSource, may_go_on
 
     budget_ppm = parse_budget(budget, looked_at=False)
     limits = limits_from_environment({**os.environ, **environment_of(max_size, every)})
@@ -409,7 +409,8 @@ def whatif(
     static_graph: Annotated[bool, typer.Option("--static-graph", help="With static_graph.")] = False,
     free: Annotated[bool, typer.Option("--free", help="With communication that takes no time: the bound.")] = False,
     wire: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Costs of collectives, measured by python -m ddpwatch.sweep.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Costs of collectives, measured by python -m ddpwatch.whatif.sweep."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -417,8 +418,8 @@ def whatif(
 
     Without options, show the five changes that would gain most. Options are predicted alone and in pairs.
     """
-    from ddpwatch.report.whatif import WhatIfOptions, answer, check_answered, read_wire, recorded_in, recorded_live
-    from ddpwatch.report.whatif_text import render_whatif
+    from ddpwatch.whatif.command import WhatIfOptions, answer, check_answered, read_wire, recorded_in, recorded_live
+    from ddpwatch.whatif.text import render_whatif
 
     question = WhatIfOptions(
         cap, first_cap, hook, link, without_rank, world, accumulate, bucket_view, static_graph, no_input, free
@@ -429,7 +430,7 @@ def whatif(
         for note in notes:
             _print_note(note)
     else:
-        from ddpwatch.live_source import LiveSource
+        from ddpwatch.viewer.live_source import LiveSource
 
         recorded = recorded_live(LiveSource(_endpoint(*_resolve(source))))
     result = answer(recorded, changes, measured)
@@ -486,7 +487,7 @@ def _print_note(note: str) -> None:
 def _print_lines(
     file: Path, follow: bool, recording: Recording, position: Position | None, speed: float | None, loop: bool
 ) -> None:
-    from ddpwatch.plain import print_lines, replay_lines
+    from ddpwatch.viewer.plain import print_lines, replay_lines
 
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if follow:
@@ -512,15 +513,15 @@ def _show(
     budget_ppm = parse_budget(budget, looked_at=not plain or sys.stdout.isatty())
     if plain:
         _no_baseline(baseline)
-        from ddpwatch.plain import follow
+        from ddpwatch.viewer.plain import follow
 
         follow(info, endpoint, budget_ppm)
         return
-    from ddpwatch import rundir
-    from ddpwatch.live_source import LiveSource
-    from ddpwatch.over_ssh.address import SCHEME
+    from ddpwatch.run import rundir
     from ddpwatch.tui.app import run_dashboard
     from ddpwatch.tui.feed import AttachSpec
+    from ddpwatch.viewer.live_source import LiveSource
+    from ddpwatch.viewer.over_ssh.address import SCHEME
 
     sources = {}
     if endpoint is not None and endpoint.startswith(SCHEME):  # ssh may ask for a password before the dashboard opens
@@ -554,8 +555,9 @@ def _is_plain(plain: bool) -> bool:
 
 def _resolve(name: str | None) -> tuple[RunInfo | None, str | None]:
     """The run or the endpoint that a RUN argument names; both None for the newest run."""
-    from ddpwatch import rundir, transport
-    from ddpwatch.over_ssh.address import SCHEME
+    from ddpwatch.run import rundir
+    from ddpwatch.viewer.over_ssh.address import SCHEME
+    from ddpwatch.wire import transport
 
     if name is None:
         return None, None
@@ -565,7 +567,7 @@ def _resolve(name: str | None) -> tuple[RunInfo | None, str | None]:
 
 
 def _endpoint(info: RunInfo | None, endpoint: str | None) -> str:
-    from ddpwatch import rundir
+    from ddpwatch.run import rundir
 
     if endpoint is not None:
         return endpoint

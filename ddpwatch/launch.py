@@ -22,17 +22,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ddpwatch import rundir, startup
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.job_output import OutputPipe
-from ddpwatch.messages import Status
-from ddpwatch.output_copy import OutputBuffer
-from ddpwatch.rundir import RunInfo
+from ddpwatch.job.job_output import OutputPipe
+from ddpwatch.job.output_copy import OutputBuffer
+from ddpwatch.run import rundir, startup
+from ddpwatch.run.rundir import RunInfo
+from ddpwatch.wire.messages import Status
 
 if TYPE_CHECKING:
-    from ddpwatch.analysis.why_unwatched import Why
+    from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
 
-BOOTSTRAP = Path(__file__).parent / "bootstrap" / "path"
+BOOTSTRAP = Path(__file__).parent / "job" / "path"
 END_GRACE_S = 5.0  # for the collector to close its recording after the job
 RELAY_POLL_S = 0.2
 CLOCK_SLACK_S = 3600.0  # by which a file server's clock may be behind
@@ -114,7 +114,7 @@ class Launch:
 
     def why(self, over: bool = False) -> Why:
         """Why nothing is watched; ``over``: why nothing was."""
-        from ddpwatch.analysis.why_unwatched import Facts, why_unwatched
+        from ddpwatch.analysis.diagnosis.words.why_unwatched import Facts, why_unwatched
 
         found = None if self._startup is None else startup.read(self._startup)
         return why_unwatched(Facts(found, time.time() - self._made, over))
@@ -254,7 +254,7 @@ def run_unwatched(command: Sequence[str], why: str) -> NoReturn:
 def run_headless(launch: Launch, budget_ppm: int = 0) -> int:
     """Runs the job in this terminal, with a line about it on stderr every few seconds."""
     with launch.job(None) as process:
-        from ddpwatch.plain import narrate_runs  # the job does not wait for imports
+        from ddpwatch.viewer.plain import narrate_runs  # the job does not wait for imports
 
         over = threading.Event()
         about = (launch.runs, over, launch.without_run, launch.why, budget_ppm)
@@ -276,9 +276,9 @@ def run_with_dashboard(launch: Launch, budget_ppm: int = 0) -> int:
         return run_headless(launch, budget_ppm)
     with launch.job(output.pipe, _leave_dead_terminal) as process:
         output.start_copy()
-        from ddpwatch.live_source import LiveSource  # the job does not wait for imports
         from ddpwatch.tui.app import run_dashboard
         from ddpwatch.tui.feed import AttachSpec
+        from ddpwatch.viewer.live_source import LiveSource  # the job does not wait for imports
 
         def runs() -> list[RunInfo]:
             found = launch.runs()

@@ -21,9 +21,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Bye, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
+from ddpwatch.wire.messages import Bye, Step
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the trainer is in the checkout only
 from trainer import TrainConfig, Trainer, TrainerError, build_task
 from trainer.cli import fail
 from trainer.comm_hooks import HookOptions

@@ -11,8 +11,8 @@ import sys
 from collections import Counter
 from statistics import median
 
+from ddpwatch import open_recording
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.recording import open_recording
 
 try:
     run = open_recording(sys.argv[1] if len(sys.argv) > 1 else "ddpwatch.mcap")

@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the trainer is in the checkout only
 from trainer import TrainerError, TrainResult, train
 from trainer.cli import fail, parse_config
 from trainer.distributed import World

@@ -20,10 +20,10 @@ from typing import Any
 
 from benchmarks.shaped_network import run_job, shaped_network, why_not
 from ddpwatch.analysis.step import NS_PER_MS
-from ddpwatch.analysis.whatif.scenarios import Change
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.report.whatif import answer, recorded_in
-from ddpwatch.report.whatif_text import render_whatif
+from ddpwatch.whatif.command import answer, recorded_in
+from ddpwatch.whatif.scenarios import Change
+from ddpwatch.whatif.text import render_whatif
 
 ROOT = Path(__file__).resolve().parents[1]
 RANKS = 2

@@ -32,8 +32,8 @@ import ddpwatch
 from benchmarks.gpu.part import Rows, run
 from benchmarks.gpu.simulated import SimulatedJob
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Bye, Message, Step
 from ddpwatch.recording.reader import Recording
+from ddpwatch.wire.messages import Bye, Message, Step
 
 STEPS_BEFORE = 10
 COLLECTOR_S = 20.0

@@ -31,7 +31,7 @@ from benchmarks.gpu.part import Row, run
 from benchmarks.gpu.simulated import SimulatedJob
 from ddpwatch.analysis.intervals import Intervals, intersect, total, union
 from ddpwatch.analysis.step import figures
-from ddpwatch.messages import Step
+from ddpwatch.wire.messages import Step
 
 LENGTHS_MS = (0.1, 0.5, 2.0, 5.0)
 STEPS = 20

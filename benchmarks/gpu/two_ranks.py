@@ -33,9 +33,9 @@ from typing import NamedTuple
 from benchmarks.gpu.part import Row, command_line, run
 from benchmarks.gpu.two_ranks_job import CASES, FAULTY_RANK, Case
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.messages import Beat, Bye, Step
 from ddpwatch.recording.reader import Recording
-from ddpwatch.state import RunState
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Beat, Bye, Step
 
 JOB = Path(__file__).with_name("two_ranks_job.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

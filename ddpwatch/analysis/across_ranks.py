@@ -23,8 +23,8 @@ from ddpwatch.analysis.launch_skew import (
     rank_facts,
 )
 from ddpwatch.analysis.step import StepFigures, figures
-from ddpwatch.messages import Message, Step, decode, encode
 from ddpwatch.sampling.levels import FULL, is_counted, is_timed
+from ddpwatch.wire.messages import Message, Step, decode, encode
 
 __all__ = ["METRICS", "NO_SKEW", "BucketSkew", "LaunchSkew", "RankFacts", "StepAcrossRanks"]
 

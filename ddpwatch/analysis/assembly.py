@@ -10,7 +10,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import ClockDomains
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.matching import NumberedStep, StepMatcher
-from ddpwatch.messages import Beat, Bye, ClockExchange, Group, Hello, Message, Step, sends_no_more
+from ddpwatch.wire.messages import Beat, Bye, ClockExchange, Group, Hello, Message, Step, sends_no_more
 
 OPEN_STEPS = 1024  # steps that wait for their last ranks; older ones are closed with the ranks they have
 OPEN_RANK_STEPS = 131_072  # the same, of all ranks together: some 0.4 GB

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from ddpwatch.analysis.diagnosis.accounts import PAUSE_PHASES
-from ddpwatch.analysis.diagnosis.findings import findings
+from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSE_PHASES
+from ddpwatch.analysis.diagnosis.words.findings import findings
 from ddpwatch.analysis.report_figures import ReportBuilder
-from ddpwatch.messages import Bye, ClockExchange, FrameError, Group, Hello, Layout, Mark, Message, NodeStep, Step
-from ddpwatch.node_step import expand
 from ddpwatch.sampling.levels import FULL
+from ddpwatch.wire.messages import Bye, ClockExchange, FrameError, Group, Hello, Layout, Mark, Message, NodeStep, Step
+from ddpwatch.wire.node_step import expand
 
 ATTACHED_STEPS = 2000  # of all ranks together: reporting on them takes a fraction of a second
 KEEP_MARKS = 256  # of each rank: the newest pauses, which explain steps

@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.launch_skew import BucketSkew, common_keys, the_only
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, first_compute
-from ddpwatch.messages import ALL_REDUCE, CollectiveOp
+from ddpwatch.wire.messages import ALL_REDUCE, CollectiveOp
 
 Bucket = tuple[int, int, str]  # module, index, use
 NO_KEY: BucketKey = (-1, -1, -1, -1, "")

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from ddpwatch.analysis.clock_offset import Bound, ClockOffset, at_least, at_most
 from ddpwatch.analysis.step import BucketKey, bucket_keys
-from ddpwatch.messages import ClockExchange, Hello, Step
 from ddpwatch.sampling.levels import is_timed
+from ddpwatch.wire.messages import ClockExchange, Hello, Step
 
 Clock = tuple[str, str]
 _Collective = tuple[BucketKey, "int | None"]  # with its sequence number, where the group counts

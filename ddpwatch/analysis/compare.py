@@ -180,7 +180,7 @@ def changed_accounts(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any
     """The accounts of lost time in A or B, by how much their share of the rank-time differs, largest first.
 
     Args:
-        a: ``lost`` of one run (`ddpwatch.analysis.diagnosis.rows.lost_row`).
+        a: ``lost`` of one run (`ddpwatch.analysis.diagnosis.words.rows.lost_row`).
         b: The same of the other.
     """
     shares = [

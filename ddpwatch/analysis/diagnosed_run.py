@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
-from ddpwatch.analysis.diagnosis.rows import incident_row, lost_row
-from ddpwatch.analysis.diagnosis.verdict import Verdict, verdict
+from ddpwatch.analysis.diagnosis.words.rows import incident_row, lost_row
+from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.window import Summary
-from ddpwatch.messages import Bye, Layout, Message
+from ddpwatch.wire.messages import Bye, Layout, Message
 
 if TYPE_CHECKING:
-    from ddpwatch.transport import Frame
+    from ddpwatch.wire.transport import Frame
 
 
 class DiagnosedRun:
@@ -66,7 +66,7 @@ class DiagnosedRun:
         return [incident_row(incident, self.layouts) for incident in self._diagnosis.incidents()]
 
     def verdict(self, summary: Summary, end: Bye | None, steps: int, forwards: bool | None) -> Verdict:
-        """What matters most, given the figures of all steps; the rest as for `ddpwatch.analysis.diagnosis.verdict`."""
+        """What matters most, given the figures of all steps; the rest as for `words.verdict`."""
         about = (len(summary.ranks), end, self.groups.world_size, steps, forwards)
         return verdict(summary, self._diagnosis.incidents(), *about)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddpwatch.messages import DEFAULT_GROUP, Group, Hello, Message, Step
 from ddpwatch.sampling.levels import is_counted
+from ddpwatch.wire.messages import DEFAULT_GROUP, Group, Hello, Message, Step
 
 Members = Callable[[int], "tuple[int, ...] | None"]  # of a group, in ascending order; None if they are not known
 KEEP_GROUPS = 65_536  # a job of 1,024 ranks has some thousands

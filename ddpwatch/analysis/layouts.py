@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ddpwatch.analysis.groups import Groups
-from ddpwatch.messages import Layout
+from ddpwatch.wire.messages import Layout
 
 KEEP_LAYOUTS = 64  # of all modules
 KEEP_LAYOUT_BYTES = 32 * 1024 * 1024  # of all, though the newest is always kept

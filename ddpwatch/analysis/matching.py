@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from ddpwatch.analysis.groups import Members
-from ddpwatch.messages import DEFAULT_GROUP, Step
 from ddpwatch.sampling.levels import is_counted
+from ddpwatch.wire.messages import DEFAULT_GROUP, Step
 
 # What is held per rank while the lead's step has not come: some steps, more where they are short, fewer where long.
 FEW_STEPS, HOLD_STEPS, MOST_HELD_STEPS = 4, 64, 1024

@@ -19,15 +19,15 @@ from typing import Any, cast
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import MOST_NAMED, Bucket, BucketColumns, bucket_columns, most_often_last
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
+from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
+from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
 from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts, the_only
 from ddpwatch.analysis.means import MeanBuilder, Sums, merged
 from ddpwatch.analysis.step import NS_PER_MS, missing_steps
-from ddpwatch.analysis.turned_off import TurnedOff
-from ddpwatch.analysis.why_unwatched import forwards_known
 from ddpwatch.analysis.window import RankSummary, Summary
-from ddpwatch.messages import Beat, Bye, Hello, Mark, Message, Status, Step, StepStatus, run_before
 from ddpwatch.sampling.cost import CostMeter
+from ddpwatch.wire.messages import Beat, Bye, Hello, Mark, Message, Status, Step, StepStatus, run_before
 
 _FIGURES = ("ready", "launch", "done", "transfer", "exposed", "busbw")  # of a bucket
 # A step counts as the first of these that any rank reports.

@@ -14,8 +14,8 @@ from operator import attrgetter
 from typing import NamedTuple, cast
 
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
-from ddpwatch.messages import DEFAULT_GROUP, Step
 from ddpwatch.sampling.levels import FULL, is_timed, is_watched
+from ddpwatch.wire.messages import DEFAULT_GROUP, Step
 
 PHASES = ("data", "between", "forward", "backward", "exposed_comm", "optimizer", "other")
 NS_PER_MS = 1e6

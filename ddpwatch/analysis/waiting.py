@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ddpwatch.analysis.across_ranks import LaunchSkew, RankFacts
 from ddpwatch.analysis.intervals import Intervals, intersect, subtract
 from ddpwatch.analysis.step import starts_of
-from ddpwatch.messages import Step
+from ddpwatch.wire.messages import Step
 
 
 class Flight(NamedTuple):

@@ -10,9 +10,9 @@ import signal
 import sys
 from pathlib import Path
 
-from ddpwatch import rundir
 from ddpwatch.collector.service import Collector, Options
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.run import rundir
 
 NICENESS = 10  # training goes first where cores are short; the tenth of a core that is left is plenty
 _log = logging.getLogger("ddpwatch.collector")

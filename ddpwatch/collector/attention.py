@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import islice
 
-from ddpwatch import blackbox, rundir
 from ddpwatch.collector.hub import RankEntry
-from ddpwatch.messages import Hello, Step, decode
+from ddpwatch.run import blackbox, rundir
 from ddpwatch.sampling.lease import LeasePage
+from ddpwatch.wire.messages import Hello, Step, decode
 
 LEAD_STEPS = 2  # from the step that is open to the first of a new budget
 INTRODUCED_NS = 5_000_000_000  # then no longer is waited for ranks that have not said hello

@@ -16,10 +16,11 @@ from typing import Any
 import psutil
 import zmq
 
-from ddpwatch import clock, transport
 from ddpwatch.collector.host_counters import HostCounters
 from ddpwatch.collector.rank_samples import RankSampler
-from ddpwatch.messages import Device, Message, encode
+from ddpwatch.run import clock
+from ddpwatch.wire import transport
+from ddpwatch.wire.messages import Device, Message, encode
 
 SAMPLE_S = 1.0
 _SAMPLES = "inproc://devices"

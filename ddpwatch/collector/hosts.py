@@ -1,6 +1,6 @@
 """A collector's part in a job on several hosts: it is the root, or another host's agent. On one host, it is neither.
 
-The rank that started the collector says which (`ddpwatch.control`).
+The rank that started the collector says which (`ddpwatch.wire.control`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Iterator
 
 import zmq
 
-from ddpwatch import transport
 from ddpwatch.collector.attention import HOSTS_LEAD_NS, Attention
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.nodes import AdmittedNode
 from ddpwatch.collector.protocol import Welcome
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.uplink import Uplink
-from ddpwatch.control import Admit, Connect, ControlSocket, Listen, Report, Unreachable
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import RANK_MESSAGES, Bye, Device, Group, Hello, Layout, Message, RankSample, decode
+from ddpwatch.wire import transport
+from ddpwatch.wire.control import Admit, Connect, ControlSocket, Listen, Report, Unreachable
+from ddpwatch.wire.messages import RANK_MESSAGES, Bye, Device, Group, Hello, Layout, Message, RankSample, decode
 
 UNSEEN_END_S = 60.0  # without anything from a host, its ranks do not keep the run from ending
 UP_S = 2.0  # for an agent's last frames

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import cast
 
 from ddpwatch.collector.nodes import not_its_to_send
-from ddpwatch.messages import (
+from ddpwatch.wire.messages import (
     RANK_MESSAGES,
     Beat,
     Bye,
@@ -36,7 +36,7 @@ from ddpwatch.messages import (
     Step,
     decode,
 )  # fmt: skip
-from ddpwatch.transport import RESTART_BITS, Envelope, Frame
+from ddpwatch.wire.transport import RESTART_BITS, Envelope, Frame
 
 KEEP_STEPS = 512  # per rank
 KEEP_DEVICES = 2048  # 128 hosts of 8 GPUs, and as many again

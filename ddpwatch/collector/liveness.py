@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import zmq
 
-from ddpwatch import clock
-from ddpwatch.messages import EndReason, Hello
-from ddpwatch.transport import ConnectionMonitor, Socket
+from ddpwatch.run import clock
+from ddpwatch.wire.messages import EndReason, Hello
+from ddpwatch.wire.transport import ConnectionMonitor, Socket
 
 _NOBODY = 0  # no process has this pid
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from ddpwatch.messages import FrameError, NodeStep, Step
-from ddpwatch.node_step import pack
 from ddpwatch.sampling.levels import FULL
+from ddpwatch.wire.messages import FrameError, NodeStep, Step
+from ddpwatch.wire.node_step import pack
 
 HOLD_NS = 750_000_000  # a rank's sender wakes twice a second
 HOLD_STEPS = 256

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ddpwatch.collector.protocol import UNSEEN_S, Batch, Open
-from ddpwatch.control import Admit
-from ddpwatch.messages import RANK_MESSAGES, ClockExchange, Device, Message, Node, NodeStep, RankSample
+from ddpwatch.wire.control import Admit
+from ddpwatch.wire.messages import RANK_MESSAGES, ClockExchange, Device, Message, Node, NodeStep, RankSample
 
 STATE_NS = 2_000_000_000  # at most, between two states of a host
 
@@ -18,7 +18,7 @@ class AdmittedNode:
     """One admitted host.
 
     Attributes:
-        name: Names it (`ddpwatch.rundir.node`).
+        name: Names it (`ddpwatch.run.rundir.node`).
         key: Its agent's public key (Z85).
         host: What it calls itself.
         ranks: The ranks that it may speak for.

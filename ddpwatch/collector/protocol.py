@@ -11,8 +11,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from ddpwatch.messages import Count, Name, Ns
 from ddpwatch.sampling.lease import FULL_PPM
+from ddpwatch.wire.messages import Count, Name, Ns
 
 PROTOCOL_VERSION: Final = 1
 UNSEEN_S: Final = 6.0  # without anything from an agent, it is not known how its ranks are

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddpwatch.collector.host_counters import PROC
-from ddpwatch.messages import RankSample
+from ddpwatch.wire.messages import RankSample
 
 MOST_THREADS = 64  # of a rank
 MOST_READS = 400  # of threads, in one turn over all ranks: 12 µs each, or half a percent of a core

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpwatch.collector.hub import size_of
-from ddpwatch.messages import Hello, Layout, Message, decode
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.resilient import RETRY_S, ResilientWriter
-from ddpwatch.transport import Envelope
+from ddpwatch.wire.messages import Hello, Layout, Message, decode
+from ddpwatch.wire.transport import Envelope
 
 if TYPE_CHECKING:
     from ddpwatch.analysis.attachments import AttachmentBuilder

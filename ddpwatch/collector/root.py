@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 import zmq
 import zmq.utils.z85
 
-from ddpwatch import clock, transport
 from ddpwatch.collector.addresses import AddressSearch, endpoint, ports
 from ddpwatch.collector.nodes import AdmittedNode, Nodes
 from ddpwatch.collector.protocol import (
@@ -34,8 +33,10 @@ from ddpwatch.collector.protocol import (
     pack,
     unpack_up,
 )  # fmt: skip
-from ddpwatch.control import Listen, Listening
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.run import clock
+from ddpwatch.wire import transport
+from ddpwatch.wire.control import Listen, Listening
 
 RECEIVE_LIMIT = 500  # messages per turn
 RECEIVE_BYTES = 16 * 1024 * 1024  # per turn, and one message: they are in memory at once

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import zmq
 
-from ddpwatch import blackbox, clock, rundir, transport
 from ddpwatch.collector.attention import Attention
 from ddpwatch.collector.devices import DeviceThread
 from ddpwatch.collector.hosts import Hosts
@@ -25,12 +24,14 @@ from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.liveness import Connections, Departure, ProcessLiveness
 from ddpwatch.collector.recording_thread import CLOSE_S, RecordingState, RecordingThread
 from ddpwatch.collector.snapshots import RETRY_S, Snapshots
-from ddpwatch.control import Ready, take_rest
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Bye, Hello, Message, Status, decode, encode, run_before, sends_no_more, type_name
 from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.transport import Envelope, ReceiveClock
+from ddpwatch.run import blackbox, clock, rundir
+from ddpwatch.wire import transport
+from ddpwatch.wire.control import Ready, take_rest
+from ddpwatch.wire.messages import Bye, Hello, Message, Status, decode, encode, run_before, sends_no_more, type_name
+from ddpwatch.wire.transport import Envelope, ReceiveClock
 
 TICK_S = 0.5
 GOODBYE_GRACE_S = 0.5  # between a process's end and the arrival of the goodbye it may have sent
@@ -54,7 +55,7 @@ class Options:
     Attributes:
         watch_pid: The process that started it.
         claim: The claim on the run (`rundir.claim`), inherited; without one, the collector makes it.
-        control: A socket to the rank that has started it (`ddpwatch.control`), or -1.
+        control: A socket to the rank that has started it (`ddpwatch.wire.control`), or -1.
         node: Of the agent of another host than rank 0's: its name.
         restarts: How many collectors of this run have died.
     """

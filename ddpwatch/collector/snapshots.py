@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import zmq
 
-from ddpwatch import transport
 from ddpwatch.collector.hub import Hub
 from ddpwatch.sampling.lease import FULL_PPM
-from ddpwatch.transport import LIVE, SNAPSHOT, WANT, Envelope, Socket
+from ddpwatch.wire import transport
+from ddpwatch.wire.transport import LIVE, SNAPSHOT, WANT, Envelope, Socket
 
 RETRY_S = 0.25
 RETRY_MAX_S = 4.0

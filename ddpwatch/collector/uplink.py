@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import zmq
 
-from ddpwatch import clock, transport
 from ddpwatch.collector.node_steps import NodeStepPacker, Packed
 from ddpwatch.collector.nodes import node_number
 from ddpwatch.collector.protocol import (
@@ -33,9 +32,11 @@ from ddpwatch.collector.protocol import (
     pack,
     unpack_down,
 )  # fmt: skip
-from ddpwatch.control import Connect
-from ddpwatch.messages import Bye, ClockExchange, Group, Hello, Layout, Message, Step, encode
-from ddpwatch.transport import HANDSHAKE_S
+from ddpwatch.run import clock
+from ddpwatch.wire import transport
+from ddpwatch.wire.control import Connect
+from ddpwatch.wire.messages import Bye, ClockExchange, Group, Hello, Layout, Message, Step, encode
+from ddpwatch.wire.transport import HANDSHAKE_S
 
 QUEUE_BYTES = 16 << 20  # half a minute of a busy host, and more
 BATCH_BYTES = 1 << 20

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ddpwatch import clock, rundir, transport
 from ddpwatch.doctor.check import Check, Section, error_text
-from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import RANK_MESSAGES, Beat, BucketLayout, Bye, Hello, Layout, Message, Step, encode
 from ddpwatch.recording.reader import Recording
-from ddpwatch.subprocesses import module_command
+from ddpwatch.run import clock, rundir
+from ddpwatch.run.subprocesses import module_command
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.wire import transport
+from ddpwatch.wire.messages import RANK_MESSAGES, Beat, BucketLayout, Bye, Hello, Layout, Message, Step, encode
 
 RUN_ID = "loop"
 STEPS = 30

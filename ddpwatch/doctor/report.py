@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddpwatch import rundir
 from ddpwatch.doctor import configuration, directory, loopback, runs, system, terminal, training
 from ddpwatch.doctor.check import Check, Section, State
 from ddpwatch.report.format import clean
+from ddpwatch.run import rundir
 
 MARKS: dict[State, str] = {"ok": "ok", "none": "--", "warn": "warn", "fail": "FAIL"}
 COLOURS: dict[State, str] = {"ok": "32", "none": "2", "warn": "33", "fail": "31;1"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ddpwatch import rundir
 from ddpwatch.doctor.check import Check, Section
 from ddpwatch.report.format import size
+from ddpwatch.run import rundir
 
 _section = Section("runs")
 

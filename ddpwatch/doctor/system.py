@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ddpwatch import clock
 from ddpwatch.doctor.check import Check, Section, error_text
+from ddpwatch.run import clock
 from ddpwatch.version import __version__
 
 HOST_PID_NAMESPACE = "pid:[4026531836]"  # a constant of Linux, as is the next

@@ -81,10 +81,10 @@ def _watch(model: Any, probe: Any) -> Any:
     """Returns what trains the model, and then returns its last step as a message and the number of its layouts."""
     import torch
 
-    from ddpwatch.messages import Layout
     from ddpwatch.probe.completion import drain
     from ddpwatch.probe.guard import Guard
     from ddpwatch.probe.recorder import StepRecorder
+    from ddpwatch.wire.messages import Layout
 
     records: list[Any] = []
     published: list[Any] = []

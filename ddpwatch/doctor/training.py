@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ddpwatch.doctor.check import Check, Section
-from ddpwatch.subprocesses import module_command
+from ddpwatch.run.subprocesses import module_command
 from ddpwatch.version import OLDEST_TORCH, untested
 
 TIMEOUT_S = 120.0  # importing torch may take most of it

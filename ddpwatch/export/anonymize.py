@@ -21,8 +21,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ddpwatch.blackbox import PHASES
-from ddpwatch.messages import (
+from ddpwatch.run.blackbox import PHASES
+from ddpwatch.wire.messages import (
     FEATURES,
     Beat,
     BucketLayout,
@@ -39,7 +39,7 @@ from ddpwatch.messages import (
     Status,
     encode,
 )
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.wire.transport import Envelope, Frame
 
 _BACKEND = r"(?:(?:cpu|cuda|xpu|mps|hpu):)?(?:gloo|nccl|mpi|ucc|xccl|hccl)"
 _BACKENDS = f"{_BACKEND}(?:,{_BACKEND})*"

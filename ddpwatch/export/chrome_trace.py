@@ -26,8 +26,8 @@ from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, StepFigures, bucket_keys, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
-from ddpwatch.messages import Bye, Device, DeviceKey, Hello, Layout, Mark, Message, Step
-from ddpwatch.transport import Frame
+from ddpwatch.wire.messages import Bye, Device, DeviceKey, Hello, Layout, Mark, Message, Step
+from ddpwatch.wire.transport import Frame
 
 Event = dict[str, Any]
 _LANES = ("step", "compute", "hooks", "marks", "communication", "incidents")
@@ -59,7 +59,7 @@ class TimeLine:
     Attributes:
         offsets: What to add to each rank's stamps (ns) until a step of it is aligned.
         start, end: The start of the first step and the end of the last, on the time line.
-        incidents: What went wrong (`ddpwatch.analysis.diagnosis.rows.incident_row`).
+        incidents: What went wrong (`ddpwatch.analysis.diagnosis.words.rows.incident_row`).
     """
 
     offsets: dict[int, int]

@@ -16,9 +16,9 @@ from ddpwatch.analysis.assembly import steps_across_ranks
 from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.diagnosed_run import diagnosed
 from ddpwatch.analysis.step import NS_PER_MS, PHASES
-from ddpwatch.messages import Bye, Device, Hello, Mark, Step
 from ddpwatch.sampling.levels import UNRESOLVED, is_watched
-from ddpwatch.transport import Frame
+from ddpwatch.wire.messages import Bye, Device, Hello, Mark, Step
+from ddpwatch.wire.transport import Frame
 
 Frames = Iterable[Frame]
 

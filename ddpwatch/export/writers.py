@@ -15,10 +15,10 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymized
 from ddpwatch.export.chrome_trace import align, write_chrome
 from ddpwatch.export.tables import TABLES, Frames, TableRow, columns, rows
-from ddpwatch.messages import ClockExchange
 from ddpwatch.recording.overwrite_guard import check_output
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
+from ddpwatch.wire.messages import ClockExchange
 
 FORMATS = ("chrome", "csv", "parquet", "ndjson")
 _BATCH = 20_000

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddpwatch import rundir
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.errors import UsageError
-from ddpwatch.live_source import SNAPSHOT_S, LiveSource
 from ddpwatch.report.format import number, percent
 from ddpwatch.report.lost import lost_sentence
+from ddpwatch.run import rundir
+from ddpwatch.viewer.live_source import SNAPSHOT_S, LiveSource
 
 PREFIX = "ddpwatch"
 STARTING_S = 5.0

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddpwatch.analysis.buckets import BucketTable
-from ddpwatch.analysis.diagnosis.rows import lost_row
+from ddpwatch.analysis.diagnosis.words.rows import lost_row
 from ddpwatch.analysis.window import Summariser, Summary
-from ddpwatch.messages import ALL_REDUCE
 from ddpwatch.report.format import clean
-from ddpwatch.state import RankStatus, RunState
+from ddpwatch.viewer.state import RankStatus, RunState
+from ddpwatch.wire.messages import ALL_REDUCE
 
 TOP = 16
 OTHERS = "others"

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ddpwatch import rundir
-from ddpwatch.live_source import SILENCE_S, LiveSource, Source, may_go_on
 from ddpwatch.metrics.figures import Meter, Sample, Values
-from ddpwatch.rundir import RunInfo
-from ddpwatch.state import RunState
+from ddpwatch.run import rundir
+from ddpwatch.run.rundir import RunInfo
+from ddpwatch.viewer.live_source import SILENCE_S, LiveSource, Source, may_go_on
+from ddpwatch.viewer.state import RunState
 
 EVERY_S = 1.0  # between two readings; a scrape in between gets the older one
 LOOK_S = 0.5  # between two looks for a run

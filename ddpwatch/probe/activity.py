@@ -19,9 +19,9 @@ import torch
 import wrapt
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ddpwatch.calls import Place, SeenCalls, innermost
-from ddpwatch.messages import Feature, Mark
+from ddpwatch.probe.calls import Place, SeenCalls, innermost
 from ddpwatch.probe.guard import Guard
+from ddpwatch.wire.messages import Feature, Mark
 
 MIN_WAIT_NS = 5_000_000  # for a mark
 OnWait = Callable[["weakref.ref[Any]", int, int], None]

@@ -9,7 +9,7 @@ import torch
 from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, _compute_bucket_assignment_by_size
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.messages import BucketLayout
+from ddpwatch.wire.messages import BucketLayout
 
 LAYOUT_TRIES = 12  # steps; DDP logs its final buckets in its first ten iterations
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
-from ddpwatch.calls import SeenCalls
+from ddpwatch.probe.calls import SeenCalls
 
 FORGETS = sys.version_info >= (3, 13)
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.calls import SeenCalls
+from ddpwatch.probe.calls import SeenCalls
 from ddpwatch.probe.collectives import DdpObserver, GroupHooks, issued_anywhere, nbytes_of
 
 if TYPE_CHECKING:

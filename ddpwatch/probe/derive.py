@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ddpwatch.messages import DEFAULT_GROUP, BucketLayout
 from ddpwatch.probe.record import BucketRecord, RecordedBucket, StepRecord
 from ddpwatch.sampling.schedule import is_sampled
+from ddpwatch.wire.messages import DEFAULT_GROUP, BucketLayout
 
 HOOKS_PERIOD = 8  # of the steps whose collectives are not seen, one in so many has hook fires
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from ddpwatch.collector_process import CollectorProcess
-from ddpwatch.control import Admit, Listen
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.keys import KeyPair, Seal, new_key_pair
+from ddpwatch.probe.collector_process import CollectorProcess
 from ddpwatch.probe.guest import CollectorAddress, Join, RootAddress, here_node, join_prefix
 from ddpwatch.probe.mailbox import Inbox, Letter
+from ddpwatch.wire.control import Admit, Listen
+from ddpwatch.wire.keys import KeyPair, Seal, new_key_pair
 
 LOOK_S = 5.0  # between two looks for questions, once all ranks have asked
 START_S = 10.0

@@ -16,8 +16,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from ddpwatch.calls import SeenCalls
 from ddpwatch.probe.autograd import is_compiling_frames
+from ddpwatch.probe.calls import SeenCalls
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.guarded import PortableHook
 

@@ -33,7 +33,6 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 from torch.utils.hooks import RemovableHandle
 
-from ddpwatch.messages import DEFAULT_GROUP, BucketLayout, CollectiveOp, Group, Layout
 from ddpwatch.probe.autograd import on_graph_end
 from ddpwatch.probe.collectives import issued_by
 from ddpwatch.probe.completion import Callback
@@ -50,6 +49,7 @@ from ddpwatch.probe.sharded_comm import (
     forget_reduction,
     see_all_reduces,
 )
+from ddpwatch.wire.messages import DEFAULT_GROUP, BucketLayout, CollectiveOp, Group, Layout
 
 MAX_EARLY = 1024  # collectives between two forwards; of more, only the newest count
 _log = logging.getLogger("ddpwatch")

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ddpwatch.messages import Mark
 from ddpwatch.probe.guard import Guard
+from ddpwatch.wire.messages import Mark
 
 MIN_PAUSE_NS = 1_000_000
 

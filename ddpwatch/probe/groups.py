@@ -7,7 +7,7 @@ import hashlib
 import torch
 import torch.distributed as dist
 
-from ddpwatch.messages import DEFAULT_GROUP, Group
+from ddpwatch.wire.messages import DEFAULT_GROUP, Group
 
 
 def describe(group: dist.ProcessGroup, device: torch.device) -> Group:

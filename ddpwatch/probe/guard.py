@@ -10,7 +10,7 @@ from types import CodeType
 from typing import Any, Final, TypeVar
 
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import WATCHING, Feature
+from ddpwatch.wire.messages import WATCHING, Feature
 
 CLOSING: Final[Feature] = "closing"  # at the end, when nothing can go off any more
 Result = TypeVar("Result")

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from ddpwatch.messages import WATCHING, Feature
 from ddpwatch.probe.autograd import add_gradient_hook, tensors_in
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.wire.messages import WATCHING, Feature
 
 
 class PortableHook(partial):  # type: ignore[type-arg]  # calls with no Python of its own

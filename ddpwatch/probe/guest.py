@@ -14,12 +14,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ddpwatch import rundir
-from ddpwatch.collector_process import LOCAL_ONLY, CollectorProcess
-from ddpwatch.control import Connect, NodeName
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.keys import Seal, new_key_pair
+from ddpwatch.probe.collector_process import LOCAL_ONLY, CollectorProcess
 from ddpwatch.probe.mailbox import Question, StoreGoneError, understood
+from ddpwatch.run import rundir
+from ddpwatch.wire.control import Connect, NodeName
+from ddpwatch.wire.keys import Seal, new_key_pair
 
 JOIN_TIMEOUT_S = 20.0
 _log = logging.getLogger("ddpwatch")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from ddpwatch.messages import NO_LONGER_WATCHED, Beat
 from ddpwatch.probe.activity import NOTHING, Doing
 from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat
 
 EVAL_PAUSE_NS = 30_000_000_000  # between two forwards of a validation, if the model stays in training mode
 

@@ -28,7 +28,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from ddpwatch.messages import Group, Layout
 from ddpwatch.probe.autograd import on_graph_end
 from ddpwatch.probe.bucket_layout import LayoutTracker, parameter_columns, reduced_parameters
 from ddpwatch.probe.collectives import GroupHooks, issued_by
@@ -43,6 +42,7 @@ from ddpwatch.probe.guarded import GuardedProbe, PortableHook
 from ddpwatch.probe.process_group import ReducerGroup
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.wire.messages import Group, Layout
 
 # Comm hooks that let the reducer all-reduce, so they are seen like none: that of DDP's own mixed precision.
 THROUGH_REDUCER = frozenset({"_reducer_allreduce_and_upcast_hook"})

@@ -9,8 +9,8 @@ import sys
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch import clock, rundir
-from ddpwatch.messages import Hello
+from ddpwatch.run import clock, rundir
+from ddpwatch.wire.messages import Hello
 
 Flags = dict[str, bool | int | float | str | None]
 

@@ -11,9 +11,9 @@ import contextlib
 import os
 from pathlib import Path
 
-from ddpwatch import clock, rundir
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.regular import read_regular
+from ddpwatch.run import clock, rundir
+from ddpwatch.run.regular import read_regular
 
 _NOTE_BYTES = 256  # more than a run id has
 

@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 import msgspec
 import torch.distributed as dist
 
-from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.keys import SECRET_FILE, Seal
-from ddpwatch.regular import read_regular
+from ddpwatch.run import rundir
+from ddpwatch.run.regular import read_regular
+from ddpwatch.wire.keys import SECRET_FILE, Seal
 
 ASK_AGAIN_S = 5.0  # a question may get lost: its rank counted it, and rank 0 looked before it was there
 MOST_LOOKS = 4096  # at a time: anybody who reaches the store may have set the counter

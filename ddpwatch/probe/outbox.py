@@ -7,8 +7,8 @@ import time
 from collections import deque
 from queue import SimpleQueue
 
-from ddpwatch.messages import Group, Hello, Layout, Mark, Message
 from ddpwatch.probe.record import StepRecord
+from ddpwatch.wire.messages import Group, Hello, Layout, Mark, Message
 
 BACKLOG = 4096
 

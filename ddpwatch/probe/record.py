@@ -8,8 +8,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from ddpwatch.analysis.intervals import Intervals, subtract, union
-from ddpwatch.messages import ALL_REDUCE, DEFAULT_GROUP, CollectiveOp, PhaseName, Span, Step, StepStatus
 from ddpwatch.sampling.levels import UNWATCHED
+from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, CollectiveOp, PhaseName, Span, Step, StepStatus
 
 PhaseSpan = tuple[PhaseName, int, int]
 

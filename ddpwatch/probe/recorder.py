@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from ddpwatch.blackbox import BlackBox, Phase
-from ddpwatch.messages import PhaseName, StepStatus
 from ddpwatch.probe.record import BucketRecord, StepRecord
+from ddpwatch.run.blackbox import BlackBox, Phase
 from ddpwatch.sampling.lease import Lease
 from ddpwatch.sampling.levels import FULL, LEVELS, SHADOW, UNWATCHED
 from ddpwatch.sampling.schedule import SamplingSchedule
+from ddpwatch.wire.messages import PhaseName, StepStatus
 
 Clock = Callable[[], int]
 LoaderRef = Callable[[], object | None]  # a weak reference to a DataLoader's iterator

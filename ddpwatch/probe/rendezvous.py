@@ -15,16 +15,16 @@ from typing import Any
 
 import msgspec
 
-from ddpwatch import rundir
-from ddpwatch.collector_process import CollectorProcess
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.keys import Seal, seal_of
+from ddpwatch.probe.collector_process import CollectorProcess
 from ddpwatch.probe.desk import Asking, Desk
 from ddpwatch.probe.guest import CollectorAddress, Guest, JobUnwatchedError, here_node, is_first_here
 from ddpwatch.probe.identity import attempt
 from ddpwatch.probe.lineage import succeed
 from ddpwatch.probe.mailbox import Connection, Question, StoreGoneError, understood
 from ddpwatch.recording.names import reserve
+from ddpwatch.run import rundir
+from ddpwatch.wire.keys import Seal, seal_of
 
 FIND_TIMEOUT_S = 60.0
 NO_COLLECTOR = "none"  # the endpoint where every rank writes a file

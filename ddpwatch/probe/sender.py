@@ -20,9 +20,6 @@ from typing import Protocol
 
 import zmq
 
-from ddpwatch import rundir, transport
-from ddpwatch.control import RestFile
-from ddpwatch.messages import Beat, Bye, Group, Hello, Layout, Message, encode
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.outbox import Outbox
@@ -30,6 +27,10 @@ from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.rendezvous import Rendezvous
 from ddpwatch.probe.stacks import StackTaker
+from ddpwatch.run import rundir
+from ddpwatch.wire import transport
+from ddpwatch.wire.control import RestFile
+from ddpwatch.wire.messages import Beat, Bye, Group, Hello, Layout, Message, encode
 
 REST_S = 0.4
 ASKED_REST_S = 0.1  # on rank 0, until the other ranks have found it

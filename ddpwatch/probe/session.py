@@ -25,7 +25,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.messages import NO_LONGER_WATCHED, WATCHING, BucketLayout, Bye, EndReason, Feature, Layout, Mark
 from ddpwatch.probe.activity import ActivityMonitor, Doing
 from ddpwatch.probe.child_end import ChildEnd
 from ddpwatch.probe.cuda_calls import cuda_clock
@@ -41,8 +40,9 @@ from ddpwatch.probe.outbox import Outbox
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.rendezvous import Rendezvous
 from ddpwatch.probe.sender import Sender
+from ddpwatch.run.startup import UNWATCHED_MODELS
 from ddpwatch.sampling.schedule import schedule_of
-from ddpwatch.startup import UNWATCHED_MODELS
+from ddpwatch.wire.messages import NO_LONGER_WATCHED, WATCHING, BucketLayout, Bye, EndReason, Feature, Layout, Mark
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -397,7 +397,10 @@ def check_watchable(model: object) -> DistributedDataParallel | FSDPModule:
 
 def _unwatchable(model_class: type) -> UsageError:
     """What ``watch()`` says of a model that it cannot watch."""
-    from ddpwatch.analysis.why_unwatched import MODELS, WATCHED  # only now: a rank that is watched needs none of it
+    from ddpwatch.analysis.diagnosis.words.why_unwatched import (  # only now: a rank that is watched needs none of it
+        MODELS,
+        WATCHED,
+    )
 
     places = {(base.__module__, base.__name__) for base in model_class.__mro__}
     if named := next((name for name, place in UNWATCHED_MODELS.items() if place in places), None):

@@ -17,9 +17,9 @@ import torch.distributed as dist
 import wrapt
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
-from ddpwatch.messages import CollectiveOp
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.record import BucketRecord
+from ddpwatch.wire.messages import CollectiveOp
 
 
 class ShardedObserver(Protocol):

@@ -10,8 +10,8 @@ import contextlib
 import faulthandler
 import os
 
-from ddpwatch.messages import Beat, Stack, Step
-from ddpwatch.stillness import Stillness
+from ddpwatch.sampling.stillness import Stillness
+from ddpwatch.wire.messages import Beat, Stack, Step
 
 MAX_TEXT = 32_768
 MAX_DUMP_BYTES = 4 * 1024 * 1024

@@ -27,8 +27,8 @@ from mcap.exceptions import McapError
 from mcap.opcode import Opcode
 from mcap.records import Attachment, Metadata
 
-from ddpwatch.messages import MAX_FRAME_BYTES, MESSAGE_TYPES
-from ddpwatch.regular import open_regular
+from ddpwatch.run.regular import open_regular
+from ddpwatch.wire.messages import MAX_FRAME_BYTES, MESSAGE_TYPES
 
 MAGIC: Final = b"\x89MCAP0\r\n"
 ROW_OPCODE: Final = 0x81

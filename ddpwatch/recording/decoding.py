@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpwatch import node_step
-from ddpwatch.messages import FrameError
 from ddpwatch.recording.container import MESSAGE, UNPACK_RATIO, UnpackedChunk
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.wire import node_step
+from ddpwatch.wire.messages import FrameError
+from ddpwatch.wire.transport import Envelope, Frame
 
 
 class FrameDecoder:

@@ -16,7 +16,6 @@ from mcap.opcode import Opcode
 from mcap.records import Metadata
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Bye
 from ddpwatch.recording.container import (
     BROKEN,
     END_NAME,
@@ -45,7 +44,8 @@ from ddpwatch.recording.part_chain import (
     with_siblings,
 )
 from ddpwatch.recording.reader import Recording
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.wire.messages import Bye
+from ddpwatch.wire.transport import Envelope, Frame
 
 POLL_S = 0.1
 TIMEOUT_S = 90.0  # a shared disk may show new data only after a minute
@@ -54,7 +54,7 @@ HOLD_S = 5.0  # how long frames of other ranks wait for a silent rank
 
 
 class FollowSource:
-    """Frames of growing files: of one recording, or of a directory with one per rank. A `ddpwatch.live_source.Source`.
+    """Frames of growing files: of one recording, or of a directory with one per rank. A `live_source.Source`.
 
     Frames of several files come in the order of their receive times. They wait for the file that is behind, but no
     longer than `HOLD_S`, since its rank may be dead. Files of ranks that start later are found. A rank that is in

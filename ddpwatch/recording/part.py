@@ -12,7 +12,6 @@ from pathlib import Path
 from mcap.opcode import Opcode
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import SCHEMA_VERSION
 from ddpwatch.recording.container import (
     BROKEN,
     END_NAME,
@@ -33,7 +32,8 @@ from ddpwatch.recording.decoding import FrameDecoder
 from ddpwatch.recording.index import Index, read_index
 from ddpwatch.recording.selection import CONTEXT, Selection
 from ddpwatch.recording.writer import SCHEMA_MINOR
-from ddpwatch.transport import Frame
+from ddpwatch.wire.messages import SCHEMA_VERSION
+from ddpwatch.wire.transport import Frame
 
 _PEEK_RECORDS = 8  # the metadata is the second record, so a foreign file need not be searched to its end
 

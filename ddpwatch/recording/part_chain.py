@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Hello, Step
 from ddpwatch.recording.names import is_older_part
 from ddpwatch.recording.part import Part, int_field
 from ddpwatch.recording.selection import CONTEXT_ONLY, Selection
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.wire.messages import Hello, Step
+from ddpwatch.wire.transport import Envelope, Frame
 
 PART_NAME = re.compile(r"\.(\d{4,8})$")
 NAMED_RUNS = 5

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from ddpwatch.messages import Bye, Hello, decode
 from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.recording.names import parts_of
 from ddpwatch.recording.resilient import RETRY_S, ResilientWriter
-from ddpwatch.transport import Envelope, ReceiveClock
+from ddpwatch.wire.messages import Bye, Hello, decode
+from ddpwatch.wire.transport import Envelope, ReceiveClock
 
 FLUSH_S = 0.5
 _log = logging.getLogger("ddpwatch.recording")

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Hello, Step
 from ddpwatch.recording.part import Part
 from ddpwatch.recording.part_chain import (
     chains_of,
@@ -26,7 +25,8 @@ from ddpwatch.recording.part_chain import (
 )
 from ddpwatch.recording.seek import Position
 from ddpwatch.recording.selection import CONTEXT_ONLY, Selection
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.wire.messages import Hello, Step
+from ddpwatch.wire.transport import Envelope, Frame
 
 NEARBY_STEPS = 4096
 StrPath = str | os.PathLike[str]

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Message
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.rotation import ContextMessages, RotatingWriter
-from ddpwatch.transport import Envelope
+from ddpwatch.wire.messages import Message
+from ddpwatch.wire.transport import Envelope
 
 RETRY_S = 2.0
 _log = logging.getLogger("ddpwatch.recording")

@@ -19,13 +19,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Bye, Group, Hello, Layout, Message, NodeStep, Step, encode
-from ddpwatch.node_step import without_hooks
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.names import next_part, older_part, parts_of
 from ddpwatch.recording.part import Part
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.transport import Envelope
+from ddpwatch.wire.messages import Bye, Group, Hello, Layout, Message, NodeStep, Step, encode
+from ddpwatch.wire.node_step import without_hooks
+from ddpwatch.wire.transport import Envelope
 
 _Key = tuple[object, ...]
 

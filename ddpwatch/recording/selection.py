@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Beat, Bye, Group, Hello, Layout, Mark, Message, Step
 from ddpwatch.recording.container import NO_STEP, ChunkRow, kind_bit
+from ddpwatch.wire.messages import Beat, Bye, Group, Hello, Layout, Mark, Message, Step
 
 CONTEXT = (Hello, Group, Layout, Bye, Mark)
 _ALWAYS = (Hello, Group, Layout, Bye)

@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import MESSAGE_TYPES, SCHEMA_VERSION, FrameError, Message, NodeStep, Step, decode, type_name
 from ddpwatch.recording.container import END_NAME
 from ddpwatch.recording.mcap_writer import McapWriter
-from ddpwatch.transport import Envelope
 from ddpwatch.version import __version__
+from ddpwatch.wire.messages import MESSAGE_TYPES, SCHEMA_VERSION, FrameError, Message, NodeStep, Step, decode, type_name
+from ddpwatch.wire.transport import Envelope
 
 PROFILE = "ddpwatch"
 SCHEMA_MINOR = 0  # grows with additions that an older reader may skip

@@ -12,13 +12,13 @@ from typing import Any
 
 from ddpwatch.analysis.compare import RunSeries, changed_accounts, changed_incidents, compare, figures_of
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
-from ddpwatch.analysis.diagnosis.findings import findings, notes
+from ddpwatch.analysis.diagnosis.words.findings import findings, notes
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.messages import Layout
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
+from ddpwatch.wire.messages import Layout
 
 YOUNG_OBJECTS = 50_000  # between two garbage collections
 

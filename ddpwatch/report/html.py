@@ -16,10 +16,10 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.step import USE_NAMES, bucket_keys, named_stretches
 from ddpwatch.analysis.waiting import flights, split_exposed
-from ddpwatch.messages import Layout
 from ddpwatch.report import incidents as worst
 from ddpwatch.report.format import clean
 from ddpwatch.report.lost import account_table, bar_parts, lost_sentence
+from ddpwatch.wire.messages import Layout
 
 MOST_RANKS = 64
 MOST_HOOKS = 2000

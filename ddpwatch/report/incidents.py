@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddpwatch.analysis.diagnosis.rows import KINDS, row_stacks
-from ddpwatch.analysis.diagnosis.sentences import ordinal
-from ddpwatch.analysis.incident_news import NS_PER_S, seconds_text, share_text
+from ddpwatch.analysis.diagnosis.words.incident_news import NS_PER_S, seconds_text, share_text
+from ddpwatch.analysis.diagnosis.words.rows import KINDS, row_stacks
+from ddpwatch.analysis.diagnosis.words.sentences import ordinal
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.report.format import clean, percent
 

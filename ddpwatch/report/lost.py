@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddpwatch.analysis.diagnosis.account_names import account_in_phase
 from ddpwatch.analysis.diagnosis.incident import LOST
+from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase
 from ddpwatch.report.format import number, percent, run_size
 from ddpwatch.report.tables import Table
 

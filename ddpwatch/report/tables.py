@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from ddpwatch.analysis.diagnosis.findings import describe_end
+from ddpwatch.analysis.diagnosis.words.findings import describe_end
 from ddpwatch.analysis.step import USE_NAMES
 from ddpwatch.report.format import UNKNOWN, number, one_of, percent, size
 

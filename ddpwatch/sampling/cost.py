@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from math import hypot
 from statistics import fmean, median
 
-from ddpwatch.messages import Step
 from ddpwatch.sampling.bounds import median_bounds
 from ddpwatch.sampling.levels import FULL, LEVELS, SHADOW, UNWATCHED, is_watched
+from ddpwatch.wire.messages import Step
 
 KEEP_PAIRS = 2048
 ENOUGH_PAIRS = 8

@@ -20,10 +20,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpwatch import clock
-from ddpwatch.blackbox import new_page
 from ddpwatch.errors import UsageError
-from ddpwatch.regular import open_regular
+from ddpwatch.run import clock
+from ddpwatch.run.blackbox import new_page
+from ddpwatch.run.regular import open_regular
 
 DEFAULT_PPM = 10_000  # of a step
 FULL_PPM = 1_000_000

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ddpwatch.messages import StepStatus
+from ddpwatch.wire.messages import StepStatus
 
 FULL: Final = "ok"
 SHADOW: Final = "shadow"

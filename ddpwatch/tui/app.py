@@ -16,12 +16,11 @@ from textual.binding import BindingType
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
-from ddpwatch import rundir
 from ddpwatch.errors import UsageError
-from ddpwatch.live_source import SILENCE_S
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.seek import parse_target
-from ddpwatch.rundir import RunInfo
+from ddpwatch.run import rundir
+from ddpwatch.run.rundir import RunInfo
 from ddpwatch.tui.controller import controller_for
 from ddpwatch.tui.feed import AttachSpec, FeedSpec, LiveFeed, ReplaySpec, open_feed
 from ddpwatch.tui.feed import events as posted
@@ -36,6 +35,7 @@ from ddpwatch.tui.settings import Settings, load_settings
 from ddpwatch.tui.step_export import step_frames, write_step
 from ddpwatch.tui.text import clean, percent
 from ddpwatch.tui.views import RunView, Views
+from ddpwatch.viewer.live_source import SILENCE_S
 
 JOIN_S = 0.5
 # A run keeps a million objects without a cycle. A full garbage collection would stop the screen for half a second each

@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from ddpwatch.rundir import RunInfo
+from ddpwatch.run.rundir import RunInfo
 from ddpwatch.tui.text import clean
 
 MODAL_CSS = """

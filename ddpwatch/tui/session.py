@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ddpwatch.analysis.why_unwatched import UNKNOWN, Why
-from ddpwatch.messages import Step
-from ddpwatch.state import RunState, StepAcrossRanks
-from ddpwatch.transport import Frame
+from ddpwatch.analysis.diagnosis.words.why_unwatched import UNKNOWN, Why
 from ddpwatch.tui.feed.events import BATCH
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.log import JobOutput, LogLine, RunLog
@@ -24,6 +21,9 @@ from ddpwatch.tui.models.overview import (
 from ddpwatch.tui.models.steps import is_slow
 from ddpwatch.tui.models.verdict_facts import of_whole
 from ddpwatch.tui.models.whole import WholeRecording
+from ddpwatch.viewer.state import RunState, StepAcrossRanks
+from ddpwatch.wire.messages import Step
+from ddpwatch.wire.transport import Frame
 
 
 class ViewerSession:

@@ -11,7 +11,7 @@ import platformdirs
 from msgspec import Meta
 
 from ddpwatch.errors import UsageError
-from ddpwatch.regular import read_regular
+from ddpwatch.run.regular import read_regular
 
 Theme = Literal["auto", "dark", "light", "contrast", "ansi", "none"]
 _FEW_COLOURS = ("linux", "vt100", "vt220", "ansi", "xterm", "screen", "tmux", "rxvt")

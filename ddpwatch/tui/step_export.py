@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddpwatch.export.chrome_trace import align, write_chrome
-from ddpwatch.messages import Message
-from ddpwatch.state import RunState, StepAcrossRanks
-from ddpwatch.transport import Envelope, Frame
 from ddpwatch.tui.models.lanes import in_step
+from ddpwatch.viewer.state import RunState, StepAcrossRanks
+from ddpwatch.wire.messages import Message
+from ddpwatch.wire.transport import Envelope, Frame
 
 
 def step_frames(state: RunState, step: StepAcrossRanks) -> list[Frame]:

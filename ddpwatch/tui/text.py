@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from ddpwatch.analysis.diagnosis.wording import spans
+from ddpwatch.analysis.diagnosis.words.wording import spans
 from ddpwatch.report.format import UNKNOWN, one_of, percent, size
 from ddpwatch.report.format import clean as harmless_text
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ddpwatch import open_recording
 from ddpwatch.integrations.closing import closing, closing_of
-from ddpwatch.messages import Layout, Mark, Step
-from ddpwatch.recording import open_recording
 from ddpwatch.report.build import report_of
+from ddpwatch.wire.messages import Layout, Mark, Step
 from tests.support.fork_server import FRAMEWORKS
 from tests.support.jobs import ROOT, SCRIPTS, Job, messages, require
 from tests.support.runs import record, run_of
@@ -31,7 +31,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     require(FRAMEWORKS)
     folder = tmp_path_factory.mktemp("callbacks")
     environment = {"DDPWATCH_DIR": str(folder), "DDPWATCH_STEPS": "full", "DDPWATCH_RECORD": str(folder / "run.mcap")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "ddpwatch" / "bootstrap" / "path"), str(ROOT)])
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "ddpwatch" / "job" / "path"), str(ROOT)])
     log = folder / "log"
     with Job(SCRIPTS / "callbacks.py", str(folder), log=log, preload=FRAMEWORKS, **environment) as job:
         assert job.wait() == 0, job.output()

@@ -16,14 +16,15 @@ import msgspec
 import pytest
 import zmq
 
-from ddpwatch import rundir, transport
-from ddpwatch.blackbox import BlackBox
-from ddpwatch.clock import boot_id, pid_namespace, start_ticks
-from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import MAX_FRAME_BYTES, Bye, Device, Hello, Mark, Message, RankSample, Status, Step, encode
-from ddpwatch.over_ssh import link
 from ddpwatch.recording.reader import Recording
+from ddpwatch.run import rundir
+from ddpwatch.run.blackbox import BlackBox
+from ddpwatch.run.clock import boot_id, pid_namespace, start_ticks
 from ddpwatch.sampling.lease import Lease
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.viewer.over_ssh import link
+from ddpwatch.wire import transport
+from ddpwatch.wire.messages import MAX_FRAME_BYTES, Bye, Device, Hello, Mark, Message, RankSample, Status, Step, encode
 from tests.support.fake_ssh import FakeSsh
 from tests.support.fork_server import COLLECTOR, Launcher, Request
 from tests.support.jobs import PATIENCE_S, live, messages, read_until

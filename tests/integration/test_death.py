@@ -17,12 +17,12 @@ import psutil
 import pytest
 
 from ddpwatch.analysis.window import Summary
-from ddpwatch.messages import Beat, Bye, Hello, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import report_of
-from ddpwatch.rundir import RunInfo
-from ddpwatch.state import RunState
+from ddpwatch.run.rundir import RunInfo
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Beat, Bye, Hello, Step
 from tests.support.fork_server import TORCHRUN_IMPORTS
 from tests.support.jobs import (
     PROBE_IMPORTS,

@@ -18,12 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpwatch import blackbox, rundir
-from ddpwatch.clock import pid_namespace
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Bye, Step
 from ddpwatch.recording.part import Part
 from ddpwatch.recording.reader import Recording
+from ddpwatch.run import blackbox, rundir
+from ddpwatch.run.clock import pid_namespace
+from ddpwatch.wire.messages import Bye, Step
 from tests.support.jobs import (
     DDPWATCH,
     PATIENCE_S,

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ddpwatch import rundir
 from ddpwatch.doctor import loopback, report, training
+from ddpwatch.run import rundir
 from tests.support.jobs import DDPWATCH, ddpwatch, finished, running, wait_for
 
 # As `ddpwatch doctor --json`, without the seconds that importing torch takes.

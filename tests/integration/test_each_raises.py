@@ -14,7 +14,7 @@ from tests.support.jobs import PATIENCE_S, SCRIPTS, Job
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no qualified name before Python 3.11")
 SHAPES = ("ddp", "ddp_with_a_comm_hook", "fsdp2")
 PRELOAD = (
-    "ddpwatch.probe.session", "ddpwatch.probe.fsdp", "ddpwatch.bootstrap.auto", "torch.distributed.fsdp",
+    "ddpwatch.probe.session", "ddpwatch.probe.fsdp", "ddpwatch.job.auto", "torch.distributed.fsdp",
     "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
 )  # fmt: skip
 LEAST = 100  # functions of each shape: fewer, and the search has missed some

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch import rundir
-from ddpwatch.messages import Bye, Hello, Step
+from ddpwatch.run import rundir
+from ddpwatch.wire.messages import Bye, Hello, Step
 from tests.support.fork_server import TORCHRUN_IMPORTS
 from tests.support.hosts import LINKS, Host, linked, listeners, skip, why_not
 from tests.support.jobs import (

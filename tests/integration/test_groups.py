@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ddpwatch.analysis.assembly import steps_across_ranks
-from ddpwatch.messages import Group
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
-from ddpwatch.state import RunState
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Group
 from tests.integration.scripts.group_numbers import BAD_EVERY, SLOW_S, STEPS
 from tests.support.jobs import SCRIPTS, Job, messages
 

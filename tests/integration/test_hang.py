@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from ddpwatch.analysis.diagnosis.hangs.liveness import RankLiveness
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.liveness import RankLiveness
-from ddpwatch.analysis.diagnosis.wording import stack_lines
+from ddpwatch.analysis.diagnosis.words.wording import stack_lines
 from ddpwatch.analysis.groups import Groups
-from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import Beat, Bye, Device, Group, Hello, Stack, Status, Step
 from ddpwatch.recording.reader import Recording
-from ddpwatch.transport import Frame
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.wire.messages import Beat, Bye, Device, Group, Hello, Stack, Status, Step
+from ddpwatch.wire.transport import Frame
 from tests.support.jobs import SCRIPTS, Job, collector_pids, live, the_run, wait_for
 
 SCRIPT = SCRIPTS / "stuck.py"

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpwatch import rundir
-from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import Bye, ClockExchange, Hello, Node, Status, Step
+from ddpwatch.run import rundir
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.wire.messages import Bye, ClockExchange, Hello, Node, Status, Step
 from tests.support.fork_server import ROOT
 from tests.support.hosts import Host, linked, listeners, skip, why_not
 from tests.support.jobs import SCRIPTS, Frames, Job, live, messages, read_until, the_run, wait_for

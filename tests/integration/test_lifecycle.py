@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch import rundir
-from ddpwatch.collector_process import CollectorProcess
-from ddpwatch.messages import Bye, Step
+from ddpwatch.probe.collector_process import CollectorProcess
 from ddpwatch.recording.part import Part
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.writer import RecordingWriter
+from ddpwatch.run import rundir
+from ddpwatch.wire.messages import Bye, Step
 from tests.integration.test_collector import Stage, step
 from tests.support.fork_server import ADDRESS, server_address
 from tests.support.jobs import (

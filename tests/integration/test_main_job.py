@@ -12,15 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpwatch import rundir
 from ddpwatch.analysis.step import PHASES
-from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import Bye, Device, Hello, Layout, RankSample, Status, Step
 from ddpwatch.recording.reader import Recording
+from ddpwatch.run import rundir
 from ddpwatch.sampling.lease import FULL_PPM, Lease
 from ddpwatch.sampling.schedule import is_sampled
-from ddpwatch.state import RunState
-from ddpwatch.transport import RESTART_BITS
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Bye, Device, Hello, Layout, RankSample, Status, Step
+from ddpwatch.wire.transport import RESTART_BITS
 from tests.support.jobs import (
     ROOT,
     SMALL_GPT,

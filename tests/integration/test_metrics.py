@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from ddpwatch.messages import Hello, Layout, Status, Step
 from ddpwatch.metrics.figures import METRICS
-from ddpwatch.rundir import RunInfo
+from ddpwatch.run.rundir import RunInfo
 from ddpwatch.sampling.lease import FULL_PPM
+from ddpwatch.wire.messages import Hello, Layout, Status, Step
 from tests.support.jobs import (
     DDPWATCH,
     ROOT,

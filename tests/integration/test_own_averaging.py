@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch.messages import Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
+from ddpwatch.wire.messages import Step
 from tests.support.jobs import SCRIPTS, Job
 
 STEPS = 24  # of each loop

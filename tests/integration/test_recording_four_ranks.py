@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from ddpwatch import open_recording
 from ddpwatch.analysis.step import PHASES
-from ddpwatch.analysis.whatif.scenarios import Change, recorded_limits
-from ddpwatch.analysis.whatif.wire import LARGE_BYTES
 from ddpwatch.export.writers import export
-from ddpwatch.messages import Step
-from ddpwatch.recording import open_recording
 from ddpwatch.recording.follow import follow_frames
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
-from ddpwatch.report.whatif import answer, read_wire, recorded_in
-from ddpwatch.sweep import FEWEST_SIZES
+from ddpwatch.whatif.command import answer, read_wire, recorded_in
+from ddpwatch.whatif.scenarios import Change, recorded_limits
+from ddpwatch.whatif.sweep import FEWEST_SIZES
+from ddpwatch.whatif.wire import LARGE_BYTES
+from ddpwatch.wire.messages import Step
 from tests.support import chrome_trace
 from tests.support.jobs import ROOT, SCRIPTS, Job, collector_pids, the_run, wait_for
 
@@ -67,7 +67,7 @@ def test_what_if_knows_the_buckets_and_reproduces_the_run(recorded: Path) -> Non
 def test_a_sweep_writes_what_what_if_reads(recorded: Path, tmp_path: Path) -> None:
     file = tmp_path / "wire.json"
     options = ("-o", str(file), "--max-size", "1", "--seconds", "2")
-    with Job(SCRIPTS / "sweep.py", *options, preload=["ddpwatch.sweep"], log=tmp_path / "log") as job:
+    with Job(SCRIPTS / "sweep.py", *options, preload=["ddpwatch.whatif.sweep"], log=tmp_path / "log") as job:
         assert job.wait() == 0, job.output()
     wire = read_wire(file)
     assert (wire.backend, wire.world_size) == ("gloo", 2)

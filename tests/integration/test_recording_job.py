@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch.messages import Status, Step
-from ddpwatch.plain import line
 from ddpwatch.recording.reader import Recording
-from ddpwatch.state import RunState
+from ddpwatch.viewer.plain import line
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Status, Step
 from tests.support.jobs import (
     ROOT,
     Frames,

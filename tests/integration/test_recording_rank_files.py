@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ddpwatch import rundir
 from ddpwatch.recording.reader import Recording
+from ddpwatch.run import rundir
 from tests.support.jobs import ROOT, SCRIPTS, Job, ddpwatch, wait_for
 
 pytestmark = pytest.mark.usefixtures("run_directory")

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch import rundir
 from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.analysis.window import summarise
 from ddpwatch.collector import recording_thread
 from ddpwatch.collector.recording_thread import RecordingThread
-from ddpwatch.messages import Beat, Bye, Hello, Layout, Message, Status, Step, decode, encode
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
-from ddpwatch.state import RunState
-from ddpwatch.transport import Envelope
+from ddpwatch.run import rundir
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Beat, Bye, Hello, Layout, Message, Status, Step, decode, encode
+from ddpwatch.wire.transport import Envelope
 from tests.integration.test_collector import Stage
 from tests.support import frames
 from tests.support.jobs import DDPWATCH, ddpwatch, live, messages, read_until, wait_for

@@ -17,9 +17,9 @@ import pytest
 
 from ddpwatch.analysis.intervals import total, union
 from ddpwatch.analysis.step import figures
-from ddpwatch.messages import Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
+from ddpwatch.wire.messages import Step
 from tests.support.fork_server import ADDRESS, TORCHRUN_IMPORTS, server_address
 from tests.support.jobs import (
     DDPWATCH,

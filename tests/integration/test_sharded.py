@@ -13,11 +13,11 @@ from ddpwatch.analysis.assembly import steps_across_ranks
 from ddpwatch.analysis.intervals import intersect, total, union
 from ddpwatch.analysis.step import figures
 from ddpwatch.export.writers import export
-from ddpwatch.messages import Hello, Layout, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import report_of
 from ddpwatch.report.text import render_report
+from ddpwatch.wire.messages import Hello, Layout, Step
 from tests.support.jobs import ROOT, Job, messages
 
 pytestmark = [pytest.mark.xdist_group("sharded"), pytest.mark.seconds(25)]  # two short jobs for all

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch.messages import Beat, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
+from ddpwatch.wire.messages import Beat, Step
 from tests.support.jobs import SCRIPTS, Frames, Job, ddpwatch, live, messages, read_until, the_run, wait_for
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch import rundir
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.recording.reader import Recording
-from ddpwatch.state import RunState
+from ddpwatch.run import rundir
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import AttachSpec
+from ddpwatch.viewer.state import RunState
 from tests.support.dashboards import screen_text, until
 from tests.support.jobs import PATIENCE_S, ROOT, Job
 

@@ -15,7 +15,7 @@ import pytest
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.intervals import intersect, total, union
 from ddpwatch.analysis.step import figures
-from ddpwatch.messages import Span, Step
+from ddpwatch.wire.messages import Span, Step
 from tests.support.jobs import SCRIPTS, Job
 
 pytestmark = [pytest.mark.xdist_group("truth"), pytest.mark.seconds(50)]  # one job for all

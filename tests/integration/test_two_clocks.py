@@ -9,10 +9,10 @@ import pytest
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import steps_across_ranks
-from ddpwatch.analysis.whatif.answer import WhatIf
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
-from ddpwatch.report.whatif import recorded_in
+from ddpwatch.whatif.answer import WhatIf
+from ddpwatch.whatif.command import recorded_in
 from tests.support.hosts import skip
 from tests.support.jobs import SCRIPTS, Job, wait_for
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from ddpwatch import open_recording
 from ddpwatch.analysis.step import USE_NAMES
-from ddpwatch.recording import open_recording
 from ddpwatch.report.build import report_of
 from tests.support import ray_worker
 from tests.support.fork_server import ADDRESS, EXECUTABLE, FRAMEWORKS, RAY, TORCHRUN_IMPORTS, server_address

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch.analysis.why_unwatched import JOIN, KEEP_THE_PATH, MODELS, START_SEVERAL, WATCHED, WRAP
+from ddpwatch.analysis.diagnosis.words.why_unwatched import JOIN, KEEP_THE_PATH, MODELS, START_SEVERAL, WATCHED, WRAP
 from ddpwatch.launch import Launch
-from ddpwatch.messages import Beat
 from ddpwatch.report.build import report_of
 from ddpwatch.report.text import render_report
+from ddpwatch.wire.messages import Beat
 from tests.support.fork_server import ADDRESS, server_address
 from tests.support.jobs import (
     DDPWATCH,

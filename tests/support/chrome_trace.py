@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from ddpwatch.analysis.step import named_stretches
-from ddpwatch.messages import Step
 from ddpwatch.recording.reader import Recording
+from ddpwatch.wire.messages import Step
 
 Event = dict[str, Any]
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from ddpwatch.messages import Message
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.rundir import RunInfo
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.run.rundir import RunInfo
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import AttachSpec, FrameList, ReplaySpec
 from ddpwatch.tui.settings import Settings
+from ddpwatch.wire.messages import Message
+from ddpwatch.wire.transport import Envelope, Frame
 from tests.support.frames import MS, enveloped
 
 

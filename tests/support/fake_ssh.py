@@ -8,7 +8,7 @@ from pathlib import Path
 
 SILENCE_S = 0.3
 _DDPWATCH = (
-    f"import sys, ddpwatch.live_source as live; live.SILENCE_S = {SILENCE_S}; "
+    f"import sys, ddpwatch.viewer.live_source as live; live.SILENCE_S = {SILENCE_S}; "
     "from ddpwatch.cli import main; sys.argv[0] = 'ddpwatch'; main()"
 )
 

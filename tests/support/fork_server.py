@@ -43,7 +43,7 @@ TESTS = (
     "ddpwatch.cli", "ddpwatch.launch", "ddpwatch.export.writers", "demo.compare", "benchmarks.diagnosis_cases",
     "benchmarks.synthetic", "textual.pilot", "typer.testing",
 )  # fmt: skip
-COMMAND = ("ddpwatch.cli", "ddpwatch.launch", "ddpwatch.plain", "ddpwatch.report.files")
+COMMAND = ("ddpwatch.cli", "ddpwatch.launch", "ddpwatch.viewer.plain", "ddpwatch.report.files")
 FRAMEWORKS = ("lightning", "accelerate.commands.launch", "transformers.trainer")  # what tests of frameworks preload
 RAY = (
     "tests.support.ray_imports", "ray.autoscaler.v2.monitor", "tensorboardX", "pydantic", "pandas", "pyarrow.dataset",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ddpwatch.messages import Beat, BucketLayout, Bye, Device, Hello, Layout, Message, Span, Status, Step, encode
-from ddpwatch.state import RunState
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Beat, BucketLayout, Bye, Device, Hello, Layout, Message, Span, Status, Step, encode
+from ddpwatch.wire.transport import Envelope, Frame
 
 MS = 1_000_000
 STEP_MS = 100

@@ -17,10 +17,10 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from ddpwatch import rundir
-from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import Message
-from ddpwatch.transport import Frame
+from ddpwatch.run import rundir
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.wire.messages import Message
+from ddpwatch.wire.transport import Frame
 from tests.support.fork_server import COMMAND, ROOT, Launcher, Request
 
 SCRIPTS = ROOT / "tests" / "integration" / "scripts"

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.messages import Group, Layout, Step
 from ddpwatch.probe.completion import drain
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import GpuClock, StepRecorder
 from ddpwatch.sampling.schedule import SamplingSchedule
+from ddpwatch.wire.messages import Group, Layout, Step
 from tests.support.guards import noting
 
 LAYERS = 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from ddpwatch import transport
-from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import Beat, Message, encode
-from ddpwatch.transport import LIVE, SNAPSHOT, Envelope
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.wire import transport
+from ddpwatch.wire.messages import Beat, Message, encode
+from ddpwatch.wire.transport import LIVE, SNAPSHOT, Envelope
 
 
 class Publisher:

@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpwatch.messages import BucketLayout, Bye, Device, Hello, Layout, Mark, Message, Span, Step, encode
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.transport import Envelope
+from ddpwatch.wire.messages import BucketLayout, Bye, Device, Hello, Layout, Mark, Message, Span, Step, encode
+from ddpwatch.wire.transport import Envelope
 
 MS = 1_000_000
 BEGIN = 1_700_000_000 * 10**9

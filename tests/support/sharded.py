@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ddpwatch.messages import BucketLayout, CollectiveOp, Group, Layout, Message, Span, Step
+from ddpwatch.wire.messages import BucketLayout, CollectiveOp, Group, Layout, Message, Span, Step
 from tests.support.frames import MS, START_NS, hello
 
 BLOCKS = 3  # parameter groups besides the root's, which comes first

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
 
-from ddpwatch.analysis.whatif.answer import WhatIf
-from ddpwatch.analysis.whatif.assignment import MIB, Parameter, initial, limits_of, rebuilt
-from ddpwatch.analysis.whatif.recorded import Recorded, RecordedBuilder
-from ddpwatch.analysis.whatif.scenarios import Change
-from ddpwatch.analysis.whatif.schedule import Speeds, play
-from ddpwatch.messages import BucketLayout, Hello, Layout, Message, Span, Step
+from ddpwatch.whatif.answer import WhatIf
+from ddpwatch.whatif.assignment import MIB, Parameter, initial, limits_of, rebuilt
+from ddpwatch.whatif.recorded import Recorded, RecordedBuilder
+from ddpwatch.whatif.scenarios import Change
+from ddpwatch.whatif.schedule import Speeds, play
+from ddpwatch.wire.messages import BucketLayout, Hello, Layout, Message, Span, Step
 
 MS = 1_000_000.0
 FORWARD_MS, BACKWARD_MS, OPTIMIZER_MS, DATA_MS = 30.0, 60.0, 8.0, 5.0

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from ddpwatch.output_copy import OutputBuffer
+from ddpwatch.job.output_copy import OutputBuffer
 from ddpwatch.tui.feed import open_feed
 
 

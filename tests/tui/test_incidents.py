@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Account, Incident, LostTime
-from ddpwatch.analysis.incident_news import lost_text
-from ddpwatch.messages import Group
+from ddpwatch.analysis.diagnosis.words.incident_news import lost_text
 from ddpwatch.tui.models.incidents import Diagnosed, ListedIncident, incident_rows, strip, struck
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.ascii import ascii_text
 from ddpwatch.tui.paint.canvas import Canvas, plain
 from ddpwatch.tui.paint.incidents import LETTERS, paint_incidents, paint_strip, strip_legend
 from ddpwatch.tui.paint.lost import lost_line, paint_lost
+from ddpwatch.wire.messages import Group
 from tests.support.dashboards import FakeJobs, live_app, screen_text, until
 from tests.support.frames import layout, run, state_of
 

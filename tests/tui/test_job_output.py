@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpwatch.job.output_copy import BLOCK_BYTES
 from ddpwatch.launch import Launch, run_with_dashboard
-from ddpwatch.output_copy import BLOCK_BYTES
 from ddpwatch.tui.feed.output_tail import OutputTail
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.incident_news import ABSENT_NS
-from ddpwatch.messages import Node
+from ddpwatch.analysis.diagnosis.words.incident_news import ABSENT_NS
 from ddpwatch.tui.models.log import RunLog
+from ddpwatch.wire.messages import Node
 from tests.support.frames import step
 
 EXPOSED = Incident("exposed_comm", "warning", "exposed communication 11 %", since_step=8, until_step=9, open=True)

@@ -6,8 +6,8 @@ import weakref
 import msgspec
 import pytest
 
-from ddpwatch.state import KEEP_STEPS, RunState
 from ddpwatch.tui.views.painted import RowStrip
+from ddpwatch.viewer.state import KEEP_STEPS, RunState
 from tests.support.dashboards import FakeJobs, live_app, until
 from tests.support.frames import EPOCH_NS, bye, device, hello, layout, run, state_of, step
 

@@ -4,8 +4,7 @@ from itertools import chain
 import pytest
 from msgspec.structs import replace
 
-from ddpwatch.analysis.why_unwatched import Why
-from ddpwatch.messages import Status
+from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
 from ddpwatch.tui.models.devices import DeviceLine, DeviceLines, mean_history, worst_first
 from ddpwatch.tui.models.history import SPARK_STEPS, HistoryPoint, StepHistory
 from ddpwatch.tui.models.host_names import host_names
@@ -21,6 +20,7 @@ from ddpwatch.tui.paint.screen_layout import layout
 from ddpwatch.tui.paint.split import paint_split
 from ddpwatch.tui.paint.table import paint_table
 from ddpwatch.tui.text import ms
+from ddpwatch.wire.messages import Status
 from tests.support.frames import (
     beat,
     bye,

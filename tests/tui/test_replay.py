@@ -9,16 +9,14 @@ from itertools import chain
 import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Account, LostTime
-from ddpwatch.analysis.diagnosis.rows import incident_row
-from ddpwatch.analysis.incident_news import cost_text
+from ddpwatch.analysis.diagnosis.words.incident_news import cost_text
+from ddpwatch.analysis.diagnosis.words.rows import incident_row
 from ddpwatch.analysis.window import summarise
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Bye, Mark, Step
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.seek import Position, SeekTarget, duration_text, locate, parse_target
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
-from ddpwatch.state import KEEP_STEPS, RunState
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import FrameList, ReplayFeed, ReplaySpec
 from ddpwatch.tui.feed.events import Arrived, Attached, Failed, Frames, Missed, Over, Rewound
@@ -30,6 +28,8 @@ from ddpwatch.tui.models.overview import Link, LinkState
 from ddpwatch.tui.models.whole import WholeRecording
 from ddpwatch.tui.paint.header import line_below
 from ddpwatch.tui.session import ViewerSession
+from ddpwatch.viewer.state import KEEP_STEPS, RunState
+from ddpwatch.wire.messages import Bye, Mark, Step
 from tests.support.dashboards import Clock, ended_recording, replay_app, screen_text, until
 from tests.support.frames import (
     EPOCH_NS,

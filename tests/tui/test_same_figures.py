@@ -13,15 +13,13 @@ from typer.testing import CliRunner
 
 from benchmarks.fleet import Disturbance, Fleet, Shape, zeros
 from benchmarks.fleet_noise import Noise
+from ddpwatch import open_recording
 from ddpwatch.analysis.attachments import AttachmentBuilder
-from ddpwatch.analysis.diagnosis.rows import incident_row, lost_row
+from ddpwatch.analysis.diagnosis.words.rows import incident_row, lost_row
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.cli import app as cli
 from ddpwatch.export.writers import export
-from ddpwatch.messages import Span, Step
 from ddpwatch.metrics.figures import Meter
-from ddpwatch.plain import replay_lines
-from ddpwatch.recording import open_recording
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import compare_recordings, report_of
@@ -29,10 +27,12 @@ from ddpwatch.report.compare_text import render_compare
 from ddpwatch.report.files import write_html
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report
-from ddpwatch.report.whatif import answer, recorded_in
-from ddpwatch.state import RunState
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import ReplaySpec
+from ddpwatch.viewer.plain import replay_lines
+from ddpwatch.viewer.state import RunState
+from ddpwatch.whatif.command import answer, recorded_in
+from ddpwatch.wire.messages import Span, Step
 from tests.support.dashboards import Clock, ended_recording, screen_text, until
 from tests.support.frames import MS, START_NS, device, hello, layout, state_of, unwatched
 from tests.tui.test_replay import eventful

@@ -8,10 +8,10 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 
 from benchmarks.synthetic import Fleet
-from ddpwatch.messages import Mark
 from ddpwatch.tui.settings import Settings
 from ddpwatch.tui.text import ms, number, percent
 from ddpwatch.tui.views import VIEWS
+from ddpwatch.wire.messages import Mark
 from tests.support.dashboards import FakeJobs, ended_recording, live_app, screen_text, until
 from tests.support.frames import MS, START_NS, bye, device, killed, run
 from tests.support.sharded import hsdp_run

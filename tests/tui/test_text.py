@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ddpwatch.analysis.diagnosis.wording import buckets_named, ranks_named
+from ddpwatch.analysis.diagnosis.words.wording import buckets_named, ranks_named
 from ddpwatch.tui.paint.canvas import Canvas, plain
 from ddpwatch.tui.text import Field, clean, fit, flow, ms, number, shorten, spans, wrap
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.messages import Mark
 from ddpwatch.tui.models.lanes import step_lanes
 from ddpwatch.tui.models.timeline import Cursor, Inspection, Window, inspect, timeline_of_seconds, timeline_of_step
 from ddpwatch.tui.paint.canvas import plain
 from ddpwatch.tui.paint.timeline import paint_timeline, ranks_in_view, timeline_axis
+from ddpwatch.wire.messages import Mark
 from tests.support.frames import MS, START_NS, hello, layout, run, state_of, step, synchronous, unwatched
 
 

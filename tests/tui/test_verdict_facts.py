@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.verdict import verdict
+from ddpwatch.analysis.diagnosis.words.verdict import verdict
 from ddpwatch.analysis.window import Summary
 from ddpwatch.tui.models.host_names import host_names
 from ddpwatch.tui.models.overview import Overview, paused_overview, rank_status

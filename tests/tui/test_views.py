@@ -9,10 +9,10 @@ import pytest
 from textual import events
 from textual.command import CommandList
 
-from ddpwatch.messages import Mark, Step
 from ddpwatch.tui.screens import HELP, SIGNS, AskScreen, HelpScreen
 from ddpwatch.tui.settings import Settings
 from ddpwatch.tui.views import VIEWS
+from ddpwatch.wire.messages import Mark, Step
 from tests.support.dashboards import (
     FakeJobs,
     app_on,

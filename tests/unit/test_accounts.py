@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpwatch.messages import Mark
+from ddpwatch.wire.messages import Mark
 from tests.support.frames import (
     MS,
     START_NS,

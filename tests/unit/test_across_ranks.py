@@ -11,7 +11,7 @@ from ddpwatch.analysis.across_ranks import METRICS, StepAcrossRanks
 from ddpwatch.analysis.buckets import BucketTable, bucket_steps
 from ddpwatch.analysis.step import comm_of
 from ddpwatch.export.tables import bucket_rows
-from ddpwatch.state import KEEP_DECODED, KEEP_RANK_STEPS, RunState
+from ddpwatch.viewer.state import KEEP_DECODED, KEEP_RANK_STEPS, RunState
 from tests.support.frames import MS, hello, run, state_of, step, unwatched
 
 offsets = st.lists(st.integers(0, 40), min_size=2, max_size=2)
@@ -107,8 +107,8 @@ def test_rows_survive_and_follow_a_late_frame():
 
 def test_a_large_job_keeps_fewer_steps_and_packs_the_old_ones(monkeypatch):
     world, keep_rank_steps, keep_decoded = 128, KEEP_RANK_STEPS // 8, KEEP_DECODED // 8
-    monkeypatch.setattr("ddpwatch.state.KEEP_RANK_STEPS", keep_rank_steps)
-    monkeypatch.setattr("ddpwatch.state.KEEP_DECODED", keep_decoded)
+    monkeypatch.setattr("ddpwatch.viewer.state.KEEP_RANK_STEPS", keep_rank_steps)
+    monkeypatch.setattr("ddpwatch.viewer.state.KEEP_DECODED", keep_decoded)
     state = RunState()
     for rank in range(world):
         state.apply(hello(rank, world), 1)

@@ -16,9 +16,9 @@ import torch
 from torch.distributed import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
-from ddpwatch.messages import Mark
 from ddpwatch.probe import activity
 from ddpwatch.probe.activity import ActivityMonitor
+from ddpwatch.wire.messages import Mark
 from tests.support.guards import noting
 from tests.support.probe import NAP_S
 

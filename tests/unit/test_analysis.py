@@ -13,13 +13,13 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.attachments import ATTACHED_STEPS, AttachmentBuilder
 from ddpwatch.analysis.buckets import bus_bandwidths
-from ddpwatch.analysis.diagnosis.findings import findings
+from ddpwatch.analysis.diagnosis.words.findings import findings
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.step import PHASES, claims_of, figures, split
-from ddpwatch.messages import NO_LONGER_WATCHED, BucketLayout, Bye, Group, Hello, Layout, Span, Step
 from ddpwatch.report.format import clean, percent, size
 from ddpwatch.report.text import render_report
 from ddpwatch.tui.models.overview import rank_status
+from ddpwatch.wire.messages import NO_LONGER_WATCHED, BucketLayout, Bye, Group, Hello, Layout, Span, Step
 from tests.support import frames
 from tests.support.runs import hello_of, step_of
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch import blackbox, rundir
-from ddpwatch.blackbox import BlackBox
+from ddpwatch.run import blackbox, rundir
+from ddpwatch.run.blackbox import BlackBox
 
 SHARED_MEMORY = Path("/dev/shm")
 needs_shared_memory = pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="no /dev/shm")

@@ -6,9 +6,9 @@ import pytest
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import Shift
-from ddpwatch.analysis.diagnosis.buffers import NOBODY, waits_for_buffers
+from ddpwatch.analysis.diagnosis.accounts.buffers import NOBODY, waits_for_buffers
 from ddpwatch.analysis.step import buffer_waits, figures, named_stretches
-from ddpwatch.messages import Group, Mark, Message, Span, Step
+from ddpwatch.wire.messages import Group, Mark, Message, Span, Step
 from tests.support.frames import MS, START_NS, STEP_MS, hello, layout, state_of, step
 
 STEPS = 40

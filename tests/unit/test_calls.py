@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ddpwatch import calls
-from ddpwatch.calls import SeenCalls
+from ddpwatch.probe import calls
+from ddpwatch.probe.calls import SeenCalls
 
 TOOL_IDS = calls._TOOL_IDS
 HAS_EVENTS = sys.version_info >= (3, 12)

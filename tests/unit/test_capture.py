@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch.capture import capture
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.messages import Bye, Message, Status, Step, encode
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.viewer.capture import capture
+from ddpwatch.wire.messages import Bye, Message, Status, Step, encode
+from ddpwatch.wire.transport import Envelope, Frame
 from tests.support.runs import run_of
 
 
@@ -89,7 +89,7 @@ def test_within_limits(tmp_path: Path) -> None:
 
 
 def test_the_error_of_a_failing_disk_says_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpwatch.capture.FLUSH_S", 0.0)
+    monkeypatch.setattr("ddpwatch.viewer.capture.FLUSH_S", 0.0)
     folder = tmp_path / "disk"
     folder.mkdir()
 

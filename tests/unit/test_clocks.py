@@ -18,10 +18,10 @@ from ddpwatch.analysis.clocks import ClockDomains, clock_of
 from ddpwatch.analysis.launch_skew import NO_SKEW
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.window import summarise
-from ddpwatch.messages import ClockExchange, Group, Hello, Message, Step
 from ddpwatch.report.tables import tables
 from ddpwatch.tui.paint.buckets import paint_bucket, paint_buckets
 from ddpwatch.tui.paint.canvas import plain
+from ddpwatch.wire.messages import ClockExchange, Group, Hello, Message, Step
 from tests.support.frames import MS, START_NS, STEP_MS, hello, shadow, state_of, step
 
 # What a host's clock shows more than that of host a (ns).

@@ -20,8 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import _reducer_allreduce_and_upcast_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch import calls
-from ddpwatch.probe import comm_hooks, completion
+from ddpwatch.probe import calls, comm_hooks, completion
 from ddpwatch.probe.collectives import GroupHooks, _registered
 from ddpwatch.probe.completion import drain
 from ddpwatch.probe.hooks import DdpProbe

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import psutil
 import pytest
 
-from ddpwatch import collector_process, rundir
-from ddpwatch.collector_process import RESTARTS, CollectorProcess
-from ddpwatch.control import Listen
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.keys import new_key_pair
+from ddpwatch.probe import collector_process, rundir
+from ddpwatch.probe.collector_process import RESTARTS, CollectorProcess
+from ddpwatch.wire.control import Listen
+from ddpwatch.wire.keys import new_key_pair
 from tests.support.fork_server import ROOT
 
 REPORT = 'b\'{"type":"ready"}\\n\''

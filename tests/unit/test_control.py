@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from ddpwatch.control import Admit, ControlSocket, Listen, Listening, Ready
-from ddpwatch.keys import KeyPair
+from ddpwatch.wire.control import Admit, ControlSocket, Listen, Listening, Ready
+from ddpwatch.wire.keys import KeyPair
 
 
 def test_messages_arrive_in_order_however_they_are_cut() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.gpu.simulated import MS, SimulatedEvent, SimulatedGpu, SimulatedJob
 from ddpwatch.analysis.step import figures
-from ddpwatch.messages import decode, encode
 from ddpwatch.probe import cuda
 from ddpwatch.probe.cuda import GpuStamp
+from ddpwatch.wire.messages import decode, encode
 
 US = 1_000
 TICK_NS = 2_000  # what a GPU time may be off by, because an event is

@@ -13,11 +13,11 @@ import zstandard
 from mcap.opcode import Opcode
 
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Mark, NodeStep, encode
 from ddpwatch.recording.container import CHUNK, HEAD, LENGTH, MESSAGE, records
 from ddpwatch.recording.follow import FollowSource
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
+from ddpwatch.wire.messages import Mark, NodeStep, encode
 from tests.support.runs import record, run_of
 
 FILE_BYTES = 24 << 10

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ddpwatch.messages import BucketLayout
 from ddpwatch.probe.derive import HOOKS_PERIOD, ModuleLayout, derive_launches, derive_ready
 from ddpwatch.probe.record import BucketRecord, RecordedBucket, StepRecord
 from ddpwatch.sampling.schedule import is_sampled
+from ddpwatch.wire.messages import BucketLayout
 
 FORWARD_END = 1000
 STATS = [400, 300, 200, 100]  # by parameter: the last one's gradient comes first

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from ddpwatch.analysis.clocks import Shift
-from ddpwatch.analysis.diagnosis.devices import MOST_SERIES, DeviceCauses
-from ddpwatch.analysis.diagnosis.series import FULL_ROWS, MEAN_ROWS, MOST_MEANS, Series
-from ddpwatch.messages import Device, Hello, RankSample
+from ddpwatch.analysis.diagnosis.causes.devices import MOST_SERIES, DeviceCauses
+from ddpwatch.analysis.diagnosis.causes.series import FULL_ROWS, MEAN_ROWS, MOST_MEANS, Series
+from ddpwatch.wire.messages import Device, Hello, RankSample
 
 SECOND = 1_000_000_000
 HEAT, POWER, IDLE = 0x40, 0x04, 0x01

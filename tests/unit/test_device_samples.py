@@ -16,8 +16,8 @@ import pytest
 from ddpwatch.collector.devices import DeviceSampler, NetCounters
 from ddpwatch.collector.host_counters import HostCounters
 from ddpwatch.collector.rank_samples import MOST_READS, MOST_THREADS, RankSampler
-from ddpwatch.messages import Device, Hello, RankSample, decode, encode
-from ddpwatch.state import RankStatus, RunState
+from ddpwatch.viewer.state import RankStatus, RunState
+from ddpwatch.wire.messages import Device, Hello, RankSample, decode, encode
 
 SECOND = 1_000_000_000
 FIGURES = (

@@ -12,7 +12,7 @@ from benchmarks.diagnosis_score import play
 from benchmarks.fleet import Disturbance, Shape
 from benchmarks.fleet_noise import Noise, NoiseKind
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
-from ddpwatch.analysis.diagnosis.lateness import GroupLateness
+from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.sampling.levels import is_watched
 
 MS = 1_000_000

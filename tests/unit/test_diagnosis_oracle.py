@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from benchmarks.diagnosis_oracle import Figure, Powers, powers
-from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS
+from ddpwatch.analysis.diagnosis.late.noise import FALSE_ALARMS
 
 SOON = 10
 NORMAL = NormalDist()

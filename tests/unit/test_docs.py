@@ -16,12 +16,12 @@ from ddpwatch.cli import app
 from ddpwatch.doctor.check import Section
 from ddpwatch.doctor.report import document
 from ddpwatch.export import tables
-from ddpwatch.messages import MESSAGE_TYPES
 from ddpwatch.report.build import compare_recordings, report_of
 from ddpwatch.sampling.schedule import schedule_of
 from ddpwatch.tui.settings import Settings
 from ddpwatch.tui.views import VIEWS
 from ddpwatch.version import NEWEST_TORCH, OLDEST_TORCH
+from ddpwatch.wire.messages import MESSAGE_TYPES
 from tests.support.runs import record, run_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch import rundir
 from ddpwatch.doctor import configuration, directory, loopback, report, runs, system, terminal, training
 from ddpwatch.doctor.check import Check, Section, State
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.launch import Launch
-from ddpwatch.messages import RANK_MESSAGES, encode
+from ddpwatch.run import rundir
+from ddpwatch.wire.messages import RANK_MESSAGES, encode
 from tests.support.runs import record, run_of
 
 ROOT = Path(__file__).resolve().parents[2]

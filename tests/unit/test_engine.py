@@ -10,13 +10,13 @@ from benchmarks.diagnosis_score import play
 from benchmarks.fleet import PARAMS, Disturbance, Fleet, Shape, zeros
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
-from ddpwatch.analysis.diagnosis.accounts import StepSplit
-from ddpwatch.analysis.diagnosis.cause import StepFacts
+from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
-from ddpwatch.analysis.diagnosis.late_rank import LateRank
-from ddpwatch.analysis.diagnosis.lateness import GroupLateness
-from ddpwatch.analysis.diagnosis.streak import Streak
-from ddpwatch.messages import Group, Layout, Mark, Span
+from ddpwatch.analysis.diagnosis.late.cause import StepFacts
+from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
+from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
+from ddpwatch.analysis.diagnosis.late.streak import Streak
+from ddpwatch.wire.messages import Group, Layout, Mark, Span
 from tests.support.frames import (
     MS,
     START_NS,

@@ -17,13 +17,17 @@ from hypothesis import strategies as st
 from msgspec import inspect
 from msgspec.structs import replace
 
+from ddpwatch import open_recording
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymous, word
 from ddpwatch.export.chrome_trace import align, write_chrome
 from ddpwatch.export.tables import TABLES, step_rows
 from ddpwatch.export.writers import FORMATS, export
-from ddpwatch.messages import (
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.selection import Selection, selection_of
+from ddpwatch.report.files import write_html
+from ddpwatch.wire.messages import (
     MESSAGE_TYPES,
     Beat,
     Bye,
@@ -37,11 +41,7 @@ from ddpwatch.messages import (
     Status,
     Step,
 )
-from ddpwatch.recording import open_recording
-from ddpwatch.recording.reader import Recording
-from ddpwatch.recording.selection import Selection, selection_of
-from ddpwatch.report.files import write_html
-from ddpwatch.transport import Envelope
+from ddpwatch.wire.transport import Envelope
 from tests.support import chrome_trace
 from tests.support.frames import unwatched
 from tests.support.runs import BEGIN, HOSTILE, MS, hello_of, record, run_of, step_of

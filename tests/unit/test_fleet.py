@@ -8,7 +8,7 @@ import pytest
 from benchmarks.diagnosis_cases import KINDS, Case, cases, job_of
 from benchmarks.fleet import LAG_NS, LAYER_PARAMS, PARAMS, TAIL_NS, Disturbance, Fleet, Shape, zeros
 from benchmarks.fleet_noise import NOISES, Noise
-from ddpwatch.messages import decode, encode
+from ddpwatch.wire.messages import decode, encode
 
 MS = 1_000_000
 NOISY = Shape(world=4, steps=48, noise=Noise("heavy"), seed=3)

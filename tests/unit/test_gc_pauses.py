@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
-from ddpwatch.messages import Mark
 from ddpwatch.probe.gc_pauses import GcPauses
+from ddpwatch.wire.messages import Mark
 from tests.support.guards import noting
 
 MS = 1_000_000

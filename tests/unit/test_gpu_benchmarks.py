@@ -19,7 +19,7 @@ from benchmarks.gpu import __main__ as everything
 from benchmarks.gpu import ahead, drift, illegal_access, overlap_blocking, overlap_known, part, stamp_cost
 from benchmarks.gpu import two_ranks as shared
 from benchmarks.gpu.two_ranks import Outcome
-from ddpwatch.messages import Step
+from ddpwatch.wire.messages import Step
 from tests.support.frames import bye, enveloped, run
 
 ROOT = Path(__file__).resolve().parents[2]

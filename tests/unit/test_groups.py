@@ -11,9 +11,9 @@ import torch.distributed as dist
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import bucket_steps
 from ddpwatch.analysis.groups import OtherCollectives
-from ddpwatch.messages import Group, Hello, Message, Step
 from ddpwatch.probe.groups import describe
-from ddpwatch.state import RunState
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Group, Hello, Message, Step
 from tests.support.frames import MS, hello, layout, state_of, step
 
 LATE_MS = 40

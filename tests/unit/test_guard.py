@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import WATCHING
 from ddpwatch.probe.guard import CLOSING, Guard, reason_of
+from ddpwatch.wire.messages import WATCHING
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import pytest
 import torch.distributed as dist
 
-from ddpwatch import rundir
-from ddpwatch.control import Admit, Connect, ControlSocket, Listen, Listening, Order, Ready, Report
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.probe import guest
 from ddpwatch.probe.guest import CollectorAddress, JobUnwatchedError
 from ddpwatch.probe.rendezvous import Rendezvous
+from ddpwatch.run import rundir
+from ddpwatch.wire.control import Admit, Connect, ControlSocket, Listen, Listening, Order, Ready, Report
 
 ENDPOINT = "tcp://10.0.0.1:29600"
 

@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.gpu.simulated import MS, SimulatedJob
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.messages import Beat, Message, Step
 from ddpwatch.probe.heartbeat import Heartbeat
-from ddpwatch.state import RunState
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Beat, Message, Step
 from tests.support.frames import EPOCH_NS, hello
 
 STEPS, BUCKETS = 40, 2  # that both ranks train, and of each step

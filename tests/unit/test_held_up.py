@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.messages import Beat, Message, Step
+from ddpwatch.wire.messages import Beat, Message, Step
 from tests.support.frames import MS, START_NS, STEP_MS, beat, hello, state_of, step, unwatched
 
 CALM, STALL_MS = 40, 2000

@@ -18,9 +18,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch import calls
 from ddpwatch.analysis.step import buffer_waits
-from ddpwatch.messages import Step
+from ddpwatch.probe import calls
 from ddpwatch.probe import recorder as recorder_module
 from ddpwatch.probe.autograd import is_compiling_frames
 from ddpwatch.probe.bucket_layout import bucket_layout
@@ -30,6 +29,7 @@ from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.recorder import MAX_REDUCTIONS, StepRecorder
 from ddpwatch.sampling.schedule import is_sampled
+from ddpwatch.wire.messages import Step
 from tests.support.guards import noting
 from tests.support.probe import (
     LAYERS,

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.blackbox import _BUCKETS_AT
-from ddpwatch.messages import Step
 from ddpwatch.probe.completion import waiting_stream
 from ddpwatch.probe.cuda import CudaClock
+from ddpwatch.run.blackbox import _BUCKETS_AT
 from ddpwatch.sampling.schedule import SamplingSchedule
+from ddpwatch.wire.messages import Step
 from tests.support.probe import LAYERS, FixedSchedule, Watched, gloo_group
 
 __all__ = ["gloo_group"]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddpwatch.messages import Bye, Hello, Layout, Message, Step
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import Drawn, report_of
 from ddpwatch.report.files import write_html, write_page
 from ddpwatch.report.html import MOST_HOOKS, MOST_RANKS
+from ddpwatch.wire.messages import Bye, Hello, Layout, Message, Step
 from tests.support.dashboards import ended_recording
 from tests.support.runs import MS, record, run_of
 from tests.support.sharded import hsdp_run

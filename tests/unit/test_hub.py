@@ -21,7 +21,7 @@ from ddpwatch.collector.hub import (
     KEEP_STEPS,
     Hub,
 )
-from ddpwatch.messages import (
+from ddpwatch.wire.messages import (
     Beat,
     BucketLayout,
     Bye,
@@ -40,7 +40,7 @@ from ddpwatch.messages import (
     decode,
     encode,
 )  # fmt: skip
-from ddpwatch.node_step import expand, pack
+from ddpwatch.wire.node_step import expand, pack
 from tests.support import frames
 
 SECOND_NS = 10**9

@@ -11,12 +11,12 @@ HEAVY = ("torch", "textual", "plotext", "zmq", "mcap", "pynvml", "numpy")
 
 
 LIGHT = (
-    "import ddpwatch", "import ddpwatch.cli", "import ddpwatch.state, ddpwatch.analysis.report_figures",
-    "import ddpwatch.report.text, ddpwatch.report.whatif_text", "import ddpwatch.analysis.whatif.answer",
+    "import ddpwatch", "import ddpwatch.cli", "import ddpwatch.viewer.state, ddpwatch.analysis.report_figures",
+    "import ddpwatch.report.text, ddpwatch.whatif.text", "import ddpwatch.whatif.answer",
     "import ddpwatch.recording",
 )  # fmt: skip
 READERS = (
-    "import ddpwatch.report.build", "import ddpwatch.report.whatif", "from ddpwatch.recording import open_recording",
+    "import ddpwatch.report.build", "import ddpwatch.whatif.command", "from ddpwatch import open_recording",
     "import ddpwatch.export.writers, ddpwatch.report.files",
 )  # fmt: skip
 
@@ -33,7 +33,7 @@ def imported_by(*statements: str) -> set[str]:
     [
         (LIGHT, set()),
         (READERS, {"mcap", "zmq"}),
-        (("import ddpwatch.plain",), {"zmq"}),
+        (("import ddpwatch.viewer.plain",), {"zmq"}),
         (("import ddpwatch.collector.service",), {"zmq", "mcap"}),
         (("import ddpwatch.tui.app",), {"textual", "zmq", "plotext", "mcap"}),
     ],

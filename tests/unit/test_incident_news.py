@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.incident_news import IncidentNews
+from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews
 
 MINOR = Incident(
     kind="straggler", severity="info", message="rank 1 is late", ranks=(1,), phase="forward", since_step=5, open=True

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.keys import SECRET_FILE, Seal, new_key_pair, seal_of
+from ddpwatch.wire.keys import SECRET_FILE, Seal, new_key_pair, seal_of
 
 
 def test_a_sealed_entry_opens_under_its_own_name_only() -> None:

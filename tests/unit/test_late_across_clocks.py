@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
-from ddpwatch.analysis.diagnosis.lateness import GroupLateness
-from ddpwatch.analysis.diagnosis.streak import Streak
-from ddpwatch.messages import Message, Span, Step
+from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
+from ddpwatch.analysis.diagnosis.late.streak import Streak
+from ddpwatch.wire.messages import Message, Span, Step
 from tests.support.frames import MS, START_NS, enveloped, hello, step
 
 RANKS = (0, 1, 2, 3)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpwatch import rundir
 from ddpwatch.launch import Launch
+from ddpwatch.run import rundir
 
 
 @pytest.mark.parametrize(

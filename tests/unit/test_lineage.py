@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch import rundir
 from ddpwatch.probe import lineage
 from ddpwatch.probe.lineage import succeed
-from ddpwatch.rundir import KEEP_UNREACHABLE_S
+from ddpwatch.run import rundir
+from ddpwatch.run.rundir import KEEP_UNREACHABLE_S
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch import transport
 from ddpwatch.errors import UsageError
-from ddpwatch.live_source import ANSWER_S, LiveSource
-from ddpwatch.messages import Beat, encode
-from ddpwatch.transport import LIVE, Envelope
+from ddpwatch.viewer.live_source import ANSWER_S, LiveSource
+from ddpwatch.wire import transport
+from ddpwatch.wire.messages import Beat, encode
+from ddpwatch.wire.transport import LIVE, Envelope
 from tests.support.publisher import Publisher
 
 
@@ -44,7 +44,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Ask for it before the source."""
     made = Clock()
-    monkeypatch.setattr("ddpwatch.live_source.time", made)
+    monkeypatch.setattr("ddpwatch.viewer.live_source.time", made)
     return made
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from ddpwatch.analysis.diagnosis.hangs.liveness import KEEP_ENDED, RankLiveness
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.liveness import KEEP_ENDED, RankLiveness
-from ddpwatch.analysis.diagnosis.wording import stack_lines
+from ddpwatch.analysis.diagnosis.words.wording import stack_lines
 from ddpwatch.analysis.groups import Groups
-from ddpwatch.messages import NO_LONGER_WATCHED, Beat, Group, Stack
+from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Group, Stack
 from tests.support.frames import EPOCH_NS, bye, hello, killed, step
 
 S = 1_000_000_000

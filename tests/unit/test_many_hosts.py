@@ -10,14 +10,10 @@ import msgspec
 import pytest
 
 from ddpwatch.analysis.attachments import AttachmentBuilder
-from ddpwatch.analysis.diagnosis.liveness import AGENT_SILENT_NS
-from ddpwatch.analysis.diagnosis.verdict import Verdict
+from ddpwatch.analysis.diagnosis.hangs.liveness import AGENT_SILENT_NS
+from ddpwatch.analysis.diagnosis.words.verdict import Verdict
 from ddpwatch.analysis.window import summarise
-from ddpwatch.capture import capture
 from ddpwatch.collector.node_steps import NodeStepPacker
-from ddpwatch.live_source import Source
-from ddpwatch.messages import ClockExchange, Message, Node, NodeStep, RankSample, Step, encode
-from ddpwatch.node_step import pack
 from ddpwatch.recording.follow import FollowSource, follow_frames
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.reader import Recording
@@ -25,9 +21,13 @@ from ddpwatch.recording.rotation import RotatingWriter
 from ddpwatch.recording.selection import Selection
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
-from ddpwatch.state import RankStatus, RunState
-from ddpwatch.stillness import STILL_NS
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.sampling.stillness import STILL_NS
+from ddpwatch.viewer.capture import capture
+from ddpwatch.viewer.live_source import Source
+from ddpwatch.viewer.state import RankStatus, RunState
+from ddpwatch.wire.messages import ClockExchange, Message, Node, NodeStep, RankSample, Step, encode
+from ddpwatch.wire.node_step import pack
+from ddpwatch.wire.transport import Envelope, Frame
 from tests.support.frames import EPOCH_NS, MS, START_NS, STEP_MS, beat, bye, hello, layout, status, step, synchronous
 
 HOSTS, PER_HOST = 3, 2

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.analysis.matching import HOLD_STEPS, StepMatcher
-from ddpwatch.messages import Step
+from ddpwatch.wire.messages import Step
 from tests.support.frames import step
 
 STEPS = 40

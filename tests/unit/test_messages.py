@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.messages import (
+from ddpwatch.wire.messages import (
     MAX_FRAME_BYTES,
     Beat,
     BucketLayout,

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 from ddpwatch.cli import main
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Step
 from ddpwatch.metrics.figures import METRICS, OTHERS, TOP, Meter, Metric, Sample
 from ddpwatch.metrics.follow import Board, follow, follow_all
 from ddpwatch.metrics.otlp import metrics_url, pushing
 from ddpwatch.metrics.prometheus import listening, parse_listen
+from ddpwatch.wire.messages import Step
 from tests.support.dashboards import FakeJobs, FakeSource
 from tests.support.frames import RUN, beat, bye, hello, layout, run, state_of, status, synchronous
 from tests.support.prometheus import check_with_promtool, scrape

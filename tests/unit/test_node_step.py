@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddpwatch import node_step
-from ddpwatch.messages import FrameError, NodeStep, PhaseName, Span, Step, StepStatus, decode, encode
-from ddpwatch.node_step import expand, pack, read, without_hooks
-from ddpwatch.transport import Envelope
+from ddpwatch.wire import node_step
+from ddpwatch.wire.messages import FrameError, NodeStep, PhaseName, Span, Step, StepStatus, decode, encode
+from ddpwatch.wire.node_step import expand, pack, read, without_hooks
+from ddpwatch.wire.transport import Envelope
 from tests.support.frames import MS, beat, shadow, step, unwatched
 
 NS = st.integers(-(2**62) + 1, 2**62 - 1)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch.collector.node_steps import HOLD_NS, HOLD_STEPS, WHOLE_STEPS, NodeStepPacker
-from ddpwatch.messages import NodeStep, Step
-from ddpwatch.node_step import expand
+from ddpwatch.wire.messages import NodeStep, Step
+from ddpwatch.wire.node_step import expand
 from tests.support.frames import step, unwatched
 
 Sent = list[tuple[int, list[int]]]
@@ -76,7 +76,7 @@ def test_ranks_that_are_too_large_for_one_message_go_up_in_several(
     limit: str, at_most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too many numbers, or too many bytes when they are packed."""
-    monkeypatch.setattr(f"ddpwatch.node_step.{limit}", at_most, raising=False)
+    monkeypatch.setattr(f"ddpwatch.wire.node_step.{limit}", at_most, raising=False)
     packer, random = packer_of(4), Random(1)
     for rank in range(4):
         noise = sorted(random.randrange(10**8) for _ in range(20))
@@ -87,7 +87,7 @@ def test_ranks_that_are_too_large_for_one_message_go_up_in_several(
 
 
 def test_a_step_that_is_too_large_packed_goes_up_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpwatch.node_step.MAX_INTS", 10)
+    monkeypatch.setattr("ddpwatch.wire.node_step.MAX_INTS", 10)
     packer = packer_of(2)
     steps = [step(0, 1), step(1, 1)]
     assert [found for one in steps for found in packer.take(one)] == steps

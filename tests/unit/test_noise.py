@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.analysis.diagnosis.lateness import GroupLateness
-from ddpwatch.analysis.diagnosis.noise import (
+from ddpwatch.analysis.diagnosis.accounts.rolling import RollingMedian
+from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
+from ddpwatch.analysis.diagnosis.late.noise import (
     FALSE_ALARMS,
     THRESHOLDS,
     WINDOWS,
@@ -19,8 +20,7 @@ from ddpwatch.analysis.diagnosis.noise import (
     lasting,
     scale,
 )
-from ddpwatch.analysis.diagnosis.rolling import RollingMedian
-from ddpwatch.analysis.diagnosis.tail import Tail
+from ddpwatch.analysis.diagnosis.whole_run.tail import Tail
 from tests.support.frames import (
     MS,
 )

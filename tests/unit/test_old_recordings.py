@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpwatch.recording import open_recording
+from ddpwatch import open_recording
 from ddpwatch.report.build import report_of
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch import output_copy
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.job_output import OutputPipe
-from ddpwatch.output_copy import (
+from ddpwatch.job import output_copy
+from ddpwatch.job.job_output import OutputPipe
+from ddpwatch.job.output_copy import (
     BLOCK_BYTES,
     CAPACITY_BYTES,
     CUT,

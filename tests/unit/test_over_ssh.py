@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import Bye
-from ddpwatch.over_ssh import address, link, protocol
-from ddpwatch.over_ssh.ending import ending
-from ddpwatch.plain import HEADER, lines
-from ddpwatch.rundir import RunInfo
+from ddpwatch.run import rundir
+from ddpwatch.run.rundir import RunInfo
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.viewer.over_ssh import address, link, protocol
+from ddpwatch.viewer.over_ssh.ending import ending
+from ddpwatch.viewer.plain import HEADER, lines
+from ddpwatch.wire.messages import Bye
 from tests.support.fake_ssh import FakeSsh
 from tests.support.publisher import Publisher
 

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.pauses import joined
-from ddpwatch.messages import Device, Mark, RankSample
+from ddpwatch.analysis.diagnosis.whole_run.pauses import joined
+from ddpwatch.wire.messages import Device, Mark, RankSample
 from tests.support.frames import (
     MS,
     START_NS,

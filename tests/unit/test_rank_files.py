@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from ddpwatch.analysis.attachments import AttachmentBuilder
-from ddpwatch.messages import Beat, Bye, Hello, Message, Step, encode
 from ddpwatch.recording import follow, rank_file
 from ddpwatch.recording.follow import FollowSource
 from ddpwatch.recording.limits import Limits
@@ -21,7 +20,8 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.resilient import ResilientWriter
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
-from ddpwatch.transport import Envelope, ReceiveClock
+from ddpwatch.wire.messages import Beat, Bye, Hello, Message, Step, encode
+from ddpwatch.wire.transport import Envelope, ReceiveClock
 from tests.support.frames import layout
 from tests.support.runs import hello_of, step_of
 

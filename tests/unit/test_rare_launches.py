@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from benchmarks.fleet import Disturbance, Fleet, Shape, zeros
 from benchmarks.fleet_noise import Noise
-from ddpwatch.messages import Step
 from ddpwatch.sampling.levels import FULL, SHADOW
-from ddpwatch.state import RunState
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Step
 from tests.support.frames import MS, hello, state_of
 
 WORLD, STEPS, LATE_RANK, LATE_MS = 3, 2000, 1, 30

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from mcap.reader import make_reader
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Beat, BucketLayout, Bye, Device, Group, Hello, Layout, Message, Step, encode
 from ddpwatch.recording import container, open_recording
 from ddpwatch.recording.follow import FollowSource
 from ddpwatch.recording.limits import Limits, environment_of, limits_from_environment, parse_bytes
@@ -26,7 +25,8 @@ from ddpwatch.recording.seek import Position
 from ddpwatch.recording.selection import Selection, parse_ranks, parse_steps, selection_of
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
-from ddpwatch.transport import Envelope
+from ddpwatch.wire.messages import Beat, BucketLayout, Bye, Device, Group, Hello, Layout, Message, Step, encode
+from ddpwatch.wire.transport import Envelope
 
 BEGIN = 1_700_000_000 * 10**9
 STEP_NS = 10**8

@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 
 from ddpwatch.analysis.step import figures
-from ddpwatch.messages import Step
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import MAX_BACKWARDS, MAX_FORWARDS, STRETCH_NS, StepRecorder
 from ddpwatch.sampling.schedule import SamplingSchedule
+from ddpwatch.wire.messages import Step
 from tests.support.probe import FixedSchedule
 
 

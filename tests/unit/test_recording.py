@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Beat, Step, encode
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.names import parts_of, reserve
 from ddpwatch.recording.reader import Recording
@@ -20,7 +19,8 @@ from ddpwatch.recording.resilient import ResilientWriter
 from ddpwatch.recording.rotation import RotatingWriter
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
-from ddpwatch.transport import Envelope
+from ddpwatch.wire.messages import Beat, Step, encode
+from ddpwatch.wire.transport import Envelope
 
 
 def beat(number: int) -> Beat:

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch import blackbox, rundir
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.keys import SECRET_FILE, seal_of
 from ddpwatch.launch import Launch
 from ddpwatch.recording.follow import FollowSource
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.regular import MOST_BYTES, NOT_REGULAR, open_regular, read_regular
-from ddpwatch.report.whatif import read_wire
+from ddpwatch.run import blackbox, rundir
+from ddpwatch.run.regular import MOST_BYTES, NOT_REGULAR, open_regular, read_regular
 from ddpwatch.sampling.lease import Lease
 from ddpwatch.tui.settings import load_settings
+from ddpwatch.whatif.command import read_wire
+from ddpwatch.wire.keys import SECRET_FILE, seal_of
 from tests.support.runs import record
 
 pytestmark = pytest.mark.usefixtures("run_directory")

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.probe import mailbox
 from ddpwatch.probe.guest import CollectorAddress, JobUnwatchedError
 from ddpwatch.probe.rendezvous import Rendezvous
+from ddpwatch.run import rundir
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 

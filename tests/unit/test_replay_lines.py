@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch.messages import Hello, Status
-from ddpwatch.plain import HEADER, INDENT, replay_lines
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.seek import locate, parse_target
 from ddpwatch.report.build import report_of
+from ddpwatch.viewer.plain import HEADER, INDENT, replay_lines
+from ddpwatch.wire.messages import Hello, Status
 from tests.support.dashboards import ended_recording
 from tests.support.runs import record, run_of
 from tests.tui.test_replay import eventful

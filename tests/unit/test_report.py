@@ -14,13 +14,12 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from ddpwatch import open_recording
 from ddpwatch.analysis.attachments import AttachmentBuilder
-from ddpwatch.analysis.diagnosis.rows import KINDS
+from ddpwatch.analysis.diagnosis.words.rows import KINDS
 from ddpwatch.cli import app
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.writers import export
-from ddpwatch.messages import Bye, Mark, Message, Step
-from ddpwatch.recording import open_recording
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import compare_recordings, report_of
@@ -29,6 +28,7 @@ from ddpwatch.report.incidents import MOST_INCIDENTS, fail_if, parse_kinds
 from ddpwatch.report.lost import MOST_ROWS, account_table, bar, lost_sentence
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report
+from ddpwatch.wire.messages import Bye, Mark, Message, Step
 from tests.support import chrome_trace
 from tests.support.runs import MS, record, run_of
 

@@ -9,9 +9,9 @@ from statistics import NormalDist, stdev
 
 import pytest
 
-from ddpwatch.analysis.diagnosis.lateness import GroupLateness, run_length
-from ddpwatch.analysis.diagnosis.noise import FALSE_ALARMS, FIGURES
-from ddpwatch.analysis.diagnosis.streak import Streak, explained, newest_run, rhythm, standard_errors
+from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness, run_length
+from ddpwatch.analysis.diagnosis.late.noise import FALSE_ALARMS, FIGURES
+from ddpwatch.analysis.diagnosis.late.streak import Streak, explained, newest_run, rhythm, standard_errors
 
 STRIPS = 20_000
 MS = 1_000_000

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpwatch.analysis.diagnosis.devices import DeviceCauses
+from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.run_drift import RunDrift
+from ddpwatch.analysis.diagnosis.whole_run.run_drift import RunDrift
 
 
 def drifts(steps: int, longer: Callable[[int], float], noise: float = 3.0) -> list[Incident]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ddpwatch import rundir
-from ddpwatch.clock import boot_id, pid_namespace, start_ticks
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.run import rundir
+from ddpwatch.run.clock import boot_id, pid_namespace, start_ticks
 from tests.support.jobs import DDPWATCH, finished
 
 NOBODY = 2**22 + 1  # above the largest pid

@@ -7,9 +7,9 @@ from functools import cache
 
 import pytest
 
-from ddpwatch.messages import Step
 from ddpwatch.sampling.cost import ENOUGH_PAIRS, SHARE_STEPS, Cost, CostMeter
 from ddpwatch.sampling.schedule import UNWATCHED_PERIOD, SamplingSchedule
+from ddpwatch.wire.messages import Step
 
 MS = 1_000_000
 STEP_MS = 100

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from ddpwatch import rundir
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Beat, Bye, Hello, Layout, Message, Step, decode
 from ddpwatch.probe import sender as sender_module
 from ddpwatch.probe.guest import CollectorAddress
 from ddpwatch.probe.outbox import BACKLOG, Outbox
@@ -22,6 +20,8 @@ from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.sender import Sender
 from ddpwatch.recording.reader import Recording
+from ddpwatch.run import rundir
+from ddpwatch.wire.messages import Beat, Bye, Hello, Layout, Message, Step, decode
 from tests.support.guards import noting
 from tests.support.runs import hello_of
 

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from ddpwatch.analysis.diagnosis.causes.slow_host import Host, by_host
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.sentences import (
+from ddpwatch.analysis.diagnosis.words.sentences import (
     exposed_sentence,
     input_sentence,
     late_rank_sentence,
     link_sentence,
 )
-from ddpwatch.analysis.diagnosis.slow_host import Host, by_host
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
-from ddpwatch.messages import BucketLayout, Layout
+from ddpwatch.wire.messages import BucketLayout, Layout
 
 EVIDENCE = {"late_ms": 30.0, "excess_ms": 29.0, "group": [0, 1, 2, 3], "step_ms": 120.0}
 LATE = Incident("drift", "warning", "", (2,), "backward", bucket=1, since_step=4, until_step=9, evidence=EVIDENCE)

@@ -14,20 +14,21 @@ from pathlib import Path
 import pytest
 import zmq
 
-from ddpwatch import rundir, transport
-from ddpwatch.blackbox import BlackBox
-from ddpwatch.clock import boot_id
 from ddpwatch.collector import devices, liveness, service
 from ddpwatch.collector.devices import DeviceSampler
 from ddpwatch.collector.liveness import Departure
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.service import GONE, Collector, Options
-from ddpwatch.control import Listen
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.keys import new_key_pair
-from ddpwatch.messages import Device, Hello, encode
 from ddpwatch.recording.reader import Recording
-from ddpwatch.transport import ReceiveClock
+from ddpwatch.run import rundir
+from ddpwatch.run.blackbox import BlackBox
+from ddpwatch.run.clock import boot_id
+from ddpwatch.wire import transport
+from ddpwatch.wire.control import Listen
+from ddpwatch.wire.keys import new_key_pair
+from ddpwatch.wire.messages import Device, Hello, encode
+from ddpwatch.wire.transport import ReceiveClock
 
 RUN = f"r{os.getpid()}"  # black boxes of all run directories on disks are in one place
 

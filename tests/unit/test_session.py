@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import NO_LONGER_WATCHED, Bye, Mark, decode, encode
 from ddpwatch.probe import session as session_module
 from ddpwatch.probe.sender import Sender
 from ddpwatch.probe.session import ProbeSession, watch
+from ddpwatch.wire.messages import NO_LONGER_WATCHED, Bye, Mark, decode, encode
 
 
 def test_one_gpu_is_watched_in_a_process() -> None:

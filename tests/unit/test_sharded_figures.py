@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpwatch.analysis.buckets import BucketTable, bucket_steps
-from ddpwatch.state import StepAcrossRanks
+from ddpwatch.viewer.state import StepAcrossRanks
 from tests.support.frames import MS, state_of
 from tests.support.sharded import BLOCKS, NBYTES, TRANSFER_MS, WORLD, hsdp_run
 

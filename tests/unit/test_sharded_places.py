@@ -17,9 +17,10 @@ import torch.distributed as dist
 import wrapt
 from torch import nn
 
-from ddpwatch.probe import session, watch
+from ddpwatch.probe import session
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.probe.session import watch
 from tests.support.guards import noting
 from tests.support.probe import gloo_group
 

@@ -8,8 +8,8 @@ from statistics import fmean, stdev
 
 import pytest
 
-from ddpwatch.analysis.diagnosis.lateness import GroupLateness
-from ddpwatch.analysis.diagnosis.shift import every_step_is_late, fresh, shift
+from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
+from ddpwatch.analysis.diagnosis.late.shift import every_step_is_late, fresh, shift
 
 MS = 1_000_000
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpwatch.analysis.diagnosis.devices import DeviceCauses
+from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.slow_device import SlowDevice
-from ddpwatch.messages import Device, Hello, RankSample
+from ddpwatch.analysis.diagnosis.whole_run.slow_device import SlowDevice
+from ddpwatch.wire.messages import Device, Hello, RankSample
 
 MS = 1_000_000
 SECOND = 1000 * MS

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
+from ddpwatch.analysis.diagnosis.causes.slow_host import Host, by_host
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.slow_host import Host, by_host
-from ddpwatch.messages import ClockExchange, Message
+from ddpwatch.wire.messages import ClockExchange, Message
 from tests.support.frames import enveloped, hello, layout, synchronous
 
 NAMES = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 5: "b"}

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import Shift
-from ddpwatch.analysis.diagnosis.devices import DeviceCauses
+from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.slow_link import GONE, SlowLink
+from ddpwatch.analysis.diagnosis.whole_run.slow_link import GONE, SlowLink
 from tests.support.frames import MS, step
 
 PAIRS = {8: (0, 1), 9: (2, 3)}

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch import rundir, transport
 from ddpwatch.collector.service import Collector, Options
-from ddpwatch.live_source import LiveSource
-from ddpwatch.messages import Beat, encode
+from ddpwatch.run import rundir
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.wire import transport
+from ddpwatch.wire.messages import Beat, encode
 
 FRAMES = 10_000
 

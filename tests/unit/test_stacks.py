@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ddpwatch.analysis.diagnosis.call_stack import call_stack
-from ddpwatch.messages import Beat, decode, encode
+from ddpwatch.analysis.diagnosis.hangs.call_stack import call_stack
 from ddpwatch.probe import stacks
 from ddpwatch.probe.activity import ActivityMonitor
 from ddpwatch.probe.heartbeat import EVAL_PAUSE_NS, Heartbeat
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.stacks import MAX_TEXT, REST_NS, StackTaker, dump, in_order
+from ddpwatch.wire.messages import Beat, decode, encode
 from tests.support.frames import beat, step
 from tests.support.guards import noting
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.analysis.diagnosis.accounts import StepSplit
-from ddpwatch.analysis.diagnosis.change import change
-from ddpwatch.analysis.diagnosis.late_rank import LateRank
-from ddpwatch.analysis.diagnosis.lateness import GroupLateness
-from ddpwatch.analysis.diagnosis.onset import onset
-from ddpwatch.analysis.diagnosis.streak import Rhythm, Streak
-from ddpwatch.analysis.diagnosis.trend import Trend
+from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.late.change import change
+from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
+from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
+from ddpwatch.analysis.diagnosis.late.onset import onset
+from ddpwatch.analysis.diagnosis.late.streak import Rhythm, Streak
+from ddpwatch.analysis.diagnosis.late.trend import Trend
 from tests.support.frames import (
     MS,
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ddpwatch.analysis.diagnosis.findings import notes
+from ddpwatch.analysis.diagnosis.words.findings import notes
+from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
 from ddpwatch.analysis.report_figures import ReportBuilder
-from ddpwatch.analysis.turned_off import TurnedOff
-from ddpwatch.messages import WATCHING, Mark, decode, encode
-from ddpwatch.plain import line
-from ddpwatch.state import RunState
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.header import paint_header
+from ddpwatch.viewer.plain import line
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import WATCHING, Mark, decode, encode
 
 
 def off(rank: int, feature: str, step: int | None, reason: str = "KeyError in hooks.close") -> Mark:

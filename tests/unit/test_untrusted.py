@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.export.writers import FORMATS, export
-from ddpwatch.messages import (
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.selection import Selection
+from ddpwatch.report.build import Drawn, compare_recordings, report_of
+from ddpwatch.report.compare_text import render_compare
+from ddpwatch.report.files import text_report, write_html
+from ddpwatch.report.markdown import render_markdown
+from ddpwatch.report.text import render_report
+from ddpwatch.wire.messages import (
     Beat,
     BucketLayout,
     Bye,
@@ -27,13 +34,6 @@ from ddpwatch.messages import (
     Status,
     Step,
 )
-from ddpwatch.recording.reader import Recording
-from ddpwatch.recording.selection import Selection
-from ddpwatch.report.build import Drawn, compare_recordings, report_of
-from ddpwatch.report.compare_text import render_compare
-from ddpwatch.report.files import text_report, write_html
-from ddpwatch.report.markdown import render_markdown
-from ddpwatch.report.text import render_report
 from tests.support.runs import BEGIN, hello_of, record, run_of, step_of
 
 MOST_NS, MOST_COUNT, MOST_RANK = (1 << 62) - 1, (1 << 53) - 1, (1 << 20) - 1

@@ -13,7 +13,6 @@ from typing import NoReturn
 import pytest
 import zmq
 
-from ddpwatch import transport
 from ddpwatch.collector import root as root_module
 from ddpwatch.collector import uplink as uplink_module
 from ddpwatch.collector.attention import Attention
@@ -34,10 +33,11 @@ from ddpwatch.collector.protocol import (
 )  # fmt: skip
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.uplink import BATCH_BYTES, WINDOW, ClockPings, Uplink, UpQueue
-from ddpwatch.control import Admit, Connect, ControlSocket, Listen, Listening, Unreachable
-from ddpwatch.keys import KeyPair, new_key_pair
-from ddpwatch.messages import Beat, ClockExchange, Message, decode, encode
 from ddpwatch.sampling.lease import FULL_PPM
+from ddpwatch.wire import transport
+from ddpwatch.wire.control import Admit, Connect, ControlSocket, Listen, Listening, Unreachable
+from ddpwatch.wire.keys import KeyPair, new_key_pair
+from ddpwatch.wire.messages import Beat, ClockExchange, Message, decode, encode
 from tests.support.frames import hello
 
 NODE = "0a1b2c3d4e5f"

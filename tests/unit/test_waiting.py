@@ -10,7 +10,7 @@ from benchmarks.synthetic import Fleet
 from ddpwatch.analysis.across_ranks import NO_SKEW, StepAcrossRanks
 from ddpwatch.analysis.intervals import total, union
 from ddpwatch.analysis.waiting import Flight, flights, split_exposed
-from ddpwatch.messages import Step
+from ddpwatch.wire.messages import Step
 from tests.support.frames import MS, step, synchronous
 
 

@@ -13,17 +13,17 @@ from msgspec.structs import replace as replace_in
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import Shift
 from ddpwatch.analysis.report_figures import ReportBuilder
-from ddpwatch.analysis.whatif import answer
-from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
-from ddpwatch.analysis.whatif.assignment import MIB, limits_of
-from ddpwatch.analysis.whatif.cost import Guess
-from ddpwatch.analysis.whatif.model import LIKELY_RANK_ONE, fit, noise, segment_bounds
-from ddpwatch.analysis.whatif.recorded import Recorded, RecordedBuilder
-from ddpwatch.analysis.whatif.replay import Replay
-from ddpwatch.analysis.whatif.scenarios import Change, plan, recorded_limits
-from ddpwatch.analysis.whatif.schedule import Speeds
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Step
+from ddpwatch.whatif import answer
+from ddpwatch.whatif.answer import Prediction, WhatIf
+from ddpwatch.whatif.assignment import MIB, limits_of
+from ddpwatch.whatif.cost import Guess
+from ddpwatch.whatif.model import LIKELY_RANK_ONE, fit, noise, segment_bounds
+from ddpwatch.whatif.recorded import Recorded, RecordedBuilder
+from ddpwatch.whatif.replay import Replay
+from ddpwatch.whatif.scenarios import Change, plan, recorded_limits
+from ddpwatch.whatif.schedule import Speeds
+from ddpwatch.wire.messages import Step
 from tests.support.whatif import DATA_MS, MS, MadeUpJob, built, edited, line, refused
 from tests.unit.test_whatif_cost import wire
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import distributed
 
-from ddpwatch.analysis.whatif.assignment import (
+from ddpwatch.whatif.assignment import (
     DEFAULT_CAP_BYTES,
     FIRST_BUCKET_BYTES,
     MIB,

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.whatif import best_caps, changes, measured_by_buckets, perfect, quantile, row, score
 from benchmarks.whatif_jobs import OPTIONS_CAP_MIB, OPTIONS_FIRST_MIB, Setting, option_settings, pair_settings
-from ddpwatch.analysis.whatif.recorded import Recorded
-from ddpwatch.analysis.whatif.scenarios import Change
+from ddpwatch.whatif.recorded import Recorded
+from ddpwatch.whatif.scenarios import Change
 from tests.support.whatif import MS, MadeUpJob
 
 CAPS_MIB = (0.2, 0.25, 8.0)  # the first two make the same buckets, as gradients of 1 MiB fill each of them

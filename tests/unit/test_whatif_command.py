@@ -12,14 +12,14 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from ddpwatch.analysis.whatif.wire import write_wire
 from ddpwatch.cli import app
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.messages import Message, Step, encode
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.report.whatif import WhatIfOptions, recorded_live
-from ddpwatch.sweep import LARGEST_BYTES, SMALLEST_BYTES, main, sizes_up_to
-from ddpwatch.transport import Envelope, Frame
+from ddpwatch.whatif.command import WhatIfOptions, recorded_live
+from ddpwatch.whatif.sweep import LARGEST_BYTES, SMALLEST_BYTES, main, sizes_up_to
+from ddpwatch.whatif.wire import write_wire
+from ddpwatch.wire.messages import Message, Step, encode
+from ddpwatch.wire.transport import Envelope, Frame
 from tests.support.frames import status
 from tests.support.whatif import MadeUpJob
 from tests.unit.test_whatif_cost import wire

@@ -7,7 +7,8 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from ddpwatch.analysis.whatif.cost import (
+from ddpwatch.errors import UsageError
+from ddpwatch.whatif.cost import (
     Curve,
     Guess,
     WorkSample,
@@ -21,9 +22,8 @@ from ddpwatch.analysis.whatif.cost import (
     slowdown_of,
     workers_of,
 )
-from ddpwatch.analysis.whatif.model import Wired, comm_slowdown, link_of_sweep, link_share
-from ddpwatch.analysis.whatif.wire import Wire, WireSize, parse_wire, write_wire
-from ddpwatch.errors import UsageError
+from ddpwatch.whatif.model import Wired, comm_slowdown, link_of_sweep, link_share
+from ddpwatch.whatif.wire import Wire, WireSize, parse_wire, write_wire
 
 MIB = 1 << 20
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from ddpwatch.analysis.whatif.answer import WhatIf
-from ddpwatch.analysis.whatif.scenarios import Change
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import BucketLayout, FrameError, Hello, Layout, Message, Step, decode
+from ddpwatch.whatif.answer import WhatIf
+from ddpwatch.whatif.scenarios import Change
+from ddpwatch.wire.messages import BucketLayout, FrameError, Hello, Layout, Message, Step, decode
 from tests.support.whatif import MadeUpJob, built, edited, refused
 
 pytestmark = [pytest.mark.xdist_group("test_whatif"), pytest.mark.seconds(15)]  # not last

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from ddpwatch.analysis.whatif.model import Busy
-from ddpwatch.analysis.whatif.schedule import Speeds, play
+from ddpwatch.whatif.model import Busy
+from ddpwatch.whatif.schedule import Speeds, play
 
 SLICE = 0.01
 

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import pytest
 
-from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
-from ddpwatch.analysis.whatif.assignment import MIB
-from ddpwatch.analysis.whatif.cost import Curve, Guess, Knot
-from ddpwatch.analysis.whatif.model import fit
-from ddpwatch.analysis.whatif.scenarios import Change, plan
-from ddpwatch.analysis.whatif.schedule import Speeds
+from ddpwatch.whatif.answer import Prediction, WhatIf
+from ddpwatch.whatif.assignment import MIB
+from ddpwatch.whatif.cost import Curve, Guess, Knot
+from ddpwatch.whatif.model import fit
+from ddpwatch.whatif.scenarios import Change, plan
+from ddpwatch.whatif.schedule import Speeds
 from tests.support.whatif import MS, MadeUpJob, line
 
 BY_HAND = MadeUpJob(

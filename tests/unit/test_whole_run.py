@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddpwatch.analysis.diagnosis.verdict import of_incident
-from ddpwatch.messages import Device, Group, Layout, RankSample, Span
+from ddpwatch.analysis.diagnosis.words.verdict import of_incident
+from ddpwatch.wire.messages import Device, Group, Layout, RankSample, Span
 from tests.support.frames import MS, START_NS, hello, layout, state_of, step
 
 SECOND = 1000 * MS

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch import startup
-from ddpwatch.analysis.why_unwatched import MODELS, PATIENCE_S, Facts, forwards_known, why_unwatched
+from ddpwatch.analysis.diagnosis.words.why_unwatched import MODELS, PATIENCE_S, Facts, forwards_known, why_unwatched
+from ddpwatch.run import startup
 from tests.support.frames import beat, bye
 
-SITECUSTOMIZE = Path(startup.__file__).parent / "bootstrap" / "path" / "sitecustomize.py"
+SITECUSTOMIZE = Path(startup.__file__).parents[1] / "job" / "path" / "sitecustomize.py"
 TORCHRUN = ["1 start", "1 torch", "1 launcher"]
 
 

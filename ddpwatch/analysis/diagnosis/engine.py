@@ -13,25 +13,38 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.accounts import UNWATCHED, Ledger, StepSplit
-from ddpwatch.analysis.diagnosis.cause import StepFacts
-from ddpwatch.analysis.diagnosis.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
-from ddpwatch.analysis.diagnosis.held_up import HeldUp
+from ddpwatch.analysis.diagnosis.accounts.accounts import UNWATCHED, Ledger, StepSplit
+from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
+from ddpwatch.analysis.diagnosis.causes.slow_host import Host, by_host, late_together
+from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
+from ddpwatch.analysis.diagnosis.hangs.liveness import RankLiveness
 from ddpwatch.analysis.diagnosis.incident import Account, Incident, LostTime
-from ddpwatch.analysis.diagnosis.late_rank import LateRank
-from ddpwatch.analysis.diagnosis.lateness import GroupLateness
-from ddpwatch.analysis.diagnosis.liveness import RankLiveness
-from ddpwatch.analysis.diagnosis.noise import KEEP_STEPS
-from ddpwatch.analysis.diagnosis.pauses import Pauses, joined
-from ddpwatch.analysis.diagnosis.sentences import LayerNames, late_rank_sentence
-from ddpwatch.analysis.diagnosis.slow_host import Host, by_host, late_together
+from ddpwatch.analysis.diagnosis.late.cause import StepFacts
+from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
+from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
+from ddpwatch.analysis.diagnosis.late.noise import KEEP_STEPS
 from ddpwatch.analysis.diagnosis.unsound import Unsound
-from ddpwatch.analysis.diagnosis.whole_run import WholeRun
+from ddpwatch.analysis.diagnosis.whole_run.pauses import Pauses, joined
+from ddpwatch.analysis.diagnosis.whole_run.whole_run import WholeRun
+from ddpwatch.analysis.diagnosis.words.sentences import LayerNames, late_rank_sentence
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.intervals import total_within
 from ddpwatch.analysis.launch_skew import common_keys
 from ddpwatch.analysis.step import BucketKey
-from ddpwatch.messages import Beat, Bye, Device, Hello, Layout, Mark, Message, Node, RankSample, Stack, Status, Step
+from ddpwatch.wire.messages import (
+    Beat,
+    Bye,
+    Device,
+    Hello,
+    Layout,
+    Mark,
+    Message,
+    Node,
+    RankSample,
+    Stack,
+    Status,
+    Step,
+)
 
 KEEP_JUDGED = KEEP_STEPS  # newest watched steps: their waits, and those since, may turn out to be one rank's doing
 MOST_SPLITS = 16_384  # with the unwatched steps between them

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.wording import ranks_named
-from ddpwatch.messages import Layout
+from ddpwatch.analysis.diagnosis.words.wording import ranks_named
+from ddpwatch.wire.messages import Layout
 
 KEEP_LAYOUTS = 256
 

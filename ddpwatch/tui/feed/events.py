@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpwatch.analysis.why_unwatched import UNKNOWN, Why
-from ddpwatch.transport import Frame
+from ddpwatch.analysis.diagnosis.words.why_unwatched import UNKNOWN, Why
+from ddpwatch.wire.transport import Frame
 
 BATCH = 400  # frames: some 10 ms of work, so that no key waits longer
 

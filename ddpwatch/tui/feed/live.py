@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from ddpwatch import rundir
-from ddpwatch.analysis.why_unwatched import Why
+from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
 from ddpwatch.errors import UsageError
-from ddpwatch.live_source import LiveSource, Source
-from ddpwatch.messages import Bye
-from ddpwatch.output_copy import OutputBuffer
+from ddpwatch.job.output_copy import OutputBuffer
 from ddpwatch.recording.reader import Recording
-from ddpwatch.rundir import RunInfo
+from ddpwatch.run import rundir
+from ddpwatch.run.rundir import RunInfo
 from ddpwatch.tui.feed.events import BATCH, Attached, FeedEvent, Note, Output, Over, Trouble, Waiting
 from ddpwatch.tui.feed.output_tail import OutputTail
 from ddpwatch.tui.feed.thread import POLL_S, ThreadFeed
+from ddpwatch.viewer.live_source import LiveSource, Source
+from ddpwatch.wire.messages import Bye
 
 LIST_RUNS_S = 0.5
 

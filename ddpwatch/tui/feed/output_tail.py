@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ddpwatch.output_copy import BLOCK_BYTES, OutputBuffer
+from ddpwatch.job.output_copy import BLOCK_BYTES, OutputBuffer
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[@-_])")
 

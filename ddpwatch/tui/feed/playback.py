@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from ddpwatch.messages import Step
 from ddpwatch.recording.seek import Position
-from ddpwatch.transport import Frame
 from ddpwatch.tui.feed.events import BATCH
+from ddpwatch.wire.messages import Step
+from ddpwatch.wire.transport import Frame
 
 
 class Playable(Protocol):

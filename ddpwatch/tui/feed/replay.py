@@ -15,12 +15,12 @@ from queue import SimpleQueue
 
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.seek import Position, SeekTarget, locate
-from ddpwatch.state import KEEP_STEPS
-from ddpwatch.transport import Frame
 from ddpwatch.tui.feed.events import Arrived, Attached, FeedEvent, Missed, Over, Rewound
 from ddpwatch.tui.feed.playback import Playable, PlaybackClock
 from ddpwatch.tui.feed.thread import POLL_S, ThreadFeed
 from ddpwatch.tui.models.devices import HISTORY_S
+from ddpwatch.viewer.state import KEEP_STEPS
+from ddpwatch.wire.transport import Frame
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 

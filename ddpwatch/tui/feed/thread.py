@@ -6,8 +6,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from ddpwatch.transport import Frame
 from ddpwatch.tui.feed.events import Failed, FeedEvent, Frames
+from ddpwatch.wire.transport import Frame
 
 POLL_S = 0.1
 MAX_BATCHES_WAITING = 4

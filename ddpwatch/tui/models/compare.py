@@ -13,12 +13,12 @@ from typing import Any
 from ddpwatch.analysis.compare import Difference, FigureChange, RunSeries, changes, compare, figures_of
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.tables import steps_of
-from ddpwatch.messages import Hello
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
-from ddpwatch.state import StepAcrossRanks
-from ddpwatch.transport import Frame
 from ddpwatch.tui.text import UNKNOWN, clean, number
+from ddpwatch.viewer.state import StepAcrossRanks
+from ddpwatch.wire.messages import Hello
+from ddpwatch.wire.transport import Frame
 
 BASELINE_STEPS = 500
 LIVE_STEPS = 200

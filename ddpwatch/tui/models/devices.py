@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ddpwatch.analysis.window import RankSummary
-from ddpwatch.messages import Device, DeviceKey
-from ddpwatch.state import RunState
 from ddpwatch.tui.models.host_names import HostNames
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Device, DeviceKey
 
 HISTORY_S = 120
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ddpwatch.state import StepAcrossRanks
+from ddpwatch.viewer.state import StepAcrossRanks
 
 HISTORY_STEPS = 400
 NEW_STEPS = 64  # steps of which frames may still arrive

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ddpwatch.analysis.diagnosis.slow_host import Host
-from ddpwatch.analysis.diagnosis.wording import spans
-from ddpwatch.messages import Device
-from ddpwatch.state import RunState
+from ddpwatch.analysis.diagnosis.causes.slow_host import Host
+from ddpwatch.analysis.diagnosis.words.wording import spans
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Device
 
 _MOST_SPANS = 2
 

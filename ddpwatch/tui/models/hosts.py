@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ddpwatch.messages import Device
 from ddpwatch.tui.models.overview import Overview
+from ddpwatch.wire.messages import Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpwatch.analysis.diagnosis.incident import Incident, LostTime
-from ddpwatch.analysis.diagnosis.sentences import LayerNames
-from ddpwatch.analysis.incident_news import waited_for
+from ddpwatch.analysis.diagnosis.words.incident_news import waited_for
+from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
 
 SEVERITIES = ("error", "warning", "info")
 SCATTERED = ("death", "not_reduced")  # these strike single steps, not all between the first and the last

@@ -9,10 +9,10 @@ from typing import overload
 
 from ddpwatch.analysis.step import USE_NAMES, StepFigures, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
-from ddpwatch.messages import Mark, Step
 from ddpwatch.sampling.levels import FULL, status_name
-from ddpwatch.state import StepAcrossRanks
 from ddpwatch.tui.text import ms
+from ddpwatch.viewer.state import StepAcrossRanks
+from ddpwatch.wire.messages import Mark, Step
 
 MAX_COMM_ROWS = 3
 _AWAITED = {"sync": "its buckets", "buffers": "DDP's buffers", "data": "data"}  # by phase

@@ -14,14 +14,12 @@ from typing import overload
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
-from ddpwatch.analysis.diagnosis.verdict import Verdict
-from ddpwatch.analysis.diagnosis.wording import ACTIVITIES, LIVE_PHASES
+from ddpwatch.analysis.diagnosis.words.verdict import Verdict
+from ddpwatch.analysis.diagnosis.words.why_unwatched import UNKNOWN, Why
+from ddpwatch.analysis.diagnosis.words.wording import ACTIVITIES, LIVE_PHASES
 from ddpwatch.analysis.step import buffer_waits
-from ddpwatch.analysis.why_unwatched import UNKNOWN, Why
 from ddpwatch.analysis.window import RankSummary, Summariser, Summary
-from ddpwatch.messages import NO_LONGER_WATCHED, Beat, Bye, Hello, Status
 from ddpwatch.sampling.cost import Cost
-from ddpwatch.state import RankState, RankStatus, RunState, StepAcrossRanks
 from ddpwatch.tui.models.devices import DeviceLine, DeviceLines
 from ddpwatch.tui.models.history import HistoryPoint, StepHistory
 from ddpwatch.tui.models.host_names import HostNames, host_names
@@ -29,6 +27,8 @@ from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.lanes import StepLanes, step_lanes
 from ddpwatch.tui.models.rank_filter import parse_filter
 from ddpwatch.tui.models.verdict_facts import VerdictFacts, standstill_ns, stuck_ranks, verdict_facts
+from ddpwatch.viewer.state import RankState, RankStatus, RunState, StepAcrossRanks
+from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Bye, Hello, Status
 
 LOOK_BACK_STEPS = 130  # at least one of every 64 is recorded in full
 SUMMARY_NS = 500_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ddpwatch.state import RankState, RankStatus
+from ddpwatch.viewer.state import RankState, RankStatus
 
 Predicate = Callable[[RankState, RankStatus], bool]
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?$")

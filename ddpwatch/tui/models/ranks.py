@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.state import StepAcrossRanks
 from ddpwatch.tui.models.incidents import strip
 from ddpwatch.tui.models.overview import Overview
+from ddpwatch.viewer.state import StepAcrossRanks
 
 SHADES = 6
 _HIGH_QUANTILE = 0.98  # of the values shown; the highest level starts here, so that one outlier does not hide the rest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpwatch.state import StepAcrossRanks
+from ddpwatch.viewer.state import StepAcrossRanks
 
 SLOW_STEP = 1.5  # times the median: a step worth jumping to
 

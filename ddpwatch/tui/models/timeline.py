@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ddpwatch.analysis.diagnosis.sentences import LayerNames
+from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
 from ddpwatch.analysis.intervals import total_within
-from ddpwatch.messages import Mark
 from ddpwatch.sampling.levels import is_watched
-from ddpwatch.state import StepAcrossRanks
 from ddpwatch.tui.models.lanes import MAX_COMM_ROWS, Bar, Lane, Lanes, StepLanes, marks_by_rank
 from ddpwatch.tui.text import UNKNOWN, Field, clean, ms, size
+from ddpwatch.viewer.state import StepAcrossRanks
+from ddpwatch.wire.messages import Mark
 
 _MIN_WINDOW_NS = 1_000
 _MOMENT_NS = 1_000_000  # after a mark without an end, the cursor still finds it for so long

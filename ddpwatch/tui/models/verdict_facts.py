@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.state import RankState, RunState
-from ddpwatch.stillness import STILL_NS
+from ddpwatch.sampling.stillness import STILL_NS
 from ddpwatch.tui.models.host_names import HostNames
 from ddpwatch.tui.models.incidents import Diagnosed, covers
+from ddpwatch.viewer.state import RankState, RunState
 
 
 @dataclass(frozen=True, slots=True)

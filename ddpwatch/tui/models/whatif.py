@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.whatif.answer import Prediction, WhatIf
-from ddpwatch.analysis.whatif.recorded import FEWEST_STEPS, RecordedBuilder
-from ddpwatch.analysis.whatif.scenarios import Change
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Hello, Layout, Message
-from ddpwatch.state import RunState
+from ddpwatch.viewer.state import RunState
+from ddpwatch.whatif.answer import Prediction, WhatIf
+from ddpwatch.whatif.recorded import FEWEST_STEPS, RecordedBuilder
+from ddpwatch.whatif.scenarios import Change
+from ddpwatch.wire.messages import Hello, Layout, Message
 
 MOST_RANKS = 256  # with more, an answer would take many seconds
 MOST_RANK_STEPS = 1024  # in one request, but at least `LEAST_STEPS` steps

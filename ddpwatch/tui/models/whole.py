@@ -12,10 +12,10 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.layouts import Layouts
-from ddpwatch.messages import Layout
-from ddpwatch.transport import Frame
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.steps import is_slow
+from ddpwatch.wire.messages import Layout
+from ddpwatch.wire.transport import Frame
 
 WORK_S, REST_S = 0.004, 0.002  # the screen shares the interpreter with this thread
 KEEP_UNUSUAL = 10_000

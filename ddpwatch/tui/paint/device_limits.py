@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpwatch.analysis.diagnosis.device_signals import throttled_by
+from ddpwatch.analysis.diagnosis.causes.device_signals import throttled_by
 from ddpwatch.analysis.diagnosis.thresholds import (
     DENIED_SHARE,
     NET_DROPS_S,
@@ -10,8 +10,8 @@ from ddpwatch.analysis.diagnosis.thresholds import (
     PRESSURE_SHARE,
     SWAP_BYTES_S,
 )
-from ddpwatch.messages import Device
 from ddpwatch.tui.text import Field, clean, size
+from ddpwatch.wire.messages import Device
 
 
 def limit_fields(device: Device, traffic: bool = True) -> list[Field]:

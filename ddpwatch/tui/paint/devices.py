@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpwatch.messages import Device
 from ddpwatch.tui.models.devices import WORST_FIRST, DeviceLine, History, StepShares, mean_history, worst_first
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.chart import paint_chart
 from ddpwatch.tui.paint.device_limits import limit_fields
 from ddpwatch.tui.paint.spark import sparkline
 from ddpwatch.tui.text import UNKNOWN, Field, clean, clean_host, fit, number, percent, shorten, size, with_unit
+from ddpwatch.wire.messages import Device
 
 _LEAST_PANEL_CHART = 5
 _SIDE_BY_SIDE = 72

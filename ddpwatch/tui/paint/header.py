@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.verdict import Severity
-from ddpwatch.analysis.incident_news import cost_text, share_text
+from ddpwatch.analysis.diagnosis.words.incident_news import cost_text, share_text
+from ddpwatch.analysis.diagnosis.words.verdict import Severity
 from ddpwatch.recording.seek import duration_text
 from ddpwatch.tui.models.history import NEW_STEPS, SPARK_STEPS
 from ddpwatch.tui.models.overview import Link, LinkState, Overview

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ddpwatch.analysis.incident_news import seconds_text, share_text
-from ddpwatch.messages import Device
+from ddpwatch.analysis.diagnosis.words.incident_news import seconds_text, share_text
 from ddpwatch.tui.models.hosts import HostLine
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.device_limits import limit_fields
 from ddpwatch.tui.paint.grid import GridColumn, columns_that_fit, paint_grid
 from ddpwatch.tui.text import UNKNOWN, clean_host, fit, size, spans, with_unit
+from ddpwatch.wire.messages import Device
 
 _LEAST_LIMITS = 20
 

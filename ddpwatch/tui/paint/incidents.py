@@ -6,9 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddpwatch.analysis.diagnosis.incident import Incident, Kind
-from ddpwatch.analysis.diagnosis.sentences import ordinal
-from ddpwatch.analysis.diagnosis.wording import stack_lines, without
-from ddpwatch.analysis.incident_news import cost_text, message_text, seconds_text, share_text, steps_text
+from ddpwatch.analysis.diagnosis.words.incident_news import (
+    cost_text,
+    message_text,
+    seconds_text,
+    share_text,
+    steps_text,
+)
+from ddpwatch.analysis.diagnosis.words.sentences import ordinal
+from ddpwatch.analysis.diagnosis.words.wording import stack_lines, without
 from ddpwatch.tui.models.incidents import Diagnosed, ListedIncident
 from ddpwatch.tui.models.log import style_of
 from ddpwatch.tui.paint.canvas import Canvas, Row

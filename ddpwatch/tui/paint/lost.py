@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpwatch.analysis.diagnosis.incident import LOST, Account, AccountName, LostTime
-from ddpwatch.analysis.incident_news import NS_PER_S, account_text, lost_accounts, lost_text, seconds_text, share_text
+from ddpwatch.analysis.diagnosis.words.incident_news import (
+    NS_PER_S,
+    account_text,
+    lost_accounts,
+    lost_text,
+    seconds_text,
+    share_text,
+)
 from ddpwatch.report.format import run_size
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.overview import Overview

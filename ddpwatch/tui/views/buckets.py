@@ -7,12 +7,12 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from ddpwatch.analysis.buckets import Bucket, BucketSummary, BucketTable
-from ddpwatch.state import newest
 from ddpwatch.tui.paint.buckets import COLUMNS, paint_bucket, paint_buckets
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.grid import sort_rows
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
+from ddpwatch.viewer.state import newest
 
 NEWEST = 50
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from ddpwatch.messages import DeviceKey
 from ddpwatch.tui.models.devices import DeviceLine, step_shares, worst_first
 from ddpwatch.tui.models.hosts import host_lines
 from ddpwatch.tui.paint.canvas import Row
@@ -15,6 +14,7 @@ from ddpwatch.tui.paint.devices import DeviceCard, card_rows, cards_that_fit, pa
 from ddpwatch.tui.paint.hosts import paint_hosts
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
+from ddpwatch.wire.messages import DeviceKey
 
 
 class DevicesView(RunView):

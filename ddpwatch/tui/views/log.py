@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.incident_news import cost_text, message_text
+from ddpwatch.analysis.diagnosis.words.incident_news import cost_text, message_text
 from ddpwatch.tui.models.incidents import ListedIncident, incident_rows, struck
 from ddpwatch.tui.models.log import LogLine
 from ddpwatch.tui.paint.canvas import Row

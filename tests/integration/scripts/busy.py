@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpwatch
-from ddpwatch.messages import Message, Step
 from ddpwatch.probe import session
 from ddpwatch.probe.sender import Sender
+from ddpwatch.wire.messages import Message, Step
 
 MARKS = 10  # a step
 

@@ -199,7 +199,7 @@ seen: list[Any] = []
 
 def seen_calls(*arguments: Any, **options: Any) -> Any:
     """Notes whose calls are seen: one that has raised is not seen any more."""
-    from ddpwatch.calls import SeenCalls
+    from ddpwatch.probe.calls import SeenCalls
 
     seen.append(SeenCalls(*arguments, **options))
     return seen[-1]
@@ -226,7 +226,7 @@ def watched(build: Callable[[], nn.Module], by: Tracer, session: ModuleType) -> 
         by.step = step
         session.mark("a step")
 
-    from ddpwatch.bootstrap import auto
+    from ddpwatch.job import auto
 
     session._sessions = next(numbers)  # type: ignore[attr-defined] # one may fail on one rank only
     auto.install(sys.modules["torch.nn.parallel.distributed"])
@@ -318,9 +318,8 @@ def main() -> None:
     unwatched = {name: train(build) for name, build in SHAPES.items()}
 
     import ddpwatch
-    from ddpwatch import calls
-    from ddpwatch.bootstrap import auto
-    from ddpwatch.probe import activity, completion, gc_pauses, session
+    from ddpwatch.job import auto
+    from ddpwatch.probe import activity, calls, completion, gc_pauses, session
     from ddpwatch.sampling.schedule import SamplingSchedule
     from tests.integration.scripts.each_raises_doors import DOORS, NOT_FOR_SIGNALS
 

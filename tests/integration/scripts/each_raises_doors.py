@@ -4,13 +4,13 @@ DOORS = {
     "probe.guard:Guard.run": "the guard",
     "probe.guard:Guard.failed": "the guard",
     "probe.guarded:GuardedProbe._guarded.<locals>.guarded": "the guard",
-    "calls:SeenCalls.tell": "the guard of calls that are seen",
-    "calls:_wrapper.<locals>.seen_call.<locals>.named": "a generator, read by that guard; its end is a call, too",
-    "calls:_arguments": "the same",
-    "calls:_on_start": "passes on to it",
-    "calls:_on_return": "passes on to it",
-    "calls:_on_unwind": "passes on to it",
-    "calls:_wrapper.<locals>.seen_call": "calls the job's function",
+    "probe.calls:SeenCalls.tell": "the guard of calls that are seen",
+    "probe.calls:_wrapper.<locals>.seen_call.<locals>.named": "a generator, read by that guard; its end is a call, too",
+    "probe.calls:_arguments": "the same",
+    "probe.calls:_on_start": "passes on to it",
+    "probe.calls:_on_return": "passes on to it",
+    "probe.calls:_on_unwind": "passes on to it",
+    "probe.calls:_wrapper.<locals>.seen_call": "calls the job's function",
     "probe.activity:_when_imported.<locals>.hook": "passes on to the guard",
     "probe.collectives:GroupHooks._guarded": "passes on to the guard",
     "probe.comm_hooks:_patch_registration.<locals>.register_comm_hook": "calls torch's method",
@@ -30,5 +30,5 @@ DOORS = {
 # and in a future's callback.
 NOT_FOR_SIGNALS = (
     "probe.gc_pauses:", "probe.completion:", "probe.hooks:DdpProbe._done", "probe.recorder:StepRecorder.bucket_done",
-    "blackbox:BlackBox.done", "probe.forwards:SeenForwards.close", "probe.forwards:SeenForwards.forget_buffers",
+    "run.blackbox:BlackBox.done", "probe.forwards:SeenForwards.close", "probe.forwards:SeenForwards.forget_buffers",
 )  # fmt: skip

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpwatch
-from ddpwatch import collector_process
+from ddpwatch.probe import collector_process
 
 if len(sys.argv) > 3:
     start = collector_process.module_command

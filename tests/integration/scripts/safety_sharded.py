@@ -24,7 +24,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 import ddpwatch
-from ddpwatch.probe import Watch
+from ddpwatch.probe.session import Watch
 
 STEPS = 5
 BLOCKS = 3

@@ -1,9 +1,9 @@
-"""A sweep of all-reduces, as ``torchrun -m ddpwatch.sweep`` runs it."""
+"""A sweep of all-reduces, as ``torchrun -m ddpwatch.whatif.sweep`` runs it."""
 
 from __future__ import annotations
 
 import sys
 
-from ddpwatch.sweep import main
+from ddpwatch.whatif.sweep import main
 
 sys.exit(main())

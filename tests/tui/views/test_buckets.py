@@ -1,6 +1,6 @@
 """The view of buckets, by Pilot."""
 
-from ddpwatch.messages import BucketLayout, Layout
+from ddpwatch.wire.messages import BucketLayout, Layout
 from tests.support.dashboards import app_on, body, watching
 from tests.support.frames import hello, run, shadow, step
 

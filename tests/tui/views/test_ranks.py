@@ -4,9 +4,9 @@ import re
 
 import msgspec
 
-from ddpwatch.messages import Device, Hello, Mark, Node, Span, Step
 from ddpwatch.tui.models.ranks import METRICS as RANK_METRICS
 from ddpwatch.tui.models.ranks import HeatMaps
+from ddpwatch.wire.messages import Device, Hello, Mark, Node, Span, Step
 from tests.support.dashboards import app_on, body, watching
 from tests.support.frames import MS, device, hello, run, state_of
 

@@ -2,7 +2,7 @@
 
 from itertools import chain
 
-from ddpwatch.messages import Step
+from ddpwatch.wire.messages import Step
 from tests.support.dashboards import app_on, body, watching
 from tests.support.frames import MS, run, synchronous
 

@@ -5,16 +5,16 @@ import threading
 import pytest
 from msgspec.structs import replace
 
-from ddpwatch.analysis.whatif import answer as answers
-from ddpwatch.analysis.whatif.wording import name_of
 from ddpwatch.errors import UsageError
-from ddpwatch.messages import Layout, Step
-from ddpwatch.report.whatif import answer, recorded_in
 from ddpwatch.tui.feed.events import Attached
 from ddpwatch.tui.models import whatif as model
 from ddpwatch.tui.models.whatif import LEAST_STEPS, MOST_RANK_STEPS, MOST_RANKS, Predictor, WhatIfModel, evidence_of
 from ddpwatch.tui.paint.whatif import paint_whatif
 from ddpwatch.tui.text import number
+from ddpwatch.whatif import answer as answers
+from ddpwatch.whatif.command import answer, recorded_in
+from ddpwatch.whatif.wording import name_of
+from ddpwatch.wire.messages import Layout, Step
 from tests.support.dashboards import app_on, ended_recording, screen_text, until, watching
 from tests.support.frames import run, state_of, status
 from tests.support.whatif import MadeUpJob

@@ -1,0 +1,369 @@
+"""Where a run's time goes: every nanosecond of every rank into exactly one account.
+
+Exposed communication is split on its critical path, walked backwards from its end. The last collective was transferred
+since its last launch, or since the one before it was done: then that one counts as well, and so on. What lies before
+the last launch that this leads to is waiting for the rank that launched last, even if the wire was busy: with a faster
+wire, it would have been waiting all the same. In a shadow step no completion is known: there, the last launch of all is
+where waiting ends.
+
+Of an unwatched step only the duration is known: it is split like a watched one that took about as long, and rather like
+a newer one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple, TypeVar
+
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.diagnosis.accounts.buffers import NOBODY, waits_for_buffers
+from ddpwatch.analysis.diagnosis.accounts.rolling import RollingMedian
+from ddpwatch.analysis.diagnosis.incident import AccountName
+from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
+from ddpwatch.analysis.launch_skew import BucketSkew, RankFacts
+from ddpwatch.analysis.means import summed
+from ddpwatch.analysis.step import BucketKey, claims_of, split
+from ddpwatch.sampling.levels import is_watched
+from ddpwatch.wire.messages import Mark, Step
+
+AccountKey = tuple[AccountName, str]  # its name, and the phase
+Pauses = Mapping[str, Intervals]  # by phase, absolute
+_Key = TypeVar("_Key")
+
+PAUSE_PHASES = {  # by a mark's kind
+    "gc": "gc",
+    "save": "checkpoint",
+    "compile": "compilation",
+    "validation": "validation",
+}
+REFERENCES = 8  # newest watched steps, and newest long ones: what an unwatched one may resemble
+PER_OLDER = 0.01  # of a step: what an older one of these has to be more alike by
+LONG = 1.05  # a long step takes longer than usual, by this factor
+LIKE = 1.25  # an unwatched step that took longer than the most similar watched one, by this factor, is not like it
+KEEP_MARKS = 64  # per rank, that no step has covered yet
+MOST_PENDING = 32  # steps
+
+_KEYS: dict[str, AccountKey] = {
+    "forward": ("compute", "forward"),
+    "backward": ("compute", "backward"),
+    "optimizer": ("compute", "optimizer"),
+    "data": ("input", "data"),
+    "between": ("other", "between"),
+    "other": ("other", ""),
+    **{phase: ("pause", phase) for phase in PAUSE_PHASES.values()},
+}
+TRANSFER: AccountKey = ("transfer", "exposed_comm")
+EXPOSED: AccountKey = ("exposed", "exposed_comm")  # waiting or transfer, which cannot be distinguished
+_STARTUP: AccountKey = ("startup", "")
+UNWATCHED: AccountKey = ("other", "unwatched")
+_UNSEEN: AccountKey = ("other", "unseen")
+_ABORTED: AccountKey = ("other", "aborted")
+
+
+@dataclass(slots=True)
+class StepSplit:
+    """One step's rank-time (ns).
+
+    Attributes:
+        total: Of all ranks.
+        accounts: All of it but the waits.
+        waits: By the rank that was waited for.
+        leads: By the rank that launched its group's last bucket last, how much later than the one before it; of a slow
+            host, than the last one of another host.
+        pauses: By rank, how long it paused since its step before, by phase.
+        held_up: By rank that paused, how much later it launched its group's last bucket than all others, at most.
+        longest_ns: Duration on the slowest rank.
+        start_ns, end_ns: Its earliest start and its latest end on any rank.
+        like: The watched step that an unwatched one was split like.
+    """
+
+    step: int
+    total: int = 0
+    longest_ns: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    like: int | None = None
+    accounts: dict[AccountKey, int] = field(default_factory=dict)
+    waits: dict[int, int] = field(default_factory=dict)
+    leads: dict[int, int] = field(default_factory=dict)
+    pauses: dict[int, dict[str, int]] = field(default_factory=dict)
+    held_up: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def transfer_ns(self) -> int:
+        """Exposed communication that is not waiting for a rank, as far as the two can be distinguished."""
+        return self.accounts.get(TRANSFER, 0) + self.accounts.get(EXPOSED, 0)
+
+
+class ExposedSplit(NamedTuple):
+    """What a rank's exposed communication was: waits by the last rank, transfer, and what cannot be split (ns)."""
+
+    waits: dict[int, int]
+    transfer: int
+    unknown: int
+
+
+def split_exposed(facts: RankFacts, exposed: Intervals, buckets: Mapping[BucketKey, BucketSkew]) -> ExposedSplit:
+    """Splits one rank's exposed communication.
+
+    Args:
+        facts: The rank's share of the step.
+        exposed: When its communication was exposed, absolute (ns).
+        buckets: The launches compared; buckets that cannot be compared are missing.
+    """
+    size = total(exposed)
+    if not size or not buckets:
+        return ExposedSplit({}, 0, size)
+    measured = facts.figures.comm_ns is not None
+    if not measured and not all(map(buckets.__contains__, facts.keys)):
+        return ExposedSplit({}, 0, size)
+    find = _awaited if measured else _awaited_in_sync
+    waits: dict[int, int] = {}
+    for since, until in exposed:
+        skew = find(facts, buckets, since, until)
+        if skew is not None and skew.last > since:
+            _add(waits, NOBODY if (rank := skew.last_rank) is None else rank, min(skew.last, until) - since)
+    return ExposedSplit(waits, size - sum(waits.values()), 0)
+
+
+def _awaited(facts: RankFacts, buckets: Mapping[BucketKey, BucketSkew], since: int, until: int) -> BucketSkew | None:
+    """The bucket whose last launch an exposed stretch had to wait for; None if the wire was busy all the time."""
+    done, last = facts.done, len(facts.keys) - 1
+    while last > 0 and facts.start[last] >= until:  # of a later stretch
+        last -= 1
+    for at in range(last, -1, -1):
+        skew = buckets.get(facts.keys[at])
+        before = done[at - 1] if at else None
+        if skew is not None and (before is None or skew.last >= before):
+            return skew
+        if before is not None and before <= since:
+            return None
+    return None
+
+
+def _awaited_in_sync(
+    facts: RankFacts, buckets: Mapping[BucketKey, BucketSkew], since: int, until: int
+) -> BucketSkew | None:
+    """The same for a rank without completions, of a stretch in which the backward only waited for its buckets."""
+    later = [skew for key in facts.keys if (skew := buckets[key]).last > since]
+    return max((skew for skew in later if skew.last <= until), key=_last, default=next(iter(later), None))
+
+
+_last = attrgetter("last")
+
+
+class Ledger:
+    """Splits step after step, and adds up.
+
+    Attributes:
+        waits: By the rank that was waited for (ns).
+        watched_ns: Rank-time of watched steps.
+    """
+
+    def __init__(self) -> None:
+        self._accounts: Counter[AccountKey] = Counter()
+        self._pending: list[dict[AccountKey, int]] = []  # not in there yet: columns are summed faster
+        self.waits: Counter[int] = Counter()
+        self.watched_ns = 0
+        self._ends: dict[int, int] = {}  # of each rank's newest step, absolute
+        self._numbers: dict[int, int] = {}  # each rank's own count
+        self._marks: dict[int, deque[tuple[str, int, int]]] = {}
+        self._references: deque[tuple[float, StepSplit]] = deque(maxlen=REFERENCES)
+        self._usual = RollingMedian(REFERENCES)
+        self._long: deque[tuple[float, StepSplit]] = deque(maxlen=REFERENCES)
+
+    @property
+    def accounts(self) -> Counter[AccountKey]:
+        """All but the waits (ns)."""
+        self._add_pending()
+        return self._accounts
+
+    def _add_pending(self) -> None:
+        for key, ns in summed(self._pending).items():
+            self._accounts[key] += ns
+        self._pending.clear()
+
+    @property
+    def rank_ns(self) -> int:
+        """From each rank's first step to the end of its newest one, added up."""
+        return self.accounts.total() + self.waits.total()
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks have sent steps."""
+        return len(self._ends)
+
+    def mark(self, mark: Mark) -> None:
+        """Takes a mark of a pause."""
+        phase = PAUSE_PHASES.get(mark.kind)
+        if phase is not None and mark.end_ns is not None:
+            marks = self._marks.setdefault(mark.rank, deque(maxlen=KEEP_MARKS))
+            marks.append((phase, mark.start_ns, mark.end_ns))
+
+    def add(self, across: StepAcrossRanks) -> StepSplit:
+        """Takes the next step; returns its split."""
+        steps = list(across.ranks.values())
+        total_ns = sum([step.duration_ns for step in steps])
+        found = StepSplit(across.step, total_ns, across.longest_ns, across.start_ns, across.end_ns)
+        pauses = self._pauses(steps, found) if self._marks else {}
+        if across.counted:
+            self._split_watched(across, found, pauses)
+        else:
+            self._split_other(steps, found)
+        self._add_gaps(steps, pauses)
+        self._pending.append(found.accounts)
+        if len(self._pending) >= MOST_PENDING:
+            self._add_pending()
+        for rank, ns in found.waits.items():
+            self.waits[rank] += ns
+        return found
+
+    def _pauses(self, steps: Iterable[Step], found: StepSplit) -> dict[int, Pauses]:
+        """The pauses of each rank since its step before; notes how long they were within this one."""
+        pauses: dict[int, Pauses] = {}
+        for step in steps:
+            marks = self._marks.get(step.rank)
+            if not marks:
+                continue
+            end = step.start_ns + step.duration_ns
+            by_phase: dict[str, Intervals] = {}
+            for phase, since, until in marks:
+                if since < end:
+                    by_phase.setdefault(phase, []).append((since, until))
+            self._marks[step.rank] = deque((mark for mark in marks if mark[2] > end), maxlen=KEEP_MARKS)
+            if by_phase:
+                own = pauses[step.rank] = {phase: union(several) for phase, several in by_phase.items()}
+                window = [(self._ends.get(step.rank, step.start_ns), end)]
+                found.pauses[step.rank] = {phase: total(intersect(times, window)) for phase, times in own.items()}
+        return pauses
+
+    def _split_watched(self, across: StepAcrossRanks, found: StepSplit, pauses: Mapping[int, Pauses]) -> None:
+        buckets, waits = across.skew.buckets, found.waits
+        rows: list[Mapping[str, int]] = []
+        transferred = unknown = 0
+        waited = waits_for_buffers(across)
+        for rank, facts in across.all_facts().items():
+            phases: Mapping[str, int] = facts.figures.phases_ns
+            exposed = facts.figures.exposed
+            if rank in pauses:
+                phases, exposed = _with_pauses(across.ranks[rank], exposed, pauses[rank])
+            if exposed:
+                start = facts.origin
+                exposed = [(start + since, start + until) for since, until in exposed]
+            rows.append(phases)
+            if exposed and rank in waited:
+                ns, travelled, exposed = waited[rank].split(exposed)
+                if ns:
+                    _add(waits, waited[rank].awaited, ns)
+                transferred += travelled
+            if exposed:
+                part = split_exposed(facts, exposed, buckets)
+                for last, ns in part.waits.items():
+                    held_up = last in waited and waited[last].explains(across.skew.late[last])
+                    _add(waits, waited[last].awaited if held_up else last, ns)
+                transferred += part.transfer
+                unknown += part.unknown
+        spent = summed(rows)
+        spent.pop("exposed_comm", None)
+        found.accounts = {_KEYS[phase]: ns for phase, ns in spent.items() if ns}
+        found.accounts[TRANSFER], found.accounts[EXPOSED] = transferred, unknown
+        self.watched_ns += found.total
+        self._refer(found, len(across))
+
+    def _refer(self, found: StepSplit, ranks: int) -> None:
+        """Keeps a watched step, for unwatched ones that are like it."""
+        mean = found.total / max(ranks, 1)
+        if self._references and mean > LONG * self._usual.median:
+            self._long.append((mean, found))
+        else:
+            self._references.append((mean, found))
+            self._usual.add(mean)
+
+    def _split_other(self, steps: Sequence[Step], found: StepSplit) -> None:
+        """Of a step that does not count."""
+        statuses = {step.status for step in steps}
+        if "warmup" in statuses or not self._references:
+            found.accounts[_ABORTED if "aborted" in statuses else _STARTUP] = found.total
+        elif "aborted" in statuses:
+            found.accounts[_ABORTED] = found.total
+        else:
+            mean = found.total / len(steps)
+            mean_like, like = self._most_like(mean)
+            found.like = like.step
+            _split_rest(found, steps, mean_like, _scale(like, found))
+        if all(is_watched(status) for status in statuses):
+            self.watched_ns += found.total
+
+    def _most_like(self, mean: float) -> tuple[float, StepSplit]:
+        """The watched step, with its mean duration, that one of which only that is known is split like."""
+        known = [(age, one) for kept in (self._references, self._long) for age, one in enumerate(reversed(kept))]
+        return min(known, key=lambda at: abs(at[1][0] - mean) + PER_OLDER * mean * at[0])[1]
+
+    def _add_gaps(self, steps: Iterable[Step], pauses: Mapping[int, Pauses]) -> None:
+        """What lies between a rank's step before and this one: a validation, a checkpoint, or steps that never came."""
+        ends, numbers = self._ends, self._numbers
+        for step in steps:
+            rank, start, number = step.rank, step.start_ns, step.step
+            before = ends.get(rank, start)
+            if start > before:
+                missing = number > numbers.get(rank, number) + 1
+                self._add_gap(before, start, pauses.get(rank, {}), _UNSEEN if missing else _KEYS["other"])
+            ends[rank], numbers[rank] = max(start + step.duration_ns, before), number
+
+    def _add_gap(self, start: int, end: int, pauses: Pauses, rest: AccountKey) -> None:
+        left: Intervals = [(start, end)]
+        for phase, stretches in pauses.items():
+            self.accounts[_KEYS[phase]] += total(intersect(left, stretches))
+            left = subtract(left, stretches)
+        self.accounts[rest] += total(left)
+
+
+def _with_pauses(step: Step, exposed: Intervals, pauses: Pauses) -> tuple[dict[str, int], Intervals]:
+    """A rank's phases and exposed communication without its pauses, and these as phases of their own.
+
+    ``exposed`` is relative to the step's start; pauses are on the rank's own clock, as the step is.
+    """
+    start = step.start_ns
+    window = [(0, step.duration_ns)] if step.duration_ns else []
+    relative = {
+        phase: intersect([(since - start, until - start) for since, until in stretches], window)
+        for phase, stretches in pauses.items()
+    }
+    phases = split(step.duration_ns, {**relative, **claims_of(step)})
+    for stretches in relative.values():
+        exposed = subtract(exposed, stretches)
+    return phases, exposed
+
+
+def _scale(like: StepSplit, found: StepSplit) -> int:
+    """Splits a step as another one was; returns what goes far beyond that one's length."""
+    size = like.total
+    part = min(found.total, int(LIKE * size))
+    scaled = {key: ns * part // size for key, ns in like.accounts.items()} if size else {}
+    waits = {rank: ns * part // size for rank, ns in like.waits.items()} if size else {}
+    found.accounts.update(scaled)
+    found.waits.update(waits)
+    found.leads = like.leads
+    rounding = part - sum(scaled.values()) - sum(waits.values())
+    _add(found.accounts, max(scaled, key=scaled.__getitem__, default=UNWATCHED), rounding)
+    return found.total - part
+
+
+def _split_rest(found: StepSplit, steps: Sequence[Step], usual: float, rest: int) -> None:
+    """Splits what an unwatched step took longer than others; one rank's marks may explain it."""
+    paused = {rank: sum(phases.values()) for rank, phases in found.pauses.items()}
+    rank = max(paused, key=paused.__getitem__, default=None)
+    if rank is None or 2 * paused[rank] * len(steps) < rest or not rest:
+        _add(found.accounts, UNWATCHED, rest)
+        return
+    duration = next((step.duration_ns for step in steps if step.rank == rank), 0)
+    own = min(rest, max(0, int(duration - usual)))  # nothing if it paused before the step
+    _add(found.accounts, _KEYS[max(found.pauses[rank], key=found.pauses[rank].__getitem__)], own)
+    _add(found.waits, rank, rest - own)
+
+
+def _add(sums: dict[_Key, int], key: _Key, ns: int) -> None:
+    sums[key] = sums.get(key, 0) + ns

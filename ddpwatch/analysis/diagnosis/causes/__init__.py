@@ -1,0 +1,1 @@
+"""What devices and hosts did meanwhile."""

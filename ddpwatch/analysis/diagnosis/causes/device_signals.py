@@ -1,0 +1,155 @@
+"""The figures of devices, hosts and ranks that can be a cause: from where on, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ddpwatch.analysis.diagnosis.thresholds import (
+    DENIED_SHARE,
+    ECC_ERRORS_S,
+    NET_DROPS_S,
+    NET_ERRORS_S,
+    PRESSURE_SHARE,
+    SWAP_BYTES_S,
+)
+from ddpwatch.wire.messages import Device, RankSample
+
+Row = Mapping[str, float | None]
+Columns = list[float | None]
+
+# What limits a GPU's clocks, by NVML's bits. An idle GPU's (0x1) and a display's (0x100) are not limited.
+THROTTLE_REASONS: Final = (
+    (0x40 | 0x20, "heat"), (0x80, "an external power brake"), (0x08, "the hardware"), (0x04, "power"),
+    (0x10, "sync boost"), (0x02, "a setting"),
+)  # fmt: skip
+_REASONS: Final = tuple(name for _, name in THROTTLE_REASONS)
+
+RANK_FIELDS: Final = ("wait", "run", "preempted_s", "swapped_bytes")
+GPU_FIELDS: Final = ("lost_clock", "clock_mhz", "max_clock_mhz", "new_ecc_errors", *_REASONS)
+HOST_SHARES: Final = ("steal", "cgroup_throttled", "cpu_pressure", "memory_pressure")
+DENIED: Final = {  # shares of the time in which a job could not run, of a rank or host, and why
+    "wait": "CPU starved: waited for a core",
+    "steal": "CPU time was stolen",
+    "cgroup_throttled": "cgroup CPU limit",
+    "memory_pressure": "short of memory",
+}
+_HOST_RATES: Final = (
+    "swap_in_bytes_s", "swap_out_bytes_s", "net_rx_errors_s", "net_tx_errors_s", "net_rx_drops_s", "net_tx_drops_s",
+)  # fmt: skip
+HOST_FIELDS: Final = (*HOST_SHARES, *_HOST_RATES)
+
+
+def throttled_by(reasons: int) -> str:
+    """What limits a GPU's clocks, by NVML's bits, most specific first; "" if nothing does."""
+    return next((name for bits, name in THROTTLE_REASONS if reasons & bits), "")
+
+
+# -- from samples --------------------------------------------------------------------------------------------
+
+
+def rank_columns(sample: RankSample) -> Columns:
+    """The `RANK_FIELDS`: waiting and running as shares of the time."""
+    preempted = None if sample.preempted is None else 1e9 * sample.preempted
+    shares = [None if each is None else each / sample.span_ns for each in (sample.wait_ns, sample.run_ns, preempted)]
+    return [*shares, sample.swapped_bytes]
+
+
+def gpu_columns(device: Device, known_ecc_errors: int | None) -> Columns:
+    """The `GPU_FIELDS`: the lost share of its highest clock, and for each reason whether it limits the clock."""
+    reasons, clock, highest = device.throttle_reasons, device.sm_clock_mhz, device.max_sm_clock_mhz
+    lost = None
+    if reasons is not None and clock is not None and highest:
+        lost = max(1 - clock / highest, 0.0) if throttled_by(reasons) else 0.0
+    errors = None
+    if device.ecc_errors is not None and known_ecc_errors is not None:
+        errors = max(device.ecc_errors - known_ecc_errors, 0)
+    active = [None if reasons is None else float(bool(reasons & bits)) for bits, _ in THROTTLE_REASONS]
+    return [lost, clock, highest, errors, *active]
+
+
+def host_columns(device: Device) -> Columns:
+    """The `HOST_FIELDS`: percentages as shares."""
+    percentages = [getattr(device, name) for name in HOST_SHARES]
+    shares = [None if each is None else each / 100 for each in percentages]
+    return [*shares, *(getattr(device, name) for name in _HOST_RATES)]
+
+
+# -- signals -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A figure that can be a cause.
+
+    Attributes:
+        least: From where on it costs enough time.
+        text: The fragment of a sentence that names it.
+        value: The figure, from the means over a time; None if it was not measured.
+        compared: What is compared with the peers and with the time before, if it is not the value.
+    """
+
+    name: str
+    least: float
+    text: Callable[[Row], str]
+    value: Callable[[Row], float | None]
+    compared: Callable[[Row], float | None]
+
+
+def _signal(
+    name: str, least: float, text: str | Callable[[Row], str], compared: Callable[[Row], float | None] | None = None
+) -> Signal:
+    """A signal that is a column; its text may have a place for it."""
+
+    def value(row: Row) -> float | None:
+        return row[name]
+
+    def filled(row: Row) -> str:
+        return text(row) if callable(text) else text.format(row[name] or 0.0).replace("%", " %")
+
+    return Signal(name, least, filled, value, compared or value)
+
+
+def _denied(row: Row) -> float | None:
+    """The share of the time in which a thread wanted a core and did not get one, however long it slept."""
+    wait, run = row["wait"], row["run"]
+    if wait is None or run is None:
+        return None
+    return wait / (wait + run) if wait + run else 0.0
+
+
+def _throttled(row: Row) -> str:
+    reason = max(_REASONS, key=lambda name: row[name] or 0.0)
+    how = "limited" if reason == "a setting" else "throttled"
+    return f"clocks {how} by {reason} ({row['clock_mhz'] or 0:,.0f} of {row['max_clock_mhz'] or 0:,.0f} MHz)"
+
+
+def _swapped(row: Row) -> float | None:
+    known = [value for name in ("swap_in_bytes_s", "swap_out_bytes_s") if (value := row[name]) is not None]
+    return sum(known) if known else None
+
+
+def _swaps(row: Row) -> str:
+    return f"host swaps ({(_swapped(row) or 0) / 1e6:,.0f} MB/s)"
+
+
+RANK_SIGNALS: Final = (_signal("wait", DENIED_SHARE, "CPU starved: waited {:.0%} of the time for a core", _denied),)
+GPU_SIGNALS: Final = (
+    _signal("lost_clock", DENIED_SHARE, _throttled),
+    _signal("new_ecc_errors", ECC_ERRORS_S, "uncorrected errors in the GPU's memory (ECC)"),
+)
+HOST_SIGNALS: Final = (
+    _signal("steal", DENIED_SHARE, "{:.0%} of CPU time stolen"),
+    _signal("cgroup_throttled", DENIED_SHARE, "cgroup CPU limit: throttled in {:.0%} of its periods"),
+    _signal("memory_pressure", PRESSURE_SHARE, "short of memory: threads waited for it {:.0%} of the time"),
+    Signal("swap_bytes_s", SWAP_BYTES_S, _swaps, _swapped, _swapped),
+    _signal("net_rx_errors_s", NET_ERRORS_S, "{:,.0f} receive errors/s"),
+    _signal("net_tx_errors_s", NET_ERRORS_S, "{:,.0f} transmit errors/s"),
+    _signal("net_rx_drops_s", NET_DROPS_S, "{:,.0f} incoming packets dropped per second"),
+    _signal("net_tx_drops_s", NET_DROPS_S, "{:,.0f} outgoing packets dropped per second"),
+)
+CPU_PRESSURE: Final = _signal(  # for all ranks, and where a rank's own waits are not known
+    "cpu_pressure", PRESSURE_SHARE, "CPU starved: threads waited {:.0%} of the time for a core"
+)
+HOST_WIDE: Final = (*HOST_SIGNALS, CPU_PRESSURE)

@@ -1,0 +1,336 @@
+"""Causes outside the job: what its devices and hosts did while a rank was late, or while all ranks were slow.
+
+A figure is a cause if it is high enough to cost that time, and clearly worse than with the peers at the same time.
+Where there are no peers, it must be worse than on the same device before. What all devices share all the time makes
+nobody late; it can only be the cause of a slow run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from statistics import median, median_low
+from typing import Any, NamedTuple, TypeVar
+
+from ddpwatch.analysis.clock_error import Shifts
+from ddpwatch.analysis.diagnosis.causes.device_signals import (
+    DENIED,
+    GPU_FIELDS,
+    GPU_SIGNALS,
+    HOST_FIELDS,
+    HOST_SIGNALS,
+    HOST_WIDE,
+    RANK_FIELDS,
+    RANK_SIGNALS,
+    Columns,
+    Row,
+    Signal,
+    gpu_columns,
+    host_columns,
+    rank_columns,
+)
+from ddpwatch.analysis.diagnosis.causes.series import Series
+from ddpwatch.analysis.diagnosis.causes.slow_host import Host
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.thresholds import WORSE_FACTOR
+from ddpwatch.wire.messages import Device, Hello, RankSample
+
+LOOK_AGAIN_NS = 1_000_000_000  # for the cause of what lasts
+SAMPLE_NS = 1_000_000_000  # what a sample describes: the time before it
+BEFORE_NS = 300_000_000_000  # to compare with
+BEFORE_SAMPLES = 10  # at least
+MOST_PEERS = 64  # the median of so many is that of all
+MOST_SERIES = 4096  # of ranks, of GPUs, and of hosts
+_UNKNOWN = Host("")
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
+
+
+class DeviceCause(NamedTuple):
+    """A cause outside the job: a fragment of a sentence, and the figures that it rests on."""
+
+    text: str
+    evidence: dict[str, Any]
+
+
+def because(incident: Incident, cause: DeviceCause | None) -> Incident:
+    """The incident with its cause outside the job, where one is known."""
+    if cause is None:
+        return incident
+    return replace(incident, device=cause.text, evidence={**incident.evidence, "device": cause.evidence})
+
+
+class Denied(NamedTuple):
+    """For how long a machine did not let a job run, and why, as a fragment of a sentence."""
+
+    ns: float
+    why: str
+
+
+@dataclass(slots=True)
+class DeviceCauses:
+    """Knows the past of all devices, and finds causes in it. Memory is bounded, per device and in all."""
+
+    _ranks: _Level = field(default_factory=lambda: _Level(RANK_FIELDS))
+    _gpus: _Level = field(default_factory=lambda: _Level(GPU_FIELDS))
+    _hosts: _Level = field(default_factory=lambda: _Level(HOST_FIELDS))
+    _host_of: dict[int, Host] = field(default_factory=dict)
+    _gpu_of: dict[int, tuple[Host, str]] = field(default_factory=dict)
+    _ecc_errors: dict[tuple[Host, str], int] = field(default_factory=dict)
+    _faulty: dict[Host, str] = field(default_factory=dict)
+    _offsets: dict[Host, int] = field(default_factory=dict)  # what puts a host's clock onto the time line
+    _named: dict[str, Host] = field(default_factory=dict)  # whose samples, in older recordings, have no boot
+
+    def hello(self, hello: Hello) -> None:
+        """Notes where a rank runs."""
+        host = Host(hello.host, hello.boot_id)
+        _remember(self._host_of, hello.rank, host)
+        _remember(self._named, hello.host, host)
+        self._gpu_of.pop(hello.rank, None)
+        if hello.device_uuid:
+            _remember(self._gpu_of, hello.rank, (host, hello.device_uuid))
+
+    def clocks(self, shifts: Shifts) -> None:
+        """Notes how the clocks of the ranks' hosts differ, by rank: samples are stamped with these."""
+        for rank, shift in shifts.items():
+            _remember(self._offsets, self._host_of.get(rank, _UNKNOWN), shift.offset)
+
+    def device(self, device: Device) -> None:
+        """Takes a sample of a GPU or host."""
+        host = Host(device.host, device.boot_id)
+        if not device.boot_id:
+            host = self._named.get(device.host, host)
+        if device.kind == "cpu":
+            if device.net_faulty:
+                _remember(self._faulty, host, device.net_faulty)
+            self._hosts.add(host, host, device.at_ns, host_columns(device))
+            return
+        key = (host, device.uuid)
+        self._gpus.add(key, host, device.at_ns, gpu_columns(device, self._ecc_errors.get(key)))
+        if device.ecc_errors is not None:
+            _remember(self._ecc_errors, key, device.ecc_errors)
+
+    def rank_sample(self, sample: RankSample) -> None:
+        """Takes a sample of a rank's process."""
+        self._ranks.add(sample.rank, self._host_of.get(sample.rank, _UNKNOWN), sample.at_ns, rank_columns(sample))
+
+    def cause(self, rank: int | None, start_ns: int, end_ns: int) -> DeviceCause | None:
+        """What was wrong with a rank's core, GPU or host in that time; None if nothing was, as far as is known.
+
+        Samples come once a second, each after the time that it describes: ask again if ``end_ns`` is less than two
+        seconds ago.
+
+        Args:
+            rank: Who was late; None if all ranks were slow.
+            start_ns: From when on, on the time line.
+            end_ns: Until when.
+        """
+        window = _Window(start_ns, end_ns, self._offsets)
+        found = sorted(self._of_all(window) if rank is None else self._of(rank, window), key=lambda each: -each.weight)
+        if not found:
+            return None
+        process = {} if rank is None else _known(self._ranks.now(rank, window))
+        also = [self._text(each) for each in found[1:]]
+        return DeviceCause(self._text(found[0]), found[0].evidence() | {"process": process, "also": also})
+
+    def cause_among(self, ranks: Sequence[int], start_ns: int, end_ns: int) -> DeviceCause | None:
+        """What made the collectives of some ranks slower than before: on all ranks, or else on one of these.
+
+        Args:
+            ranks: The collectives' group; empty for all ranks.
+            start_ns: From when on, as for `cause`.
+            end_ns: Until when.
+        """
+        if (common := self.cause(None, start_ns, end_ns)) is not None:
+            return common
+        window = _Window(start_ns, end_ns, self._offsets)
+        found = [(each, rank) for rank in _spread(ranks or list(self._host_of)) for each in self._of(rank, window)]
+        changed = [(each, rank) for each, rank in found if each.is_worse_than_before]
+        worst = max(changed, key=lambda pair: pair[0].weight, default=None)
+        if worst is None:
+            return None
+        each, rank = worst
+        text = self._text(each) if each.signal in HOST_WIDE else f"rank {rank}: {self._text(each)}"
+        return DeviceCause(text, each.evidence() | {"rank": rank})
+
+    def denied(self, rank: int | None, start_ns: int, end_ns: int, excess_ns: int) -> Denied:
+        """What the machine denied a job in a step that took longer than usual by ``excess_ns``.
+
+        That is what samples say of the time around the step, without what they said before of so much usual time: of a
+        rank, or of the rank that was denied most. Unlike a `cause`, it need not be worse than with peers or before.
+        """
+        window = _Window(start_ns, end_ns, self._offsets)
+        ranks = _spread(list(self._ranks.past)) if rank is None else (rank,)
+        hosts = _spread(list(self._hosts.past)) if rank is None else (self._host_of.get(rank, _UNKNOWN),)
+        found = [denied for each in ranks for denied in self._ranks.denied(each, window, excess_ns)]
+        found += [denied for each in hosts for denied in self._hosts.denied(each, window, excess_ns)]
+        return max(found, default=Denied(0.0, ""))
+
+    def _of(self, rank: int, window: _Window) -> Iterator[_Found]:
+        host, gpu = self._host_of.get(rank, _UNKNOWN), self._gpu_of.get(rank)
+        yield from self._ranks.causes_of(rank, self._ranks.past, RANK_SIGNALS, window)
+        if gpu is not None:
+            yield from self._gpus.causes_of(gpu, self._gpus_in_use(), GPU_SIGNALS, window)
+        own_waits = self._ranks.now(rank, window)["wait"] is not None
+        signals = HOST_SIGNALS if own_waits else HOST_WIDE
+        yield from self._hosts.causes_of(host, self._hosts.past, signals, window)
+
+    def _of_all(self, window: _Window) -> Iterator[_Found]:
+        yield from self._ranks.causes_of_all(self._ranks.past, RANK_SIGNALS, window)
+        yield from self._gpus.causes_of_all(self._gpus_in_use(), GPU_SIGNALS, window)
+        yield from self._hosts.causes_of_all(self._hosts.past, HOST_WIDE, window)
+
+    def _gpus_in_use(self) -> Iterable[Hashable]:
+        """Those of ranks, always in the same order."""
+        return dict.fromkeys(self._gpu_of.values())
+
+    def _text(self, found: _Found) -> str:
+        """Host and interface come first, where there are several."""
+        text = found.signal.text(found.row)
+        if found.signal.name.startswith("net_") and (interface := self._faulty.get(found.host)):
+            text = f"{interface}: {text}"
+        if found.signal in HOST_WIDE and found.host.name and len(self._hosts.past) > 1:
+            text = f"host {found.host.name}: {text}"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A signal that is a cause: how much, before and with the peers, and on which host (without a name if on all)."""
+
+    signal: Signal
+    row: Row
+    host: Host
+    value: float
+    before: float | None
+    peers: float | None
+
+    @property
+    def weight(self) -> float:
+        """How many times what it needs to be a cause."""
+        return self.value / self.signal.least
+
+    @property
+    def is_worse_than_before(self) -> bool:
+        """Whether it has changed, as far as is known."""
+        return self.before is None or _is_worse(self.signal, self.row, self.before)
+
+    def evidence(self) -> dict[str, Any]:
+        compared = {"value": self.value, "before": self.before, "peers": self.peers}
+        rounded = {name: None if value is None else round(value, 4) for name, value in compared.items()}
+        return {"cause": self.signal.name, "host": self.host.name, **rounded, "figures": _known(self.row)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The time in question; ``offsets`` are what to add to a host's times to put them onto the time line."""
+
+    start_ns: int
+    end_ns: int
+    offsets: Mapping[Host, int]
+
+    def now(self, host: Host) -> tuple[int, int]:
+        shift = self.offsets.get(host, 0)
+        return self.start_ns - shift, self.end_ns - shift + SAMPLE_NS
+
+    def before(self, host: Host) -> tuple[int, int]:
+        start_ns = self.start_ns - self.offsets.get(host, 0)
+        return start_ns - BEFORE_NS, start_ns
+
+
+@dataclass(slots=True)
+class _Level:
+    """The past of all ranks, of all GPUs, or of all hosts."""
+
+    fields: tuple[str, ...]
+    past: dict[Hashable, Series] = field(default_factory=dict)
+    host_of: dict[Hashable, Host] = field(default_factory=dict)
+
+    def add(self, key: Hashable, host: Host, at_ns: int, columns: Columns) -> None:
+        if key not in self.past:
+            _remember(self.past, key, Series(len(self.fields)))
+        _remember(self.host_of, key, host)
+        self.past[key].add(at_ns, columns)
+
+    def now(self, key: Hashable, window: _Window) -> Row:
+        """Means over the time in question."""
+        return self._means(key, window.now(self.host_of.get(key, _UNKNOWN)))
+
+    def before(self, key: Hashable, window: _Window) -> Row:
+        """Means over the minutes before it; all None if there were hardly any samples."""
+        span = window.before(self.host_of.get(key, _UNKNOWN))
+        enough = key in self.past and self.past[key].count(*span) >= BEFORE_SAMPLES
+        return self._means(key if enough else None, span)
+
+    def denied(self, key: Hashable, window: _Window, excess_ns: int) -> Iterator[Denied]:
+        """What was denied in a step, beyond what is usual."""
+        if key not in self.past:
+            return
+        span = window.now(self.host_of.get(key, _UNKNOWN))
+        covered = max(self.past[key].count(*span) * SAMPLE_NS, excess_ns)
+        now, before = self._means(key, span), self.before(key, window)
+        for name in self.fields:
+            if name in DENIED:
+                ns = (now[name] or 0.0) * covered - (before[name] or 0.0) * (covered - excess_ns)
+                yield Denied(ns, DENIED[name])
+
+    def _means(self, key: Hashable, span: tuple[int, int]) -> Row:
+        series = self.past.get(key)
+        means = [None] * len(self.fields) if series is None else series.means(*span)
+        return dict(zip(self.fields, means, strict=True))
+
+    def causes_of(
+        self, key: Hashable, others: Iterable[Hashable], signals: Iterable[Signal], window: _Window
+    ) -> Iterator[_Found]:
+        """What made one of them worse than the others are, or, if there are none, than it was."""
+        row = self.now(key, window)
+        high = [signal for signal in signals if (signal.value(row) or 0.0) >= signal.least]
+        if not high:
+            return
+        then = self.before(key, window)
+        around = [self.now(other, window) for other in _spread([other for other in others if other != key])]
+        for signal in high:
+            before, peers = signal.compared(then), _median(signal.compared(each) for each in around)
+            reference = before if peers is None else peers
+            if reference is not None and _is_worse(signal, row, reference):
+                yield _Found(signal, row, self.host_of[key], signal.value(row) or 0.0, before, peers)
+
+    def causes_of_all(self, keys: Iterable[Hashable], signals: Iterable[Signal], window: _Window) -> Iterator[_Found]:
+        """What slows most of them, and, if that is known, not as much before."""
+        rows = {key: self.now(key, window) for key in _spread(list(keys))}
+        for signal in signals:
+            known = {key: value for key, row in rows.items() if (value := signal.value(row)) is not None}
+            if not known or median(known.values()) < signal.least:
+                continue
+            typical = median_low(known.values())
+            row = next(rows[key] for key, value in known.items() if value == typical)
+            before = _median(signal.compared(self.before(key, window)) for key in known)
+            if _is_worse(signal, row, before or 0.0):
+                yield _Found(signal, row, _UNKNOWN, typical, before, None)
+
+
+def _remember(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Forgets the oldest key if there are too many."""
+    known[key] = value
+    if len(known) > MOST_SERIES:
+        del known[next(iter(known))]
+
+
+def _known(row: Row) -> dict[str, float]:
+    """For JSON: what was measured and is not 0."""
+    return {name: round(value, 4) for name, value in row.items() if value}
+
+
+def _is_worse(signal: Signal, row: Row, reference: float) -> bool:
+    return (signal.compared(row) or 0.0) >= max(reference + signal.least, WORSE_FACTOR * reference)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _spread(keys: Sequence[_Key]) -> Iterable[_Key]:
+    """At most `MOST_PEERS` of them, evenly spread."""
+    return islice(keys, 0, None, max(-(-len(keys) // MOST_PEERS), 1))

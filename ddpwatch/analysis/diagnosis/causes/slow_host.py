@@ -1,0 +1,116 @@
+"""Joins the late ranks of one host: if half of a host's ranks are late, the host is named instead."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.words.wording import in_ms, phase_named, ranks_named
+from ddpwatch.analysis.step import NS_PER_MS
+
+_LATE = ("straggler", "drift", "slow_input")
+
+
+class Host(NamedTuple):
+    """A host. Its name alone does not identify it: containers and clones often share one."""
+
+    name: str
+    boot_id: str = ""
+
+
+def by_host(incidents: Iterable[Incident], hosts: Mapping[int, Host]) -> list[Incident]:
+    """The incidents, with those of a host's late ranks joined into one.
+
+    They are joined if at least two ranks, and half of the host's, are late in overlapping stretches of steps, and if
+    the run has other hosts.
+
+    Args:
+        incidents: In any order.
+        hosts: The host of each rank.
+    """
+    ranks: defaultdict[Host, list[int]] = defaultdict(list)
+    for rank, host in sorted(hosts.items()):
+        ranks[host].append(rank)
+    if len(ranks) < 2:
+        return list(incidents)
+    found: list[Incident] = []
+    names = Counter(host.name for host in ranks)
+    late: defaultdict[Host, list[Incident]] = defaultdict(list)
+    for incident in incidents:
+        if incident.kind in _LATE and len(incident.ranks) == 1 and incident.ranks[0] in hosts:
+            late[hosts[incident.ranks[0]]].append(incident)
+        else:
+            found.append(incident)
+    for host, own in late.items():
+        for together in _together(own):
+            several = _is_slow(len({incident.ranks for incident in together}), len(ranks[host]))
+            called = host.name if names[host.name] == 1 else f"{host.name} ({ranks_named(ranks[host])})"
+            found += [_joined(host.name, called, ranks[host], together)] if several else together
+    return found
+
+
+def late_together(rank: int, late: Iterable[int], hosts: Mapping[int, Host]) -> set[int]:
+    """The rank, and those late ones that are a slow host with it."""
+    host = hosts.get(rank)
+    of_host = {other for other in late if hosts.get(other) == host} | {rank}
+    if host is None or len(of_host) < 2 or len(set(hosts.values())) < 2:
+        return {rank}
+    return of_host if _is_slow(len(of_host), sum(other == host for other in hosts.values())) else {rank}
+
+
+def _is_slow(late: int, ranks: int) -> bool:
+    return late >= max(2, ranks / 2)
+
+
+def _together(incidents: Sequence[Incident]) -> Iterator[list[Incident]]:
+    """Those whose steps overlap."""
+    found: list[Incident] = []
+    until = -1
+    for incident in sorted(incidents, key=lambda incident: incident.since_step or 0):
+        if found and (incident.since_step or 0) > until:
+            yield found
+            found, until = [], -1
+        found.append(incident)
+        until = max(until, incident.until_step or 0)
+    if found:
+        yield found
+
+
+def _joined(host: str, called: str, ranks: Sequence[int], late: Sequence[Incident]) -> Incident:
+    worst = max(late, key=lambda incident: incident.cost_ns)
+    phase = Counter(incident.phase for incident in late).most_common(1)[0][0]
+    late_ms = max(incident.evidence["late_ms"] for incident in late)
+    since = min((incident.since_step for incident in late if incident.since_step is not None), default=None)
+    until = max((incident.until_step for incident in late if incident.until_step is not None), default=None)
+    named = sorted({rank for incident in late for rank in incident.ranks})
+    is_open = any(incident.open for incident in late)
+    is_slow, are, takes = ("is", "are", "takes") if is_open else ("was", "were", "took")
+    who = "all of its ranks" if len(named) == len(ranks) else f"{len(named)} of its {len(ranks)} ranks"
+    text = f"host {called} {is_slow} slow: {who} {are} late, by up to {in_ms(late_ms * NS_PER_MS)} in each step"
+    if phase:
+        text += f": {phase_named(phase).replace('its ', 'their ', 1)} {takes} longer"
+    return Incident(
+        kind="slow_host",
+        severity="warning",
+        message=text,
+        ranks=tuple(ranks),
+        phase=phase,
+        module=worst.module,
+        bucket=worst.bucket,
+        device=worst.device,
+        since_step=since,
+        until_step=until,
+        steps=max(incident.steps for incident in late),
+        cost_ns=sum(incident.cost_ns for incident in late),
+        gain=_gain(late),
+        open=is_open,
+        evidence={"host": host, "late_ranks": named, "late_ms": late_ms, "step_ms": worst.evidence["step_ms"]},
+    )
+
+
+def _gain(late: Sequence[Incident]) -> float | None:
+    """A step waits for one rank only, so what the ranks cost adds up."""
+    gains = [incident.gain for incident in late if incident.gain is not None]
+    return min(sum(gains), 1.0) if gains else None

@@ -1,0 +1,55 @@
+"""A rank's stack as faulthandler writes it, and the place in the user's code that it leads to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from ddpwatch.wire.messages import Stack
+
+KEEP_FRAMES = 32
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.+)$')
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/(?:torch|ddpwatch)/|/torch/(?:autograd|distributed|nn|optim|utils)/|/ddpwatch/probe/"
+    r"|/lib/python3[^/]*/(?!(?:site|dist)-packages/)|^<"
+)
+_COLLECTIVE = re.compile(r"/torch/distributed/(?:distributed_c10d|_functional_collectives)\.py$")
+
+
+@dataclass(frozen=True, slots=True)
+class CallStack:
+    """Where a rank's training thread was.
+
+    Attributes:
+        at_ns: When, on the rank's clock.
+        frames: ``file:line in function``, innermost first.
+        site: The innermost frame that is neither torch's nor ddpwatch's nor the standard library's, with the file's
+            name only; the innermost of all, if there is no such frame.
+        in_collective: Whether it waits inside a collective of ``torch.distributed``.
+    """
+
+    at_ns: int
+    frames: tuple[str, ...]
+    site: str
+    in_collective: bool
+
+
+def call_stack(stack: Stack) -> CallStack | None:
+    """The training thread's calls; None if there are none in the text."""
+    found: list[tuple[str, str, str]] = []
+    for line in stack.text.splitlines():
+        frame = _FRAME.match(line)
+        if frame is not None:
+            found.append((frame[1], frame[2], frame[3]))
+        elif found:
+            break  # the next thread
+    if not found:
+        return None
+    own = next((frame for frame in found if not _LIBRARY.search(frame[0])), found[0])
+    return CallStack(
+        at_ns=stack.at_ns,
+        frames=tuple(f"{file}:{line} in {function}" for file, line, function in found[:KEEP_FRAMES]),
+        site=f"{PurePath(own[0]).name}:{own[1]} in {own[2]}",
+        in_collective=_COLLECTIVE.search(found[0][0]) is not None,
+    )

@@ -1,0 +1,407 @@
+"""Hangs and deaths, as incidents, from what ranks send about themselves. Knows no clock: all times come with frames.
+
+The rules are in docs/diagnosis.md, "Hangs". What is found depends on the frames alone, and not on when somebody asks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ddpwatch.analysis.diagnosis.hangs.blame import Blame, RankLife, blame, counts_of
+from ddpwatch.analysis.diagnosis.hangs.call_stack import call_stack
+from ddpwatch.analysis.diagnosis.hangs.sentences import death_message, hang_message, mismatch_message, past_hang_message
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.groups import Groups
+from ddpwatch.sampling.stillness import STILL_NS
+from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Bye, Node, Stack, Step
+
+KEEP_ENDED = 256
+SHOWN_STACKS = 8  # ranks, in an incident
+CHECK_NS = 250_000_000  # between two looks at all ranks
+GAP_NS = 2_000_000_000  # without any frame: the collector, or the machine, was stopped
+AGENT_SILENT_NS = 1_500_000_000  # then nobody knows how a node's ranks are: its agent sends twice a second
+SETTLE_NS = 60_000_000_000  # after a hang's end, for the steps in which ranks waited
+PHASES = {
+    "input": "between", "between": "other", "sync": "exposed_comm", "save": "checkpoint", "compile": "compilation",
+    "graph": "", NO_LONGER_WATCHED: "",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Hang:
+    """A hang that lasts, or that is over and whose cost is not settled yet.
+
+    Attributes:
+        blame: The newest.
+        still: From when on each rank of it has been standing still, on its own clock, until it is accounted for.
+        ended: When that rank went on, once the hang is over, for ranks that send no step after it.
+        ended_ns: When it was found to be over (receive time); 0 while it lasts.
+        shown: The incident as it was last seen to last.
+    """
+
+    blame: Blame
+    still: dict[int, int]
+    shown: Incident
+    ended: dict[int, int] = field(default_factory=dict)
+    ended_ns: int = 0
+    cost_ns: int = 0
+    took_ns: int = 0
+    until_step: int | None = None
+
+    def settle(self, rank: int, until_ns: int, step: int | None = None) -> None:
+        """Accounts for a rank that stood still until then, in that step."""
+        took_ns = max(0, until_ns - self.still.pop(rank))
+        self.took_ns = max(self.took_ns, took_ns)
+        self.cost_ns += took_ns * (rank in self.blame.waiting)
+        if step is not None:
+            self.until_step = step if self.until_step is None else max(step, self.until_step)
+
+
+class RankLiveness:
+    """Follows the ranks of a run.
+
+    Args:
+        groups: Their process groups, kept up to date by the caller.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._lives: dict[int, RankLife] = {}
+        self._hangs: dict[int, _Hang] = {}  # those that last, by the lowest rank of those that depend on each other
+        self._settling: list[_Hang] = []
+        self._ended: list[tuple[int, int, Incident]] = []  # a heap: the cheapest first
+        self._deadly: dict[int, _Hang] = {}  # by rank, the hang in which it died
+        self._count = 0
+        self._now_ns = self._due_ns = 0
+        self._over = False
+        self._unseen: dict[int, set[int]] = {}  # ranks, by node
+
+    # -- what ranks send -------------------------------------------------------------------------------------
+
+    def hello(self, rank: int, received_ns: int) -> None:
+        """A rank introduces itself: it is there, whatever was said before."""
+        self._life(rank).bye = None
+        self._deadly.pop(rank, None)
+        self.seen(rank, received_ns)
+
+    def seen(self, rank: int, received_ns: int) -> None:
+        """Anything came from a rank."""
+        self._life(rank).seen_ns = received_ns
+        self._check(received_ns)
+
+    def beat(self, rank: int, beat: Beat, received_ns: int) -> None:
+        """A rank's heartbeat came."""
+        life = self._life(rank)
+        life.stillness.add(beat)
+        life.received_ns = received_ns
+        self.seen(rank, received_ns)
+
+    def step(self, step: Step, received_ns: int) -> None:
+        """A rank's step came, numbered as the rank numbers it."""
+        life = self._lives.get(step.rank) or self._life(step.rank)
+        life.stepped_ns = self._now_ns
+        life.stillness.add_step(step)
+        if self._hangs or self._settling:
+            self._account(step)
+        life.seen_ns = received_ns
+        self._check(received_ns)
+
+    def _account(self, step: Step) -> None:
+        """A step that ends after a rank stood still says for how long."""
+        rank, end_ns = step.rank, step.start_ns + step.duration_ns
+        for hang in (*self._hangs.values(), *self._settling):
+            if rank in hang.still and end_ns > hang.still[rank] + STILL_NS:
+                hang.settle(rank, end_ns, step.step)
+
+    def stack(self, stack: Stack) -> None:
+        """A rank's stack came."""
+        self._life(stack.rank).stack = call_stack(stack)
+
+    def bye(self, bye: Bye, received_ns: int) -> None:
+        """A rank, or the run, has ended."""
+        if bye.rank is None:
+            self._over = True
+        else:
+            life = self._life(bye.rank)
+            life.bye, life.bye_ns, life.seen_ns = bye, received_ns, received_ns
+            for hang in (*self._hangs.values(), *self._settling):
+                if bye.rank in hang.still:
+                    hang.settle(bye.rank, life.clock_ns(received_ns))
+                    if bye.reason != "finished" and not hang.ended_ns:
+                        self._deadly[bye.rank] = hang
+        self._due_ns = 0
+        self._check(received_ns)
+
+    def node(self, node: Node) -> None:
+        """The root says whether a node's agent is there."""
+        silent = not node.connected or node.at_ns - node.seen_ns > AGENT_SILENT_NS
+        self._unseen[node.node] = set(node.ranks) if silent else set()
+
+    def tick(self, now_ns: int) -> None:
+        """A frame came from the collector itself, as it does twice a second: time passes while ranks are silent."""
+        self._check(now_ns)
+
+    def hangs(self, now_ns: int) -> list[Incident]:
+        """Those that last and those that are over, costliest first.
+
+        Args:
+            now_ns: The receive time of the run's newest frame, of any sender.
+        """
+        self._check(now_ns)
+        hangs = [self._lasting(hang) for hang in self._hangs.values()]
+        hangs += [self._past(hang) for hang in self._settling]
+        hangs += [incident for _, _, incident in self._ended]
+        return sorted(hangs, key=lambda incident: -incident.cost_ns)
+
+    def deaths(self, now_ns: int) -> list[Incident]:
+        """One incident for all ranks that died, since the others follow from the first; none if none died.
+
+        Args:
+            now_ns: As for `hangs`.
+        """
+        self._check(now_ns)
+        dead = [life for life in self._lives.values() if life.bye is not None and life.bye.reason != "finished"]
+        if not dead:
+            return []
+        dead.sort(key=lambda life: (_by_launcher(life.bye), life.ended_ns))
+        first = dead[0]
+        assert first.bye is not None
+        alive = [life for life in self._lives.values() if life.bye is None]
+        message = death_message(first.bye, [life.rank for life in dead[1:]], alive)
+        hung = self._deadly.get(first.rank)
+        return [
+            Incident(
+                kind="death",
+                severity="error",
+                message=message if hung is None else f"{self._past(hung).message}; then {message}",
+                ranks=(first.rank,),
+                phase=PHASES.get(first.bye.phase, first.bye.phase),
+                bucket=min(first.bye.in_flight, default=None),
+                since_step=first.bye.step,
+                until_step=first.bye.step,
+                steps=0 if first.bye.step is None else 1,
+                cost_ns=self._waited_for(first),
+                open=bool(alive) and not self._over,
+                evidence={
+                    "ends": {life.rank: _end_of(life.bye) for life in dead if life.bye is not None},
+                    **({} if hung is None else {"hung": list(hung.blame.ranks)}),
+                },
+            )
+        ]
+
+    def _life(self, rank: int) -> RankLife:
+        if rank not in self._lives:
+            self._lives[rank] = RankLife(rank)
+        return self._lives[rank]
+
+    # -- hangs -----------------------------------------------------------------------------------------------
+
+    def _check(self, now_ns: int) -> None:
+        """Looks at all ranks, now and then."""
+        before_ns = self._now_ns
+        if now_ns > before_ns:
+            self._now_ns = now_ns
+        if before_ns and self._now_ns - before_ns > GAP_NS:
+            for life in self._lives.values():  # nobody is to blame that no frames came at all
+                life.seen_ns = max(life.seen_ns, min(life.seen_ns + self._now_ns - before_ns, self._now_ns))
+        if self._now_ns < self._due_ns:
+            return
+        self._due_ns = self._now_ns + CHECK_NS
+        found = {} if self._over or self._all_go_on() else {ls[0].rank: self._blame(ls) for ls in self._dependent()}
+        for key in [key for key in self._hangs if found.get(key) is None]:
+            self._end(self._hangs.pop(key))
+        for key, blamed in found.items():
+            if blamed is not None:
+                self._go_on(key, blamed)
+        self._settle()
+
+    def _all_go_on(self) -> bool:
+        """Whether no rank has ended or stands still, so that nobody can be to blame."""
+        return not any(life.bye is not None or life.stands_still(self._now_ns) for life in self._lives.values())
+
+    def _blame(self, lives: list[RankLife]) -> Blame | None:
+        alive = [life for life in lives if life.bye is None]
+        if any(life.rank in unseen for unseen in self._unseen.values() if unseen for life in alive):
+            return None
+        if not all(life.stands_still(self._now_ns) for life in alive):
+            return None
+        gone = {life.rank: life.bye.reason for life in lives if life.bye is not None}
+        if set(gone.values()) - {"finished"} or (gone and not any(life.phase == "sync" for life in alive)):
+            return None  # a death says it all; and what comes after training takes its time
+        counts = {life.rank: counts_of(life.beat, self._groups.of_rank(life.rank)) for life in alive}
+        found = blame(alive, counts, self._now_ns)
+        if found is not None and found.why == "unknown" and gone:
+            return replace(found, why="finished", ranks=tuple(gone))
+        return found
+
+    def _dependent(self) -> Iterator[list[RankLife]]:
+        """The ranks that share groups, directly or through others; of each such set, in ascending order."""
+        own = {rank: self._groups.of_rank(rank) for rank in sorted(self._lives)}
+        parent: dict[int, int] = {}
+        for first, *others in set(own.values()):  # thousands of ranks may have the same
+            for group in others:
+                parent[_root(parent, group)] = _root(parent, first)
+        sets: dict[int, list[RankLife]] = {}
+        for rank, groups in own.items():
+            sets.setdefault(_root(parent, groups[0]), []).append(self._lives[rank])
+        yield from sets.values()
+
+    def _go_on(self, key: int, blamed: Blame) -> None:
+        """A hang starts or lasts."""
+        hang = self._hangs.get(key)
+        if hang is None:
+            lives = (self._lives[rank] for rank in (*blamed.ranks, *blamed.waiting))
+            still = {life.rank: life.stillness.since_ns for life in lives if life.bye is None}
+            hang = self._hangs[key] = _Hang(blamed, still, Incident("hang", "error", ""))
+        hang.blame = blamed
+        hang.shown = self._incident(blamed)
+
+    def _end(self, hang: _Hang) -> None:
+        """A hang is over. What it cost is known once the ranks have sent the step in which they waited."""
+        hang.ended_ns = self._now_ns
+        hang.ended = {rank: self._lives[rank].clock_ns(self._now_ns) for rank in hang.still}
+        self._settling.append(hang)
+
+    def _settle(self) -> None:
+        """Files the hangs of which all is known, or nothing more to be expected."""
+        for hang in self._settling[:]:
+            if hang.still and not self._over and self._now_ns - hang.ended_ns <= SETTLE_NS:
+                continue
+            for rank in list(hang.still):
+                hang.settle(rank, hang.ended[rank])
+            self._settling.remove(hang)
+            self._count += 1
+            past = self._past(hang)
+            heapq.heappush(self._ended, (past.cost_ns, self._count, past))
+            if len(self._ended) > KEEP_ENDED:
+                heapq.heappop(self._ended)
+
+    # -- incidents -------------------------------------------------------------------------------------------
+
+    def _incident(self, blamed: Blame) -> Incident:
+        """A hang, without what it has cost."""
+        lives = {rank: self._lives[rank] for rank in (*blamed.ranks, *blamed.waiting)}
+        first = lives[(blamed.waiting if blamed.why == "finished" else blamed.ranks or blamed.waiting)[0]]
+        sites = self._sites(blamed)
+        mismatch = self._mismatch(blamed, sites)
+        buckets = {index for rank in blamed.waiting for index in _in_flight(lives[rank])}
+        step = None if first.beat is None else first.beat.step
+        return Incident(
+            kind="hang",
+            severity="error",
+            message=mismatch or hang_message(blamed, self._lives, self._now_ns),
+            ranks=blamed.ranks,
+            phase=_phase(first),
+            bucket=min(buckets, default=None),
+            since_step=step,
+            until_step=step,
+            steps=0 if step is None else 1,
+            open=True,
+            evidence={
+                "why": "mismatch" if mismatch else blamed.why,
+                "issued": dict(blamed.issued),
+                "call_sites": sites,
+                **self._stacks(blamed),
+            },
+        )
+
+    def _lasting(self, hang: _Hang) -> Incident:
+        """A hang that lasts, with what it has cost so far."""
+        now = ((rank, self._lives[rank].clock_ns(self._now_ns)) for rank in hang.still)
+        waited_ns = sum(max(0, at - hang.still[rank]) for rank, at in now if rank in hang.blame.waiting)
+        return replace(hang.shown, cost_ns=hang.cost_ns + waited_ns)
+
+    def _past(self, hang: _Hang) -> Incident:
+        """A hang that is over. Ranks that have not sent their step yet count up to when they went on."""
+        took = {rank: max(0, hang.ended[rank] - since) for rank, since in hang.still.items()}
+        took_ns = max(hang.took_ns, *took.values()) if took else hang.took_ns
+        shown, until = hang.shown, hang.until_step
+        since = shown.since_step
+        sites = shown.evidence["call_sites"] if shown.evidence["why"] == "mismatch" else None
+        last = since if until is None or since is None else max(since, until)
+        return replace(
+            shown,
+            message=past_hang_message(hang.blame, shown.phase, since, took_ns, sites),
+            cost_ns=hang.cost_ns + sum(ns for rank, ns in took.items() if rank in hang.blame.waiting),
+            until_step=last,
+            steps=0 if since is None or last is None else last - since + 1,
+            open=False,
+        )
+
+    def _sites(self, blamed: Blame) -> dict[int, str]:
+        """Where the first rank that is behind is, and the first that waits; of a hang that is nobody's, any two."""
+        stacks = {rank: stack.site for rank, stack in self._fresh((*blamed.ranks[:1], *blamed.waiting))}
+        if blamed.ranks:
+            waiting = next((rank for rank in blamed.waiting if rank in stacks), None)
+            return {rank: stacks[rank] for rank in (blamed.ranks[0], waiting) if rank in stacks}
+        first = next(iter(stacks), None)
+        other = next((rank for rank, site in stacks.items() if first is not None and site != stacks[first]), None)
+        return {rank: stacks[rank] for rank in (first, other) if rank is not None}
+
+    def _mismatch(self, blamed: Blame, sites: Mapping[int, str]) -> str:
+        """Both ranks wait, in different calls: what to say then, else ""."""
+        if len(set(sites.values())) < 2:
+            return ""
+        stacks = dict(self._fresh(sites))
+        unsure = [rank for rank in sites if rank in blamed.ranks or not blamed.ranks]  # the others do wait
+        if not all(stacks[rank].in_collective or self._lives[rank].phase == "sync" for rank in unsure):
+            return ""
+        return mismatch_message(sites, [self._lives[rank] for rank in sites])
+
+    def _stacks(self, blamed: Blame) -> dict[str, Any]:
+        """The stacks of those who are to blame and of a few others, and why there is none."""
+        ranks = (*blamed.ranks, *blamed.waiting)
+        stacks = {rank: list(stack.frames) for rank, stack in self._fresh(ranks[:SHOWN_STACKS])}
+        silent = {
+            rank: "it sends nothing: stopped, or in C code that holds the GIL"
+            for rank in ranks[:SHOWN_STACKS]
+            if rank not in stacks and self._lives[rank].silent_ns(self._now_ns)
+        }
+        return {"stacks": stacks, "no_stack": silent}
+
+    def _fresh(self, ranks: Iterable[int]) -> Iterator[tuple[int, Any]]:
+        """The stacks that ranks have taken since they have been standing still."""
+        for rank in ranks:
+            life = self._lives[rank]
+            if life.stack is not None and life.stack.at_ns >= life.stillness.since_ns:
+                yield rank, life.stack
+
+    def _waited_for(self, dead: RankLife) -> int:
+        """Rank-time of all others after a death, unless they train on."""
+        ns = 0
+        for life in self._lives.values():
+            until_ns = life.bye_ns if life.bye is not None else self._now_ns
+            if life is not dead and life.stepped_ns <= dead.bye_ns + STILL_NS:
+                ns += max(0, until_ns - dead.bye_ns)
+        return ns
+
+
+def _root(parent: Mapping[int, int], group: int) -> int:
+    while (above := parent.get(group, group)) != group:
+        group = above
+    return group
+
+
+def _phase(life: RankLife) -> str:
+    name = "" if life.beat is None else life.beat.activity or life.beat.phase
+    return PHASES.get(name, name)
+
+
+def _in_flight(life: RankLife) -> list[int]:
+    return [] if life.beat is None else life.beat.in_flight
+
+
+def _by_launcher(bye: Bye | None) -> bool:
+    """Whether torchrun probably ended it: once a rank has failed, torchrun terminates the others."""
+    return bye is not None and bye.signal == signal.SIGTERM
+
+
+def _end_of(bye: Bye) -> dict[str, Any]:
+    return {
+        "reason": bye.reason, "detail": bye.detail, "signal": bye.signal, "step": bye.step, "phase": bye.phase,
+        "in_flight": list(bye.in_flight), "at_ns": bye.at_ns,
+    }  # fmt: skip

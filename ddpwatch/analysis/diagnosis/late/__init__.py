@@ -1,0 +1,1 @@
+"""Who is late beyond noise, since when, how often, and why."""

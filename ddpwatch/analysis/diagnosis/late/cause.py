@@ -1,0 +1,190 @@
+"""Why a rank is late: the phase, the bucket and the parameter, gathered over its late steps."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.incident import ModuleBucket
+from ddpwatch.analysis.diagnosis.late.change import CHANGE_STEPS
+from ddpwatch.analysis.step import BACKWARD_GATHER, BucketKey
+from ddpwatch.wire.messages import Step
+
+COMPARED_PHASES = ("data", "between", "forward", "backward", "optimizer", "other")
+MANY_RANKS = 16  # among so many, one more or less does not change a median
+REFERENCE_RANKS = 4  # whose gradients are compared with the late rank's
+KEEP_HOOKED = 16  # newest late steps with hook fires
+
+
+class StepFacts:
+    """One step with its split, and what a typical rank spent on each phase (ns)."""
+
+    __slots__ = ("_typical", "across", "split")
+
+    def __init__(self, across: StepAcrossRanks, split: StepSplit) -> None:
+        self.across = across
+        self.split = split
+        self._typical: dict[str, float | None] = {}
+
+    def excess(self, rank: int, peers: Sequence[int]) -> dict[str, float]:
+        """How much longer than its peers a rank spent on each phase."""
+        own = self.across.figures[rank].phases_ns
+        found: dict[str, float] = {}
+        for phase in COMPARED_PHASES:
+            others = self._others(phase, rank, peers)
+            if phase in own and others is not None:
+                found[phase] = own[phase] - others
+        return found
+
+    def paused_ns(self, rank: int) -> int:
+        """How long the rank's marks say that it paused since its step before."""
+        return sum(self.split.pauses.get(rank, {}).values())
+
+    def _others(self, phase: str, rank: int, peers: Sequence[int]) -> float | None:
+        if len(peers) == len(self.across) > MANY_RANKS:
+            if phase not in self._typical:
+                self._typical[phase] = self._median(phase, peers)
+            return self._typical[phase]
+        return self._median(phase, [peer for peer in peers if peer != rank])
+
+    def _median(self, phase: str, ranks: Sequence[int]) -> float | None:
+        figures = self.across.figures
+        values = [value for rank in ranks if (value := figures[rank].phases_ns.get(phase)) is not None]
+        return median(values) if values else None
+
+
+class LatenessCause:
+    """Why one rank is late.
+
+    Args:
+        rank: The rank.
+        peers: The ranks of its group.
+    """
+
+    def __init__(self, rank: int, peers: Sequence[int]) -> None:
+        self.steps = 0
+        self._rank = rank
+        self._peers = peers
+        self._excess: Counter[str] = Counter()
+        self._buckets: Counter[ModuleBucket] = Counter()
+        self._hooked: deque[tuple[int, dict[int, int]]] = deque(maxlen=KEEP_HOOKED)
+        self._batches = 1  # in a step, of which hooks fire in the last one
+        self._newest: deque[tuple[int, dict[str, float], ModuleBucket | None]] = deque(maxlen=CHANGE_STEPS)
+
+    def add(self, facts: StepFacts, late_ns: int) -> None:
+        """Takes a late step."""
+        step, excess = facts.across.step, facts.excess(self._rank, self._peers)
+        bucket = _first_late_bucket(facts.across, self._rank, late_ns)
+        self._newest.append((step, excess, bucket))
+        self._count(excess, bucket, 1)
+        if delays := _delays(facts.across, self._rank, self._peers):
+            self._hooked.append((step, delays))
+            self._batches = max(1, facts.across.ranks[self._rank].micro_steps)
+
+    def _count(self, excess: Mapping[str, float], bucket: ModuleBucket | None, sign: int) -> None:
+        self.steps += sign
+        for phase, ns in excess.items():
+            self._excess[phase] += sign * int(ns)
+        if bucket is not None:
+            self._buckets[bucket] += sign
+
+    def end(self, step: int) -> None:
+        """Forgets the steps after that one."""
+        while self._newest and self._newest[-1][0] > step:
+            self._count(*self._newest.pop()[1:], -1)
+        while self._hooked and self._hooked[-1][0] > step:
+            self._hooked.pop()
+
+    def phase(self, late_ns: float) -> tuple[str, float]:
+        """The phase that explains at least half of the lateness, and by how much it is longer (ns); "" if none does."""
+        if not self.steps:
+            return "", 0.0
+        means = {phase: excess / self.steps for phase, excess in self._excess.items()}
+        phase = max(means, key=means.__getitem__, default="")
+        return (phase, means[phase]) if phase and 2 * means[phase] >= late_ns else ("", 0.0)
+
+    @property
+    def bucket(self) -> ModuleBucket | None:
+        """The first bucket that it launches late, in most late steps."""
+        bucket, count = next(iter(self._buckets.most_common(1)), (None, 0))
+        return bucket if count else None
+
+    def param(self, excess_ns: float) -> int | None:
+        """The parameter, in firing order, from which on gradients come late.
+
+        It is the one at which they lose most, if that is at least half of how much longer the backward takes; else the
+        first one that comes late by half of that. Of a step of several batches, that is the backward of one of them.
+        """
+        if not self._hooked:
+            return None
+        excess_ns /= self._batches
+        delays = [delays for _, delays in self._hooked]
+        gathered = _gathered(map(_growth, delays)).items()
+        lost = {param: median(own) for param, own in gathered if 2 * len(own) >= len(delays)}  # of most late steps
+        worst = max(lost, key=lost.__getitem__, default=None)
+        if worst is not None and 2 * lost[worst] >= excess_ns:
+            return worst
+        late = {param: median(own) for param, own in _gathered(delays).items()}
+        return next((param for param in delays[-1] if 2 * late[param] >= excess_ns), None)
+
+
+def _growth(delays: Mapping[int, int]) -> dict[int, int]:
+    """By how much each gradient is later than the one before it."""
+    return {param: at - before for (param, at), before in zip(delays.items(), (0, *delays.values()), strict=False)}
+
+
+def _gathered(rows: Iterable[Mapping[int, int]]) -> dict[int, list[int]]:
+    """The values of each parameter, over all rows."""
+    found: dict[int, list[int]] = {}
+    for row in rows:
+        for param, value in row.items():
+            found.setdefault(param, []).append(value)
+    return found
+
+
+def _first_late_bucket(across: StepAcrossRanks, rank: int, late_ns: int) -> ModuleBucket | None:
+    """The first bucket, in launch order, that shows at least half of the lateness."""
+    facts, buckets = across.facts_of(rank), across.skew.buckets
+    for position, (key, launch) in enumerate(zip(facts.keys, facts.launch, strict=True)):
+        if key in buckets and 2 * (launch - buckets[key].first) >= late_ns:
+            return _computed(facts.keys, position)
+    return None
+
+
+def _computed(keys: Sequence[BucketKey], position: int) -> ModuleBucket:
+    """The bucket that is computed before a launch. FSDP2 gathers a parameter group while it computes another.
+
+    In the backward, that is the next one to be reduced; in the forward, the one that was gathered before.
+    """
+    use = keys[position][4]
+    if use == BACKWARD_GATHER:
+        return next((key[:2] for key in keys[position:] if key[4] == "reduce_scatter"), keys[position][:2])
+    if use == "all_gather" and position:
+        return keys[position - 1][:2]
+    return keys[position][:2]
+
+
+def _delays(across: StepAcrossRanks, rank: int, peers: Sequence[int]) -> dict[int, int]:
+    """How much longer than on its peers each gradient took, in firing order (ns); empty if hooks were not seen."""
+    own = across.ranks[rank]
+    others = [across.ranks[peer] for peer in peers if peer != rank][:REFERENCE_RANKS]
+    if not own.hook_param or not others:
+        return {}
+    fires = [_fires(step) for step in others]
+    delays: dict[int, int] = {}
+    for param, at in _fires(own).items():
+        seen = [fired[param] for fired in fires if param in fired]
+        if seen:
+            delays[param] = at - int(median(seen))
+    return delays
+
+
+def _fires(step: Step) -> dict[int, int]:
+    """When each gradient came, since the start of the backward (ns)."""
+    fires = dict(zip(step.hook_param, step.hook_ns, strict=True))
+    first = min(fires.values(), default=0)
+    start = max((span.start for span in step.spans if span.phase == "backward" and span.start <= first), default=0)
+    return {param: at - start for param, at in fires.items()}

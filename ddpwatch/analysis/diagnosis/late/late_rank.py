@@ -1,0 +1,193 @@
+"""A late rank's incident while it grows: its late steps, why, and what the others waited for it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
+from itertools import takewhile
+from statistics import fmean, median
+from typing import NamedTuple
+
+from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.incident import Kind
+from ddpwatch.analysis.diagnosis.late.cause import LatenessCause, StepFacts
+from ddpwatch.analysis.diagnosis.late.streak import KEEP_VALUES, MOST_PERIOD, Streak
+from ddpwatch.analysis.diagnosis.late.trend import Line
+from ddpwatch.analysis.diagnosis.thresholds import WORTH_SHARE
+
+TREND_STEPS = 48  # watched, before a trend is judged
+TREND_GROWTH = 0.5  # how much of the lateness at the end has to have come over time
+TREND_FIT = 0.5  # share of the variance that a straight line explains
+
+
+class LateRank:
+    """One rank's streak of late steps.
+
+    Attributes:
+        streak: Its late steps.
+        cause: Why.
+        peers: The ranks of its group.
+        start_ns, end_ns: From its first late step to its newest one.
+        span_ns: Rank-time from the first late step to the last.
+    """
+
+    def __init__(self, streak: Streak, peers: Sequence[int]) -> None:
+        self.streak = streak
+        self.peers = tuple(peers)
+        self._others = max(1, len(self.peers) - 1)
+        self.cause = LatenessCause(streak.rank, self.peers)
+        self.span_ns = 0
+        self.start_ns = self.end_ns = 0
+        self._cost_ns: int | None = None  # once somebody asked, until the next step
+        self._older_ns = 0.0  # waits for it in steps that are no longer kept
+        self._before: deque[StepSplit] = deque(maxlen=MOST_PERIOD)  # the newest steps before its first late one
+        self._kept: deque[_Waits] = deque()  # in the newest
+        self._pending: list[_Waits] = []  # since its newest late step
+
+    def catch_up(self, splits: Iterable[StepSplit], recent: Iterable[StepFacts]) -> None:
+        """Takes the steps since its first late one."""
+        for split in splits:
+            if split.step >= self.streak.since:
+                self.add_split(split)
+            else:
+                self._before.append(split)
+        for facts in recent:
+            self.add_facts(facts)
+
+    def add_facts(self, facts: StepFacts) -> None:
+        """Takes a watched step, to find out why it was late, if it was."""
+        late = self.streak.late_in(facts.across.step)
+        if late is not None and late <= self.streak.outlier_ns and facts.across.members >= set(self.peers):
+            self.cause.add(facts, late)
+
+    def add_split(self, split: StepSplit) -> None:
+        """Takes the waits of any step."""
+        self.start_ns = self.start_ns or split.start_ns
+        self._pending.append(self._waits(split))
+        self._cost_ns = None
+        if split.step <= self.streak.until:
+            self.end_ns = split.end_ns
+            self._flush()
+
+    def _waits(self, split: StepSplit) -> _Waits:
+        waited, others = split.waits.get(self.streak.rank, 0), self._others
+        late = self.streak.late_in(split.step if split.like is None else split.like) is not None
+        lead = split.leads.get(self.streak.rank, waited // others)
+        return _Waits(split.step, min(waited, lead * others), late, split.total, split.like is None)
+
+    def _flush(self) -> None:
+        for waits in self._pending:
+            self.span_ns += waits.total
+            self._kept.append(waits)
+        self._pending.clear()
+        while len(self._kept) > KEEP_VALUES:
+            waits = self._kept.popleft()
+            if waits.ns or not waits.watched:
+                self._older_ns += self._due_to_it([waits])
+
+    def end(self) -> None:
+        """It is over: forgets what came after its last late step, if that turned out to be another incident."""
+        self.streak.open = False
+        while self._kept and self._kept[-1].step > self.streak.until:
+            self.span_ns -= self._kept.pop().total
+            self._cost_ns = None
+            self._pending.clear()
+        self.cause.end(self.streak.until)
+
+    @property
+    def cost_ns(self) -> int:
+        """What all others waited because of it: less than they waited for it, which chance does, too."""
+        if self._cost_ns is None:
+            self._cost_ns = int(self._older_ns + self._due_to_it([*self._kept, *self._beyond()]))
+        return self._cost_ns
+
+    def _due_to_it(self, steps: Collection[_Waits]) -> float:
+        """Without it, the next rank would have been the last one, or it would: earlier by as much as it is late."""
+        streak, limit, period = self.streak, self._others * self.streak.late_ns, self.streak.period
+        if streak.constant:
+            if (line := self._growing()) is not None:
+                return sum(min(waits.ns, max(0.0, self._others * line.at(waits.step))) for waits in steps)
+            return self._as_usual(steps, (waits for waits in self._kept if waits.watched), max(0.0, limit))
+        if period is not None:
+            residue = self._residue(period)
+            struck = [waits for waits in steps if waits.step % period == residue]
+            seen = (waits for waits in self._kept if waits.watched and waits.step % period == residue)
+            return self._as_usual(struck, seen, limit)
+        return (1 - streak.by_chance) * sum(min(waits.ns, limit) for waits in steps if waits.late)
+
+    def _residue(self, period: int) -> int:
+        """Which steps of a period are late."""
+        residues = Counter(waits.step % period for waits in self._kept if waits.late and waits.watched)
+        return residues.most_common(1)[0][0] if residues else 0
+
+    def _beyond(self) -> list[_Waits]:
+        """The late steps of a rhythm before its first one that was watched, and after the last one.
+
+        It started, and ended, at one of the unwatched ones up to the next that was on time. Of these, the longer steps
+        are its: those that took rather as long as its watched ones than as those in between.
+        """
+        if self.streak.constant or (period := self.streak.period) is None:
+            return []
+        residue, watched = self._residue(period), [waits for waits in self._kept if waits.watched]
+        struck = [waits.total for waits in watched if waits.step % period == residue]
+        between = [waits.total for waits in watched if waits.step % period != residue]
+        if not struck or not between:
+            return []
+        longer = (median(struck) + median(between)) / 2
+        before = (self._waits(split) for split in reversed(self._before) if split.step % period == residue)
+        after = (waits for waits in self._pending if waits.step % period == residue)
+        unwatched = (takewhile(lambda waits: not waits.watched, due) for due in (before, after))
+        return [waits for due in unwatched for waits in due if waits.total > longer]
+
+    @staticmethod
+    def _as_usual(steps: Collection[_Waits], seen: Iterable[_Waits], limit: float) -> float:
+        """What steps that it makes late cost: an unwatched one as much as the mean watched one."""
+        if all(waits.watched for waits in steps):
+            return sum(min(waits.ns, limit) for waits in steps)
+        usual = [min(waits.ns, limit) for waits in seen]
+        each = fmean(usual) if usual else 0.0
+        return sum(min(waits.ns, limit) if waits.watched else each for waits in steps)
+
+    @property
+    def gain(self) -> float | None:
+        """By how much a step would be shorter without it, as a share."""
+        others = len(self.peers) - 1
+        ranks = max(len(self.peers), 1)
+        return self.cost_ns / others / (self.span_ns / ranks) if others and self.span_ns else None
+
+    @property
+    def matters(self) -> bool:
+        """Whether it has cost the time of a step, and costs enough of each."""
+        waited = self.cost_ns / self._others
+        return waited >= self.streak.step_ns and (self.gain or 0.0) >= WORTH_SHARE
+
+    def kind(self, phase: str) -> Kind:
+        """What kind of incident it is, if that phase is why."""
+        if not self.streak.constant:
+            return "intermittent"
+        if self._growing() is not None:
+            return "drift"
+        return "slow_input" if phase == "data" else "straggler"
+
+    def _growing(self) -> Line | None:
+        """The line along which it has become later and later; None if it has not."""
+        trend, values = self.streak.trend, self.streak.values
+        if trend.count < TREND_STEPS:
+            return None
+        line = trend.line(self.streak.until)
+        grown = line.slope * (self.streak.until - values[0][0])
+        return line if grown >= TREND_GROWTH * line.end > 0 and line.fit >= TREND_FIT else None
+
+
+class _Waits(NamedTuple):
+    """What others waited in a step because of it, at most: until the next rank launched (ns).
+
+    ``total`` is the step's rank-time. An unwatched one was split like the watched step that took most nearly as long:
+    it need not be one of the same rhythm.
+    """
+
+    step: int
+    ns: int
+    late: bool
+    total: int
+    watched: bool

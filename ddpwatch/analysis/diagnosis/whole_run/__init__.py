@@ -1,0 +1,1 @@
+"""What slows all ranks: pauses, slow input, slow links, slow devices, drift."""

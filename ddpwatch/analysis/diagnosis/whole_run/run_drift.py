@@ -1,0 +1,119 @@
+"""A run that gets slower and slower, on all ranks alike."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean
+
+from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.whole_run.step_blocks import StepBlock, StepBlocks
+from ddpwatch.analysis.diagnosis.words.sentences import drift_sentence
+
+BLOCK_STEPS = 32  # of the steps whose median makes one point
+FEWEST_BLOCKS = 8  # of the whole run
+NEWEST = (128, 64, 32, 16)  # blocks, in which a drift may have started later
+KEEP_BLOCKS = 256
+GROWTH = 0.15  # at least
+RISING = 0.8  # Kendall's tau, at least
+CLEARED = 0.7  # of both: with less, it is over
+JUMP = 0.5  # of the growth, that one block may make at most: more is no drift
+KEEP_ENDED = 64
+
+
+class RunDrift:
+    """Finds it as steps come.
+
+    Args:
+        devices: What may be why.
+    """
+
+    def __init__(self, devices: DeviceCauses) -> None:
+        self._devices = devices
+        self._gathered = StepBlocks(BLOCK_STEPS)
+        self._blocks: list[StepBlock] = []
+        self._lasting: Incident | None = None
+        self._ended: deque[Incident] = deque(maxlen=KEEP_ENDED)
+
+    def add(self, step: int, ns: int, start_ns: int) -> None:
+        """Takes the next step that counts, the rank-time that nobody is to blame for, and when the step started."""
+        block = self._gathered.add(step, ns, start_ns)
+        if block is None:
+            return
+        self._blocks.append(block)
+        if len(self._blocks) >= KEEP_BLOCKS:
+            pairs = zip(self._blocks[::2], self._blocks[1::2], strict=True)
+            self._blocks = [one._replace(last=other.last, ns=fmean((one.ns, other.ns))) for one, other in pairs]
+            self._gathered.size *= 2
+        self._look(start_ns)
+
+    def incidents(self) -> list[Incident]:
+        """Those that are over, and the one that lasts."""
+        return [*self._ended, *([] if self._lasting is None else [self._lasting])]
+
+    def _look(self, now_ns: int) -> None:
+        blocks, since = self._blocks, None
+        if self._lasting is not None:
+            since = self._lasting.since_step
+            blocks = [block for block in blocks if block.last >= (since or 0)]
+            if not _rises(blocks, CLEARED):
+                over = drift_sentence(self._lasting.evidence["growth"], is_open=False)
+                self._ended.append(replace(self._lasting, message=over, open=False))
+                self._lasting, self._blocks, self._gathered.size = None, [], BLOCK_STEPS
+                return
+        else:
+            stretches = (blocks, *(blocks[-count:] for count in NEWEST if count < len(blocks)))
+            blocks = next((found for found in stretches if _rises(found) and not _jumps(found)), [])
+        if blocks:
+            self._lasting = self._incident(blocks, blocks[0].first if since is None else since, now_ns)
+
+    def _incident(self, blocks: Sequence[StepBlock], since: int, now_ns: int) -> Incident:
+        # What makes a run slower and slower is worse in the second half than before it.
+        cause = self._devices.cause(None, blocks[len(blocks) // 2].start_ns, now_ns)
+        base = _base(blocks)
+        growth = blocks[-1].ns / base - 1
+        incident = Incident(
+            kind="drift",
+            severity="warning",
+            message=drift_sentence(growth, is_open=True),
+            since_step=since,
+            until_step=blocks[-1].last,
+            steps=len(blocks) * self._gathered.size,
+            cost_ns=int(_excess(blocks, base)),
+            gain=1 - base / blocks[-1].ns,
+            open=True,
+            evidence={"growth": growth},
+        )
+        return because(incident, cause)
+
+
+def _base(blocks: Sequence[StepBlock]) -> float:
+    """What a step took at first."""
+    return min(block.ns for block in blocks[:2])
+
+
+def _excess(blocks: Sequence[StepBlock], base: float) -> float:
+    """What all steps took longer than at first: unwatched ones as much as the watched ones after them."""
+    ends = [blocks[0].first - 1, *(block.last for block in blocks)]
+    return sum(
+        max(0.0, block.ns - base) * (last - before)
+        for block, (before, last) in zip(blocks, pairwise(ends), strict=True)
+    )
+
+
+def _rises(blocks: Sequence[StepBlock], share: float = 1.0) -> bool:
+    """Whether steps get slower steadily, by that share of what is enough to start with."""
+    if len(blocks) < FEWEST_BLOCKS or blocks[-1].ns < (1 + share * GROWTH) * _base(blocks):
+        return False
+    values = [block.ns for block in blocks]
+    pairs = [(a, b) for index, a in enumerate(values) for b in values[index + 1 :]]
+    return sum((b > a) - (b < a) for a, b in pairs) >= share * RISING * len(pairs)
+
+
+def _jumps(blocks: Sequence[StepBlock]) -> bool:
+    """Whether a single step made much of the difference."""
+    jumps = [after.ns - before.ns for before, after in pairwise(blocks)]
+    return max(jumps) > JUMP * (blocks[-1].ns - _base(blocks))

@@ -1,0 +1,196 @@
+"""The verdict: one plain sentence with the first thing that an engineer should know."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
+from ddpwatch.analysis.diagnosis.words.why_unwatched import Facts, why_unwatched
+from ddpwatch.analysis.diagnosis.words.wording import how_ended, in_ms, ranks_named, without
+from ddpwatch.analysis.window import Summary
+from ddpwatch.wire.messages import Bye
+
+Severity = Literal["none", "ok", "warn", "bad"]
+_BAD = ("straggler", "intermittent", "drift", "slow_host")
+_FOR_GOOD = ("not_reduced", "layouts_differ")  # since then, ranks train different models
+WORTH_SAYING = 0.005  # of a step, or of the run: what an incident costs at least, to be mentioned
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What matters most now.
+
+    Attributes:
+        kind: A stable word: that of an incident, or ``hidden``, ``unseen``, ``partial``, ``no_comm``, ``no_bucket``,
+            ``unmeasured``, ``starting``, ``collecting``, ``no_steps`` or ``ended``.
+        rank, bucket: Which ones are to blame, if any.
+        ranks: All that are to blame.
+        peers: Whom these were compared with, if that is known.
+        incident: What it is about, if it is an incident that lasts, ended the run, or harmed it for good.
+    """
+
+    kind: str
+    severity: Severity
+    text: str
+    rank: int | None = None
+    bucket: int | None = None
+    ranks: tuple[int, ...] = ()
+    peers: tuple[int, ...] = ()
+    incident: Incident | None = None
+
+
+def verdict(
+    summary: Summary,
+    incidents: Sequence[Incident],
+    ranks: int,
+    end: Bye | None = None,
+    world_size: int = 0,
+    finished_steps: int = 0,
+    forwards: bool | None = False,
+    issued: bool | None = None,
+) -> Verdict:
+    """What matters most: a death, a hang, what costs most of a step at the moment; else how communication is hidden.
+
+    Args:
+        summary: The newest steps.
+        incidents: All that was found so far.
+        ranks: How many ranks are known.
+        end: The end of the whole run, once it is over.
+        world_size: How many ranks the run has.
+        finished_steps: How many steps the run has taken.
+        forwards: Whether some rank has called the model with gradients; None if that is not known.
+        issued: Whether the watched groups have issued collectives, None if that is not known.
+    """
+    fatal = [incident for incident in incidents if incident.kind == "death" or (incident.kind == "hang" and not end)]
+    fatal = [incident for incident in fatal if incident.open or incident.kind == "death"]
+    if fatal:
+        return of_incident(min(fatal, key=lambda incident: incident.kind != "death"))
+    lasting = [incident for incident in incidents if incident.severity != "info" and _matters_now(incident)]
+    worst = max(lasting, key=_urgency, default=None)
+    if worst is not None:
+        found = of_incident(worst)
+    elif ranks and not finished_steps and not summary.count:
+        found = _without_steps(ranks, forwards, end)
+    else:
+        found = _healthy(summary, incidents, ranks, world_size, issued)
+    return _prefixed(found, finished_steps, end)
+
+
+def with_unseen(found: Verdict, unseen: Collection[int]) -> Verdict:
+    """The verdict while nothing is known of some ranks: these are not to blame, and not said to be well.
+
+    Args:
+        found: The verdict on what is known.
+        unseen: The ranks whose hosts are not connected, at least one.
+    """
+    is_theirs = bool(found.ranks) and set(found.ranks) <= set(unseen)
+    if not (is_theirs or found.severity in ("none", "ok")):
+        return found
+    ranks = tuple(sorted(unseen))
+    are, their = ("is", "its") if len(ranks) == 1 else ("are", "their")
+    text = f"{ranks_named(ranks)} {are} unseen: nothing comes from {their} host's agent; before that: {found.text}"
+    return Verdict("unseen", "warn", text, ranks=ranks)
+
+
+def _matters_now(incident: Incident) -> bool:
+    """Whether it lasts, and costs enough, or has harmed the run for good."""
+    if not incident.open:
+        return incident.kind in _FOR_GOOD
+    return incident.gain is None or incident.gain >= WORTH_SAYING
+
+
+def _urgency(incident: Incident) -> tuple[bool, float]:
+    return incident.severity == "error", incident.gain or 0.0
+
+
+def of_incident(incident: Incident) -> Verdict:
+    """An incident as a verdict, with what a step would gain without it."""
+    text = incident.message + (f" ({incident.device})" if incident.device else "")
+    if incident.gain:
+        text += f"; {without(incident)}, a step would be {_percent(incident.gain)} shorter"
+    severity: Severity = "bad" if incident.severity == "error" or incident.kind in _BAD else "warn"
+    ranks, peers = _blamed(incident), tuple(incident.evidence.get("group", ()))
+    rank = ranks[0] if len(ranks) == 1 else None
+    return Verdict(incident.kind, severity, text, rank, incident.bucket, ranks, peers, incident)
+
+
+def _blamed(incident: Incident) -> tuple[int, ...]:
+    """Whose doing it is: no rank's, if a link is slow."""
+    return () if incident.kind == "slow_link" else incident.ranks
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
+
+
+def _without_steps(ranks: int, forwards: bool | None, end: Bye | None) -> Verdict:
+    why = why_unwatched(Facts(watched=ranks, forwards=forwards))
+    if end is not None:
+        return Verdict("no_steps", "warn", str(why) if end.reason == "finished" else why.text)
+    return Verdict("starting", "none", "waiting for every rank's first step" + (f": {why.text}" if why.text else ""))
+
+
+def _healthy(
+    summary: Summary, incidents: Sequence[Incident], ranks: int, world_size: int, issued: bool | None
+) -> Verdict:
+    if not ranks or (ranks < world_size and not summary.count):
+        return Verdict("starting", "none", "waiting for every rank's first step")
+    if summary.count < ENOUGH_STEPS:
+        return Verdict("collecting", "none", f"too few steps to say: {summary.count} of {ENOUGH_STEPS} are measured")
+    if not summary.communicates:
+        return _without_buckets(ranks, issued)
+    if summary.exposed_ns is None or not summary.step_ns:
+        return Verdict("unmeasured", "none", "completion is not measured here, so overlap is unknown")
+    share = summary.exposed_ns / summary.step_ns
+    text = f"exposed communication {in_ms(summary.exposed_ns)} of {in_ms(summary.step_ns)} ({_percent(share)})"
+    if ranks < world_size:  # as on a host that shows only its own ranks
+        text = f"only {ranks} of {world_size} ranks report here, so late ones do not show; {text}"
+        return Verdict("partial", "none", text + _past(incidents))
+    return Verdict("hidden", "ok", f"nothing stands out; {text}{_past(incidents)}")
+
+
+def _without_buckets(ranks: int, issued: bool | None) -> Verdict:
+    """Only sequence numbers that stand still show that there was no communication."""
+    if ranks == 1:
+        return Verdict("no_comm", "ok", "no communication: one rank has nobody to talk to")
+    if issued is None:
+        return Verdict("no_bucket", "none", "no bucket was seen; whether the ranks communicate otherwise is not known")
+    if issued:
+        return Verdict("no_bucket", "none", "no bucket was launched; the ranks' other collectives are not timed")
+    return Verdict("no_comm", "ok", "no communication: no bucket was launched")
+
+
+def _past(incidents: Sequence[Incident]) -> str:
+    """Names the costliest incident that is over; those of ranks come first."""
+    over = [incident for incident in incidents if not incident.open and incident.severity != "info"]
+    over = [incident for incident in over if (incident.share or 0.0) >= WORTH_SAYING]
+    if not over:
+        return ""
+    cost = sum(incident.share or 0.0 for incident in over)
+    costliest = max(over, key=lambda incident: (bool(_blamed(incident)), incident.share or 0.0))
+    more = f" and {len(over) - 1} more" if len(over) > 1 else ""
+    return f"; earlier: {_named(costliest)}{more}, {_percent(cost)} of the run"
+
+
+def _named(incident: Incident) -> str:
+    """What an incident was, whose, and when, as short as can be."""
+    whose = f" of {ranks_named(incident.ranks)}" if incident.ranks else ""
+    since, until = incident.since_step, incident.until_step
+    when = "" if since is None else f" at step {since}" if until in (None, since) else f" in steps {since}–{until}"
+    return f"{incident.kind.replace('_', ' ')}{whose}{when}"
+
+
+def _prefixed(found: Verdict, steps: int, end: Bye | None) -> Verdict:
+    """Adds how the run ended, unless it finished and there is a verdict on it."""
+    is_known = found.severity != "none" or found.kind == "collecting"
+    if end is None or (end.reason == "finished" and found.severity != "none" and found.kind != "no_steps"):
+        return found
+    ended = how_ended(end.reason, end.detail, end.signal)
+    how = "finished" if end.reason == "finished" else f"the run {ended}"
+    text = f"{how} after {steps} steps" + (f"; {found.text}" if is_known and found.text else "")
+    if end.reason == "finished" and found.kind in ("no_steps", "collecting"):
+        return replace(found, text=text)
+    return replace(found, kind="ended", severity="ok" if end.reason == "finished" else "bad", text=text)

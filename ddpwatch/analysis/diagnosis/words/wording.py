@@ -1,0 +1,121 @@
+"""Phrases that verdicts and findings share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.step import NS_PER_MS
+from ddpwatch.wire.messages import NO_LONGER_WATCHED
+
+_MOST_NAMED = 6
+LIVE_PHASES = {"input": "between steps", "between": "between phases"}  # where a heartbeat says that training is
+ACTIVITIES = {
+    "data": "waiting for data", "save": "saving", "compile": "compiling", "validation": "in validation",
+    "graph": "in CUDA graphs", NO_LONGER_WATCHED: "no longer watched",
+}  # fmt: skip
+_PLACES = {
+    "data": "waiting for data", "exposed_comm": "waiting for buckets", "between": "between steps",
+    "other": "between phases", "checkpoint": "in a checkpoint", "compilation": "compiling",
+}  # fmt: skip
+_ENDS = {**LIVE_PHASES, **ACTIVITIES, "sync": "waiting for buckets"}  # where a rank that ended was
+_STACK_FRAMES = 5  # of each rank, in a list
+_ITS_PHASES = {
+    "data": "its wait for data", "between": "what it does between optimizer and forward",
+    "other": "what it does between phases",
+}  # fmt: skip
+
+
+def in_ms(ns: float) -> str:
+    """A duration in milliseconds."""
+    value = ns / NS_PER_MS
+    if value >= 10_000:
+        return f"{value / 1000:.1f} s"
+    return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"
+
+
+def phase_named(phase: str) -> str:
+    """A rank's phase of a step, as the subject of a sentence about that rank."""
+    return _ITS_PHASES.get(phase, f"its {phase}")
+
+
+def place(phase: str) -> str:
+    """Where a rank was that was in a phase of a step, or in a pause."""
+    return _PLACES.get(phase, f"in {phase}")
+
+
+def in_live_phase(phase: str, step: int) -> str:
+    """Where a heartbeat says that training is."""
+    if phase in LIVE_PHASES:
+        return f"{LIVE_PHASES[phase]} at step {step}"
+    return f"in {phase or 'an unknown phase'} of step {step}"
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """``rank 1``, ``ranks 1, 2`` or ``ranks 0–4, 6–15``, of ascending numbers."""
+    return _named("rank", ranks)
+
+
+def buckets_named(indices: Sequence[int]) -> str:
+    """``bucket 1``, ``buckets 1, 2`` or ``buckets 0–2``, of ascending numbers."""
+    return _named("bucket", indices)
+
+
+def _named(noun: str, numbers: Sequence[int]) -> str:
+    return f"{noun}{'' if len(numbers) == 1 else 's'} {spans(numbers, _MOST_NAMED, ', ')}"
+
+
+def spans(numbers: Sequence[int], most: int = 4, gap: str = ",") -> str:
+    """Ascending numbers, three or more in a row as ``616–623``; the first ``most`` of many such runs."""
+    runs: list[list[int]] = []
+    for value in numbers:
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], value]
+        else:
+            runs.append([value])
+    texts = ["–".join(map(str, run)) if run[-1] - run[0] > 1 else gap.join(map(str, run)) for run in runs]
+    return gap.join(texts[:most]) + (f"{gap.strip(',')}…" if len(texts) > most else "")
+
+
+def without(incident: Incident) -> str:
+    """Without what a step would be shorter by the incident's gain. Of late ranks, that is what others wait for them."""
+    if not incident.ranks or incident.kind == "slow_link":
+        return "without it"
+    if incident.phase == "data":  # which is a wait, too
+        return f"without the wait for {ranks_named(incident.ranks)}"
+    return f"without the wait for {'it' if len(incident.ranks) == 1 else 'them'}"
+
+
+def how_ended(reason: str, detail: str, signal: int | None) -> str:
+    """The end of a rank or a run that did not finish, as a predicate."""
+    if reason == "killed":
+        return f"was killed ({detail or f'signal {signal}'})"
+    if detail.startswith("exited with code"):
+        return detail
+    what = "died of an exception" if reason == "exception" else "is lost"
+    return f"{what} ({detail})" if detail else what
+
+
+def where_ended(step: int | None, phase: str, in_flight: Sequence[int]) -> str:
+    """Where a rank was when it ended, as far as that is known."""
+    text = "" if step is None else f" at step {step}"
+    text += f" {_ENDS.get(phase, f'in {phase}')}" if phase else ""
+    return text + (f", {buckets_named(in_flight)} in flight" if in_flight else "")
+
+
+def stack_lines(incident: Incident) -> list[str]:
+    """Where the ranks of a hang are: the call sites, then the innermost calls of each rank."""
+    evidence = incident.evidence
+    sites: Mapping[int, str] = evidence.get("call_sites", {})
+    lines = [f"rank {rank} {_role(rank, incident)} {site}" for rank, site in sites.items()]
+    for rank, frames in evidence.get("stacks", {}).items():
+        lines.append(f"rank {rank}, innermost call first:")
+        lines += [f"  {frame}" for frame in frames[:_STACK_FRAMES]]
+        lines += [f"  … {len(frames) - _STACK_FRAMES} more"] if len(frames) > _STACK_FRAMES else []
+    return lines + [f"rank {rank}: no stack, {why}" for rank, why in evidence.get("no_stack", {}).items()]
+
+
+def _role(rank: int, incident: Incident) -> str:
+    if not incident.ranks:
+        return "is at"
+    return "holds up the others at" if rank in incident.ranks else "waits at"

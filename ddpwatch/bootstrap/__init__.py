@@ -1,1 +1,0 @@
-"""What `ddpwatch run` adds to the job. ``path/`` goes onto the PYTHONPATH, so it holds nothing else."""

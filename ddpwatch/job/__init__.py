@@ -1,0 +1,1 @@
+"""What `ddpwatch run` adds to a job. ``path/`` goes onto the job's PYTHONPATH, so it holds nothing else."""

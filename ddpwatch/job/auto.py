@@ -1,0 +1,122 @@
+"""Watches every module of DDP and FSDP2 of a process without a line in its script (`ddpwatch run`)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ddpwatch.probe.calls import SeenCalls
+from ddpwatch.run.startup import UNWATCHED_MODELS
+
+_log = logging.getLogger("ddpwatch")
+_first_forwards: weakref.WeakSet[Any] = weakref.WeakSet()  # FSDP2's states that have had theirs
+tell: Callable[[str, str], None] = lambda word, text: None  # noqa: E731 - sitecustomize's, for the start-up file
+
+
+def install(distributed: ModuleType) -> None:
+    """Makes DDP modules watch themselves as soon as they are built.
+
+    A comm hook can only be registered on a finished module, so ddpwatch always comes first and sees the user's.
+
+    Args:
+        distributed: The module ``torch.nn.parallel.distributed``, just imported.
+    """
+    SeenCalls([(distributed.DistributedDataParallel, "__init__")], end=_watch, names=["self"], on_error=_blind)
+
+
+def install_sharded(states: ModuleType) -> None:
+    """Makes FSDP2's modules watch themselves in their first forward: only then is it known which of them is the root.
+
+    Args:
+        states: The module ``torch.distributed.fsdp._fully_shard._fsdp_state``, just imported.
+    """
+    SeenCalls([(states.FSDPState, "_lazy_init")], end=_watch_root, names=["self"], on_error=_blind)
+
+
+def install_ray(workers: ModuleType) -> None:
+    """Says goodbye when Ray Train has ended the training: it then kills its workers, which run no exit handler.
+
+    Args:
+        workers: The module ``ray.train.v2._internal.execution.worker_group.worker``, just imported.
+    """
+    SeenCalls([(workers.RayTrainWorker, "shutdown")], begin=lambda: _end(workers), on_error=_blind)
+
+
+def _watch_root(state: Any, result: None) -> None:
+    """Watches the root of a model of FSDP2, once: each of its forwards comes here, and the script may have let go."""
+    if state not in _first_forwards:
+        _first_forwards.add(state)
+        for module in state._modules[:1] if state._is_root else ():
+            _watch(module)
+
+
+def _blind(error: Exception) -> None:
+    guard = sys.modules.get("ddpwatch.probe.guard")
+    if guard is not None and guard.is_the_jobs(error):  # raised by a signal handler meanwhile
+        raise error
+    reason = type(error).__name__ if guard is None else guard.reason_of(error)
+    _log.warning("ddpwatch does not watch, training goes on: %s", reason)
+
+
+def install_groups(c10d: Any) -> None:
+    """Says that this process has joined a process group.
+
+    Args:
+        c10d: The module ``torch.distributed.distributed_c10d``, just imported.
+    """
+
+    def end(group: Any, result: None) -> None:
+        with contextlib.suppress(AttributeError):  # None, or a placeholder in processes outside the group
+            tell("group", f"{group.rank()} {group.size()}")
+
+    SeenCalls([(c10d, "_update_default_pg")], end=end, names=["pg"], on_error=_blind)
+
+
+def install_unwatched(wrappers: ModuleType) -> None:
+    """Says it when a model is built that is not watched. ``__new__`` has returned before the constructor starts.
+
+    Args:
+        wrappers: A module of `UNWATCHED_MODELS`, just imported.
+    """
+    name, class_name = next((n, c) for n, (m, c) in UNWATCHED_MODELS.items() if m == wrappers.__name__)
+    model_class = getattr(wrappers, class_name)
+    original = model_class.__new__
+
+    def __new__(cls: type, *arguments: Any, **options: Any) -> Any:
+        tell("model", name)
+        return object.__new__(cls) if original is object.__new__ else original(cls, *arguments, **options)
+
+    __new__.__wrapped__ = model_class.__init__  # type: ignore[attr-defined] # what inspect.signature shows
+    model_class.__new__ = staticmethod(__new__)
+
+
+def _end(workers: ModuleType) -> None:
+    """Closes this process's session, unless its training still runs: then Ray aborts it."""
+    try:
+        session = getattr(sys.modules.get("ddpwatch.probe.session"), "_session", None)
+        training = workers.get_train_context().execution_context.training_thread_runner
+        if session is not None and not training.is_running():
+            error = training.get_error()
+            session.end(getattr(error, "_base_exc", error))
+    except Exception as error:
+        _log.warning("ddpwatch does not know how the training ended: %s", error)
+
+
+def _watch(model: Any, result: None = None) -> None:
+    """Watches a module. No error may reach the script, which does not know that ddpwatch is here."""
+    tell("model", "wrapped")
+    try:
+        from ddpwatch.probe.session import watch
+
+        handle = watch(model, record=os.environ.get("DDPWATCH_RECORD"))
+        if handle.refused:
+            tell("refused", handle.refused)
+    except Exception as error:
+        tell("refused", " ".join(str(error).split()))
+        _blind(error)

@@ -1,1 +1,0 @@
-from ddpwatch.export.library import open_recording as open_recording

@@ -1,0 +1,1 @@
+"""A run on this machine: its files, its clock, and the processes that ddpwatch starts for it."""

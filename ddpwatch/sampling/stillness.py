@@ -1,0 +1,87 @@
+"""Whether a rank goes on, by its heartbeats: one rule, by which a rank takes its own stack and others call it a hang.
+
+A rank stands still as long as its heartbeats say the same: step, phase, activity, collectives. How long that may last
+depends on how long its steps take, and on what it does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median_low
+from typing import Final
+
+from ddpwatch.sampling.levels import UNWATCHED, is_counted
+from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Step
+
+STILL_NS: Final = 3_000_000_000
+STILL_STEPS: Final = 2.0  # how many steps' time a rank may stand still where steps are long
+START_NS: Final = 60_000_000_000  # before the first step ends: libraries load, connections are made
+DATA_NS: Final = 30_000_000_000  # in which all ranks may wait for data, or be between steps
+AWAITED_DATA_NS: Final = 7_000_000_000  # in which one may wait for data while others wait for it
+LASTING_NS: Final = 600_000_000_000  # NCCL's own patience
+ENDLESS_NS: Final = 1 << 62
+_PATIENCE_NS: Final = {
+    "data": AWAITED_DATA_NS,
+    "save": LASTING_NS,
+    "compile": LASTING_NS,
+    "validation": LASTING_NS,
+    "graph": ENDLESS_NS,
+    NO_LONGER_WATCHED: ENDLESS_NS,
+}
+_NEWEST = 8  # steps whose median says how long one takes
+
+
+class Stillness:
+    """How long one rank has been standing still, on its own clock.
+
+    Attributes:
+        beat: Its newest heartbeat.
+        since_ns: From when on it has been standing still.
+    """
+
+    def __init__(self) -> None:
+        self.beat: Beat | None = None
+        self.since_ns = 0
+        self._steps: deque[int] = deque(maxlen=_NEWEST)
+
+    def add_step(self, step: Step) -> None:
+        """Takes the rank's next step."""
+        if is_counted(step.status) or step.status == UNWATCHED:
+            self._steps.append(step.duration_ns)
+
+    def add(self, beat: Beat) -> None:
+        """Takes the next heartbeat."""
+        before, self.beat = self.beat, beat
+        entered_ns = max(beat.since_ns, beat.activity_since_ns)
+        if before is None:
+            self.since_ns = entered_ns
+        elif _position(before) != _position(beat):
+            self.since_ns = entered_ns if entered_ns >= before.at_ns else beat.at_ns
+
+    @property
+    def still_ns(self) -> int:
+        """For how long it has been standing still at its newest heartbeat."""
+        return 0 if self.beat is None else self.beat.at_ns - self.since_ns
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether that is longer than its steps explain."""
+        return self.still_ns > STILL_NS and self.still_ns > self._patience_ns()
+
+    @property
+    def lasts_too_long(self) -> bool:
+        """Whether that is longer than its steps and what it does explain."""
+        activity = "" if self.beat is None else self.beat.activity
+        return self.stands_still and self.still_ns > _PATIENCE_NS.get(activity, 0)
+
+    def _patience_ns(self) -> int:
+        if self._steps:
+            return max(STILL_NS, int(STILL_STEPS * median_low(self._steps)))
+        return STILL_NS if self.beat is not None and self.beat.step else START_NS
+
+
+def _position(beat: Beat) -> tuple[object, ...]:
+    return (
+        beat.step, beat.phase, beat.since_ns, beat.activity, beat.activity_since_ns, beat.last_hook, beat.in_flight,
+        beat.issued, beat.issued_in,
+    )  # fmt: skip

@@ -1,0 +1,350 @@
+"""Plain lines instead of a dashboard: one aligned line every few seconds, for logs, pipes and dumb terminals."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews, cost_text, lost_text, message_text, steps_text
+from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
+from ddpwatch.analysis.diagnosis.words.wording import ranks_named
+from ddpwatch.analysis.step import NS_PER_MS
+from ddpwatch.analysis.window import summarise
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.report.format import UNKNOWN, clean, number, percent, table
+from ddpwatch.run import rundir
+from ddpwatch.run.rundir import RunInfo
+from ddpwatch.version import untested
+from ddpwatch.viewer.live_source import SILENCE_S, LiveSource, Source, may_go_on
+from ddpwatch.viewer.state import KEEP_STEPS, RunState
+from ddpwatch.wire.transport import Frame
+
+if TYPE_CHECKING:
+    from ddpwatch.recording.reader import Recording
+
+EVERY_S = 2.0
+AFTER_END_S = 0.3  # after the run's end, for the last status of its recording
+INDENT = " " * 10  # of lines about incidents: as far as the step
+HEADER = (
+    f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'full':>5}  {'drops':>5}  "
+    "what stands out"
+)
+
+
+def run_table(runs: Sequence[RunInfo]) -> list[str]:
+    """The runs as aligned lines."""
+    rows = [
+        [
+            info.run_id,
+            str(info.world_size),
+            time.strftime("%H:%M:%S", time.localtime(info.started)),
+            _place(info),
+            info.previous,
+            info.recording,
+        ]
+        for info in runs
+    ]
+    return table(
+        ["run", "ranks", "started", "where", "after", "recording"], [[clean(cell) for cell in row] for row in rows]
+    )
+
+
+def _place(info: RunInfo) -> str:
+    """Where a run's collector is. Nobody here knows whether it is alive on another host."""
+    if not rundir.is_elsewhere(info):
+        return "here"
+    return f"on {info.host}" + (", an earlier boot" if info.host == socket.gethostname() else "")
+
+
+class RunLines:
+    """Turns a run's frames into lines.
+
+    Attributes:
+        state: All that is known of the run.
+    """
+
+    def __init__(self) -> None:
+        self.state = RunState()
+        self._news = IncidentNews()
+        self._has_pointed = self._has_named_torch = False
+
+    def lines(self) -> list[str]:
+        """One for each incident that has started or ended since the last look, then the state of the run."""
+        state = self.state
+        incidents = state.diagnosis.incidents()
+        news = self._news.take(incidents, state.now_ns)
+        changes = [f"{INDENT}{clean(item.text)}" for item in news if item.incident.severity != "info"]
+        return [*self._pointer(), *self._untested_torch(), *changes, line(state, incidents)]
+
+    def _pointer(self) -> list[str]:
+        """Once, on a host that shows only its own ranks: what to type for the whole run."""
+        whole = "" if self.state.status is None else clean(self.state.status.whole)
+        if not whole or self._has_pointed:
+            return []
+        self._has_pointed = True
+        return [f"{INDENT}these are the ranks of this host; for all hosts: {whole}"]
+
+    def _untested_torch(self) -> list[str]:
+        """Once: that the job's torch is not one that is tested."""
+        torch = next((rank.hello.torch for rank in self.state.ranks.values() if rank.hello is not None), "")
+        beyond = untested(torch)
+        if not beyond or self._has_named_torch:
+            return []
+        self._has_named_torch = True
+        return [f"{INDENT}torch {clean(torch)} is {beyond}: ddpwatch doctor tries what works"]
+
+    def closing(self, stretch: str = "") -> list[str]:
+        """All incidents, worst first, and where the time went; nothing before the first step.
+
+        Args:
+            stretch: What part of the run they are of; empty for all of it.
+        """
+        diagnosis = self.state.diagnosis
+        incidents, lost = diagnosis.incidents(), lost_text(diagnosis.lost())
+        rows = [[row.kind, _ranks(row), steps_text(row), cost_text(row), clean(message_text(row))] for row in incidents]
+        heading = f"incidents{stretch}: {len(rows)}" + (f"; {lost}" if lost else "")
+        return [heading, *_aligned(rows)] if self.state.steps else []
+
+
+def _ranks(incident: Incident) -> str:
+    return ranks_named(incident.ranks) if incident.ranks else "all ranks"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of text, the last one ragged."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    return ["  " + "  ".join([f"{c:<{w}}" for c, w in zip(row, widths, strict=False)] + [row[-1]]) for row in rows]
+
+
+def line(state: RunState, incidents: Sequence[Incident]) -> str:
+    """The state of a run in one line, which ends with the verdict."""
+    summary = summarise(state.recent())
+    newest = state.newest_step()
+    found = state.verdict(summary, incidents)
+    return (
+        f"{UNKNOWN if newest is None else newest.step:>8}  {number(summary.rate, 2):>6}  "
+        f"{_ms(summary.step_ns):>8}  {percent(summary.overlap):>7}  {_ms(summary.exposed_ns):>10}  "
+        f"{_full(state):>5}  {state.dropped:>5}  {_notes(state)}{clean(found.text)}"
+    )
+
+
+def _full(state: RunState) -> str:
+    """How many of the newest steps are full."""
+    full, steps = state.cost.newest_full()
+    return f"{full}/{steps}" if steps else UNKNOWN
+
+
+def _notes(state: RunState) -> str:
+    """What is off, what sampling may cost, collectors that were started again, an error of the recording."""
+    status, notes = state.status, "".join(f"{clean(off.label)}; " for off in state.off.found())
+    if status is not None and status.lease_ppm is not None:
+        notes += f"budget {status.lease_ppm / 1e4:g} %; "
+    if status is not None and status.restarts:
+        missing = UNKNOWN if state.missing_steps is None else state.missing_steps
+        notes += f"collector restarts: {status.restarts}, {missing} steps missing; "
+    if status is not None and status.recording_error:
+        notes += f"recording: {clean(status.recording_error)}; "
+    return notes
+
+
+def follow(info: RunInfo | None, endpoint: str | None, budget_ppm: int = 0) -> None:
+    """Prints lines about a live run until it ends; waits for one if there is none."""
+    if endpoint is None:
+        info = info or _wait_for_run()
+        _narrate(f"attached to {info.run_id}, {info.world_size} ranks")
+        endpoint = info.publish
+    for text in lines(endpoint, budget_ppm):
+        print(text, flush=True)
+
+
+def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
+    """Yields the header, lines about a live run every few seconds, and its incidents at the end.
+
+    Args:
+        endpoint: Where its frames come from; see `LiveSource`.
+        budget_ppm: See `LiveSource`.
+    """
+    source, run = LiveSource(endpoint, budget_ppm), RunLines()
+    yield HEADER
+    state, trouble = run.state, ""
+    received = time.monotonic()
+    due = received + EVERY_S
+    try:
+        while state.end is None and (time.monotonic() - received < SILENCE_S or may_go_on(source, endpoint)):
+            for message, envelope in source.read(0.2):
+                state.apply(message, envelope.received_ns)
+                received = time.monotonic()
+            trouble = _narrate_change(trouble, source)
+            if source.over:
+                break
+            if time.monotonic() >= due and state.frames:
+                yield from run.lines()
+                due = time.monotonic() + EVERY_S
+        for message, envelope in source.read(AFTER_END_S):
+            state.apply(message, envelope.received_ns)
+    finally:
+        source.close()
+    yield from run.lines()
+    yield from run.closing()
+    if state.end is None and not source.over:
+        _narrate(f"no frame from the collector for {SILENCE_S:.0f} s: it is gone")
+
+
+def _narrate_change(before: str, source: Source) -> str:
+    """Says what is wrong with the source, or that nothing is any more, if that is new."""
+    if source.trouble != before:
+        _narrate(source.trouble or "connected again")
+    return source.trouble
+
+
+def narrate_runs(
+    runs: Callable[[], list[RunInfo]],
+    over: threading.Event,
+    without_run: Callable[[], Iterable[str]],
+    why: Callable[[], Why],
+    budget_ppm: int = 0,
+) -> None:
+    """Prints lines about a job's runs to stderr, one run after the other, until the job is over.
+
+    Args:
+        runs: The job's live runs.
+        over: Set when the job is over.
+        without_run: Lines to print at the end if there was no run.
+        why: Why there is none so far.
+        budget_ppm: See `LiveSource`.
+    """
+    try:
+        _narrate_all(runs, over, without_run, why, budget_ppm)
+    except (DdpwatchError, OSError) as error:  # the run directory is gone: that is no fault of the job
+        _narrate(f"the job is no longer shown: {error}")
+
+
+def _narrate_all(
+    runs: Callable[[], list[RunInfo]],
+    over: threading.Event,
+    without_run: Callable[[], Iterable[str]],
+    why: Callable[[], Why],
+    budget_ppm: int,
+) -> None:
+    seen: set[str] = set()
+    waiting = _Waiting()
+    while True:
+        last_look = over.is_set()
+        for info in runs():
+            if info.run_id not in seen:
+                seen.add(info.run_id)
+                _narrate(f"watching {info.run_id}, {info.world_size} ranks")
+                for text in lines(info.publish, budget_ppm):
+                    _narrate(text)
+        if last_look:
+            break
+        if not seen:
+            waiting.narrate(str(why()))
+        over.wait(0.3)
+    for text in [] if seen else without_run():
+        _narrate(text)
+
+
+class _Waiting:
+    """Says once why nothing is watched, when that has not changed for `EVERY_S`: a job that starts is quicker."""
+
+    def __init__(self) -> None:
+        self._why = self._said = ""
+        self._since = 0.0
+
+    def narrate(self, why: str) -> None:
+        """Takes the reason of now."""
+        now = time.monotonic()
+        if why != self._why:
+            self._why, self._since = why, now
+        elif why != self._said and now - self._since >= EVERY_S:
+            self._said = why
+            _narrate(f"nothing is watched yet: {clean(why)}")
+
+
+def replay_lines(
+    recording: Recording,
+    from_ns: int = 0,
+    speed: float | None = None,
+    loop: bool = False,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Prints the lines that a live view would have printed.
+
+    Args:
+        recording: What to replay.
+        from_ns: Where to start (ns since the Unix epoch).
+        speed: Recorded seconds per second; None prints everything at once, or with ``loop`` at normal speed.
+        loop: Whether to start again at the end.
+        sleep: Called to wait, with seconds.
+    """
+    if speed is None and loop:
+        speed = 1.0
+    while True:
+        since_ns = recording.lead_in(from_ns, KEEP_STEPS, EVERY_S) if from_ns else 0
+        print_lines(recording.seek(since_ns), from_ns, speed, sleep, " from here on" if since_ns else "")
+        if recording.skipped:
+            _narrate(f"frames left out: {recording.skipped}, damaged or of a type unknown to this version of ddpwatch")
+        if recording.cut_tail:
+            _narrate("the recording was cut off here")
+        if not loop:
+            return
+
+
+def print_lines(
+    frames: Iterable[Frame],
+    from_ns: int = 0,
+    speed: float | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    stretch: str = "",
+) -> None:
+    """Prints lines for every `EVERY_S` of receive time, and the incidents at the end; see `replay_lines`.
+
+    Args:
+        frames: What to print lines about.
+        from_ns: Where to start (ns since the Unix epoch).
+        speed: See `replay_lines`.
+        sleep: See `replay_lines`.
+        stretch: See `RunLines.closing`.
+    """
+    run, printed_ns = RunLines(), from_ns
+    state = run.state
+
+    def print_line() -> None:
+        if speed is not None:
+            sleep(max(state.now_ns - printed_ns, 0) / 1e9 / speed)
+        print("\n".join(run.lines()))
+
+    print(HEADER)
+    for message, envelope in frames:
+        state.apply(message, envelope.received_ns)
+        printed_ns = printed_ns or envelope.received_ns
+        if envelope.received_ns - printed_ns >= EVERY_S * 1e9:
+            print_line()
+            printed_ns = envelope.received_ns
+    print_line()
+    print(*run.closing(stretch), sep="\n")
+
+
+def _wait_for_run() -> RunInfo:
+    info = rundir.newest_run()
+    if info is None:
+        how = "call ddpwatch.watch(model) in its script, or start it with ddpwatch run"
+        _narrate(f"waiting for a run (looking in {rundir.directory()}); {how}")
+    while info is None:
+        time.sleep(0.5)
+        info = rundir.newest_run()
+    return info
+
+
+def _narrate(text: str) -> None:
+    print(f"ddpwatch: {text}", file=sys.stderr, flush=True)
+
+
+def _ms(ns: float | None) -> str:
+    return number(ns, 1) if ns is None else number(ns / NS_PER_MS, 1)
