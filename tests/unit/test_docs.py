@@ -27,7 +27,8 @@ from tests.support.runs import record, run_of
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "trainer" / "README.md",
-    ROOT / "trainer" / "data" / "README.md", *sorted((ROOT / "benchmarks").glob("*.md")), *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "trainer" / "data" / "README.md", *sorted((ROOT / "benchmarks").glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
 ]  # fmt: skip
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
