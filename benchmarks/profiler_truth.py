@@ -41,8 +41,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import ddpwatch
 from benchmarks.rounds import Rounds, rounds_done
-from ddpwatch.analysis.intervals import Intervals, intersect, total, union
 from ddpwatch.analysis.step import figures
+from ddpwatch.common.intervals import Intervals, intersect, total, union
 from ddpwatch.probe import session
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.report.format import table

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpwatch.probe.cuda import CudaClock
 from ddpwatch.probe.cuda_calls import cuda_clock
 from ddpwatch.probe.guard import Guard
+from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
@@ -165,7 +166,7 @@ class Watched:
         if watch:
             self.recorder.use(cuda_clock(device) if device.type == "cuda" else gpu, self.schedule)
             guard = Guard(lambda feature, error: self.errors.append(error))
-            self.probe = DdpProbe(ddp, 0, 0, self.recorder, lambda layout: None, guard)
+            self.probe = DdpProbe(ddp, ProbeContext(self.recorder, guard, lambda layout: None))
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Ends a step."""

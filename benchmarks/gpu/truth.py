@@ -35,8 +35,8 @@ from benchmarks.gpu.job import average
 from benchmarks.gpu.part import NO_GPU, Row, command_line, show, write
 from benchmarks.profiler_truth import under_both
 from benchmarks.rounds import Rounds
-from ddpwatch.analysis.intervals import Intervals, intersect, total, union
 from ddpwatch.analysis.step import figures
+from ddpwatch.common.intervals import Intervals, intersect, total, union
 from ddpwatch.probe import session
 from ddpwatch.probe.cuda import CudaClock
 from ddpwatch.probe.record import StepRecord

@@ -19,8 +19,8 @@ from typing import NamedTuple, TypeVar, cast
 
 from ddpwatch.analysis.clock_error import NO_SHIFTS, ClockErrors, Shifts, on_one_time_line
 from ddpwatch.analysis.groups import Members
-from ddpwatch.analysis.intervals import Intervals, total_within
 from ddpwatch.analysis.step import BucketKey, BucketKeys, StepFigures, bucket_keys, buffer_waits, starts_of
+from ddpwatch.common.intervals import Intervals, total_within
 from ddpwatch.wire.messages import DEFAULT_GROUP, Step
 
 _Stamp = TypeVar("_Stamp", int, int | None)

@@ -13,7 +13,7 @@ from itertools import chain, pairwise
 from operator import attrgetter
 from typing import NamedTuple, cast
 
-from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, union
+from ddpwatch.common.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.sampling.levels import FULL, is_timed, is_watched
 from ddpwatch.wire.messages import DEFAULT_GROUP, Step
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import LaunchSkew, RankFacts
-from ddpwatch.analysis.intervals import Intervals, intersect, subtract
 from ddpwatch.analysis.step import starts_of
+from ddpwatch.common.intervals import Intervals, intersect, subtract
 from ddpwatch.wire.messages import Step
 
 

@@ -83,6 +83,7 @@ def _watch(model: Any, probe: Any) -> Any:
 
     from ddpwatch.probe.completion import drain
     from ddpwatch.probe.guard import Guard
+    from ddpwatch.probe.guarded import ProbeContext
     from ddpwatch.probe.recorder import StepRecorder
     from ddpwatch.wire.messages import Layout
 
@@ -91,7 +92,7 @@ def _watch(model: Any, probe: Any) -> Any:
     errors: list[tuple[str, Exception]] = []
     recorder = StepRecorder(records.append)
     guard = Guard(lambda feature, error: errors.append((feature, error)))
-    attached = probe(model, 0, 0, recorder, published.append, guard)
+    attached = probe(model, ProbeContext(recorder, guard, published.append))
 
     def train() -> tuple[Any, int]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ddpwatch.analysis.buckets import BucketTable
@@ -20,6 +20,7 @@ from ddpwatch.wire.messages import ALL_REDUCE
 
 TOP = 16
 OTHERS = "others"
+INSTALL = "pip install 'ddpwatch[metrics]'"
 NS_PER_S = 1e9
 MOST_LABEL = 80  # characters
 
@@ -87,6 +88,15 @@ class Sample(NamedTuple):
 
 
 Values = Mapping[str, Sequence[Sample]]  # by the metric's name; what is not known is not in it
+NO_RUN: Values = {"live": (Sample((), 0.0),)}
+
+
+@dataclass
+class Board:
+    """The newest reading. Other threads may read it at any time: its values are replaced as a whole."""
+
+    run_id: str = ""
+    values: Values = field(default_factory=lambda: NO_RUN)
 
 
 class Row(NamedTuple):

@@ -6,9 +6,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 
-from ddpwatch.metrics.figures import Meter, Sample, Values
+from ddpwatch.metrics.figures import NO_RUN, Board, Meter
+from ddpwatch.metrics.otlp import pushing
+from ddpwatch.metrics.prometheus import listening
 from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.viewer.live_source import SILENCE_S, LiveSource, Source, may_go_on
@@ -16,16 +17,6 @@ from ddpwatch.viewer.state import RunState
 
 EVERY_S = 1.0  # between two readings; a scrape in between gets the older one
 LOOK_S = 0.5  # between two looks for a run
-NO_RUN: Values = {"live": (Sample((), 0.0),)}
-INSTALL = "pip install 'ddpwatch[metrics]'"
-
-
-@dataclass
-class Board:
-    """The newest reading. Other threads may read it at any time: its values are replaced as a whole."""
-
-    run_id: str = ""
-    values: Values = field(default_factory=lambda: NO_RUN)
 
 
 def export(info: RunInfo | None, endpoint: str | None, listen: str | None, otlp: str | None) -> None:
@@ -40,9 +31,6 @@ def export(info: RunInfo | None, endpoint: str | None, listen: str | None, otlp:
     Raises:
         UsageError: A library is missing, or an address is not valid.
     """
-    from ddpwatch.metrics.otlp import pushing
-    from ddpwatch.metrics.prometheus import listening
-
     board = Board()
     with ExitStack() as stack:
         if listen is not None:

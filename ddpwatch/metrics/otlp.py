@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ddpwatch.errors import UsageError
-from ddpwatch.metrics.figures import METRICS, Metric
-from ddpwatch.metrics.follow import INSTALL, Board
+from ddpwatch.metrics.figures import INSTALL, METRICS, Board, Metric
 from ddpwatch.version import __version__
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ddpwatch.errors import UsageError
-from ddpwatch.metrics.figures import METRICS, Metric, Sample
-from ddpwatch.metrics.follow import INSTALL, Board
+from ddpwatch.metrics.figures import INSTALL, METRICS, Board, Metric, Sample
 
 if TYPE_CHECKING:
     from prometheus_client import Metric as Family

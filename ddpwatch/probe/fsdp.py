@@ -37,11 +37,9 @@ from ddpwatch.probe.autograd import on_graph_end
 from ddpwatch.probe.collectives import issued_by
 from ddpwatch.probe.completion import Callback
 from ddpwatch.probe.groups import backend_name, describe
-from ddpwatch.probe.guard import Guard
-from ddpwatch.probe.guarded import GuardedProbe, PortableHook
+from ddpwatch.probe.guarded import GuardedProbe, PortableHook, ProbeContext
 from ddpwatch.probe.identity import Flags, module_name
 from ddpwatch.probe.record import BucketRecord
-from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.sharded_comm import (
     TimedAllGather,
     TimedComm,
@@ -49,7 +47,7 @@ from ddpwatch.probe.sharded_comm import (
     forget_reduction,
     see_all_reduces,
 )
-from ddpwatch.wire.messages import DEFAULT_GROUP, BucketLayout, CollectiveOp, Group, Layout
+from ddpwatch.wire.messages import DEFAULT_GROUP, BucketLayout, CollectiveOp, Layout
 
 MAX_EARLY = 1024  # collectives between two forwards; of more, only the newest count
 _log = logging.getLogger("ddpwatch")
@@ -64,32 +62,15 @@ class FsdpProbe(GuardedProbe):
 
     Args:
         model: The module. Not modified beyond its hooks.
-        module: Its number in this process.
-        param_base: Id of its first parameter in this process.
-        recorder: Takes the stamps.
-        publish: Takes each process group, and the layout of the parameter groups.
-        guard: Takes ddpwatch's errors.
-        on_wait: Called when a backward has ended its compute and is about to wait. Must not block.
+        context: Gets each process group, and the layout of the parameter groups.
 
     Attributes:
         timed: Whether completions can be stamped.
         parameters: Number of parameter tensors.
     """
 
-    def __init__(
-        self,
-        model: FSDPModule,
-        module: int,
-        param_base: int,
-        recorder: StepRecorder,
-        publish: Callable[[Group | Layout], None],
-        guard: Guard,
-        on_wait: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(recorder, guard)
-        self._module = module
-        self._publish = publish
-        self._on_wait = on_wait
+    def __init__(self, model: FSDPModule, context: ProbeContext) -> None:
+        super().__init__(context)
         self._model = weakref.ref(model)
         self._groups: list[weakref.ref[FSDPParamGroup]] = []
         self._ids: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
@@ -100,10 +81,10 @@ class FsdpProbe(GuardedProbe):
         self._methods = methods_under_way() > 0  # whether forwards have been methods other than ``forward``
         self._handles: list[RemovableHandle] = []
         self._see_no_more: Callable[[], object] = lambda: None
-        self._done_callback = partial(guard.run, "collectives", self._done)
+        self._done_callback = partial(self.guard.run, "collectives", self._done)
         self.parameters = 0
         try:
-            self._set_up(model, param_base)
+            self._set_up(model, context.param_base)
         except BaseException:  # this torch's FSDP2 is another: leave nothing on the model
             self.close()
             raise

@@ -6,6 +6,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from ddpwatch.probe.autograd import add_gradient_hook, tensors_in
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.recorder import StepRecorder
-from ddpwatch.wire.messages import WATCHING, Feature
+from ddpwatch.wire.messages import WATCHING, Feature, Group, Layout
 
 
 class PortableHook(partial):  # type: ignore[type-arg]  # calls with no Python of its own
@@ -28,22 +29,42 @@ class PortableHook(partial):  # type: ignore[type-arg]  # calls with no Python o
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
+@dataclass(frozen=True)
+class ProbeContext:
+    """What the probe on a module gets from its session.
+
+    Attributes:
+        recorder: Takes the stamps.
+        guard: Takes ddpwatch's errors.
+        publish: Takes each process group and each layout.
+        on_wait: Called when a backward has ended its compute and is about to wait. Must not block.
+        module: The module's number in this process.
+        param_base: Id of its first parameter in this process.
+    """
+
+    recorder: StepRecorder
+    guard: Guard
+    publish: Callable[[Group | Layout], None]
+    on_wait: Callable[[], None] = lambda: None
+    module: int = 0
+    param_base: int = 0
+
+
 class GuardedProbe(ABC):
     """A probe whose hooks are guarded. What follows the forward is stamped from hooks on the graph.
 
-    Args:
-        recorder: Takes the stamps.
-        guard: Takes the hooks' errors.
-
     Attributes:
         active: Whether the hooks do anything.
-        guard: See above.
+        guard: Takes the hooks' errors.
     """
 
-    def __init__(self, recorder: StepRecorder, guard: Guard) -> None:
+    def __init__(self, context: ProbeContext) -> None:
         self.active = True
-        self.guard = guard
-        self._recorder = recorder
+        self.guard = context.guard
+        self._recorder = context.recorder
+        self._publish = context.publish
+        self._on_wait = context.on_wait
+        self._module = context.module
         self._in_backward = False
         self._backward_start_hook = self._guarded(self._backward_begin)
         # so that saving an output does not warn of a hook

@@ -37,12 +37,10 @@ from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.derive import ModuleLayout, derive_launches, derive_ready
 from ddpwatch.probe.forwards import SeenForwards
 from ddpwatch.probe.groups import backend_name, describe
-from ddpwatch.probe.guard import Guard
-from ddpwatch.probe.guarded import GuardedProbe, PortableHook
+from ddpwatch.probe.guarded import GuardedProbe, PortableHook, ProbeContext
 from ddpwatch.probe.process_group import ReducerGroup
 from ddpwatch.probe.record import BucketRecord
-from ddpwatch.probe.recorder import StepRecorder
-from ddpwatch.wire.messages import Group, Layout
+from ddpwatch.wire.messages import Layout
 
 # Comm hooks that let the reducer all-reduce, so they are seen like none: that of DDP's own mixed precision.
 THROUGH_REDUCER = frozenset({"_reducer_allreduce_and_upcast_hook"})
@@ -53,12 +51,7 @@ class DdpProbe(GuardedProbe):
 
     Args:
         ddp: The module. Not modified beyond its hooks.
-        module: Its number in this process.
-        param_base: Id of its first parameter in this process.
-        recorder: Takes the stamps.
-        publish: Takes a Group whenever the process group changes, and a Layout whenever the buckets do.
-        guard: Takes ddpwatch's errors.
-        on_wait: Called when a backward has ended its compute and is about to wait for its buckets. Must not block.
+        context: Gets a Group whenever the process group changes, and a Layout whenever the buckets do.
 
     Attributes:
         foreign_hook: Name of a comm hook whose collectives are not seen; empty if none.
@@ -68,20 +61,9 @@ class DdpProbe(GuardedProbe):
 
     _newest: Callable[[], DdpProbe | None] = staticmethod(lambda: None)  # whose backward has begun last
 
-    def __init__(
-        self,
-        ddp: DistributedDataParallel,
-        module: int,
-        param_base: int,
-        recorder: StepRecorder,
-        publish: Callable[[Group | Layout], None],
-        guard: Guard,
-        on_wait: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(recorder, guard)
-        self._module = module
-        self._publish = publish
-        self._on_wait = on_wait
+    def __init__(self, ddp: DistributedDataParallel, context: ProbeContext) -> None:
+        super().__init__(context)
+        guard = context.guard
         self._host, self._device = ddp.device_type == "cpu", ddp.device
         self._name = type(ddp.module).__name__
         named = reduced_parameters(ddp)
@@ -94,7 +76,7 @@ class DdpProbe(GuardedProbe):
         self._stats: list[int] | None = None  # DDP's ready times in this backward
         self._forward_end_ns = 0
         self._tracker = guard.run("bucket layouts", LayoutTracker, ddp)
-        self._layout = ModuleLayout(module, param_base, len(named))
+        self._layout = ModuleLayout(context.module, context.param_base, len(named))
         self._group: Callable[[], object | None] = lambda: None
         self._enter_group(ddp.process_group)
         self._issued: int | None = None  # collectives of the group before this backward

@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
-from ddpwatch.analysis.intervals import Intervals, subtract, union
+from ddpwatch.common.intervals import Intervals, subtract, union
 from ddpwatch.sampling.levels import UNWATCHED
 from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, CollectiveOp, PhaseName, Span, Step, StepStatus
 

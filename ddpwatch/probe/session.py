@@ -31,6 +31,7 @@ from ddpwatch.probe.cuda_calls import cuda_clock
 from ddpwatch.probe.gc_pauses import GcPauses
 from ddpwatch.probe.groups import backend_name
 from ddpwatch.probe.guard import CLOSING, Guard, is_the_jobs, reason_of
+from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.guest import JobUnwatchedError
 from ddpwatch.probe.hard_exit import before_hard_exit
 from ddpwatch.probe.heartbeat import Heartbeat
@@ -134,8 +135,7 @@ class ProbeSession:
             self._use_gpu(device)
         self.recorder.use(sampling=schedule_of(shadows=False))
         backend, flags = backend_of(model), fsdp_flags(model)  # first, as they may miss something of FSDP2's
-        hooks = (self.recorder, self.outbox.post, self.guard, self.outbox.wake_if_due)
-        probe = FsdpProbe(model, self._modules, self._parameters, *hooks)
+        probe = FsdpProbe(model, self._context())
         self._start_with(probe, model, backend, flags)
         return probe
 
@@ -146,15 +146,7 @@ class ProbeSession:
         if self.recorder.sampling is None:  # jobs without DDP have no schedule: every step is recorded in full
             self.recorder.use(sampling=schedule_of())
         backend = self.guard.run("process groups", backend_name, ddp.process_group, ddp.device) or ""
-        probe = DdpProbe(
-            ddp,
-            self._modules,
-            self._parameters,
-            self.recorder,
-            self.outbox.post,
-            self.guard,
-            self.outbox.wake_if_due,
-        )
+        probe = DdpProbe(ddp, self._context())
         if probe.foreign_hook:
             _log.warning(
                 "ddpwatch does not see the collectives of %s, a comm hook that was there before; "
@@ -163,6 +155,10 @@ class ProbeSession:
             )
         self._start_with(probe, ddp.module, backend, ddp_flags(ddp))
         return probe
+
+    def _context(self) -> ProbeContext:
+        outbox = self.outbox
+        return ProbeContext(self.recorder, self.guard, outbox.post, outbox.wake_if_due, self._modules, self._parameters)
 
     def _start_with(self, probe: DdpProbe | FsdpProbe, module: torch.nn.Module, backend: str, flags: Flags) -> None:
         """Starts; if that fails, nothing stays of the probe."""

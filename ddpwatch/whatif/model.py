@@ -10,7 +10,7 @@ from math import exp, log, sqrt
 from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
 
-from ddpwatch.analysis.intervals import union
+from ddpwatch.common.intervals import union
 from ddpwatch.whatif.cost import (
     Curve,
     Expected,

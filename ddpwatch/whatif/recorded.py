@@ -14,9 +14,9 @@ from typing import NamedTuple, cast
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
-from ddpwatch.analysis.intervals import total, union
 from ddpwatch.analysis.means import STARTING_STEPS
 from ddpwatch.analysis.step import starts_of
+from ddpwatch.common.intervals import total, union
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif.assignment import Parameter
 from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, Hello, Layout, Message, Step

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from ddpwatch.analysis.intervals import total, union
 from ddpwatch.analysis.step import figures
+from ddpwatch.common.intervals import total, union
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
 from ddpwatch.wire.messages import Step

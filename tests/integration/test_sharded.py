@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ddpwatch.analysis.assembly import steps_across_ranks
-from ddpwatch.analysis.intervals import intersect, total, union
 from ddpwatch.analysis.step import figures
+from ddpwatch.common.intervals import intersect, total, union
 from ddpwatch.export.writers import export
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection

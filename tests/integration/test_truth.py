@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.intervals import intersect, total, union
 from ddpwatch.analysis.step import figures
+from ddpwatch.common.intervals import intersect, total, union
 from ddpwatch.wire.messages import Span, Step
 from tests.support.jobs import SCRIPTS, Job
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.probe.completion import drain
+from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import GpuClock, StepRecorder
@@ -116,7 +117,11 @@ class Watched:
         self.recorder = StepRecorder(self.records.append, on_validation=on_validation)
         self.recorder.use(gpu, sampling)
         self.guard = noting(self.errors)
-        self.probe = DdpProbe(self.ddp, 0, 100, self.recorder, self.publish, self.guard, on_wait)
+        self.probe = DdpProbe(self.ddp, self.context(on_wait=on_wait))
+
+    def context(self, module: int = 0, param_base: int = 100, **options: Any) -> ProbeContext:
+        """What a probe on one more module gets."""
+        return ProbeContext(self.recorder, self.guard, self.publish, module=module, param_base=param_base, **options)
 
     def publish(self, message: Group | Layout) -> None:
         """Takes what the probe publishes."""

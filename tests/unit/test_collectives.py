@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpwatch.probe import calls, comm_hooks, completion
 from ddpwatch.probe.collectives import GroupHooks, _registered
 from ddpwatch.probe.completion import drain
+from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.process_group import TimedGroup, _timed_groups
 from ddpwatch.probe.record import BucketRecord, StepRecord
@@ -188,7 +189,7 @@ def test_a_comm_hook_sees_sparse_gradients() -> None:
     records: list[StepRecord] = []
     errors: list[Exception] = []
     recorder = StepRecorder(records.append)
-    probe = DdpProbe(ddp, 0, 0, recorder, lambda layout: None, noting(errors))
+    probe = DdpProbe(ddp, ProbeContext(recorder, noting(errors), lambda layout: None))
 
     def hook(state, bucket):  # type: ignore[no-untyped-def] # DDP does not take annotations that are strings
         return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
@@ -370,7 +371,8 @@ def test_modules_that_share_a_group_see_their_own_collectives(other_hook: bool) 
     """And none that the script issues between backwards."""
     watched, other = Watched(), Watched()
     other.probe.close()
-    other.probe = DdpProbe(other.ddp, 1, 200, watched.recorder, other.publish, watched.guard)  # as in one process
+    in_one_process = ProbeContext(watched.recorder, watched.guard, other.publish, module=1, param_base=200)
+    other.probe = DdpProbe(other.ddp, in_one_process)
     watched.ddp.register_comm_hook([], own_hook)
     if other_hook:
         other.ddp.register_comm_hook([], own_hook)

@@ -25,6 +25,7 @@ from ddpwatch.probe.autograd import is_compiling_frames
 from ddpwatch.probe.bucket_layout import bucket_layout
 from ddpwatch.probe.completion import drain
 from ddpwatch.probe.derive import HOOKS_PERIOD
+from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.recorder import MAX_REDUCTIONS, StepRecorder
@@ -173,7 +174,7 @@ def test_a_module_can_be_watched_again() -> None:
     watched = Watched()
     watched.train(3)
     watched.probe.close()
-    again = DdpProbe(watched.ddp, 0, 0, watched.recorder, watched.publish, watched.guard)
+    again = DdpProbe(watched.ddp, watched.context(param_base=0))
     assert [len(step.comm_done) for step in watched.train(3)[-3:]] == [LAYERS] * 3
     again.close()
 
@@ -183,7 +184,7 @@ def test_two_modules_whose_forwards_lie_in_another_step_than_their_backwards() -
     generator = Watched(shadows())
     recorder = generator.recorder
     discriminator = DistributedDataParallel(Layer(8, 8), bucket_cap_mb=0.0002)
-    probe = DdpProbe(discriminator, 1, 200, recorder, generator.publish, generator.guard)
+    probe = DdpProbe(discriminator, generator.context(1, 200))
     for _ in range(10):
         made = generator.ddp(torch.ones(2, 8))
         discriminator(made.detach()).sum().backward()
@@ -238,7 +239,7 @@ class Around(nn.Module):
 def test_a_module_inside_another_takes_part_in_its_steps() -> None:
     around = Around()
     watched = Watched(shadows(), module=around)
-    inner = DdpProbe(around.inner, 1, 200, watched.recorder, watched.publish, watched.guard)
+    inner = DdpProbe(around.inner, watched.context(1, 200))
     steps = watched.train(8)
     inner.close()
     assert [step.status for step in steps] == ["warmup", *["ok"] * 4, "shadow", "ok", "shadow"]
@@ -481,7 +482,7 @@ class Tempered(nn.Module):
 
 def test_a_parameter_among_the_outputs_gathers_no_hooks() -> None:
     ddp, errors = DistributedDataParallel(Tempered()), []
-    probe = DdpProbe(ddp, 0, 0, StepRecorder(lambda record: None), lambda layout: None, noting(errors))
+    probe = DdpProbe(ddp, ProbeContext(StepRecorder(lambda record: None), noting(errors), lambda layout: None))
     for _ in range(3):
         output, scale = ddp(torch.ones(2, 8))
         (output.sum() * scale).backward()

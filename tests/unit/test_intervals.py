@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.analysis.intervals import Interval, Intervals, intersect, subtract, total, union
+from ddpwatch.common.intervals import Interval, Intervals, intersect, subtract, total, union
 
 SPANS = st.lists(st.tuples(st.integers(-40, 40), st.integers(-40, 40)), max_size=12)
 

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from ddpwatch.cli import main
 from ddpwatch.errors import UsageError
-from ddpwatch.metrics.figures import METRICS, OTHERS, TOP, Meter, Metric, Sample
-from ddpwatch.metrics.follow import Board, follow, follow_all
+from ddpwatch.metrics.figures import METRICS, OTHERS, TOP, Board, Meter, Metric, Sample
+from ddpwatch.metrics.follow import follow, follow_all
 from ddpwatch.metrics.otlp import metrics_url, pushing
 from ddpwatch.metrics.prometheus import listening, parse_listen
 from ddpwatch.wire.messages import Step

@@ -18,6 +18,7 @@ import wrapt
 from torch import nn
 
 from ddpwatch.probe import session
+from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.session import watch
@@ -48,7 +49,7 @@ def replicated(groups: int = 2) -> Any:
 def probe_on(model: Any) -> Any:
     from ddpwatch.probe.fsdp import FsdpProbe
 
-    return FsdpProbe(model, 0, 0, StepRecorder(lambda record: None), lambda message: None, noting([]))
+    return FsdpProbe(model, ProbeContext(StepRecorder(lambda record: None), noting([]), lambda message: None))
 
 
 @pytest.fixture
@@ -190,7 +191,7 @@ def test_a_method_that_is_registered_as_a_forward_is_one(method: str, found: str
     def watched() -> None:
         lazy_init()
         if not probes:
-            probes.append(FsdpProbe(model, 0, 0, recorder, lambda message: None, noting(errors)))
+            probes.append(FsdpProbe(model, ProbeContext(recorder, noting(errors), lambda message: None)))
 
     if found == "before":
         watched()

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from benchmarks.synthetic import Fleet
 from ddpwatch.analysis.across_ranks import NO_SKEW, StepAcrossRanks
-from ddpwatch.analysis.intervals import total, union
 from ddpwatch.analysis.waiting import Flight, flights, split_exposed
+from ddpwatch.common.intervals import total, union
 from ddpwatch.wire.messages import Step
 from tests.support.frames import MS, step, synchronous
 

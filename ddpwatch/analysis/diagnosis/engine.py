@@ -28,9 +28,9 @@ from ddpwatch.analysis.diagnosis.whole_run.pauses import Pauses, joined
 from ddpwatch.analysis.diagnosis.whole_run.whole_run import WholeRun
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames, late_rank_sentence
 from ddpwatch.analysis.groups import Groups
-from ddpwatch.analysis.intervals import total_within
 from ddpwatch.analysis.launch_skew import common_keys
 from ddpwatch.analysis.step import BucketKey
+from ddpwatch.common.intervals import total_within
 from ddpwatch.wire.messages import (
     Beat,
     Bye,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
-from ddpwatch.analysis.intervals import total_within
+from ddpwatch.common.intervals import total_within
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.tui.models.lanes import MAX_COMM_ROWS, Bar, Lane, Lanes, StepLanes, marks_by_rank
 from ddpwatch.tui.text import UNKNOWN, Field, clean, ms, size

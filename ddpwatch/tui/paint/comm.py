@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from operator import ne
 
-from ddpwatch.analysis.intervals import Interval
+from ddpwatch.common.intervals import Interval
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.tui.models.lanes import Bar, Lane
 from ddpwatch.tui.paint.axis import Axis, Parts

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.intervals import Intervals, intersect, subtract, total, total_within
+from ddpwatch.common.intervals import Intervals, intersect, subtract, total, total_within
 
 NOBODY = -1  # waited for whichever of several ranks was last: their clocks do not show which
 

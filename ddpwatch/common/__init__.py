@@ -1,0 +1,1 @@
+"""Arithmetic and text that all rooms share."""
