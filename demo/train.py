@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node=2 demo/train.py --watch
 
-``--help`` lists the strategies, comm hooks and faults to inject; docs/trainer.md explains them.
+``--help`` lists the strategies, comm hooks and faults to inject; trainer/README.md explains them.
 """
 
 from __future__ import annotations
